@@ -1,0 +1,1 @@
+"""One module per measurement; `chaosnet bench NAME` runs it."""

@@ -1,0 +1,1 @@
+"""Train a PyTorch model on machines that come and go."""

@@ -1,0 +1,45 @@
+"""Every error a caller may want to treat differently from the others."""
+
+
+class ChaosnetError(Exception):
+    """Parent of everything chaosnet raises on purpose."""
+
+
+class ConfigError(ChaosnetError):
+    """A setting, option or model that cannot work; the text names it, its value and what was expected."""
+
+
+class ProtocolError(ChaosnetError):
+    """Somebody broke the rules of a negotiation."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We did: a bug here, so stop."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """A peer did: drop the message and count it."""
+
+
+class MalformedMessage(RemoteProtocolError):
+    """Bytes that are no message of ours."""
+
+
+class VersionMismatch(RemoteProtocolError):
+    """A peer speaks another version of the protocol."""
+
+
+class PeerUnreachable(ChaosnetError):
+    """Nobody answers at an address."""
+
+
+class PlanInfeasible(ChaosnetError):
+    """No plan satisfies the constraints; the text says which one failed."""
+
+
+class ScaleOutFailed(ChaosnetError):
+    """This node could not join the cluster; the text says why."""
+
+
+class Expelled(ChaosnetError):
+    """The cluster went on without this node (it was silent for too long, or cut off)."""

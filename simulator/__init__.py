@@ -1,0 +1,1 @@
+"""The production cores on a virtual clock and network."""
