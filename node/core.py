@@ -1,0 +1,775 @@
+"""The agent's core: one node, all of its decisions (Chaos Sec. V-A1: "bridges the node and scheduler").
+
+    OUTSIDE --found or join--> (observer -->) member --leave, expelled--> OUT
+
+It is made of smaller cores, each with one concern: Relay (how messages travel), Liveness and Overlay (who can
+be reached), StepSync (the all-reduce and its vote), Election, the four negotiations' node halves, and, on one
+node at a time, the Scheduler. This class routes events to them and connects what one finds out to what
+another needs to know. No clock, no socket, no tensor, no thread.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from dataclasses import dataclass, field
+
+from ..protocols.connect_link import LinkOpener
+from ..protocols.disconnect_link import LinkCloser
+from ..protocols.effects import (
+    ClosePeer,
+    Dial,
+    DropSnapshot,
+    Effect,
+    Happened,
+    Joined,
+    Left,
+    Out,
+    Parked,
+    ServeManifest,
+    ServeShard,
+    StepCompleted,
+    TakeSnapshot,
+    Transmit,
+    ViewEntered,
+)
+from ..protocols.election import Election, Role
+from ..protocols.events import (
+    CaughtUp,
+    Contributed,
+    DialFailed,
+    Event,
+    LeaveWanted,
+    LocalReady,
+    ManifestBad,
+    ManifestKnown,
+    PeerClosed,
+    PeerOpened,
+    ReadingsTaken,
+    Received,
+    Retracted,
+    ShardBad,
+    ShardStored,
+    SnapshotReady,
+    StateRejected,
+    Tick,
+)
+from ..protocols.liveness import Liveness
+from ..protocols.messages import (
+    EVERYONE,
+    AbortRequest,
+    Commit,
+    Down,
+    Envelope,
+    Expelled,
+    Farewell,
+    Flush,
+    FlushOk,
+    Install,
+    LeaveCommand,
+    LinkNews,
+    LinkReading,
+    ManifestReply,
+    ManifestRequest,
+    Member,
+    NegotiationPlan,
+    Notice,
+    Ping,
+    Pong,
+    Prepare,
+    Probe,
+    ProbeResult,
+    Ready,
+    ReplicationDone,
+    ReplicationPlan,
+    Report,
+    Routed,
+    ScaleOutRefused,
+    ScaleOutRequest,
+    Shard,
+    ShardRequest,
+    Up,
+    View,
+    VoteReply,
+    VoteRequest,
+)
+from ..protocols.overlay import LinkState, Overlay, has_quorum
+from ..protocols.relay import Relay
+from ..protocols.scale_in import Leaver
+from ..protocols.scale_in import State as LeaverState
+from ..protocols.scale_out import Joiner
+from ..protocols.scale_out import State as JoinerState
+from ..protocols.step_sync import StepSync
+from ..scheduler.core import Scheduler
+from ..scheduler.monitor import ClusterMonitor
+from ..scheduler.sync_plan import POLICIES, Policy
+from ..scheduler.views import with_trees
+
+REDIAL_EVERY_S = 1.0  # Members out of reach are tried directly, in case another way leads to them.
+FROZEN_PATIENCE_S = 1.0  # After a flush without its install, say again where we are.
+REPORT_EVERY_S = 1.0
+PROBE_TAIL = 0.5  # The rate is that of the last half of a probe: the first may ride on a burst (TESTBED).
+
+
+class Phase(enum.Enum):
+    OUTSIDE = "outside"
+    JOINING = "joining"
+    MEMBER = "member"
+    OUT = "out"
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    """A copy of the state that neighbours may ask for."""
+
+    joiners: set[str]
+    ready: bool = False
+    waiting: list[Received] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Settings:
+    """What a core needs to know of its node."""
+
+    address: str = ""
+    chunks: int = 1
+    digest: str = ""  # Of the model; "" agrees with any.
+    spec: bytes = b""
+    policy: Policy = POLICIES["fapt"]
+    strategy: str = "adaptive"  # How a joiner's shards are assigned (scheduler/shard_plan.py).
+    first_serial: int = 0
+
+
+class Agent:
+    """One node's decisions. `handle(event, now_s)` says what to do; `wake_at_s` when to send a Tick."""
+
+    def __init__(self, me: str, settings: Settings, rng: random.Random) -> None:
+        self.me, self.settings, self.rng = me, settings, rng
+        self.phase = Phase.OUTSIDE
+        self.relay = Relay(me, settings.first_serial)
+        self.liveness = Liveness()
+        self.overlay = Overlay(me)
+        self.sync = StepSync(me, settings.chunks)
+        self.election = Election(me, rng, self.relay.send)
+        self.monitor = ClusterMonitor()
+        self.opener = LinkOpener(me, self.relay)
+        self.closer = LinkCloser(me)
+        self.leaver = Leaver(me, self.relay)
+        self.joiner: Joiner | None = None
+        self.scheduler: Scheduler | None = None
+        self.snapshots: dict[int, _Snapshot] = {}  # Step: the copy of the state at its beginning.
+        self.addresses: dict[str, str] = {}  # Open peer: where it can be dialled.
+        self.readings: dict[str, LinkReading] = {}
+        self.probes: dict[str, list[tuple[float, int]]] = {}  # Peer: arrival time and bytes of each part.
+        self.entered: View | None = None  # The newest view that was acted in.
+        self.parked: str | None = None
+        self.flushed: Flush | None = None
+        self.frozen_at_s = 0.0
+        self.news_version = settings.first_serial
+        self.redial_at_s: float | None = None
+        self.last_readings: ReadingsTaken | None = None
+        self.report_at_s: float | None = None
+
+    # --- start ---
+
+    def found(self, now_s: float) -> list[Effect]:
+        """Start a cluster of one."""
+        me = Member(id=self.me, address=self.settings.address)
+        view = View(term=1, seq=1, scheduler=self.me, members=(me,))
+        graph = self.monitor.graph(view.member_ids, ())
+        self.election.term, self.election.role = 1, Role.ELECTED
+        self.election.voted_term = 1
+        self.scheduler = self._new_scheduler(1)
+        self.phase = Phase.MEMBER
+        self.report_at_s = now_s
+        effects = self.sync.enter(with_trees(view, graph, self.settings.policy), 0)
+        return self._finish([*effects, Joined(0, ())], now_s)
+
+    def join(
+        self, seeds: tuple[str, ...], neighbors: tuple[str, ...], degree: int, blocking: bool, patience_s: float,
+        now_s: float,
+    ) -> list[Effect]:  # fmt: skip
+        """Ask to be let into the cluster that one of `seeds` belongs to."""
+        request = ScaleOutRequest(
+            node=self.me,
+            address=self.settings.address,
+            neighbors=neighbors,
+            degree=degree,
+            digest=self.settings.digest,
+            blocking=blocking,
+        )
+        self.phase = Phase.JOINING
+        self.joiner = Joiner(self.relay, seeds, request, patience_s, now_s)
+        return self._finish(self.joiner.handle(Tick(), now_s), now_s)
+
+    # --- events ---
+
+    def handle(self, event: Event, now_s: float) -> list[Effect]:
+        """One event in, its effects out. A peer's mistake is raised as RemoteProtocolError: drop and count it."""
+        if self.phase is Phase.OUT:
+            return []
+        return self._finish(self._dispatch(event, now_s), now_s)
+
+    @property
+    def wake_at_s(self) -> float | None:
+        """When the next Tick is due."""
+        times = [
+            self.liveness.wake_at_s,
+            self.election.wake_at_s,
+            self.opener.wake_at_s,
+            self.leaver.wake_at_s,
+        ]
+        times += [self.redial_at_s, self.report_at_s]
+        times.append(self.joiner.wake_at_s if self.joiner else None)
+        times.append(self.scheduler.wake_at_s if self.scheduler else None)
+        times.append(self.frozen_at_s + FROZEN_PATIENCE_S if self.flushed else None)
+        return min((time for time in times if time is not None), default=None)
+
+    def _dispatch(self, event: Event, now_s: float) -> list[Effect]:
+        match event:
+            case Tick():
+                return self._tick(now_s)
+            case Received(_, Up() | Down() | Ready() | Commit()):
+                effects = self.liveness.received(event.peer, event.message, now_s)
+                return effects + self.sync.handle(event)
+            case Received():
+                effects = self.liveness.received(event.peer, event.message, now_s)
+                return effects + self._received(event, now_s)
+            case PeerOpened():
+                return self._on_opened(event, now_s)
+            case PeerClosed():
+                return self._on_closed(event, now_s)
+            case DialFailed(address, reason):
+                self.opener.dial_failed(address, reason)
+                return self._joining(event, now_s)
+            case Contributed() | LocalReady():
+                return self.sync.handle(event)
+            case Retracted(_, reason):
+                return self.sync.handle(event) + self._ask_abort(reason)
+            case LeaveWanted():
+                return self._on_leave_wanted(now_s)
+            case SnapshotReady(step):
+                return self._on_snapshot_ready(step)
+            case CaughtUp() | StateRejected() | ManifestKnown() | ManifestBad() | ShardStored() | ShardBad():
+                effects = self._joining(event, now_s)
+                return self._joined_if_ready() + effects
+            case ReadingsTaken():
+                self.last_readings = event
+                return []
+        raise TypeError(f"nobody handles {event!r}")
+
+    def _tick(self, now_s: float) -> list[Effect]:
+        lost, effects = self.liveness.tick(now_s)
+        for peer in lost:
+            effects += [ClosePeer(peer, "nothing was heard from you")]
+            effects += self._on_closed(PeerClosed(peer, clean=False), now_s, silent=True)
+        effects += self.opener.tick(now_s) + self.leaver.handle(Tick(), now_s) + self._joining(Tick(), now_s)
+        if self.scheduler:
+            effects += self.scheduler.tick(now_s)
+        if self.flushed and now_s >= self.frozen_at_s + FROZEN_PATIENCE_S:
+            self.frozen_at_s = now_s
+            effects += self._answer_flush(self.flushed) + self._park_without_quorum()
+        if self.redial_at_s is not None and now_s >= self.redial_at_s:
+            effects += self._redial(now_s)
+        if self.report_at_s is not None and now_s >= self.report_at_s:
+            self.report_at_s = now_s + REPORT_EVERY_S
+            effects += self._report()
+        return effects
+
+    def _finish(self, effects: list[Effect], now_s: float) -> list[Effect]:
+        """Follow up on what this event has changed, until nothing more follows."""
+        done: list[Effect] = []
+        while effects or self.relay.local:
+            for effect in effects:
+                done.append(effect)
+                done += self._follow_up(effect, now_s)
+            effects = []
+            if self.relay.local:
+                effects = self._routed(self.me, self.relay.local.pop(0), now_s)
+        return done + self._elect(now_s)
+
+    def _follow_up(self, effect: Effect, now_s: float) -> list[Effect]:
+        """What an effect of one core means to the others."""
+        match effect:
+            case ViewEntered(view, step):
+                return self._on_view(view, step, now_s)
+            case StepCompleted():
+                return self._on_step_completed()
+            case Left():
+                self.leaver.left()
+                return self._leave_all()
+            case Out(reason) if self.joiner is not None and self.joiner.state is not JoinerState.JOINED:
+                return self.joiner.orphaned(reason, now_s)
+            case Out():
+                return self._leave_all()
+            case Parked(reason):
+                self.parked = reason
+        return []
+
+    # --- connections ---
+
+    def _on_opened(self, event: PeerOpened, now_s: float) -> list[Effect]:
+        peer = event.peer
+        self.relay.opened(peer, event.client)
+        self.liveness.opened(peer, now_s)
+        self.addresses[peer] = event.address
+        effects = self._joining(event, now_s)
+        view = self.sync.view
+        if self.phase is Phase.MEMBER and view is not None and peer in view.node_ids:
+            effects += self._tell_link(peer, LinkState.OPEN)
+        return effects + self._vote_if_prepared()
+
+    def _on_closed(self, event: PeerClosed, now_s: float, silent: bool = False) -> list[Effect]:
+        peer = event.peer
+        if peer not in self.relay.peers:
+            return []
+        self.relay.closed(peer)
+        self.liveness.closed(peer)
+        self.addresses.pop(peer, None)
+        self.readings.pop(peer, None)
+        self.probes.pop(peer, None)
+        effects = self._joining(event, now_s) + self._drop_joiner(peer)
+        if self.sync.view is None or peer not in self.sync.view.node_ids:
+            return effects
+        # Who says Bye is alive, whatever it thinks of us: no proof of a crash.
+        return effects + self._tell_link(
+            peer, LinkState.SILENT if silent or event.clean else LinkState.CLOSED
+        )
+
+    def _tell_link(self, peer: str, state: LinkState) -> list[Effect]:
+        self.news_version += 1
+        news = LinkNews(reporter=self.me, peer=peer, version=self.news_version, state=state.value)
+        return self.relay.send(EVERYONE, news)
+
+    def _overlay_changed(self, now_s: float) -> list[Effect]:
+        """Somebody may have gone or come back."""
+        assert self.sync.view is not None
+        if self.phase is Phase.JOINING and not self.overlay.reachable & set(self.sync.view.member_ids):
+            return self.joiner.orphaned("no member can be reached", now_s) if self.joiner else []
+        missing = set(self.sync.view.member_ids) - self.overlay.reachable - self.overlay.crashed
+        if not missing:
+            self.redial_at_s = None
+        elif self.redial_at_s is None:
+            self.redial_at_s = now_s
+        if self.scheduler and self.phase is Phase.MEMBER:
+            return self.scheduler.overlay_changed(now_s)
+        return []
+
+    def _redial(self, now_s: float) -> list[Effect]:
+        assert self.sync.view is not None
+        self.redial_at_s = now_s + REDIAL_EVERY_S
+        missing = set(self.sync.view.member_ids) - self.overlay.reachable
+        members = [self.sync.view.find(node) for node in sorted(missing)]
+        return [Dial(member.address) for member in members if member and member.address]
+
+    # --- messages ---
+
+    def _received(self, event: Received, now_s: float) -> list[Effect]:
+        peer = event.peer
+        match event.message:
+            case Envelope() as envelope:
+                ours, effects = self.relay.receive(peer, envelope)
+                return effects + (self._routed(envelope.source, envelope.body, now_s) if ours else [])
+            case Ping():
+                return []
+            case Pong():
+                rtt_s = self.liveness.peers[peer].rtt_s if peer in self.liveness.peers else 0.0
+                rate = self.readings[peer].rate_bps if peer in self.readings else 0.0
+                self.readings[peer] = LinkReading(rtt_s=rtt_s, rate_bps=rate)
+                return []
+            case Probe():
+                return self._on_probe(event, now_s)
+            case ProbeResult(rate_bps=rate):
+                old = self.readings.get(peer, LinkReading())
+                self.readings[peer] = LinkReading(rtt_s=old.rtt_s, rate_bps=rate)
+                return self._joining(event, now_s)
+            case ManifestRequest() | ShardRequest() | ReplicationDone():
+                return self._serve(event)
+            case ManifestReply() | Shard():
+                return self._joining(event, now_s)
+        return []
+
+    def _routed(self, source: str, message: Routed, now_s: float) -> list[Effect]:
+        match message:
+            case Prepare(view=view):
+                return self._on_prepare(view, now_s)
+            case Flush():
+                return self._on_flush(message, now_s)
+            case Install():
+                return self._on_install(message)
+            case LinkNews():
+                return self._on_link_news(message, now_s)
+            case Farewell(node=node):
+                self.overlay.farewell(node)
+                return self._overlay_changed(now_s) if self.sync.view else []
+            case VoteRequest() | VoteReply():
+                return self._on_vote(message, now_s)
+            case NegotiationPlan() | ScaleOutRefused():
+                return self._joining(Received(source, message), now_s)
+            case ReplicationPlan(view=view, step=step):
+                return self._on_replication_plan(source, message, view, step, now_s)
+            case Expelled(node=node, reason=reason):
+                return self._on_expelled(node, reason, now_s)
+            case Notice():
+                self.monitor.events.append(message)
+                return []
+            case LeaveCommand():
+                return self._on_leave_wanted(now_s)
+        return self.scheduler.receive(source, message, now_s) if self.scheduler else []
+
+    def _on_probe(self, event: Received, now_s: float) -> list[Effect]:
+        """Receiver's time stamps: the rate at which the second half of the probe came in."""
+        probe = event.message
+        assert isinstance(probe, Probe)
+        arrivals = self.probes.setdefault(event.peer, [])
+        if probe.index == 0:
+            arrivals.clear()
+        arrivals.append((now_s, len(memoryview(event.payload)) if event.payload is not None else 0))
+        if probe.index + 1 < probe.count:
+            return []
+        tail = arrivals[int(len(arrivals) * PROBE_TAIL) - 1 :]
+        self.probes.pop(event.peer)
+        seconds, size = tail[-1][0] - tail[0][0], sum(part for _, part in tail[1:])
+        if seconds <= 0 or size <= 0:
+            return []
+        old = self.readings.get(event.peer, LinkReading())
+        rate = 8 * size / seconds
+        self.readings[event.peer] = LinkReading(rtt_s=old.rtt_s, rate_bps=rate)
+        return [Transmit(event.peer, ProbeResult(rate_bps=rate))]
+
+    # --- views ---
+
+    def _on_prepare(self, view: View, now_s: float) -> list[Effect]:
+        if view.term < self.election.term or (self.sync.view and view.key <= self.sync.view.key):
+            return []
+        self._adopt_term(view.term)
+        if view.find(self.me) is None and self.phase is not Phase.MEMBER:
+            return []
+        newest = self.opener.view
+        if view.key in self.sync.prepared or (newest is not None and newest.key >= view.key):
+            return []
+        return self.opener.prepare(view, now_s) + self._vote_if_prepared()
+
+    def _vote_if_prepared(self) -> list[Effect]:
+        view = self.opener.ready
+        if view is not None:
+            self.opener.done()
+            if not self.sync.frozen or self.phase is Phase.JOINING:
+                self.sync.prepare(view)
+        return []
+
+    def _on_view(self, view: View, step: int, now_s: float) -> list[Effect]:
+        """The host acts in a new view: everything derived from it follows."""
+        before, self.entered = self.entered, view
+        self.flushed = None
+        if self.opener.view is not None and self.opener.view.key <= view.key:
+            self.opener.done()
+        self.overlay.enter(view)
+        self.closer.switched(before, view)
+        if self.scheduler is None:
+            self.monitor.entered(view, set())
+        effects: list[Effect] = [] if self.parked is None else [Parked(None)]
+        self._adopt_term(view.term)
+        if self.me in view.member_ids and self.phase is Phase.JOINING and self.joiner:
+            effects += self._become_member(step, now_s)
+        effects += self._snapshot_for_joiners(view, step) + self._drop_strangers(view)
+        if self.scheduler:
+            if view.scheduler not in (self.me, "") or self.me not in view.member_ids:
+                self.scheduler = None
+            else:
+                effects += self.scheduler.switched(before, view, now_s)
+        return effects + self._overlay_changed(now_s)
+
+    def _become_member(self, step: int, now_s: float) -> list[Effect]:
+        assert self.joiner is not None
+        self.phase, self.report_at_s = Phase.MEMBER, now_s
+        return [*self._joined_if_ready(), Joined(step, self.sync.deal)]
+
+    def _joined_if_ready(self) -> list[Effect]:
+        """A blocking joiner is a member before it has the state, a streaming one after."""
+        if self.joiner and self.joiner.state is JoinerState.READY and self.phase is Phase.MEMBER:
+            self.joiner.joined()
+        return []
+
+    def _on_step_completed(self) -> list[Effect]:
+        """Every member acts in our view, so what belongs to older ones can go."""
+        return self.closer.settled(self.relay.peers - self._busy_peers()) if not self.sync.priors else []
+
+    def _busy_peers(self) -> set[str]:
+        return {joiner for snapshot in self.snapshots.values() for joiner in snapshot.joiners}
+
+    def _on_leave_wanted(self, now_s: float) -> list[Effect]:
+        if self.phase is not Phase.MEMBER:
+            return self._finish([Left("it was not a member yet")], now_s)
+        self.election.stand_down()
+        return self.leaver.handle(LeaveWanted(), now_s)
+
+    def _leave_all(self) -> list[Effect]:
+        self.phase, self.scheduler = Phase.OUT, None
+        return self.relay.send(EVERYONE, Farewell(node=self.me))
+
+    def _on_expelled(self, node: str, reason: str, now_s: float) -> list[Effect]:
+        if node != self.me:
+            return []
+        if self.phase is Phase.JOINING and self.joiner:
+            return self.joiner.orphaned(reason, now_s)
+        if self.leaver.state is LeaverState.LEAVING:
+            return [Left("it asked to")]
+        return [Out(reason)] if self.phase is Phase.MEMBER else []
+
+    # --- flush and install ---
+
+    def _on_flush(self, flush: Flush, now_s: float) -> list[Effect]:
+        if self.sync.view is None:
+            return []
+        if flush.term < self.election.term:
+            return self._expel_stranger(flush.scheduler, flush.key)
+        self._adopt_term(flush.term)
+        if self.flushed and (flush.term, flush.number) < (self.flushed.term, self.flushed.number):
+            return []
+        if flush.scheduler != self.me:
+            self.election.stand_down()
+        repeated = self.flushed == flush
+        self.flushed, self.frozen_at_s = flush, self.frozen_at_s if repeated else now_s
+        return self.sync.freeze() + self._answer_flush(flush)
+
+    def _answer_flush(self, flush: Flush) -> list[Effect]:
+        sync = self.sync
+        assert sync.view is not None
+        newer_view, newer_step = sync.view.key > flush.key, sync.step > flush.step
+        answer = FlushOk(
+            term=flush.term,
+            number=flush.number,
+            node=self.me,
+            key=sync.view.key,
+            step=sync.step,
+            view=sync.view if newer_view else None,
+            priors=sync.priors if newer_view else (),
+            commit=sync.last_commit if newer_step else None,
+            deal=sync.deal if newer_step else (),
+        )
+        return self.relay.send(flush.scheduler, answer)
+
+    def _on_install(self, install: Install) -> list[Effect]:
+        flush = self.flushed
+        if flush is None or (install.term, install.number) != (flush.term, flush.number):
+            return []
+        if install.view.find(self.me) is None:
+            return []  # Expelled follows, or a leaver is let go.
+        self.flushed = None
+        return self.sync.start_installed(install)
+
+    def _ask_abort(self, reason: str) -> list[Effect]:
+        assert self.sync.view is not None
+        request = AbortRequest(node=self.me, key=self.sync.view.key, step=self.sync.step, reason=reason)
+        return self.relay.send(EVERYONE, request)
+
+    # --- loss and election ---
+
+    def _on_link_news(self, news: LinkNews, now_s: float) -> list[Effect]:
+        state = LinkState(news.state)
+        if not self.overlay.heard(news.reporter, news.peer, news.version, state) or self.sync.view is None:
+            return []
+        lost = state is not LinkState.OPEN and news.peer != self.me
+        doubt = self.liveness.doubt(news.peer, now_s) if lost else []
+        return doubt + self._overlay_changed(now_s)
+
+    @property
+    def _scheduler_missing(self) -> bool:
+        view = self.sync.view
+        named = self.flushed.scheduler if self.flushed else (view.scheduler if view else "")
+        return named == "" or named not in self.overlay.reachable
+
+    def _elect(self, now_s: float) -> list[Effect]:
+        """Stand if the scheduler is out of reach; take the role if elected."""
+        view = self.sync.view
+        if self.phase is not Phase.MEMBER or view is None or self.scheduler is not None:
+            return []
+        if not self._scheduler_missing or self.leaver.state is not LeaverState.STAYING:
+            self.election.stand_down()
+            return []
+        seniors = [node for node in view.member_ids if node in self.overlay.reachable]
+        if self.me not in seniors:
+            return []
+        self.election.scheduler_missing(seniors.index(self.me), now_s)
+        effects = self.election.tick(view.key, set(seniors), now_s)
+        effects += self._count(set(seniors))
+        if self.election.role is Role.ELECTED:
+            return effects + self._take_role(now_s)
+        return effects + self._park_without_quorum()
+
+    def _count(self, voters: set[str]) -> list[Effect]:
+        assert self.sync.view is not None
+        electorates = self.sync.electorates()
+        return self.election.count(self.sync.view.key, electorates, voters, self.overlay.crashed)
+
+    def _park_without_quorum(self) -> list[Effect]:
+        """Say why nothing moves, once."""
+        voters = self.sync.electorates()[0]
+        if has_quorum(voters, self.overlay.reachable, self.overlay.crashed):
+            return []
+        present = sum(node in self.overlay.reachable for node in voters.members)
+        reason = f"only {present} of {len(voters.members)} members can be reached"
+        if self.parked == reason:
+            return []
+        self.parked = reason
+        return [Parked(reason)]
+
+    def _on_vote(self, message: VoteRequest | VoteReply, now_s: float) -> list[Effect]:
+        view = self.sync.view
+        if view is None or self.me not in view.member_ids:
+            return []
+        if isinstance(message, VoteRequest):
+            if message.candidate not in view.member_ids:
+                return self._expel_stranger(message.candidate, message.key)
+            effects = self.election.on_request(message, view.key, self._scheduler_missing)
+            self._adopt_term(self.election.term)
+            return effects
+        voters = set(view.member_ids) & self.overlay.reachable
+        return self.election.on_reply(
+            message, view.key, self.sync.electorates(), voters, self.overlay.crashed
+        )
+
+    def _expel_stranger(self, node: str, key: tuple[int, int]) -> list[Effect]:
+        """Somebody acts in a view that is history, and is not in ours: it must be told."""
+        view = self.sync.view
+        if view is None or view.find(node) is not None or key >= view.key:
+            return []
+        return self.relay.send(node, Expelled(node=node, reason="the cluster went on without it"))
+
+    def _adopt_term(self, term: int) -> None:
+        """A higher term makes older proposals, and an older scheduler, void."""
+        self.election.adopt(term)
+        if self.scheduler is not None and self.scheduler.term < self.election.term:
+            self.scheduler = None
+        view = self.sync.view
+        if self.sync.vote is not None and self.sync.vote[0] < self.election.term:
+            self.sync.forget_prepared()
+        if self.opener.view is not None and view is not None and self.opener.view.term < self.election.term:
+            self.opener.done()
+
+    def _take_role(self, now_s: float) -> list[Effect]:
+        term = self.election.term
+        self.sync.forget_prepared()
+        self.opener.done()
+        self.scheduler = self._new_scheduler(term)
+        self.scheduler.seq = self.sync.view.seq if self.sync.view else 0
+        told: list[Effect] = [Happened("scheduler", self.me, f"elected for term {term}", self.sync.step)]
+        return told + self._finish(self.scheduler.start_flush("the scheduler was lost", now_s), now_s)
+
+    def _new_scheduler(self, term: int) -> Scheduler:
+        settings = self.settings
+        return Scheduler(
+            self.me,
+            term,
+            self.sync,
+            self.overlay,
+            self.monitor,
+            self.relay.send,
+            settings.policy,
+            settings.digest,
+            settings.spec,
+            settings.strategy,
+        )
+
+    # --- state replication ---
+
+    def _joining(self, event: Event, now_s: float) -> list[Effect]:
+        """To the joiner's core, if this node is one."""
+        if self.joiner is None or self.joiner.state in (JoinerState.JOINED, JoinerState.FAILED):
+            return []
+        return self.joiner.handle(event, now_s)
+
+    def _on_replication_plan(
+        self, source: str, plan: ReplicationPlan, view: View, step: int, now_s: float
+    ) -> list[Effect]:
+        if self.joiner is None or view.find(self.me) is None:
+            return []
+        if self.sync.view is not None and view.key <= self.sync.view.key:
+            return []
+        effects = self._joining(Received(source, plan), now_s)
+        return effects + self.sync.observe(view, step)
+
+    def _snapshot_for_joiners(self, view: View, step: int) -> list[Effect]:
+        mine = [joining for joining in view.joining if self.me in joining.sources]
+        if not mine:
+            return []
+        self.snapshots[step] = _Snapshot({joining.node for joining in mine})
+        return [TakeSnapshot(step, blocking=any(joining.blocking for joining in mine))]
+
+    def _on_snapshot_ready(self, step: int) -> list[Effect]:
+        snapshot = self.snapshots.get(step)
+        if snapshot is None:
+            return [DropSnapshot(step)]
+        snapshot.ready = True
+        waiting, snapshot.waiting = snapshot.waiting, []
+        return [effect for event in waiting for effect in self._serve(event)]
+
+    def _serve(self, event: Received) -> list[Effect]:
+        message = event.message
+        assert isinstance(message, ManifestRequest | ShardRequest | ReplicationDone)
+        snapshot = self.snapshots.get(message.step)
+        if snapshot is None or event.peer not in snapshot.joiners:
+            return []
+        match message:
+            case ReplicationDone():
+                return self._drop_joiner(event.peer)
+            case _ if not snapshot.ready:
+                snapshot.waiting.append(event)
+            case ManifestRequest(step=step):
+                return [ServeManifest(event.peer, step)]
+            case ShardRequest(step=step, start=start, stop=stop):
+                return [ServeShard(event.peer, step, start, stop)]
+        return []
+
+    def _drop_joiner(self, joiner: str) -> list[Effect]:
+        """It has all it needs, or is gone: a copy that nobody else waits for goes."""
+        effects: list[Effect] = []
+        for step, snapshot in list(self.snapshots.items()):
+            snapshot.joiners.discard(joiner)
+            if not snapshot.joiners:
+                del self.snapshots[step]
+                effects.append(DropSnapshot(step))
+        return effects
+
+    def _drop_strangers(self, view: View) -> list[Effect]:
+        gone = self._busy_peers() - set(view.node_ids)
+        return [effect for joiner in sorted(gone) for effect in self._drop_joiner(joiner)]
+
+    # --- monitoring ---
+
+    def note(self, notice: Notice, now_s: float) -> list[Effect]:
+        """The loop has put time and cost to something that happened here: tell everybody."""
+        return self._finish(self.relay.send(EVERYONE, notice), now_s)
+
+    def _report(self) -> list[Effect]:
+        taken, view = self.last_readings, self.sync.view
+        if taken is None or view is None:
+            return []
+        report = Report(
+            node=self.me,
+            step=self.sync.step,
+            readings={
+                peer: reading for peer, reading in self.readings.items() if peer in view.neighbors(self.me)
+            },
+            samples_per_s=taken.samples_per_s,
+            sync_delay_s=taken.sync_delay_s,
+            state_bytes=taken.state_bytes,
+            layer_bytes=taken.layer_bytes,
+            cpu_pct=taken.cpu_pct,
+            memory_bytes=taken.memory_bytes,
+            battery_pct=taken.battery_pct,
+            counters=taken.counters,
+        )
+        return self.relay.send(view.scheduler, report) if view.scheduler else []
+
+    def check_invariants(self) -> None:
+        """What holds between any two events, here and in every core."""
+        self.sync.check_invariants()
+        if self.joiner is not None:
+            self.joiner.check_invariants()
+        if self.scheduler is not None:
+            self.scheduler.check_invariants()
+            assert self.scheduler.term == self.election.term
+        if self.flushed is None and self.phase is Phase.MEMBER:
+            assert self.sync.view is not None

@@ -1,0 +1,485 @@
+"""Gradients, and the buffers that forward changes, as flat vectors in chunks for the overlay's all-reduce.
+
+The reducer sees chunks: every member contributes its weighted values of chunk c, the root of the chunk's tree
+adds them, divides by the total weight and broadcasts,
+
+    g = sum_i n_i g_i / sum_i n_i        (n_i samples on node i)
+
+which is the gradient of the global batch however unequal its parts (DESIGN.md, section 4).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..protocols.errors import ConfigError, MalformedMessage
+from .training_state import BufferSlot, buffer_slots, check_parameter, device_runs
+
+DEFAULT_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What the all-reduce moves as one: elements [start, stop) of lane number `lane`."""
+
+    index: int
+    lane: int
+    start: int
+    stop: int
+
+
+@dataclass(eq=False, slots=True)
+class Lane:
+    """One flat vector per element type.
+
+    Attributes:
+        op: How members' contributions combine: "mean" (sum, then divide by the total weight) or "max".
+        contribution: This node's part, times its weight under "mean"; on the CPU, [elements].
+        results: What came back, [elements] each; step s uses results[s % 2], so that the result of a step can
+            be sent again while the next one comes in.
+    """
+
+    dtype: torch.dtype
+    op: Literal["mean", "max"]
+    contribution: torch.Tensor
+    results: tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What `Gradients.finish` leaves to the reducer.
+
+    Attributes:
+        present: One bit per parameter with a gradient here and per buffer that changed here, lowest first.
+            Members' masks combine by bitwise or.
+        chunks: Those not handed over before, or handed over wrongly: their contributions are final now.
+        retracted: Chunks handed over during backward were wrong. All are in `chunks` again; start over.
+    """
+
+    present: bytes
+    chunks: list[int]
+    retracted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a parameter or a buffer lies: elements [start, stop) of lane number `lane`."""
+
+    name: str
+    holder: nn.Parameter | BufferSlot
+    bit: int  # In `present`; -1 for a buffer of a "max" lane, which everybody always adopts.
+    lane: int
+    start: int
+    stop: int
+
+
+class Gradients:
+    """Turns `.grad` into chunks ready to send, and reduced chunks back into `.grad`.
+
+        arm -> backward: chunks become ready -> finish or empty -> (all-reduce) -> adopt
+
+    The layout is a function of the model alone. Parameters lie in the reverse of their order in
+    `model.parameters()`, as backward reaches the last layers first, and buffers follow in chunks of their
+    own. Up to 32 bits travel as float32, float64 as it is, integers and bools as int64 under "max".
+    Parameters with requires_grad=False at construction and buffers with persistent=False, which are caches,
+    are left out.
+
+    Buffers are averaged only if some member's forward changed them since the last `adopt`. Averaging equal
+    values is not harmless: (x + x + x) / 3 may differ from x in the last bit, and a constant would drift.
+
+    Eager mode, `arm` with a weight, hands chunks over while backward runs. If the script then turns out to
+    add to gradients that are gone already (a second backward, say), `finish` retracts them, and eager mode
+    stays off for the rest of this object's life: a script that accumulates does so at every step, and would
+    pay for an aborted attempt each time.
+    Args:
+        chunk_bytes: Size of a chunk; the last of a lane is smaller.
+        on_chunk_ready: Called with a chunk's index once its contribution is complete, each once per step, in
+            the thread that runs backward. Must return quickly and not raise.
+    Raises: ConfigError for a parameter that cannot be averaged, by name.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        on_chunk_ready: Callable[[int], None] = lambda chunk: None,
+    ) -> None:
+        if chunk_bytes < 8:
+            raise ConfigError(f"chunk_bytes is {chunk_bytes}; expected at least 8, one element")
+        self.lanes: list[Lane] = []
+        self.chunks: list[Chunk] = []
+        self._on_chunk_ready = on_chunk_ready
+        self._parameters: list[_Place] = []  # In lane order, hence neighbors are neighbors in memory.
+        self._buffers: list[list[_Place]] = []  # By lane.
+        self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+        self._lay_out(model, chunk_bytes)
+        self._contributions = [self.lanes[c.lane].contribution[c.start : c.stop] for c in self.chunks]
+        self._results = [
+            [self.lanes[c.lane].results[parity][c.start : c.stop] for c in self.chunks] for parity in (0, 1)
+        ]
+        self._index_chunks()
+
+        self._eager_allowed = True
+        self._weight: float | None = None  # What arm() announced; None while hooks have nothing to do.
+        self._fired = bytearray(len(self._parameters))
+        self._written = bytearray(len(self._parameters))
+        self._handed_over = bytearray(len(self.chunks))
+        self._seen: list[tuple[torch.Tensor | None, int]] = [(None, 0)] * len(self._parameters)
+        self._lock = threading.Lock()  # Backward has one thread per device.
+        self._hooks = [
+            place.holder.register_post_accumulate_grad_hook(self._hook(index))
+            for index, place in enumerate(self._parameters)
+            if isinstance(place.holder, nn.Parameter)
+        ]
+        self._agreed: list[torch.Tensor] = []
+        self.rebase()
+
+    # Layout.
+
+    def _lay_out(self, model: nn.Module, chunk_bytes: int) -> None:
+        parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        buffers = [slot for slot in buffer_slots(model) if slot.persistent and slot.tensor is not None]
+        pinned = any(p.device.type != "cpu" for p in model.parameters()) and torch.accelerator.is_available()
+        for name, parameter in parameters:
+            check_parameter(name, parameter)
+        bit_by_name = {name: bit for bit, (name, _) in enumerate(parameters)}
+        for slot in buffers:
+            assert slot.tensor is not None
+            if _lane_dtype(slot.tensor) != torch.int64:
+                bit_by_name[slot.name] = len(bit_by_name)
+        self._bits = len(bit_by_name)
+
+        for dtype in (torch.float32, torch.float64, torch.int64):
+            mine: list[tuple[str, nn.Parameter | BufferSlot, int]] = [
+                (name, p, p.numel()) for name, p in reversed(parameters) if _lane_dtype(p) == dtype
+            ]
+            border = sum(elements for _, _, elements in mine)
+            for slot in buffers:
+                tensor = slot.tensor
+                if tensor is not None and tensor.numel() and _lane_dtype(tensor) == dtype:
+                    mine.append((slot.name, slot, _reals(tensor).numel()))
+            if not mine:
+                continue
+            lane, start = len(self.lanes), 0
+            self._buffers.append([])
+            for name, holder, elements in mine:
+                place = _Place(name, holder, bit_by_name.get(name, -1), lane, start, start + elements)
+                (self._parameters if isinstance(holder, nn.Parameter) else self._buffers[lane]).append(place)
+                start += elements
+            self._add_lane(dtype, border, start, chunk_bytes // dtype.itemsize, pinned)
+
+    def _add_lane(self, dtype: torch.dtype, border: int, stop: int, step: int, pinned: bool) -> None:
+        vectors = [torch.zeros(stop, dtype=dtype, pin_memory=pinned) for _ in range(3)]
+        op: Literal["mean", "max"] = "max" if dtype == torch.int64 else "mean"
+        for first, last in ((0, border), (border, stop)):
+            for start in range(first, last, step):
+                self.chunks.append(Chunk(len(self.chunks), len(self.lanes), start, min(start + step, last)))
+        self.lanes.append(Lane(dtype, op, vectors[0], (vectors[1], vectors[2])))
+
+    def _index_chunks(self) -> None:
+        """Which parameters lie in which chunk; a chunk of buffers has none."""
+        self._chunks_of: list[list[int]] = [[] for _ in self._parameters]
+        self._parameters_in: list[list[int]] = [[] for _ in self.chunks]
+        chunk = 0
+        for index, place in enumerate(self._parameters):
+            while chunk < len(self.chunks) and _before(self.chunks[chunk], place):
+                chunk += 1
+            last = chunk
+            while last < len(self.chunks) and _overlap(self.chunks[last], place):
+                self._chunks_of[index].append(last)
+                self._parameters_in[last].append(index)
+                last += 1
+        self._waiting_at_start = [len(indices) for indices in self._parameters_in]
+        self._waiting = list(self._waiting_at_start)
+
+    # One step, in order.
+
+    def arm(self, weight: float | None) -> None:
+        """Start a step.
+
+        Args:
+            weight: Samples in this node's batch, if known already: chunks are handed over during backward.
+                None if not: `finish` hands over all of them.
+        """
+        self._fired[:] = bytes(len(self._fired))
+        self._written[:] = bytes(len(self._written))
+        self._handed_over[:] = bytes(len(self._handed_over))
+        self._waiting[:] = self._waiting_at_start
+        self._weight = weight if self._eager_allowed else None
+
+    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        """Runs for every parameter at every step, so it does little: writing waits until a chunk is full."""
+        fired, waiting, chunks, lock = self._fired, self._waiting, self._chunks_of[index], self._lock
+
+        def on_gradient(parameter: torch.Tensor) -> None:
+            weight = self._weight
+            if weight is None or fired[index]:
+                return  # If it had been written already, finish() notices.
+            with lock:
+                fired[index] = 1
+                for chunk in chunks:
+                    waiting[chunk] -= 1
+                    if not waiting[chunk]:
+                        self._hand_over(chunk, weight)
+
+        return on_gradient
+
+    def _hand_over(self, chunk: int, weight: float) -> None:
+        self._write([index for index in self._parameters_in[chunk] if not self._written[index]], weight)
+        self._handed_over[chunk] = 1
+        self._on_chunk_ready(chunk)
+
+    def finish(self, weight: float) -> Finished:
+        """End the step's backward: complete every contribution.
+
+        Contributions then stay as they are until the next `arm`, so an attempt can be repeated.
+        Args:
+            weight: Samples behind the gradients, >= 0. At 0 the contribution is zeros, no gradient present.
+        Raises: ConfigError for a gradient or buffer that cannot be averaged, by name.
+        """
+        assert 0 <= weight < math.inf, weight
+        for name, parameter in self._frozen:
+            if parameter.requires_grad and parameter.grad is not None:
+                raise ConfigError(
+                    f"parameter {name!r} has a gradient but had requires_grad=False when training began, so "
+                    "it is not averaged; unfreeze it before that, and hold it with a learning rate of 0"
+                )
+        handed_over = any(self._handed_over)
+        retracted = handed_over and (weight != self._weight or self._outdated())
+        self._weight = None
+        if retracted:
+            self._eager_allowed = False
+            self._handed_over[:] = bytes(len(self._handed_over))
+            self._written[:] = bytes(len(self._written))
+        self._write([index for index, written in enumerate(self._written) if not written], weight)
+        present = self._present(self._write_buffers(weight), weight)
+        self._seen[:] = [(None, 0)] * len(self._seen)  # Keeps no gradient alive that the user drops.
+        chunks = [index for index, gone in enumerate(self._handed_over) if not gone]
+        return Finished(present, chunks, retracted)
+
+    def empty(self) -> Finished:
+        """End the step without a contribution: no samples, and no chunk of data to send."""
+        retracted = any(self._handed_over)
+        self._weight = None
+        present = self._present(self._write_buffers(0.0), 0.0)
+        self._seen[:] = [(None, 0)] * len(self._seen)
+        return Finished(present, [], retracted)
+
+    @torch.no_grad()
+    def adopt(self, step: int, present: bytes) -> None:
+        """Copy the reduced values of `step` to where the model keeps them.
+
+        Gradients that somebody had are written, into the tensor in `.grad` where there is one; the others
+        become None. Buffers that somebody changed are overwritten in place.
+        Args:
+            present: The bitwise or of all members' masks.
+        Raises: MalformedMessage if the mask has another length than ours.
+        """
+        if len(present) != (self._bits + 7) // 8:
+            raise MalformedMessage(f"{len(present)} bytes of gradient mask; expected {(self._bits + 7) // 8}")
+        bits = np.unpackbits(np.frombuffer(present, dtype=np.uint8), bitorder="little").tolist()
+        places, targets = [], []
+        for place in self._parameters:
+            parameter = place.holder
+            assert isinstance(parameter, nn.Parameter)
+            if not bits[place.bit]:
+                parameter.grad = None
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            places.append(place)
+            targets.append(parameter.grad)
+        for number, lane in enumerate(self.lanes):
+            result, agreed = lane.results[step % 2], self._agreed[number]
+            first = self._buffers[number][0].start if self._buffers[number] else 0
+            for place in self._buffers[number]:
+                if place.bit >= 0 and not bits[place.bit]:
+                    continue
+                value = _reals(self._buffer(place))
+                places.append(place)
+                targets.append(value)
+                if agreed.numel():  # As the buffer will hold it: an average may lie between two float16.
+                    kept = result[place.start : place.stop].to(value.dtype)
+                    agreed[place.start - first : place.stop - first].copy_(kept)
+        self._spread(places, targets, step % 2)
+
+    def contribution(self, chunk: int) -> torch.Tensor:
+        """This node's part of a chunk, 1-D, final once the chunk is ready."""
+        return self._contributions[chunk]
+
+    def result(self, chunk: int, step: int) -> torch.Tensor:
+        """Where the reduced chunk of `step` goes, 1-D; kept until step + 2."""
+        return self._results[step % 2][chunk]
+
+    def rebase(self) -> None:
+        """Take the buffers as they are for what all members hold, e.g. after `TrainingState.load`.
+
+        Not calling it costs one average of unchanged buffers.
+        """
+        self._agreed = [
+            self._gather_buffers(number).clone() if lane.op == "mean" else torch.empty(0, dtype=lane.dtype)
+            for number, lane in enumerate(self.lanes)
+        ]
+
+    def detach(self) -> None:
+        """Leave the model alone from now on."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    # Moving values.
+
+    def _outdated(self) -> bool:
+        """Whether a gradient has changed since it was written: by another backward, or by the script."""
+        for place, written, (grad, version) in zip(self._parameters, self._written, self._seen, strict=True):
+            if not written:
+                continue
+            now = place.holder.grad if isinstance(place.holder, nn.Parameter) else None
+            if now is not grad or (now is not None and now._version != version):
+                return True
+        return False
+
+    def _write(self, indices: Sequence[int], weight: float) -> None:
+        """Write weight * gradient for these parameters; zeros where there is none."""
+        group: list[torch.Tensor] = []  # Of neighbors in one lane, ending before `stop`.
+        lane, start, stop = 0, 0, 0
+        for index in indices:
+            place = self._parameters[index]
+            grad = place.holder.grad if isinstance(place.holder, nn.Parameter) else None
+            if grad is not None and grad.layout != torch.strided:
+                raise ConfigError(
+                    f"parameter {place.name!r} has a sparse gradient; expected a dense one "
+                    "(for nn.Embedding, pass sparse=False)"
+                )
+            self._seen[index] = (grad, 0 if grad is None else grad._version)
+            self._written[index] = 1
+            absent = grad is None or weight == 0  # 0 * inf would be nan.
+            if group and (absent or place.lane != lane or place.start != stop):
+                self._stage(lane, start, group, weight)
+                group = []
+            if absent:
+                self.lanes[place.lane].contribution[place.start : place.stop].zero_()
+                continue
+            if not group:
+                lane, start = place.lane, place.start
+            assert grad is not None
+            group.append(grad)
+            stop = place.stop
+        if group:
+            self._stage(lane, start, group, weight)
+
+    @torch.no_grad()
+    def _stage(self, lane: int, start: int, tensors: Sequence[torch.Tensor], weight: float) -> None:
+        """Write weight * tensor, one behind the other, from element `start` of a lane.
+
+        Widened before it is multiplied: float16 would overflow.
+        """
+        contribution, dtype = self.lanes[lane].contribution, self.lanes[lane].dtype
+        for run in device_runs(tensors):
+            flat = [tensor.detach().reshape(-1) for tensor in run]
+            stop = start + sum(map(torch.Tensor.numel, flat))
+            target = contribution[start:stop]
+            if run[0].device.type != "cpu":
+                joined = torch.cat(flat) if len(flat) > 1 else flat[0]
+                target.copy_(joined.to(dtype) * weight)
+            elif len(flat) == 1 and flat[0].dtype == dtype:
+                torch.mul(flat[0], weight, out=target)
+            else:
+                torch.cat(flat, out=target)
+                if weight != 1:
+                    target.mul_(weight)
+            start = stop
+
+    def _gather_buffers(self, lane: int) -> torch.Tensor:
+        """The buffers of a lane as they are, in their place of its contribution."""
+        places, contribution = self._buffers[lane], self.lanes[lane].contribution
+        if not places:
+            return contribution[:0]
+        self._stage(lane, places[0].start, [_reals(self._buffer(place)) for place in places], 1)
+        return contribution[places[0].start : places[-1].stop]
+
+    def _write_buffers(self, weight: float) -> list[int]:
+        """Write the buffers' contributions. Returns: the bits of those that changed since all agreed."""
+        changed: list[int] = []
+        for number, lane in enumerate(self.lanes):
+            values, agreed, places = self._gather_buffers(number), self._agreed[number], self._buffers[number]
+            if lane.op == "max" or not places:
+                continue
+            as_int = torch.int32 if lane.dtype == torch.float32 else torch.int64  # To compare nan with nan.
+            differs = (values.view(as_int) != agreed.view(as_int)).numpy()
+            starts = [place.start - places[0].start for place in places]
+            any_differs = np.logical_or.reduceat(differs, starts)
+            changed += [place.bit for place, yes in zip(places, any_differs, strict=True) if yes]
+            if weight == 0:
+                values.zero_()
+            else:
+                values.mul_(weight)
+        return changed
+
+    def _present(self, changed: Sequence[int], weight: float) -> bytes:
+        bits = np.zeros(self._bits, dtype=bool)
+        bits[list(changed)] = True
+        if weight > 0:
+            for place in self._parameters:
+                if isinstance(place.holder, nn.Parameter) and place.holder.grad is not None:
+                    bits[place.bit] = True
+        return np.packbits(bits, bitorder="little").tobytes()
+
+    def _spread(self, places: Sequence[_Place], targets: Sequence[torch.Tensor], parity: int) -> None:
+        """Copy results to `targets`, which lie at `places`; neighbors cross to a device together."""
+        done = 0
+        while done < len(places):
+            first, end = places[done], done + 1
+            while end < len(places) and (places[end].lane, places[end].start) == (
+                first.lane,
+                places[end - 1].stop,
+            ):
+                end += 1
+            start = first.start
+            for run in device_runs(targets[done:end]):
+                sizes = [tensor.numel() for tensor in run]
+                stop = start + sum(sizes)
+                result = self.lanes[first.lane].results[parity][start:stop].to(run[0].device)
+                values = [v.view(t.shape) for v, t in zip(result.split(sizes), run, strict=True)]
+                torch._foreach_copy_(run, values)
+                start = stop
+            done = end
+
+    def _buffer(self, place: _Place) -> torch.Tensor:
+        """The tensor there now; modules may put in another one at any forward."""
+        assert isinstance(place.holder, BufferSlot)
+        tensor = place.holder.tensor
+        if tensor is None or _reals(tensor).numel() != place.stop - place.start:
+            now = "None" if tensor is None else f"of shape {list(tensor.shape)}"
+            raise ConfigError(
+                f"buffer {place.name!r} had {place.stop - place.start} numbers when training began and is "
+                f"now {now}, so it cannot be averaged; register it with persistent=False if it is a cache"
+            )
+        return tensor
+
+
+def _lane_dtype(tensor: torch.Tensor) -> torch.dtype:
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return torch.int64
+    return torch.float64 if tensor.dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+def _reals(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _before(chunk: Chunk, place: _Place) -> bool:
+    return chunk.lane < place.lane or (chunk.lane == place.lane and chunk.stop <= place.start)
+
+
+def _overlap(chunk: Chunk, place: _Place) -> bool:
+    common = min(chunk.stop, place.stop) - max(chunk.start, place.start)
+    return chunk.lane == place.lane and common > 0

@@ -1,0 +1,649 @@
+"""All that a joiner must receive to train on as if it had always been there, as one flat run of bytes.
+
+DESIGN.md, section 5: the state is one manifest of byte ranges, so shards are equal in size whatever the
+tensors are, and any range can come from any neighbor. Its order is
+
+    parameters | tensors of optimizer.state | buffers | the other tensors
+    `------ copied in the background -----'   `-- copied at the boundary --'
+
+and beside the bytes goes a plain part (see plain.py): hyperparameters, LR scheduler, counters, random
+generators, and what refers to which tensor. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import nn
+
+from ..protocols.errors import ConfigError, MalformedMessage
+from . import plain
+from .plain import TensorTable
+
+MAX_TOTAL_BYTES = 1 << 50
+MAX_DIMENSIONS = 64
+
+# How much is gathered in one call. On the CPU, what a cache holds; on an accelerator, which gathers it in
+# memory of its own before it crosses the bus, enough to make the crossing worth while.
+CPU_RUN_BYTES = 1 << 20
+ACCELERATOR_RUN_BYTES = 64 << 20
+
+Row = tuple[str, str, tuple[int, ...]]  # Name, dtype, shape.
+Spec = tuple[Row, ...]
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
+}
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """As torch spells it, without the module: "float32"."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _row(name: str, tensor: torch.Tensor) -> Row:
+    return name, dtype_name(tensor), tuple(tensor.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class BufferSlot:
+    """Where a module keeps a buffer. The tensor in it may be another one after each forward pass."""
+
+    name: str
+    module: nn.Module
+    key: str
+    persistent: bool  # As in register_buffer: False for caches, which are no part of the model's state.
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        return self.module._buffers.get(self.key)
+
+
+def buffer_slots(model: nn.Module) -> list[BufferSlot]:
+    """The model's buffers, each once, in the order of `model.named_modules()`."""
+    slots, seen = [], set()
+    for module_name, module in model.named_modules():
+        for key, tensor in module._buffers.items():
+            if tensor is None or id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
+            name = f"{module_name}.{key}" if module_name else key
+            slots.append(BufferSlot(name, module, key, key not in module._non_persistent_buffers_set))
+    return slots
+
+
+def check_parameter(name: str, parameter: nn.Parameter) -> None:
+    """Raises: ConfigError for a parameter that we cannot average or ship."""
+    if nn.parameter.is_lazy(parameter):
+        raise ConfigError(f"parameter {name!r} has no shape yet; run the model once before training")
+    if parameter.is_complex():
+        raise ConfigError(
+            f"parameter {name!r} is {dtype_name(parameter)}; complex parameters are not supported "
+            "(store the real and imaginary part as one real parameter, see torch.view_as_real)"
+        )
+    if parameter.layout != torch.strided:
+        raise ConfigError(f"parameter {name!r} is sparse; expected a dense one")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of the flat state."""
+
+    name: str
+    dtype: str  # "float32"
+    shape: tuple[int, ...]
+    start: int  # [start, stop), bytes; entries follow each other without gaps.
+    stop: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What the bytes of a flat state mean.
+
+    Attributes:
+        entries: Every tensor, in the order of its bytes.
+        plain: The rest of the state, encoded.
+        step: Committed steps this is the state after.
+    """
+
+    entries: tuple[Entry, ...]
+    plain: bytes
+    step: int
+
+    @cached_property
+    def total_bytes(self) -> int:
+        return self.entries[-1].stop if self.entries else 0
+
+    def to_bytes(self) -> bytes:
+        tensors = [[entry.name, entry.dtype, list(entry.shape)] for entry in self.entries]
+        return plain.encode([self.step, tensors, self.plain], "manifest")
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """Raises: MalformedMessage for anything that `to_bytes` did not write."""
+        match plain.decode(data):
+            case [int(step), list(tensors), bytes(plain_part)] if type(step) is int and step >= 0:
+                manifest = cls(tuple(_entries(map(_checked_row, tensors))), plain_part, step)
+            case _:
+                raise MalformedMessage("no manifest")
+        if len({entry.name for entry in manifest.entries}) < len(manifest.entries):
+            raise MalformedMessage("manifest names a tensor twice")
+        if manifest.total_bytes > MAX_TOTAL_BYTES:
+            raise MalformedMessage(
+                f"manifest of {manifest.total_bytes} bytes; at most {MAX_TOTAL_BYTES} expected"
+            )
+        return manifest
+
+
+def _entries(rows: Iterable[Row]) -> Iterator[Entry]:
+    """The tensors of `rows` one behind the other."""
+    start = 0
+    for name, dtype, shape in rows:
+        stop = start + math.prod(shape) * _DTYPES[dtype].itemsize
+        yield Entry(name, dtype, shape, start, stop)
+        start = stop
+
+
+def _checked_row(fields: Any) -> Row:
+    """[name, dtype, shape] as a peer sent it. Raises: MalformedMessage."""
+    match fields:
+        case [str(name), str(dtype), list(shape)] if dtype in _DTYPES and len(shape) <= MAX_DIMENSIONS:
+            sane = all(type(size) is int and 0 <= size <= MAX_TOTAL_BYTES for size in shape)
+            # An empty tensor has strides too, and torch multiplies its other sizes for them.
+            if sane and math.prod(max(1, size) for size in shape) <= MAX_TOTAL_BYTES:
+                return name, dtype, tuple(shape)
+    raise MalformedMessage(f"manifest entry {fields!r:.200}")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of the training state at one step boundary; `data` is uint8 [total_bytes] on the CPU."""
+
+    manifest: Manifest
+    data: torch.Tensor
+
+    @cached_property
+    def _view(self) -> memoryview:
+        return memoryview(self.data.numpy().data)
+
+    def slice(self, start: int, stop: int) -> memoryview:
+        """Bytes [start, stop) of the state, not copied."""
+        assert 0 <= start <= stop <= self.manifest.total_bytes, (start, stop)
+        return self._view[start:stop]
+
+
+class Capture:
+    """A snapshot in the making.
+
+    What forward and the user's code may change is copied already. Parameters and the tensors of
+    optimizer.state, nearly all of the bytes, are not: only optimizer.step() changes them. So `run` may copy
+    them in another thread during the next forward and backward pass, and the training thread calls `wait`
+    before it steps the optimizer.
+    """
+
+    def __init__(self, snapshot: Snapshot, late: Sequence[torch.Tensor]) -> None:
+        self.manifest = snapshot.manifest
+        self._snapshot = snapshot
+        self._late = late  # The tensors of the first bytes.
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Copy the rest, once, in any thread. A failure is raised by `wait`."""
+        assert not self._done.is_set(), "a capture runs once"
+        try:
+            _gather(self._late, self._snapshot.data)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._late = ()  # The optimizer may have dropped some of them since.
+            self._done.set()
+
+    def wait(self, timeout_s: float | None = None) -> Snapshot:
+        """The snapshot, once `run` has ended. Raises: TimeoutError, or what went wrong in `run`."""
+        if not self._done.wait(timeout_s):
+            raise TimeoutError(f"the state of step {self.manifest.step} was not copied in {timeout_s} s")
+        if self._error is not None:
+            raise self._error
+        return self._snapshot
+
+
+class Arrival:
+    """A training state as it comes in, range by range, in any order.
+
+    Every tensor has memory of its own from the start, so that the optimizer keeps what arrives without
+    another copy, and the rest can be freed.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.tensors = [torch.empty(e.shape, dtype=_DTYPES[e.dtype]) for e in manifest.entries]
+        filled = [entry for entry in manifest.entries if entry.stop > entry.start]
+        self._starts = [entry.start for entry in filled]
+        self._bytes = [_as_bytes(tensor).numpy() for tensor in self.tensors if tensor.numel()]
+        self._have: list[tuple[int, int]] = []  # Disjoint, not adjacent, in order.
+
+    def write(self, start: int, data: bytes | bytearray | memoryview) -> None:
+        """Put bytes [start, start + len(data)) into place; a range may come again.
+
+        Raises: MalformedMessage if they reach outside the state.
+        """
+        stop = start + memoryview(data).nbytes
+        if not 0 <= start <= stop <= self.manifest.total_bytes:
+            raise MalformedMessage(f"bytes [{start}, {stop}) of a state of {self.manifest.total_bytes}")
+        if start == stop:
+            return
+        source = np.frombuffer(data, dtype=np.uint8)
+        index, at = bisect_right(self._starts, start) - 1, start
+        while at < stop:
+            target, offset = self._bytes[index], at - self._starts[index]
+            length = min(len(target) - offset, stop - at)
+            target[offset : offset + length] = source[at - start : at - start + length]  # Without the GIL.
+            index, at = index + 1, at + length
+        self._add_range(start, stop)
+
+    def _add_range(self, start: int, stop: int) -> None:
+        apart_before = [have for have in self._have if have[1] < start]
+        apart_after = [have for have in self._have if have[0] > stop]
+        touching = self._have[len(apart_before) : len(self._have) - len(apart_after)]
+        merged = (min([start, *(a for a, _ in touching)]), max([stop, *(b for _, b in touching)]))
+        self._have = [*apart_before, merged, *apart_after]
+
+    @property
+    def missing(self) -> list[tuple[int, int]]:
+        """The ranges [start, stop) still to come, in order."""
+        edges = [(0, 0), *self._have, (self.manifest.total_bytes, self.manifest.total_bytes)]
+        return [(a[1], b[0]) for a, b in pairwise(edges) if a[1] < b[0]]
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing
+
+
+class TrainingState:
+    """The live objects of one training run, as something to copy, ship and compare.
+
+    Buffers registered with persistent=False are caches: a joiner gets them too, but they are neither compared
+    nor hashed, and may differ in shape.
+    Args:
+        optimizer: Any torch.optim optimizer over parameters of `model`.
+        lr_scheduler: Anything with torch's state_dict() and load_state_dict(); None for none.
+        extra_state: A dict of plain data and tensors of the user's own. A joiner's is filled in place: the
+            dict, the dicts and lists in it, and tensors of unchanged shape stay the same objects.
+    Raises: ConfigError for what cannot be shipped, by name.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        lr_scheduler: Any = None,
+        extra_state: dict[Any, Any] | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.extra_state = extra_state
+        for name, parameter in model.named_parameters():
+            check_parameter(name, parameter)
+        self._check_optimizer()
+        self._spec = self._make_spec()  # Once: a script may freeze and thaw parameters as it goes.
+        self._sections(TensorTable(), canonical=False)  # Refuses now what it would refuse at the first join.
+
+    def _check_optimizer(self) -> None:
+        known = {id(parameter) for parameter in self.model.parameters()}
+        for number, group in enumerate(self.optimizer.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                if id(parameter) not in known:
+                    raise ConfigError(
+                        f"optimizer.param_groups[{number}]['params'][{index}], of shape "
+                        f"{list(parameter.shape)}, is no parameter of the model, so nobody would average it; "
+                        "make it part of the model"
+                    )
+
+    # What it is made of.
+
+    def _make_spec(self) -> Spec:
+        spec: list[Row] = []
+        for name, parameter in self.model.named_parameters():
+            dtype = dtype_name(parameter) if parameter.requires_grad else f"frozen {dtype_name(parameter)}"
+            spec.append((name, dtype, tuple(parameter.shape)))
+        for slot in buffer_slots(self.model):
+            if slot.persistent and slot.tensor is not None:
+                spec.append(_row(slot.name, slot.tensor))
+        groups = tuple(len(group["params"]) for group in self.optimizer.param_groups)
+        spec.append(("optimizer", type(self.optimizer).__name__, groups))
+        for part, value in (("lr_scheduler", self.lr_scheduler), ("extra_state", self.extra_state)):
+            spec.append((part, "None" if value is None else type(value).__name__, ()))
+        return tuple(spec)
+
+    def spec(self) -> Spec:
+        """What must be the same on every node: (name, dtype, shape) of each parameter and persistent buffer.
+
+        The dtype of a parameter that had requires_grad=False at the start reads "frozen float32". Three rows
+        more hold the type of the optimizer, with the sizes of its parameter groups, of the LR scheduler and
+        of extra_state.
+        """
+        return self._spec
+
+    def spec_digest(self) -> str:
+        """The spec in 32 hex digits."""
+        return xxhash.xxh3_128_hexdigest(plain.encode(self._spec, "spec"))
+
+    def state_bytes(self) -> int:
+        """What the tensors of the state take now; an optimizer may add some at its first step."""
+        table = TensorTable()
+        self._sections(table, canonical=False)
+        return sum(tensor.nbytes for tensor in table.tensors)
+
+    def layer_bytes(self) -> tuple[int, int]:
+        """Bytes of the smallest and the largest parameter: where the paper's Algorithm 1 starts looking."""
+        sizes = [parameter.nbytes for parameter in self.model.parameters() if parameter.numel()]
+        return (min(sizes), max(sizes)) if sizes else (0, 0)
+
+    def _sections(self, table: TensorTable, *, canonical: bool) -> tuple[dict[str, bytes], int]:
+        """Every part of the state but RNG and runtime, encoded; `table` gets the tensors, in flat order.
+
+        Returns: bytes by part, and how many tensors of `table` only optimizer.step() changes.
+        """
+        state = self.optimizer.state_dict()
+        parameters = dict(self.model.named_parameters())
+        for name, parameter in parameters.items():
+            table.add(parameter, name)
+        by_index = dict(state["state"])
+        sections = {
+            "parameters": plain.encode(parameters, "parameters", table),
+            "optimizer.state": plain.encode(by_index, "optimizer.state", table, canonical=canonical),
+        }
+        only_stepped = len(table.tensors)
+        slots = [slot for slot in buffer_slots(self.model) if slot.persistent or not canonical]
+        buffers = {slot.name: slot.tensor for slot in slots}
+        for name, tensor in buffers.items():
+            assert tensor is not None
+            table.add(tensor, name)
+        rest = {
+            "buffers": buffers,
+            "optimizer": {key: value for key, value in state.items() if key != "state"},
+            "lr_scheduler": self.lr_scheduler.state_dict() if self.lr_scheduler is not None else None,
+            "extra_state": self.extra_state,
+        }
+        for name, part in rest.items():
+            sections[name] = plain.encode(part, name, table, canonical=canonical)
+        return sections, only_stepped
+
+    # Copying it.
+
+    def begin_capture(self, step: int, runtime: dict[Any, Any]) -> Capture:
+        """Start a snapshot of the state after `step` steps; call it between steps.
+
+        Args:
+            runtime: The caller's own plain data, e.g. the data cursor; `load` returns it.
+        Returns: a Capture; someone has to call its `run`, and its `wait` before optimizer.step().
+        Raises: ConfigError if the user's state holds what cannot be shipped.
+        """
+        table = TensorTable()
+        sections, only_stepped = self._sections(table, canonical=False)
+        sections["rng"] = plain.encode(_rng_state(self._accelerator()), "rng")
+        sections["runtime"] = plain.encode(runtime, "runtime")
+        rows = map(_row, table.names, table.tensors)
+        manifest = Manifest(tuple(_entries(rows)), plain.encode(sections, "state"), step)
+        data = torch.empty(manifest.total_bytes, dtype=torch.uint8)
+        late, now = table.tensors[:only_stepped], table.tensors[only_stepped:]
+        if now:
+            _gather(now, data[manifest.entries[only_stepped].start :])
+        return Capture(Snapshot(manifest, data), late)
+
+    @torch.no_grad()
+    def load(self, arrival: Arrival) -> dict[Any, Any]:
+        """Become the state in `arrival`, whose tensors must not be used any more; random generators included.
+
+        Parameters, buffers and `extra_state` are overwritten in place. The optimizer's state is replaced.
+        Returns: the `runtime` given to `begin_capture`.
+        Raises: ConfigError if it is the state of another kind of run than ours, MalformedMessage if it is
+            none; either before anything of ours has changed.
+        """
+        assert arrival.complete, f"bytes {arrival.missing[:3]} have not arrived"
+        sections = plain.decode(arrival.manifest.plain)
+        if not isinstance(sections, dict) or set(sections) != _SECTIONS:
+            raise MalformedMessage("the plain part of the state has other sections than ours")
+        parts = {name: plain.decode(section, arrival.tensors) for name, section in sections.items()}
+        try:
+            difference = self._difference(parts)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise MalformedMessage(f"no training state: {type(error).__name__}: {error}") from error
+        if difference is not None:
+            raise ConfigError(difference)
+        self._load_model(parts["parameters"], parts["buffers"])
+        if self.lr_scheduler is not None:  # Before the optimizer: a scheduler may touch it when it loads.
+            self.lr_scheduler.load_state_dict(parts["lr_scheduler"])
+        self._load_optimizer(parts["optimizer.state"], parts["optimizer"])
+        if self.extra_state is not None:
+            _restore(self.extra_state, parts["extra_state"])
+        _set_rng_state(parts["rng"], self._accelerator())
+        return parts["runtime"]
+
+    def _difference(self, parts: dict[str, Any]) -> str | None:
+        """What in the decoded `parts` does not fit our own objects, if anything."""
+        ours = [_row(*named) for named in self.model.named_parameters()]
+        theirs = [_row(*named) for named in parts["parameters"].items()]
+        for slot in buffer_slots(self.model):
+            if slot.persistent and slot.tensor is not None:
+                ours.append(_row(slot.name, slot.tensor))
+                if slot.name in parts["buffers"]:
+                    theirs.append(_row(slot.name, parts["buffers"][slot.name]))
+        for rows, groups, lr_scheduler, extra_state in (
+            (ours, self.optimizer.param_groups, self.lr_scheduler, self.extra_state),
+            (theirs, parts["optimizer"]["param_groups"], parts["lr_scheduler"], parts["extra_state"]),
+        ):
+            rows.append(("optimizer", "of groups", tuple(len(group["params"]) for group in groups)))
+            rows.append(("lr_scheduler", "None" if lr_scheduler is None else "given", ()))
+            rows.append(("extra_state", "None" if extra_state is None else "given", ()))
+        return first_difference(tuple(ours), tuple(theirs))
+
+    def _load_model(self, parameters: dict[str, torch.Tensor], buffers: dict[str, torch.Tensor]) -> None:
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(parameters[name])
+        for slot in buffer_slots(self.model):
+            mine, theirs = slot.tensor, buffers.get(slot.name)
+            if mine is None or theirs is None:
+                continue
+            if mine.shape == theirs.shape and mine.dtype == theirs.dtype:
+                mine.copy_(theirs)
+            else:
+                slot.module._buffers[slot.key] = theirs.to(mine.device)
+
+    def _load_optimizer(self, state: dict[Any, Any], rest: dict[str, Any]) -> None:
+        """optimizer.load_state_dict, without its casts.
+
+        It casts floating-point state to the parameter's dtype, which would round float32 state of a bfloat16
+        parameter, and takes a str apart as it does any iterable.
+        """
+        for mine, group in zip(self.optimizer.param_groups, rest["param_groups"], strict=True):
+            for key, value in group.items():  # An lr may be a tensor; torch leaves it where it arrived.
+                if isinstance(value, torch.Tensor) and isinstance(mine.get(key), torch.Tensor):
+                    group[key] = value.to(mine[key].device)
+        self.optimizer.load_state_dict({**rest, "state": state})
+        loaded = self.optimizer.state
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        indices = [index for group in rest["param_groups"] for index in group["params"]]
+        parameter_by_index = dict(zip(indices, parameters, strict=True))
+        for key, value in state.items():
+            parameter = parameter_by_index.get(key, key)
+            if parameter in loaded:
+                loaded[parameter] = _uncast(loaded[parameter], value)
+
+    # Comparing it.
+
+    @torch.no_grad()
+    def state_hash(self) -> str:
+        """32 hex digits, the same on two nodes if and only if their states are, to the bit.
+
+        Covers all of the state but random generators, `runtime` and non-persistent buffers.
+        """
+        table = TensorTable()
+        sections, _ = self._sections(table, canonical=True)
+        digest = xxhash.xxh3_128(plain.encode(sections, "state"))
+        rows = list(map(_row, table.names, table.tensors))
+        digest.update(plain.encode(rows, "tensors"))
+        for tensor in table.tensors:
+            digest.update(_as_bytes(tensor).cpu().numpy().data)
+        return digest.hexdigest()
+
+    def _accelerator(self) -> str | None:
+        """The kind of device whose random generator forward draws from, if that is not the CPU: "cuda"."""
+        kinds = {parameter.device.type for parameter in self.model.parameters()} - {"cpu", "meta"}
+        return min(kinds, default=None)
+
+
+_SECTIONS = {
+    "parameters",
+    "optimizer.state",
+    "buffers",
+    "optimizer",
+    "lr_scheduler",
+    "extra_state",
+    "rng",
+    "runtime",
+}
+
+
+def first_difference(ours: Spec, theirs: Spec) -> str | None:
+    """What keeps two nodes from training together, for a person to read; None if nothing does.
+
+    For example: "'fc.weight' is float32 [10, 84] here, float32 [10, 80] there".
+    """
+    for mine, other in zip(ours, theirs, strict=False):
+        if mine == other:
+            continue
+        if mine[0] == other[0]:
+            return f"{mine[0]!r} is {_describe(mine)} here, {_describe(other)} there"
+        break
+    our_names, their_names = {row[0] for row in ours}, {row[0] for row in theirs}
+    for row in ours:
+        if row[0] not in their_names:
+            return f"{row[0]!r} is {_describe(row)} here, absent there"
+    for row in theirs:
+        if row[0] not in our_names:
+            return f"{row[0]!r} is absent here, {_describe(row)} there"
+    for index, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
+        if mine[0] != other[0]:
+            return f"tensor {index} is {mine[0]!r} here, {other[0]!r} there"
+    return None
+
+
+def _describe(row: Row) -> str:
+    return f"{row[1]} {list(row[2])}" if row[2] or row[1] in _DTYPES else row[1]
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Its values in row-major order as uint8 [nbytes]; a view where they lie so in memory."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def device_runs(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Cut `tensors` into runs of neighbors on one device, small enough to gather in one call each."""
+    run: list[torch.Tensor] = []
+    room = 0
+    for tensor in tensors:
+        if run and (tensor.device != run[0].device or tensor.nbytes > room):
+            yield run
+            run = []
+        if not run:
+            room = CPU_RUN_BYTES if tensor.device.type == "cpu" else ACCELERATOR_RUN_BYTES
+        run.append(tensor)
+        room -= tensor.nbytes
+    if run:
+        yield run
+
+
+@torch.no_grad()
+def _gather(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    """Write the bytes of `tensors` one behind the other to the front of `out`, uint8 on the CPU.
+
+    In few large calls, each without the GIL.
+    """
+    start = 0
+    for run in device_runs(tensors):
+        parts = [_as_bytes(tensor) for tensor in run]
+        stop = start + sum(tensor.nbytes for tensor in run)
+        if run[0].device.type == "cpu":
+            torch.cat(parts, out=out[start:stop])
+        else:
+            out[start:stop].copy_(torch.cat(parts))
+        start = stop
+
+
+def _restore(mine: Any, theirs: Any) -> Any:
+    """`theirs`, in the containers and tensors of `mine` where they fit, so that references to them hold."""
+    if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
+        if mine.shape == theirs.shape and mine.dtype == theirs.dtype:
+            mine.copy_(theirs)
+            return mine
+        return theirs.to(mine.device)
+    if type(mine) is type(theirs) and isinstance(mine, dict):
+        merged = {key: _restore(mine.get(key), value) for key, value in theirs.items()}
+        mine.clear()
+        mine.update(merged)
+        return mine
+    if type(mine) is type(theirs) and isinstance(mine, list):
+        mine[:] = [_restore(mine[i] if i < len(mine) else None, value) for i, value in enumerate(theirs)]
+        return mine
+    return theirs
+
+
+def _uncast(loaded: Any, sent: Any) -> Any:
+    """What an optimizer made of the state it loaded, with the values and dtypes that were sent."""
+    if isinstance(sent, torch.Tensor) and isinstance(loaded, torch.Tensor):
+        return loaded if loaded.dtype == sent.dtype else sent.to(loaded.device)
+    if isinstance(sent, dict) and isinstance(loaded, dict):
+        pairs = {key: _uncast(value, sent[key]) if key in sent else value for key, value in loaded.items()}
+        return type(sent)(pairs)
+    if isinstance(sent, list | tuple) and isinstance(loaded, list | tuple) and len(sent) == len(loaded):
+        return type(loaded)(_uncast(a, b) for a, b in zip(loaded, sent, strict=True))
+    return sent if isinstance(sent, str) else loaded
+
+
+def _rng_state(accelerator: str | None) -> dict[str, Any]:
+    numpy_state: Any = np.random.get_state(legacy=False)
+    inner = dict(numpy_state["state"])
+    arrays = {key: [str(v.dtype), v.tobytes()] for key, v in inner.items() if isinstance(v, np.ndarray)}
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "python": random.getstate(),
+        "numpy": {**numpy_state, "state": {**inner, **arrays}},
+        "accelerator": None,
+    }
+    if accelerator is not None:
+        generator = torch.get_device_module(accelerator).get_rng_state()
+        state["accelerator"] = [accelerator, generator.cpu().numpy().tobytes()]
+    return state
+
+
+def _set_rng_state(state: dict[str, Any], accelerator: str | None) -> None:
+    """A node with another kind of accelerator than the sender's keeps that one's generator as it is."""
+    torch.set_rng_state(_byte_tensor(state["torch"]))
+    random.setstate(state["python"])
+    inner = {
+        key: np.frombuffer(value[1], dtype=value[0]) if isinstance(value, list) else value
+        for key, value in state["numpy"]["state"].items()
+    }
+    np.random.set_state({**state["numpy"], "state": inner})
+    if state["accelerator"] is not None and state["accelerator"][0] == accelerator:
+        torch.get_device_module(accelerator).set_rng_state(_byte_tensor(state["accelerator"][1]))
+
+
+def _byte_tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -1,0 +1,789 @@
+"""All of ZeroMQ: links to peers that open, carry control messages and bulk bytes, and close.
+
+A node binds one ROUTER. A link is a pair of connections, control and bulk, each a DEALER of whoever dialled
+to the ROUTER of the other: a transfer fills its own connection and never delays a decision. An item on
+either is
+
+    ["", Hello or Bye]      the transport's own words
+    [body]                  control
+    [header]                bulk without payload
+    [header, payload]       bulk
+
+and the first on each, both ways, is a Hello. The acceptor answers once it has heard both, and reports the
+link. The dialer reports it at the first answer, which says that both were heard (ZMTP's own handshake tried
+the way back), so that nothing else can reach it before. Whoever says Bye reads on until it is answered:
+closing never resets a connection under words still on their way. Then the dialer, who alone can, closes.
+
+Deaths are seen by socket monitors, within a millisecond of a killed process. A monitor and its socket are two
+queues: a disconnection is acted upon only when the socket has been read empty after it, so what a dead peer
+sent is delivered first. Everything runs on the thread of one asyncio (or uvloop) loop, without `zmq.asyncio`:
+its future per message costs more than the message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import struct
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from typing import Any, Protocol
+
+import zmq
+
+from ..protocols.codec import decode, encode
+from ..protocols.errors import ConfigError, LocalProtocolError, MalformedMessage, VersionMismatch
+from ..protocols.messages import Bye, Hello
+
+MAX_FRAME_BYTES = 64 << 20  # libzmq drops a connection that announces more, before it allocates anything.
+MAX_FRAMES = 2
+# More do not move 1 to 4 MiB frames faster over loopback (measured, 2 cores). With one, a monitor's ACCEPTED
+# always comes before the first frame of that connection.
+IO_THREADS = 1
+MAX_SOCKETS = 8192  # Four for each peer we dial: two DEALERs and their monitors.
+READS_PER_TURN = 256  # Of one socket, before the others and the loop get their turn.
+BULK_TURN_S = 0.002  # Time the sink may spend on bulk in one turn; control waits at most this and one item.
+LINGER_S = 1.0  # Time for what is queued to leave, and for our Bye to be answered.
+GRACE_S = 0.1  # Time for last words: of a connection whose twin is lost, and of a socket that is closed.
+HANDSHAKE_MS = 10_000  # A connection that has not said ZMTP's greeting by then is dropped.
+FOREIGN_PLACES = 64  # Places that foreign frames are counted for one by one.
+
+# Not -1: without reconnection libzmq (4.3.5) ends the pipe of a lost connection at once and throws away what
+# was received but not read yet. We close the socket ourselves, long before this.
+NO_RECONNECT_MS = 3_600_000
+
+_OURS = b""  # First frame of the transport's own words; bodies and headers are never empty.
+_EVENT = struct.Struct("=Hi")
+_ANY_HOST = ("", "*", "0.0.0.0", "::")
+
+
+class Sink(Protocol):
+    """Who hears what happens; always on the loop's thread, never from inside a call to the transport."""
+
+    def opened(self, peer: str, address: str, dialled: bool, client: bool) -> None:
+        """A first link to `peer` is up. `address`: the one we dialled, else the one it names ("" if none)."""
+
+    def closed(self, peer: str, clean: bool) -> None:
+        """The last link to `peer` is gone. `clean`: one of us said Bye; else its process or the path died."""
+
+    def dial_failed(self, address: str, reason: str) -> None: ...
+
+    def control(self, peer: str, body: bytes) -> None: ...
+
+    def bulk(self, peer: str, header: bytes, payload: zmq.Frame | None) -> None:
+        """`payload.buffer` is writable and belongs to the receiver."""
+
+    def foreign(self, where: str, reason: str) -> None:
+        """Something malformed or not ours was dropped, and counted in `stats()`."""
+
+
+class _State(Enum):
+    GREETING = "greeting"  # Not both Hellos yet.
+    OPEN = "open"
+    CLOSING = "closing"  # We said Bye: nothing is delivered any more, its Bye is awaited.
+    GONE = "gone"
+
+
+@dataclass(eq=False, slots=True)
+class _Port:
+    """A socket on the loop, and its monitor."""
+
+    socket: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+    rank: int  # Lower is read first.
+    conn: _Conn | None  # None: the ROUTER, shared by all accepted connections.
+    connected: bool = False
+    lost: list[_Conn | _Accepted] = field(default_factory=list)  # To act upon once the socket is read empty.
+
+
+@dataclass(eq=False, slots=True)
+class _Accepted:
+    """One accepted TCP connection, from ACCEPTED to DISCONNECTED; its file descriptor will be used again."""
+
+    fd: int
+    conn: _Conn | None = None
+    counted: bool = False  # Already reported as foreign.
+
+
+@dataclass(eq=False, slots=True)
+class _Conn:
+    """One connection: half of a link."""
+
+    port: _Port
+    bulk: bool
+    link: _Link
+    route: bytes | None = None  # At the ROUTER; None for a DEALER of our own.
+    hello: Hello | None = None  # What it said.
+    said_bye: bool = False
+    lost: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Link:
+    """Two connections. `address`: what we dialled, or where the dialer says it can be dialled."""
+
+    dialled: bool
+    address: str
+    state: _State = _State.GREETING
+    control: _Conn | None = None
+    bulk: _Conn | None = None
+    peer: _Peer | None = None
+    timer: asyncio.TimerHandle | None = None
+
+    def conns(self) -> Iterator[_Conn]:
+        return (conn for conn in (self.control, self.bulk) if conn)
+
+    def usable(self) -> bool:
+        return self.state is _State.OPEN and not any(conn.lost or conn.said_bye for conn in self.conns())
+
+    def set_timer(self, timer: asyncio.TimerHandle | None) -> None:
+        if self.timer:
+            self.timer.cancel()
+        self.timer = timer
+
+
+@dataclass(eq=False, slots=True)
+class _Peer:
+    name: str
+    incarnation: str
+    links: list[_Link] = field(default_factory=list)
+    messages_in: int = 0
+    messages_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    queued: int = 0  # Bulk items received and not yet given to the sink.
+
+    def link(self) -> _Link | None:
+        return next((link for link in self.links if link.usable()), None)
+
+
+class Transport:
+    """The links of one node. Methods never block and never call the sink; what they cause it hears later.
+
+    Args:
+        node: This node's name, unique in the cluster.
+        listen: "HOST:PORT" to bind, port 0 for any free one; "" to only dial (clients, nodes behind NAT).
+        sink: Hears everything.
+        cluster: Name of the cluster; "" until known. Nodes of two named clusters refuse each other.
+        client: True for one that looks and is no member, e.g. `chaosnet status`.
+        dial_timeout_s: From `dial` until `dial_failed` when nobody answers.
+
+    After `start`, `address` is the "HOST:PORT" bound ("" without `listen`).
+    """
+
+    def __init__(
+        self,
+        node: str,
+        listen: str,
+        sink: Sink,
+        *,
+        cluster: str = "",
+        client: bool = False,
+        dial_timeout_s: float = 3.0,
+    ) -> None:
+        self.node = node
+        self.incarnation = secrets.token_hex(8)  # Tells a restarted process from the one before it.
+        self.cluster = cluster
+        self.client = client
+        self.address = ""
+        self.dial_timeout_s = dial_timeout_s
+        self._listen = listen
+        self._sink = sink
+        self._peers: dict[str, _Peer] = {}
+        self._dialling: dict[str, _Link] = {}  # By address, until the link opens or fails.
+        self._ports: set[_Port] = set()
+        self._ready: set[_Port] = set()  # To be read in the next turn.
+        self._conns: dict[bytes, _Conn] = {}  # Accepted ones, by route.
+        self._halves: dict[bytes, _Link] = {}  # Accepted links that still greet, by the routes' common part.
+        self._accepted: dict[int, _Accepted] = {}  # By file descriptor.
+        self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=IO_THREADS)
+        self._zmq.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+        self._inbox: deque[Callable[[], None]] = deque()  # Calls to the sink; bulk is bounded by credits.
+        self._foreign: Counter[str] = Counter()
+        self._monitors = 0
+        self._turn_is_due = False
+        self._closed = False
+
+    async def start(self) -> None:
+        """Bind, and serve on the running loop. Raises ConfigError if `listen` cannot be bound."""
+        self._loop = asyncio.get_running_loop()
+        if self._listen:
+            self._bind()
+
+    def dial(self, address: str) -> None:
+        """Open a link to whoever listens at `address`: `opened` or `dial_failed` follows.
+
+        A dial of an address that is being dialled adds nothing. One that ends at a peer already connected
+        is hung up again, and nothing is reported, for `opened` was.
+        """
+        if self._closed or address in self._dialling:
+            return
+        link = self._dialling[address] = _Link(dialled=True, address=address)
+        try:
+            _, port = split_address(address)
+            if not port or address.startswith(":"):
+                raise ConfigError(f"{address!r} cannot be dialled (expected HOST:PORT)")
+            suffix = secrets.token_bytes(12) + b"#" + self.node.encode()[:64]
+            link.control = self._connect(link, b"c" + suffix)
+            link.bulk = self._connect(link, b"b" + suffix)
+        except (ConfigError, zmq.ZMQError) as error:
+            self._dial_failed(link, str(error))
+            return
+        link.set_timer(self._loop.call_later(self.dial_timeout_s, self._dial_timed_out, link))
+        for conn in link.conns():
+            self._put(conn, _OURS, self._hello())
+
+    def send(self, peer: str, body: bytes) -> bool:
+        """Queue a control message; False if there is no link. In order, without loss while the link lives."""
+        assert body, "an empty body is not a message"
+        return self._send(peer, False, body, None, True)
+
+    def send_bulk(self, peer: str, header: bytes, payload: Any = None, *, copy: bool = False) -> bool:
+        """Queue bulk bytes, contiguous or a `zmq.Frame` that came in; False if there is no link.
+
+        Unless `copy`, `payload` is sent from where it lies: keep it unchanged until the receiver says that
+        it has it. Nothing here bounds the queue, the credits of the protocols do: a bound of ours
+        (SNDHWM) could only block the loop or drop.
+        """
+        assert header, "an empty header is the transport's own mark"
+        return self._send(peer, True, header, payload, copy)
+
+    def close_peer(self, peer: str, reason: str) -> None:
+        """Say Bye to `peer` after all that is queued; `closed` follows at once, the sockets' end later."""
+        if found := self._peers.get(peer):
+            for link in list(found.links):
+                self._say_bye(link, reason)
+
+    def close(self, linger_s: float = LINGER_S) -> None:
+        """Bye to all, then close; blocks until what is queued has gone, at most `linger_s`."""
+        if self._closed:
+            return
+        self._closed = True
+        links = [link for peer in self._peers.values() for link in peer.links]
+        for link in [*links, *self._dialling.values()]:  # Who is dialled may have opened the link already.
+            link.set_timer(None)
+            for conn in link.conns():
+                self._put(conn, _OURS, encode(Bye(reason="this node closes")))
+        self._inbox.clear()
+        for port in list(self._ports):
+            self._shut(port, linger_s)
+        self._zmq.term()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start; a peer's are those since `opened`."""
+        return {
+            "address": self.address,
+            "peers": {
+                name: {
+                    "links": len(peer.links),
+                    "messages_in": peer.messages_in,
+                    "messages_out": peer.messages_out,
+                    "bytes_in": peer.bytes_in,
+                    "bytes_out": peer.bytes_out,
+                    "queued": peer.queued,
+                }
+                for name, peer in sorted(self._peers.items())
+            },
+            "dialling": sorted(self._dialling),
+            "foreign": self._foreign.total(),
+            "foreign_by_place": dict(self._foreign),
+        }
+
+    # --- sockets ---------------------------------------------------------------------------------
+
+    def _bind(self) -> None:
+        host, port = split_address(self._listen)
+        socket = self._socket(zmq.ROUTER, ipv6=":" in host)
+        socket.set(zmq.ROUTER_MANDATORY, 1)  # Sending to a connection that is gone is an error, not silence.
+        router = self._watch(socket, rank=1, events=zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        try:
+            socket.bind(f"tcp://{_join_address(host or '*', str(port or '*'))}")
+        except zmq.ZMQError as error:
+            self._shut(router, 0)
+            raise ConfigError(f"cannot listen on {self._listen!r}: {error}") from None
+        self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
+
+    def _connect(self, link: _Link, route: bytes) -> _Conn:
+        socket = self._socket(zmq.DEALER, ipv6="[" in link.address)
+        socket.set(zmq.ROUTING_ID, route)
+        socket.set(zmq.RECONNECT_IVL, NO_RECONNECT_MS)
+        bulk = route.startswith(b"b")
+        events = zmq.EVENT_CONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_DISCONNECTED
+        port = self._watch(socket, rank=2 if bulk else 0, events=events)
+        port.conn = _Conn(port, bulk, link)
+        try:
+            socket.connect(f"tcp://{link.address}")
+        except zmq.ZMQError:
+            self._shut(port, 0)
+            raise
+        return port.conn
+
+    def _socket(self, kind: int, ipv6: bool) -> zmq.Socket[bytes]:
+        """Every data socket is made here, so every one has the same bounds."""
+        socket = self._zmq.socket(kind)
+        socket.set(zmq.IPV6, ipv6)
+        socket.set(zmq.SNDHWM, 0)  # The credits of the protocols bound what is queued.
+        socket.set(zmq.RCVHWM, 0)
+        socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        socket.set(zmq.TCP_KEEPALIVE, 1)  # A path that died silently while idle: gone after 25 s.
+        socket.set(zmq.TCP_KEEPALIVE_IDLE, 10)
+        socket.set(zmq.TCP_KEEPALIVE_INTVL, 5)
+        socket.set(zmq.TCP_KEEPALIVE_CNT, 3)
+        return socket
+
+    def _watch(self, socket: zmq.Socket[bytes], rank: int, events: int) -> _Port:
+        """Put `socket` and a monitor of it on the loop."""
+        self._monitors += 1
+        place = f"inproc://monitor-{self._monitors}"
+        socket.monitor(place, events)
+        monitor = self._zmq.socket(zmq.PAIR)
+        monitor.set(zmq.RCVHWM, 0)  # With a bound, a full one would stop the I/O thread.
+        monitor.connect(place)
+        port = _Port(socket, monitor, rank, None)
+        self._ports.add(port)
+        for each in (socket, monitor):
+            self._loop.add_reader(each.fileno(), self._wake, port)
+        self._wake(port)
+        return port
+
+    def _shut(self, port: _Port, linger_s: float) -> None:
+        """Take a socket off the loop; libzmq goes on sending what is queued for at most `linger_s`."""
+        if port not in self._ports:
+            return
+        self._ports.discard(port)
+        self._ready.discard(port)
+        for each in (port.socket, port.monitor):
+            self._loop.remove_reader(each.fileno())
+        port.socket.disable_monitor()
+        port.monitor.close(0)
+        port.socket.close(round(linger_s * 1000))
+
+    # --- sending ---------------------------------------------------------------------------------
+
+    def _send(self, name: str, bulk: bool, first: bytes, payload: Any, copy: bool) -> bool:
+        peer = self._peers.get(name)
+        if peer is None or self._closed:
+            return False
+        size = 0 if payload is None else _size(payload)
+        if max(len(first), size) > MAX_FRAME_BYTES:
+            raise LocalProtocolError(f"a frame of {max(len(first), size)} bytes (at most {MAX_FRAME_BYTES})")
+        while link := peer.link():
+            conn = link.bulk if bulk else link.control
+            assert conn is not None
+            if self._put(conn, first, payload, copy):
+                peer.messages_out += 1
+                peer.bytes_out += len(first) + size
+                return True
+        return False
+
+    def _put(self, conn: _Conn, first: bytes, second: Any = None, copy: bool = True) -> bool:
+        """Queue one item on a connection; False if that turns out to be gone."""
+        if conn.port not in self._ports:
+            return False
+        socket = conn.port.socket
+        more = zmq.NOBLOCK | zmq.SNDMORE
+        try:
+            if conn.route is not None:
+                socket.send(conn.route, more)
+            if second is None:
+                socket.send(first, zmq.NOBLOCK)
+            else:
+                socket.send(first, more)
+                socket.send(second, zmq.NOBLOCK, copy=copy)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            self._lost(conn)  # Before its DISCONNECTED was read.
+            return False
+        # Sending may take the wake-up that a received message had left in the socket's descriptor.
+        self._wake(conn.port)
+        return True
+
+    def _hello(self) -> bytes:
+        return encode(
+            Hello(
+                node=self.node,
+                address=self.address,
+                incarnation=self.incarnation,
+                cluster=self.cluster,
+                client=self.client,
+            )
+        )
+
+    # --- turns of the loop -----------------------------------------------------------------------
+
+    def _wake(self, port: _Port | None = None) -> None:
+        if port in self._ports:
+            self._ready.add(port)
+        if not self._turn_is_due and not self._closed:
+            self._turn_is_due = True
+            self._loop.call_soon(self._turn)
+
+    def _tell(self, call: Callable[[], None]) -> None:
+        self._inbox.append(call)
+        self._wake()
+
+    def _turn(self) -> None:
+        """Read what is ready, control first; then let the sink take bulk for a while."""
+        self._turn_is_due = False
+        try:
+            for port in sorted(self._ready, key=lambda port: port.rank):
+                self._serve(port)
+            self._deliver(self._loop.time() + BULK_TURN_S)
+        finally:  # Also when the sink raised: the descriptors say nothing twice.
+            if self._ready or self._inbox:
+                self._wake()
+
+    def _deliver(self, until_s: float = float("inf")) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+            if self._loop.time() >= until_s:
+                return
+
+    def _serve(self, port: _Port) -> None:
+        """Read the monitor, then the socket until it is empty, then act upon what the monitor said."""
+        if port not in self._ports:
+            return
+        self._read_monitor(port)
+        for _ in range(READS_PER_TURN):
+            frames = _receive(port.socket)
+            if frames is None:
+                break
+            self._received(port, frames)
+            if port not in self._ports:
+                return
+        else:
+            return  # Still ready.
+        self._ready.discard(port)
+        lost, port.lost = port.lost, []
+        for gone in lost:
+            if isinstance(gone, _Conn):
+                self._lost(gone)
+            elif gone.conn:
+                del self._conns[gone.conn.route or b""]
+                self._lost(gone.conn)
+            elif not gone.counted:
+                self._drop(f"a connection to {self.address}", "it ended without a Hello")
+
+    def _read_monitor(self, port: _Port) -> None:
+        while True:
+            try:
+                what, _ = port.monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            event, value = _EVENT.unpack(what)
+            if port.conn:
+                if event == zmq.EVENT_CONNECTED:
+                    port.connected = True
+                else:  # Closed, to be retried (in an hour) or disconnected: it is over.
+                    port.lost.append(port.conn)
+            elif event == zmq.EVENT_ACCEPTED:
+                self._accepted[value] = _Accepted(value)
+            elif event == zmq.EVENT_DISCONNECTED and value in self._accepted:
+                port.lost.append(self._accepted.pop(value))
+
+    # --- receiving -------------------------------------------------------------------------------
+
+    def _received(self, port: _Port, frames: list[zmq.Frame]) -> None:
+        conn = port.conn
+        if conn is None:
+            route = frames.pop(0).bytes
+            conn = self._conns.get(route)
+            if conn is None:
+                self._first_words(port, route, frames)
+                return
+        if not 1 <= len(frames) <= MAX_FRAMES:
+            self._drop(_where(conn), f"an item of {len(frames)} frames or more (at most {MAX_FRAMES})")
+            return
+        first = frames[0].bytes
+        second = frames[1] if len(frames) > 1 else None
+        if first == _OURS:
+            self._own_words(conn, second)
+        elif conn.link.state is _State.GREETING:
+            self._drop(_where(conn), "the first item is no Hello")
+        elif second is not None and not conn.bulk:
+            self._drop(_where(conn), "a control message of two frames")
+        elif conn.link.state is _State.OPEN and (peer := conn.link.peer):
+            peer.messages_in += 1
+            peer.bytes_in += len(first) + (0 if second is None else len(second))
+            if conn.bulk:
+                peer.queued += 1
+                self._tell(partial(self._give_bulk, peer, first, second))
+            else:
+                self._sink.control(peer.name, first)
+
+    def _give_bulk(self, peer: _Peer, header: bytes, payload: zmq.Frame | None) -> None:
+        peer.queued -= 1
+        self._sink.bulk(peer.name, header, payload)
+
+    def _first_words(self, port: _Port, route: bytes, frames: list[zmq.Frame]) -> None:
+        """Of an accepted connection: a Hello, or it stays a stranger (a ROUTER cannot hang up on one)."""
+        accepted, address = self._source(port, frames)
+        hello: Hello | None = None
+        try:
+            hello = _parse_hello(frames)
+            reason = self._refusal(hello)
+            if not route.startswith((b"c", b"b")):
+                reason = "its routing id is not ours"
+            if not reason:
+                self._greeted(port, route, hello, address, accepted)
+                return
+        except VersionMismatch as error:
+            reason = str(error)
+        except (MalformedMessage, ConfigError) as error:
+            self._drop(address, str(error), accepted)
+            return
+        # Answer, so that the dialer can name what does not fit: both versions, both clusters.
+        self._put(_Conn(port, False, _Link(False, address), route), _OURS, self._hello())
+        if accepted and hello and hello.incarnation == self.incarnation:
+            accepted.counted = True  # We dialled ourselves, and hear of it there.
+            return
+        self._drop(f"{hello.node} at {address}" if hello else address, reason, accepted)
+
+    def _source(self, port: _Port, frames: list[zmq.Frame]) -> tuple[_Accepted | None, str]:
+        """The accepted connection that an item came over, and the host at its other end."""
+        if not frames:
+            return None, "?"
+        fd = frames[-1].get(zmq.SRCFD)
+        self._read_monitor(port)  # If another connection had `fd` before, then its end is in there.
+        ended = (
+            gone for gone in port.lost if isinstance(gone, _Accepted) and gone.fd == fd and not gone.conn
+        )
+        return self._accepted.get(fd) or next(ended, None), str(frames[-1].get("Peer-Address"))
+
+    def _greeted(
+        self, port: _Port, route: bytes, hello: Hello, address: str, accepted: _Accepted | None
+    ) -> None:
+        """A dialer said Hello on one connection; with both, the link is open."""
+        dialable = _advertised(hello.address, address)
+        link = self._halves.setdefault(route[1:], _Link(dialled=False, address=dialable))
+        conn = _Conn(port, route.startswith(b"b"), link, route, hello)
+        if conn.bulk:
+            link.bulk = conn
+        else:
+            link.control = conn
+        self._conns[route] = conn
+        if accepted:
+            accepted.conn = conn
+        if not (link.control and link.bulk):
+            return
+        del self._halves[route[1:]]
+        if link.control.hello != link.bulk.hello:
+            self._drop(f"{hello.node} at {address}", "control and bulk are of two nodes", accepted)
+            self._bury(link)
+            return
+        for each in link.conns():
+            self._put(each, _OURS, self._hello())
+        self._open(link, hello)
+
+    def _own_words(self, conn: _Conn, frame: zmq.Frame | None) -> None:
+        link = conn.link
+        try:
+            message = decode(frame.buffer if frame else b"")
+        except (MalformedMessage, VersionMismatch) as error:
+            if link.dialled and link.state is _State.GREETING:
+                self._dial_failed(link, str(error))
+            else:
+                self._drop(_where(conn), str(error))
+            return
+        match message:
+            case Hello() if link.dialled and not conn.hello:
+                conn.hello = message
+                if link.state is not _State.GREETING:
+                    return  # The second answer.
+                if refusal := self._refusal(message):
+                    self._dial_failed(link, refusal)
+                else:
+                    self._open(link, message)
+            case Bye() if link.dialled and link.state is _State.GREETING:
+                self._dial_failed(link, f"it hung up: {message.reason}")
+            case Bye():
+                self._heard_bye(conn)
+            case _:
+                self._drop(_where(conn), f"{type(message).__name__} is no word of the transport's here")
+
+    def _refusal(self, hello: Hello) -> str:
+        """Why the two of us cannot have a link; both ends find the same, "" for nothing."""
+        if hello.incarnation == self.incarnation:
+            return "that is this node itself"
+        if hello.node == self.node:
+            return f"another node is called {self.node!r} too"
+        if hello.cluster and self.cluster and hello.cluster != self.cluster:
+            return f"it belongs to cluster {hello.cluster!r}, this node to {self.cluster!r}"
+        return ""
+
+    # --- life of a link --------------------------------------------------------------------------
+
+    def _open(self, link: _Link, hello: Hello) -> None:
+        link.state = _State.OPEN
+        link.set_timer(None)
+        if link.dialled:
+            self._dialling.pop(link.address, None)
+        peer = self._peers.get(hello.node)
+        if peer and peer.incarnation != hello.incarnation:  # It was started anew before we saw its end.
+            for old in list(peer.links):
+                self._finish(old, clean=False)
+            peer = None
+        if peer:
+            redundant = link.dialled and any(other.dialled for other in peer.links)
+            link.peer = peer
+            peer.links.append(link)
+            if redundant:
+                self._say_bye(link, "connected already")
+            return
+        self._deliver()  # Its former link's `closed` comes before this one's `opened`.
+        peer = self._peers[hello.node] = link.peer = _Peer(hello.node, hello.incarnation, [link])
+        self._sink.opened(peer.name, link.address, link.dialled, hello.client)
+
+    def _dial_timed_out(self, link: _Link) -> None:
+        for conn in link.conns():  # It may have opened the link by now.
+            self._put(conn, _OURS, encode(Bye(reason="your answer came too late")))
+        self._dial_failed(link, f"no answer in {self.dial_timeout_s:g} s")
+
+    def _dial_failed(self, link: _Link, reason: str) -> None:
+        if link.state is not _State.GREETING:
+            return
+        self._dialling.pop(link.address, None)
+        self._bury(link)
+        self._tell(partial(self._sink.dial_failed, link.address, reason))
+
+    def _say_bye(self, link: _Link, reason: str) -> None:
+        for conn in link.conns():
+            if not conn.lost:
+                self._put(conn, _OURS, encode(Bye(reason=reason[:1000])))
+        self._finish(link, clean=True, state=_State.CLOSING)
+        link.set_timer(self._loop.call_later(LINGER_S, self._bury, link))
+
+    def _heard_bye(self, conn: _Conn) -> None:
+        link = conn.link
+        conn.said_bye = True
+        if link.state is _State.OPEN:
+            self._put(conn, _OURS, encode(Bye(reason="you said so")))
+        everything = all(each.said_bye for each in link.conns())
+        if link.state is _State.OPEN and everything:
+            self._finish(link, clean=True)
+        elif link.state is _State.OPEN:
+            link.set_timer(self._loop.call_later(LINGER_S, self._end, link))
+        elif link.state is _State.CLOSING and everything:
+            self._bury(link)
+
+    def _lost(self, conn: _Conn) -> None:
+        """Its connection is gone, and all that came over it has been read."""
+        if conn.lost:
+            return
+        conn.lost = True
+        link = conn.link
+        if link.state is _State.GREETING:
+            if link.dialled:
+                self._dial_failed(
+                    link,
+                    "it hung up before it said Hello (no chaosnet node, or one that is shutting down)"
+                    if conn.port.connected
+                    else "it does not accept connections (refused, no route, or no such host)",
+                )
+            else:
+                self._halves.pop((conn.route or b"")[1:], None)
+                self._bury(link)
+        elif all(each.lost for each in link.conns()):
+            self._end(link)
+        elif link.state is _State.OPEN:
+            link.set_timer(self._loop.call_later(GRACE_S, self._end, link))
+
+    def _end(self, link: _Link) -> None:
+        """A connection of this link was lost; by now the other one is, too, or had time to be."""
+        for conn in link.conns():
+            if link.state is _State.OPEN and not conn.lost:  # To be rid of it: only its dialer can close it.
+                self._put(conn, _OURS, encode(Bye(reason="the other connection of this link is gone")))
+        self._finish(link, clean=bool(link.control and link.control.said_bye))
+
+    def _finish(self, link: _Link, clean: bool, state: _State = _State.GONE) -> None:
+        """Nothing more is sent or delivered over `link`; report if it was its peer's last."""
+        was_open = link.state is _State.OPEN
+        if state is _State.GONE:
+            self._bury(link)
+        else:
+            link.state = state
+        peer = link.peer
+        if not was_open or peer is None:
+            return
+        peer.links.remove(link)
+        if not peer.links:
+            del self._peers[peer.name]
+            self._tell(partial(self._sink.closed, peer.name, clean))
+
+    def _bury(self, link: _Link) -> None:
+        link.state = _State.GONE
+        link.set_timer(None)
+        for conn in link.conns():
+            if conn.route is None:
+                self._shut(conn.port, 0 if conn.lost or not conn.port.connected else GRACE_S)
+
+    def _drop(self, where: str, reason: str, accepted: _Accepted | None = None) -> None:
+        if accepted:
+            accepted.counted = True
+        if where not in self._foreign and len(self._foreign) >= FOREIGN_PLACES:
+            where = "elsewhere"
+        self._foreign[where] += 1
+        self._tell(partial(self._sink.foreign, where, reason))
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host (no brackets) and port of "HOST:PORT" or "[V6]:PORT". Raises ConfigError."""
+    host, colon, port = address.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if (
+        not colon
+        or not port.isascii()
+        or not port.isdigit()
+        or int(port) > 65535
+        or (":" in host) != (bare != host)
+    ):
+        raise ConfigError(f"{address!r} is no address (expected HOST:PORT, e.g. 10.0.0.2:5555)")
+    return bare, int(port)
+
+
+def _join_address(host: str, port: str) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _advertised(address: str, seen: str) -> str:
+    """Where a dialer can be dialled: what it says, on the host that we see it at if it names none."""
+    if not address:
+        return ""
+    host, port = split_address(address)
+    return _join_address(seen.removeprefix("::ffff:") if host in _ANY_HOST else host, str(port))
+
+
+def _parse_hello(frames: list[zmq.Frame]) -> Hello:
+    if len(frames) != 2 or len(frames[0]):
+        raise MalformedMessage("the first item is no Hello")
+    message = decode(frames[1].buffer)
+    if not isinstance(message, Hello):
+        raise MalformedMessage(f"the first item is a {type(message).__name__}, no Hello")
+    return message
+
+
+def _where(conn: _Conn) -> str:
+    return conn.link.peer.name if conn.link.peer else conn.link.address
+
+
+def _size(payload: Any) -> int:
+    return len(payload) if isinstance(payload, (bytes, zmq.Frame)) else memoryview(payload).nbytes
+
+
+def _receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
+    """One item, None if there is none. Of one with too many frames only as many as tell that it has."""
+    try:
+        frame = socket.recv(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+    frames = [frame]
+    while frame.more:
+        frame = socket.recv(copy=False)
+        if len(frames) < MAX_FRAMES + 2:
+            frames.append(frame)
+    return frames

@@ -1,0 +1,43 @@
+"""Messages to bytes and back.
+
+A frame is the magic `CN`, one byte of protocol version, and a msgpack map. The size is bounded before
+anything is parsed; msgpack builds only plain values, and msgspec checks each field's type and bounds.
+"""
+
+from __future__ import annotations
+
+import msgpack
+import msgspec
+
+from .errors import MalformedMessage, VersionMismatch
+from .messages import PROTOCOL_VERSION, Message, WireMessage
+
+MAGIC = b"CN"
+MAX_FRAME_BYTES = 16 << 20  # A view of MAX_NODES nodes with all its trees stays below.
+_PREFIX = MAGIC + bytes([PROTOCOL_VERSION])
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of one message."""
+    return _PREFIX + msgpack.packb(msgspec.to_builtins(message, builtin_types=(bytes,)))
+
+
+def decode(frame: bytes | memoryview) -> WireMessage:
+    """The message in `frame`.
+
+    Raises: VersionMismatch if a chaosnet of another protocol version wrote it, MalformedMessage if
+    nothing of ours did.
+    """
+    if len(frame) > MAX_FRAME_BYTES:
+        raise MalformedMessage(f"a frame of {len(frame)} bytes (at most {MAX_FRAME_BYTES} are taken)")
+    if len(frame) < 3 or bytes(frame[:2]) != MAGIC:
+        raise MalformedMessage(f"a frame that starts with {bytes(frame[:3])!r} (expected {MAGIC!r})")
+    if frame[2] != PROTOCOL_VERSION:
+        raise VersionMismatch(
+            f"the peer speaks chaosnet protocol version {frame[2]}, this node {PROTOCOL_VERSION}"
+        )
+    try:
+        plain = msgpack.unpackb(frame[3:])  # Counts and lengths are bounded by the frame itself.
+        return msgspec.convert(plain, WireMessage, builtin_types=(bytes,))
+    except Exception as error:  # Whatever a library says of foreign bytes means one thing to us.
+        raise MalformedMessage(f"{type(error).__name__}: {error}"[:300]) from None

@@ -1,0 +1,254 @@
+"""What a core wants done. The node's loop does it with sockets and tensors, the simulator with a queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .messages import Commit, Deal, Message, View, ViewKey
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Parent of all."""
+
+
+# --- network ---
+
+
+@dataclass(frozen=True, slots=True)
+class Transmit(Effect):
+    """Send over the open connection to `peer`; lost if it has gone."""
+
+    peer: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Dial(Effect):
+    """Connect to this address; ends in PeerOpened or DialFailed."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClosePeer(Effect):
+    """Say Bye and close, after what is queued has gone."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendProbe(Effect):
+    """Send a bandwidth probe to `peer`."""
+
+    peer: str
+
+
+# --- the all-reduce of one step ---
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate(Effect):
+    """Add a child's part of a chunk to what has come in for it."""
+
+    chunk: int
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True)
+class SendUp(Effect):
+    """Send own part plus what has come in to `parent`. Weight 0: there is neither."""
+
+    key: ViewKey
+    step: int
+    chunk: int
+    parent: str
+    weight: float
+    own: bool  # This node contributes data, not only its children.
+
+
+@dataclass(frozen=True, slots=True)
+class FinishChunk(Effect):
+    """At the root: own part plus what has come in, divided by `weight`, is the result of the chunk."""
+
+    step: int
+    chunk: int
+    weight: float
+    own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptChunk(Effect):
+    """The payload is the result of the chunk."""
+
+    step: int
+    chunk: int
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True)
+class SendDown(Effect):
+    """Pass the result of the chunk on. `payload`: as it was received, else from the result buffer.
+
+    A peer in `copied` may lag by more than a step, so it must not be sent the buffer itself.
+    """
+
+    key: ViewKey
+    step: int
+    chunk: int
+    peers: tuple[str, ...]
+    weight: float
+    payload: Any
+    copied: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResetAttempt(Effect):
+    """Forget what has come in for the step under way; own contributions stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenewResults(Effect):
+    """Do not write into the result buffers any more: a node that left may still be sent their bytes.
+
+    Members cannot fall behind by more than a step, so two buffers are enough for them (step_sync.py).
+    Nobody waits for who left, though.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class StepCompleted(Effect):
+    """All results of `step` are here. `deal`: who gets samples in the step after it."""
+
+    step: int
+    commit: Commit
+    deal: Deal
+
+
+# --- membership ---
+
+
+@dataclass(frozen=True, slots=True)
+class ViewEntered(Effect):
+    """This node acts in `view` from `step` on."""
+
+    view: View
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Joined(Effect):
+    """This node is a member from `step` on; `deal` as in StepCompleted."""
+
+    step: int
+    deal: Deal
+
+
+@dataclass(frozen=True, slots=True)
+class Left(Effect):
+    """This node is out, as it wished (or because everybody had finished)."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Out(Effect):
+    """This node is out against its will."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinFailed(Effect):
+    """The cluster will not have this node, or cannot be reached. `spec`: the model that it trains."""
+
+    reason: str
+    spec: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Parked(Effect):
+    """Too few members can be reached to go on (reason), or again enough (None)."""
+
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Happened(Effect):
+    """Something that people want to read."""
+
+    kind: str
+    node: str
+    detail: str
+    step: int
+
+
+# --- state replication ---
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot(Effect):
+    """Copy the state at the boundary before `step`; ends in SnapshotReady. `blocking`: wait until dropped."""
+
+    step: int
+    blocking: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DropSnapshot(Effect):
+    """Nobody needs the copy any more."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServeManifest(Effect):
+    """Send the manifest of the snapshot at `step`."""
+
+    peer: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServeShard(Effect):
+    """Send bytes [start, stop) of the snapshot at `step`."""
+
+    peer: str
+    step: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadManifest(Effect):
+    """Check and open the manifest; ends in ManifestKnown or ManifestBad."""
+
+    source: str
+    step: int
+    digest: bytes
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True)
+class StoreShard(Effect):
+    """Check and keep the bytes; ends in ShardStored or ShardBad."""
+
+    source: str
+    start: int
+    stop: int
+    digest: bytes
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True)
+class StateWhole(Effect):
+    """All bytes of the state at `step` are here: load it, apply what completed since, then CaughtUp."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardState(Effect):
+    """What was fetched so far is of no use: a new attempt to join starts."""

@@ -1,0 +1,124 @@
+"""Who is the scheduler: terms and votes as in Raft, with its pre-vote.
+
+    FOLLOWER --the scheduler is out of reach--> TRIAL --a quorum would vote--> CANDIDATE --it did--> ELECTED
+       ^                                          |                               |
+       +------------- a higher term, or the scheduler answers --------------------+
+
+What differs from Raft (DESIGN, section 6): there is no log, so a voter compares views instead, and refuses
+a candidate whose view is older than its own. The quorum is that of every view in which somebody may still
+be active: the candidate's own, and its predecessors until a step has been completed in it (`electorates`).
+The most senior node stands first, so that candidates rarely duel; back-off is random when they do.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Callable
+
+from .effects import Effect
+from .messages import Electorate, Routed, ViewKey, VoteReply, VoteRequest
+from .overlay import has_quorum
+
+STAGGER_S = 0.02  # Times the rank in seniority: the head start of the more senior.
+ROUND_S = 0.25  # Answers that take longer do not count; then the next attempt.
+
+
+class Role(enum.Enum):
+    FOLLOWER = "follower"
+    TRIAL = "trial"
+    CANDIDATE = "candidate"
+    ELECTED = "elected"
+
+
+class Election:
+    """The part of node `me` in electing the scheduler. `send` routes a message."""
+
+    def __init__(self, me: str, rng: random.Random, send: Callable[[str, Routed], list[Effect]]) -> None:
+        self.me, self.rng, self.send = me, rng, send
+        self.role = Role.FOLLOWER
+        self.term = 0
+        self.voted_term = 0  # The last term in which a vote was given away.
+        self.votes: set[str] = set()
+        self.wake_at_s: float | None = None
+
+    def adopt(self, term: int) -> None:
+        """A message of a higher term: whatever we were, we follow."""
+        if term > self.term:
+            self.term, self.role, self.wake_at_s = term, Role.FOLLOWER, None
+
+    def stand_down(self) -> None:
+        """There is a scheduler, or we may not stand."""
+        if self.role in (Role.TRIAL, Role.CANDIDATE):
+            self.role = Role.FOLLOWER
+        self.wake_at_s = None
+
+    def scheduler_missing(self, rank: int, now_s: float) -> None:
+        """The scheduler is out of reach: stand after a time that grows with `rank` (0: most senior alive)."""
+        if self.role is Role.FOLLOWER and self.wake_at_s is None:
+            self.wake_at_s = now_s + STAGGER_S * rank
+
+    def tick(self, key: ViewKey, voters: set[str], now_s: float) -> list[Effect]:
+        """Stand, or stand again, when it is time. `voters`: all members that can be reached, and we."""
+        if self.wake_at_s is None or now_s < self.wake_at_s:
+            return []
+        self.role, self.votes = Role.TRIAL, {self.me}
+        self.wake_at_s = now_s + ROUND_S * self.rng.uniform(1.0, 2.0)
+        return self._ask(key, voters, self.term + 1, trial=True)
+
+    def on_request(self, request: VoteRequest, key: ViewKey, scheduler_missing: bool) -> list[Effect]:
+        """A candidate asks. Pre-votes change nothing here; a vote is given once per term."""
+        fresh = request.key >= key and request.term > self.voted_term and request.term > self.term
+        if request.trial:
+            granted = fresh and scheduler_missing
+        else:
+            granted = fresh
+            if request.term > self.term:
+                self.adopt(request.term)
+            if granted:
+                self.voted_term = request.term
+        return self.send(
+            request.candidate,
+            VoteReply(term=max(self.term, request.term) if granted else self.term, voter=self.me,
+                      granted=granted, trial=request.trial),
+        )  # fmt: skip
+
+    def on_reply(
+        self,
+        reply: VoteReply,
+        key: ViewKey,
+        electorates: list[Electorate],
+        voters: set[str],
+        crashed: set[str],
+    ) -> list[Effect]:
+        """A voter answers. When a quorum said yes: TRIAL becomes CANDIDATE, CANDIDATE becomes ELECTED."""
+        if not reply.granted:
+            if reply.term > self.term:
+                self.adopt(reply.term)
+            return []
+        if (self.role, reply.trial) not in ((Role.TRIAL, True), (Role.CANDIDATE, False)):
+            return []
+        if reply.term != self.term + (1 if reply.trial else 0):
+            return []
+        self.votes.add(reply.voter)
+        return self.count(key, electorates, voters, crashed)
+
+    def count(
+        self, key: ViewKey, electorates: list[Electorate], voters: set[str], crashed: set[str]
+    ) -> list[Effect]:
+        """Look whether the votes suffice; also called after standing, for a cluster of one."""
+        if self.role not in (Role.TRIAL, Role.CANDIDATE):
+            return []
+        if not all(has_quorum(each, self.votes, crashed) for each in electorates):
+            return []
+        if self.role is Role.CANDIDATE:
+            self.role, self.wake_at_s = Role.ELECTED, None
+            return []
+        self.term += 1
+        self.role, self.voted_term, self.votes = Role.CANDIDATE, self.term, {self.me}
+        effects = self._ask(key, voters, self.term, trial=False)
+        return effects + self.count(key, electorates, voters, crashed)
+
+    def _ask(self, key: ViewKey, voters: set[str], term: int, trial: bool) -> list[Effect]:
+        request = VoteRequest(term=term, candidate=self.me, key=key, trial=trial)
+        return [effect for voter in sorted(voters - {self.me}) for effect in self.send(voter, request)]

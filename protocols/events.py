@@ -1,0 +1,156 @@
+"""What can happen to a core. Plain values; made by the node's loop, by the simulator, or by another core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .messages import Contribution, Down, Message, Up
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Parent of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick(Event):
+    """Time has passed; sent when `wake_at_s` is due, harmless at any other time."""
+
+
+# --- from the network ---
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOpened(Event):
+    """A connection to `peer` can be used in both directions. `address` is where it can be dialled."""
+
+    peer: str
+    address: str
+    client: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PeerClosed(Event):
+    """No connection to `peer` is left. `clean`: it said Bye, or we did."""
+
+    peer: str
+    clean: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DialFailed(Event):
+    """Nobody (or the wrong one) answered at `address`."""
+
+    address: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Received(Event):
+    """A message from the other end of an open connection. `payload`: bulk bytes, opaque to cores."""
+
+    peer: str
+    message: Message
+    payload: Any = None
+
+
+# --- from the training thread ---
+
+
+@dataclass(frozen=True, slots=True)
+class Contributed(Event):
+    """These chunks of the step under way hold this node's weighted sum. Weight 0: nothing, no data."""
+
+    chunks: tuple[int, ...]
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class LocalReady(Event):
+    """The training thread called update(): this is all that this node brings to the step."""
+
+    contribution: Contribution
+
+
+@dataclass(frozen=True, slots=True)
+class Retracted(Event):
+    """Chunks contributed to this step have changed (gradient accumulation): start the attempt again."""
+
+    weight: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveWanted(Event):
+    """Ctrl+C, SIGTERM, `chaosnet leave`, or the end of the script."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReady(Event):
+    """The copy of the state at `step`, asked for by TakeSnapshot, can be served."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestKnown(Event):
+    """The joiner has a valid manifest of the state at `step`."""
+
+    step: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestBad(Event):
+    """The manifest from this source was damaged or is unusable here."""
+
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStored(Event):
+    """Bytes [start, stop) arrived intact from `source`."""
+
+    source: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardBad(Event):
+    """Bytes [start, stop) from `source` do not match their hash."""
+
+    source: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp(Event):
+    """The joiner's training thread holds the state of the newest completed step."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateRejected(Event):
+    """The joiner cannot use the state it was sent."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingsTaken(Event):
+    """psutil readings and rates of this node, for its next Report."""
+
+    samples_per_s: float
+    sync_delay_s: float
+    state_bytes: int
+    layer_bytes: tuple[int, int]
+    cpu_pct: float
+    memory_bytes: int
+    battery_pct: float
+    counters: dict[str, int]
+
+
+ChunkMessage = Up | Down

@@ -1,0 +1,562 @@
+"""Every message chaosnet puts on the wire; nothing else declares one.
+
+Two kinds. *Link-local* messages go over one open link. *Routed* messages travel inside an `Envelope`
+over the overlay, hop by hop, so two nodes can negotiate without a direct connection (relay.py).
+Field types and bounds are checked by msgspec on arrival (codec.py); past it, code trusts them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+PROTOCOL_VERSION = 1  # Bump when a field is removed or changes meaning.
+
+EVERYONE = "*"  # Destination of an envelope that all nodes take and pass on.
+
+MAX_NODES = 20_000
+
+Id = Annotated[str, Meta(min_length=1, max_length=64)]
+Address = Annotated[str, Meta(max_length=255)]
+Text = Annotated[str, Meta(max_length=4000)]
+Count = Annotated[int, Meta(ge=0)]
+Bytes = Annotated[bytes, Meta(max_length=4 << 20)]
+Link = tuple[Id, Id]  # Two node ids, sorted.
+ViewKey = tuple[int, int]  # (term, seq): views are ordered by it.
+Range = tuple[Count, Count]  # [start, stop).
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Parent of all; the class name is the type on the wire."""
+
+
+# --- what the cluster agrees on ---
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One node of a view; `members` of a view are in order of seniority."""
+
+    id: Id
+    address: Address  # Where it can be dialled; "" if it cannot (behind NAT).
+    joined_step: Count = 0
+
+
+class Tree(msgspec.Struct, frozen=True, kw_only=True):
+    """Gradients go up to `root` and results come down; carries `share` of all chunks."""
+
+    root: Id
+    parent: dict[Id, Id]
+    share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+
+
+class Joining(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that enters with this view, and the neighbours that serve it the state."""
+
+    node: Id
+    sources: tuple[Id, ...]
+    blocking: bool = False
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the cluster agrees on: who is in, over which links, and the plan.
+
+    `members` contribute and vote. `observers` (joiners catching up) only listen to results: they are
+    leaves of the trees. `scheduler` is "" when the role is vacant.
+    """
+
+    term: Count
+    seq: Count
+    scheduler: Annotated[str, Meta(max_length=64)]
+    members: Annotated[tuple[Member, ...], Meta(max_length=MAX_NODES)]
+    observers: Annotated[tuple[Member, ...], Meta(max_length=MAX_NODES)] = ()
+    links: Annotated[tuple[Link, ...], Meta(max_length=10 * MAX_NODES)] = ()
+    trees: Annotated[tuple[Tree, ...], Meta(max_length=64)] = ()
+    joining: Annotated[tuple[Joining, ...], Meta(max_length=64)] = ()
+
+    @property
+    def key(self) -> ViewKey:
+        return (self.term, self.seq)
+
+    @property
+    def member_ids(self) -> tuple[str, ...]:
+        return tuple(member.id for member in self.members)
+
+    @property
+    def observer_ids(self) -> tuple[str, ...]:
+        return tuple(member.id for member in self.observers)
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        return self.member_ids + self.observer_ids
+
+    def find(self, node: str) -> Member | None:
+        """The member or observer of that id."""
+        return next((m for m in (*self.members, *self.observers) if m.id == node), None)
+
+    def neighbors(self, node: str) -> tuple[str, ...]:
+        """Ids at the other ends of the links of `node`, sorted."""
+        return tuple(sorted({b if a == node else a for a, b in self.links if node in (a, b)}))
+
+
+class Electorate(msgspec.Struct, frozen=True, kw_only=True):
+    """The voters of a view that some node may still be active in (election.py)."""
+
+    key: ViewKey
+    members: tuple[Id, ...]
+
+
+Deal = tuple[tuple[Id, Count], ...]  # (member, batch size): who gets samples for a step, in order.
+
+# --- link-local: handshake and liveness ---
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """Dialer to acceptor and back: this is who I am."""
+
+    node: Id
+    address: Address
+    incarnation: Annotated[str, Meta(max_length=64)]
+    cluster: Annotated[str, Meta(max_length=64)] = ""
+    client: bool = False
+
+
+class Bye(Message, frozen=True, kw_only=True):
+    """To a peer: I close this connection on purpose; it is no failure."""
+
+    reason: Text = ""
+
+
+class Ping(Message, frozen=True, kw_only=True):
+    """To a peer: are you there? `stall_s`: how long my loop was recently held up; be patient that much."""
+
+    sent_s: float
+    stall_s: Annotated[float, Meta(ge=0)] = 0.0
+
+
+class Pong(Message, frozen=True, kw_only=True):
+    """Answer to a Ping, with its time stamp."""
+
+    sent_s: float
+    stall_s: Annotated[float, Meta(ge=0)] = 0.0
+
+
+# --- link-local: one step of training ---
+
+
+class Up(Message, frozen=True, kw_only=True):
+    """Child to parent, bulk: my subtree's weighted sum of one chunk. Weight 0: no payload."""
+
+    key: ViewKey
+    step: Count
+    chunk: Count
+    weight: Annotated[float, Meta(ge=0)]
+
+
+class Down(Message, frozen=True, kw_only=True):
+    """Along a tree away from the root, bulk: the mean of one chunk. Weight 0: nobody contributed."""
+
+    key: ViewKey
+    step: Count
+    chunk: Count
+    weight: Annotated[float, Meta(ge=0)]
+
+
+class Contribution(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node, or a subtree, brings to a step besides the gradient."""
+
+    weight: Annotated[float, Meta(ge=0)] = 0.0  # Samples.
+    ranges: tuple[Range, ...] = ()  # Positions of the epoch's permutation that were used.
+    shares: dict[Id, Count] = {}  # Batch size that each member wants from the next step on.
+    metrics: dict[
+        Annotated[str, Meta(max_length=64)], tuple[float, float]
+    ] = {}  # name: (weighted sum, weight)
+    present: Bytes = b""  # Bit i: parameter i has a gradient.
+    leaving: bool = False  # All of them have nothing more to train.
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    """Child to parent: my subtree has computed the step. `vote` (term, highest prepared seq) or None."""
+
+    key: ViewKey
+    step: Count
+    vote: tuple[int, int] | None
+    contribution: Contribution
+
+
+class Commit(Message, frozen=True, kw_only=True):
+    """Along the first tree away from its root: the step is decided; the next one runs in view `switch`."""
+
+    key: ViewKey
+    step: Count
+    switch: ViewKey | None
+    total: Contribution
+
+
+# --- link-local: state replication ---
+
+
+class ManifestRequest(Message, frozen=True, kw_only=True):
+    """Joiner to source: send me the manifest of the state at `step`."""
+
+    step: Count
+
+
+class ManifestReply(Message, frozen=True, kw_only=True):
+    """Source to joiner, bulk: the payload is the manifest."""
+
+    step: Count
+    digest: Bytes
+
+
+class ShardRequest(Message, frozen=True, kw_only=True):
+    """Joiner to source: send me these bytes of the state at `step`."""
+
+    step: Count
+    start: Count
+    stop: Count
+
+
+class Shard(Message, frozen=True, kw_only=True):
+    """Source to joiner, bulk: the payload is bytes [start, stop) of the state at `step`."""
+
+    step: Count
+    start: Count
+    stop: Count
+    digest: Bytes
+
+
+class ReplicationDone(Message, frozen=True, kw_only=True):
+    """Joiner to source: I have all of the state; drop your copy."""
+
+    step: Count
+
+
+class Probe(Message, frozen=True, kw_only=True):
+    """To a peer, bulk: part `index` of `count` of a bandwidth probe; the payload is padding."""
+
+    index: Count
+    count: Annotated[int, Meta(ge=2, le=64)]
+
+
+class ProbeResult(Message, frozen=True, kw_only=True):
+    """Receiver of a probe to its sender: the rate I saw."""
+
+    rate_bps: Annotated[float, Meta(gt=0)]
+
+
+# --- routed: scale-out (Fig. 4a) ---
+
+
+class ScaleOutRequest(Message, frozen=True, kw_only=True):
+    """Joiner to scheduler: let me in, with these neighbours (ids or addresses) or `degree` of your choice."""
+
+    node: Id
+    address: Address
+    neighbors: Annotated[tuple[Address, ...], Meta(max_length=64)] = ()
+    degree: Annotated[int, Meta(ge=1, le=64)] = 2
+    digest: Annotated[str, Meta(max_length=64)] = ""  # Of the model's manifest.
+    blocking: bool = False
+
+
+class ScaleOutRefused(Message, frozen=True, kw_only=True):
+    """Scheduler to joiner: no, for this reason. `spec`: the model that the cluster trains, if that is why."""
+
+    reason: Text
+    spec: Bytes = b""
+
+
+class NegotiationPlan(Message, frozen=True, kw_only=True):
+    """Scheduler to joiner: open links to these neighbours, measure them, and report."""
+
+    neighbors: Annotated[tuple[Member, ...], Meta(max_length=64)]
+
+
+class LinkReading(msgspec.Struct, frozen=True, kw_only=True):
+    """What one end knows of a link. 0 = not measured."""
+
+    rtt_s: Annotated[float, Meta(ge=0)] = 0.0
+    rate_bps: Annotated[float, Meta(ge=0)] = 0.0
+
+
+class NeighborsReady(Message, frozen=True, kw_only=True):
+    """Joiner to scheduler: these links are open; `failed` could not be (address: reason)."""
+
+    node: Id
+    links: dict[Id, LinkReading]
+    failed: dict[Id, Text] = {}
+
+
+class ReplicationPlan(Message, frozen=True, kw_only=True):
+    """Scheduler to joiner: you listen from `step` on in `view`; fetch this many shards from each source."""
+
+    view: View
+    step: Count
+    shard_bytes: Annotated[int, Meta(ge=1)]
+    shards_by_source: dict[Id, Count]
+
+
+class ScaleOutReady(Message, frozen=True, kw_only=True):
+    """Joiner to scheduler: my state is whole and I keep up; make me a member."""
+
+    node: Id
+
+
+class ScaleOutAbort(Message, frozen=True, kw_only=True):
+    """Joiner to scheduler: I give up, or must start over."""
+
+    node: Id
+    reason: Text
+
+
+# --- routed: scale-in, connect-link, disconnect-link (Fig. 4b to d) ---
+
+
+class ScaleInRequest(Message, frozen=True, kw_only=True):
+    """Member to scheduler: I want to leave."""
+
+    node: Id
+
+
+class ConnectLinkRequest(Message, frozen=True, kw_only=True):
+    """To the scheduler: open a link between `a` and `b` (ids or addresses)."""
+
+    a: Address
+    b: Address
+    asker: Id
+
+
+class DisconnectLinkRequest(Message, frozen=True, kw_only=True):
+    """To the scheduler: close the link between `a` and `b` (ids or addresses)."""
+
+    a: Address
+    b: Address
+    asker: Id
+
+
+class Answer(Message, frozen=True, kw_only=True):
+    """Scheduler, or the node asked, to the asker: done, or why not."""
+
+    ok: bool
+    text: Text
+
+
+class LeaveCommand(Message, frozen=True, kw_only=True):
+    """Client to a node: leave the cluster, as if by Ctrl+C."""
+
+    asker: Id
+
+
+# --- routed: views ---
+
+
+class Prepare(Message, frozen=True, kw_only=True):
+    """Scheduler to all: open what `view` needs and vote for it in the steps to come."""
+
+    view: View
+
+
+class PrepareFailed(Message, frozen=True, kw_only=True):
+    """Node to scheduler: I cannot have this link; propose something else."""
+
+    key: ViewKey
+    node: Id
+    link: Link
+    reason: Text
+
+
+class LinkNews(Message, frozen=True, kw_only=True):
+    """Either end to all: the connection to `peer` is open, silent or closed. `version` counts up per reporter."""
+
+    reporter: Id
+    peer: Id
+    version: Count
+    state: Literal["open", "silent", "closed"]
+
+
+class Farewell(Message, frozen=True, kw_only=True):
+    """Node to all: I have left, and act in no view any more."""
+
+    node: Id
+
+
+class AbortRequest(Message, frozen=True, kw_only=True):
+    """Member to scheduler: the attempt of this step must be started again."""
+
+    node: Id
+    key: ViewKey
+    step: Count
+    reason: Text
+
+
+class Flush(Message, frozen=True, kw_only=True):
+    """Scheduler to all: stop the attempt under way and tell me where you are. I am at `key`, `step`."""
+
+    term: Count
+    number: Count
+    scheduler: Id
+    key: ViewKey
+    step: Count
+
+
+class FlushOk(Message, frozen=True, kw_only=True):
+    """Node to scheduler: I stopped at `step` in view `key`; the rest is given where it is news to you."""
+
+    term: Count
+    number: Count
+    node: Id
+    key: ViewKey
+    step: Count
+    view: View | None = None
+    priors: tuple[Electorate, ...] = ()
+    commit: Commit | None = None
+    deal: Deal = ()
+
+
+class Install(Message, frozen=True, kw_only=True):
+    """Scheduler to all: go on in `view` with `step`. Who lacks the step before adopts it from `holder`."""
+
+    term: Count
+    number: Count
+    view: View
+    priors: tuple[Electorate, ...]
+    step: Count
+    deal: Deal
+    holder: Annotated[str, Meta(max_length=64)] = ""
+    commit: Commit | None = None
+
+
+class Expelled(Message, frozen=True, kw_only=True):
+    """Scheduler to a node: the cluster went on without you."""
+
+    node: Id
+    reason: Text
+
+
+# --- routed: election ---
+
+
+class VoteRequest(Message, frozen=True, kw_only=True):
+    """Candidate to voter: may I be the scheduler of `term`? `trial`: would you say yes (pre-vote)?"""
+
+    term: Count
+    candidate: Id
+    key: ViewKey
+    trial: bool
+
+
+class VoteReply(Message, frozen=True, kw_only=True):
+    """Voter to candidate. A refusal carries the voter's own, perhaps higher, term."""
+
+    term: Count
+    voter: Id
+    granted: bool
+    trial: bool
+
+
+# --- routed: monitoring ---
+
+
+class Report(Message, frozen=True, kw_only=True):
+    """Node to scheduler, about once a second: how I am."""
+
+    node: Id
+    step: Count = 0
+    readings: dict[Id, LinkReading] = {}
+    samples_per_s: float = 0.0
+    sync_delay_s: float = 0.0
+    state_bytes: Count = 0
+    layer_bytes: tuple[Count, Count] = (0, 0)  # Smallest and largest tensor.
+    cpu_pct: float = 0.0
+    memory_bytes: Count = 0
+    battery_pct: float = -1.0  # -1: has none.
+    counters: dict[Annotated[str, Meta(max_length=64)], Count] = {}
+
+
+class Notice(Message, frozen=True, kw_only=True):
+    """Scheduler to all: this happened, for people to read."""
+
+    kind: Annotated[str, Meta(max_length=32)]
+    node: Annotated[str, Meta(max_length=200)]
+    detail: Text
+    step: Count
+    time_s: float  # Wall clock of the scheduler.
+    handling_ms: float = 0.0  # Time the scheduler's core took.
+
+
+class StatusRequest(Message, frozen=True, kw_only=True):
+    """Client to any node, which passes it on to the scheduler."""
+
+    asker: Id
+
+
+class StatusReply(Message, frozen=True, kw_only=True):
+    """The cluster's status as JSON."""
+
+    status: Bytes
+
+
+Routed = (
+    ScaleOutRequest
+    | ScaleOutRefused
+    | NegotiationPlan
+    | NeighborsReady
+    | ReplicationPlan
+    | ScaleOutReady
+    | ScaleOutAbort
+    | ScaleInRequest
+    | ConnectLinkRequest
+    | DisconnectLinkRequest
+    | Answer
+    | LeaveCommand
+    | Prepare
+    | PrepareFailed
+    | LinkNews
+    | Farewell
+    | AbortRequest
+    | Flush
+    | FlushOk
+    | Install
+    | Expelled
+    | VoteRequest
+    | VoteReply
+    | Report
+    | Notice
+    | StatusRequest
+    | StatusReply
+)
+
+
+class Envelope(Message, frozen=True, kw_only=True):
+    """Hop to hop: `body` is on its way from `source` to `target`, or EVERYONE. `serial` is the source's."""
+
+    source: Id
+    target: Id
+    serial: Count
+    body: Routed
+
+
+WireMessage = (
+    Envelope
+    | Hello
+    | Bye
+    | Ping
+    | Pong
+    | Up
+    | Down
+    | Ready
+    | Commit
+    | ManifestRequest
+    | ManifestReply
+    | ShardRequest
+    | Shard
+    | ReplicationDone
+    | Probe
+    | ProbeResult
+)
+
+
+def link(a: str, b: str) -> Link:
+    """The link between two nodes, however they are named."""
+    return (a, b) if a < b else (b, a)

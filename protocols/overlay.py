@@ -1,0 +1,121 @@
+"""Who can still be reached: the overlay of the view, less what was lost, plus what was found.
+
+Node failure, link failure and partition are one thing here. Ends of a link report it lost; a node is
+*reachable* if a path of live links leads to it. A node that died has lost all its links, so it is not
+reachable; a node that lost one link still is. Members that are not reachable are what a flush leaves out.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import networkx as nx
+
+from .messages import Electorate, Link, View, link
+
+
+class LinkState(enum.Enum):
+    """What one end says of a link."""
+
+    OPEN = "open"
+    SILENT = "silent"  # Nothing was heard; the other end may be alive.
+    CLOSED = "closed"  # The connection was closed: the process at the other end died.
+
+
+def has_quorum(electorate: Electorate, alive: set[str], crashed: set[str]) -> bool:
+    """May `alive` go on for the whole electorate? (DESIGN, section 6.)
+
+    A majority may. An exact half may if it holds the most senior member, or if all others are known to
+    have crashed, which a closed connection proves and silence does not. So two halves of a partition
+    never both go on, and two nodes survive the crash of either.
+    """
+    voters = electorate.members
+    missing = [voter for voter in voters if voter not in alive]
+    present = len(voters) - len(missing)
+    if 2 * present != len(voters):
+        return 2 * present > len(voters)
+    return voters[0] in alive or all(voter in crashed for voter in missing)
+
+
+class Overlay:
+    """What node `me` knows of the links of its view, and of others that happen to be open.
+
+    News of a link comes from its two ends, numbered by the reporter, and may arrive out of order. A link of the
+    view lives until one end has lost it; any other connection is found when one end says so and the other
+    does not deny it.
+    """
+
+    def __init__(self, me: str) -> None:
+        self.me = me
+        self.graph = nx.Graph()
+        self.observers: set[str] = set()
+        self.news: dict[tuple[str, str], tuple[int, LinkState]] = {}  # (reporter, peer): (version, state).
+        self.left: set[str] = set()  # Nodes that said farewell.
+        self.reachable: set[str] = {me}
+
+    def enter(self, view: View) -> None:
+        """Take over the links of a new view; news about them stays, for it may be newer than the view."""
+        self.graph = nx.Graph(view.links)
+        self.graph.add_nodes_from(view.node_ids)
+        self.observers = set(view.observer_ids)
+        self.left -= set(view.node_ids)
+        self._update()
+
+    def heard(self, reporter: str, peer: str, version: int, state: LinkState) -> bool:
+        """One end tells of a link; True if that changes anything."""
+        before = self.news.get((reporter, peer))
+        if before is not None and before[0] >= version:
+            return False
+        self.news[reporter, peer] = (version, state)
+        old_reachable, old_live = self.reachable, self.live_links()
+        self._update()
+        changed = before is None or before[1] is not state
+        return changed and (
+            state is LinkState.CLOSED or (old_reachable, old_live) != (self.reachable, self.live_links())
+        )
+
+    def farewell(self, node: str) -> None:
+        """A node has left for good."""
+        self.left.add(node)
+
+    @property
+    def lost(self) -> set[Link]:
+        """Links of the view that one end has lost."""
+        return {link(a, b) for a, b in self.graph.edges if self._denied(a, b)}
+
+    @property
+    def crashed(self) -> set[str]:
+        """Nodes out of reach that are known to act no more: a node in reach saw them die, or they said farewell."""
+        died = {
+            peer
+            for (by, peer), (_, state) in self.news.items()
+            if state is LinkState.CLOSED and by in self.reachable
+        }
+        return (died | self.left) - self.reachable
+
+    def live_links(self) -> set[Link]:
+        """Links between nodes in reach: of the view and not lost, or found."""
+        live = {link(a, b) for a, b in self.graph.edges} - self.lost | self._found()
+        return {each for each in live if self.reachable.issuperset(each)}
+
+    def _denied(self, a: str, b: str) -> bool:
+        states = (self.news.get((a, b)), self.news.get((b, a)))
+        return any(news is not None and news[1] is not LinkState.OPEN for news in states)
+
+    def _found(self) -> set[Link]:
+        return {
+            link(a, b)
+            for (a, b), (_, state) in self.news.items()
+            if state is LinkState.OPEN and a in self.graph and b in self.graph and not self._denied(a, b)
+        }
+
+    def _update(self) -> None:
+        """Observers are at the edge: they can be reached, but no path leads through them."""
+        live = self.graph.copy()
+        live.remove_edges_from(self.lost)
+        live.add_edges_from(self._found())
+        live.add_node(self.me)
+        heard = {observer: set(live[observer]) for observer in self.observers if observer in live}
+        live.remove_nodes_from(self.observers - {self.me})
+        self.reachable = set(nx.node_connected_component(live, self.me))
+        self.reachable |= {observer for observer, members in heard.items() if members & self.reachable}

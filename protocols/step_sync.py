@@ -1,0 +1,411 @@
+"""One training step's all-reduce: chunks up and down the trees, the vote that switches views, and retries.
+
+    up:    when its own part and those of all member children are in, a node sends the sum to its parent
+    down:  the root divides by the weight and passes the result on; who gets it keeps it and passes it on
+    ready: like a chunk, over the first tree, once the training thread has called update(): carries the vote
+    commit: the root's answer to all Readys: totals, and the view that the next step runs in
+
+A step is *complete* at a node that has the commit and all results. Nobody contributes to step s+1 before
+it has completed s. So the first result of s+1 is proof that every member has completed s, and a node needs
+to keep just two results: those of the step it has completed and of the one under way. No message says
+"all have s"; the next step does (this replaces the tiny message that DESIGN section 4 describes).
+
+An attempt is named by (view key, step), because every retry happens in a new view. Chunks of another
+attempt are dropped by that name, or kept for a moment if they are ahead of us.
+
+Source: Chaos, Sec. IV-B ("plans after the current all-reduce"; "restart all-reduce" after a failure).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .effects import (
+    Accumulate,
+    AdoptChunk,
+    Effect,
+    FinishChunk,
+    Left,
+    Out,
+    RenewResults,
+    ResetAttempt,
+    SendDown,
+    SendUp,
+    StepCompleted,
+    Transmit,
+    ViewEntered,
+)
+from .errors import LocalProtocolError, RemoteProtocolError
+from .events import Contributed, Event, LocalReady, Received, Retracted
+from .messages import Commit, Contribution, Deal, Down, Electorate, Install, Ready, Tree, Up, View, ViewKey
+
+MAX_EARLY = 100_000  # Messages kept because they are ahead of us; a neighbour can be one step ahead.
+
+
+def chunk_trees(chunks: int, trees: tuple[Tree, ...]) -> list[int]:
+    """Which tree carries each chunk: in turn, so that all trees are busy from the first chunk on."""
+    given = [0] * len(trees)
+    owner = []
+    for done in range(1, chunks + 1):
+        best = max(range(len(trees)), key=lambda t: (trees[t].share * done - given[t], -t))
+        given[best] += 1
+        owner.append(best)
+    return owner
+
+
+def merge(parts: list[Contribution]) -> Contribution:
+    """What several nodes bring to a step, together."""
+    shares: dict[str, int] = {}
+    metrics: dict[str, tuple[float, float]] = {}
+    present = 0
+    for part in parts:
+        shares |= part.shares
+        present |= int.from_bytes(part.present, "little")
+        for name, (total, weight) in part.metrics.items():
+            old = metrics.get(name, (0.0, 0.0))
+            metrics[name] = (old[0] + total, old[1] + weight)
+    return Contribution(
+        weight=sum(part.weight for part in parts),
+        ranges=tuple(sorted(each for part in parts for each in part.ranges)),
+        shares=shares,
+        metrics=metrics,
+        present=present.to_bytes(max((len(part.present) for part in parts), default=0), "little"),
+        leaving=all(part.leaving for part in parts),
+    )
+
+
+def merge_votes(votes: list[tuple[int, int] | None]) -> tuple[int, int] | None:
+    """The view that all are prepared for. None unless all name the same one.
+
+    Same and not least: who has prepared a later proposal need not have the earlier one.
+    """
+    return votes[0] if all(vote == votes[0] for vote in votes) else None
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where this node stands in one tree."""
+
+    parent: str | None
+    children: frozenset[str]  # Members only: who contributes.
+    below: tuple[str, ...]  # Children and observers: who listens.
+    neighbors: tuple[str, ...]  # Parent and all below.
+
+
+@dataclass(slots=True)
+class _Chunk:
+    missing: set[str]  # Member children whose part has not come.
+    weight: float = 0.0
+    sent: bool = False
+    done: bool = False
+
+
+@dataclass(slots=True)
+class _Attempt:
+    chunks: list[_Chunk]
+    readies: dict[str, Ready] = field(default_factory=dict)
+    ready_sent: bool = False
+    commit: Commit | None = None
+    results: int = 0
+
+
+class StepSync:
+    """The all-reduce of one node, step after step. `chunks` is the same on all nodes of one model."""
+
+    def __init__(self, me: str, chunks: int) -> None:
+        self.me, self.chunk_count = me, chunks
+        self.view: View | None = None
+        self.priors: tuple[Electorate, ...] = ()  # Views that others may still be in, older than ours.
+        self.step = 0  # Steps completed; the number of the one under way.
+        self.deal: Deal = ()
+        self.last_commit: Commit | None = None  # Of step - 1.
+        self.prepared: dict[ViewKey, View] = {}
+        self.vote: tuple[int, int] | None = None
+        self.frozen = True  # Between a flush and its install, and before the first view.
+        self.own_weight: dict[int, float] = {}  # Chunk: weight of our own part, once contributed.
+        self.local: Contribution | None = None
+        self.install: Install | None = None  # While some node still adopts the result of step - 1.
+        self.early: list[Received] = []
+        self.places: list[_Place] = []
+        self.tree_of: list[int] = []
+        self.attempt = _Attempt([])
+        self.catching_up = False  # Behind by one step; its result is on the way.
+
+    # --- entering views -----------------------------------------------------------------------------
+
+    def enter(
+        self, view: View, step: int, priors: tuple[Electorate, ...] = (), deal: Deal = ()
+    ) -> list[Effect]:
+        """Act in `view`, whose first step here is `step`."""
+        left = self.view is not None and not set(self.view.node_ids) <= set(view.node_ids)
+        self.view, self.step, self.priors, self.frozen = view, step, priors, False
+        self.deal = deal or self.deal
+        self.prepared = {key: each for key, each in self.prepared.items() if key > view.key}
+        self.places = [_place(tree, self.me, set(view.member_ids)) for tree in view.trees]
+        self.tree_of = chunk_trees(self.chunk_count, view.trees)
+        self._restart()
+        renew: list[Effect] = [RenewResults()] if left else []
+        return [*renew, ViewEntered(view, step)]
+
+    def observe(self, view: View, step: int) -> list[Effect]:
+        """A joiner listens from `step` on; what came before the plan did is taken now."""
+        return self.enter(view, step) + self._replay_early()
+
+    def freeze(self) -> list[Effect]:
+        """A flush: the attempt under way is void. Own contributions are kept for the next."""
+        self.frozen = True
+        self._restart()
+        return [ResetAttempt()]
+
+    def start_installed(self, install: Install) -> list[Effect]:
+        """INSTALL: go on in its view; adopt, serve or pass on the result of the step before it."""
+        behind = install.step - self.step
+        if behind not in (0, 1):
+            raise RemoteProtocolError(f"{self.me}: installed at step {install.step} while at {self.step}")
+        self.prepared, self.vote = {}, None
+        effects = self.enter(install.view, self.step, install.priors)
+        effects.append(ResetAttempt())
+        self.install = install if install.holder else None
+        self.deal = install.deal
+        self.catching_up = behind == 1
+        if self.catching_up:
+            self.own_weight, self.local = {}, None
+            self.attempt.commit = install.commit
+            effects += self._complete_if_done()
+        else:
+            if install.holder == self.me:
+                effects += self._serve_last_result()
+            effects += self._resume()
+        return effects + self._replay_early()
+
+    def _serve_last_result(self) -> list[Effect]:
+        assert self.view is not None and self.last_commit is not None
+        step, weight = self.step - 1, self.last_commit.total.weight
+        return [
+            self._send_down(chunk, step, self.places[tree].neighbors, weight, None)
+            for chunk, tree in enumerate(self.tree_of)
+            if self.places[tree].neighbors
+        ]
+
+    def _restart(self) -> None:
+        """A new attempt of the step under way."""
+        members = [set(self.places[tree].children) for tree in self.tree_of]
+        self.attempt = _Attempt([_Chunk(missing) for missing in members])
+
+    def _resume(self) -> list[Effect]:
+        """Put our own contributions into the new attempt."""
+        effects = [effect for chunk in sorted(self.own_weight) for effect in self._forward_up(chunk)]
+        return effects + self._forward_ready()
+
+    # --- events ---------------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> list[Effect]:
+        """One event of this step: from the training thread or from a neighbour."""
+        match event:
+            case Contributed(chunks, weight):
+                self.own_weight |= dict.fromkeys(chunks, weight)
+                return [e for chunk in chunks for e in self._forward_up(chunk)]
+            case LocalReady(contribution):
+                if self.local is not None:
+                    raise LocalProtocolError(f"{self.me}: ready twice for step {self.step}")
+                self.local = contribution
+                return self._forward_ready()
+            case Retracted(weight, _):
+                self.own_weight = dict.fromkeys(range(self.chunk_count), weight)
+                return self.freeze()
+            case Received(_, Up() | Down() | Ready() | Commit()):
+                return self._received(event)
+        raise LocalProtocolError(f"{self.me}: {type(event).__name__} is not for the all-reduce")
+
+    def _received(self, event: Received) -> list[Effect]:
+        message = event.message
+        assert isinstance(message, Up | Down | Ready | Commit)
+        here = (self.view.key if self.view else (0, 0), self.step)
+        there = (message.key, message.step)
+        if self.install and isinstance(message, Down) and there == (here[0], self.step - 1):
+            return self._pass_on_recovered(event.peer, message, event.payload)
+        if there > here or (self.frozen and message.key > here[0]):
+            if len(self.early) >= MAX_EARLY:
+                raise RemoteProtocolError(f"{self.me}: more than {MAX_EARLY} messages from the future")
+            self.early.append(event)
+            return []
+        if there != here or self.frozen:
+            return []  # Of an attempt that is over: normal after a flush.
+        match message:
+            case Up():
+                return self._on_up(event.peer, message, event.payload)
+            case Down():
+                return self._on_down(event.peer, message, event.payload)
+            case Ready():
+                self.attempt.readies[event.peer] = message
+                return self._forward_ready()
+            case Commit():
+                return self._on_commit(event.peer, message)
+
+    # --- chunks -----------------------------------------------------------------------------------------
+
+    def _on_up(self, peer: str, up: Up, payload: Any) -> list[Effect]:
+        chunk = self._chunk(up.chunk)
+        if peer not in chunk.missing:
+            return []  # Not a child, or a second copy.
+        chunk.missing.discard(peer)
+        chunk.weight += up.weight
+        effects: list[Effect] = [Accumulate(up.chunk, payload)] if up.weight else []
+        return effects + self._forward_up(up.chunk)
+
+    def _forward_up(self, index: int) -> list[Effect]:
+        """If the sum of our subtree is whole: up with it, or it is the result."""
+        if self.frozen or self.catching_up or index not in self.own_weight:
+            return []
+        chunk = self.attempt.chunks[index]
+        if chunk.missing or chunk.sent:
+            return []
+        assert self.view is not None
+        chunk.sent = True
+        own = self.own_weight[index]
+        weight, parent = chunk.weight + own, self.places[self.tree_of[index]].parent
+        if parent is not None:
+            return [SendUp(self.view.key, self.step, index, parent, weight, own > 0)]
+        finish: list[Effect] = [FinishChunk(self.step, index, weight, own > 0)] if weight else []
+        return finish + self._result(index, weight, None, came_from=None)
+
+    def _on_down(self, peer: str, down: Down, payload: Any) -> list[Effect]:
+        if self._chunk(down.chunk).done:
+            return []
+        adopt: list[Effect] = [AdoptChunk(self.step, down.chunk, payload)] if down.weight else []
+        return adopt + self._result(down.chunk, down.weight, payload, came_from=peer)
+
+    def _result(self, index: int, weight: float, payload: Any, came_from: str | None) -> list[Effect]:
+        self.attempt.chunks[index].done = True
+        self.attempt.results += 1
+        peers = tuple(p for p in self.places[self.tree_of[index]].neighbors if p != came_from)
+        if not self.catching_up and came_from is None:
+            peers = self.places[self.tree_of[index]].below
+        effects: list[Effect] = [self._send_down(index, self.step, peers, weight, payload)] if peers else []
+        return effects + self._complete_if_done()
+
+    def _pass_on_recovered(self, peer: str, down: Down, payload: Any) -> list[Effect]:
+        """A result that we have and a node beyond us lacks."""
+        peers = tuple(p for p in self.places[self.tree_of[down.chunk]].neighbors if p != peer)
+        return [self._send_down(down.chunk, down.step, peers, down.weight, payload)] if peers else []
+
+    def _send_down(
+        self, index: int, step: int, peers: tuple[str, ...], weight: float, payload: Any
+    ) -> SendDown:
+        assert self.view is not None
+        observers = self.view.observer_ids
+        copied = tuple(peer for peer in peers if peer in observers)
+        return SendDown(self.view.key, step, index, peers, weight, payload, copied)
+
+    def _chunk(self, index: int) -> _Chunk:
+        if index >= self.chunk_count:
+            raise RemoteProtocolError(f"{self.me}: chunk {index} of {self.chunk_count}")
+        return self.attempt.chunks[index]
+
+    # --- ready and commit -----------------------------------------------------------------------------------
+
+    def _forward_ready(self) -> list[Effect]:
+        """If our subtree is ready: tell the parent, or commit."""
+        if self.frozen or self.catching_up or self.local is None or self.attempt.ready_sent:
+            return []
+        place, readies = self.places[0], self.attempt.readies
+        if not place.children <= readies.keys():
+            return []
+        assert self.view is not None
+        self.attempt.ready_sent = True
+        below = [readies[child] for child in sorted(place.children)]
+        total = merge([self.local, *(ready.contribution for ready in below)])
+        vote = merge_votes([self.vote, *(ready.vote for ready in below)])
+        key, step = self.view.key, self.step
+        if place.parent is not None:
+            return [Transmit(place.parent, Ready(key=key, step=step, vote=vote, contribution=total))]
+        switch = vote if vote and vote > key else None
+        return self._on_commit(None, Commit(key=key, step=step, switch=switch, total=total))
+
+    def _on_commit(self, peer: str | None, commit: Commit) -> list[Effect]:
+        if self.attempt.commit is not None:
+            return []
+        self.attempt.commit = commit
+        passed_on: list[Effect] = [Transmit(below, commit) for below in self.places[0].below if below != peer]
+        return passed_on + self._complete_if_done()
+
+    def _complete_if_done(self) -> list[Effect]:
+        commit = self.attempt.commit
+        if commit is None or self.attempt.results < self.chunk_count:
+            return []
+        assert self.view is not None
+        if commit.switch and not self.catching_up and commit.switch not in self.prepared:
+            raise LocalProtocolError(
+                f"{self.me}: switched to view {commit.switch}, which was never prepared here"
+            )
+        following = self.view
+        if commit.switch and not self.catching_up:
+            following = self.prepared[commit.switch]
+        return self._complete(commit, following)
+
+    def _complete(self, commit: Commit, following: View) -> list[Effect]:
+        assert self.view is not None
+        before, settled = self.view, not self.catching_up
+        self.step += 1
+        self.last_commit = commit
+        self.own_weight, self.local = {}, None
+        if not self.catching_up:
+            self.install = None
+            self.deal = tuple((m.id, commit.total.shares.get(m.id, 0)) for m in following.members)
+        self.catching_up = False
+        effects: list[Effect] = [StepCompleted(self.step - 1, commit, self.deal)]
+        if commit.total.leaving:
+            self.frozen = True
+            return [*effects, Left("all have finished")]
+        if following is not before:
+            effects += self._switch(before, following)
+        else:
+            self.priors = () if settled else self.priors
+            self._restart()
+        return effects + self._replay_early()
+
+    def _switch(self, before: View, following: View) -> list[Effect]:
+        if self.me not in following.node_ids:
+            self.frozen, self.view = True, following
+            if self.me in before.member_ids:
+                return [Left("it asked to")]
+            return [Out("the cluster dropped this node before it had joined")]
+        prior = Electorate(key=before.key, members=before.member_ids)
+        return self.enter(following, self.step, (prior,), self.deal)
+
+    def _replay_early(self) -> list[Effect]:
+        early, self.early = self.early, []
+        return [effect for event in early for effect in self._received(event)]
+
+    # --- for the vote, the flush and invariants
+
+    def prepare(self, view: View) -> None:
+        """All that `view` needs is open: vote for it from now on."""
+        self.prepared[view.key] = view
+        self.vote = max(view.key, self.vote or view.key)
+
+    def forget_prepared(self) -> None:
+        """A new term: what an older scheduler proposed is void."""
+        self.prepared, self.vote = {}, None
+
+    def electorates(self) -> list[Electorate]:
+        """All whose quorum a decision needs: of our view and of those that others may still be in."""
+        assert self.view is not None
+        return [Electorate(key=self.view.key, members=self.view.member_ids), *self.priors]
+
+    def check_invariants(self) -> None:
+        """What holds between any two events."""
+        assert self.attempt.results <= self.chunk_count
+        if self.view and not self.frozen and self.attempt.chunks:
+            assert self.attempt.results == sum(chunk.done for chunk in self.attempt.chunks)
+        assert all(key > (self.view.key if self.view else (0, 0)) for key in self.prepared)
+
+
+def _place(tree: Tree, me: str, members: set[str]) -> _Place:
+    parents: Mapping[str, str] = tree.parent
+    below = tuple(sorted(child for child, parent in parents.items() if parent == me))
+    parent = parents.get(me)
+    around = below if parent is None else (parent, *below)
+    return _Place(parent, frozenset(below) & members, below, around)

@@ -1,0 +1,506 @@
+"""The elected scheduler: puts events into views, one after the other, and restarts what was torn.
+
+    request --> change --PREPARE--> proposed view --the vote in the all-reduce--> active --> next change
+    loss of a member or of a link in use, or a new scheduler:
+        FLUSH --FlushOk of everybody in reach--> quorum? --INSTALL--> active
+                                                   no --> parked until more can be reached
+
+It holds nothing that the last view and the members' reports cannot rebuild, and it is not on the data path:
+without it training goes on, and only changes wait. A proposal changes one voter at most, so that the quorums
+of two successive views overlap (DESIGN, section 6). Source: Chaos, Sec. IV-B and V-A2.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..protocols.effects import Effect, Happened, Parked
+from ..protocols.errors import PlanInfeasible
+from ..protocols.messages import (
+    EVERYONE,
+    AbortRequest,
+    Answer,
+    ConnectLinkRequest,
+    DisconnectLinkRequest,
+    Electorate,
+    Expelled,
+    Flush,
+    FlushOk,
+    Install,
+    Link,
+    Member,
+    NegotiationPlan,
+    NeighborsReady,
+    Prepare,
+    PrepareFailed,
+    ReplicationPlan,
+    Report,
+    Routed,
+    ScaleInRequest,
+    ScaleOutAbort,
+    ScaleOutReady,
+    ScaleOutRefused,
+    ScaleOutRequest,
+    View,
+    link,
+)
+from ..protocols.overlay import Overlay, has_quorum
+from ..protocols.step_sync import StepSync
+from . import shard_plan, sync_plan, views
+from .monitor import ClusterMonitor
+from .views import AddJoiner, AddLink, Change, Nothing, Promote, Remove, RemoveLink
+
+REPEAT_EVERY_S = 0.5  # PREPARE and FLUSH are sent again to make up for what was lost with a connection.
+MAX_QUEUE = 1024
+MIN_DEGREE = 2  # Below it the overlay is repaired: any one node or link may fail.
+LEAVE_PATIENCE_S = 5.0  # If no step carries the vote by then (everybody is paused), a flush does it.
+
+Send = Callable[[str, Routed], list[Effect]]
+
+
+@dataclass(slots=True)
+class _FlushState:
+    number: int
+    answers: dict[str, FlushOk] = field(default_factory=dict)
+    repeat_at_s: float = 0.0
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class _Proposal:
+    view: View
+    change: Change
+    since_s: float
+    repeat_at_s: float
+
+
+class Scheduler:
+    """The role, in one term, on node `me`. `sync` and `overlay` are the host's, read only here."""
+
+    def __init__(
+        self,
+        me: str,
+        term: int,
+        sync: StepSync,
+        overlay: Overlay,
+        monitor: ClusterMonitor,
+        send: Send,
+        policy: sync_plan.Policy,
+        digest: str = "",
+        spec: bytes = b"",
+        strategy: str = "adaptive",
+    ) -> None:
+        self.me, self.term = me, term
+        self.sync, self.overlay, self.monitor = sync, overlay, monitor
+        self.send, self.policy, self.strategy = send, policy, strategy
+        self.digest, self.spec = digest, spec
+        self.queue: deque[Change] = deque()
+        self.proposal: _Proposal | None = None
+        self.flush: _FlushState | None = None
+        self.last_flush = 0
+        self.last_install: Install | None = None
+        self.requests: dict[str, ScaleOutRequest] = {}  # Joiners that are not in a view yet.
+        self.parked = ""
+        self.seq = 0
+        self.leaving_at_flush = ""  # A node that wants out, and that no vote will let go soon.
+
+    @property
+    def view(self) -> View:
+        assert self.sync.view is not None
+        return self.sync.view
+
+    @property
+    def wake_at_s(self) -> float | None:
+        times = [self.flush.repeat_at_s] if self.flush else []
+        times += [self.proposal.repeat_at_s] if self.proposal else []
+        return min(times, default=None)
+
+    # --- events ---
+
+    def receive(self, source: str, message: Routed, now_s: float) -> list[Effect]:
+        """One routed message for the role."""
+        match message:
+            case ScaleOutRequest():
+                return self._on_scale_out(message)
+            case NeighborsReady():
+                return self._on_neighbors_ready(message, now_s)
+            case ScaleOutReady(node=node):
+                return self._on_ready(node, now_s)
+            case ScaleOutAbort(node=node):
+                return self._enqueue(Remove(node=node), now_s) if self.view.find(node) else []
+            case ScaleInRequest(node=node):
+                return self._on_scale_in(node, now_s)
+            case ConnectLinkRequest(a=a, b=b, asker=asker) | DisconnectLinkRequest(a=a, b=b, asker=asker):
+                return self._on_link_request(message, a, b, asker, now_s)
+            case PrepareFailed():
+                return self._on_prepare_failed(message, now_s)
+            case AbortRequest(key=key, step=step, reason=reason):
+                stale = key != self.view.key or step != self.sync.step
+                return [] if stale or self.flush else self.start_flush(reason, now_s)
+            case FlushOk():
+                return self._on_flush_ok(message)
+            case Report():
+                self.monitor.report(message, now_s)
+        return []
+
+    def tick(self, now_s: float) -> list[Effect]:
+        """Repeat what may have been lost."""
+        effects: list[Effect] = []
+        if self.flush and now_s >= self.flush.repeat_at_s:
+            self.flush.repeat_at_s = now_s + REPEAT_EVERY_S
+            effects += self.send(EVERYONE, self._flush_message())
+        if self.proposal and now_s >= self.proposal.repeat_at_s:
+            self.proposal.repeat_at_s = now_s + REPEAT_EVERY_S
+            effects += self.send(EVERYONE, Prepare(view=self.proposal.view))
+            change, waited_s = self.proposal.change, now_s - self.proposal.since_s
+            if isinstance(change, Remove) and waited_s > LEAVE_PATIENCE_S:
+                effects += self._leave_by_flush(change.node, "nobody trains", now_s)
+        return effects
+
+    def overlay_changed(self, now_s: float) -> list[Effect]:
+        """A link was lost or found: decide whether that tears the step under way."""
+        if self.flush:
+            return self._install_if_complete()
+        if gone := sorted(set(self.view.member_ids) - self.overlay.reachable):
+            return self.start_flush(f"lost {', '.join(gone)}", now_s)
+        lost = sorted(self.overlay.lost)
+        if any(self._in_use(each) for each in lost):
+            return self.start_flush(f"lost the link {lost[0][0]} - {lost[0][1]}", now_s)
+        effects: list[Effect] = []
+        for observer in sorted(set(self.view.observer_ids) - self.overlay.reachable):
+            effects += self._enqueue(Remove(node=observer), now_s)
+        for each in lost:
+            effects += self._enqueue(RemoveLink(link=each, lost=True), now_s)
+        return effects
+
+    def switched(self, before: View | None, view: View, now_s: float) -> list[Effect]:
+        """The host entered a new view: finish what it was for, go on with the next change."""
+        effects = self._tell_joiner(view)
+        proposal, self.proposal = self.proposal, None
+        if proposal is not None and proposal.view.key == view.key:
+            effects += self._done(proposal.change, view)
+        elif proposal is not None:
+            self.queue.appendleft(proposal.change)
+        installed = self.last_install is not None and self.last_install.view.key == view.key
+        lost = set(before.node_ids) - set(view.node_ids) if before and installed else set()
+        self.monitor.entered(view, lost)
+        return effects + self._repair(view) + self._propose_next(now_s)
+
+    # --- scale-out (Fig. 4a) ---
+
+    def _on_scale_out(self, request: ScaleOutRequest) -> list[Effect]:
+        node = request.node
+        if self.digest and request.digest and request.digest != self.digest:
+            return self.send(node, ScaleOutRefused(reason="the model differs", spec=self.spec))
+        if node in self.view.member_ids:
+            reason = f"a node named {node!r} is in the cluster already; choose another with --name"
+            return self.send(node, ScaleOutRefused(reason=reason))
+        neighbors, unknown = self._neighbors_for(request)
+        if unknown:
+            known = ", ".join(f"{member.id} ({member.address})" for member in self.view.members)
+            reason = f"the wanted neighbour {unknown!r} is no member (members: {known})"
+            return self.send(node, ScaleOutRefused(reason=reason))
+        if any(isinstance(change, AddJoiner) and change.node == node for change in self.queue):
+            return []
+        told: list[Effect] = []
+        if node not in self.requests:
+            told.append(Happened("scale-out", node, "asks to join", self.sync.step))
+        self.requests[node] = request
+        return told + self.send(node, NegotiationPlan(neighbors=tuple(neighbors)))
+
+    def _neighbors_for(self, request: ScaleOutRequest) -> tuple[list[Member], str]:
+        """The members that the joiner is to link to; or the wanted one that is none."""
+        if not request.neighbors:
+            degrees = [(m.id, len(self.view.neighbors(m.id))) for m in self.view.members]
+            chosen = set(sync_plan.choose_neighbors(degrees, request.degree))
+            return [m for m in self.view.members if m.id in chosen], ""
+        neighbors = []
+        for wanted in request.neighbors:
+            member = self._find(wanted)
+            if member is None:
+                return [], wanted
+            neighbors.append(member)
+        return neighbors, ""
+
+    def _find(self, name: str) -> Member | None:
+        return next((m for m in self.view.members if name in (m.id, m.address)), None)
+
+    def _on_neighbors_ready(self, message: NeighborsReady, now_s: float) -> list[Effect]:
+        request = self.requests.get(message.node)
+        if request is None:
+            return []
+        for peer, reading in message.links.items():
+            self.monitor.reading(link(message.node, peer), reading, now_s)
+        neighbors = tuple(sorted(message.links))
+        change = AddJoiner(
+            node=message.node, address=request.address, neighbors=neighbors, blocking=request.blocking
+        )
+        return self._enqueue(change, now_s)
+
+    def _tell_joiner(self, view: View) -> list[Effect]:
+        """The view with the joiner is active: here is who sends it what (Algorithms 1 and 2)."""
+        effects: list[Effect] = []
+        for joining in view.joining:
+            self.requests.pop(joining.node, None)
+            sources = self.monitor.sources(joining.node, joining.sources)
+            total, smallest, largest = self.monitor.state_sizes()
+            total = max(total, 1)
+            plan = shard_plan.STRATEGIES[self.strategy](
+                total, max(1, min(smallest, total)), max(1, min(largest, total)), sources
+            )
+            message = ReplicationPlan(
+                view=view,
+                step=self.sync.step,
+                shard_bytes=plan.shard_bytes,
+                shards_by_source=plan.shards_by_source,
+            )
+            effects += self.send(joining.node, message)
+        return effects
+
+    def _on_ready(self, node: str, now_s: float) -> list[Effect]:
+        if node in self.view.member_ids:
+            return []  # It is in already, and about to notice.
+        if node in self.view.observer_ids:
+            return self._enqueue(Promote(node=node), now_s)
+        return self.send(node, Expelled(node=node, reason="it is not in the view any more"))
+
+    # --- scale-in, connect-link, disconnect-link (Fig. 4b to d) ---
+
+    def _on_scale_in(self, node: str, now_s: float) -> list[Effect]:
+        if self.view.find(node) is None:
+            return self.send(node, Expelled(node=node, reason="it is not in the view any more"))
+        if self._is_queued(Remove(node=node)):
+            return []
+        told: list[Effect] = [Happened("scale-in", node, "asks to leave", self.sync.step)]
+        return told + self._enqueue(Remove(node=node), now_s)
+
+    def _on_link_request(
+        self, message: ConnectLinkRequest | DisconnectLinkRequest, a: str, b: str, asker: str, now_s: float
+    ) -> list[Effect]:
+        ends = [self._find(a), self._find(b)]
+        if ends[0] is None or ends[1] is None:
+            known = ", ".join(f"{member.id} ({member.address})" for member in self.view.members)
+            unknown = a if ends[0] is None else b
+            return self.send(asker, Answer(ok=False, text=f"{unknown!r} is no member (members: {known})"))
+        each = link(ends[0].id, ends[1].id)
+        connect = isinstance(message, ConnectLinkRequest)
+        change = AddLink(asker=asker, link=each) if connect else RemoveLink(asker=asker, link=each)
+        if self._is_queued(change):
+            return []
+        kind = "connect-link" if connect else "disconnect-link"
+        told: list[Effect] = [Happened(kind, f"{each[0]} - {each[1]}", "requested", self.sync.step)]
+        return told + self._enqueue(change, now_s)
+
+    # --- proposals ---
+
+    def _is_queued(self, change: Change) -> bool:
+        return change in self.queue or (self.proposal is not None and self.proposal.change == change)
+
+    def _enqueue(self, change: Change, now_s: float) -> list[Effect]:
+        if self._is_queued(change) or len(self.queue) >= MAX_QUEUE:
+            return []
+        self.queue.append(change)
+        return self._propose_next(now_s)
+
+    def _propose_next(self, now_s: float) -> list[Effect]:
+        """Take the next change that still makes sense and send PREPARE for its view."""
+        effects: list[Effect] = []
+        while self.queue and self.proposal is None and self.flush is None and not self.sync.frozen:
+            change = self.queue.popleft()
+            try:
+                view = self._planned(
+                    views.apply_change(self.view, change, self._next_key(), self.sync.step + 1)
+                )
+            except (Nothing, PlanInfeasible) as reason:
+                effects += self._answer(change, False, str(reason))
+                continue
+            self.proposal = _Proposal(view, change, now_s, now_s + REPEAT_EVERY_S)
+            effects += self.send(EVERYONE, Prepare(view=view))
+        return effects
+
+    def _next_key(self) -> tuple[int, int]:
+        self.seq = max(self.seq, self.view.seq) + 1
+        return (self.term, self.seq)
+
+    def _planned(self, view: View) -> View:
+        return views.with_trees(view, self.monitor.graph(view.member_ids, view.links), self.policy)
+
+    def _on_prepare_failed(self, message: PrepareFailed, now_s: float) -> list[Effect]:
+        if self.proposal is None or message.key != self.proposal.view.key:
+            return []
+        change, self.proposal = self.proposal.change, None
+        a, b = message.link
+        effects = self._answer(change, False, f"the link {a} - {b} cannot be opened ({message.reason})")
+        if isinstance(change, Remove):
+            return effects + self._leave_by_flush(change.node, "no link can take its place", now_s)
+        return effects + self._propose_next(now_s)
+
+    def _leave_by_flush(self, node: str, reason: str, now_s: float) -> list[Effect]:
+        self.leaving_at_flush = node
+        return self.start_flush(f"{node} leaves and {reason}", now_s)
+
+    def _answer(self, change: Change, ok: bool, text: str) -> list[Effect]:
+        return self.send(change.asker, Answer(ok=ok, text=text)) if change.asker else []
+
+    def _done(self, change: Change, view: View) -> list[Effect]:
+        """Tell people, and who asked, that the change is in force."""
+        step = self.sync.step
+        count = f"{len(view.members)} members, {len(view.links)} links"
+        match change:
+            case AddJoiner(node=node, blocking=blocking):
+                mode = "blocking" if blocking else "streaming"
+                return [Happened("replication", node, f"starts to pull the state ({mode})", step)]
+            case Promote(node=node):
+                return [Happened("joined", node, f"now {count}", step)]
+            case Remove(node=node):
+                return [Happened("left", node, f"now {count}", step)]
+            case AddLink(link=(a, b)):
+                answer = self._answer(change, True, f"the link {a} - {b} is open")
+                return [*answer, Happened("link-up", f"{a} - {b}", f"now {count}", step)]
+            case RemoveLink(link=(a, b)):
+                answer = self._answer(change, True, f"the link {a} - {b} is closed")
+                return [*answer, Happened("link-down", f"{a} - {b}", f"now {count}", step)]
+        return []
+
+    def _repair(self, view: View) -> list[Effect]:
+        """Where a loss has left the overlay thin, add links as if somebody had asked."""
+        if not any(isinstance(change, AddLink) and change.repair for change in self.queue):
+            missing = views.missing_links(view.members, view.observers, view.links, MIN_DEGREE)
+            dialable = [each for each in missing if self._dialable(each)]
+            self.queue.extend(AddLink(link=each, repair=True) for each in dialable)
+        return []
+
+    def _dialable(self, each: Link) -> bool:
+        return any(member.address for member in self.view.members if member.id in each)
+
+    def _in_use(self, each: Link) -> bool:
+        a, b = each
+        members = set(self.view.member_ids)
+        used = any(tree.parent.get(a) == b or tree.parent.get(b) == a for tree in self.view.trees)
+        return used and {a, b} <= members
+
+    # --- flush and install ---
+
+    def start_flush(self, reason: str, now_s: float) -> list[Effect]:
+        """Stop the attempt everywhere and find out where everybody is (DESIGN, section 4)."""
+        if self.proposal is not None:
+            self.queue.appendleft(self.proposal.change)
+            self.proposal = None
+        self.last_flush += 1
+        self.last_install = None
+        self.flush = _FlushState(self.last_flush, repeat_at_s=now_s + REPEAT_EVERY_S, reason=reason)
+        return self.send(EVERYONE, self._flush_message())
+
+    def _flush_message(self) -> Flush:
+        assert self.flush is not None
+        return Flush(
+            term=self.term,
+            number=self.flush.number,
+            scheduler=self.me,
+            key=self.view.key,
+            step=self.sync.step,
+        )
+
+    def _on_flush_ok(self, answer: FlushOk) -> list[Effect]:
+        if answer.term != self.term:
+            return []
+        if self.flush is None or answer.number != self.flush.number:
+            late = self.last_install is not None and answer.number == self.last_install.number
+            return self._again(answer.node) if late else []
+        if answer.key < self.view.key and self.view.find(answer.node) is None:
+            return self.send(answer.node, Expelled(node=answer.node, reason="the cluster went on without it"))
+        self.flush.answers[answer.node] = answer
+        return self._install_if_complete()
+
+    def _again(self, node: str) -> list[Effect]:
+        """The INSTALL may have been lost on its way to this node."""
+        assert self.last_install is not None
+        if self.last_install.view.find(node) is None:
+            return self.send(node, Expelled(node=node, reason="the cluster went on without it"))
+        return self.send(node, self.last_install)
+
+    def _install_if_complete(self) -> list[Effect]:
+        assert self.flush is not None
+        answers, reachable = self.flush.answers, self.overlay.reachable
+        answers = {node: answer for node, answer in answers.items() if node in reachable}
+        if self.me not in answers:
+            return []
+        known = [self.view, *(answer.view for answer in answers.values() if answer.view)]
+        base = max(known, key=lambda view: view.key)
+        if any(node not in answers for node in base.member_ids if node in reachable):
+            return []
+        priors = self._priors(base, answers)
+        missing = self._without_quorum(base, priors, set(answers))
+        if missing:
+            return self._park(missing)
+        return self._install(base, priors, answers)
+
+    def _priors(self, base: View, answers: dict[str, FlushOk]) -> tuple[Electorate, ...]:
+        if base.key == self.view.key:
+            return self.sync.priors
+        return next(answer.priors for answer in answers.values() if answer.view == base)
+
+    def _without_quorum(self, base: View, priors: tuple[Electorate, ...], alive: set[str]) -> str:
+        for voters in (views.electorate(base), *priors):
+            if not has_quorum(voters, alive, self.overlay.crashed):
+                present = sum(node in alive for node in voters.members)
+                return f"only {present} of {len(voters.members)} members can be reached"
+        return ""
+
+    def _park(self, reason: str) -> list[Effect]:
+        if self.parked == reason:
+            return []
+        self.parked = reason
+        return [Parked(reason)]
+
+    def _install(
+        self, base: View, priors: tuple[Electorate, ...], answers: dict[str, FlushOk]
+    ) -> list[Effect]:
+        assert self.flush is not None
+        top = max(answers.values(), key=lambda answer: (answer.step, answer.node == self.me, answer.node))
+        alive = {node for node, answer in answers.items() if answer.step >= top.step - 1}
+        alive = self._without_leaver(alive, base, top.node)
+        behind = any(answers[node].step == top.step - 1 for node in alive if base.find(node))
+        scheduler = self.me if self.me in alive else ""
+        self.seq = max(self.seq, base.seq)
+        view = views.survivors(base, alive, self.overlay.live_links(), self._next_key(), scheduler)
+        view = self._planned(view)
+        install = Install(
+            term=self.term,
+            number=self.flush.number,
+            view=view,
+            priors=(views.electorate(base), *priors),
+            step=top.step,
+            deal=top.deal or self.sync.deal,
+            holder=top.node if behind else "",
+            commit=(top.commit or self.sync.last_commit) if behind else None,
+        )
+        reason, self.flush, self.last_install = self.flush.reason, None, install
+        effects = self._unpark()
+        for node in sorted(set(base.node_ids) - set(view.node_ids)):
+            kind = "node-failure" if node not in self.overlay.reachable else "expelled"
+            effects.append(Happened(kind, node, reason, top.step))
+            effects += self.send(node, Expelled(node=node, reason="the cluster went on without it"))
+        for a, b in sorted(set(base.links) - set(view.links)):
+            if view.find(a) and view.find(b):
+                effects.append(Happened("link-failure", f"{a} - {b}", reason, top.step))
+        return effects + self.send(EVERYONE, install)
+
+    def _without_leaver(self, alive: set[str], base: View, holder: str) -> set[str]:
+        """Let the leaver go with this flush, unless the rest needs it: for its links, or its result."""
+        leaver, self.leaving_at_flush = self.leaving_at_flush, ""
+        rest = alive - {leaver}
+        members = rest & set(base.member_ids)
+        links = [each for each in self.overlay.live_links() if members.issuperset(each)]
+        return rest if members and leaver != holder and views.is_connected(members, links) else alive
+
+    def _unpark(self) -> list[Effect]:
+        was, self.parked = self.parked, ""
+        return [Parked(None)] if was else []
+
+    def check_invariants(self) -> None:
+        """What holds between any two events."""
+        assert self.flush is None or self.proposal is None
+        assert len(self.queue) <= MAX_QUEUE

@@ -1,0 +1,134 @@
+"""The cluster monitor (Chaos Sec. IV-A): nodes, their states, and what is known of every link."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import networkx as nx
+
+from ..protocols.messages import Link, LinkReading, Notice, Report, View, link
+from .shard_plan import Source
+from .sync_plan import DEFAULT_RATE_BPS, DEFAULT_RTT_S
+
+EVENTS_KEPT = 200
+
+
+@dataclass(slots=True)
+class NodeRecord:
+    """One row of the table that Sec. IV-A describes."""
+
+    id: str
+    state: str  # "standby" (joining), "active", "failed" or "left".
+    address: str = ""
+    neighbors: tuple[str, ...] = ()
+    joined_step: int = 0
+    report: Report | None = None
+
+
+@dataclass(slots=True)
+class LinkRecord:
+    """The newest reading of a link, with the time it was taken."""
+
+    rtt_s: float = 0.0
+    rate_bps: float = 0.0
+    measured_s: float = 0.0
+
+
+@dataclass(slots=True)
+class ClusterMonitor:
+    """Fed with views, reports and notices; answers planners and people."""
+
+    nodes: dict[str, NodeRecord] = field(default_factory=dict)
+    links: dict[Link, LinkRecord] = field(default_factory=dict)
+    events: deque[Notice] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
+
+    def entered(self, view: View, failed: set[str]) -> None:
+        """A new view is active; who is no longer in it has left, or `failed`."""
+        for node, record in self.nodes.items():
+            if record.state in ("active", "standby") and view.find(node) is None:
+                record.state = "failed" if node in failed else "left"
+                record.neighbors = ()
+        for member in (*view.members, *view.observers):
+            record = self.nodes.setdefault(member.id, NodeRecord(member.id, "standby"))
+            record.state = "active" if member.id in view.member_ids else "standby"
+            record.address, record.joined_step = member.address, member.joined_step
+            record.neighbors = view.neighbors(member.id)
+        self.links = {each: reading for each, reading in self.links.items() if each in view.links}
+
+    def report(self, report: Report, now_s: float) -> None:
+        """A node says how it is and what its links are like."""
+        record = self.nodes.get(report.node)
+        if record is None:
+            return
+        record.report = report
+        for peer, reading in report.readings.items():
+            self.reading(link(report.node, peer), reading, now_s)
+
+    def reading(self, each: Link, reading: LinkReading, now_s: float) -> None:
+        """A link was measured; what was not measured this time stays as it was."""
+        record = self.links.setdefault(each, LinkRecord())
+        record.rtt_s = reading.rtt_s or record.rtt_s
+        record.rate_bps = reading.rate_bps or record.rate_bps
+        record.measured_s = now_s
+
+    def graph(self, nodes: Iterable[str], links: Iterable[Link]) -> nx.Graph:
+        """The overlay as the sync planner wants it: edges with what is known of `rate_bps` and `rtt_s`."""
+        graph = nx.Graph()
+        graph.add_nodes_from(nodes)
+        for a, b in links:
+            if a in graph and b in graph:
+                record = self.links.get((a, b), LinkRecord())
+                known = {"rate_bps": record.rate_bps, "rtt_s": record.rtt_s}
+                graph.add_edge(a, b, **{name: value for name, value in known.items() if value > 0})
+        return graph
+
+    def sources(self, joiner: str, neighbors: Iterable[str]) -> dict[str, Source]:
+        """What Algorithms 1 and 2 need of each neighbour: t_prop + tau_sync, and t_trans (Eq. 19)."""
+        sources = {}
+        for neighbor in neighbors:
+            record = self.links.get(link(joiner, neighbor), LinkRecord())
+            report = self.nodes[neighbor].report if neighbor in self.nodes else None
+            sync_s = report.sync_delay_s if report else 0.0
+            propagation_s = (record.rtt_s or DEFAULT_RTT_S) / 2
+            sources[neighbor] = Source(propagation_s + sync_s, 8 / (record.rate_bps or DEFAULT_RATE_BPS))
+        return sources
+
+    def state_sizes(self) -> tuple[int, int, int]:
+        """Bytes of the training state, and of its smallest and largest tensor; (0, 0, 0) before a report."""
+        reports = [record.report for record in self.nodes.values() if record.report]
+        best = max(reports, key=lambda report: report.state_bytes, default=None)
+        return (best.state_bytes, *best.layer_bytes) if best else (0, 0, 0)
+
+    def status(self, now_s: float) -> dict[str, Any]:
+        """Members, links and events as plain data."""
+        return {
+            "members": [_row(record) for record in self.nodes.values()],
+            "links": [
+                {
+                    "a": a,
+                    "b": b,
+                    "rate_mbit": round(record.rate_bps / 1e6, 1),
+                    "rtt_ms": round(record.rtt_s * 1e3, 3),
+                    "age_s": round(now_s - record.measured_s, 1),
+                }
+                for (a, b), record in sorted(self.links.items())
+            ],
+            "events": [_event(notice) for notice in self.events],
+        }
+
+
+def _row(record: NodeRecord) -> dict[str, Any]:
+    report: Mapping[str, Any] = (
+        {name: getattr(record.report, name) for name in record.report.__struct_fields__ if name != "readings"}
+        if record.report
+        else {}
+    )
+    row = {name: value for name, value in asdict(record).items() if name != "report"}
+    return {**report, **row, "node": record.id}
+
+
+def _event(notice: Notice) -> dict[str, Any]:
+    return {name: getattr(notice, name) for name in notice.__struct_fields__}

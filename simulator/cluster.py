@@ -1,0 +1,616 @@
+"""A whole cluster of real cores under one seed: virtual clock, network, training threads and state.
+
+Everything a node decides is production code (node/core.py and below). Replaced are: sockets by a queue with
+delays, TCP by per-connection FIFO order that a crash cuts off anywhere, tensors by sets of who contributed,
+and training by random compute times. So a result that was counted twice, mixed between attempts, or overwritten
+while still being sent shows as a wrong set. Invariants are checked after every event.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..node.core import Agent, Phase, Settings
+from ..protocols import effects as fx
+from ..protocols import events as ev
+from ..protocols.data_cursor import DataCursor
+from ..protocols.errors import RemoteProtocolError
+from ..protocols.messages import (
+    Contribution,
+    Deal,
+    Down,
+    ManifestReply,
+    Message,
+    Notice,
+    Probe,
+    ProbeResult,
+    Shard,
+    Up,
+)
+from ..protocols.scale_in import State as LeaverState
+from ..scheduler.sync_plan import POLICIES
+
+BULK = (Up, Down, Shard, ManifestReply, Probe)
+STORY_LINES = 60
+DATASET = 997  # Samples of an epoch; prime, so that the last step of an epoch is never whole.
+
+
+@dataclass(slots=True)
+class _Connection:
+    """One TCP-like connection between two nodes, seen from both ends."""
+
+    ends: tuple[str, str]
+    open_at: set[str] = field(default_factory=set)  # Ends that may use it.
+    last_arrival_s: dict[tuple[str, bool], float] = field(default_factory=dict)  # (receiver, bulk).
+    stalled: list[tuple[str, ev.Event]] = field(default_factory=list)  # Held up by a cut: (receiver, event).
+
+
+@dataclass(slots=True)
+class _Result:
+    """What a result buffer holds: whose contributions, of which step."""
+
+    step: int
+    who: frozenset[str]
+
+
+@dataclass(slots=True)
+class _Lazy:
+    """A zero-copy frame: the bytes are read when they arrive, not when they are sent."""
+
+    buffer: dict[int, _Result]
+    chunk: int
+
+    def read(self) -> _Result | None:
+        return self.buffer.get(self.chunk)
+
+
+class SimNode:
+    """One machine: its core, its training thread and its memory."""
+
+    def __init__(self, name: str, agent: Agent, batch: int) -> None:
+        self.name, self.agent, self.batch = name, agent, batch
+        self.alive, self.paused, self.done = True, False, ""
+        self.deferred: list[ev.Event] = []
+        self.log: list[tuple[frozenset[str], tuple[tuple[int, int], ...]]] = []  # One entry a step.
+        self.cursor = DataCursor(DATASET, seed=0)
+        self.loaded = False
+        self.training = False
+        self.step = 0
+        self.backlog: list[fx.StepCompleted] = []  # Results that came before the state did.
+        self.results: list[dict[int, _Result]] = [{}, {}]  # By step % 2.
+        self.renew: set[int] = set()  # Buffers to be replaced before a new step is written into them.
+        self.sums: dict[int, frozenset[str]] = {}
+        self.snapshots: dict[int, tuple[list[Any], Any]] = {}
+        self.arrived: Any = None
+        self.last_progress_s = 0.0
+        self.strays = 0  # Steps completed while left behind.
+
+
+class SimCluster:
+    """Runs cores on a virtual clock. Faults are methods; a run is `run(until_s)`."""
+
+    def __init__(self, seed: int, chunks: int = 3, policy: str = "fapt", record: bool = False) -> None:
+        self.seed, self.rng = seed, random.Random(seed)
+        self.chunks, self.policy = chunks, policy
+        self.now_s = 0.0
+        self.queue: list[tuple[float, int, Callable[[], None]]] = []
+        self.count = 0
+        self.nodes: dict[str, SimNode] = {}
+        self.connections: dict[tuple[str, str], _Connection] = {}
+        self.cuts: set[tuple[str, str]] = set()
+        self.history: dict[int, tuple[str, Any]] = {}  # Step: who completed it first, and with what.
+        self.schedulers: dict[int, str] = {}
+        self.views: dict[tuple[int, int], Any] = {}
+        self.ticks: dict[str, float] = {}
+        self.lines: deque[str] = deque(maxlen=None if record else STORY_LINES)
+        self.digest = hashlib.sha256()
+        self.max_delay_s = self.rng.choice([0.002, 0.01, 0.05])
+        self.compute_s = self.rng.choice([0.03, 0.1, 0.3])
+        self.state_bytes = self.rng.choice([100, 3 << 20, 40 << 20])
+        self.happened: list[fx.Happened] = []
+        self.aim: str = ""  # Kind of message at which the next crash strikes (see `random_run`).
+        self.on_message: Callable[[str, str, Message], None] | None = None
+
+    # --- building ---
+
+    def add(self, name: str, seeds: Iterable[str] = (), degree: int = 2, blocking: bool = False) -> SimNode:
+        """A new machine: founds a cluster, or joins through `seeds` (names)."""
+        settings = Settings(
+            address=f"{name}:1",
+            chunks=self.chunks,
+            policy=POLICIES[self.policy],
+            first_serial=int(self.now_s * 1e6) + 1,
+        )
+        agent = Agent(name, settings, random.Random(self.rng.random()))
+        node = self.nodes[name] = SimNode(name, agent, self.rng.choice([1, 8, 32]))
+        node.last_progress_s = self.now_s
+        self._say(name, f"starts, seeds {sorted(seeds)}")
+        addresses = tuple(f"{seed}:1" for seed in seeds)
+        if addresses:
+            self._perform_all(node, agent.join(addresses, (), degree, blocking, 20.0, self.now_s))
+        else:
+            node.loaded = True
+            self._perform_all(node, agent.found(self.now_s))
+        return node
+
+    # --- faults ---
+
+    def crash(self, name: str) -> None:
+        """Kill -9: what is in flight from it is cut off anywhere, per connection; then its peers notice."""
+        node = self.nodes[name]
+        node.alive = False
+        self._say(name, "CRASHES")
+        for pair, connection in list(self.connections.items()):
+            if name not in pair:
+                continue
+            other = pair[0] if pair[1] == name else pair[1]
+            connection.open_at.discard(name)
+            horizon = max((t for (to, _), t in connection.last_arrival_s.items() if to == other), default=0.0)
+            cut_s = self.now_s + self.rng.random() * max(0.0, horizon - self.now_s) * self.rng.choice(
+                [0, 0, 1]
+            )
+            self.queue = [
+                entry for entry in self.queue
+                if not (getattr(entry[2], "route", None) == (name, other) and entry[0] > cut_s)
+            ]  # fmt: skip
+            heapq.heapify(self.queue)
+            if pair not in self.cuts:
+                self._after(
+                    max(cut_s - self.now_s, 0) + self._delay(),
+                    self._close_end(connection, other, clean=False),
+                )
+
+    def cut(self, a: str, b: str) -> None:
+        """The cable is pulled: nothing passes, nobody is told."""
+        self.cuts.add(_pair(a, b))
+        self._say(a, f"link to {b} CUT")
+
+    def heal(self, a: str, b: str) -> None:
+        """The cable is back: what was held up arrives, unless an end has given up meanwhile."""
+        pair = _pair(a, b)
+        self.cuts.discard(pair)
+        self._say(a, f"link to {b} healed")
+        connection = self.connections.get(pair)
+        if connection is None:
+            return
+        stalled, connection.stalled = connection.stalled, []
+        for receiver, event in stalled:
+            self._arrive_later(connection, receiver, event)
+        dead = [end for end in pair if end not in connection.open_at]
+        for end in pair:
+            if dead and end in connection.open_at:
+                self._after(self._delay(), self._close_end(connection, end, clean=False))
+
+    def pause(self, name: str, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT later."""
+        node = self.nodes[name]
+        node.paused = True
+        self._say(name, f"PAUSED for {seconds:.2f} s")
+        self._after(seconds, lambda: self._resume(node))
+
+    def _resume(self, node: SimNode) -> None:
+        node.paused = False
+        self._say(node.name, "resumed")
+        deferred, node.deferred = node.deferred, []
+        for event in deferred:
+            self._event(node, event)
+
+    # --- running ---
+
+    def run(self, until_s: float) -> None:
+        """Process events up to a time, checking every invariant after each."""
+        while self.queue and self.queue[0][0] <= until_s:
+            self.now_s, _, action = heapq.heappop(self.queue)
+            action()
+        self.now_s = until_s
+
+    def _after(self, delay_s: float, action: Callable[[], None]) -> None:
+        self.count += 1
+        heapq.heappush(self.queue, (self.now_s + delay_s, self.count, action))
+
+    def _delay(self) -> float:
+        return self.rng.uniform(0.0001, self.max_delay_s)
+
+    def _event(self, node: SimNode, event: ev.Event) -> None:
+        if not node.alive or node.done:
+            return
+        if node.paused:
+            node.deferred.append(event)
+            return
+        self._trace(node.name, event)
+        try:
+            effects = node.agent.handle(event, self.now_s)
+        except RemoteProtocolError as error:
+            self._say(node.name, f"dropped: {error}")
+            return
+        self._perform_all(node, effects)
+
+    def _perform_all(self, node: SimNode, effects: list[fx.Effect]) -> None:
+        for effect in effects:
+            self._perform(node, effect)
+        self._post_tick(node)
+        self._check(node)
+
+    def _post_tick(self, node: SimNode) -> None:
+        wake = node.agent.wake_at_s
+        if wake is None or node.done or not node.alive:
+            return
+        due = max(wake, self.now_s + 1e-6)
+        if self.ticks.get(node.name, float("inf")) <= due and self.ticks[node.name] > self.now_s:
+            return
+        self.ticks[node.name] = due
+        self._after(due - self.now_s, lambda: self._tick(node, due))
+
+    def _tick(self, node: SimNode, due: float) -> None:
+        if self.ticks.get(node.name) == due:
+            self.ticks.pop(node.name)
+            self._event(node, ev.Tick())
+
+    # --- effects ---
+
+    def _perform(self, node: SimNode, effect: fx.Effect) -> None:
+        if not node.alive:
+            return
+        match effect:
+            case fx.Transmit(peer, message):
+                self._send(node.name, peer, message, None)
+            case fx.Dial(address):
+                self._dial(node, address)
+            case fx.ClosePeer(peer, reason):
+                self._close(node.name, peer, reason)
+            case fx.SendProbe(peer):
+                rate = ProbeResult(rate_bps=self.rng.uniform(1e8, 1e9))
+                self._after(2 * self._delay(), lambda: self._event(node, ev.Received(peer, rate)))
+            case fx.Happened():
+                self._happened(node, effect)
+            case fx.Left(reason) | fx.Out(reason):
+                self._finish(node, type(effect).__name__, reason)
+            case fx.JoinFailed(reason, _):
+                self._finish(node, "JoinFailed", reason)
+            case fx.Parked(reason):
+                self._say(node.name, f"parked: {reason}")
+            case fx.ViewEntered(view, step):
+                self._check_view(node, view)
+            case fx.Joined(step, deal):
+                node.training = True
+                if node.loaded:
+                    self._compute(node, step, deal)
+            case fx.StepCompleted():
+                self._completed(node, effect)
+            case _:
+                self._perform_data(node, effect)
+
+    def _perform_data(self, node: SimNode, effect: fx.Effect) -> None:
+        match effect:
+            case fx.Accumulate(chunk, payload):
+                old = node.sums.get(chunk, frozenset())
+                assert not old & payload, f"{sorted(old & payload)} counted twice"
+                node.sums[chunk] = old | payload
+            case fx.SendUp(key, step, chunk, parent, weight, own):
+                payload = self._sum(node, chunk, own)
+                up = Up(key=key, step=step, chunk=chunk, weight=weight)
+                self._send(node.name, parent, up, payload if weight else None)
+            case fx.FinishChunk(step, chunk, _, own):
+                self._store(node, chunk, _Result(step, self._sum(node, chunk, own)))
+            case fx.AdoptChunk(step, chunk, payload):
+                assert payload.step == step, f"result of step {payload.step} taken for that of {step}"
+                self._store(node, chunk, payload)
+            case fx.SendDown(key, step, chunk, peers, weight, payload, copied):
+                down = Down(key=key, step=step, chunk=chunk, weight=weight)
+                for peer in peers:
+                    content = payload or _Lazy(node.results[step % 2], chunk)
+                    if peer in copied and isinstance(content, _Lazy):
+                        content = content.read()
+                    self._send(node.name, peer, down, content if weight else None)
+            case fx.ResetAttempt():
+                node.sums.clear()
+            case fx.RenewResults():
+                node.renew = {0, 1}
+            case _:
+                self._perform_replication(node, effect)
+
+    def _store(self, node: SimNode, chunk: int, result: _Result) -> None:
+        parity = result.step % 2
+        fresh = all(old.step != result.step for old in node.results[parity].values())
+        if fresh and parity in node.renew:
+            node.results[parity] = {}
+            node.renew.discard(parity)
+        node.results[parity][chunk] = result
+
+    def _sum(self, node: SimNode, chunk: int, own: bool) -> frozenset[str]:
+        total = node.sums.pop(chunk, frozenset())
+        assert not (own and node.name in total), f"{node.name} counted twice"
+        return total | {node.name} if own else total
+
+    def _perform_replication(self, node: SimNode, effect: fx.Effect) -> None:
+        match effect:
+            case fx.TakeSnapshot(step, _):
+                assert len(node.log) == step, f"snapshot of step {step} while at {len(node.log)}"
+                node.snapshots[step] = (list(node.log), node.cursor.to_plain())
+                self._after(self._delay(), lambda: self._event(node, ev.SnapshotReady(step)))
+            case fx.DropSnapshot(step):
+                node.snapshots.pop(step, None)
+            case fx.ServeManifest(peer, step):
+                self._send(node.name, peer, ManifestReply(step=step, digest=b""), node.snapshots[step])
+            case fx.ServeShard(peer, step, start, stop):
+                shard = Shard(step=step, start=start, stop=stop, digest=b"")
+                self._send(node.name, peer, shard, (step, len(node.snapshots[step][0])))
+            case fx.ReadManifest(_, step, _, payload):
+                node.arrived = (step, payload)
+                self._soon(node, ev.ManifestKnown(step, self.state_bytes))
+            case fx.StoreShard(source, start, stop, _, payload):
+                assert payload == (node.arrived[0], node.arrived[0]), "bytes of another step"
+                bad = self.rng.random() < 0.01
+                self._soon(node, (ev.ShardBad if bad else ev.ShardStored)(source, start, stop))
+            case fx.StateWhole(step):
+                log, cursor = node.arrived[1]
+                node.log, node.cursor, node.loaded = list(log), DataCursor.from_plain(cursor), True
+                backlog, node.backlog = node.backlog, []
+                for completed in backlog:
+                    if completed.step >= step:
+                        self._apply(node, completed)
+                self._soon(node, ev.CaughtUp())
+                if node.training:
+                    self._compute(node, len(node.log), node.agent.sync.deal)
+            case fx.DiscardState():
+                node.loaded, node.backlog, node.log, node.arrived = False, [], [], None
+            case _:
+                raise TypeError(f"nobody performs {effect!r}")
+
+    def _soon(self, node: SimNode, event: ev.Event) -> None:
+        self._after(self.rng.uniform(0, 0.001), lambda: self._event(node, event))
+
+    # --- training ---
+
+    def _completed(self, node: SimNode, effect: fx.StepCompleted) -> None:
+        node.sums.clear()
+        node.last_progress_s = self.now_s
+        who = self._check_result(node, effect)
+        self._check_history(node, effect.step, (who, effect.commit.total.ranges))
+        if not node.loaded:
+            node.backlog.append(effect)
+            return
+        self._apply(node, effect)
+        if node.training and node.agent.phase is Phase.MEMBER:
+            self._compute(node, effect.step + 1, effect.deal)
+
+    def _check_result(self, node: SimNode, effect: fx.StepCompleted) -> frozenset[str]:
+        weight = effect.commit.total.weight
+        if not weight:
+            return frozenset()
+        buffer = node.results[effect.step % 2]
+        sets = {buffer[chunk].who for chunk in range(self.chunks)}
+        assert all(buffer[chunk].step == effect.step for chunk in range(self.chunks)), "mixed steps"
+        assert len(sets) == 1, f"chunks of one step differ in who contributed: {sets}"
+        who = sets.pop()
+        return who
+
+    def _apply(self, node: SimNode, effect: fx.StepCompleted) -> None:
+        assert len(node.log) == effect.step, f"step {effect.step} applied on top of {len(node.log)} steps"
+        who = self.history.get(effect.step, ("", (frozenset(), ())))[1][0]
+        node.log.append((who, effect.commit.total.ranges))
+        node.cursor.commit(effect.commit.total.ranges)  # Raises if a sample is consumed twice.
+
+    def _compute(self, node: SimNode, step: int, deal: Deal) -> None:
+        """Forward and backward: some chunks are handed over before the step is ready."""
+        ranges = tuple(node.cursor.deal(deal).get(node.name, ())) if deal else ()
+        weight = float(sum(stop - start for start, stop in ranges))
+        if node.agent.leaver.state is not LeaverState.STAYING:
+            ranges, weight = (), 0.0
+        contribution = Contribution(
+            weight=weight,
+            ranges=ranges,
+            shares={node.name: node.batch},
+            leaving=node.agent.leaver.state is not LeaverState.STAYING,
+        )
+        node.step = step
+        eager = self.rng.randint(0, self.chunks)
+        first, rest = tuple(range(eager)), tuple(range(eager, self.chunks))
+        took_s = self.rng.uniform(0.2, 1.0) * self.compute_s
+        if weight:
+            self._train(node, took_s * 0.7, step, ev.Contributed(first, weight))
+        else:
+            first, rest = (), tuple(range(self.chunks))
+        self._train(node, took_s, step, ev.Contributed(rest, weight), ev.LocalReady(contribution))
+
+    def _train(self, node: SimNode, delay_s: float, step: int, *events: ev.Event) -> None:
+        def hand_over() -> None:
+            if node.paused:
+                self._after(0.01, hand_over)
+                return
+            for event in events:
+                if node.step == step and node.alive and not node.done:
+                    self._event(node, event)
+
+        self._after(delay_s, hand_over)
+
+    # --- network ---
+
+    def _dial(self, node: SimNode, address: str) -> None:
+        name = address.split(":")[0]
+        other = self.nodes.get(name)
+        pair = _pair(node.name, name)
+
+        def connect() -> None:
+            if not node.alive:
+                return
+            if other is None or not other.alive or other.done or name == node.name:
+                self._event(node, ev.DialFailed(address, "connection refused"))
+            elif pair in self.cuts or other.paused:
+                self._after(1.0, lambda: self._event(node, ev.DialFailed(address, "timed out")))
+            else:
+                self._open(pair)
+
+        self._after(self._delay(), connect)
+
+    def _open(self, pair: tuple[str, str]) -> None:
+        connection = self.connections.get(pair)
+        if connection is not None and connection.open_at == {*pair}:
+            return
+        connection = self.connections[pair] = _Connection(pair)
+        connection.open_at = {*pair}
+        for end, other in (pair, pair[::-1]):
+            opened = ev.PeerOpened(other, f"{other}:1")
+            self._event(self.nodes[end], opened)
+
+    def _send(self, sender: str, receiver: str, message: Message, payload: Any) -> None:
+        pair = _pair(sender, receiver)
+        connection = self.connections.get(pair)
+        if connection is None or sender not in connection.open_at:
+            return
+        if self.on_message is not None:
+            self.on_message(sender, receiver, message)
+            if not self.nodes[sender].alive:
+                return
+        event = ev.Received(sender, message, payload)
+        if pair in self.cuts:
+            connection.stalled.append((receiver, event))
+        else:
+            self._arrive_later(connection, receiver, event)
+
+    def _arrive_later(self, connection: _Connection, receiver: str, event: ev.Event) -> None:
+        bulk = isinstance(event, ev.Received) and isinstance(event.message, BULK)
+        earliest = connection.last_arrival_s.get((receiver, bulk), 0.0)
+        arrival = max(self.now_s + self._delay(), earliest + 1e-7)
+        connection.last_arrival_s[receiver, bulk] = arrival
+        sender = connection.ends[0] if connection.ends[1] == receiver else connection.ends[1]
+        self._after(arrival - self.now_s, _Arrival(self, connection, (sender, receiver), event))
+
+    def arrive(self, connection: _Connection, receiver: str, event: ev.Event) -> None:
+        """A message reaches the other end, if that still has the connection."""
+        if receiver not in connection.open_at:
+            return
+        if _pair(*connection.ends) in self.cuts:
+            connection.stalled.append((receiver, event))
+            return
+        if isinstance(event, ev.Received) and isinstance(event.payload, _Lazy):
+            event = ev.Received(event.peer, event.message, event.payload.read())
+        self._event(self.nodes[receiver], event)
+
+    def _close(self, name: str, peer: str, reason: str) -> None:
+        pair = _pair(name, peer)
+        connection = self.connections.get(pair)
+        if connection is None or name not in connection.open_at:
+            return
+        self._close_end(connection, name, clean=True)()
+        if pair not in self.cuts:
+            last = max((t for (to, _), t in connection.last_arrival_s.items() if to == peer), default=0.0)
+            delay_s = max(last - self.now_s, 0.0) + self._delay()
+            self._after(delay_s, self._close_end(connection, peer, clean=True))
+
+    def _close_end(self, connection: _Connection, end: str, clean: bool) -> Callable[[], None]:
+        def close() -> None:
+            if end in connection.open_at:
+                connection.open_at.discard(end)
+                other = connection.ends[0] if connection.ends[1] == end else connection.ends[1]
+                self._event(self.nodes[end], ev.PeerClosed(other, clean))
+
+        return close
+
+    # --- invariants and telling ---
+
+    def _finish(self, node: SimNode, how: str, reason: str) -> None:
+        node.done = how
+        self._say(node.name, f"{how}: {reason}")
+        for pair in list(self.connections):
+            if node.name in pair:
+                self._close(node.name, pair[0] if pair[1] == node.name else pair[1], reason)
+
+    def _happened(self, node: SimNode, effect: fx.Happened) -> None:
+        self.happened.append(effect)
+        self._say(node.name, f"EVENT {effect.kind} {effect.node}: {effect.detail} (step {effect.step})")
+        notice = Notice(
+            kind=effect.kind, node=effect.node, detail=effect.detail, step=effect.step, time_s=self.now_s
+        )
+        for each in node.agent.note(notice, self.now_s):
+            self._perform(node, each)
+
+    def _check(self, node: SimNode) -> None:
+        if not node.done:
+            node.agent.check_invariants()
+        scheduler = node.agent.scheduler
+        if scheduler is not None:
+            first = self.schedulers.setdefault(scheduler.term, node.name)
+            assert first == node.name, f"{first} and {node.name} are schedulers of term {scheduler.term}"
+
+    def _check_view(self, node: SimNode, view: Any) -> None:
+        self._say(node.name, f"enters view {view.key}: {','.join(view.member_ids)} + {view.observer_ids}")
+        known = self.views.setdefault(view.key, view)
+        assert known == view, f"two views are called {view.key}"
+
+    def _check_history(self, node: SimNode, step: int, what: Any) -> None:
+        """All who complete a step complete the same. Who is dead, or left behind, may have had another.
+
+        A node that was stopped or cut off while the others went on may still complete the step that was
+        under way (all it needs may be in its queues); it is out of the newest view and will be told so.
+        """
+        if self._left_behind(node):
+            node.strays += 1
+            assert node.strays <= 2, f"{node.name} goes on by itself: step {step}"
+            return
+        first, known = self.history.get(step, (node.name, what))
+        holder = self.nodes[first]
+        redone = not holder.alive or holder.done or self._left_behind(holder)
+        assert known == what or redone, f"FORK at step {step}: {first} has {known}, {node.name} has {what}"
+        if known != what or step not in self.history:
+            self.history[step] = (node.name, what)
+
+    def _left_behind(self, node: SimNode) -> bool:
+        newest = self.views[max(self.views)]
+        return newest.find(node.name) is None and newest.key > node.agent.sync.view.key
+
+    def active(self) -> list[SimNode]:
+        """Nodes that are members and alive."""
+        return [n for n in self.nodes.values() if n.alive and not n.done and n.agent.phase is Phase.MEMBER]
+
+    def unsettled(self, since_s: float) -> list[str]:
+        """With all faults over: who is neither in, nor out, nor making progress since `since_s`?"""
+        complaints = []
+        active = self.active()
+        views = {n.agent.sync.view.key for n in active if n.agent.sync.view and not n.agent.parked}
+        if len(views) > 2:
+            complaints.append(f"{len(views)} views are active: {sorted(views)}")
+        for node in self.nodes.values():
+            if node.alive and not node.done and not node.agent.parked and node.last_progress_s < since_s:
+                complaints.append(f"{node.name} ({node.agent.phase.value}) made no step since {since_s:g} s")
+        return complaints
+
+    def story(self) -> str:
+        """The last events, for a person."""
+        return "\n".join(list(self.lines)[-STORY_LINES:])
+
+    def _say(self, node: str, text: str) -> None:
+        line = f"{self.now_s:10.4f} {node:>4} {text}"
+        self.lines.append(line)
+        self.digest.update(line.encode())
+
+    def _trace(self, node: str, event: ev.Event) -> None:
+        if isinstance(event, ev.Tick):
+            return
+        text = repr(event.message)[:150] if isinstance(event, ev.Received) else repr(event)[:150]
+        peer = f"from {event.peer} " if isinstance(event, ev.Received) else ""
+        self._say(node, f"<- {peer}{text}")
+
+
+class _Arrival:
+    """A message in flight; `route` lets a crash of the sender cut it off."""
+
+    __slots__ = ("args", "cluster", "route")
+
+    def __init__(
+        self, cluster: SimCluster, connection: _Connection, route: tuple[str, str], event: ev.Event
+    ) -> None:
+        self.cluster, self.route, self.args = cluster, route, (connection, route[1], event)
+
+    def __call__(self) -> None:
+        self.cluster.arrive(*self.args)
+
+
+def _pair(a: str, b: str) -> tuple[str, str]:
+    return (a, b) if a < b else (b, a)

@@ -1,0 +1,152 @@
+"""One seeded life of a cluster: it grows, suffers, heals, and must come to rest in good order.
+
+Crashes aim at the rare messages (flush, install, votes, prepare, shards): uniform ones miss them.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from ..protocols import events as ev
+from ..protocols.messages import Envelope, Message
+from .cluster import SimCluster
+
+FAULTS_UNTIL_S = 15.0
+SETTLED_BY_S = 60.0  # Joiners of a dead cluster have given up by then.
+AIMS = (
+    "Prepare", "Flush", "FlushOk", "Install", "VoteRequest", "VoteReply", "NegotiationPlan", "NeighborsReady",
+    "ReplicationPlan", "ScaleOutReady", "ScaleInRequest", "Up", "Down", "Ready", "Commit", "Shard", "ManifestReply",
+    "LinkNews",
+)  # fmt: skip
+
+
+class Violation(AssertionError):
+    """An invariant broke; the text holds the seed and the story."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What happened in one run."""
+
+    seed: int
+    steps: int
+    crashes: int
+    joins: int
+    leaves: int
+    digest: str
+    aims: set[str] = field(default_factory=set)
+
+
+class RandomRun:
+    """All choices come from the seed."""
+
+    def __init__(self, seed: int, record: bool = False) -> None:
+        self.seed = seed
+        self.rng = random.Random(f"run {seed}")
+        chunks = self.rng.choice([1, 2, 5])
+        policy = self.rng.choice(["single", "fapt"])
+        self.sim = SimCluster(seed, chunks, policy, record)
+        self.size = self.rng.randint(2, 7)
+        self.crashes = self.joins = self.leaves = 0
+        self.max_crashes = self.rng.choice([0, 1, 2, 4])
+        self.hunted = set(self.rng.sample(AIMS, 3))
+        self.hunt_odds = self.rng.choice([0.0, 0.01, 0.1])
+        self.struck: set[str] = set()
+        self.sim.on_message = self._maybe_strike
+        self.calm = False
+
+    def run(self) -> Outcome:
+        """Grow, suffer, heal, rest. Raises Violation with the story."""
+        try:
+            self._live()
+        except Exception as error:
+            raise Violation(
+                f"seed {self.seed}: {type(error).__name__}: {error}\n{self.sim.story()}"
+            ) from error
+        sim = self.sim
+        return Outcome(
+            self.seed,
+            len(sim.history),
+            self.crashes,
+            self.joins,
+            self.leaves,
+            sim.digest.hexdigest(),
+            self.struck,
+        )
+
+    def _live(self) -> None:
+        self.calm = True
+        self.sim.add("n0")
+        for index in range(1, self.size):
+            self.sim.run(self.sim.now_s + self.rng.uniform(0.0, 0.5))
+            self._join(f"n{index}", founders=True)
+        self.sim.run(5.0)
+        self.calm = False
+        while self.sim.now_s < FAULTS_UNTIL_S:
+            self.sim.run(self.sim.now_s + self.rng.expovariate(1.5))
+            self._fault()
+        self.calm = True
+        for pair in sorted(self.sim.cuts):
+            self.sim.heal(*pair)
+        self.sim.run(SETTLED_BY_S)
+        complaints = self.sim.unsettled(SETTLED_BY_S - 10.0)
+        assert not complaints, "; ".join(complaints)
+
+    def _fault(self) -> None:
+        rng, sim = self.rng, self.sim
+        active = sorted(node.name for node in sim.active())
+        kind = rng.choice(["join", "leave", "crash", "cut", "heal", "pause", "nothing", "retract", "link"])
+        if not active:
+            return
+        if kind == "join" and self.joins < self.size + 4:
+            self._join(f"j{self.joins}")
+        elif kind == "leave" and len(active) > 1:
+            self.leaves += 1
+            sim._event(sim.nodes[rng.choice(active)], ev.LeaveWanted())
+        elif kind == "crash":
+            self._crash(rng.choice(active))
+        elif kind == "cut" and len(active) > 2 and len(sim.cuts) < 2:
+            sim.cut(*rng.sample(active, 2))
+        elif kind == "heal" and sim.cuts:
+            sim.heal(*rng.choice(sorted(sim.cuts)))
+        elif kind == "pause":
+            sim.pause(rng.choice(active), rng.choice([0.1, 0.8, 4.0]))
+        elif kind == "link" and len(active) > 2:
+            self._change_link(*rng.sample(active, 2))
+
+    def _change_link(self, a: str, b: str) -> None:
+        from ..protocols.messages import ConnectLinkRequest, DisconnectLinkRequest
+
+        sim = self.sim
+        kind = self.rng.choice([ConnectLinkRequest, DisconnectLinkRequest])
+        agent = sim.nodes[a].agent
+        for effect in agent.relay.send("*", kind(a=a, b=b, asker=a)):
+            sim._perform(sim.nodes[a], effect)
+
+    def _join(self, name: str, founders: bool = False) -> None:
+        alive = sorted(node.name for node in self.sim.active()) or ["n0"]
+        seeds = self.rng.sample(alive, min(len(alive), self.rng.randint(1, 2)))
+        self.joins += not founders
+        self.sim.add(name, seeds, degree=self.rng.randint(1, 3), blocking=self.rng.random() < 0.3)
+
+    def _crash(self, name: str) -> bool:
+        """Only as many as the rest can bear: a majority of what was, or the last two."""
+        if self.crashes >= self.max_crashes or len(self.sim.active()) < 2:
+            return False
+        self.crashes += 1
+        self.sim.crash(name)
+        return True
+
+    def _maybe_strike(self, sender: str, receiver: str, message: Message) -> None:
+        kind = type(message.body if isinstance(message, Envelope) else message).__name__
+        if self.calm or kind not in self.hunted or self.rng.random() >= self.hunt_odds:
+            return
+        victim = self.rng.choice([sender, receiver])
+        if self.sim.nodes[victim].alive and self._crash(victim):
+            self.struck.add(kind)
+
+
+def run(seed: int, record: bool = False) -> Outcome:
+    """One life from one seed."""
+    return RandomRun(seed, record).run()

@@ -1,0 +1,557 @@
+"""The transport over real sockets on loopback: what it delivers and refuses, how soon it sees a death."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import pytest
+import uvloop
+import zmq
+from chaosnet.node import transport as transport_module
+from chaosnet.node.transport import MAX_FRAME_BYTES, Transport, split_address
+from chaosnet.protocols.codec import decode, encode
+from chaosnet.protocols.errors import ConfigError, LocalProtocolError
+from chaosnet.protocols.messages import Hello
+
+pytestmark = pytest.mark.realtime
+
+
+class Ear:
+    """A sink that writes down what it hears, as (what, ...) tuples."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+        self.changed = asyncio.Event()
+        self.payloads: list[zmq.Frame | None] = []
+        self.answer: Transport | None = None  # Send everything back over it.
+
+    def note(self, *what: Any) -> None:
+        self.heard.append(what)
+        self.changed.set()
+
+    def opened(self, peer: str, address: str, dialled: bool, client: bool) -> None:
+        self.note("opened", peer, address, dialled, client)
+
+    def closed(self, peer: str, clean: bool) -> None:
+        self.note("closed", peer, clean)
+
+    def dial_failed(self, address: str, reason: str) -> None:
+        self.note("dial_failed", address, reason)
+
+    def control(self, peer: str, body: bytes) -> None:
+        self.note("control", peer, body)
+        if self.answer:
+            self.answer.send(peer, body)
+
+    def bulk(self, peer: str, header: bytes, payload: zmq.Frame | None) -> None:
+        self.payloads.append(payload)
+        self.note("bulk", peer, header)
+        if self.answer:
+            self.answer.send_bulk(peer, header, payload)
+
+    def foreign(self, where: str, reason: str) -> None:
+        self.note("foreign", where, reason)
+
+    def count(self, what: str) -> int:
+        return sum(event[0] == what for event in self.heard)
+
+    def last(self, what: str) -> tuple[Any, ...]:
+        return next(event for event in reversed(self.heard) if event[0] == what)
+
+    async def until(self, what: str, times: int = 1, timeout_s: float = 5.0) -> tuple[Any, ...]:
+        async with asyncio.timeout(timeout_s):
+            while self.count(what) < times:
+                self.changed.clear()
+                await self.changed.wait()
+        return self.last(what)
+
+
+Node = tuple[Transport, Ear]
+
+
+@asynccontextmanager
+async def nodes(*names: str, **settings: Any) -> AsyncIterator[list[Node]]:
+    """Transports that listen on loopback; all closed at the end."""
+    made: list[Node] = []
+    try:
+        for name in names:
+            ear = Ear()
+            made.append((Transport(name, "127.0.0.1:0", ear, **settings), ear))
+            await made[-1][0].start()
+        yield made
+    finally:
+        for transport, _ in made:
+            transport.close(linger_s=0.1)
+
+
+async def link(a: Node, b: Node) -> None:
+    a[0].dial(b[0].address)
+    await a[1].until("opened")
+    await b[1].until("opened")
+
+
+def real(scenario: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test that runs `scenario` on the loop of asyncio and on uvloop's."""
+
+    @pytest.mark.parametrize(
+        "new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+    )
+    def test(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(scenario())  # type: ignore[arg-type]
+
+    test.__name__ = scenario.__name__
+    return test
+
+
+@contextmanager
+def other_process(name: str, dial: str = "") -> Any:
+    """A node in a process of its own that sends everything back; yields (process, its address)."""
+    command = [sys.executable, __file__, name, dial]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+async def echo_forever(name: str, dial: str) -> None:
+    ear = Ear()
+    ear.answer = Transport(name, "127.0.0.1:0", ear)
+    await ear.answer.start()
+    if dial:
+        ear.answer.dial(dial)
+    print(ear.answer.address, flush=True)
+    await asyncio.Event().wait()
+
+
+@contextmanager
+def raw_dealer(address: str, routing_id: bytes = b"") -> Any:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        if routing_id:
+            dealer.routing_id = routing_id
+        dealer.connect(f"tcp://{address}")
+        yield dealer
+
+
+# --- opening ------------------------------------------------------------------------------------------
+
+
+@real
+async def test_both_ends_learn_who_the_other_is_and_where_it_can_be_dialled() -> None:
+    async with nodes("a", "b") as [a, b]:
+        await link(a, b)
+        assert a[1].heard == [("opened", "b", b[0].address, True, False)]
+        assert b[1].heard == [("opened", "a", a[0].address, False, False)]
+
+
+@real
+async def test_a_client_that_does_not_listen_is_known_as_one() -> None:
+    async with nodes("a") as [a]:
+        ear = Ear()
+        client = Transport("looker", "", ear, client=True)
+        await client.start()
+        client.dial(a[0].address)
+        assert await a[1].until("opened") == ("opened", "looker", "", False, True)
+        await ear.until("opened")
+        client.close()
+        assert await a[1].until("closed") == ("closed", "looker", True)
+
+
+@real
+async def test_a_node_that_listens_everywhere_is_dialled_where_it_was_seen() -> None:
+    async with nodes("a") as [a]:
+        b = Transport("b", ":0", ear := Ear())
+        await b.start()
+        assert split_address(b.address)[0] == "0.0.0.0"
+        b.dial(a[0].address)
+        _, port = split_address(b.address)
+        assert (await a[1].until("opened"))[2] == f"127.0.0.1:{port}"
+        await ear.until("opened")
+        b.close()
+
+
+@real
+async def test_two_that_dial_each_other_at_once_open_once_and_close_once() -> None:
+    async with nodes("a", "b") as [a, b]:
+        a[0].dial(b[0].address)
+        b[0].dial(a[0].address)
+        await asyncio.sleep(0.2)
+        assert [a[1].count("opened"), b[1].count("opened")] == [1, 1]
+        assert a[0].stats()["peers"]["b"]["links"] == 2
+        a[0].send("b", b"x")
+        b[0].send("a", b"y")
+        assert await b[1].until("control") == ("control", "a", b"x")
+        assert await a[1].until("control") == ("control", "b", b"y")
+        a[0].close_peer("b", "enough")
+        await b[1].until("closed")
+        await asyncio.sleep(0.2)
+        assert [ear.heard[-1] for _, ear in (a, b)] == [("closed", "b", True), ("closed", "a", True)]
+        assert [ear.count("closed") for _, ear in (a, b)] == [1, 1]
+
+
+@real
+async def test_a_second_dial_of_a_connected_peer_is_hung_up_and_changes_nothing() -> None:
+    async with nodes("a", "b") as [a, b]:
+        await link(a, b)
+        a[0].dial(b[0].address)
+        await asyncio.sleep(0.2)
+        assert [len(a[1].heard), len(b[1].heard)] == [1, 1]
+        assert a[0].stats()["peers"]["b"]["links"] == b[0].stats()["peers"]["a"]["links"] == 1
+
+
+@real
+async def test_a_restarted_node_is_closed_and_opened_again() -> None:
+    async with nodes("a", "b", "b") as [a, b, again]:
+        await link(b, a)
+        again[0].dial(a[0].address)
+        await a[1].until("opened", times=2)
+        assert [event[:2] for event in a[1].heard] == [("opened", "b"), ("closed", "b"), ("opened", "b")]
+        assert a[0].send("b", b"x")
+        assert await again[1].until("control") == ("control", "a", b"x")
+
+
+# --- dials that fail ------------------------------------------------------------------------------------
+
+
+@real
+async def test_a_refused_dial_fails_at_once() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        async with nodes("a") as [a]:
+            a[0].dial(address)
+            failed = await a[1].until("dial_failed", timeout_s=0.5)
+            assert failed[1] == address and "refused" in failed[2]
+
+
+@real
+async def test_a_dial_fails_when_nobody_answers_in_time() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        async with nodes("a", dial_timeout_s=0.2) as [a]:
+            a[0].dial(f"127.0.0.1:{silent.getsockname()[1]}")
+            assert (await a[1].until("dial_failed", timeout_s=1))[2] == "no answer in 0.2 s"
+
+
+@real
+async def test_dialling_oneself_or_no_address_fails_with_the_reason() -> None:
+    async with nodes("a") as [a]:
+        a[0].dial(a[0].address)
+        assert (await a[1].until("dial_failed"))[2] == "that is this node itself"
+        a[0].dial("10.0.0.2")
+        assert "expected HOST:PORT" in (await a[1].until("dial_failed", times=2))[2]
+        assert a[1].count("foreign") == 0
+
+
+@real
+async def test_nodes_of_two_clusters_refuse_each_other_by_name() -> None:
+    async with nodes("a", cluster="red") as [a], nodes("b", cluster="blue") as [b]:
+        a[0].dial(b[0].address)
+        failed = await a[1].until("dial_failed")
+        assert "'red'" in failed[2] and "'blue'" in failed[2]
+        await b[1].until("foreign")
+        assert b[1].count("opened") == 0
+
+
+@real
+async def test_the_dialer_names_both_versions_when_the_acceptor_speaks_another() -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as old:
+        port = old.bind_to_random_port("tcp://127.0.0.1")
+        async with nodes("a") as [a]:
+            a[0].dial(f"127.0.0.1:{port}")
+            while not old.poll(0):
+                await asyncio.sleep(0.01)
+            route, _, hello = old.recv_multipart()
+            old.send_multipart([route, b"", another_version(hello)])
+            reason = (await a[1].until("dial_failed"))[2]
+            assert f"version {hello[2] + 1}" in reason and f"this node {hello[2]}" in reason
+        old.linger = 0
+
+
+@real
+async def test_the_acceptor_answers_another_version_with_its_own_hello() -> None:
+    async with nodes("a") as [a]:
+        hello = encode(Hello(node="new", address="", incarnation="1"))
+        with raw_dealer(a[0].address, b"c-new") as dealer:
+            dealer.send_multipart([b"", another_version(hello)])
+            assert "version" in (await a[1].until("foreign"))[2]
+            _, answer = dealer.recv_multipart()
+            assert decode(answer).node == "a"  # type: ignore[union-attr]
+        assert a[1].count("opened") == 0
+
+
+def another_version(frame: bytes) -> bytes:
+    return frame[:2] + bytes([frame[2] + 1]) + frame[3:]
+
+
+def test_an_address_that_cannot_be_bound_is_a_config_error() -> None:
+    async def scenario() -> None:
+        async with nodes("a") as [a]:
+            with pytest.raises(ConfigError, match=a[0].address):
+                await Transport("b", a[0].address, Ear()).start()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", "host:x", "::1:5000", "host:70000", "host:²"])
+def test_what_is_no_address_is_a_config_error(address: str) -> None:
+    with pytest.raises(ConfigError, match="expected HOST:PORT"):
+        split_address(address)
+
+
+# --- carrying -------------------------------------------------------------------------------------------
+
+
+@real
+async def test_control_and_bulk_come_back_as_they_were_sent() -> None:
+    with other_process("b") as (_, address):
+        async with nodes("a") as [a]:
+            a[0].dial(address)
+            await a[1].until("opened")
+            sizes = [0, 1, 100, 8192, 1 << 20, 20_000_000]
+            sent = [os.urandom(size) for size in sizes]
+            for size, payload in zip(sizes, sent, strict=True):
+                assert a[0].send_bulk("b", b"size %d" % size, payload)
+                assert a[0].send("b", b"control %d" % size)
+            assert a[0].send_bulk("b", b"nothing")
+            await a[1].until("bulk", times=len(sizes) + 1)
+            await a[1].until("control", times=len(sizes))
+            assert [event[2] for event in a[1].heard if event[0] == "bulk"] == [
+                *(b"size %d" % size for size in sizes),
+                b"nothing",
+            ]
+            *frames, nothing = a[1].payloads
+            assert nothing is None
+            assert [bytes(frame.buffer) for frame in frames if frame is not None] == sent
+            for frame in frames[1:]:
+                assert frame is not None
+                assert not frame.buffer.readonly
+                frame.buffer[0] ^= 0xFF
+            assert a[0].stats()["peers"]["b"]["bytes_in"] > sum(sizes)
+
+
+@real
+async def test_a_payload_of_any_shape_of_buffer_is_sent_copied_or_not() -> None:
+    async with nodes("a", "b") as [a, b]:
+        await link(a, b)
+        words = memoryview(bytearray(400_000)).cast("f", [100, 1000])
+        for copy in (False, True):
+            a[0].send_bulk("b", b"h", words, copy=copy)
+        await b[1].until("bulk", times=2)
+        assert [len(frame) for frame in b[1].payloads if frame is not None] == [400_000, 400_000]
+
+
+@real
+async def test_nothing_is_sent_to_a_stranger_or_in_a_frame_too_large() -> None:
+    async with nodes("a", "b") as [a, b]:
+        assert not a[0].send("b", b"x") and not a[0].send_bulk("b", b"x", b"y")
+        await link(a, b)
+        with pytest.raises(LocalProtocolError):
+            a[0].send_bulk("b", b"x", bytearray(MAX_FRAME_BYTES + 1))
+
+
+@real
+async def test_control_overtakes_bulk_that_the_sink_takes_slowly() -> None:
+    async with nodes("a", "b") as [a, b]:
+        await link(a, b)
+
+        def bulk(peer: str, header: bytes, payload: zmq.Frame | None) -> None:
+            time.sleep(0.01)
+            b[1].note("bulk", peer, header)
+
+        b[1].bulk = bulk  # type: ignore[method-assign]
+        for _ in range(50):
+            a[0].send_bulk("b", b"h", b"x" * 1000)
+        await b[1].until("bulk")
+        a[0].send("b", b"urgent")
+        await b[1].until("control")
+        assert b[1].count("bulk") < 25
+        await b[1].until("bulk", times=50)
+
+
+@real
+async def test_a_sink_that_raises_misses_nothing_after() -> None:
+    async with nodes("a", "b") as [a, b]:
+        await link(a, b)
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+
+        def control(peer: str, body: bytes) -> None:
+            b[1].note("control", peer, body)
+            raise ValueError(body)
+
+        b[1].control = control  # type: ignore[method-assign]
+        for _ in range(10):
+            a[0].send("b", b"x")
+        await b[1].until("control", times=10)
+
+
+# --- closing --------------------------------------------------------------------------------------------
+
+
+@real
+async def test_a_killed_process_is_noticed_by_the_dialer() -> None:
+    with other_process("b") as (process, address):
+        async with nodes("a") as [a]:
+            a[0].dial(address)
+            await a[1].until("opened")
+            process.send_signal(signal.SIGKILL)
+            assert await a[1].until("closed", timeout_s=0.5) == ("closed", "b", False)
+            assert not a[0].send("b", b"x")
+
+
+@real
+async def test_a_killed_process_is_noticed_by_the_acceptor() -> None:
+    async with nodes("a") as [a]:
+        with other_process("b", a[0].address) as (process, _):
+            await a[1].until("opened")
+            process.send_signal(signal.SIGKILL)
+            assert await a[1].until("closed", timeout_s=0.5) == ("closed", "b", False)
+            assert not a[0].send("b", b"x")
+
+
+@real
+async def test_closing_a_peer_is_clean_for_both_whoever_dialled_and_all_that_was_sent_comes_first() -> None:
+    for dialer_closes in (True, False):
+        async with nodes("a", "b") as [a, b]:
+            await link(a, b)
+            closer, other = (a, b) if dialer_closes else (b, a)
+            peer = other[0].node
+            for _ in range(100):
+                closer[0].send_bulk(peer, b"h", b"x" * 200_000)
+                closer[0].send(peer, b"c")
+            closer[0].close_peer(peer, "enough")
+            assert not closer[0].send(peer, b"x")
+            assert await closer[1].until("closed") == ("closed", peer, True)
+            assert await other[1].until("closed") == ("closed", closer[0].node, True)
+            assert [other[1].count("bulk"), other[1].count("control")] == [100, 100]
+            assert other[1].heard[-1][0] == "closed"
+            await asyncio.sleep(0.05)
+            assert [len(t._ports) for t, _ in (a, b)] == [1, 1], "the dialer's sockets are closed"
+            assert not b[0]._conns and not b[0]._accepted
+            a[0].dial(b[0].address)
+            await b[1].until("opened", times=2)
+
+
+@real
+async def test_closing_under_a_stream_from_the_other_side_is_clean() -> None:
+    async with nodes("a", "b") as [a, b]:
+        await link(a, b)
+        for _ in range(200):
+            b[0].send_bulk("a", b"h", b"x" * 500_000)
+        await a[1].until("bulk", times=3)
+        a[0].close_peer("b", "enough")
+        assert await b[1].until("closed") == ("closed", "a", True)
+
+
+@real
+async def test_closing_a_node_is_clean_for_its_peers() -> None:
+    async with nodes("a", "b", "c") as [a, b, c]:
+        await link(b, a)
+        a[0].dial(c[0].address)
+        await c[1].until("opened")
+        a[0].close()
+        assert await b[1].until("closed") == ("closed", "a", True)
+        assert await c[1].until("closed") == ("closed", "a", True)
+
+
+@real
+async def test_what_a_dead_peer_sent_comes_before_the_news_of_its_death() -> None:
+    for dialler_dies in (True, False):
+        async with nodes("a", "b") as [a, b]:
+            await link(a, b)
+            dying, other = (a, b) if dialler_dies else (b, a)
+            for _ in range(300):
+                dying[0].send_bulk(other[0].node, b"h", b"x" * 20_000)
+                dying[0].send(other[0].node, b"c")
+            # Its sockets end without a Bye; what is queued leaves first, as it would from a kernel.
+            for port in list(dying[0]._ports):
+                dying[0]._shut(port, 1)
+            time.sleep(0.3)  # Data and disconnections all wait when the other's loop goes on.
+            assert await other[1].until("closed") == ("closed", dying[0].node, False)
+            assert [other[1].count("bulk"), other[1].count("control")] == [300, 300]
+            assert other[1].heard[-1][0] == "closed"
+
+
+@real
+async def test_one_lost_connection_ends_the_whole_link_on_both_sides() -> None:
+    async with nodes("a", "b") as [a, b]:
+        await link(a, b)
+        half = a[0]._peers["b"].links[0].bulk
+        assert half
+        half.port.socket.disconnect(f"tcp://{b[0].address}")
+        assert await b[1].until("closed", timeout_s=0.5) == ("closed", "a", False)
+        await a[1].until("closed", timeout_s=2 * transport_module.LINGER_S)
+        await asyncio.sleep(0.05)
+        assert not b[0]._conns
+
+
+# --- strangers ------------------------------------------------------------------------------------------
+
+
+@real
+async def test_garbage_is_dropped_and_counted_and_the_node_goes_on() -> None:
+    async with nodes("a", "b") as [a, b]:
+        for garbage in ([b"garbage"], [b"", b"CN"], [b"", b"CN\x01\x80"], [b"", b"x", b"y"], [b"x"] * 9):
+            before = b[1].count("foreign")
+            with raw_dealer(b[0].address) as dealer:
+                dealer.send_multipart(garbage)
+                await b[1].until("foreign", times=before + 1)
+        assert b[0].stats()["foreign"] == b[1].count("foreign") == 5
+        assert b[0].stats()["foreign_by_place"] == {"127.0.0.1": 5}
+        await link(a, b)
+
+
+@real
+async def test_garbage_of_no_zmq_at_all_is_dropped_and_counted_and_the_node_goes_on() -> None:
+    async with nodes("a", "b") as [a, b]:
+        host, port = split_address(b[0].address)
+        for garbage in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\xff" * 64, b"\x01\x00" * 9):
+            before = b[1].count("foreign")
+            with socket.create_connection((host, port)) as raw:
+                raw.sendall(garbage)
+                await asyncio.sleep(0.02)
+            await b[1].until("foreign", times=before + 1)
+        assert b[0].stats()["foreign"] >= 5
+        await link(a, b)
+
+
+@real
+async def test_a_frame_too_large_ends_its_connection_unread() -> None:
+    async with nodes("a", "b") as [a, b]:
+        with raw_dealer(b[0].address) as dealer:
+            dealer.send(bytes(MAX_FRAME_BYTES + 1), copy=False)
+            await b[1].until("foreign")
+        await link(a, b)
+
+
+@real
+async def test_words_out_of_place_on_an_open_link_are_dropped_and_counted() -> None:
+    async with nodes("a", "b") as [a, b]:
+        await link(a, b)
+        conn = a[0]._peers["b"].links[0].control
+        assert conn
+        conn.port.socket.send_multipart([b"", encode(Hello(node="a", address="", incarnation="1"))])
+        conn.port.socket.send_multipart([b"", b"garbage"])
+        conn.port.socket.send_multipart([b"x", b"y"])
+        conn.port.socket.send_multipart([b"x", b"y", b"z"])
+        await b[1].until("foreign", times=4)
+        assert b[0].stats()["foreign_by_place"] == {"a": 4}
+        a[0].send("b", b"fine")
+        assert await b[1].until("control") == ("control", "a", b"fine")
+
+
+if __name__ == "__main__":
+    uvloop.run(echo_forever(*sys.argv[1:3]))

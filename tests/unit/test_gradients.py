@@ -1,0 +1,463 @@
+"""Gradients through chunks equal the gradients of the whole batch, whatever the script does to them."""
+
+import pytest
+import torch
+from chaosnet.node.gradients import Gradients
+from chaosnet.protocols.errors import ConfigError, MalformedMessage
+from torch import nn
+from torch.nn import functional
+
+TINY_CHUNKS = 64  # Bytes: several parameters per chunk, and several chunks per parameter.
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def samples(count, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 6, generator=generator), torch.randn(count, 2, generator=generator)
+
+
+def loss_of(model, x, y):
+    return functional.mse_loss(model(x), y)
+
+
+def reduce(members, step, weights, presents):
+    """What the overlay does, by plain torch: into every member's results. Returns the combined mask."""
+    total = sum(weights)
+    for chunk in members[0].chunks:
+        parts = torch.stack([member.contribution(chunk.index) for member in members])
+        is_mean = members[0].lanes[chunk.lane].op == "mean"
+        value = parts.sum(0) / total if is_mean else parts.max(0).values
+        for member in members:
+            member.result(chunk.index, step).copy_(value)
+    return bytes(any_of(column) for column in zip(*presents, strict=True))
+
+
+def any_of(masks):
+    value = 0
+    for mask in masks:
+        value |= mask
+    return value
+
+
+def one_step(members, weights, step=0):
+    finished = [member.finish(weight) for member, weight in zip(members, weights, strict=True)]
+    present = reduce(members, step, weights, [f.present for f in finished])
+    for member in members:
+        member.adopt(step, present)
+    return finished
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_two_weighted_parts_of_a_batch_give_the_gradient_of_the_whole(eager):
+    whole, parts, (x, y) = net(), [net(), net()], samples(8)
+    loss_of(whole, x, y).backward()
+    members, borders = [Gradients(model, TINY_CHUNKS) for model in parts], [slice(0, 5), slice(5, 8)]
+    for member, model, part in zip(members, parts, borders, strict=True):
+        member.arm(len(x[part]) if eager else None)
+        loss_of(model, x[part], y[part]).backward()
+    one_step(members, [5, 3])
+    for expected, a, b in zip(whole.parameters(), parts[0].parameters(), parts[1].parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+        torch.testing.assert_close(a.grad, expected.grad)
+
+
+def test_chunks_are_handed_over_during_backward_each_once_and_last_layers_first():
+    model, ready = net(), []
+    gradients = Gradients(model, TINY_CHUNKS, ready.append)
+    gradients.arm(4)
+    loss_of(model, *samples(4)).backward()
+    assert ready == sorted(ready) == list(range(len(gradients.chunks)))
+    early = [gradients.contribution(chunk).clone() for chunk in ready]
+    finished = gradients.finish(4)
+    assert (finished.chunks, finished.retracted) == ([], False)
+    assert all(torch.equal(gradients.contribution(chunk), early[chunk]) for chunk in ready)
+
+
+def test_eager_and_late_contributions_are_the_same_bits():
+    contributions = []
+    for weight in (3, None):
+        model = net()
+        gradients = Gradients(model, TINY_CHUNKS)
+        gradients.arm(weight)
+        loss_of(model, *samples(3)).backward()
+        gradients.finish(3)
+        contributions.append(gradients.lanes[0].contribution)
+    assert torch.equal(*contributions)
+
+
+def test_unarmed_hooks_hand_nothing_over():
+    model, ready = net(), []
+    gradients = Gradients(model, TINY_CHUNKS, ready.append)
+    loss_of(model, *samples(2)).backward()
+    gradients.arm(None)
+    loss_of(model, *samples(2)).backward()
+    assert ready == []
+    assert gradients.finish(2).chunks == list(range(len(gradients.chunks)))
+
+
+def test_chunks_cover_every_lane_once_and_the_layout_is_reversed():
+    model = net()
+    gradients = Gradients(model, TINY_CHUNKS)
+    assert [(c.start, c.stop) for c in gradients.chunks[:2]] == [(0, 16), (16, 32)]
+    assert gradients.chunks[-1].stop == sum(p.numel() for p in model.parameters())
+    loss_of(model, *samples(2)).backward()
+    gradients.arm(None)
+    gradients.finish(1)
+    assert torch.equal(gradients.lanes[0].contribution[:2], model[4].bias.grad)
+    assert torch.equal(gradients.lanes[0].contribution[-54:], model[0].weight.grad.flatten())
+
+
+def test_accumulated_gradients_are_retracted_and_sent_late_from_then_on():
+    model, ready = net(), []
+    gradients = Gradients(model, TINY_CHUNKS, ready.append)
+    gradients.arm(4)
+    loss_of(model, *samples(2, seed=1)).backward()
+    loss_of(model, *samples(2, seed=2)).backward()
+    finished = gradients.finish(4)
+    assert finished.retracted and finished.chunks == list(range(len(gradients.chunks)))
+    assert torch.equal(gradients.lanes[0].contribution[:2], model[4].bias.grad * 4)
+    ready.clear()
+    gradients.arm(4)
+    loss_of(model, *samples(2)).backward()
+    finished = gradients.finish(4)
+    assert not ready and not finished.retracted and finished.chunks == list(range(len(gradients.chunks)))
+
+
+@pytest.mark.parametrize("change", ["scale in place", "replace", "drop"])
+def test_gradients_changed_by_the_script_after_backward_are_retracted(change):
+    model = net()
+    gradients = Gradients(model, TINY_CHUNKS)
+    gradients.arm(4)
+    loss_of(model, *samples(2)).backward()
+    bias = model[4].bias
+    if change == "scale in place":
+        bias.grad.mul_(3)
+    else:
+        bias.grad = torch.ones(2) if change == "replace" else None
+    assert gradients.finish(4).retracted
+    expected = torch.zeros(2) if bias.grad is None else bias.grad * 4
+    assert torch.equal(gradients.lanes[0].contribution[:2], expected)
+
+
+def test_another_weight_than_announced_is_a_retraction():
+    model = net()
+    gradients = Gradients(model, TINY_CHUNKS)
+    gradients.arm(4)
+    loss_of(model, *samples(2)).backward()
+    assert gradients.finish(2).retracted
+    assert torch.equal(gradients.lanes[0].contribution[:2], model[4].bias.grad * 2)
+
+
+def test_another_weight_than_announced_is_no_retraction_if_nothing_was_sent():
+    gradients = Gradients(net(), TINY_CHUNKS)
+    gradients.arm(4)
+    assert not gradients.finish(2).retracted
+
+
+def test_a_second_backward_into_chunks_still_open_needs_no_retraction():
+    model, ready = net(), []
+    gradients = Gradients(model, 1 << 20, ready.append)
+    gradients.arm(2)
+    model[4](torch.ones(1, 4)).sum().backward()
+    loss_of(model, *samples(2)).backward()
+    assert ready == [0]
+    assert not gradients.finish(2).retracted
+    assert torch.equal(gradients.lanes[0].contribution[:2], model[4].bias.grad * 2)
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used_by_one = nn.Parameter(torch.ones(3))
+        self.used_by_none = nn.Parameter(torch.ones(40))
+        self.used_by_all = nn.Parameter(torch.ones(2))
+
+
+def test_a_gradient_somebody_has_is_for_all_and_one_nobody_has_stays_none():
+    models = [Branches(), Branches()]
+    members = [Gradients(model, TINY_CHUNKS) for model in models]
+    for member, model in zip(members, models, strict=True):
+        model.used_by_none.grad = torch.ones(40)
+        member.arm(1)
+        model.used_by_none.grad = None
+        model.used_by_all.sum().backward()
+    models[0].used_by_one.mul(6).sum().backward()
+    finished = one_step(members, [1, 1])
+    assert [f.present for f in finished] == [bytes([0b101]), bytes([0b100])]
+    for model in models:
+        assert model.used_by_none.grad is None
+        assert torch.equal(model.used_by_one.grad, torch.full((3,), 3.0))
+        assert torch.equal(model.used_by_all.grad, torch.ones(2))
+
+
+def test_a_missing_gradient_leaves_no_trace_of_the_step_before():
+    model = Branches()
+    gradients = Gradients(model, TINY_CHUNKS)
+    for step, parameter in enumerate((model.used_by_one, model.used_by_all)):
+        model.zero_grad()
+        gradients.arm(1)
+        parameter.sum().backward()
+        one_step([gradients], [1], step)
+    assert model.used_by_one.grad is None
+    assert gradients.lanes[0].contribution.sum() == 2
+
+
+def test_a_node_without_samples_adopts_what_the_others_computed():
+    models = [net(), net()]
+    members = [Gradients(model, TINY_CHUNKS) for model in models]
+    loss_of(models[0], *samples(2)).backward()
+    expected = [p.grad.clone() for p in models[0].parameters()]
+    members[0].arm(2)
+    members[1].arm(0)
+    finished = one_step(members, [2, 0])
+    assert finished[1].present == bytes(1)
+    for model in models:
+        assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), expected, strict=True))
+
+
+def test_a_weight_of_zero_silences_even_infinite_gradients():
+    model = net()
+    gradients = Gradients(model, TINY_CHUNKS)
+    gradients.arm(None)
+    model[0].weight.grad = torch.full((9, 6), torch.inf)
+    gradients.finish(0)
+    assert not gradients.lanes[0].contribution.any()
+
+
+def test_empty_sends_nothing_and_takes_back_what_was_sent():
+    model = net()
+    gradients = Gradients(model, TINY_CHUNKS)
+    gradients.arm(None)
+    empty = gradients.empty()
+    assert (empty.present, empty.chunks, empty.retracted) == (bytes(1), [], False)
+    gradients.arm(2)
+    loss_of(model, *samples(2)).backward()
+    assert gradients.empty().retracted
+
+
+def test_a_tied_parameter_travels_once():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter = nn.Linear(3, 3, bias=False)
+            self.leave = nn.Linear(3, 3, bias=False)
+            self.leave.weight = self.enter.weight
+
+    model, ready = Tied(), []
+    gradients = Gradients(model, TINY_CHUNKS, ready.append)
+    gradients.arm(2)
+    model.leave(model.enter(torch.ones(2, 3))).sum().backward()
+    assert ready == [0] and gradients.chunks[0].stop == 9
+    assert not gradients.finish(2).retracted
+    assert torch.equal(gradients.contribution(0).view(3, 3), model.enter.weight.grad * 2)
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3, momentum=0.5)
+        self.register_buffer("mask", torch.tensor([0.1, -torch.inf, torch.nan]))
+        self.register_buffer("narrow", torch.ones(2, dtype=torch.float16))
+        self.register_buffer("flag", torch.tensor(False))
+        self.register_buffer("phase", torch.ones(1, dtype=torch.complex64))
+        self.register_buffer("cache", torch.zeros(1), persistent=False)
+        self.total = nn.Buffer(torch.zeros(()))
+
+    def forward(self, x):
+        self.total = self.total + len(x)  # A new tensor each time.
+        self.phase *= 1j
+        return self.norm(x)
+
+
+def test_running_means_are_averaged_and_batch_counts_take_the_maximum():
+    models = [Normed(), Normed()]
+    members = [Gradients(model, TINY_CHUNKS) for model in models]
+    for step, weights in enumerate(((3, 1), (2, 2))):
+        for member, model, weight in zip(members, models, weights, strict=True):
+            member.arm(weight)
+            model(torch.arange(weight * 3.0 + 9).view(-1, 3)).sum().backward()
+        models[1](torch.zeros(2, 3))
+        models[1].flag.fill_(True)
+        before = [(model.norm.running_mean.clone(), float(model.total)) for model in models]
+        one_step(members, weights, step)
+        expected = sum(w * mean for w, (mean, _) in zip(weights, before, strict=True)) / 4
+        for model in models:
+            torch.testing.assert_close(model.norm.running_mean, expected)
+            assert model.norm.num_batches_tracked == 2 * (step + 1)
+            assert model.total == sum(w * total for w, (_, total) in zip(weights, before, strict=True)) / 4
+            assert model.flag and model.flag.dtype == torch.bool
+    for a, b in zip(models[0].buffers(), models[1].buffers(), strict=True):
+        assert torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def test_buffers_that_nobody_changed_keep_every_bit():
+    models = [Normed(), Normed(), Normed()]
+    members = [Gradients(model, TINY_CHUNKS) for model in models]
+    mask = models[0].mask.view(torch.int32).clone()
+    for step in range(4):
+        for member in members:
+            member.arm(1)
+        one_step(members, [1, 1, 1], step)
+    for model in models:
+        assert torch.equal(model.mask.view(torch.int32), mask)
+        assert model.mask[0] == torch.tensor(0.1)
+
+
+def test_a_buffer_changed_by_one_node_is_averaged_over_all():
+    models = [Normed(), Normed()]
+    members = [Gradients(model, TINY_CHUNKS) for model in models]
+    models[0].narrow.fill_(4)
+    finished = one_step(members, [1, 2])
+    assert finished[0].present != bytes(1) and finished[1].present == bytes(1)
+    assert models[0].narrow.tolist() == models[1].narrow.tolist() == [2, 2]
+    models[0].narrow.add_(0.001)  # Lies between two float16: what it becomes is what the next step compares.
+    one_step(members, [1, 2], 1)
+    assert one_step(members, [1, 2], 2)[0].present == bytes(1)
+
+
+def test_a_node_whose_buffers_changed_without_samples_is_brought_back():
+    models = [Normed(), Normed()]
+    members = [Gradients(model, TINY_CHUNKS) for model in models]
+    models[1].narrow.fill_(9)
+    masks = [members[0].finish(2).present, members[1].finish(0).present]
+    present = reduce(members, 0, [2, 0], masks)
+    for member in members:
+        member.adopt(0, present)
+    assert models[1].narrow.tolist() == [1, 1]
+
+
+def test_buffers_wait_for_finish_in_chunks_of_their_own():
+    model, ready = Normed(), []
+    gradients = Gradients(model, TINY_CHUNKS, ready.append)
+    gradients.arm(3)
+    model(torch.randn(3, 3)).sum().backward()
+    assert ready == [0] and gradients.chunks[0].stop == 6
+    assert gradients.finish(3).chunks == list(range(1, len(gradients.chunks)))
+
+
+def test_a_buffer_of_another_size_is_refused_by_name():
+    model = Normed()
+    gradients = Gradients(model)
+    model.mask = torch.zeros(7)
+    with pytest.raises(ConfigError, match=r"buffer 'mask' had 3 numbers .* now of shape \[7\].*persistent"):
+        gradients.finish(1)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_sparse_gradient_is_refused_by_name_where_the_script_sees_it(eager):
+    model = nn.Sequential(nn.Embedding(4, 2, sparse=True))
+    gradients = Gradients(model)
+    gradients.arm(1 if eager else None)
+    with pytest.raises(ConfigError, match=r"parameter '0\.weight' has a sparse gradient"):
+        model(torch.tensor([1])).sum().backward()
+        gradients.finish(1)
+
+
+def test_a_complex_parameter_is_refused_by_name():
+    with pytest.raises(ConfigError, match="parameter 'bias' is complex64"):
+        model = nn.Linear(1, 1)
+        model.bias = nn.Parameter(torch.ones(1, dtype=torch.complex64))
+        Gradients(model)
+
+
+def test_frozen_parameters_are_left_out_and_refused_once_they_thaw():
+    model = net()
+    model[0].requires_grad_(False)
+    gradients = Gradients(model, TINY_CHUNKS)
+    assert gradients.chunks[-1].stop == 9 * 4 + 4 + 4 * 2 + 2
+    model[0].requires_grad_(True)
+    gradients.arm(None)
+    loss_of(model, *samples(2)).backward()
+    with pytest.raises(
+        ConfigError, match=r"parameter '0\.weight' has a gradient but had requires_grad=False"
+    ):
+        gradients.finish(2)
+
+
+def test_narrow_and_wide_types_travel_without_loss():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f16 = nn.Parameter(torch.ones(3, dtype=torch.float16))
+            self.bf16 = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+            self.f32 = nn.Parameter(torch.ones(()))
+            self.f64 = nn.Parameter(torch.ones(2, dtype=torch.float64))
+            self.none = nn.Parameter(torch.ones(0))
+
+    model = Mixed()
+    gradients = Gradients(model, TINY_CHUNKS)
+    assert [lane.dtype for lane in gradients.lanes] == [torch.float32, torch.float64]
+    gradients.arm(1000)
+    loss = (model.f16 * 60000).sum().double() + (model.f64 / 3).sum() + model.none.sum()
+    (loss + model.f32 + model.bf16.sum()).backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    one_step([gradients], [1000])
+    for parameter, grad in zip(model.parameters(), expected, strict=True):
+        assert parameter.grad.dtype == parameter.dtype
+        assert torch.equal(parameter.grad, grad)
+
+
+def test_a_float16_gradient_is_widened_before_it_is_multiplied():
+    model = nn.ParameterList([nn.Parameter(torch.ones(3, dtype=torch.float16))])
+    gradients = Gradients(model)
+    gradients.arm(1000)
+    model[0].grad = torch.full((3,), 60000.0, dtype=torch.float16)
+    gradients.finish(1000)
+    assert gradients.contribution(0).tolist() == [float(torch.tensor(60000.0).half()) * 1000] * 3
+
+
+def test_channels_last_gradients_keep_their_layout():
+    model = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+    gradients = Gradients(model, TINY_CHUNKS)
+    gradients.arm(2)
+    model(torch.randn(1, 2, 4, 4)).square().sum().backward()
+    expected = model.weight.grad.clone()
+    gradients.finish(2)
+    gradients.lanes[0].results[0].copy_(gradients.lanes[0].contribution / 2)
+    model.zero_grad()
+    gradients.adopt(0, bytes([3]))
+    assert torch.equal(model.weight.grad, expected)
+    assert model.weight.grad.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_clipping_in_place_leaves_results_fit_to_be_sent_again():
+    model = net()
+    gradients = Gradients(model, TINY_CHUNKS)
+    loss_of(model, *samples(2)).backward()
+    one_step([gradients], [2], step=3)
+    kept = gradients.lanes[0].results[1].clone()
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    assert torch.equal(gradients.lanes[0].results[1], kept)
+    gradients.adopt(3, bytes([0b111111]))
+    assert torch.equal(model[4].bias.grad, kept[:2])
+
+
+def test_results_of_two_steps_in_a_row_do_not_share_memory():
+    gradients = Gradients(net(), TINY_CHUNKS)
+    gradients.result(0, 4).fill_(1)
+    gradients.result(0, 5).fill_(2)
+    assert gradients.result(0, 4).eq(1).all()
+    assert gradients.result(0, 6).data_ptr() == gradients.result(0, 4).data_ptr()
+
+
+def test_a_mask_of_another_length_is_malformed():
+    with pytest.raises(MalformedMessage, match="expected 1"):
+        Gradients(net()).adopt(0, bytes(2))
+
+
+def test_detaching_ends_the_hooks():
+    model, ready = net(), []
+    gradients = Gradients(model, TINY_CHUNKS, ready.append)
+    gradients.arm(2)
+    gradients.detach()
+    loss_of(model, *samples(2)).backward()
+    assert ready == []
+
+
+def test_a_chunk_too_small_for_one_element_is_refused():
+    with pytest.raises(ConfigError, match="chunk_bytes is 4"):
+        Gradients(net(), 4)

@@ -1,0 +1,477 @@
+"""A training state survives the way to a joiner: through bytes, in any order, to the bit."""
+
+import math
+import random
+from collections import Counter, OrderedDict
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from chaosnet.node import plain
+from chaosnet.node.training_state import Arrival, Manifest, Snapshot, TrainingState, first_difference
+from chaosnet.protocols.errors import ConfigError, MalformedMessage
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim import lr_scheduler as schedules
+
+
+class Odd(nn.Module):
+    """Every kind of tensor that has ever made trouble."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.nothing = nn.Parameter(torch.empty(0, 3))
+        self.narrow = nn.Parameter(torch.randn(3).to(torch.bfloat16))
+        self.wide = nn.Parameter(torch.randn(2, dtype=torch.float64))
+        self.conv = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+        self.norm = nn.BatchNorm2d(3)
+        self.frozen = nn.Parameter(torch.randn(5)[::2], requires_grad=False)
+        self.a = nn.Linear(4, 4, bias=False)
+        self.b = nn.Linear(4, 4, bias=False)
+        self.b.weight = self.a.weight
+        self.register_buffer("mask", torch.tensor([True, False, True]))
+        self.register_buffer("phases", torch.randn(3, dtype=torch.complex64))
+        self.register_buffer("cache", torch.randn(2), persistent=False)
+
+    def forward(self, images):
+        value = self.norm(self.conv(images)).mean() * self.scale + self.a(torch.ones(4)).sum()
+        return value + self.b(torch.ones(4)).mean() + self.narrow.float().sum() + self.wide.float().prod()
+
+
+def net():
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
+
+
+OPTIMIZERS = {
+    "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9),
+    "adam": lambda ps: torch.optim.Adam(ps, lr=0.01, amsgrad=True),
+    "adamw": lambda ps: torch.optim.AdamW(ps, lr=0.01, fused=True),
+    "adagrad": lambda ps: torch.optim.Adagrad(ps, lr=0.05),
+    "rmsprop": lambda ps: torch.optim.RMSprop(ps, lr=0.01, momentum=0.5, centered=True),
+    "tensor lr": lambda ps: torch.optim.Adam(ps, lr=torch.tensor(0.01)),
+    "nadam": lambda ps: torch.optim.NAdam(ps, lr=0.01),
+    "asgd": lambda ps: torch.optim.ASGD(ps, lr=0.01),
+}
+
+SCHEDULERS = {
+    "none": lambda o: None,
+    "step": lambda o: schedules.StepLR(o, 2, 0.5),
+    "one cycle": lambda o: schedules.OneCycleLR(o, 0.1, total_steps=40, cycle_momentum=False),
+    "cosine": lambda o: schedules.CosineAnnealingLR(o, 10),
+    "multi step": lambda o: schedules.MultiStepLR(o, [2, 4, 4], 0.3),
+    "plateau": lambda o: schedules.ReduceLROnPlateau(o, patience=1),
+    "sequence": lambda o: schedules.SequentialLR(
+        o, [schedules.LinearLR(o, 0.1, total_iters=3), schedules.MultiStepLR(o, [2, 3])], milestones=[3]
+    ),
+    "chain": lambda o: schedules.ChainedScheduler([schedules.StepLR(o, 2), schedules.ConstantLR(o)]),
+    "function": lambda o: schedules.LambdaLR(o, lambda step: 0.9**step),
+}
+
+
+class Run:
+    """One replica, with the model and the optimizer of its choice."""
+
+    def __init__(self, optimizer="adam", scheduler="none", seed=0, extra_state=None):
+        torch.manual_seed(seed)
+        self.model = net()
+        self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
+        self.scheduler = SCHEDULERS[scheduler](self.optimizer)
+        self.extra_state = extra_state
+        self.state = TrainingState(self.model, self.optimizer, self.scheduler, extra_state)
+
+    def train(self, steps, seed):
+        """Inputs from `seed`; dropout from the global generator."""
+        data = torch.Generator().manual_seed(seed)
+        for _ in range(steps):
+            x, y = torch.randn(5, 6, generator=data), torch.randn(5, 3, generator=data)
+            self.optimizer.zero_grad()
+            loss = nn.functional.mse_loss(self.model(x), y)
+            loss.backward()
+            self.optimizer.step()
+            if isinstance(self.scheduler, schedules.ReduceLROnPlateau):
+                self.scheduler.step(loss.item())
+            elif self.scheduler is not None:
+                self.scheduler.step()
+
+
+def snapshot_of(state, step=0, runtime=None):
+    capture = state.begin_capture(step, runtime or {})
+    capture.run()
+    return capture.wait()
+
+
+def arrival_of(snapshot, pieces=1):
+    arrival = Arrival(Manifest.from_bytes(snapshot.manifest.to_bytes()))
+    total = snapshot.manifest.total_bytes
+    for piece in range(pieces):
+        start, stop = total * piece // pieces, total * (piece + 1) // pieces
+        arrival.write(start, bytes(snapshot.slice(start, stop)))
+    return arrival
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_a_joiner_trains_on_to_the_same_bits(optimizer, scheduler):
+    old, new = Run(optimizer, scheduler, seed=1), Run(optimizer, scheduler, seed=2)
+    old.train(5, seed=3)
+    arrival = arrival_of(snapshot_of(old.state, 5, {"cursor": [7, 2**70]}), pieces=3)
+    old.train(4, seed=4)
+    assert new.state.load(arrival) == {"cursor": [7, 2**70]}
+    new.train(4, seed=4)
+    assert new.state.state_hash() == old.state.state_hash()
+    for a, b in zip(old.model.state_dict().values(), new.model.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_joiner_that_has_trained_already_takes_over_an_optimizer_that_has_not():
+    old, new = Run("sgd", seed=1), Run("sgd", seed=2)
+    new.train(2, seed=5)
+    new.state.load(arrival_of(snapshot_of(old.state)))
+    assert not new.optimizer.state
+    assert new.state.state_hash() == old.state.state_hash()
+
+
+def test_optimizer_state_of_only_some_parameters_arrives_at_the_same_ones():
+    old, new = Run("adam", seed=1), Run("adam", seed=2)
+    old.model[4].weight.grad = torch.ones(3, 8)
+    old.optimizer.step()
+    new.state.load(arrival_of(snapshot_of(old.state)))
+    assert list(new.optimizer.state) == [new.model[4].weight]
+    assert new.state.state_hash() == old.state.state_hash()
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_ranges_of_any_size_in_any_order_give_the_same_state(data):
+    old, new = odd_run(seed=1), odd_run(seed=2)
+    snapshot = snapshot_of(old)
+    total = snapshot.manifest.total_bytes
+    cuts = sorted(data.draw(st.sets(st.integers(1, total - 1), max_size=40)))
+    ranges = data.draw(st.permutations(list(zip([0, *cuts], [*cuts, total], strict=True))))
+    arrival = Arrival(Manifest.from_bytes(snapshot.manifest.to_bytes()))
+    for start, stop in ranges:
+        assert (start, stop) in arrival.missing or any(a <= start and stop <= b for a, b in arrival.missing)
+        arrival.write(start, snapshot.slice(start, stop))
+    assert arrival.complete
+    assert new.state_hash() != old.state_hash()
+    new.load(arrival)
+    assert new.state_hash() == old.state_hash()
+
+
+def odd_run(seed):
+    torch.manual_seed(seed)
+    model = Odd()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, 2, 5, 5)).backward()
+    optimizer.step()
+    return TrainingState(model, optimizer)
+
+
+def test_odd_tensors_arrive_with_their_type_shape_and_ties():
+    old, new = odd_run(1), odd_run(2)
+    new.load(arrival_of(snapshot_of(old), pieces=7))
+    theirs = dict(new.model.named_parameters()) | dict(new.model.named_buffers())
+    for name, tensor in [*old.model.named_parameters(), *old.model.named_buffers()]:
+        assert theirs[name].dtype == tensor.dtype
+        assert torch.equal(theirs[name], tensor), name
+    assert new.model.a.weight is new.model.b.weight
+    assert new.model.conv.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_tied_parameter_is_shipped_once():
+    names = [entry.name for entry in snapshot_of(odd_run(1)).manifest.entries]
+    assert "a.weight" in names
+    assert "b.weight" not in names
+
+
+def test_float32_state_of_a_bfloat16_parameter_is_not_rounded():
+    def run():
+        model = nn.Linear(3, 3).to(torch.bfloat16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.state[model.weight] = {"master": torch.full((3, 3), 1 / 3), "note": "as is"}
+        return TrainingState(model, optimizer)
+
+    old, new = run(), run()
+    new.optimizer.state[new.model.weight]["master"].zero_()
+    new.load(arrival_of(snapshot_of(old)))
+    assert torch.equal(new.optimizer.state[new.model.weight]["master"], torch.full((3, 3), 1 / 3))
+    assert new.optimizer.state[new.model.weight]["note"] == "as is"
+
+
+def test_a_cache_buffer_may_differ_in_shape_and_does_not_count():
+    old, new = odd_run(1), odd_run(1)
+    new.model.cache = torch.randn(9)
+    assert new.state_hash() == old.state_hash()
+    assert first_difference(new.spec(), old.spec()) is None
+    new.load(arrival_of(snapshot_of(old)))
+    assert torch.equal(new.model.cache, old.model.cache)
+
+
+def test_random_generators_continue_where_the_sender_was():
+    old, new = Run(seed=1), Run(seed=2)
+    random.seed(3)
+    np.random.seed(4)
+    np.random.standard_normal()  # Leaves a second number cached.
+    arrival = arrival_of(snapshot_of(old.state))
+    expected = torch.rand(2).tolist(), random.gauss(0, 1), np.random.standard_normal(3).tolist()
+    new.state.load(arrival)
+    assert (torch.rand(2).tolist(), random.gauss(0, 1), np.random.standard_normal(3).tolist()) == expected
+
+
+def test_extra_state_is_filled_in_place():
+    shadow = torch.zeros(4)
+    mine = {"ema": {"w": shadow}, "history": [1], "best": math.inf, "stale": 1}
+    theirs = {"history": [1.5, "two"], "ema": {"w": torch.arange(4.0)}, "best": 0.25, "new": (1, b"x")}
+    old, new = Run(seed=1, extra_state=theirs), Run(seed=2, extra_state=mine)
+    ema, history = mine["ema"], mine["history"]
+    new.state.load(arrival_of(snapshot_of(old.state)))
+    assert ema["w"] is shadow and mine["ema"] is ema and mine["history"] is history
+    assert torch.equal(shadow, torch.arange(4.0))
+    assert (history, mine["best"], mine["new"], "stale" in mine) == ([1.5, "two"], 0.25, (1, b"x"), False)
+    assert new.state.state_hash() == old.state.state_hash()
+
+
+def test_a_capture_in_the_background_shows_the_state_at_the_boundary():
+    run, twin = Run("adam", "cosine", 1, {"seen": 1}), Run("adam", "cosine", 2, {"seen": 0})
+    run.train(3, seed=1)
+    expected = run.state.state_hash()
+    capture = run.state.begin_capture(3, {})
+    run.model(torch.randn(5, 6)).sum().backward()  # Moves the running means.
+    run.extra_state["seen"] = 2
+    run.scheduler.step()
+    capture.run()  # As late as it may come: before the optimizer steps.
+    run.optimizer.step()
+    assert run.state.state_hash() != expected
+    twin.state.load(arrival_of(capture.wait()))
+    assert twin.state.state_hash() == expected
+
+
+def test_a_capture_reports_its_failure_and_its_absence():
+    capture = Run().state.begin_capture(4, {})
+    with pytest.raises(TimeoutError, match="step 4"):
+        capture.wait(0)
+    capture._late = [None]
+    capture.run()
+    with pytest.raises(AttributeError):
+        capture.wait()
+
+
+def test_a_slice_of_a_snapshot_is_no_copy():
+    snapshot = snapshot_of(Run().state)
+    part = snapshot.slice(4, 8)
+    snapshot.data[4] += 1
+    assert part[0] == int(snapshot.data[4])
+
+
+def test_the_hash_sees_every_part_of_the_state():
+    run = Run("adam", "step", extra_state={"n": 0})
+    run.train(1, seed=0)
+    seen = {run.state.state_hash()}
+    changes = [
+        lambda: run.model[0].weight.data[0, 0].add_(1e-6),
+        lambda: run.model[1].running_mean[0].neg_(),
+        lambda: next(iter(run.optimizer.state.values()))["step"].add_(1),
+        lambda: run.optimizer.param_groups[0].update(lr=0.5),
+        lambda: run.scheduler.step(),
+        lambda: run.extra_state.update(n=0.0),
+    ]
+    for number, change in enumerate(changes):
+        change()
+        seen.add(run.state.state_hash())
+        assert len(seen) == number + 2
+
+
+def test_the_hash_ignores_the_order_of_dicts_and_random_generators():
+    a, b = Run(extra_state={"x": 1, "y": torch.ones(1)}), Run(extra_state={"y": torch.ones(1), "x": 1})
+    torch.rand(1)
+    assert a.state.state_hash() == b.state.state_hash()
+
+
+def test_sizes_are_those_of_the_tensors():
+    run = Run("sgd")
+    parameters = 4 * (6 * 8 + 8 + 8 + 8 + 8 * 3 + 3)
+    assert run.state.layer_bytes() == (4 * 3, 4 * 6 * 8)
+    assert run.state.state_bytes() == parameters + 4 * (8 + 8) + 8
+    run.train(1, seed=0)
+    assert run.state.state_bytes() == 2 * parameters + 4 * (8 + 8) + 8
+    assert run.state.state_bytes() == snapshot_of(run.state).manifest.total_bytes
+
+
+def test_the_first_difference_is_named():
+    def spec(outputs, frozen=False, schedule="none"):
+        model = nn.Sequential(OrderedDict(fc=nn.Linear(84, outputs)))
+        model.requires_grad_(not frozen)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return TrainingState(model, optimizer, SCHEDULERS[schedule](optimizer)).spec()
+
+    assert first_difference(spec(10), spec(10)) is None
+    here, there = spec(10), spec(12)
+    assert first_difference(here, there) == "'fc.weight' is float32 [10, 84] here, float32 [12, 84] there"
+    message = "'fc.weight' is float32 [10, 84] here, frozen float32 [10, 84] there"
+    assert first_difference(here, spec(10, frozen=True)) == message
+    message = "'lr_scheduler' is None here, StepLR there"
+    assert first_difference(here, spec(10, schedule="step")) == message
+    assert first_difference(here[1:], here) == "'fc.weight' is absent here, float32 [10, 84] there"
+    assert first_difference(here[::-1], here) == "tensor 0 is 'extra_state' here, 'fc.weight' there"
+
+
+def test_spec_digests_agree_exactly_where_specs_do():
+    assert Run(seed=1).state.spec_digest() == Run(seed=2).state.spec_digest()
+    assert Run("adam").state.spec_digest() != Run("sgd").state.spec_digest()
+
+
+def test_a_state_of_another_run_is_refused_and_changes_nothing():
+    old, new = Run("adam", "step"), Run("adam", "none", seed=5)
+    before = new.state.state_hash()
+    with pytest.raises(ConfigError, match="'lr_scheduler' is None here, given there"):
+        new.state.load(arrival_of(snapshot_of(old.state)))
+    assert new.state.state_hash() == before
+
+
+def test_what_cannot_be_shipped_is_refused_by_name():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(
+        ConfigError, match=r"extra_state\['foo'\]\[2\] is a numpy.ndarray; expected plain data"
+    ):
+        TrainingState(model, optimizer, extra_state={"foo": [0, 1, np.zeros(2)]})
+    optimizer.state[model.weight]["sum"] = torch.ones(2, 2).to_sparse()
+    with pytest.raises(ConfigError, match=r"optimizer.state\[0\]\['sum'\] is a sparse tensor"):
+        TrainingState(model, optimizer)
+    with pytest.raises(ConfigError, match="no parameter of the model"):
+        TrainingState(nn.Linear(2, 2), torch.optim.SGD(model.parameters(), lr=0.1))
+    complex_model = nn.Linear(2, 2, dtype=torch.complex64)
+    with pytest.raises(ConfigError, match="parameter 'weight' is complex64"):
+        TrainingState(complex_model, torch.optim.SGD(complex_model.parameters(), lr=0.1))
+    lazy = nn.LazyLinear(2)
+    with pytest.raises(ConfigError, match="'weight' has no shape yet"):
+        TrainingState(lazy, torch.optim.SGD(lazy.parameters(), lr=0.1))
+
+
+def test_ranges_outside_the_state_are_refused():
+    arrival = Arrival(snapshot_of(Run().state).manifest)
+    total = arrival.manifest.total_bytes
+    for start, size in ((-1, 2), (total, 1), (total - 1, 2)):
+        with pytest.raises(MalformedMessage):
+            arrival.write(start, bytes(size))
+    arrival.write(total, b"")
+    assert arrival.missing == [(0, total)]
+
+
+def test_a_model_without_tensors_is_complete_from_the_start():
+    snapshot = Snapshot(Manifest((), b"", 0), torch.empty(0, dtype=torch.uint8))
+    assert Arrival(snapshot.manifest).complete
+    assert len(snapshot.slice(0, 0)) == 0
+
+
+keys = st.recursive(
+    st.text() | st.integers() | st.floats(allow_nan=False) | st.booleans(),
+    lambda inner: st.tuples(inner, inner),
+    max_leaves=3,
+)
+plain_data = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(keys, inner)
+        | st.dictionaries(keys, inner).map(OrderedDict)
+        | st.dictionaries(st.integers(), st.integers()).map(Counter)
+    ),
+)
+
+
+def same(a, b):
+    """Equal, and of equal types all the way down."""
+    return a == b and repr(a) == repr(b)
+
+
+@given(plain_data)
+def test_plain_data_comes_back_as_it_was(value):
+    assert same(plain.decode(plain.encode(value, "value")), value)
+
+
+def test_special_floats_and_tensors_come_back():
+    table, tensor = plain.TensorTable(), torch.ones(2)
+    data = plain.encode([math.nan, -math.inf, -0.0, tensor, {"again": tensor}, "\ud800"], "value", table)
+    nan, inf, zero, first, again, surrogate = plain.decode(data, table.tensors)
+    assert math.isnan(nan) and inf == -math.inf and math.copysign(1, zero) == -1 and surrogate == "\ud800"
+    assert first is again["again"] is tensor
+    assert table.names == ["value[3]"]
+
+
+def test_data_that_contains_itself_is_refused():
+    loop = []
+    loop.append(loop)
+    with pytest.raises(ConfigError, match="nested"):
+        plain.encode(loop, "loop")
+
+
+def test_the_deepest_data_allowed_comes_back():
+    value = ()
+    for _ in range(plain.MAX_DEPTH - 1):
+        value = (value,)
+    assert plain.decode(plain.encode(value, "value")) == value
+
+
+def test_a_tensor_where_none_is_expected_is_refused():
+    with pytest.raises(ConfigError, match=r"runtime\['loss'\] is a torch.Tensor"):
+        Run().state.begin_capture(0, {"loss": torch.ones(1)})
+
+
+def test_keys_and_enums_that_would_not_come_back_are_refused():
+    with pytest.raises(ConfigError, match="a NoneType; expected str"):
+        plain.encode({None: 1}, "value")
+    with pytest.raises(ConfigError, match="value is a set"):
+        plain.encode({1, 2}, "value")
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=80))
+def test_random_bytes_are_only_ever_malformed(data):
+    for parse in (plain.decode, Manifest.from_bytes):
+        with suppress(MalformedMessage):
+            parse(data)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_damaged_manifests_are_only_ever_malformed(data):
+    damaged = bytearray(SMALL_MANIFEST)
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(MalformedMessage):
+        manifest = Manifest.from_bytes(bytes(damaged))
+        plain.decode(manifest.plain)
+
+
+SMALL_MANIFEST = Manifest((), plain.encode({"a": (1, [2.0], Counter("x"))}, "v"), 3).to_bytes()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [1, [["w", "float32", [2, -1]]], b""],
+        [1, [["w", "float32", [1 << 40, 1 << 40]]], b""],
+        [1, [["w", "float32", [0, 1 << 40, 1 << 40]]], b""],
+        [1, [["w", "uint8", [1 << 50]], ["v", "uint8", [1]]], b""],
+        [1, [["w", "no_such_dtype", [2]]], b""],
+        [1, [["w", "float32", [True]]], b""],
+        [1, [["w", "float32", [1]], ["w", "float32", [1]]], b""],
+        [-1, [], b""],
+        [True, [], b""],
+        {"step": 1},
+    ],
+)
+def test_manifests_that_make_no_sense_are_malformed(fields):
+    with pytest.raises(MalformedMessage):
+        Manifest.from_bytes(plain.encode(fields, "manifest"))
+
+
+def test_a_huge_claim_in_few_bytes_costs_nothing():
+    for claim in (b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"):
+        with pytest.raises(MalformedMessage):
+            plain.decode(claim * 30)
