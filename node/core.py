@@ -106,6 +106,7 @@ from ..scheduler.sync_plan import POLICIES, Policy
 from ..scheduler.views import with_trees
 
 REDIAL_EVERY_S = 1.0  # Members out of reach are tried directly, in case another way leads to them.
+ABORT_EVERY_S = 1.0
 FROZEN_PATIENCE_S = 1.0  # After a flush without its install, say again where we are.
 REPORT_EVERY_S = 1.0
 PROBE_TAIL = 0.5  # The rate is that of the last half of a probe: the first may ride on a burst (TESTBED).
@@ -165,6 +166,8 @@ class Agent:
         self.parked: str | None = None
         self.flushed: Flush | None = None
         self.frozen_at_s = 0.0
+        self.torn: AbortRequest | None = None  # The attempt that cannot end as it is.
+        self.abort_at_s = 0.0
         self.news_version = settings.first_serial
         self.redial_at_s: float | None = None
         self.last_readings: ReadingsTaken | None = None
@@ -222,6 +225,7 @@ class Agent:
         times += [self.redial_at_s, self.report_at_s]
         times.append(self.joiner.wake_at_s if self.joiner else None)
         times.append(self.scheduler.wake_at_s if self.scheduler else None)
+        times.append(self.abort_at_s if self.torn else None)
         times.append(self.frozen_at_s + FROZEN_PATIENCE_S if self.flushed else None)
         return min((time for time in times if time is not None), default=None)
 
@@ -245,7 +249,8 @@ class Agent:
             case Contributed() | LocalReady():
                 return self.sync.handle(event)
             case Retracted(_, reason):
-                return self.sync.handle(event) + self._ask_abort(reason)
+                asked = self._on_torn(reason, now_s)
+                return self.sync.handle(event) + asked
             case LeaveWanted():
                 return self._on_leave_wanted(now_s)
             case SnapshotReady(step):
@@ -269,6 +274,8 @@ class Agent:
         if self.flushed and now_s >= self.frozen_at_s + FROZEN_PATIENCE_S:
             self.frozen_at_s = now_s
             effects += self._answer_flush(self.flushed) + self._park_without_quorum()
+        if self.torn is not None and now_s >= self.abort_at_s:
+            effects += self._ask_abort_again(now_s)
         if self.redial_at_s is not None and now_s >= self.redial_at_s:
             effects += self._redial(now_s)
         if self.report_at_s is not None and now_s >= self.report_at_s:
@@ -331,10 +338,35 @@ class Agent:
         effects = self._joining(event, now_s) + self._drop_joiner(peer)
         if self.sync.view is None or peer not in self.sync.view.node_ids:
             return effects
+        if self.sync.depends_on(peer):
+            effects += self._on_torn(f"lost the link {self.me} - {peer}", now_s)
         # Who says Bye is alive, whatever it thinks of us: no proof of a crash.
         return effects + self._tell_link(
             peer, LinkState.SILENT if silent or event.clean else LinkState.CLOSED
         )
+
+    def _on_torn(self, reason: str, now_s: float) -> list[Effect]:
+        """Messages of the attempt under way may be lost for good, even if the link opens again."""
+        assert self.sync.view is not None
+        if self.phase is Phase.JOINING and self.joiner is not None:
+            return self.joiner.orphaned(reason, now_s)
+        self.torn = AbortRequest(node=self.me, key=self.sync.view.key, step=self.sync.step, reason=reason)
+        self.abort_at_s = now_s + ABORT_EVERY_S
+        return self.relay.send(EVERYONE, self.torn)
+
+    def _ask_abort_again(self, now_s: float) -> list[Effect]:
+        """Until a flush has come, or the step was completed after all."""
+        torn, view = self.torn, self.sync.view
+        if (
+            torn is None
+            or view is None
+            or self.sync.frozen
+            or (torn.key, torn.step) != (view.key, self.sync.step)
+        ):
+            self.torn = None
+            return []
+        self.abort_at_s = now_s + ABORT_EVERY_S
+        return self.relay.send(EVERYONE, torn)
 
     def _tell_link(self, peer: str, state: LinkState) -> list[Effect]:
         self.news_version += 1
@@ -558,11 +590,6 @@ class Agent:
             return []  # Expelled follows, or a leaver is let go.
         self.flushed = None
         return self.sync.start_installed(install)
-
-    def _ask_abort(self, reason: str) -> list[Effect]:
-        assert self.sync.view is not None
-        request = AbortRequest(node=self.me, key=self.sync.view.key, step=self.sync.step, reason=reason)
-        return self.relay.send(EVERYONE, request)
 
     # --- loss and election ---
 

@@ -40,9 +40,9 @@ def has_quorum(electorate: Electorate, alive: set[str], crashed: set[str]) -> bo
 class Overlay:
     """What node `me` knows of the links of its view, and of others that happen to be open.
 
-    News of a link comes from its two ends, numbered by the reporter, and may arrive out of order. A link of the
-    view lives until one end has lost it; any other connection is found when one end says so and the other
-    does not deny it.
+    News of a link comes from its two ends, numbered by the reporter, and may arrive out of order. A link of
+    the view lives until one end has lost it; any other connection is found when one end says so and the
+    other does not deny it.
     """
 
     def __init__(self, me: str) -> None:
@@ -66,13 +66,10 @@ class Overlay:
         before = self.news.get((reporter, peer))
         if before is not None and before[0] >= version:
             return False
+        old = (self.reachable, self.live_links(), self.crashed)
         self.news[reporter, peer] = (version, state)
-        old_reachable, old_live = self.reachable, self.live_links()
         self._update()
-        changed = before is None or before[1] is not state
-        return changed and (
-            state is LinkState.CLOSED or (old_reachable, old_live) != (self.reachable, self.live_links())
-        )
+        return old != (self.reachable, self.live_links(), self.crashed)
 
     def farewell(self, node: str) -> None:
         """A node has left for good."""
@@ -85,7 +82,7 @@ class Overlay:
 
     @property
     def crashed(self) -> set[str]:
-        """Nodes out of reach that are known to act no more: a node in reach saw them die, or they said farewell."""
+        """Nodes that act no more: out of reach, and seen dying by a node in reach, or gone with a farewell."""
         died = {
             peer
             for (by, peer), (_, state) in self.news.items()

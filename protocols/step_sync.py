@@ -123,6 +123,7 @@ class StepSync:
         self.last_commit: Commit | None = None  # Of step - 1.
         self.prepared: dict[ViewKey, View] = {}
         self.vote: tuple[int, int] | None = None
+        self.tainted = False  # Own chunks changed after they had gone out.
         self.frozen = True  # Between a flush and its install, and before the first view.
         self.own_weight: dict[int, float] = {}  # Chunk: weight of our own part, once contributed.
         self.local: Contribution | None = None
@@ -155,7 +156,7 @@ class StepSync:
 
     def freeze(self) -> list[Effect]:
         """A flush: the attempt under way is void. Own contributions are kept for the next."""
-        self.frozen = True
+        self.frozen, self.tainted = True, False
         self._restart()
         return [ResetAttempt()]
 
@@ -212,9 +213,10 @@ class StepSync:
                     raise LocalProtocolError(f"{self.me}: ready twice for step {self.step}")
                 self.local = contribution
                 return self._forward_ready()
-            case Retracted(weight, _):
+            case Retracted(weight, _):  # Nothing may go out until the flush: it would mix old and new.
                 self.own_weight = dict.fromkeys(range(self.chunk_count), weight)
-                return self.freeze()
+                self.tainted = True
+                return [ResetAttempt()]
             case Received(_, Up() | Down() | Ready() | Commit()):
                 return self._received(event)
         raise LocalProtocolError(f"{self.me}: {type(event).__name__} is not for the all-reduce")
@@ -257,7 +259,7 @@ class StepSync:
 
     def _forward_up(self, index: int) -> list[Effect]:
         """If the sum of our subtree is whole: up with it, or it is the result."""
-        if self.frozen or self.catching_up or index not in self.own_weight:
+        if self.frozen or self.tainted or self.catching_up or index not in self.own_weight:
             return []
         chunk = self.attempt.chunks[index]
         if chunk.missing or chunk.sent:
@@ -308,7 +310,7 @@ class StepSync:
 
     def _forward_ready(self) -> list[Effect]:
         """If our subtree is ready: tell the parent, or commit."""
-        if self.frozen or self.catching_up or self.local is None or self.attempt.ready_sent:
+        if self.frozen or self.tainted or self.catching_up or self.local is None or self.attempt.ready_sent:
             return []
         place, readies = self.places[0], self.attempt.readies
         if not place.children <= readies.keys():
@@ -337,9 +339,10 @@ class StepSync:
             return []
         assert self.view is not None
         if commit.switch and not self.catching_up and commit.switch not in self.prepared:
-            raise LocalProtocolError(
-                f"{self.me}: switched to view {commit.switch}, which was never prepared here"
-            )
+            if self.me in self.view.member_ids:
+                raise LocalProtocolError(f"{self.me}: never prepared view {commit.switch}, but voted for it")
+            self.frozen = True
+            return [Out("the cluster switched to a view that this joiner had not prepared")]
         following = self.view
         if commit.switch and not self.catching_up:
             following = self.prepared[commit.switch]
@@ -385,6 +388,13 @@ class StepSync:
         """All that `view` needs is open: vote for it from now on."""
         self.prepared[view.key] = view
         self.vote = max(view.key, self.vote or view.key)
+
+    def depends_on(self, peer: str) -> bool:
+        """Does the attempt under way need what only this peer can send, or does this peer need us?"""
+        assert self.view is not None
+        if self.frozen or (peer in self.view.observer_ids and peer not in self.view.member_ids):
+            return False
+        return any(peer in place.neighbors for place in self.places)
 
     def forget_prepared(self) -> None:
         """A new term: what an older scheduler proposed is void."""

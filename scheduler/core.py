@@ -136,9 +136,10 @@ class Scheduler:
                 return self._on_link_request(message, a, b, asker, now_s)
             case PrepareFailed():
                 return self._on_prepare_failed(message, now_s)
-            case AbortRequest(key=key, step=step, reason=reason):
-                stale = key != self.view.key or step != self.sync.step
-                return [] if stale or self.flush else self.start_flush(reason, now_s)
+            case AbortRequest(node=node, key=key, step=step, reason=reason):
+                over = key == self.view.key and step < self.sync.step - 1
+                known = self.view.find(node) is not None
+                return self.start_flush(reason, now_s) if known and not over and not self.flush else []
             case FlushOk():
                 return self._on_flush_ok(message)
             case Report():
@@ -160,18 +161,15 @@ class Scheduler:
         return effects
 
     def overlay_changed(self, now_s: float) -> list[Effect]:
-        """A link was lost or found: decide whether that tears the step under way."""
+        """A link was lost or found. Whose step is torn by that says so itself (AbortRequest)."""
         if self.flush:
             return self._install_if_complete()
         if gone := sorted(set(self.view.member_ids) - self.overlay.reachable):
             return self.start_flush(f"lost {', '.join(gone)}", now_s)
-        lost = sorted(self.overlay.lost)
-        if any(self._in_use(each) for each in lost):
-            return self.start_flush(f"lost the link {lost[0][0]} - {lost[0][1]}", now_s)
         effects: list[Effect] = []
         for observer in sorted(set(self.view.observer_ids) - self.overlay.reachable):
             effects += self._enqueue(Remove(node=observer), now_s)
-        for each in lost:
+        for each in sorted(self.overlay.lost):
             effects += self._enqueue(RemoveLink(link=each, lost=True), now_s)
         return effects
 
@@ -374,12 +372,6 @@ class Scheduler:
 
     def _dialable(self, each: Link) -> bool:
         return any(member.address for member in self.view.members if member.id in each)
-
-    def _in_use(self, each: Link) -> bool:
-        a, b = each
-        members = set(self.view.member_ids)
-        used = any(tree.parent.get(a) == b or tree.parent.get(b) == a for tree in self.view.trees)
-        return used and {a, b} <= members
 
     # --- flush and install ---
 

@@ -100,7 +100,8 @@ def survivors(
 ) -> View:
     """What a flush installs: `base` without whom it lost, over links that live, connected if possible."""
     members = tuple(member for member in base.members if member.id in alive)
-    observers = tuple(member for member in base.observers if member.id in alive)
+    heard = {node for each in live_links if any(member.id in each for member in members) for node in each}
+    observers = tuple(member for member in base.observers if member.id in alive & heard)
     nodes = {member.id for member in (*members, *observers)}
     voters = {member.id for member in members}
     inside = sorted(each for each in live_links if nodes.issuperset(each))
