@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from ..protocols.connect_link import LinkOpener
 from ..protocols.disconnect_link import LinkCloser
 from ..protocols.effects import (
+    AnswerStatus,
     ClosePeer,
     Dial,
     DropSnapshot,
@@ -35,6 +36,7 @@ from ..protocols.effects import (
 )
 from ..protocols.election import Election, Role
 from ..protocols.events import (
+    BacklogFull,
     CaughtUp,
     Contributed,
     DialFailed,
@@ -58,6 +60,7 @@ from ..protocols.liveness import Liveness
 from ..protocols.messages import (
     EVERYONE,
     AbortRequest,
+    Answer,
     Commit,
     Down,
     Envelope,
@@ -88,6 +91,7 @@ from ..protocols.messages import (
     ScaleOutRequest,
     Shard,
     ShardRequest,
+    StatusRequest,
     Up,
     View,
     VoteReply,
@@ -255,7 +259,15 @@ class Agent:
                 return self._on_leave_wanted(now_s)
             case SnapshotReady(step):
                 return self._on_snapshot_ready(step)
-            case CaughtUp() | StateRejected() | ManifestKnown() | ManifestBad() | ShardStored() | ShardBad():
+            case (
+                BacklogFull()
+                | CaughtUp()
+                | StateRejected()
+                | ManifestKnown()
+                | ManifestBad()
+                | ShardStored()
+                | ShardBad()
+            ):
                 effects = self._joining(event, now_s)
                 return self._joined_if_ready() + effects
             case ReadingsTaken():
@@ -323,7 +335,7 @@ class Agent:
         effects = self._joining(event, now_s)
         view = self.sync.view
         if self.phase is Phase.MEMBER and view is not None and peer in view.node_ids:
-            effects += self._tell_link(peer, LinkState.OPEN)
+            effects += self._tell_link(peer, LinkState.OPEN) + self._tell_losses()
         return effects + self._vote_if_prepared()
 
     def _on_closed(self, event: PeerClosed, now_s: float, silent: bool = False) -> list[Effect]:
@@ -344,6 +356,15 @@ class Agent:
         return effects + self._tell_link(
             peer, LinkState.SILENT if silent or event.clean else LinkState.CLOSED
         )
+
+    def _tell_losses(self) -> list[Effect]:
+        """Two parts of the overlay may have met again: what one knows of lost links, the other must know, too."""
+        told: list[Effect] = []
+        for (reporter, peer), (version, state) in sorted(self.overlay.news.items(), key=lambda item: item[0]):
+            if state is not LinkState.OPEN and self.overlay.graph.has_edge(reporter, peer):
+                news = LinkNews(reporter=reporter, peer=peer, version=version, state=state.value)
+                told += self.relay.send(EVERYONE, news)
+        return told
 
     def _on_torn(self, reason: str, now_s: float) -> list[Effect]:
         """Messages of the attempt under way may be lost for good, even if the link opens again."""
@@ -445,8 +466,11 @@ class Agent:
             case Notice():
                 self.monitor.events.append(message)
                 return []
-            case LeaveCommand():
-                return self._on_leave_wanted(now_s)
+            case LeaveCommand(asker=asker):
+                answer = Answer(ok=True, text=f"{self.me} leaves")
+                return self.relay.send(asker, answer) + self._on_leave_wanted(now_s)
+            case StatusRequest(asker=asker):
+                return [AnswerStatus(asker)] if self.scheduler else []
         return self.scheduler.receive(source, message, now_s) if self.scheduler else []
 
     def _on_probe(self, event: Received, now_s: float) -> list[Effect]:
@@ -510,7 +534,11 @@ class Agent:
                 self.scheduler = None
             else:
                 effects += self.scheduler.switched(before, view, now_s)
-        return effects + self._overlay_changed(now_s)
+        effects += self._overlay_changed(now_s)
+        closed = [
+            peer for peer in view.member_ids if self.sync.depends_on(peer) and peer not in self.relay.peers
+        ]
+        return effects + (self._on_torn(f"no link to {closed[0]}", now_s) if closed else [])
 
     def _become_member(self, step: int, now_s: float) -> list[Effect]:
         assert self.joiner is not None

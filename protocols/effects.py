@@ -185,6 +185,13 @@ class Happened(Effect):
     step: int
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerStatus(Effect):
+    """Send the cluster's status as JSON to a client."""
+
+    asker: str
+
+
 # --- state replication ---
 
 

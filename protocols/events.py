@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .messages import Contribution, Down, Message, Up
+from .messages import Contribution, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +140,11 @@ class StateRejected(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class BacklogFull(Event):
+    """Results come in faster than the state does, and memory is short: join in blocking mode instead."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReadingsTaken(Event):
     """psutil readings and rates of this node, for its next Report."""
 
@@ -151,6 +156,3 @@ class ReadingsTaken(Event):
     memory_bytes: int
     battery_pct: float
     counters: dict[str, int]
-
-
-ChunkMessage = Up | Down

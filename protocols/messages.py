@@ -173,6 +173,7 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[str, Meta(max_length=64)], tuple[float, float]
     ] = {}  # name: (weighted sum, weight)
     present: Bytes = b""  # Bit i: parameter i has a gradient.
+    dataset: Count = 0  # Samples in the data set that is dealt out; 0: everybody uses data of its own.
     leaving: bool = False  # All of them have nothing more to train.
 
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import enum
 
+import msgspec
+
 from .effects import Dial, DiscardState, Effect, JoinFailed, SendProbe, StateWhole
-from .events import CaughtUp, DialFailed, Event, PeerOpened, Received, StateRejected, Tick
+from .events import BacklogFull, CaughtUp, DialFailed, Event, PeerOpened, Received, StateRejected, Tick
 from .messages import (
     EVERYONE,
     LinkReading,

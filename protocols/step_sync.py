@@ -72,6 +72,7 @@ def merge(parts: list[Contribution]) -> Contribution:
         shares=shares,
         metrics=metrics,
         present=present.to_bytes(max((len(part.present) for part in parts), default=0), "little"),
+        dataset=max(part.dataset for part in parts),
         leaving=all(part.leaving for part in parts),
     )
 

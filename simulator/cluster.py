@@ -283,6 +283,8 @@ class SimCluster:
                     self._compute(node, step, deal)
             case fx.StepCompleted():
                 self._completed(node, effect)
+            case fx.AnswerStatus():
+                pass
             case _:
                 self._perform_data(node, effect)
 

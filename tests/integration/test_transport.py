@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import uvloop
 import zmq
+
 from chaosnet.node import transport as transport_module
 from chaosnet.node.transport import MAX_FRAME_BYTES, Transport, split_address
 from chaosnet.protocols.codec import decode, encode

@@ -3,11 +3,11 @@
 from collections import Counter
 
 import pytest
-from chaosnet.protocols.data_cursor import DataCursor, positions
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chaosnet.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from chaosnet.protocols.data_cursor import DataCursor, positions
 
 
 @pytest.fixture

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from chaosnet.node.gradients import Gradients
-from chaosnet.protocols.errors import ConfigError, MalformedMessage
 from torch import nn
 from torch.nn import functional
+
+from chaosnet.node.gradients import Gradients
+from chaosnet.protocols.errors import ConfigError, MalformedMessage
 
 TINY_CHUNKS = 64  # Bytes: several parameters per chunk, and several chunks per parameter.
 

@@ -4,6 +4,10 @@ import itertools
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chaosnet.errors import ConfigError, PlanInfeasible
 from chaosnet.scheduler.shard_plan import (
     MAX_SHARDS,
     STRATEGIES,
@@ -19,10 +23,6 @@ from chaosnet.scheduler.shard_plan import (
     single,
     water_filling_bound,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-
-from chaosnet.errors import ConfigError, PlanInfeasible
 
 # Whole numbers of seconds: floats add and compare them exactly, so references may be compared with ==.
 WHOLE_SOURCES = st.dictionaries(

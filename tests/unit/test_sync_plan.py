@@ -6,6 +6,10 @@ import random
 
 import networkx as nx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chaosnet.errors import ConfigError, PlanInfeasible
 from chaosnet.scheduler.sync_plan import (
     DEFAULT_RATE_BPS,
     POLICIES,
@@ -21,10 +25,6 @@ from chaosnet.scheduler.sync_plan import (
     throughput_bps,
     validate,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-
-from chaosnet.errors import ConfigError, PlanInfeasible
 
 EDGES_OF_FIVE = list(itertools.combinations("abcde", 2))
 MBIT = 1e6

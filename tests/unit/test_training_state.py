@@ -8,13 +8,14 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import torch
-from chaosnet.node import plain
-from chaosnet.node.training_state import Arrival, Manifest, Snapshot, TrainingState, first_difference
-from chaosnet.protocols.errors import ConfigError, MalformedMessage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler as schedules
+
+from chaosnet.node import plain
+from chaosnet.node.training_state import Arrival, Manifest, Snapshot, TrainingState, first_difference
+from chaosnet.protocols.errors import ConfigError, MalformedMessage
 
 
 class Odd(nn.Module):
