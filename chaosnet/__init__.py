@@ -1,1 +1,46 @@
-"""Train a PyTorch model on machines that come and go."""
+"""Train a PyTorch model on machines that come and go.
+
+    from chaosnet import Trainer, capture_exit_event
+
+Everything public is listed in `__all__`. It is loaded on first use, so that a part that needs no torch (the
+scheduler, the protocols) can be imported without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .data import Batch
+    from .errors import ChaosnetError, ConfigError, Expelled, ScaleOutFailed
+    from .exit_event import capture_exit_event
+    from .trainer import ClusterMean, Trainer
+
+_MODULE_BY_NAME = {
+    "Batch": "data",
+    "ChaosnetError": "errors",
+    "ClusterMean": "trainer",
+    "ConfigError": "errors",
+    "Expelled": "errors",
+    "ScaleOutFailed": "errors",
+    "Trainer": "trainer",
+    "capture_exit_event": "exit_event",
+}
+
+__all__ = [
+    "Batch",
+    "ChaosnetError",
+    "ClusterMean",
+    "ConfigError",
+    "Expelled",
+    "ScaleOutFailed",
+    "Trainer",
+    "capture_exit_event",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_BY_NAME:
+        raise AttributeError(f"module 'chaosnet' has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_MODULE_BY_NAME[name]}", __name__), name)

@@ -50,7 +50,7 @@ class Lane:
     dtype: torch.dtype
     op: Literal["mean", "max"]
     contribution: torch.Tensor
-    results: tuple[torch.Tensor, torch.Tensor]
+    results: list[torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +122,7 @@ class Gradients:
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._lay_out(model, chunk_bytes)
         self._contributions = [self.lanes[c.lane].contribution[c.start : c.stop] for c in self.chunks]
-        self._results = [
-            [self.lanes[c.lane].results[parity][c.start : c.stop] for c in self.chunks] for parity in (0, 1)
-        ]
+        self._results = [self._views_of_results(parity) for parity in (0, 1)]
         self._index_chunks()
 
         self._eager_allowed = True
@@ -182,7 +180,7 @@ class Gradients:
         for first, last in ((0, border), (border, stop)):
             for start in range(first, last, step):
                 self.chunks.append(Chunk(len(self.chunks), len(self.lanes), start, min(start + step, last)))
-        self.lanes.append(Lane(dtype, op, vectors[0], (vectors[1], vectors[2])))
+        self.lanes.append(Lane(dtype, op, vectors[0], vectors[1:]))
 
     def _index_chunks(self) -> None:
         """Which parameters lie in which chunk; a chunk of buffers has none."""
@@ -274,18 +272,20 @@ class Gradients:
         return Finished(present, [], retracted)
 
     @torch.no_grad()
-    def adopt(self, step: int, present: bytes) -> None:
+    def adopt(self, step: int, present: bytes, results: Sequence[torch.Tensor] | None = None) -> None:
         """Copy the reduced values of `step` to where the model keeps them.
 
         Gradients that somebody had are written, into the tensor in `.grad` where there is one; the others
         become None. Buffers that somebody changed are overwritten in place.
         Args:
             present: The bitwise or of all members' masks.
+            results: What `take` returned for the step; None: the lanes still hold it.
         Raises: MalformedMessage if the mask has another length than ours.
         """
         if len(present) != (self._bits + 7) // 8:
             raise MalformedMessage(f"{len(present)} bytes of gradient mask; expected {(self._bits + 7) // 8}")
         bits = np.unpackbits(np.frombuffer(present, dtype=np.uint8), bitorder="little").tolist()
+        results = results or [lane.results[step % 2] for lane in self.lanes]
         places, targets = [], []
         for place in self._parameters:
             parameter = place.holder
@@ -297,8 +297,8 @@ class Gradients:
                 parameter.grad = torch.empty_like(parameter)
             places.append(place)
             targets.append(parameter.grad)
-        for number, lane in enumerate(self.lanes):
-            result, agreed = lane.results[step % 2], self._agreed[number]
+        for number, result in enumerate(results):
+            agreed = self._agreed[number]
             first = self._buffers[number][0].start if self._buffers[number] else 0
             for place in self._buffers[number]:
                 if place.bit >= 0 and not bits[place.bit]:
@@ -309,7 +309,7 @@ class Gradients:
                 if agreed.numel():  # As the buffer will hold it: an average may lie between two float16.
                     kept = result[place.start : place.stop].to(value.dtype)
                     agreed[place.start - first : place.stop - first].copy_(kept)
-        self._spread(places, targets, step % 2)
+        self._spread(places, targets, results)
 
     def contribution(self, chunk: int) -> torch.Tensor:
         """This node's part of a chunk, 1-D, final once the chunk is ready."""
@@ -318,6 +318,23 @@ class Gradients:
     def result(self, chunk: int, step: int) -> torch.Tensor:
         """Where the reduced chunk of `step` goes, 1-D; kept until step + 2."""
         return self._results[step % 2][chunk]
+
+    def take(self, step: int) -> list[torch.Tensor]:
+        """The reduced values of `step`, one vector a lane, for keeps: later steps get fresh memory.
+
+        Also for a node that left and may still be sent the bytes: then nobody keeps what is returned.
+        """
+        parity = step % 2
+        taken = [lane.results[parity] for lane in self.lanes]
+        for lane in self.lanes:
+            lane.results[parity] = torch.zeros_like(
+                lane.results[parity], pin_memory=lane.results[parity].is_pinned()
+            )
+        self._results[parity] = self._views_of_results(parity)
+        return taken
+
+    def _views_of_results(self, parity: int) -> list[torch.Tensor]:
+        return [self.lanes[c.lane].results[parity][c.start : c.stop] for c in self.chunks]
 
     def rebase(self) -> None:
         """Take the buffers as they are for what all members hold, e.g. after `TrainingState.load`.
@@ -433,7 +450,9 @@ class Gradients:
                     bits[place.bit] = True
         return np.packbits(bits, bitorder="little").tobytes()
 
-    def _spread(self, places: Sequence[_Place], targets: Sequence[torch.Tensor], parity: int) -> None:
+    def _spread(
+        self, places: Sequence[_Place], targets: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
+    ) -> None:
         """Copy results to `targets`, which lie at `places`; neighbors cross to a device together."""
         done = 0
         while done < len(places):
@@ -447,7 +466,7 @@ class Gradients:
             for run in device_runs(targets[done:end]):
                 sizes = [tensor.numel() for tensor in run]
                 stop = start + sum(sizes)
-                result = self.lanes[first.lane].results[parity][start:stop].to(run[0].device)
+                result = results[first.lane][start:stop].to(run[0].device)
                 values = [v.view(t.shape) for v, t in zip(result.split(sizes), run, strict=True)]
                 torch._foreach_copy_(run, values)
                 start = stop

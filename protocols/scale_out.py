@@ -113,6 +113,9 @@ class Joiner:
                 return self._ask_again(f"the state was unusable ({reason})", now_s)
             case ((State.ASKED | State.WAITING), Tick()) if self._due(now_s):
                 return self._ask_again("no answer", now_s)
+            case (State.FETCHING | State.LOADING | State.READY), BacklogFull():
+                self.request = msgspec.structs.replace(self.request, blocking=True)
+                return self._ask_again("results come faster than the state", now_s)
             case State.FETCHING, _ if self.replication is not None:
                 return self._replicate(event, now_s)
         return []

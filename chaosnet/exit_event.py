@@ -1,0 +1,54 @@
+"""Ctrl+C and SIGTERM: the first finishes the step and leaves, the second leaves at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+_wanted = threading.Event()
+_asked_for = threading.Event()  # The script calls capture_exit_event() itself.
+_on_exit: list[Callable[[], None]] = []
+HARD_EXIT_CODE = 130
+
+
+def capture_exit_event() -> bool:
+    """Does the user want this node to leave (Ctrl+C, SIGTERM, `chaosnet leave`)? (Chaos, Sec. V-B)"""
+    _asked_for.set()
+    return _wanted.is_set()
+
+
+def exit_wanted() -> bool:
+    """The same, for chaosnet itself."""
+    return _wanted.is_set()
+
+
+def script_captures_exit() -> bool:
+    """Does the script ask for the exit event, and so decide itself when to leave?"""
+    return _asked_for.is_set()
+
+
+def want_exit() -> None:
+    """As if Ctrl+C had been pressed."""
+    _wanted.set()
+
+
+def install(on_exit: Callable[[], None]) -> None:
+    """Catch the signals, if this is the main thread. `on_exit` is called at the first one."""
+    _on_exit.append(on_exit)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, _handle)
+        signal.signal(signal.SIGTERM, _handle)
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    if _wanted.is_set():
+        os.write(sys.stderr.fileno(), b"\n[chaosnet] leaving at once\n")
+        os._exit(HARD_EXIT_CODE)
+    _wanted.set()
+    os.write(sys.stderr.fileno(), b"\n[chaosnet] finishing the step, then leaving (again: leave at once)\n")
+    for call in _on_exit:
+        call()

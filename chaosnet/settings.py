@@ -1,0 +1,107 @@
+"""How a node is started: arguments of Trainer, else the environment that `chaosnet run` sets, else defaults."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .protocols.errors import ConfigError
+from .scheduler.sync_plan import POLICIES
+
+DEFAULT_LISTEN = "127.0.0.1:0"
+DEFAULT_NEIGHBORS = 2  # Any one node or link may fail.
+JOIN_PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """One node's place in the world.
+
+    Attributes:
+        name: Unique in the cluster.
+        listen: "HOST:PORT" to be reached at; port 0: any free one.
+        join: Addresses of members; empty: found a cluster.
+        neighbors: Number of links to ask for, if `links` names none.
+        links: Ids or addresses of the members to link to.
+        blocking: Join as the paper does, with sources that wait (DESIGN, section 5).
+        join_patience_s: How long to knock where nobody answers (yet).
+        policy: Sync plan: "single", "ring", "fapt".
+    """
+
+    name: str
+    listen: str
+    join: tuple[str, ...] = ()
+    neighbors: int = DEFAULT_NEIGHBORS
+    links: tuple[str, ...] = ()
+    blocking: bool = False
+    join_patience_s: float = JOIN_PATIENCE_S
+    policy: str = "fapt"
+
+
+def node_settings(
+    join: str | None = None,
+    listen: str | None = None,
+    name: str | None = None,
+    neighbors: int | None = None,
+    links: tuple[str, ...] | None = None,
+    blocking: bool | None = None,
+    join_patience_s: float | None = None,
+    policy: str | None = None,
+) -> NodeSettings:
+    """Merge arguments and environment. Raises: ConfigError that names the setting and its value."""
+    return NodeSettings(
+        name=_name(
+            name or os.environ.get("CHAOSNET_NAME") or f"{platform.node()[:40]}-{secrets.token_hex(3)}"
+        ),
+        listen=_address("listen", listen or os.environ.get("CHAOSNET_LISTEN") or DEFAULT_LISTEN),
+        join=_addresses("join", join if join is not None else os.environ.get("CHAOSNET_JOIN", "")),
+        neighbors=_number("neighbors", neighbors, "CHAOSNET_NEIGHBORS", DEFAULT_NEIGHBORS, int, least=1),
+        links=links if links is not None else _split(os.environ.get("CHAOSNET_LINKS", "")),
+        blocking=blocking if blocking is not None else os.environ.get("CHAOSNET_BLOCKING", "") == "1",
+        join_patience_s=_number(
+            "join_patience_s", join_patience_s, "CHAOSNET_JOIN_PATIENCE_S", JOIN_PATIENCE_S, float, least=0
+        ),
+        policy=_choice("policy", policy or os.environ.get("CHAOSNET_POLICY") or "fapt", tuple(POLICIES)),
+    )
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _addresses(what: str, text: str) -> tuple[str, ...]:
+    return tuple(_address(what, part) for part in _split(text))
+
+
+def _address(what: str, text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        problem = "has no port" if not colon else "is no address"
+        raise ConfigError(f"{what}: {text!r} {problem} (expected HOST:PORT, e.g. 10.0.0.2:5555)")
+    return text
+
+
+def _name(text: str) -> str:
+    if not 0 < len(text) <= 64 or "," in text or text == "*":
+        raise ConfigError(f"name: {text!r} (expected 1 to 64 characters without a comma, not '*')")
+    return text
+
+
+def _number(what: str, given: float | None, variable: str, default: float, kind: Callable, least: float):  # type: ignore[no-untyped-def, type-arg]
+    text = given if given is not None else os.environ.get(variable, default)
+    try:
+        value = kind(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise ConfigError(f"{what}: {text!r} (expected a number of at least {least})")
+    return value
+
+
+def _choice(what: str, text: str, choices: tuple[str, ...]) -> str:
+    if text not in choices:
+        raise ConfigError(f"{what}: {text!r} (expected one of {', '.join(choices)})")
+    return text

@@ -1,0 +1,587 @@
+"""`Trainer`: three lines that put a plain PyTorch script into a cluster that comes and goes (Chaos, Sec. V-B)."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import exit_event
+from .data import Batch, EpochOrder, fetch, split
+from .node.core import Agent, Settings
+from .node.gradients import DEFAULT_CHUNK_BYTES, Gradients
+from .node.loop import Admitted, Ended, NodeLoop, StateArrived, StateDiscarded, StepOutcome
+from .node.plain import decode, encode
+from .node.training_state import Arrival, Capture, TrainingState, first_difference
+from .node.transport import Transport
+from .protocols.data_cursor import DataCursor
+from .protocols.errors import ChaosnetError, ConfigError, Expelled, ScaleOutFailed
+from .protocols.events import CaughtUp, Contributed, LeaveWanted, LocalReady, Retracted, StateRejected
+from .protocols.messages import Contribution, Notice, Range
+from .scheduler.sync_plan import POLICIES, Policy, custom
+from .settings import NodeSettings, node_settings
+
+RATE_MEMORY = 0.8  # Of the moving average of samples per second.
+
+
+class ClusterMean:
+    """A value averaged over the cluster by the next update(); `float()` of it once that has happened."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.value = math.nan
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
+
+    def __repr__(self) -> str:
+        return f"ClusterMean({self.value})"
+
+
+class Trainer:
+    """A member of a cluster that trains one model, synchronously, over whatever links there are.
+
+    Joins the cluster that `join` (or CHAOSNET_JOIN) names, or starts one. Returns when this node is a member
+    and holds the cluster's training state: parameters, buffers, optimizer, LR scheduler, RNG, epoch and step,
+    `extra_state`. Model, optimizer and the rest may also be given later, to `attach`.
+
+    Args:
+        model: Any module; all members have the same one.
+        optimizer: Any torch.optim over its parameters.
+        lr_scheduler: Stepped by every update().
+        extra_state: A dictionary of plain data and tensors of yours that a joiner is to receive, in place.
+        max_grad_norm: Clip the averaged gradient to this norm before the optimizer steps.
+        seed: Of the order of samples that `batches` deals out.
+        sync_policy: "fapt", "single", "ring", or a callable from the overlay (a networkx graph, edges with
+            `rate_bps` and `rtt_s` where known) to trees (scheduler/sync_plan.py). Used while this node schedules.
+        blocking: Join as the paper does: neighbours wait until they have sent the state.
+        chunk_bytes: Size of what the all-reduce moves as one.
+        quiet: Print nothing.
+        join, listen, name, neighbors, links, join_patience_s: See `NodeSettings`.
+    Raises: ScaleOutFailed if the cluster cannot be reached or refuses, ConfigError for a setting or model
+        that cannot work.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        lr_scheduler: Any = None,
+        extra_state: dict[str, Any] | None = None,
+        *,
+        join: str | None = None,
+        listen: str | None = None,
+        name: str | None = None,
+        neighbors: int | None = None,
+        links: tuple[str, ...] | None = None,
+        blocking: bool | None = None,
+        join_patience_s: float | None = None,
+        max_grad_norm: float | None = None,
+        seed: int = 0,
+        sync_policy: str | Policy | None = None,
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        quiet: bool = False,
+    ) -> None:
+        named = sync_policy if isinstance(sync_policy, str) else None
+        self.settings: NodeSettings = node_settings(
+            join, listen, name, neighbors, links, blocking, join_patience_s, named
+        )
+        self._policy = custom(sync_policy) if callable(sync_policy) else POLICIES[self.settings.policy]
+        self.name = self.settings.name
+        self.max_grad_norm, self.seed, self.chunk_bytes, self.quiet = max_grad_norm, seed, chunk_bytes, quiet
+        self.step = 0  # Updates of the model, by anybody, since the cluster began.
+        self.samples = 0.0  # Behind them.
+        self.metrics: dict[str, float] = {}  # Cluster's means of the last step.
+        self.joined_step = 0
+        self.updates_here = 0
+        self.join_seconds = 0.0
+        self.join_bytes_by_source: dict[str, int] = {}
+        self._round = 0  # Steps of the all-reduce, also those in which nobody had samples.
+        self._cursor: DataCursor | None = None
+        self._deal: tuple[tuple[str, int], ...] = ()
+        self._share = 0  # Samples that this node wants per step.
+        self._dataset = 0
+        self._ranges: list[Range] = []  # Dealt to us for the step under way.
+        self._weight: float | None = None  # Samples in hand; None: the script has not said.
+        self._own_weight = 1.0  # What the script said last, if it brings its own data.
+        self._pending_metrics: dict[str, tuple[float, float]] = {}
+        self._means: list[ClusterMean] = []
+        self._capture: Capture | None = None
+        self._blocked_on: int | None = None  # Step whose snapshot a blocking joiner still needs.
+        self._ended: Ended | None = None
+        self._loop: NodeLoop | None = None
+        self._step_started_s = 0.0
+        if model is not None and optimizer is not None:
+            self.attach(model, optimizer, lr_scheduler, extra_state)
+        elif model is not None or optimizer is not None:
+            raise ConfigError("Trainer: expected a model and an optimizer, or neither (then call attach)")
+
+    # --- joining ---
+
+    def attach(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        lr_scheduler: Any = None,
+        extra_state: dict[str, Any] | None = None,
+    ) -> None:
+        """Take over a model and become a member. Arguments and errors as of the class."""
+        if self._loop is not None:
+            raise ConfigError("attach: this trainer has a model already")
+        self.model, self.optimizer, self.lr_scheduler = model, optimizer, lr_scheduler
+        self._state = TrainingState(model, optimizer, lr_scheduler, extra_state)
+        self._gradients = Gradients(model, self.chunk_bytes, self._on_chunk_ready)
+        started_s = time.monotonic()
+        self._loop = NodeLoop(
+            self._make_agent, self._make_transport, self._gradients, self._on_notice, self._on_parked
+        )
+        address = self._loop.start()
+        self._loop.rates.state_bytes = self._state.state_bytes()
+        self._loop.rates.layer_bytes = self._state.layer_bytes()
+        exit_event.install(self._on_exit_wanted)
+        atexit.register(self._at_exit)
+        if self.settings.join:
+            self._say(f"{self.name} at {address} joins the cluster at {', '.join(self.settings.join)}")
+            s = self.settings
+            self._loop.join(s.join, s.links, s.neighbors, s.blocking, s.join_patience_s)
+        else:
+            self._say(f"{self.name} founds a cluster; join it with CHAOSNET_JOIN={address}")
+            self._loop.found()
+        self._become_member()
+        self.join_seconds = time.monotonic() - started_s
+        self._start_step()
+
+    def _make_agent(self, address: str) -> Agent:
+        settings = Settings(
+            address=address,
+            chunks=len(self._gradients.chunks),
+            digest=self._state.spec_digest(),
+            spec=encode(self._state.spec(), "spec"),
+            policy=self._policy,
+            first_serial=time.time_ns(),
+        )
+        return Agent(self.name, settings, random.Random())
+
+    def _make_transport(self, loop: NodeLoop) -> Transport:
+        return Transport(self.name, self.settings.listen, loop)
+
+    def _become_member(self) -> None:
+        """Wait for the state and for membership; apply what the others trained meanwhile."""
+        loop = self._running()
+        loaded, admitted = not self.settings.join, False
+        waiting: list[StepOutcome] = []
+        while not (loaded and admitted):
+            match loop.outcomes.get():
+                case StateArrived() as arrived:
+                    loaded = self._load(arrived)
+                    for outcome in waiting if loaded else []:
+                        self._apply_if_new(outcome)
+                    waiting.clear()
+                    if loaded:
+                        loop.post(CaughtUp())
+                case StateDiscarded():
+                    loaded, waiting = False, []
+                case StepOutcome() as outcome:
+                    if loaded:
+                        self._apply_if_new(outcome)
+                    else:
+                        waiting.append(outcome)
+                case Admitted(step, deal):
+                    admitted, self.joined_step, self._deal = True, step, deal
+                case Ended() as ended:
+                    self._fail_to_join(ended)
+
+    def _load(self, arrived: StateArrived) -> bool:
+        loop = self._running()
+        try:
+            self._load_arrival(arrived.arrival)
+        except ChaosnetError as error:
+            loop.post(StateRejected(str(error)))
+            return False
+        self.join_bytes_by_source = dict(arrived.bytes_by_source)
+        return True
+
+    def _load_arrival(self, arrival: Arrival) -> None:
+        runtime = self._state.load(arrival)
+        self._gradients.rebase()
+        self._round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
+        cursor = runtime["cursor"]
+        self._cursor = None if cursor is None else DataCursor.from_plain(cursor)
+
+    def _runtime(self) -> dict[str, Any]:
+        """Our part of the training state."""
+        cursor = None if self._cursor is None else self._cursor.to_plain()
+        return {"round": self._round, "step": self.step, "samples": self.samples, "cursor": cursor}
+
+    def _apply_if_new(self, outcome: StepOutcome) -> None:
+        if outcome.step >= self._round:
+            self._apply(outcome)
+        size = sum(result.nbytes for result in outcome.results or [])
+        self._running().backlog_applied(size)
+
+    def _fail_to_join(self, ended: Ended) -> None:
+        self._ended = ended
+        self._running().stop()
+        reason = ended.reason
+        if ended.spec:
+            theirs = decode(ended.spec)
+            reason = f"{reason}: {first_difference(self._state.spec(), theirs) or 'in its details'}"
+        raise ScaleOutFailed(
+            f"{self.name} cannot join {', '.join(self.settings.join)}: {reason}"
+        ) from ended.error
+
+    # --- one step ---
+
+    def _start_step(self) -> None:
+        """Forward may begin. With our own data the weight is known when a batch is handed out."""
+        self._step_started_s = time.monotonic()
+        self._ranges, self._weight = [], None
+        self._gradients.arm(None if self._share else self._own_weight)
+
+    def _on_chunk_ready(self, chunk: int) -> None:
+        weight = self._weight if self._weight is not None else self._own_weight
+        self._running().post(Contributed((chunk,), weight))
+
+    def update(self, samples: float | None = None) -> None:
+        """All-reduce, optimizer step, LR scheduler step, zero_grad.
+
+        The gradient is the mean over all samples of the cluster: each node's counts by its samples.
+        Args:
+            samples: Behind this node's gradients since the last update. Default: those of the batches that
+                `batches` gave out; with your own loader 1, so that all nodes count the same.
+        Raises: Expelled if the cluster went on without this node; ConfigError for a gradient that cannot be
+            averaged.
+        """
+        if self._leave_if_wanted():
+            return
+        weight = float(samples if samples is not None else self._weight or self._own_weight)
+        if samples is not None and self._weight is None:
+            self._own_weight = weight
+        if weight < 0 or not math.isfinite(weight):
+            raise ConfigError(f"update: samples is {samples} (expected a number of at least 0)")
+        finished = self._gradients.finish(weight)
+        if finished.retracted:
+            self._running().post(Retracted(weight, f"{self.name} changed gradients that were on their way"))
+        else:
+            self._running().post(Contributed(tuple(finished.chunks), weight))
+        self._finish_step(weight, finished.present)
+
+    def _skip(self) -> bool:
+        """Take part in a step without samples. Returns: False if this node is out."""
+        if self._ended:
+            return False
+        finished = self._gradients.empty()
+        if finished.retracted:
+            self._running().post(Retracted(0.0, f"{self.name} took back its gradients"))
+        self._running().post(Contributed(tuple(range(len(self._gradients.chunks))), 0.0))
+        self._ranges = []
+        return self._finish_step(0.0, finished.present)
+
+    def _finish_step(self, weight: float, present: bytes) -> bool:
+        leaving = exit_event.exit_wanted() or self._leaving
+        contribution = Contribution(
+            weight=weight,
+            ranges=tuple(self._ranges),
+            shares={self.name: 0 if leaving else self._share},
+            metrics=self._pending_metrics,
+            present=present,
+            dataset=self._dataset,
+            leaving=leaving,
+        )
+        self._pending_metrics = {}
+        loop, waited_s = self._running(), time.monotonic()
+        loop.post(LocalReady(contribution))
+        outcome = self._await_outcome()
+        if outcome is None:
+            return False
+        loop.rates.sync_delay_s = time.monotonic() - waited_s
+        self._apply(outcome)
+        self._measure(weight)
+        self._start_step()
+        return True
+
+    _leaving = False
+
+    def _await_outcome(self) -> StepOutcome | None:
+        """The next completed step; None if this node has left."""
+        while True:
+            match self._running().outcomes.get():
+                case StepOutcome() as outcome:
+                    return outcome
+                case Ended() as ended:
+                    self._end(ended)
+                    return None
+
+    def _end(self, ended: Ended) -> None:
+        self._ended = ended
+        self._gradients.detach()
+        if ended.how == "left":
+            return
+        self._running().stop()
+        if ended.error is not None:
+            raise ended.error
+        raise Expelled(f"{self.name} is out of the cluster: {ended.reason}")
+
+    def _apply(self, outcome: StepOutcome) -> None:
+        """What every member does with a completed step, to the same effect."""
+        total = outcome.commit.total
+        if total.weight:
+            self._gradients.adopt(outcome.step, total.present, outcome.results)
+            if self.max_grad_norm is not None:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
+            self._finish_capture()
+            self.optimizer.step()
+            if self.lr_scheduler is not None:
+                self._step_lr_scheduler(total.metrics)
+            self.optimizer.zero_grad(set_to_none=True)
+            self.step += 1
+            self.samples += total.weight
+        self._round = outcome.step + 1
+        self._deal = outcome.deal
+        self._advance_cursor(total.dataset, total.ranges)
+        self.metrics = {name: value / weight for name, (value, weight) in total.metrics.items() if weight}
+        self._running().rates.metrics = self.metrics
+        for mean in self._means:
+            mean.value = self.metrics.get(mean.name, math.nan)
+        self._means.clear()
+        if outcome.snapshot is not None:
+            self._take_snapshot(outcome.snapshot.step, outcome.snapshot.blocking)
+
+    def _step_lr_scheduler(self, metrics: dict[str, tuple[float, float]]) -> None:
+        """ReduceLROnPlateau wants a value: the cluster's mean loss, which all members agree on."""
+        if isinstance(self.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            value, weight = metrics.get("loss", (math.nan, 0.0))
+            if weight:
+                self.lr_scheduler.step(value / weight)
+            return
+        self.lr_scheduler.step()
+
+    def _advance_cursor(self, dataset: int, ranges: tuple[Range, ...]) -> None:
+        if not dataset:
+            return
+        if self._dataset and dataset != self._dataset:
+            raise ConfigError(
+                f"batches: this node's data set has {self._dataset} samples, the cluster's {dataset}"
+            )
+        if self._cursor is None:
+            self._cursor = DataCursor(dataset, self.seed)
+        self._cursor.commit(ranges)
+
+    def _measure(self, weight: float) -> None:
+        took_s = max(time.monotonic() - self._step_started_s, 1e-6)
+        rates = self._running().rates
+        rates.samples_per_s = RATE_MEMORY * rates.samples_per_s + (1 - RATE_MEMORY) * weight / took_s
+        self.updates_here += weight > 0
+
+    # --- serving a joining node ---
+
+    def check_state_replication(self) -> bool:
+        """Serve a joining node, if this one was chosen to (Chaos, Sec. V-B).
+
+        A streaming join is served beside training, so this returns at once; for a blocking one it waits until
+        the joiner has all of the state. update() does the same if you do not call it.
+        Returns: whether a joiner is being served.
+        """
+        loop = self._running()
+        if self._blocked_on is None:
+            return self._capture is not None
+        while not self._ended and loop.ask(lambda: loop.serving(self._blocked_on or 0)):
+            time.sleep(0.002)
+        self._blocked_on = None
+        return True
+
+    def _take_snapshot(self, step: int, blocking: bool) -> None:
+        """Copy the state as it is now; the bulk of it while the next step computes."""
+        self._finish_capture()
+        capture = self._capture = self._state.begin_capture(step, self._runtime())
+        loop = self._running()
+
+        def copy() -> None:
+            capture.run()
+            loop.serve_snapshot(step, capture.wait())
+
+        if blocking:
+            copy()
+            self._capture, self._blocked_on = None, step
+        else:
+            threading.Thread(target=copy, name="chaosnet-snapshot", daemon=True).start()
+
+    def _finish_capture(self) -> None:
+        """The optimizer must not change what is still being copied."""
+        if self._blocked_on is not None:
+            self.check_state_replication()
+        if self._capture is not None:
+            self._capture.wait()
+            self._capture = None
+
+    # --- data ---
+
+    @property
+    def epoch(self) -> int:
+        """Epochs of `batches` that the cluster has completed."""
+        return self._cursor.epoch if self._cursor else 0
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that the cluster still has to do of `count`; a late joiner begins with the present one."""
+        while self.epoch < count and not self._done:
+            before = self.epoch
+            yield before
+            if self.epoch == before:
+                return  # The loop inside was left early.
+
+    def batches(
+        self, dataset: Any, batch_size: int, epochs: int | None = None, accumulate: int = 1
+    ) -> Iterator[Batch]:
+        """This node's share of a data set that all members have: each sample of an epoch exactly once.
+
+        However members come, go and crash, what a crashed one had not contributed is dealt out again.
+        Args:
+            dataset: Anything with len() and [index].
+            batch_size: Samples per batch on this node; other nodes may choose others.
+            epochs: Go on until the cluster has done that many in all. Default: to the end of this one.
+            accumulate: Batches between two calls of update().
+        """
+        if batch_size < 1 or accumulate < 1:
+            raise ConfigError(
+                f"batches: batch_size={batch_size}, accumulate={accumulate} (expected at least 1 each)"
+            )
+        order = EpochOrder(len(dataset), self.seed)
+        self._share, self._dataset = batch_size * accumulate, len(dataset)
+        if self._cursor is not None and self._cursor.length != len(dataset):
+            raise ConfigError(
+                f"batches: the data set has {len(dataset)} samples here, {self._cursor.length} in the cluster"
+            )
+        if self._cursor is None:
+            self._cursor = DataCursor(len(dataset), self.seed)
+        self._gradients.arm(None)
+        target = epochs if epochs is not None else self.epoch + 1
+        while self.epoch < target and not self._done:
+            yield from self._batches_of_step(dataset, order, accumulate)
+
+    def _batches_of_step(self, dataset: Any, order: EpochOrder, accumulate: int) -> Iterator[Batch]:
+        assert self._cursor is not None
+        mine = self._cursor.deal(self._deal).get(self.name, [])
+        if not mine:
+            self._skip()
+            return
+        self._ranges, this_round = list(mine), self._round
+        weight = float(sum(stop - start for start, stop in mine))
+        parts = list(split(mine, accumulate)) if accumulate > 1 else [list(mine)]
+        for index, part in enumerate(parts):
+            if index == len(parts) - 1:
+                self._weight = weight
+                self._gradients.arm(weight)
+            yield fetch(dataset, order.indices(self.epoch, part))
+        if self._round == this_round and not self._done:
+            raise ConfigError(
+                "batches: the next batch was asked for without update(); to accumulate gradients over several "
+                "batches, pass accumulate=N"
+            )
+
+    @property
+    def _done(self) -> bool:
+        return self._ended is not None or exit_event.exit_wanted()
+
+    def mean(self, value: Any, name: str = "loss", weight: float | None = None) -> ClusterMean:
+        """Average a number over the cluster, with the next update(); costs no message of its own.
+
+        Args:
+            value: A number or 0-dim tensor.
+            name: One value a name and step; the last means are in `metrics`.
+            weight: Default: the samples of the batch in hand.
+        Returns: A handle; `float()` of it after the update is the mean.
+        """
+        number = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
+        counts = weight if weight is not None else (self._weight or self._own_weight)
+        old = self._pending_metrics.get(name, (0.0, 0.0))
+        self._pending_metrics[name] = (old[0] + number * counts, old[1] + counts)
+        mean = ClusterMean(name)
+        self._means.append(mean)
+        return mean
+
+    # --- leaving ---
+
+    def request_node_exit(self) -> None:
+        """Leave the cluster: the others go on (Chaos, Sec. V-B). Prints what was done here."""
+        if self._loop is None or self._closed:
+            return
+        self._leaving = True
+        if self._ended is None:
+            self._loop.post(LeaveWanted())
+            while self._skip():
+                pass
+        self._closed = True
+        self._loop.stop()
+        assert self._ended is not None
+        self._say(
+            f"{self.name} left after step {self.step} ({self._ended.reason}): "
+            f"{self.updates_here} steps with samples from here, joined at step {self.joined_step}"
+        )
+
+    close = request_node_exit
+    _closed = False
+
+    def _leave_if_wanted(self) -> bool:
+        """Ctrl+C with a script that never asks for it: leave, and end the script. True if out already."""
+        if not self._done or exit_event.script_captures_exit():
+            return self._ended is not None
+        if exit_event.exit_wanted():
+            self.request_node_exit()
+            raise SystemExit(0)
+        return True
+
+    def _on_exit_wanted(self) -> None:
+        """A signal: the request to leave goes out while the step is still under way."""
+        if self._loop is not None and self._ended is None:
+            self._loop.post(LeaveWanted())
+
+    def _at_exit(self) -> None:
+        """The script has ended. After an error this node just dies: the others notice at once."""
+        if hasattr(sys, "last_value") or self._closed or self._loop is None:
+            return
+        if self._ended is None or self._ended.how == "left":
+            self.request_node_exit()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is None:
+            self.request_node_exit()
+
+    # --- telling ---
+
+    def state_hash(self) -> str:
+        """A hash of the training state; equal on two members iff it is, to the bit."""
+        return self._state.state_hash()
+
+    def status(self) -> dict[str, Any]:
+        """The cluster as this node sees it."""
+        loop = self._running()
+        return dict(loop.ask(loop.status))
+
+    def _running(self) -> NodeLoop:
+        if self._loop is None:
+            raise ConfigError("Trainer: no model yet (pass model and optimizer, or call attach)")
+        return self._loop
+
+    def _on_notice(self, notice: Notice) -> None:
+        self._say(f"step {notice.step}: {notice.kind} {notice.node}: {notice.detail}")
+
+    def _on_parked(self, reason: str | None) -> None:
+        self._say(f"waiting: {reason}" if reason else "going on")
+
+    def _say(self, text: str) -> None:
+        if not self.quiet:
+            print(f"[chaosnet] {text}", file=sys.stderr, flush=True)

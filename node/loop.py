@@ -1,0 +1,488 @@
+"""The one loop of a node: events in, effects out, in a thread of its own beside the training thread.
+
+The training thread hands over chunks and waits for outcomes; it never touches a socket. Everything here is
+I/O and clocks; what to do is decided by `Agent` (core.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import torch
+import zmq
+
+from ..protocols import effects as fx
+from ..protocols import events as ev
+from ..protocols.codec import decode, encode
+from ..protocols.errors import LocalProtocolError, MalformedMessage, RemoteProtocolError
+from ..protocols.messages import (
+    EVERYONE,
+    Commit,
+    ConnectLinkRequest,
+    Deal,
+    DisconnectLinkRequest,
+    Envelope,
+    Notice,
+    Probe,
+    ScaleInRequest,
+    StatusReply,
+)
+from .all_reduce import AllReduce, ChunkStore
+from .core import Agent
+from .replica import Replica
+from .training_state import Arrival, Snapshot
+from .transport import Transport
+
+log = logging.getLogger("chaosnet")
+
+PROBE_PARTS, PROBE_PART_BYTES = 8, 128 << 10  # 1 MiB: behind a 128 KiB burst less tells nothing (TESTBED).
+READ_EVERY_S = 1.0
+MIN_TICK_S = 0.001  # A core that wants a Tick at once must not keep the loop from its sockets.
+BACKLOG_SHARE = 0.25  # Of available memory, for results that a joiner cannot apply yet.
+TIMED = (ScaleInRequest, ConnectLinkRequest, DisconnectLinkRequest)
+AllReduceTypes = (
+    fx.Accumulate, fx.SendUp, fx.FinishChunk, fx.AdoptChunk, fx.SendDown, fx.ResetAttempt, fx.RenewResults,
+)  # fmt: skip
+
+
+# --- what the training thread hears ---
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """A step is complete. `results`: its values if they were set aside, else they are in the lanes."""
+
+    step: int
+    commit: Commit
+    deal: Deal
+    results: list[torch.Tensor] | None = None
+    snapshot: fx.TakeSnapshot | None = None  # To be taken once this step has been applied.
+
+
+@dataclass(slots=True)
+class StateArrived:
+    """All bytes of the state at the beginning of `step` are here."""
+
+    step: int
+    arrival: Arrival
+    bytes_by_source: dict[str, int]
+
+
+@dataclass(slots=True)
+class StateDiscarded:
+    """What arrived, and what was set aside for it, is void."""
+
+
+@dataclass(slots=True)
+class Admitted:
+    """This node is a member from `step` on."""
+
+    step: int
+    deal: Deal
+
+
+@dataclass(slots=True)
+class Ended:
+    """This node is out: "left", "out" (against its will), "refused" or "broken"."""
+
+    how: str
+    reason: str
+    spec: bytes = b""
+    error: BaseException | None = None
+
+
+Outcome = StepOutcome | StateArrived | StateDiscarded | Admitted | Ended
+
+
+@dataclass(slots=True)
+class Rates:
+    """What the training thread tells of itself, for reports; plain numbers, so no lock is needed."""
+
+    samples_per_s: float = 0.0
+    sync_delay_s: float = 0.0
+    state_bytes: int = 0
+    layer_bytes: tuple[int, int] = (0, 0)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class NodeLoop:
+    """Runs an Agent. Methods for the training thread may be called from any thread."""
+
+    def __init__(
+        self,
+        make_agent: Callable[[str], Agent],
+        transport: Callable[[NodeLoop], Transport],
+        store: ChunkStore,
+        on_notice: Callable[[Notice], None] = lambda notice: None,
+        on_parked: Callable[[str | None], None] = lambda reason: None,
+    ) -> None:
+        self._make_agent, self._make_transport, self._store = make_agent, transport, store
+        self._on_notice, self._on_parked = on_notice, on_parked
+        self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self.rates = Rates()
+        self.counters: Counter[str] = Counter()
+        self.handling_ms: dict[str, list[float]] = {}
+        self._thread = threading.Thread(target=self._run, name="chaosnet", daemon=True)
+        self._started: Future[str] = Future()
+        self._pending: list[Outcome] = []  # Of the event under way, told when all its effects are done.
+        self._member = False
+        self._backlog_bytes = 0
+        self._backlog_limit = int(BACKLOG_SHARE * psutil.virtual_memory().available)
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s: float | None = None
+        self._process = psutil.Process()
+
+    # --- for the training thread ---
+
+    def start(self) -> str:
+        """Start the thread. Returns: the address that peers can dial. Raises: ConfigError."""
+        self._thread.start()
+        return self._started.result()
+
+    def found(self) -> None:
+        """Start a cluster of one."""
+        self._call(lambda: self._perform_all(self.agent.found(self._now_s()), 0.0))
+
+    def join(
+        self,
+        seeds: tuple[str, ...],
+        neighbors: tuple[str, ...],
+        degree: int,
+        blocking: bool,
+        patience_s: float,
+    ) -> None:
+        """Ask for membership; Admitted or Ended follows."""
+        self._call(
+            lambda: self._perform_all(
+                self.agent.join(seeds, neighbors, degree, blocking, patience_s, self._now_s()), 0.0
+            )
+        )
+
+    def post(self, event: ev.Event) -> None:
+        """Hand an event to the core."""
+        self._call(lambda: self._event(event))
+
+    def serve_snapshot(self, step: int, snapshot: Snapshot) -> None:
+        """The copy asked for by a StepOutcome is ready."""
+
+        def keep() -> None:
+            self.replica.snapshots[step] = snapshot
+            self._event(ev.SnapshotReady(step))
+
+        self._call(keep)
+
+    def serving(self, step: int) -> bool:
+        """Is the snapshot of that step still needed by a joiner?"""
+        return step in self.agent.snapshots
+
+    def backlog_applied(self, size: int) -> None:
+        """The training thread has used a result that was set aside."""
+        self._call(lambda: setattr(self, "_backlog_bytes", self._backlog_bytes - size))
+
+    def ask(self, question: Callable[[], Any]) -> Any:
+        """Evaluate `question` on the loop's thread, where the core may be read."""
+        answer: Future[Any] = Future()
+
+        def evaluate() -> None:
+            try:
+                answer.set_result(question())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        self._call(evaluate)
+        return answer.result(timeout=10.0)
+
+    def stop(self, linger_s: float = 1.0) -> None:
+        """Close all links, after what is queued has gone, and end the thread."""
+        if self._thread.is_alive() and not self._loop.is_closed():
+            self._call(lambda: self._stop(linger_s))
+            self._thread.join(linger_s + 2.0)
+
+    def _call(self, action: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._guarded, action)
+        except RuntimeError:
+            log.debug("the loop has ended; dropped a call")
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                runner.run(self._serve())
+        except BaseException as error:
+            if not self._started.done():
+                self._started.set_exception(error)
+            else:
+                self.outcomes.put(Ended("broken", f"{type(error).__name__}: {error}", error=error))
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ended = self._loop.create_future()
+        self.transport = self._make_transport(self)
+        await self.transport.start()
+        self.agent = self._make_agent(self.transport.address)
+        self.all_reduce = AllReduce(self._store, self.transport.send_bulk)
+        self.replica = Replica(self.transport.send_bulk)
+        self._loop.call_later(0.1, self._take_readings)
+        self._started.set_result(self.transport.address)
+        await self._ended
+
+    def _stop(self, linger_s: float) -> None:
+        if not self._ended.done():
+            self.transport.close(linger_s)
+            self._ended.set_result(None)
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """A bug of ours ends the loop, and the training thread hears of it; a peer's mistake does not."""
+        try:
+            action()
+        except RemoteProtocolError as error:
+            self.counters["dropped"] += 1
+            log.warning("dropped: %s", error)
+        except Exception as error:
+            if not self._ended.done():
+                self._ended.set_exception(error)
+
+    def _event(self, event: ev.Event) -> None:
+        if self._ended.done():
+            return
+        started_s = time.perf_counter()
+        effects = self.agent.handle(event, self._now_s())
+        took_ms = 1e3 * (time.perf_counter() - started_s)
+        self._time(event, took_ms)
+        self._perform_all(effects, took_ms)
+
+    def _perform_all(self, effects: list[fx.Effect], took_ms: float) -> None:
+        for effect in effects:
+            if isinstance(effect, AllReduceTypes):
+                self.all_reduce.perform(effect)
+            else:
+                self._perform(effect, took_ms)
+        for outcome in self._pending:
+            self.outcomes.put(outcome)
+        self._pending.clear()
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        wake_at_s = self.agent.wake_at_s
+        if self._timer is not None:
+            if wake_at_s == self._timer_at_s:
+                return
+            self._timer.cancel()
+        self._timer, self._timer_at_s = None, wake_at_s
+        if wake_at_s is not None:
+            delay_s = max(wake_at_s - self._now_s(), MIN_TICK_S)
+            self._timer = self._loop.call_later(delay_s, self._guarded, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._event(ev.Tick())
+
+    def _now_s(self) -> float:
+        return time.monotonic()  # Not the loop's time: uvloop's stands still during a turn.
+
+    # --- effects ---
+
+    def _perform(self, effect: fx.Effect, took_ms: float) -> None:
+        match effect:
+            case fx.Transmit(peer, message):
+                self.transport.send(peer, encode(message))
+            case fx.StepCompleted():
+                self._step_completed(effect)
+            case fx.Dial(address):
+                self.transport.dial(address)
+            case fx.ClosePeer(peer, reason):
+                self.transport.close_peer(peer, reason)
+            case fx.SendProbe(peer):
+                self._send_probe(peer)
+            case fx.Happened():
+                self._happened(effect, took_ms)
+            case fx.Parked(reason):
+                self._on_parked(reason)
+            case fx.AnswerStatus(asker):
+                reply = StatusReply(status=json.dumps(self.status()).encode())
+                self._perform_all(self.agent.relay.send(asker, reply), 0.0)
+            case fx.ViewEntered():
+                log.debug("view %s from step %d", effect.view.key, effect.step)
+            case fx.Joined(step, deal):
+                self._member = True
+                self._pending.append(Admitted(step, deal))
+            case fx.Left(reason):
+                self._pending.append(Ended("left", reason))
+            case fx.Out(reason):
+                self._pending.append(Ended("out", reason))
+            case fx.JoinFailed(reason, spec):
+                self._pending.append(Ended("refused", reason, spec))
+            case _:
+                self._perform_replication(effect)
+
+    def _perform_replication(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.TakeSnapshot():
+                self._ask_snapshot(effect)
+            case fx.DropSnapshot(step):
+                self.replica.snapshots.pop(step, None)
+            case fx.ServeManifest():
+                self.replica.serve_manifest(effect)
+            case fx.ServeShard():
+                self.replica.serve_shard(effect)
+            case fx.ReadManifest():
+                self._soon(self.replica.read_manifest(effect))
+            case fx.StoreShard():
+                self._soon(self.replica.store_shard(effect))
+            case fx.StateWhole(step):
+                assert self.replica.arrival is not None
+                self._pending.append(StateArrived(step, self.replica.arrival, self.replica.bytes_by_source))
+                self.replica.arrival = None
+            case fx.DiscardState():
+                self.replica.arrival, self._backlog_bytes = None, 0
+                self._pending.append(StateDiscarded())
+            case _:
+                raise LocalProtocolError(f"nobody performs {effect!r}")
+
+    def _soon(self, event: ev.Event) -> None:
+        self._loop.call_soon(self._guarded, lambda: self._event(event))
+
+    def _step_completed(self, effect: fx.StepCompleted) -> None:
+        """For a member the result stays where it is; a joiner's is set aside until it has the state."""
+        self.all_reduce.sums.clear()
+        outcome = StepOutcome(effect.step, effect.commit, effect.deal)
+        if not self._member and effect.commit.total.weight:
+            outcome.results = self._store.take(effect.step)
+            self._backlog_bytes += sum(result.nbytes for result in outcome.results)
+            if self._backlog_bytes > self._backlog_limit:
+                self._soon(ev.BacklogFull())
+        self._pending.append(outcome)
+
+    def _ask_snapshot(self, effect: fx.TakeSnapshot) -> None:
+        steps = [outcome for outcome in self._pending if isinstance(outcome, StepOutcome)]
+        assert steps and steps[-1].step == effect.step - 1, "a snapshot is asked for when a step completes"
+        steps[-1].snapshot = effect
+
+    def _send_probe(self, peer: str) -> None:
+        padding = bytes(PROBE_PART_BYTES)
+        for index in range(PROBE_PARTS):
+            self.transport.send_bulk(peer, encode(Probe(index=index, count=PROBE_PARTS)), padding)
+
+    def _happened(self, effect: fx.Happened, took_ms: float) -> None:
+        notice = Notice(
+            kind=effect.kind,
+            node=effect.node,
+            detail=effect.detail,
+            step=effect.step,
+            time_s=time.time(),
+            handling_ms=took_ms,
+        )
+        self._on_notice(notice)
+        self._perform_all(self.agent.note(notice, self._now_s()), 0.0)
+
+    # --- the transport's sink ---
+
+    def opened(self, peer: str, address: str, dialled: bool, client: bool) -> None:
+        self._guarded(lambda: self._event(ev.PeerOpened(peer, address, client)))
+
+    def closed(self, peer: str, clean: bool) -> None:
+        self._guarded(lambda: self._event(ev.PeerClosed(peer, clean)))
+
+    def dial_failed(self, address: str, reason: str) -> None:
+        self._guarded(lambda: self._event(ev.DialFailed(address, reason)))
+
+    def control(self, peer: str, body: bytes) -> None:
+        self._guarded(lambda: self._receive(peer, body, None))
+
+    def bulk(self, peer: str, header: bytes, payload: zmq.Frame | None) -> None:
+        self._guarded(lambda: self._receive(peer, header, payload))
+
+    def foreign(self, where: str, reason: str) -> None:
+        self.counters["foreign"] += 1
+
+    def _receive(self, peer: str, body: bytes, payload: zmq.Frame | None) -> None:
+        try:
+            message = decode(body)
+        except MalformedMessage as error:
+            self.counters["malformed"] += 1
+            if self.counters["malformed"] == 1:
+                log.warning("dropped a malformed frame from %s: %s", peer, error)
+            return
+        if isinstance(message, Envelope) and isinstance(message.body, Notice) and message.target == EVERYONE:
+            self._heard_notice(message)
+        self._event(ev.Received(peer, message, payload if payload is None or payload.buffer.nbytes else None))
+
+    def _heard_notice(self, envelope: Envelope) -> None:
+        assert isinstance(envelope.body, Notice)
+        if envelope.serial not in self.agent.relay.seen.get(envelope.source, {}):
+            self._on_notice(envelope.body)
+
+    # --- readings ---
+
+    def _time(self, event: ev.Event, took_ms: float) -> None:
+        """How long the scheduler takes to handle the events that the paper times (Table I)."""
+        if self.agent.scheduler is None or not isinstance(event, ev.Received):
+            return
+        body = event.message.body if isinstance(event.message, Envelope) else None
+        if isinstance(body, TIMED):
+            self.handling_ms.setdefault(type(body).__name__, []).append(took_ms)
+
+    def _take_readings(self) -> None:
+        battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+        rates = self.rates
+        self._guarded(
+            lambda: self._event(
+                ev.ReadingsTaken(
+                    samples_per_s=rates.samples_per_s,
+                    sync_delay_s=rates.sync_delay_s,
+                    state_bytes=rates.state_bytes,
+                    layer_bytes=rates.layer_bytes,
+                    cpu_pct=self._process.cpu_percent(),
+                    memory_bytes=self._process.memory_info().rss,
+                    battery_pct=battery.percent if battery else -1.0,
+                    counters=dict(self.counters),
+                )
+            )
+        )
+        if not self._ended.done():
+            self._loop.call_later(READ_EVERY_S, self._take_readings)
+
+    def status(self) -> dict[str, Any]:
+        """The cluster as this node sees it; whole on the scheduler."""
+        agent = self.agent
+        view = agent.sync.view
+        return {
+            "node": agent.me,
+            "phase": agent.phase.value,
+            "cluster": self.transport.cluster,
+            "scheduler": view.scheduler if view else "",
+            "term": agent.election.term,
+            "view": list(view.key) if view else [],
+            "step": agent.sync.step,
+            "samples_per_s": round(self._cluster_rate(), 1),
+            "metrics": dict(self.rates.metrics),
+            "parked": agent.parked,
+            "handling_ms": {name: values[-50:] for name, values in self.handling_ms.items()},
+            **agent.monitor.status(self._now_s()),
+        }
+
+    def _cluster_rate(self) -> float:
+        records = self.agent.monitor.nodes.values()
+        return sum(r.report.samples_per_s for r in records if r.report and r.state == "active")
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it exists."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
