@@ -97,7 +97,7 @@ from ..protocols.messages import (
     VoteReply,
     VoteRequest,
 )
-from ..protocols.overlay import LinkState, Overlay, has_quorum
+from ..protocols.overlay import LinkState, Overlay, lacking
 from ..protocols.relay import Relay
 from ..protocols.scale_in import Leaver
 from ..protocols.scale_in import State as LeaverState
@@ -179,18 +179,19 @@ class Agent:
 
     # --- start ---
 
-    def found(self, now_s: float) -> list[Effect]:
-        """Start a cluster of one."""
-        me = Member(id=self.me, address=self.settings.address)
-        view = View(term=1, seq=1, scheduler=self.me, members=(me,))
-        graph = self.monitor.graph(view.member_ids, ())
-        self.election.term, self.election.role = 1, Role.ELECTED
-        self.election.voted_term = 1
-        self.scheduler = self._new_scheduler(1)
+    def found(self, now_s: float, view: View | None = None) -> list[Effect]:
+        """Start a cluster: of one, or of all members of a first `view` that each of them is given."""
+        if view is None:
+            me = Member(id=self.me, address=self.settings.address)
+            alone = View(term=1, seq=1, scheduler=self.me, members=(me,))
+            view = with_trees(alone, self.monitor.graph((self.me,), ()), self.settings.policy)
+        self.election.term = self.election.voted_term = view.term
+        if view.scheduler == self.me:
+            self.election.role = Role.ELECTED
+            self.scheduler = self._new_scheduler(view.term)
         self.phase = Phase.MEMBER
         self.report_at_s = now_s
-        effects = self.sync.enter(with_trees(view, graph, self.settings.policy), 0)
-        return self._finish([*effects, Joined(0, ())], now_s)
+        return self._finish([*self.sync.enter(view, 0), Joined(0, ())], now_s)
 
     def join(
         self, seeds: tuple[str, ...], neighbors: tuple[str, ...], degree: int, blocking: bool, patience_s: float,
@@ -286,6 +287,8 @@ class Agent:
         if self.flushed and now_s >= self.frozen_at_s + FROZEN_PATIENCE_S:
             self.frozen_at_s = now_s
             effects += self._answer_flush(self.flushed) + self._park_without_quorum()
+        if self.parked and self.leaver.overdue(now_s):
+            effects.append(Left(f"without asking the others ({self.parked})"))
         if self.torn is not None and now_s >= self.abort_at_s:
             effects += self._ask_abort_again(now_s)
         if self.redial_at_s is not None and now_s >= self.redial_at_s:
@@ -298,14 +301,22 @@ class Agent:
     def _finish(self, effects: list[Effect], now_s: float) -> list[Effect]:
         """Follow up on what this event has changed, until nothing more follows."""
         done: list[Effect] = []
-        while effects or self.relay.local:
-            for effect in effects:
-                done.append(effect)
-                done += self._follow_up(effect, now_s)
-            effects = []
+        while True:
+            done += self._followed_up(effects, now_s)
             if self.relay.local:
                 effects = self._routed(self.me, self.relay.local.pop(0), now_s)
-        return done + self._elect(now_s)
+            else:
+                effects = self._elect(now_s)
+                if not effects and not self.relay.local:
+                    return done
+
+    def _followed_up(self, effects: list[Effect], now_s: float) -> list[Effect]:
+        done: list[Effect] = []
+        for effect in effects:
+            following = self._followed_up(self._follow_up(effect, now_s), now_s)
+            ends = isinstance(effect, Left | Out)  # The farewell goes first: after it nothing is sent.
+            done += [*following, effect] if ends else [effect, *following]
+        return done
 
     def _follow_up(self, effect: Effect, now_s: float) -> list[Effect]:
         """What an effect of one core means to the others."""
@@ -333,8 +344,7 @@ class Agent:
         self.liveness.opened(peer, now_s)
         self.addresses[peer] = event.address
         effects = self._joining(event, now_s)
-        view = self.sync.view
-        if self.phase is Phase.MEMBER and view is not None and peer in view.node_ids:
+        if not event.client:
             effects += self._tell_link(peer, LinkState.OPEN) + self._tell_losses()
         return effects + self._vote_if_prepared()
 
@@ -342,26 +352,28 @@ class Agent:
         peer = event.peer
         if peer not in self.relay.peers:
             return []
+        client, died = peer in self.relay.leaves, self._has_died(event, silent, now_s)
         self.relay.closed(peer)
         self.liveness.closed(peer)
         self.addresses.pop(peer, None)
         self.readings.pop(peer, None)
         self.probes.pop(peer, None)
         effects = self._joining(event, now_s) + self._drop_joiner(peer)
-        if self.sync.view is None or peer not in self.sync.view.node_ids:
-            return effects
-        if self.sync.depends_on(peer):
+        if self.sync.view is not None and self.sync.depends_on(peer):
             effects += self._on_torn(f"lost the link {self.me} - {peer}", now_s)
-        # Who says Bye is alive, whatever it thinks of us: no proof of a crash.
-        return effects + self._tell_link(
-            peer, LinkState.SILENT if silent or event.clean else LinkState.CLOSED
-        )
+        if client:
+            return effects
+        return effects + self._tell_link(peer, LinkState.CLOSED if died else LinkState.SILENT)
+
+    def _has_died(self, event: PeerClosed, silent: bool, now_s: float) -> bool:
+        """Who says Bye is alive, whatever it thinks of us: no proof of a crash."""
+        return not silent and not event.clean and self.liveness.spoke_lately(event.peer, now_s)
 
     def _tell_losses(self) -> list[Effect]:
         """Two parts of the overlay may have met again: what one knows of lost links, the other must know, too."""
         told: list[Effect] = []
         for (reporter, peer), (version, state) in sorted(self.overlay.news.items(), key=lambda item: item[0]):
-            if state is not LinkState.OPEN and self.overlay.graph.has_edge(reporter, peer):
+            if state is not LinkState.OPEN:
                 news = LinkNews(reporter=reporter, peer=peer, version=version, state=state.value)
                 told += self.relay.send(EVERYONE, news)
         return told
@@ -535,10 +547,18 @@ class Agent:
             else:
                 effects += self.scheduler.switched(before, view, now_s)
         effects += self._overlay_changed(now_s)
-        closed = [
-            peer for peer in view.member_ids if self.sync.depends_on(peer) and peer not in self.relay.peers
-        ]
-        return effects + (self._on_torn(f"no link to {closed[0]}", now_s) if closed else [])
+        return effects + self._miss_links(view, now_s)
+
+    def _miss_links(self, view: View, now_s: float) -> list[Effect]:
+        """What should be open but is not, the scheduler may believe in: tell it."""
+        effects: list[Effect] = []
+        missing = [peer for peer in view.neighbors(self.me) if peer not in self.relay.peers]
+        for peer in missing:
+            _, state = self.overlay.news.get((self.me, peer), (0, LinkState.OPEN))
+            if state is LinkState.OPEN:
+                effects += self._tell_link(peer, LinkState.SILENT)
+        torn = [peer for peer in missing if self.sync.depends_on(peer)]
+        return effects + (self._on_torn(f"no link to {torn[0]}", now_s) if torn else [])
 
     def _become_member(self, step: int, now_s: float) -> list[Effect]:
         assert self.joiner is not None
@@ -560,7 +580,7 @@ class Agent:
 
     def _on_leave_wanted(self, now_s: float) -> list[Effect]:
         if self.phase is not Phase.MEMBER:
-            return self._finish([Left("it was not a member yet")], now_s)
+            return [Left("it was not a member yet")]
         self.election.stand_down()
         return self.leaver.handle(LeaveWanted(), now_s)
 
@@ -623,6 +643,9 @@ class Agent:
 
     def _on_link_news(self, news: LinkNews, now_s: float) -> list[Effect]:
         state = LinkState(news.state)
+        mine = self.overlay.news.get((news.reporter, news.peer))
+        if news.reporter == self.me and mine is not None and mine[0] > news.version:
+            return self._tell_link(news.peer, mine[1])  # Somebody had not heard yet.
         if not self.overlay.heard(news.reporter, news.peer, news.version, state) or self.sync.view is None:
             return []
         lost = state is not LinkState.OPEN and news.peer != self.me
@@ -640,13 +663,14 @@ class Agent:
         view = self.sync.view
         if self.phase is not Phase.MEMBER or view is None or self.scheduler is not None:
             return []
-        if not self._scheduler_missing or self.leaver.state is not LeaverState.STAYING:
+        if not self._scheduler_missing:
             self.election.stand_down()
             return []
         seniors = [node for node in view.member_ids if node in self.overlay.reachable]
         if self.me not in seniors:
             return []
-        self.election.scheduler_missing(seniors.index(self.me), now_s)
+        leaves = self.leaver.state is not LeaverState.STAYING  # Stands only if nobody else does.
+        self.election.scheduler_missing(seniors.index(self.me) + leaves * len(seniors), now_s)
         effects = self.election.tick(view.key, set(seniors), now_s)
         effects += self._count(set(seniors))
         if self.election.role is Role.ELECTED:
@@ -660,8 +684,8 @@ class Agent:
 
     def _park_without_quorum(self) -> list[Effect]:
         """Say why nothing moves, once."""
-        voters = self.sync.electorates()[0]
-        if has_quorum(voters, self.overlay.reachable, self.overlay.crashed):
+        voters = lacking(self.sync.electorates(), self.overlay.reachable, self.overlay.crashed)
+        if voters is None:
             return []
         present = sum(node in self.overlay.reachable for node in voters.members)
         reason = f"only {present} of {len(voters.members)} members can be reached"
@@ -710,7 +734,7 @@ class Agent:
         self.scheduler = self._new_scheduler(term)
         self.scheduler.seq = self.sync.view.seq if self.sync.view else 0
         told: list[Effect] = [Happened("scheduler", self.me, f"elected for term {term}", self.sync.step)]
-        return told + self._finish(self.scheduler.start_flush("the scheduler was lost", now_s), now_s)
+        return told + self.scheduler.start_flush("the scheduler was lost", now_s)
 
     def _new_scheduler(self, term: int) -> Scheduler:
         settings = self.settings

@@ -37,6 +37,7 @@ from ..protocols.messages import (
     Probe,
     ScaleInRequest,
     StatusReply,
+    View,
 )
 from .all_reduce import AllReduce, ChunkStore
 from .core import Agent
@@ -150,9 +151,9 @@ class NodeLoop:
         self._thread.start()
         return self._started.result()
 
-    def found(self) -> None:
-        """Start a cluster of one."""
-        self._call(lambda: self._perform_all(self.agent.found(self._now_s()), 0.0))
+    def found(self, view: View | None = None) -> None:
+        """Start a cluster of one, or one whose first view is given to all of its members."""
+        self._call(lambda: self._perform_all(self.agent.found(self._now_s(), view), 0.0))
 
     def join(
         self,

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from .effects import Effect
 from .messages import Electorate, Routed, ViewKey, VoteReply, VoteRequest
-from .overlay import has_quorum
+from .overlay import lacking
 
 STAGGER_S = 0.02  # Times the rank in seniority: the head start of the more senior.
 ROUND_S = 0.25  # Answers that take longer do not count; then the next attempt.
@@ -109,7 +109,7 @@ class Election:
         """Look whether the votes suffice; also called after standing, for a cluster of one."""
         if self.role not in (Role.TRIAL, Role.CANDIDATE):
             return []
-        if not all(has_quorum(each, self.votes, crashed) for each in electorates):
+        if lacking(electorates, self.votes, crashed):
             return []
         if self.role is Role.CANDIDATE:
             self.role, self.wake_at_s = Role.ELECTED, None

@@ -22,11 +22,13 @@ PROBE_PATIENCE_S = 0.6
 STALL_MEMORY_S = 60.0
 MIN_STALL_S = 0.1  # Less is ordinary scheduling.
 MAX_STALL_S = 10.0
+PROOF_WINDOW_S = 0.5  # Less than any patience above: who closes for silence was silent for longer.
 
 
 @dataclass(slots=True)
 class _Peer:
-    heard_s: float
+    heard_s: float  # Put off by our own stalls.
+    spoke_s: float  # When it was really heard last.
     ping_at_s: float
     doubted_at_s: float | None = None
     stall_s: float = 0.0
@@ -48,7 +50,7 @@ class Liveness:
 
     def opened(self, peer: str, now_s: float) -> None:
         """Watch a new connection."""
-        self.peers[peer] = _Peer(heard_s=now_s, ping_at_s=now_s)
+        self.peers[peer] = _Peer(heard_s=now_s, spoke_s=now_s, ping_at_s=now_s)
 
     def closed(self, peer: str) -> None:
         """Watch it no longer."""
@@ -59,7 +61,8 @@ class Liveness:
         state = self.peers.get(peer)
         if state is None:
             return []
-        state.heard_s, state.doubted_at_s = now_s, None
+        state.heard_s = state.spoke_s = now_s
+        state.doubted_at_s = None
         match message:
             case Ping():
                 state.stall_s = message.stall_s
@@ -69,6 +72,14 @@ class Liveness:
                 sample = max(now_s - message.sent_s, 0.0)
                 state.rtt_s = min(sample, state.rtt_s * 1.05) if state.rtt_s else sample  # Slowly forgets.
         return []
+
+    def spoke_lately(self, peer: str, now_s: float) -> bool:
+        """If its connection closes now, has its process died?
+
+        After a long silence the other end may have given us up, and the network just delivers that news.
+        """
+        state = self.peers.get(peer)
+        return state is not None and now_s < state.spoke_s + PROOF_WINDOW_S + self._slack_s(state)
 
     def doubt(self, peer: str, now_s: float) -> list[Effect]:
         """Somebody else lost its link to `peer`: ask it now, and wait less."""
@@ -94,10 +105,13 @@ class Liveness:
         return lost, effects
 
     def _deadline_s(self, state: _Peer) -> float:
-        slack_s = 2 * min(max(state.stall_s, self.stall_s), MAX_STALL_S)
+        slack_s = self._slack_s(state)
         if state.doubted_at_s is not None:
             return min(state.doubted_at_s + PROBE_PATIENCE_S, state.heard_s + SUSPECT_AFTER_S) + slack_s
         return state.heard_s + SUSPECT_AFTER_S + slack_s
+
+    def _slack_s(self, state: _Peer) -> float:
+        return 2 * min(max(state.stall_s, self.stall_s), MAX_STALL_S)
 
     def _notice_own_stall(self, now_s: float) -> None:
         """If our loop was held up, silence is our fault: give everybody that much more time."""

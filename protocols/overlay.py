@@ -37,6 +37,21 @@ def has_quorum(electorate: Electorate, alive: set[str], crashed: set[str]) -> bo
     return voters[0] in alive or all(voter in crashed for voter in missing)
 
 
+def lacking(electorates: list[Electorate], alive: set[str], crashed: set[str]) -> Electorate | None:
+    """The first electorate without whose quorum `alive` may not go on; None if it may.
+
+    The first is that of the present view and needs a quorum. The others are of views that some of their
+    members may still act in; a view all of whose other members have crashed is nobody's any more.
+    """
+    present, *priors = electorates
+    if not has_quorum(present, alive, crashed):
+        return present
+    for prior in priors:
+        if not has_quorum(prior, alive, crashed) and not alive | crashed >= set(prior.members):
+            return prior
+    return None
+
+
 class Overlay:
     """What node `me` knows of the links of its view, and of others that happen to be open.
 

@@ -17,6 +17,7 @@ from .messages import EVERYONE, ScaleInRequest
 from .relay import Relay
 
 ASK_EVERY_S = 1.0  # The scheduler may have changed, or be out of reach for a moment.
+PARKED_PATIENCE_S = 5.0  # With too few members left to decide anything, nobody can let us go.
 
 
 class State(enum.Enum):
@@ -32,19 +33,24 @@ class Leaver:
         self.me, self.relay = me, relay
         self.state = State.STAYING
         self.wake_at_s: float | None = None
+        self.asked_at_s = 0.0
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Ask to leave, and again until it has happened."""
         due = self.wake_at_s is not None and now_s >= self.wake_at_s
         match self.state, event:
             case (State.STAYING, LeaveWanted()):
-                self.state = State.LEAVING
+                self.state, self.asked_at_s = State.LEAVING, now_s
             case (State.LEAVING, Tick()) if due:
                 pass
             case _:
                 return []
         self.wake_at_s = now_s + ASK_EVERY_S
         return self.relay.send(EVERYONE, ScaleInRequest(node=self.me))
+
+    def overdue(self, now_s: float) -> bool:
+        """Has it waited long enough for a cluster that is parked?"""
+        return self.state is State.LEAVING and now_s >= self.asked_at_s + PARKED_PATIENCE_S
 
     def left(self) -> None:
         """The view without us is active."""

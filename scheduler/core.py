@@ -46,7 +46,7 @@ from ..protocols.messages import (
     View,
     link,
 )
-from ..protocols.overlay import Overlay, has_quorum
+from ..protocols.overlay import Overlay, lacking
 from ..protocols.step_sync import StepSync
 from . import shard_plan, sync_plan, views
 from .monitor import ClusterMonitor
@@ -137,9 +137,10 @@ class Scheduler:
             case PrepareFailed():
                 return self._on_prepare_failed(message, now_s)
             case AbortRequest(node=node, key=key, step=step, reason=reason):
+                if self.view.find(node) is None:
+                    return self._expel(node) if key < self.view.key else []
                 over = key == self.view.key and step < self.sync.step - 1
-                known = self.view.find(node) is not None
-                return self.start_flush(reason, now_s) if known and not over and not self.flush else []
+                return self.start_flush(reason, now_s) if not over and not self.flush else []
             case FlushOk():
                 return self._on_flush_ok(message)
             case Report():
@@ -402,7 +403,7 @@ class Scheduler:
             late = self.last_install is not None and answer.number == self.last_install.number
             return self._again(answer.node) if late else []
         if answer.key < self.view.key and self.view.find(answer.node) is None:
-            return self.send(answer.node, Expelled(node=answer.node, reason="the cluster went on without it"))
+            return self._expel(answer.node)
         self.flush.answers[answer.node] = answer
         return self._install_if_complete()
 
@@ -410,8 +411,11 @@ class Scheduler:
         """The INSTALL may have been lost on its way to this node."""
         assert self.last_install is not None
         if self.last_install.view.find(node) is None:
-            return self.send(node, Expelled(node=node, reason="the cluster went on without it"))
+            return self._expel(node)
         return self.send(node, self.last_install)
+
+    def _expel(self, node: str) -> list[Effect]:
+        return self.send(node, Expelled(node=node, reason="the cluster went on without it"))
 
     def _install_if_complete(self) -> list[Effect]:
         assert self.flush is not None
@@ -435,11 +439,11 @@ class Scheduler:
         return next(answer.priors for answer in answers.values() if answer.view == base)
 
     def _without_quorum(self, base: View, priors: tuple[Electorate, ...], alive: set[str]) -> str:
-        for voters in (views.electorate(base), *priors):
-            if not has_quorum(voters, alive, self.overlay.crashed):
-                present = sum(node in alive for node in voters.members)
-                return f"only {present} of {len(voters.members)} members can be reached"
-        return ""
+        voters = lacking([views.electorate(base), *priors], alive, self.overlay.crashed)
+        if voters is None:
+            return ""
+        present = sum(node in alive for node in voters.members)
+        return f"only {present} of {len(voters.members)} members can be reached"
 
     def _park(self, reason: str) -> list[Effect]:
         if self.parked == reason:
@@ -455,7 +459,7 @@ class Scheduler:
         alive = {node for node, answer in answers.items() if answer.step >= top.step - 1}
         alive = self._without_leaver(alive, base, top.node)
         behind = any(answers[node].step == top.step - 1 for node in alive if base.find(node))
-        scheduler = self.me if self.me in alive else ""
+        scheduler = self.me if self.me in alive and self.me in base.member_ids else ""
         self.seq = max(self.seq, base.seq)
         view = views.survivors(base, alive, self.overlay.live_links(), self._next_key(), scheduler)
         view = self._planned(view)
@@ -471,10 +475,10 @@ class Scheduler:
         )
         reason, self.flush, self.last_install = self.flush.reason, None, install
         effects = self._unpark()
-        for node in sorted(set(base.node_ids) - set(view.node_ids)):
+        for node in sorted({*base.node_ids, *answers} - {*view.node_ids}):
             kind = "node-failure" if node not in self.overlay.reachable else "expelled"
             effects.append(Happened(kind, node, reason, top.step))
-            effects += self.send(node, Expelled(node=node, reason="the cluster went on without it"))
+            effects += self._expel(node)
         for a, b in sorted(set(base.links) - set(view.links)):
             if view.find(a) and view.find(b):
                 effects.append(Happened("link-failure", f"{a} - {b}", reason, top.step))

@@ -100,16 +100,17 @@ def survivors(
 ) -> View:
     """What a flush installs: `base` without whom it lost, over links that live, connected if possible."""
     members = tuple(member for member in base.members if member.id in alive)
-    heard = {node for each in live_links if any(member.id in each for member in members) for node in each}
-    observers = tuple(member for member in base.observers if member.id in alive & heard)
-    nodes = {member.id for member in (*members, *observers)}
     voters = {member.id for member in members}
+    nodes = voters | {member.id for member in base.observers} & alive
     inside = sorted(each for each in live_links if nodes.issuperset(each))
     links = [each for each in inside if each in base.links]
-    for each in inside:  # Found links only where they join members that would fall apart.
-        among = [other for other in links if voters.issuperset(other)]
-        if voters.issuperset(each) and not _joined(voters, among, each):
+    for each in inside:  # Found links only where somebody would be cut off without.
+        if not _joined(voters, links, each):
             links.append(each)
+    heard = {node for each in links if voters & {*each} for node in each}
+    observers = tuple(member for member in base.observers if member.id in alive & heard)
+    nodes = voters | {member.id for member in observers}
+    links = [each for each in links if nodes.issuperset(each)]
     return View(
         term=key[0],
         seq=key[1],
@@ -201,9 +202,15 @@ def _remove(view: View, node: str, key: tuple[int, int]) -> View:
     return _next(view, key, tuple(sorted(links)), members=members, observers=observers, scheduler=scheduler)
 
 
-def _joined(nodes: set[str], links: list[Link], each: Link) -> bool:
-    graph = nx.Graph(links)
-    graph.add_nodes_from(nodes)
+def _joined(voters: set[str], links: list[Link], each: Link) -> bool:
+    """Is there a way between these ends without this link? It leads through voters; an observer needs one."""
+    observers = set(each) - voters
+    if len(observers) == 2:
+        return True
+    if observers:
+        return any(observers & {*other} and voters & {*other} for other in links)
+    graph = nx.Graph(other for other in links if voters.issuperset(other))
+    graph.add_nodes_from(voters)
     return nx.has_path(graph, *each)
 
 

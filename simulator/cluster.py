@@ -33,6 +33,7 @@ from ..protocols.messages import (
     Shard,
     Up,
 )
+from ..protocols.overlay import lacking
 from ..protocols.scale_in import State as LeaverState
 from ..scheduler.sync_plan import POLICIES
 
@@ -552,11 +553,11 @@ class SimCluster:
         A node that was stopped or cut off while the others went on may still complete the step that was
         under way (all it needs may be in its queues); it is out of the newest view and will be told so.
         """
-        if self._left_behind(node):
-            node.strays += 1
-            assert node.strays <= 2, f"{node.name} goes on by itself: step {step}"
-            return
         first, known = self.history.get(step, (node.name, what))
+        if self._left_behind(node):
+            node.strays += step not in self.history or known != what
+            assert node.strays <= 1, f"{node.name} goes on by itself: step {step}"
+            return
         holder = self.nodes[first]
         redone = not holder.alive or holder.done or self._left_behind(holder)
         assert known == what or redone, f"FORK at step {step}: {first} has {known}, {node.name} has {what}"
@@ -579,9 +580,24 @@ class SimCluster:
         if len(views) > 2:
             complaints.append(f"{len(views)} views are active: {sorted(views)}")
         for node in self.nodes.values():
-            if node.alive and not node.done and not node.agent.parked and node.last_progress_s < since_s:
+            if not node.alive or node.done:
+                continue
+            moves = node.last_progress_s >= since_s
+            if moves and node.agent.parked:
+                complaints.append(f"{node.name} makes steps and says that it is parked ({node.agent.parked})")
+            elif not moves and not (node.agent.parked and self._must_park(node)):
                 complaints.append(f"{node.name} ({node.agent.phase.value}) made no step since {since_s:g} s")
         return complaints
+
+    def _must_park(self, node: SimNode) -> bool:
+        """Are too few left of the view that the node acts in, and has nobody gone on without it?
+
+        A half without the most senior goes on only if it saw the others die, which it may have missed.
+        """
+        sync = node.agent.sync
+        living = {other.name for other in self.active()}
+        newer = [n for n in self.active() if n.agent.sync.view.key > sync.view.key and not n.agent.parked]
+        return not newer and lacking(sync.electorates(), living, set()) is not None
 
     def story(self) -> str:
         """The last events, for a person."""

@@ -1,0 +1,201 @@
+"""Our all-reduce against Gloo's, of one vector, among processes on this machine, in the same run.
+
+Measured is the time from "every process has its vector" to "every process has the mean", best of the rounds,
+which alternate between the two so that both see the same machine. Ours does what a training step does: votes,
+commit, and a result that may be sent again if somebody dies; Gloo's sums in place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import networkx as nx
+import torch
+import torch.distributed as dist
+
+from ..node.core import Agent, Settings
+from ..node.loop import Admitted, NodeLoop, StepOutcome
+from ..node.transport import Transport
+from ..protocols.events import Contributed, LocalReady
+from ..protocols.messages import Contribution, Member, View
+from ..scheduler.sync_plan import POLICIES
+from ..scheduler.views import with_trees
+from .processes import Pipe, Workers
+
+WARM_UP, ROUNDS = 2, 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    lane: int
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class _Lane:
+    dtype: torch.dtype = torch.float32
+    op: str = "mean"
+
+
+class Vector:
+    """A bare vector in chunks, as the all-reduce wants it (node/all_reduce.py, ChunkStore)."""
+
+    def __init__(self, elements: int, chunk_bytes: int) -> None:
+        size = chunk_bytes // 4
+        self.lanes = [_Lane()]
+        self.chunks = [_Place(0, at, min(at + size, elements)) for at in range(0, elements, size)]
+        self.own = torch.zeros(elements)
+        self.results = [torch.zeros(elements), torch.zeros(elements)]
+
+    def contribution(self, chunk: int) -> torch.Tensor:
+        return self.own[self.chunks[chunk].start : self.chunks[chunk].stop]
+
+    def result(self, chunk: int, step: int) -> torch.Tensor:
+        return self.results[step % 2][self.chunks[chunk].start : self.chunks[chunk].stop]
+
+    def take(self, step: int) -> list[torch.Tensor]:
+        taken, self.results[step % 2] = self.results[step % 2], torch.zeros_like(self.own)
+        return [taken]
+
+
+class Ours:
+    """One member of a chaosnet cluster that reduces a Vector."""
+
+    def __init__(self, rank: int, vector: Vector) -> None:
+        self.vector, self.name = vector, f"n{rank}"
+        settings = Settings(chunks=len(vector.chunks), first_serial=time.time_ns())
+
+        def make_agent(address: str) -> Agent:
+            settings.address = address
+            return Agent(self.name, settings, random.Random(rank))
+
+        self.loop = NodeLoop(make_agent, lambda loop: Transport(self.name, "127.0.0.1:0", loop), vector)
+        self.address = self.loop.start()
+
+    def connect(self, addresses: list[str], policy: str) -> None:
+        """Link up with everybody and start in one view: a complete overlay."""
+        names = [f"n{rank}" for rank in range(len(addresses))]
+        for name, address in zip(names, addresses, strict=True):
+            if name > self.name:
+                self.loop.ask(lambda address=address: self.loop.transport.dial(address))
+        while len(self.loop.ask(lambda: self.loop.agent.relay.peers)) < len(names) - 1:
+            time.sleep(0.01)
+        members = tuple(Member(id=n, address=a) for n, a in zip(names, addresses, strict=True))
+        links = tuple(itertools.combinations(names, 2))
+        view = View(term=1, seq=1, scheduler=names[0], members=members, links=links)
+        self.loop.found(with_trees(view, nx.complete_graph(names), POLICIES[policy]))
+        self._wait(Admitted)
+
+    def _wait(self, kind: type) -> Any:
+        while True:
+            outcome = self.loop.outcomes.get()
+            if isinstance(outcome, kind):
+                return outcome
+
+    def reduce(self, weight: float = 1.0) -> torch.Tensor:
+        """One step. Returns: the mean."""
+        chunks = tuple(range(len(self.vector.chunks)))
+        self.loop.post(Contributed(chunks, weight))
+        self.loop.post(LocalReady(Contribution(weight=weight)))
+        outcome = self._wait(StepOutcome)
+        return self.vector.results[outcome.step % 2]
+
+
+def _worker(
+    pipe: Pipe,
+    rank: int,
+    nodes: int,
+    elements: int,
+    chunk_bytes: int,
+    store: str,
+    policy: str,
+    threads: int,
+) -> dict[str, Any]:
+    torch.set_num_threads(threads)
+    vector = Vector(elements, chunk_bytes)
+    ours = Ours(rank, vector)
+    pipe.send(ours.address)
+    ours.connect(pipe.receive(), policy)
+    times: dict[str, list[float]] = {"ours": [], "gloo": []}
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=nodes)
+    values = torch.full((elements,), float(rank + 1))
+    for round_number in range(WARM_UP + ROUNDS):
+        gloo = values.clone()
+        vector.own.copy_(values)
+        dist.barrier()
+        started = time.perf_counter()
+        dist.all_reduce(gloo)
+        gloo_s = time.perf_counter() - started
+        dist.barrier()
+        started = time.perf_counter()
+        mean = ours.reduce()
+        ours_s = time.perf_counter() - started
+        assert torch.equal(mean * nodes, gloo), "the two disagree"
+        if round_number >= WARM_UP:
+            times["ours"].append(ours_s)
+            times["gloo"].append(gloo_s)
+    dist.destroy_process_group()
+    return times
+
+
+def measure(
+    size_bytes: int, nodes: int, chunk_bytes: int, policy: str, threads: int, out: Path
+) -> dict[str, float]:
+    """Compare among `nodes` processes. A round takes as long as its slowest process."""
+    store = out / f"gloo-{nodes}-{time.time_ns()}"
+    with Workers() as workers:
+        for rank in range(nodes):
+            args = (rank, nodes, size_bytes // 4, chunk_bytes, str(store), policy, threads)
+            workers.start(f"n{rank}", _worker, *args)
+        addresses = [workers.receive(f"n{rank}") for rank in range(nodes)]
+        for rank in range(nodes):
+            workers.tell(f"n{rank}", addresses)
+        results = [workers.receive(f"n{rank}") for rank in range(nodes)]
+    rounds = {name: [max(r[name][i] for r in results) for i in range(ROUNDS)] for name in ("ours", "gloo")}
+    ours_s, gloo_s = statistics.median(rounds["ours"]), statistics.median(rounds["gloo"])
+    return {
+        "ours_s": ours_s,
+        "gloo_s": gloo_s,
+        "ratio": gloo_s / ours_s,
+        "ours_best_s": min(rounds["ours"]),
+        "gloo_best_s": min(rounds["gloo"]),
+    }
+
+
+@click.command("allreduce")
+@click.option("--bytes", "size_bytes", default=104_857_600, show_default=True, help="Size of the vector.")
+@click.option("--nodes", default="2,4", show_default=True, help="Numbers of processes to try.")
+@click.option("--chunk-bytes", default=2 << 20, show_default=True)
+@click.option("--policy", type=click.Choice(sorted(POLICIES)), default="fapt", show_default=True)
+@click.option("--threads", default=1, show_default=True, help="Of torch, per process.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
+def allreduce_command(
+    size_bytes: int, nodes: str, chunk_bytes: int, policy: str, threads: int, json_file: Path | None
+) -> None:
+    """All-reduce against Gloo in the same run."""
+    figures = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for count in (int(part) for part in nodes.split(",")):
+            figures[str(count)] = measure(size_bytes, count, chunk_bytes, policy, threads, Path(folder))
+            f = figures[str(count)]
+            click.echo(
+                f"{count} nodes, {size_bytes / 1e6:.0f} MB: ours {f['ours_s'] * 1e3:.0f} ms, "
+                f"gloo {f['gloo_s'] * 1e3:.0f} ms, ratio {f['ratio']:.2f}"
+            )
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    allreduce_command()

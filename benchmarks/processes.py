@@ -1,0 +1,83 @@
+"""Worker processes of a benchmark: started together, each reporting one JSON value, always reaped."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+
+class WorkerFailed(RuntimeError):
+    """A worker raised; the text is its traceback."""
+
+
+class Workers:
+    """Processes that run `target(pipe, *args)`; `with` ends them."""
+
+    def __init__(self) -> None:
+        self._context = mp.get_context("spawn")
+        self.pipes: dict[str, Connection] = {}
+        self._processes: list[Any] = []
+
+    def start(self, name: str, target: Callable[..., Any], *args: Any) -> None:
+        """Start one; it may send and receive over its pipe, and what it returns is sent last."""
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_run, args=(theirs, target, args), name=name, daemon=True)
+        process.start()
+        theirs.close()
+        self.pipes[name] = ours
+        self._processes.append(process)
+
+    def receive(self, name: str, timeout_s: float = 120.0) -> Any:
+        """The next thing that a worker sends. Raises: WorkerFailed, TimeoutError."""
+        if not wait([self.pipes[name]], timeout_s):
+            raise TimeoutError(f"{name} sent nothing in {timeout_s:g} s")
+        try:
+            kind, value = self.pipes[name].recv()
+        except EOFError:
+            raise WorkerFailed(f"{name} ended without a word") from None
+        if kind == "error":
+            raise WorkerFailed(f"{name}:\n{value}")
+        return value
+
+    def tell(self, name: str, value: Any) -> None:
+        """Send something to a worker."""
+        self.pipes[name].send(value)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for process in self._processes:
+            process.join(0.0 if exc_info[0] else 10.0)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+class Pipe:
+    """A worker's end."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def send(self, value: Any) -> None:
+        """To the parent."""
+        self._connection.send(("value", value))
+
+    def receive(self) -> Any:
+        """From the parent."""
+        return self._connection.recv()
+
+    def poll(self) -> bool:
+        """Has the parent sent something?"""
+        return self._connection.poll()
+
+
+def _run(connection: Connection, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        connection.send(("value", target(Pipe(connection), *args)))
+    except BaseException:
+        connection.send(("error", traceback.format_exc()))

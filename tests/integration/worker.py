@@ -1,0 +1,188 @@
+"""What runs in the processes of a test cluster: a training script that reports all it does and takes orders."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from chaosnet import Trainer, capture_exit_event
+from chaosnet.node.all_reduce import AllReduce
+from chaosnet.node.loop import StepOutcome
+from chaosnet.node.replica import Replica
+from chaosnet.protocols.messages import Notice
+
+FEATURES, CLASSES = 8, 4
+PR_SET_PDEATHSIG = 1
+SABOTAGE = {"all-reduce": (AllReduce, "perform"), "serve": (Replica, "serve_shard"), "store": (Replica, "store_shard")}  # fmt: skip
+
+
+class Numbered(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
+    """A small classification task; the third part of an item is its index, so that tests can follow it."""
+
+    def __init__(self, length: int = 96) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(length, FEATURES, generator=generator)
+        self.y = (self.x @ torch.randn(FEATURES, CLASSES, generator=generator)).argmax(1)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        return self.x[index], self.y[index], index
+
+
+def make_model(seed: int = 0) -> nn.Module:
+    """Two layers, some hundred parameters; with little chunks that is a dozen of them."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, CLASSES))
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), 5e-3)
+
+
+class Worker:
+    """A script's line to the test. `settings` are the test's, `order` its newest command."""
+
+    def __init__(self, name: str, settings: dict[str, Any], pipe: Connection) -> None:
+        self.name, self.settings, self._pipe = name, settings, pipe
+        self._lock = threading.Lock()
+
+    def tell(self, what: str, **fields: Any) -> None:
+        """Report; once this has returned the test will read it, even if we are killed."""
+        record = {"what": what, "at_s": time.monotonic(), **fields}
+        with self._lock:
+            self._pipe.send_bytes(json.dumps(record).encode())
+
+    def order(self) -> dict[str, Any]:
+        """The test's next command, {} if there is none."""
+        return dict(json.loads(self._pipe.recv_bytes())) if self._pipe.poll() else {}
+
+    def trainer(self, *args: Any, **kwargs: Any) -> Trainer:
+        """A trainer that reports every step it applies."""
+        return _Reporting(self, *args, quiet=False, **kwargs)
+
+
+class _Reporting(Trainer):
+    def __init__(self, worker: Worker, *args: Any, **kwargs: Any) -> None:
+        self.worker = worker
+        settings = worker.settings
+        chosen = {key: settings[key] for key in ("join", "neighbors", "blocking", "chunk_bytes") if key in settings}
+        super().__init__(*args, name=worker.name, **chosen, **kwargs)
+
+    def attach(self, *args: Any, **kwargs: Any) -> None:
+        super().attach(*args, **kwargs)
+        address = self._running().transport.address
+        self.worker.tell("joined", step=self.step, address=address, seconds=self.join_seconds,
+                         bytes_by_source=self.join_bytes_by_source)  # fmt: skip
+
+    def _apply(self, outcome: StepOutcome) -> None:
+        super()._apply(outcome)
+        total = outcome.commit.total
+        hash_every = self.worker.settings.get("hash_every", 1)
+        self.worker.tell(
+            "step",
+            round=outcome.step,
+            step=self.step,
+            weight=total.weight,
+            by=sorted(total.shares),
+            means=self.metrics,
+            epoch=self.epoch,
+            hash=self.state_hash() if hash_every and self.step % hash_every == 0 else None,
+        )
+
+    def _on_notice(self, notice: Notice) -> None:
+        super()._on_notice(notice)
+        self.worker.tell("notice", kind=notice.kind, node=notice.node, detail=notice.detail, step=notice.step)
+
+
+def train(worker: Worker) -> None:
+    """The script of most tests: what a user writes, with reports and orders between its lines."""
+    settings = worker.settings
+    model = make_model()
+    extra = {"ballast": torch.zeros(settings.get("ballast_bytes", 0), dtype=torch.uint8)}
+    trainer = worker.trainer(model, make_optimizer(model), extra_state=extra)
+    data = Numbered(settings.get("samples", 96))
+    for batch in trainer.batches(data, settings.get("batch_size", 4), epochs=settings.get("epochs", 10**6)):
+        x, y, indices = batch
+        worker.tell("batch", step=trainer.step + 1, epoch=trainer.epoch, indices=indices.tolist())
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        trainer.mean(loss)
+        trainer.update()
+        trainer.check_state_replication()
+        order = worker.order()
+        if capture_exit_event() or order.get("do") == "leave":
+            break
+        time.sleep(order.get("seconds", settings.get("pause_s", 0.002)))
+    trainer.request_node_exit()
+
+
+# --- the process ---
+
+
+def run(script: Callable[[Worker], None], name: str, settings: dict[str, Any], pipe: Connection, log: str) -> None:
+    """Main function of a worker process."""
+    die_with_parent()
+    _redirect(log)
+    torch.set_num_threads(1)
+    worker = Worker(name, settings, pipe)
+    for place, call in settings.get("die_in", {}).items():
+        _sabotage(worker, place, call)
+    how, reason = "returned", ""
+    try:
+        script(worker)
+    except (Exception, SystemExit) as error:
+        how, reason = type(error).__name__, str(error)
+        traceback.print_exc()
+        raise
+    finally:
+        worker.tell("ended", how=how, reason=reason)
+
+
+def die_with_parent() -> None:
+    """The fork server ends with the test run, and we with the fork server."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _redirect(log: str) -> None:
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for standard in (sys.stdout, sys.stderr):
+        standard.flush()
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+
+
+def _sabotage(worker: Worker, place: str, call: int) -> None:
+    """Be killed in the middle of it: at the `call`-th time that this process does `place`.
+
+    "all-reduce" counts single effects, so 40 is somewhere in the first few steps.
+    """
+    owner, method = SABOTAGE[place]
+    original = getattr(owner, method)
+    calls: Counter[str] = Counter()
+
+    def fatal(*args: Any) -> Any:
+        calls[place] += 1
+        if calls[place] == call:
+            worker.tell("dies", place=place)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args)
+
+    setattr(owner, method, fatal)
