@@ -41,6 +41,7 @@ from ..protocols.messages import (
 )
 from .all_reduce import AllReduce, ChunkStore
 from .core import Agent
+from .memory import keep_freed_frames
 from .replica import Replica
 from .training_state import Arrival, Snapshot
 from .transport import Transport
@@ -148,6 +149,7 @@ class NodeLoop:
 
     def start(self) -> str:
         """Start the thread. Returns: the address that peers can dial. Raises: ConfigError."""
+        keep_freed_frames()
         self._thread.start()
         return self._started.result()
 

@@ -32,7 +32,7 @@ DEFAULT_RTT_S = 0.010
 HOP_S = 1e-4
 """Added to a link's round-trip time for the work of one more hop; keeps path lengths above zero."""
 
-FAPT_ROOTS = 3
+FAPT_ROOTS = 4
 """Roots of the "fapt" policy, unless the overlay has fewer nodes.
 
 Random overlays of 6 and 8 nodes, median throughput over `packing_bound`: 0.36-0.52 with one root, 0.47-0.63

@@ -35,7 +35,7 @@ class Node:
     def __init__(self, cluster: Cluster, name: str, script: Callable[..., None], settings: dict[str, Any]) -> None:
         self.cluster, self.name = cluster, name
         self.records: list[Record] = []
-        self.killed = False
+        self._killed = False
         self.log = cluster.folder / f"{name}.log"
         self.pipe, theirs = _context.Pipe()
         self.process = _context.Process(
@@ -62,6 +62,10 @@ class Node:
     def alive(self) -> bool:
         return self.process.is_alive()
 
+    @property
+    def killed(self) -> bool:
+        return self._killed or bool(self.told("dies"))
+
     def reach(self, step: int) -> None:
         """Wait until it has applied that step."""
         self.cluster.until(lambda: self.step >= step, f"{self.name} reaches step {step} (it is at {self.step})")
@@ -86,8 +90,12 @@ class Node:
         return at_s
 
     def kill(self) -> float:
-        self.killed = True
+        self._killed = True
         return self.signal(signal.SIGKILL)
+
+    def dies(self) -> float:
+        """Wait until it has come to the point where it was to die. Returns: when that was."""
+        return float(self.last("dies")["at_s"])
 
     def exit_code(self) -> int:
         """Wait for the process to end."""
@@ -141,6 +149,22 @@ class Cluster:
         name = max(elected, key=lambda r: r["at_s"])["node"] if elected else "a"
         return next(node for node in self.nodes if node.name == name)
 
+    def without(self, name: str, after_s: float, patience_s: float = PATIENCE_S) -> float:
+        """Wait until all live nodes have committed a step without `name`. Returns: seconds since `after_s`."""
+        survivors = [node for node in self.live() if node.name != name]
+
+        def first(node: Node) -> float | None:
+            steps = (r for r in node.told("step") if r["at_s"] > after_s and name not in r["by"])
+            return next((record["at_s"] for record in steps), None)
+
+        self.until(lambda: all(map(first, survivors)), f"steps without {name}", patience_s)
+        return max(first(node) or 0.0 for node in survivors) - after_s
+
+    def notices(self, *kinds: str) -> list[Record]:
+        """What the cluster told of events of these kinds, each once."""
+        told = {(r["kind"], r["node"], r["step"]): r for node in self.nodes for r in node.told("notice")}
+        return [record for record in told.values() if record["kind"] in kinds]
+
     # Waiting.
 
     def until(self, happened: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
@@ -176,7 +200,7 @@ class Cluster:
     def finish(self) -> None:
         """Let all live nodes leave at once, then check what the whole run has promised."""
         for node in self.live():
-            node.order(do="leave")
+            node.order(leave=True)
         for node in self.nodes:
             if not node.killed:
                 node.exit_code()
@@ -285,6 +309,22 @@ class Cluster:
 
 
 @contextmanager
+def busy_machine(processes: int, seconds: float) -> Iterator[None]:
+    """So many processes that do nothing but compute."""
+    spinning = [_context.Process(target=worker.spin, args=(seconds,)) for _ in range(processes)]
+    for process in spinning:
+        process.start()
+    try:
+        yield
+        for process in spinning:
+            process.join()
+    finally:
+        for process in spinning:
+            process.kill()
+            process.join()
+
+
+@contextmanager
 def cluster_of(count: int, folder: Path, **settings: Any) -> Iterator[Cluster]:
     """A cluster of `count` nodes that train; all processes are gone at the end, whatever happens."""
     torch.set_num_threads(1)
@@ -295,6 +335,12 @@ def cluster_of(count: int, folder: Path, **settings: Any) -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.close()
+
+
+def longest_gap_s(node: Node, since_s: float = 0.0) -> float:
+    """The longest time between two steps that a node applied, from `since_s` on."""
+    times = [record["at_s"] for record in node.told("step") if record["at_s"] >= since_s]
+    return max((b - a for a, b in zip(times, times[1:], strict=False)), default=0.0)
 
 
 def _odd(numbers: list[int]) -> str:

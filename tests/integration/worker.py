@@ -57,7 +57,7 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class Worker:
-    """A script's line to the test. `settings` are the test's, `order` its newest command."""
+    """A script's line to the test, which chose its `settings`."""
 
     def __init__(self, name: str, settings: dict[str, Any], pipe: Connection) -> None:
         self.name, self.settings, self._pipe = name, settings, pipe
@@ -69,9 +69,15 @@ class Worker:
         with self._lock:
             self._pipe.send_bytes(json.dumps(record).encode())
 
-    def order(self) -> dict[str, Any]:
-        """The test's next command, {} if there is none."""
-        return dict(json.loads(self._pipe.recv_bytes())) if self._pipe.poll() else {}
+    def obey(self) -> bool:
+        """Do what the test wants, if it wants something. Returns: whether to leave."""
+        order = json.loads(self._pipe.recv_bytes()) if self._pipe.poll() else {}
+        for place, call in order.get("die_in", {}).items():
+            _sabotage(self, place, call)
+        if "rest_s" in order:
+            self.tell("rests")
+            time.sleep(order["rest_s"])
+        return bool(order.get("leave"))
 
     def trainer(self, *args: Any, **kwargs: Any) -> Trainer:
         """A trainer that reports every step it applies."""
@@ -82,7 +88,7 @@ class _Reporting(Trainer):
     def __init__(self, worker: Worker, *args: Any, **kwargs: Any) -> None:
         self.worker = worker
         settings = worker.settings
-        chosen = {key: settings[key] for key in ("join", "neighbors", "blocking", "chunk_bytes") if key in settings}
+        chosen = {key: settings[key] for key in ("join", "links", "neighbors", "blocking", "chunk_bytes") if key in settings}
         super().__init__(*args, name=worker.name, **chosen, **kwargs)
 
     def attach(self, *args: Any, **kwargs: Any) -> None:
@@ -126,10 +132,9 @@ def train(worker: Worker) -> None:
         trainer.mean(loss)
         trainer.update()
         trainer.check_state_replication()
-        order = worker.order()
-        if capture_exit_event() or order.get("do") == "leave":
+        if capture_exit_event() or worker.obey():
             break
-        time.sleep(order.get("seconds", settings.get("pause_s", 0.002)))
+        time.sleep(settings.get("pause_s", 0.002))
     trainer.request_node_exit()
 
 
@@ -161,6 +166,14 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def spin(seconds: float) -> None:
+    """Keep a core busy."""
+    die_with_parent()
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        pass
+
+
 def _redirect(log: str) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for standard in (sys.stdout, sys.stderr):
@@ -170,9 +183,9 @@ def _redirect(log: str) -> None:
 
 
 def _sabotage(worker: Worker, place: str, call: int) -> None:
-    """Be killed in the middle of it: at the `call`-th time that this process does `place`.
+    """Be killed in the middle of it: at the `call`-th time from now that this process does `place`.
 
-    "all-reduce" counts single effects, so 40 is somewhere in the first few steps.
+    "all-reduce" counts single effects, a handful a step.
     """
     owner, method = SABOTAGE[place]
     original = getattr(owner, method)

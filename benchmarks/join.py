@@ -1,0 +1,162 @@
+"""How long a node takes to join a training cluster, and what the others notice of it.
+
+`sources` processes train; one more joins and pulls the state from all of them. The state is one large frozen
+matrix (as the base model of a fine-tuning) and a small trained head, so that steps are short and the time
+to join is that of the state. Measured with real processes over loopback:
+
+    seconds                         from calling Trainer() to the first step that the joiner took part in
+    bound_seconds                   water-filling bound with the measured rates of its links (DESIGN, section 5)
+    survivor_longest_gap_seconds    longest time between two steps of a survivor during the join, less the
+                                    median time between its steps before
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from torch import nn
+
+from ..scheduler.shard_plan import Source, water_filling_bound
+from .processes import Pipe, Workers
+
+WARM_UP_S = 2.0
+AFTER_S = 0.5
+
+
+class FineTuned(nn.Module):
+    """A frozen matrix of a given size and a small head that is trained."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__()
+        self.base = nn.Parameter(torch.zeros(size_bytes // 4), requires_grad=False)
+        self.head = nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x) + self.base[0]
+
+
+def _worker(
+    pipe: Pipe, name: str, size_bytes: int, join: str, neighbors: int, blocking: bool
+) -> dict[str, Any]:
+    """Trains until told to stop. Returns: times of steps, and of the join."""
+    from chaosnet.trainer import Trainer
+
+    torch.set_num_threads(1)
+    model = FineTuned(size_bytes)
+    if not join:
+        nn.init.normal_(model.base)
+    optimizer = torch.optim.Adam(model.head.parameters(), 1e-3)
+    x, y = torch.randn(64, 256), torch.randn(64, 64)
+    pipe.send("ready")
+    pipe.receive()  # Model and data are there: join now (Chaos, Sec. IV-B: "finishes initialization").
+    called_s = time.monotonic()
+    trainer = Trainer(
+        model, optimizer, join=join, name=name, neighbors=neighbors, blocking=blocking, quiet=True
+    )
+    member_s = time.monotonic()
+    pipe.send(trainer.status()["members"][-1]["address"] if not join else "in")
+    times: list[float] = []
+    while not pipe.poll():
+        nn.functional.mse_loss(model(x), y).backward()
+        trainer.update()
+        trainer.check_state_replication()
+        times.append(time.monotonic())
+    links = trainer.status()["links"]
+    trainer.request_node_exit()
+    return {
+        "called_s": called_s,
+        "member_s": member_s,
+        "times_s": times,
+        "bytes_by_source": trainer.join_bytes_by_source,
+        "links": links,
+    }
+
+
+def measure(size_bytes: int, sources: int, blocking: bool) -> dict[str, Any]:
+    """One join into a cluster of `sources` nodes."""
+    with Workers() as workers:
+        join = ""
+        for index in range(sources):
+            name = f"source{index}"
+            workers.start(name, _worker, name, size_bytes, join, sources, False)
+            workers.receive(name)
+            workers.tell(name, "join")
+            address = workers.receive(name)
+            join = join or address
+        workers.start("joiner", _worker, "joiner", size_bytes, join, sources, blocking)
+        workers.receive("joiner")
+        time.sleep(WARM_UP_S)
+        workers.tell("joiner", "join")
+        workers.receive("joiner")
+        time.sleep(AFTER_S)
+        names = [*(f"source{index}" for index in range(sources)), "joiner"]
+        for name in names:
+            workers.tell(name, "stop")
+        return _figures({name: workers.receive(name) for name in names}, size_bytes)
+
+
+def _figures(results: dict[str, dict[str, Any]], size_bytes: int) -> dict[str, Any]:
+    joiner = results.pop("joiner")
+    begin_s, end_s = joiner["called_s"], joiner["times_s"][0]
+    gaps = {name: _extra_gap(result["times_s"], begin_s, end_s) for name, result in results.items()}
+    links = [each for each in results["source0"]["links"] if "joiner" in (each["a"], each["b"])]
+    sources = {
+        each["a"]: Source(each["rtt_ms"] / 2e3, 8 / (each["rate_mbit"] * 1e6))
+        for each in links
+        if each["rate_mbit"]
+    }
+    moved = sum(joiner["bytes_by_source"].values())
+    bound_s = water_filling_bound(moved, sources) if sources else float("nan")
+    return {
+        "seconds": end_s - begin_s,
+        "seconds_to_membership": joiner["member_s"] - begin_s,
+        "bytes": moved,
+        "bytes_by_source": joiner["bytes_by_source"],
+        "bound_seconds": bound_s,
+        "ratio_to_bound": (end_s - begin_s) / bound_s,
+        "survivor_longest_gap_seconds": max(gap for gap, _ in gaps.values()),
+        "survivor_median_step_seconds": max(usual for _, usual in gaps.values()),
+        "link_rates_mbit": {each["a"]: each["rate_mbit"] for each in links},
+    }
+
+
+def _extra_gap(times_s: list[float], begin_s: float, end_s: float) -> tuple[float, float]:
+    """The longest gap that touches [begin, end], less the median before; and that median. Seconds."""
+    before = [b - a for a, b in pairwise(times_s) if b < begin_s]
+    usual_s = statistics.median(before)
+    during = [b - a for a, b in pairwise(times_s) if b >= begin_s and a <= end_s]
+    return max(during) - usual_s, usual_s
+
+
+@click.command("join")
+@click.option(
+    "--bytes", "size_bytes", default=524_288_000, show_default=True, help="Size of the training state."
+)
+@click.option("--sources", default=3, show_default=True, help="Nodes that train and serve.")
+@click.option("--blocking", is_flag=True, help="The paper's mode: sources wait.")
+@click.option("--repeat", default=1, show_default=True)
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
+def join_command(size_bytes: int, sources: int, blocking: bool, repeat: int, json_file: Path | None) -> None:
+    """A node joins a training cluster over loopback."""
+    runs = [measure(size_bytes, sources, blocking) for _ in range(repeat)]
+    for run in runs:
+        click.echo(
+            f"{run['bytes'] / 1e6:.0f} MB from {sources} sources: {run['seconds']:.2f} s to the first step "
+            f"({run['ratio_to_bound']:.2f} x the bound of {run['bound_seconds']:.2f} s), "
+            f"longest extra gap of a survivor {run['survivor_longest_gap_seconds']:.3f} s"
+        )
+    best = min(runs, key=lambda run: float(run["seconds"]))
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(best if repeat == 1 else {**best, "runs": runs}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    join_command()

@@ -1,0 +1,5 @@
+"""`python -m chaosnet` is `chaosnet`."""
+
+from chaosnet.cli import main
+
+main()

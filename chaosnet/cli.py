@@ -1,0 +1,436 @@
+"""`chaosnet`: run a script as a node, look at a cluster, change it.
+
+Nothing here imports torch before a script does. Errors are one line: exit code 2 for wrong usage, 1 for what
+failed, 130 for Ctrl+C.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from .protocols.errors import ChaosnetError, ConfigError, PeerUnreachable
+
+POLICIES = (
+    "fapt",
+    "single",
+    "ring",
+)  # As in scheduler/sync_plan.py, whose import takes longer than --help may.
+WATCH_EVERY_S = 0.5
+BENCHMARKS = {
+    "join": "Join a large state over loopback: how long, how close to the bound, who waits.",
+    "allreduce": "All-reduce over loopback, beside Gloo.",
+}
+COMMON = {"help_option_names": ["-h", "--help"]}
+
+
+def main() -> NoReturn:
+    """Entry point of the `chaosnet` command."""
+    try:
+        cli.main(prog_name="chaosnet", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else error.format_message())
+        sys.exit(2)
+    except click.UsageError as error:
+        _fail(_usage_line(error), 2)
+    except click.ClickException as error:
+        _fail(error.format_message(), 1)
+    except ChaosnetError as error:
+        _fail(str(error), 1)
+    except click.exceptions.Exit as ending:
+        sys.exit(ending.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        _fail("interrupted", 130)
+    sys.exit(0)
+
+
+def _fail(line: str, code: int) -> NoReturn:
+    click.echo(f"error: {line}", err=True)
+    sys.exit(code)
+
+
+def _usage_line(error: click.UsageError) -> str:
+    """Name the option, the value given, what was expected (STYLE, section 9)."""
+    match error:
+        case click.MissingParameter(param=click.Parameter() as param):
+            return f"{_name_of(param)}: missing (expected {_expected(param)})"
+        case click.BadParameter(param=click.Parameter() as param):
+            return f"{_name_of(param)}: {error.message}"
+        case click.NoSuchOption():
+            return f"{error.option_name}: no such option{_did_you_mean(error)}"
+        case click.BadOptionUsage():
+            return f"{error.option_name}: {_without_name(error)}"
+    where = f"{error.ctx.command_path}: " if error.ctx else ""
+    return f"{where}{error.format_message().rstrip('.')}"
+
+
+def _without_name(error: click.BadOptionUsage) -> str:
+    """Click's own text repeats the option."""
+    return error.message.replace(f"Option {error.option_name!r} ", "").rstrip(".")
+
+
+def _name_of(param: click.Parameter) -> str:
+    return (
+        max(param.opts, key=len) if isinstance(param, click.Option) else str(param.make_metavar(_context()))
+    )
+
+
+def _expected(param: click.Parameter) -> str:
+    kind = param.type
+    return kind.expected if isinstance(kind, _Expecting) else kind.name
+
+
+def _did_you_mean(error: click.NoSuchOption) -> str:
+    return f" (did you mean {', '.join(sorted(error.possibilities))}?)" if error.possibilities else ""
+
+
+def _context() -> click.Context:
+    return click.get_current_context(silent=True) or click.Context(cli)
+
+
+# --- what options take ---
+
+
+class _Expecting(click.ParamType):
+    """A type whose errors say what was expected."""
+
+    expected = ""
+
+    def refuse(self, value: object, problem: str, param: Any, ctx: Any) -> NoReturn:
+        raise click.BadParameter(f"{value!r} {problem} (expected {self.expected})", ctx, param)
+
+
+class Address(_Expecting):
+    name = "HOST:PORT"
+    expected = "HOST:PORT, e.g. 10.0.0.2:5555"
+
+    def __init__(self, any_port: bool = False) -> None:
+        self.any_port = any_port
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        host, colon, port = str(value).rpartition(":")
+        if not colon or not port:
+            self.refuse(value, "has no port", param, ctx)
+        if not host and not self.any_port:
+            self.refuse(value, "has no host", param, ctx)
+        if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+            self.refuse(value, f"has no port: {port!r} is no number from 1 to 65535", param, ctx)
+        if int(port) == 0 and not self.any_port:
+            self.refuse(value, "names port 0, at which nobody can be reached", param, ctx)
+        bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        if (":" in host) != (bare != host) or "/" in host or " " in host:
+            self.refuse(value, "is no address", param, ctx)
+        return str(value)
+
+
+class Addresses(_Expecting):
+    name = "HOST:PORT[,HOST:PORT]"
+    expected = Address.expected
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        parts = [part.strip() for part in str(value).split(",") if part.strip()]
+        if not parts:
+            self.refuse(value, "names nobody", param, ctx)
+        return ",".join(Address().convert(part, param, ctx) for part in parts)
+
+
+class Peer(_Expecting):
+    """An address, or the id that a node has in the cluster."""
+
+    name = "HOST:PORT|ID"
+    expected = "HOST:PORT or a node's name, as `chaosnet status` shows them"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        if not 0 < len(str(value)) <= 255 or "," in str(value):
+            self.refuse(value, "is neither", param, ctx)
+        return str(value)
+
+
+class Name(_Expecting):
+    name = "NAME"
+    expected = "1 to 64 characters without a comma, not '*'"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        if not 0 < len(str(value)) <= 64 or "," in str(value) or value == "*":
+            self.refuse(value, "is no name", param, ctx)
+        return str(value)
+
+
+class Whole(_Expecting):
+    name = "N"
+
+    def __init__(self, least: int, most: int) -> None:
+        self.least, self.most = least, most
+        self.expected = f"a whole number from {least} to {most}"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            self.refuse(value, "is no number", param, ctx)
+        if not self.least <= number <= self.most:
+            self.refuse(value, "is out of range", param, ctx)
+        return number
+
+
+class OneOf(_Expecting):
+    name = "NAME"
+
+    def __init__(self, choices: tuple[str, ...]) -> None:
+        self.choices, self.expected = choices, f"one of {', '.join(choices)}"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        if value not in self.choices:
+            self.refuse(value, "is unknown", param, ctx)
+        return str(value)
+
+
+class Script(_Expecting):
+    name = "SCRIPT"
+    expected = "a Python file, e.g. train.py"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
+        path = Path(value)
+        if not path.is_file():
+            self.refuse(str(value), "is a folder" if path.is_dir() else "does not exist", param, ctx)
+        if not os.access(path, os.R_OK):
+            self.refuse(str(value), "cannot be read", param, ctx)
+        return path
+
+
+# --- commands ---
+
+
+class Unsorted(click.Group):
+    """Lists commands in the order in which one meets them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+class Benchmarks(click.Group):
+    """Imports a benchmark (and torch) only when it is to run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(BENCHMARKS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in BENCHMARKS:
+            raise click.UsageError(f"{cmd_name!r} is no benchmark (expected one of {', '.join(BENCHMARKS)})")
+        module = importlib.import_module(f".benchmarks.{cmd_name}", __package__)
+        command = getattr(module, f"{cmd_name}_command", None) or module.command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Benchmarks"):
+            formatter.write_dl(list(BENCHMARKS.items()))
+
+
+@click.group(cls=Unsorted, context_settings=COMMON)
+@click.version_option(metadata.version("chaosnet"), "-V", "--version", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Train a PyTorch model on machines that come and go.
+
+    \b
+    chaosnet demo                                          see it work, here and now
+    chaosnet run --listen 10.0.0.1:5555 train.py           first node: starts a cluster
+    chaosnet run --join 10.0.0.1:5555 train.py             every other node, at any time
+    chaosnet status 10.0.0.1:5555                          ask any node
+    """
+
+
+@cli.command(context_settings={"allow_interspersed_args": False}, short_help="Run a script as a node.")
+@click.option(
+    "--listen",
+    type=Address(any_port=True),
+    help="Where this node can be reached. Default: 127.0.0.1, any port.",
+)
+@click.option("--join", type=Addresses(), help="Any members of the cluster to join. Default: start one.")
+@click.option("--name", type=Name(), help="Unique in the cluster. Default: from the host's name.")
+@click.option("--neighbors", type=Whole(1, 64), metavar="K", help="Number of links to ask for. Default: 2.")
+@click.option(
+    "--link", "links", type=Peer(), multiple=True, help="A member to link to; may be repeated. Instead of K."
+)
+@click.option(
+    "--blocking", is_flag=True, help="Join as the paper does: neighbours wait until they have sent."
+)
+@click.option("--policy", type=OneOf(POLICIES), help="Trees of the all-reduce: fapt (default), single, ring.")
+@click.argument("script", type=Script())
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(
+    listen: str | None,
+    join: str | None,
+    name: str | None,
+    neighbors: int | None,
+    links: tuple[str, ...],
+    blocking: bool,
+    policy: str | None,
+    script: Path,
+    args: tuple[str, ...],
+) -> None:
+    """Run SCRIPT as a node of a cluster: its Trainer takes these options where it is not given its own."""
+    from .script import run_script
+
+    if links and neighbors is not None:
+        raise click.BadOptionUsage(
+            "--link", f"{links[0]!r} beside --neighbors {neighbors} (expected one of them)"
+        )
+    if links and not join:
+        raise click.BadOptionUsage(
+            "--link", f"{links[0]!r} without --join (a node that joins nobody has no links)"
+        )
+    options = {
+        "LISTEN": listen,
+        "JOIN": join,
+        "NAME": name,
+        "NEIGHBORS": neighbors,
+        "LINKS": ",".join(links),
+        "BLOCKING": "1" if blocking else None,
+        "POLICY": policy,
+    }
+    for option, value in options.items():
+        if value:
+            os.environ[f"CHAOSNET_{option}"] = str(value)
+    run_script(script, args)
+
+
+@cli.command(short_help="Show a running cluster.")
+@click.argument("address", type=Address())
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--watch", is_flag=True, help="Go on until Ctrl+C.")
+def status(address: str, as_json: bool, watch: bool) -> None:
+    """Show members, links, step and recent events of the cluster that the node at HOST:PORT belongs to."""
+    from . import client
+
+    if not watch:
+        found = client.status(address)
+        click.echo(json.dumps(found, indent=2)) if as_json else _show(found)
+        return
+    try:
+        _watch_json(address) if as_json else _watch(address)
+    except KeyboardInterrupt:
+        return  # That is how watching ends.
+
+
+def _show(found: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from . import dashboard
+
+    Console().print(dashboard.cluster(found))
+
+
+def _watch_json(address: str) -> None:
+    from . import client
+
+    while True:
+        click.echo(json.dumps(client.status(address)))
+        time.sleep(WATCH_EVERY_S)
+
+
+def _watch(address: str) -> None:
+    """Keep asking; if the node asked goes away, ask the members it told us of."""
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    from . import client, dashboard
+
+    found = client.status(address)
+    addresses = [address]
+    with Live(dashboard.cluster(found), screen=True, auto_refresh=False) as live:
+        while True:
+            try:
+                found = client.status(addresses[0], deadline_s=2.0)
+                known = [row["address"] for row in found["members"] if row["state"] == "active"]
+                addresses = [addresses[0], *(each for each in known if each and each != addresses[0])]
+                live.update(dashboard.cluster(found), refresh=True)
+            except PeerUnreachable as error:
+                if len(addresses) == 1:
+                    raise
+                addresses = [*addresses[1:], addresses[0]]
+                live.update(Group(Text(str(error), style="red"), dashboard.cluster(found)), refresh=True)
+            time.sleep(WATCH_EVERY_S)
+
+
+@cli.command(short_help="Have a node leave; the others go on.")
+@click.argument("address", type=Address())
+def leave(address: str) -> None:
+    """Have the node at HOST:PORT finish its step and leave; the others go on."""
+    from . import client
+
+    click.echo(client.leave(address).text)
+
+
+@cli.group(cls=Unsorted, short_help="Add or remove a link between two nodes.")
+def link() -> None:
+    """Add or remove a link between two members, while they train."""
+
+
+@link.command("add", short_help="Open a link.")
+@click.argument("a", type=Address(), metavar="A")
+@click.argument("b", type=Peer(), metavar="B")
+def link_add(a: str, b: str) -> None:
+    """Open a link between the node at A (HOST:PORT) and B (HOST:PORT or name)."""
+    _change_link(a, b, connect=True)
+
+
+@link.command("remove", short_help="Close a link.")
+@click.argument("a", type=Address(), metavar="A")
+@click.argument("b", type=Peer(), metavar="B")
+def link_remove(a: str, b: str) -> None:
+    """Close the link between the node at A (HOST:PORT) and B (HOST:PORT or name)."""
+    _change_link(a, b, connect=False)
+
+
+def _change_link(a: str, b: str, connect: bool) -> None:
+    from . import client
+
+    answer = client.change_link(a, b, connect)
+    if not answer.ok:
+        raise ConfigError(f"link {'add' if connect else 'remove'} {a} {b}: {answer.text}")
+    click.echo(answer.text)
+
+
+@cli.command(short_help="See it work on this machine (half a minute).")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("runs/demo"), show_default=True,
+    help="Folder for the summary, the picture and the nodes' logs.",
+)  # fmt: skip
+@click.option(
+    "--seed", type=Whole(0, 2**31), default=0, show_default=True, help="Of the model and the data split."
+)
+def demo(out: Path, seed: int) -> None:
+    """Train on this machine with nodes that join, leave and are killed. Takes half a minute."""
+    from .demo import run_demo
+
+    run_demo(out, seed)
+
+
+@cli.group(cls=Benchmarks)
+def bench() -> None:
+    """Measure, and compare with others."""
+
+
+@cli.command(short_help="Run the protocol on a virtual network that fails.")
+@click.option("--seeds", type=Whole(1, 10**9), required=True, metavar="N", help="How many runs.")
+@click.option(
+    "--from", "first", type=Whole(0, 10**12), default=0, metavar="SEED", help="First seed. Default: 0."
+)
+@click.option(
+    "--json", "report", type=click.Path(dir_okay=False, path_type=Path), help="Write what was found."
+)
+def simulate(seeds: int, first: int, report: Path | None) -> None:
+    """Run the real protocol on a virtual network with random crashes, joins, leaves and cut links."""
+    from .simulate import run_seeds
+
+    run_seeds(first, seeds, report)

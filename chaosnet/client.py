@@ -1,0 +1,156 @@
+"""Ask a running cluster something: `chaosnet status`, `leave`, `link`, and the demo.
+
+A client is no member. It opens a link to any one node, which passes the question on to the scheduler; the answer
+comes back the same way. One question, one connection: so a client never has to notice an election.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from .node.transport import Transport
+from .protocols.codec import decode, encode
+from .protocols.errors import MalformedMessage, PeerUnreachable, VersionMismatch
+from .protocols.messages import (
+    EVERYONE,
+    Answer,
+    ConnectLinkRequest,
+    DisconnectLinkRequest,
+    Envelope,
+    LeaveCommand,
+    Ping,
+    Pong,
+    Routed,
+    StatusReply,
+    StatusRequest,
+)
+
+DEADLINE_S = 5.0
+LINK_DEADLINE_S = 15.0  # A link changes between two steps of training, and a step may take seconds.
+ASK_EVERY_S = 0.5  # An election loses questions; the scheduler takes a repeated one for the same.
+LINGER_S = 0.2
+
+Question = Callable[[str, str], Routed]  # (id of the client, id of the node at the address) -> what to ask
+
+
+def status(address: str, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
+    """The cluster as its scheduler sees it, asked through the node at `address`. Raises: as `ask`."""
+    reply = ask(address, lambda me, node: StatusRequest(asker=me), deadline_s)
+    assert isinstance(reply, StatusReply)
+    return dict(json.loads(reply.status))
+
+
+def leave(address: str, deadline_s: float = DEADLINE_S) -> Answer:
+    """Have the node at `address` leave, as if by Ctrl+C. Raises: as `ask`."""
+    reply = ask(address, lambda me, node: LeaveCommand(asker=me), deadline_s, of_scheduler=False)
+    assert isinstance(reply, Answer)
+    return reply
+
+
+def change_link(address: str, other: str, connect: bool, deadline_s: float = LINK_DEADLINE_S) -> Answer:
+    """Open or close the link between the node at `address` and `other` (an id or address).
+
+    Returns: once it is so, or why it cannot be. Raises: as `ask`.
+    """
+    kind = ConnectLinkRequest if connect else DisconnectLinkRequest
+    reply = ask(address, lambda me, node: kind(a=node, b=other, asker=me), deadline_s)
+    assert isinstance(reply, Answer)
+    return reply
+
+
+def ask(
+    address: str, question: Question, deadline_s: float = DEADLINE_S, of_scheduler: bool = True
+) -> Answer | StatusReply:
+    """Put a question to the scheduler, or to the node at `address` itself, and wait for the reply.
+
+    Raises: PeerUnreachable if nobody answers there, or no scheduler answers in time.
+    """
+    return asyncio.run(_Asking(address, question, of_scheduler).run(deadline_s))
+
+
+class _Asking:
+    """One question; also the sink of the transport it goes through."""
+
+    def __init__(self, address: str, question: Question, of_scheduler: bool) -> None:
+        self.address, self.question, self.of_scheduler = address, question, of_scheduler
+        self.me = f"cli-{secrets.token_hex(4)}"
+        self.node = ""  # At the address, once the link is open.
+        self.serial = 0
+
+    async def run(self, deadline_s: float) -> Answer | StatusReply:
+        self.reply: asyncio.Future[Answer | StatusReply] = asyncio.get_running_loop().create_future()
+        self.transport = Transport(self.me, "", self, client=True, dial_timeout_s=deadline_s)
+        await self.transport.start()
+        repeating = asyncio.create_task(self._repeat())
+        try:
+            self.transport.dial(self.address)
+            return await asyncio.wait_for(self.reply, deadline_s)
+        except TimeoutError:
+            raise PeerUnreachable(self._silence(deadline_s)) from None
+        finally:
+            repeating.cancel()
+            self.transport.close(LINGER_S)
+
+    async def _repeat(self) -> None:
+        while True:
+            await asyncio.sleep(ASK_EVERY_S)
+            self._ask()
+
+    def _ask(self) -> None:
+        if not self.node:
+            return
+        self.serial += 1
+        target = EVERYONE if self.of_scheduler else self.node
+        body = self.question(self.me, self.node)
+        envelope = Envelope(source=self.me, target=target, serial=self.serial, body=body)
+        self.transport.send(self.node, encode(envelope))
+
+    def _silence(self, deadline_s: float) -> str:
+        if not self.node:
+            return f"{self.address}: nobody answers (nothing in {deadline_s:g} s)"
+        if not self.of_scheduler:
+            return f"{self.address}: {self.node} does not answer (nothing in {deadline_s:g} s)"
+        return (
+            f"{self.address}: {self.node} is there, but no scheduler answers (nothing in {deadline_s:g} s; "
+            "perhaps most members are out of reach, or training is paused)"
+        )
+
+    def _fail(self, reason: str) -> None:
+        if not self.reply.done():
+            self.reply.set_exception(PeerUnreachable(f"{self.address}: {reason}"))
+
+    # --- the transport's sink ---
+
+    def opened(self, peer: str, address: str, dialled: bool, client: bool) -> None:
+        self.node = peer
+        self._ask()
+
+    def closed(self, peer: str, clean: bool) -> None:
+        self._fail(f"{peer} {'closed the connection' if clean else 'died'} before an answer came")
+
+    def dial_failed(self, address: str, reason: str) -> None:
+        self._fail(f"nobody answers ({reason})")
+
+    def control(self, peer: str, body: bytes) -> None:
+        try:
+            message = decode(body)
+        except (MalformedMessage, VersionMismatch) as error:
+            self._fail(str(error))
+            return
+        match message:
+            case Ping(sent_s=sent_s):
+                self.transport.send(peer, encode(Pong(sent_s=sent_s)))
+            case Envelope(target=self.me, body=(Answer() | StatusReply()) as reply) if not self.reply.done():
+                self.reply.set_result(reply)
+
+    def bulk(self, peer: str, header: bytes, payload: zmq.Frame | None) -> None:
+        """Nobody sends bulk to a client."""
+
+    def foreign(self, where: str, reason: str) -> None:
+        """Counted by the transport."""

@@ -1,0 +1,126 @@
+"""A cluster's status as tables for people. Everything here is a pure function of what `client.status` returns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+EVENTS_SHOWN = 10
+STYLE_BY_STATE = {"active": "green", "standby": "yellow", "failed": "red", "left": "dim"}
+ABSENT = "-"
+
+Status = Mapping[str, Any]
+
+
+def cluster(status: Status) -> RenderableType:
+    """All of it: one line on the cluster, members, links, what happened lately."""
+    return Group(headline(status), members(status), links(status), events(status))
+
+
+def headline(status: Status) -> Text:
+    """Who schedules, how far training is, how fast, and what is wrong."""
+    active = [row for row in status["members"] if row["state"] == "active"]
+    parts = [
+        f"{len(active)} active member{'s' if len(active) != 1 else ''}",
+        f"scheduler {status['scheduler'] or 'being elected'} (term {status['term']})",
+        f"step {status['step']:,}",
+        f"{status['samples_per_s']:,.0f} samples/s",
+        *(f"{name} {value:.4f}" for name, value in sorted(status.get("metrics", {}).items())),
+    ]
+    text = Text("  ".join(parts), style="bold")
+    if status.get("parked"):
+        text.append(f"\nwaiting: {status['parked']}", style="bold red")
+    return text
+
+
+def members(status: Status) -> Table:
+    """One row a node, also those that are gone."""
+    table = Table(title="members", title_justify="left", title_style="bold", expand=False)
+    for name in ("node", "role", "state"):
+        table.add_column(name)
+    for name in ("step", "samples/s"):
+        table.add_column(name, justify="right")
+    table.add_column("neighbours")
+    for name in ("cpu", "memory"):
+        table.add_column(name, justify="right")
+    table.add_column("address")
+    for row in sorted(status["members"], key=lambda row: (row["state"] in ("failed", "left"), row["node"])):
+        table.add_row(*_member_cells(row, status["scheduler"]))
+    return table
+
+
+def _member_cells(row: Status, scheduler: str) -> list[Text | str]:
+    here = row["state"] in ("active", "standby")
+    told = here and "cpu_pct" in row  # A new scheduler hears its first reports within a second.
+    return [
+        Text(row["node"], style="" if here else "dim"),
+        role(row, scheduler),
+        Text(row["state"], style=STYLE_BY_STATE.get(row["state"], "")),
+        f"{row['step']:,}" if told else ABSENT,
+        f"{row['samples_per_s']:,.0f}" if told else ABSENT,
+        ", ".join(row["neighbors"]) or ABSENT,
+        f"{row['cpu_pct']:.0f} %" if told else ABSENT,
+        size(row["memory_bytes"]) if told else ABSENT,
+        row["address"] or "(dials only)",
+    ]
+
+
+def role(row: Status, scheduler: str) -> Text:
+    """What a node is to the cluster."""
+    if row["state"] not in ("active", "standby"):
+        return Text(ABSENT, style="dim")
+    if row["node"] == scheduler:
+        return Text("scheduler", style="bold cyan")
+    return Text("joining" if row["state"] == "standby" else "worker")
+
+
+def links(status: Status) -> Table:
+    """One row a link, with its newest readings."""
+    table = Table(title="links", title_justify="left", title_style="bold", expand=False)
+    table.add_column("link")
+    for name in ("rate", "round trip", "measured"):
+        table.add_column(name, justify="right")
+    readings = {(row["a"], row["b"]): row for row in status["links"]}
+    neighbors = {row["node"]: row["neighbors"] for row in status["members"]}
+    every = {(min(a, b), max(a, b)) for a, others in neighbors.items() for b in others}
+    for a, b in sorted(every):
+        row = readings.get((a, b))
+        table.add_row(
+            f"{a} - {b}",
+            rate(row["rate_mbit"]) if row and row["rate_mbit"] else ABSENT,
+            f"{row['rtt_ms']:.2f} ms" if row and row["rtt_ms"] else ABSENT,
+            f"{row['age_s']:.0f} s ago" if row else ABSENT,
+        )
+    return table
+
+
+def events(status: Status, shown: int = EVENTS_SHOWN) -> Table:
+    """The newest last."""
+    table = Table(title="recent events", title_justify="left", title_style="bold", expand=False, box=None)
+    table.add_column("time")
+    table.add_column("step", justify="right")
+    for name in ("what", "node", ""):
+        table.add_column(name)
+    for event in status["events"][-shown:]:
+        clock = time.strftime("%H:%M:%S", time.localtime(event["time_s"]))
+        table.add_row(clock, f"{event['step']:,}", event["kind"], event["node"], event["detail"])
+    return table
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def rate(mbit: float) -> str:
+    """Mbit/s for people."""
+    return f"{mbit / 1000:.1f} Gbit/s" if mbit >= 1000 else f"{mbit:.0f} Mbit/s"
