@@ -2,12 +2,12 @@
 
 `sources` processes train; one more joins and pulls the state from all of them. The state is one large frozen
 matrix (as the base model of a fine-tuning) and a small trained head, so that steps are short and the time
-to join is that of the state. Measured with real processes over loopback:
+to join is that of the state (`--trained`: all of it is trained). Measured among processes on loopback:
 
     seconds                         from calling Trainer() to the first step that the joiner took part in
     bound_seconds                   water-filling bound with the measured rates of its links (DESIGN, section 5)
-    survivor_longest_gap_seconds    longest time between two steps of a survivor during the join, less the
-                                    median time between its steps before
+    survivor_longest_gap_seconds    longest time between two steps of a survivor during the join, less
+                                    the median time between its steps before
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ AFTER_S = 0.5
 
 
 class FineTuned(nn.Module):
-    """A frozen matrix of a given size and a small head that is trained."""
+    """A frozen matrix and a small head that is trained; or all of it trained, with Adam's two moments."""
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, trained: bool) -> None:
         super().__init__()
-        self.base = nn.Parameter(torch.zeros(size_bytes // 4), requires_grad=False)
+        elements = size_bytes // 4 // (3 if trained else 1)
+        self.base = nn.Parameter(torch.zeros(elements), requires_grad=trained)
         self.head = nn.Linear(256, 64)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -43,16 +44,15 @@ class FineTuned(nn.Module):
 
 
 def _worker(
-    pipe: Pipe, name: str, size_bytes: int, join: str, neighbors: int, blocking: bool
+    pipe: Pipe, name: str, size_bytes: int, join: str, neighbors: int, blocking: bool, trained: bool
 ) -> dict[str, Any]:
     """Trains until told to stop. Returns: times of steps, and of the join."""
     from chaosnet.trainer import Trainer
 
     torch.set_num_threads(1)
-    model = FineTuned(size_bytes)
-    if not join:
-        nn.init.normal_(model.base)
-    optimizer = torch.optim.Adam(model.head.parameters(), 1e-3)
+    model = FineTuned(size_bytes, trained)
+    nn.init.constant_(model.base, 0.5 if join else 1.5)  # Memory that is really there.
+    optimizer = torch.optim.Adam(model.parameters() if trained else model.head.parameters(), 1e-3)
     x, y = torch.randn(64, 256), torch.randn(64, 64)
     pipe.send("ready")
     pipe.receive()  # Model and data are there: join now (Chaos, Sec. IV-B: "finishes initialization").
@@ -74,23 +74,24 @@ def _worker(
         "called_s": called_s,
         "member_s": member_s,
         "times_s": times,
+        "bytes": trainer.join_bytes,
         "bytes_by_source": trainer.join_bytes_by_source,
         "links": links,
     }
 
 
-def measure(size_bytes: int, sources: int, blocking: bool) -> dict[str, Any]:
+def measure(size_bytes: int, sources: int, blocking: bool, trained: bool) -> dict[str, Any]:
     """One join into a cluster of `sources` nodes."""
     with Workers() as workers:
         join = ""
         for index in range(sources):
             name = f"source{index}"
-            workers.start(name, _worker, name, size_bytes, join, sources, False)
+            workers.start(name, _worker, name, size_bytes, join, sources, False, trained)
             workers.receive(name)
             workers.tell(name, "join")
             address = workers.receive(name)
             join = join or address
-        workers.start("joiner", _worker, "joiner", size_bytes, join, sources, blocking)
+        workers.start("joiner", _worker, "joiner", size_bytes, join, sources, blocking, trained)
         workers.receive("joiner")
         time.sleep(WARM_UP_S)
         workers.tell("joiner", "join")
@@ -99,10 +100,10 @@ def measure(size_bytes: int, sources: int, blocking: bool) -> dict[str, Any]:
         names = [*(f"source{index}" for index in range(sources)), "joiner"]
         for name in names:
             workers.tell(name, "stop")
-        return _figures({name: workers.receive(name) for name in names}, size_bytes)
+        return _figures({name: workers.receive(name) for name in names})
 
 
-def _figures(results: dict[str, dict[str, Any]], size_bytes: int) -> dict[str, Any]:
+def _figures(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     joiner = results.pop("joiner")
     begin_s, end_s = joiner["called_s"], joiner["times_s"][0]
     gaps = {name: _extra_gap(result["times_s"], begin_s, end_s) for name, result in results.items()}
@@ -112,12 +113,11 @@ def _figures(results: dict[str, dict[str, Any]], size_bytes: int) -> dict[str, A
         for each in links
         if each["rate_mbit"]
     }
-    moved = sum(joiner["bytes_by_source"].values())
-    bound_s = water_filling_bound(moved, sources) if sources else float("nan")
+    bound_s = water_filling_bound(joiner["bytes"], sources) if sources else float("nan")
     return {
         "seconds": end_s - begin_s,
         "seconds_to_membership": joiner["member_s"] - begin_s,
-        "bytes": moved,
+        "bytes": joiner["bytes"],
         "bytes_by_source": joiner["bytes_by_source"],
         "bound_seconds": bound_s,
         "ratio_to_bound": (end_s - begin_s) / bound_s,
@@ -141,11 +141,14 @@ def _extra_gap(times_s: list[float], begin_s: float, end_s: float) -> tuple[floa
 )
 @click.option("--sources", default=3, show_default=True, help="Nodes that train and serve.")
 @click.option("--blocking", is_flag=True, help="The paper's mode: sources wait.")
+@click.option("--trained", is_flag=True, help="Train all of it: the state is copied while it changes.")
 @click.option("--repeat", default=1, show_default=True)
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
-def join_command(size_bytes: int, sources: int, blocking: bool, repeat: int, json_file: Path | None) -> None:
+def join_command(
+    size_bytes: int, sources: int, blocking: bool, trained: bool, repeat: int, json_file: Path | None
+) -> None:
     """A node joins a training cluster over loopback."""
-    runs = [measure(size_bytes, sources, blocking) for _ in range(repeat)]
+    runs = [measure(size_bytes, sources, blocking, trained) for _ in range(repeat)]
     for run in runs:
         click.echo(
             f"{run['bytes'] / 1e6:.0f} MB from {sources} sources: {run['seconds']:.2f} s to the first step "

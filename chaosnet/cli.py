@@ -225,7 +225,10 @@ class Benchmarks(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in BENCHMARKS:
             raise click.UsageError(f"{cmd_name!r} is no benchmark (expected one of {', '.join(BENCHMARKS)})")
-        module = importlib.import_module(f".benchmarks.{cmd_name}", __package__)
+        try:
+            module = importlib.import_module(f".benchmarks.{cmd_name}", __package__)
+        except ModuleNotFoundError as error:
+            raise click.ClickException(f"bench {cmd_name}: {error} in this installation") from None
         command = getattr(module, f"{cmd_name}_command", None) or module.command
         assert isinstance(command, click.Command)
         return command

@@ -1,7 +1,7 @@
 """Ask a running cluster something: `chaosnet status`, `leave`, `link`, and the demo.
 
-A client is no member. It opens a link to any one node, which passes the question on to the scheduler; the answer
-comes back the same way. One question, one connection: so a client never has to notice an election.
+A client is no member. It opens a link to any one node, which passes the question on to the scheduler; the
+answer comes back the same way. One question, one connection: so a client never has to notice an election.
 """
 
 from __future__ import annotations

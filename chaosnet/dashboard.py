@@ -1,4 +1,4 @@
-"""A cluster's status as tables for people. Everything here is a pure function of what `client.status` returns."""
+"""A cluster's status as tables for people; pure functions of what `client.status` returns."""
 
 from __future__ import annotations
 

@@ -64,14 +64,14 @@ def run_seeds(first: int, seeds: int, report: Path | None) -> None:
 
 def _line(totals: Totals, seconds: float) -> str:
     return (
-        f"{totals.runs} runs kept all rules: {totals.steps} steps, {totals.crashes} crashes, {totals.joins} joins, "
-        f"{totals.leaves} leaves in {seconds:.1f} s"
+        f"{totals.runs} runs kept all rules: {totals.steps} steps, {totals.crashes} crashes, "
+        f"{totals.joins} joins, {totals.leaves} leaves in {seconds:.1f} s"
     )
 
 
 def _write(
-    report: Path, first: int, seeds: int, totals: Totals, story_by_seed: dict[int, str], digests: dict[int, str],
-    seconds: float,
+    report: Path, first: int, seeds: int, totals: Totals, story_by_seed: dict[int, str],
+    digests: dict[int, str], seconds: float,
 ) -> None:  # fmt: skip
     found = {
         "from": first,

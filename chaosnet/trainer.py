@@ -106,6 +106,7 @@ class Trainer:
         self.joined_step = 0
         self.updates_here = 0
         self.join_seconds = 0.0
+        self.join_bytes = 0  # Of the state that this node received, and by whom they were sent.
         self.join_bytes_by_source: dict[str, int] = {}
         self._round = 0  # Steps of the all-reduce, also those in which nobody had samples.
         self._cursor: DataCursor | None = None
@@ -154,7 +155,8 @@ class Trainer:
         if self.settings.join:
             self._say(f"{self.name} at {address} joins the cluster at {', '.join(self.settings.join)}")
             s = self.settings
-            self._loop.join(s.join, s.links, s.neighbors, s.blocking, s.join_patience_s)
+            places = self._state.places()
+            self._loop.join(s.join, s.links, s.neighbors, s.blocking, s.join_patience_s, places)
         else:
             self._say(f"{self.name} founds a cluster; join it with CHAOSNET_JOIN={address}")
             self._loop.found()
@@ -209,6 +211,7 @@ class Trainer:
         except ChaosnetError as error:
             loop.post(StateRejected(str(error)))
             return False
+        self.join_bytes = arrived.arrival.manifest.total_bytes
         self.join_bytes_by_source = dict(arrived.bytes_by_source)
         return True
 

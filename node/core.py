@@ -221,18 +221,19 @@ class Agent:
     @property
     def wake_at_s(self) -> float | None:
         """When the next Tick is due."""
-        times = [
+        times = (
             self.liveness.wake_at_s,
             self.election.wake_at_s,
             self.opener.wake_at_s,
             self.leaver.wake_at_s,
-        ]
-        times += [self.redial_at_s, self.report_at_s]
-        times.append(self.joiner.wake_at_s if self.joiner else None)
-        times.append(self.scheduler.wake_at_s if self.scheduler else None)
-        times.append(self.abort_at_s if self.torn else None)
-        times.append(self.frozen_at_s + FROZEN_PATIENCE_S if self.flushed else None)
-        return min((time for time in times if time is not None), default=None)
+            self.redial_at_s,
+            self.report_at_s,
+            self.joiner.wake_at_s if self.joiner else None,
+            self.scheduler.wake_at_s if self.scheduler else None,
+            self.abort_at_s if self.torn else None,
+            self.frozen_at_s + FROZEN_PATIENCE_S if self.flushed else None,
+        )
+        return min([time for time in times if time is not None], default=None)
 
     def _dispatch(self, event: Event, now_s: float) -> list[Effect]:
         match event:

@@ -164,8 +164,10 @@ class NodeLoop:
         degree: int,
         blocking: bool,
         patience_s: float,
+        places: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """Ask for membership; Admitted or Ended follows."""
+        """Ask for membership; Admitted or Ended follows. `places`: see Arrival."""
+        self.replica.places = places or {}
         self._call(
             lambda: self._perform_all(
                 self.agent.join(seeds, neighbors, degree, blocking, patience_s, self._now_s()), 0.0
@@ -346,9 +348,9 @@ class NodeLoop:
             case fx.StoreShard():
                 self._soon(self.replica.store_shard(effect))
             case fx.StateWhole(step):
-                assert self.replica.arrival is not None
-                self._pending.append(StateArrived(step, self.replica.arrival, self.replica.bytes_by_source))
-                self.replica.arrival = None
+                self._pending.append(
+                    StateArrived(step, self.replica.arrived(), self.replica.bytes_by_source)
+                )
             case fx.DiscardState():
                 self.replica.arrival, self._backlog_bytes = None, 0
                 self._pending.append(StateDiscarded())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import xxhash
 import zmq
 
@@ -33,6 +34,13 @@ class Replica:
         self.snapshots: dict[int, Snapshot] = {}
         self.arrival: Arrival | None = None
         self.bytes_by_source: dict[str, int] = {}
+        self.places: dict[str, torch.Tensor] = {}  # Where the first state may arrive without a copy.
+
+    def arrived(self) -> Arrival:
+        """The whole state. A later one gets memory of its own: the training thread works on this one's."""
+        assert self.arrival is not None
+        arrival, self.arrival, self.places = self.arrival, None, {}
+        return arrival
 
     def serve_manifest(self, effect: ServeManifest) -> None:
         """Send the manifest of a snapshot."""
@@ -55,7 +63,7 @@ class Replica:
             if digest(body) != effect.digest:
                 return ManifestBad(effect.source, "it does not match its hash")
             manifest = Manifest.from_bytes(bytes(body))
-            self.arrival, self.bytes_by_source = Arrival(manifest), {}
+            self.arrival, self.bytes_by_source = Arrival(manifest, self.places), {}
         except ChaosnetError as error:
             return ManifestBad(effect.source, str(error))
         return ManifestKnown(effect.step, manifest.total_bytes)

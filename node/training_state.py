@@ -16,10 +16,10 @@ import math
 import random
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -168,21 +168,28 @@ def _checked_row(fields: Any) -> Row:
     raise MalformedMessage(f"manifest entry {fields!r:.200}")
 
 
-@dataclass(frozen=True)
 class Snapshot:
-    """A copy of the training state at one step boundary; `data` is uint8 [total_bytes] on the CPU."""
+    """The training state at one step boundary, in parts of consecutive bytes (uint8, 1-D, on the CPU).
 
-    manifest: Manifest
-    data: torch.Tensor
+    A part is a copy, or a frozen parameter itself: nothing changes that, so it is sent from where it lies.
+    """
 
-    @cached_property
-    def _view(self) -> memoryview:
-        return memoryview(self.data.numpy().data)
+    def __init__(self, manifest: Manifest, parts: Sequence[torch.Tensor]) -> None:
+        self.manifest = manifest
+        self._parts = [memoryview(part.numpy().data) for part in parts if part.numel()]
+        self._starts = list(accumulate((len(part) for part in self._parts), initial=0))
+        assert self._starts[-1] == manifest.total_bytes, (self._starts[-1], manifest.total_bytes)
 
     def slice(self, start: int, stop: int) -> memoryview:
-        """Bytes [start, stop) of the state, not copied."""
+        """Bytes [start, stop) of the state; copied only where parts meet."""
         assert 0 <= start <= stop <= self.manifest.total_bytes, (start, stop)
-        return self._view[start:stop]
+        pieces, index = [], max(bisect_right(self._starts, start) - 1, 0)
+        while start < stop:
+            offset = start - self._starts[index]
+            piece = self._parts[index][offset : offset + stop - start]
+            pieces.append(piece)
+            start, index = start + len(piece), index + 1
+        return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
 
 class Capture:
@@ -194,10 +201,10 @@ class Capture:
     before it steps the optimizer.
     """
 
-    def __init__(self, snapshot: Snapshot, late: Sequence[torch.Tensor]) -> None:
+    def __init__(self, snapshot: Snapshot, late: Sequence[torch.Tensor], target: torch.Tensor) -> None:
         self.manifest = snapshot.manifest
         self._snapshot = snapshot
-        self._late = late  # The tensors of the first bytes.
+        self._late, self._target = late, target  # What is still to be copied, and where to.
         self._done = threading.Event()
         self._error: BaseException | None = None
 
@@ -205,7 +212,7 @@ class Capture:
         """Copy the rest, once, in any thread. A failure is raised by `wait`."""
         assert not self._done.is_set(), "a capture runs once"
         try:
-            _gather(self._late, self._snapshot.data)
+            _gather(self._late, self._target)
         except BaseException as error:
             self._error = error
         finally:
@@ -225,12 +232,12 @@ class Arrival:
     """A training state as it comes in, range by range, in any order.
 
     Every tensor has memory of its own from the start, so that the optimizer keeps what arrives without
-    another copy, and the rest can be freed.
+    another copy, and the rest can be freed. What `places` names arrives where it is to stay.
     """
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, places: Mapping[str, torch.Tensor] | None = None) -> None:
         self.manifest = manifest
-        self.tensors = [torch.empty(e.shape, dtype=_DTYPES[e.dtype]) for e in manifest.entries]
+        self.tensors = [_place_for(entry, (places or {}).get(entry.name)) for entry in manifest.entries]
         filled = [entry for entry in manifest.entries if entry.stop > entry.start]
         self._starts = [entry.start for entry in filled]
         self._bytes = [_as_bytes(tensor).numpy() for tensor in self.tensors if tensor.numel()]
@@ -271,6 +278,19 @@ class Arrival:
     @property
     def complete(self) -> bool:
         return not self.missing
+
+
+def _place_for(entry: Entry, place: torch.Tensor | None) -> torch.Tensor:
+    dtype = _DTYPES[entry.dtype]
+    if place is not None and place.dtype == dtype and tuple(place.shape) == entry.shape:
+        return place
+    return torch.empty(entry.shape, dtype=dtype)
+
+
+def _is_still(tensor: torch.Tensor) -> bool:
+    """Is it a frozen parameter that can be sent from where it lies?"""
+    frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+    return frozen and tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
 class TrainingState:
@@ -400,11 +420,20 @@ class TrainingState:
         sections["runtime"] = plain.encode(runtime, "runtime")
         rows = map(_row, table.names, table.tensors)
         manifest = Manifest(tuple(_entries(rows)), plain.encode(sections, "state"), step)
-        data = torch.empty(manifest.total_bytes, dtype=torch.uint8)
-        late, now = table.tensors[:only_stepped], table.tensors[only_stepped:]
+        late = [tensor for tensor in table.tensors[:only_stepped] if not _is_still(tensor)]
+        now = table.tensors[only_stepped:]
+        late_bytes = sum(tensor.nbytes for tensor in late)
+        copied = torch.empty(late_bytes + sum(tensor.nbytes for tensor in now), dtype=torch.uint8)
         if now:
-            _gather(now, data[manifest.entries[only_stepped].start :])
-        return Capture(Snapshot(manifest, data), late)
+            _gather(now, copied[late_bytes:])
+        parts, offset = [], 0
+        for index, tensor in enumerate(table.tensors):
+            if index < only_stepped and _is_still(tensor):
+                parts.append(_as_bytes(tensor.detach()))
+            else:
+                parts.append(copied[offset : offset + tensor.nbytes])
+                offset += tensor.nbytes
+        return Capture(Snapshot(manifest, parts), late, copied)
 
     @torch.no_grad()
     def load(self, arrival: Arrival) -> dict[Any, Any]:
@@ -413,7 +442,7 @@ class TrainingState:
         Parameters, buffers and `extra_state` are overwritten in place. The optimizer's state is replaced.
         Returns: the `runtime` given to `begin_capture`.
         Raises: ConfigError if it is the state of another kind of run than ours, MalformedMessage if it is
-            none; either before anything of ours has changed.
+            none; either before anything of ours has changed but what arrived in `places`.
         """
         assert arrival.complete, f"bytes {arrival.missing[:3]} have not arrived"
         sections = plain.decode(arrival.manifest.plain)
@@ -453,9 +482,15 @@ class TrainingState:
             rows.append(("extra_state", "None" if extra_state is None else "given", ()))
         return first_difference(tuple(ours), tuple(theirs))
 
+    def places(self) -> dict[str, torch.Tensor]:
+        """Parameters into which a state may arrive directly; half of a state leaves them half overwritten."""
+        named = self.model.named_parameters()
+        return {name: p.detach() for name, p in named if p.device.type == "cpu" and p.is_contiguous()}
+
     def _load_model(self, parameters: dict[str, torch.Tensor], buffers: dict[str, torch.Tensor]) -> None:
         for name, parameter in self.model.named_parameters():
-            parameter.copy_(parameters[name])
+            if parameter.data_ptr() != parameters[name].data_ptr():
+                parameter.copy_(parameters[name])
         for slot in buffer_slots(self.model):
             mine, theirs = slot.tensor, buffers.get(slot.name)
             if mine is None or theirs is None:

@@ -123,6 +123,7 @@ class Joiner:
     def joined(self) -> None:
         """The view with us as a member is active."""
         self.state, self.wake_at_s, self.give_up_at_s = State.JOINED, None, None
+        self.replication = None
 
     def orphaned(self, reason: str, now_s: float) -> list[Effect]:
         """The cluster dropped us: start over."""

@@ -117,6 +117,11 @@ class Scheduler:
         times += [self.proposal.repeat_at_s] if self.proposal else []
         return min(times, default=None)
 
+    @property
+    def busy(self) -> bool:
+        """Is a change under way, or waiting?"""
+        return self.flush is not None or self.proposal is not None or bool(self.queue)
+
     # --- events ---
 
     def receive(self, source: str, message: Routed, now_s: float) -> list[Effect]:

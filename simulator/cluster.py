@@ -109,7 +109,7 @@ class SimCluster:
         self.schedulers: dict[int, str] = {}
         self.views: dict[tuple[int, int], Any] = {}
         self.ticks: dict[str, float] = {}
-        self.lines: deque[str] = deque(maxlen=None if record else STORY_LINES)
+        self.told: deque[tuple[float, str, str | ev.Event]] = deque(maxlen=None if record else STORY_LINES)
         self.digest = hashlib.sha256()
         self.max_delay_s = self.rng.choice([0.002, 0.01, 0.05])
         self.compute_s = self.rng.choice([0.03, 0.1, 0.3])
@@ -224,7 +224,8 @@ class SimCluster:
         if node.paused:
             node.deferred.append(event)
             return
-        self._trace(node.name, event)
+        if not isinstance(event, ev.Tick):
+            self._say(node.name, event)
         try:
             effects = node.agent.handle(event, self.now_s)
         except RemoteProtocolError as error:
@@ -599,21 +600,26 @@ class SimCluster:
         newer = [n for n in self.active() if n.agent.sync.view.key > sync.view.key and not n.agent.parked]
         return not newer and lacking(sync.electorates(), living, set()) is not None
 
+    def is_quiet(self, since_s: float) -> bool:
+        """Has everybody come to rest: all members in one view, nobody on the way in or out, all making steps?"""
+        alive = [n for n in self.nodes.values() if n.alive and not n.done]
+        views = {n.agent.sync.view.key for n in alive if n.agent.sync.view}
+        return (
+            len(views) <= 1
+            and all(n.agent.phase is Phase.MEMBER and n.last_progress_s >= since_s for n in alive)
+            and all(n.agent.leaver.state is LeaverState.STAYING for n in alive)
+            and not any(n.agent.scheduler and n.agent.scheduler.busy for n in alive)
+            and not self.unsettled(since_s)
+        )
+
     def story(self) -> str:
         """The last events, for a person."""
-        return "\n".join(list(self.lines)[-STORY_LINES:])
+        return "\n".join(_line(*each) for each in list(self.told)[-STORY_LINES:])
 
-    def _say(self, node: str, text: str) -> None:
-        line = f"{self.now_s:10.4f} {node:>4} {text}"
-        self.lines.append(line)
-        self.digest.update(line.encode())
-
-    def _trace(self, node: str, event: ev.Event) -> None:
-        if isinstance(event, ev.Tick):
-            return
-        text = repr(event.message)[:150] if isinstance(event, ev.Received) else repr(event)[:150]
-        peer = f"from {event.peer} " if isinstance(event, ev.Received) else ""
-        self._say(node, f"<- {peer}{text}")
+    def _say(self, node: str, what: str | ev.Event) -> None:
+        """Note it for the story; texts are made of it when somebody asks."""
+        self.told.append((self.now_s, node, what))
+        self.digest.update(f"{self.now_s:.9f} {node}".encode())
 
 
 class _Arrival:
@@ -628,6 +634,15 @@ class _Arrival:
 
     def __call__(self) -> None:
         self.cluster.arrive(*self.args)
+
+
+def _line(now_s: float, node: str, what: str | ev.Event) -> str:
+    match what:
+        case ev.Received(peer, message):
+            what = f"<- from {peer} {message!r}"
+        case ev.Event():
+            what = f"<- {what!r}"
+    return f"{now_s:10.4f} {node:>4} {what[:170]}"
 
 
 def _pair(a: str, b: str) -> tuple[str, str]:

@@ -13,6 +13,8 @@ from ..protocols.messages import Envelope, Message
 from .cluster import SimCluster
 
 FAULTS_UNTIL_S = 15.0
+LONGEST_PAUSE_S = 4.0
+QUIET_S = 3.0
 SETTLED_BY_S = 60.0  # Joiners of a dead cluster have given up by then.
 AIMS = (
     "Prepare", "Flush", "FlushOk", "Install", "VoteRequest", "VoteReply", "NegotiationPlan", "NeighborsReady",
@@ -89,9 +91,17 @@ class RandomRun:
         self.calm = True
         for pair in sorted(self.sim.cuts):
             self.sim.heal(*pair)
-        self.sim.run(SETTLED_BY_S)
-        complaints = self.sim.unsettled(SETTLED_BY_S - 10.0)
+        self._rest()
+        complaints = self.sim.unsettled(self.sim.now_s - QUIET_S)
         assert not complaints, "; ".join(complaints)
+
+    def _rest(self) -> None:
+        """Until nothing but training goes on any more; at the latest until SETTLED_BY_S."""
+        sim = self.sim
+        while sim.now_s < SETTLED_BY_S:
+            sim.run(sim.now_s + 1.0)
+            if sim.now_s > FAULTS_UNTIL_S + LONGEST_PAUSE_S + QUIET_S and sim.is_quiet(sim.now_s - QUIET_S):
+                return
 
     def _fault(self) -> None:
         rng, sim = self.rng, self.sim
@@ -111,7 +121,7 @@ class RandomRun:
         elif kind == "heal" and sim.cuts:
             sim.heal(*rng.choice(sorted(sim.cuts)))
         elif kind == "pause":
-            sim.pause(rng.choice(active), rng.choice([0.1, 0.8, 4.0]))
+            sim.pause(rng.choice(active), rng.choice([0.1, 0.8, LONGEST_PAUSE_S]))
         elif kind == "link" and len(active) > 2:
             self._change_link(*rng.sample(active, 2))
 

@@ -217,12 +217,16 @@ class Cluster:
         self._reader.join()
 
     def story(self) -> str:
-        """The last lines of every node, for a failed assertion."""
+        """The last lines of every node and where its threads are, for a failed assertion."""
+        for node in self.nodes:
+            if node.alive:
+                node.signal(signal.SIGUSR1)
+        time.sleep(0.3)
         lines: list[str] = []
         for node in self.nodes:
             log = node.log.read_text(errors="replace").splitlines() if node.log.exists() else []
             lines.append(f"--- {node.name}: step {node.step}, exit code {node.process.exitcode}")
-            lines += log[-12:]
+            lines += log[-40:]
         return "\n".join(lines)
 
     # Judging.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -145,6 +146,7 @@ def run(script: Callable[[Worker], None], name: str, settings: dict[str, Any], p
     """Main function of a worker process."""
     die_with_parent()
     _redirect(log)
+    faulthandler.register(signal.SIGUSR1)  # For Cluster.story.
     torch.set_num_threads(1)
     worker = Worker(name, settings, pipe)
     for place, call in settings.get("die_in", {}).items():

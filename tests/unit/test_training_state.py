@@ -262,9 +262,35 @@ def test_a_capture_reports_its_failure_and_its_absence():
 
 def test_a_slice_of_a_snapshot_is_no_copy():
     snapshot = snapshot_of(Run().state)
-    part = snapshot.slice(4, 8)
-    snapshot.data[4] += 1
-    assert part[0] == int(snapshot.data[4])
+    part, again = snapshot.slice(4, 8), snapshot.slice(0, 8)
+    again[4] = part[0] ^ 1
+    assert part[0] == again[4]
+
+
+def test_a_frozen_parameter_is_served_from_where_it_lies_and_a_trained_one_from_a_copy():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].weight.requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
+    capture = TrainingState(model, optimizer).begin_capture(0, {})
+    capture.run()
+    snapshot = capture.wait()
+    start_by_name = {entry.name: entry.start for entry in snapshot.manifest.entries}
+    frozen, trained = start_by_name["0.weight"], start_by_name["1.weight"]
+    before = bytes(snapshot.slice(0, snapshot.manifest.total_bytes))
+    with torch.no_grad():
+        model[0].weight[0, 0] += 1.0
+        model[1].weight[0, 0] += 1.0
+    assert bytes(snapshot.slice(frozen, frozen + 4)) != before[frozen : frozen + 4]
+    assert bytes(snapshot.slice(trained, trained + 4)) == before[trained : trained + 4]
+
+
+def test_a_state_may_arrive_in_the_parameters_themselves():
+    source, joiner = Run().state, Run().state
+    snapshot = snapshot_of(source)
+    arrival = Arrival(snapshot.manifest, joiner.places())
+    arrival.write(0, snapshot.slice(0, snapshot.manifest.total_bytes))
+    joiner.load(arrival)
+    assert joiner.state_hash() == source.state_hash()
 
 
 def test_the_hash_sees_every_part_of_the_state():

@@ -1,0 +1,282 @@
+"""What the demo promises, computed from what its nodes wrote down; and the picture of it.
+
+Everything but `draw` and `read_log` is a pure function of the nodes' logs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .scheduler.shard_plan import Source, water_filling_bound
+
+ACCURACY_PROMISED = 0.97
+GAP_WINDOW_S = 2.0  # After something happened, in which its longest gap between two steps is looked for.
+RATE_WINDOW_S = 1.0
+
+
+class Step(NamedTuple):
+    """A committed step as one node saw it."""
+
+    step: int
+    time_s: float
+    loss: float  # The cluster's mean.
+    samples: float  # Behind the model, since the cluster began.
+
+
+@dataclass(slots=True)
+class NodeLog:
+    """What one node wrote down."""
+
+    name: str
+    steps: list[Step] = field(default_factory=list)
+    joined: dict[str, Any] | None = None
+    final: dict[str, Any] | None = None
+
+    def add(self, line: str) -> None:
+        """Take in one line. A node killed while it wrote leaves half a one: that tells nothing."""
+        try:
+            found = json.loads(line)
+        except ValueError:
+            return
+        if "step" in found:
+            self.steps.append(Step(found["step"], found["time_s"], found["loss"], found["samples"]))
+        elif "final_step" in found:
+            self.final = found
+        else:
+            self.joined = found
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something the demo did. `time_s` by the wall clock."""
+
+    kind: str
+    node: str
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Step numbers that something is wrong with."""
+
+    last: int
+    missing: tuple[int, ...]  # No node committed it.
+    repeated: tuple[int, ...]  # Some node applied it twice.
+    disagreeing: tuple[int, ...]  # Two nodes saw two losses.
+
+
+def audit(logs: Iterable[NodeLog], killed: Sequence[str] = ()) -> Audit:
+    """Check the steps of all nodes against each other.
+
+    A step without samples for a node (the end of an epoch) is not in its log, so only the union must be
+    complete. The very last line of a `killed` node is not compared: it may have died as the only one that
+    had completed that step, and then the others do it again among themselves.
+    """
+    losses: dict[int, set[float]] = {}
+    seen: set[int] = set()
+    repeated: set[int] = set()
+    for log in logs:
+        numbers = [step.step for step in log.steps]
+        repeated |= {number for number, count in Counter(numbers).items() if count > 1}
+        seen |= set(numbers)
+        for step in log.steps[:-1] if log.name in killed else log.steps:
+            losses.setdefault(step.step, set()).add(step.loss)
+    last = max(seen, default=0)
+    missing = tuple(sorted(set(range(1, last + 1)) - seen))
+    disagreeing = tuple(sorted(number for number, values in losses.items() if len(values) > 1))
+    return Audit(last, missing, tuple(sorted(repeated)), disagreeing)
+
+
+def replicas_identical(survivors: Iterable[NodeLog]) -> bool:
+    """Did all survivors end at the same step with the same state, to the bit?"""
+    ends = [log.final for log in survivors]
+    if not ends or any(end is None for end in ends):
+        return False
+    return len({(end["final_step"], end["hash"]) for end in ends if end}) == 1
+
+
+def recovery_s(logs: Iterable[NodeLog], survivors: Sequence[str], killed_s: float) -> float:
+    """From the kill until every survivor had committed a step that nobody had committed before the kill."""
+    logs = list(logs)
+    before = max((step.step for log in logs for step in log.steps if step.time_s <= killed_s), default=0)
+    firsts = [
+        next(
+            (step.time_s for step in log.steps if step.step > before and step.time_s > killed_s), float("inf")
+        )
+        for log in logs
+        if log.name in survivors
+    ]
+    return max(firsts, default=float("inf")) - killed_s
+
+
+def longest_gap_s(logs: Iterable[NodeLog], nodes: Sequence[str], from_s: float, until_s: float) -> float:
+    """Longest time that any of `nodes` spent between two steps, one of them in the window; 0 if none is."""
+    longest = 0.0
+    for log in logs:
+        times = [step.time_s for step in log.steps] if log.name in nodes else []
+        for earlier, later in itertools.pairwise(times):
+            if later >= from_s and earlier <= until_s:
+                longest = max(longest, later - earlier)
+    return longest
+
+
+def join_bound_s(state_bytes: int, links: Iterable[Mapping[str, Any]], joiner: str) -> float:
+    """The water-filling bound (DESIGN, section 5) over the joiner's links, as measured."""
+    sources = {
+        row["b"] if row["a"] == joiner else row["a"]: Source(
+            row["rtt_ms"] / 2e3, 8 / (row["rate_mbit"] * 1e6)
+        )
+        for row in links
+        if joiner in (row["a"], row["b"]) and row["rate_mbit"]
+    }
+    return water_filling_bound(state_bytes, sources) if sources else 0.0
+
+
+def broken_promises(summary: Mapping[str, Any]) -> list[str]:
+    """What the summary says that should not be; empty if all went well."""
+    broken = []
+    if not summary["accuracy"] >= ACCURACY_PROMISED:
+        broken.append(f"accuracy is {summary['accuracy']:.4f} (expected at least {ACCURACY_PROMISED})")
+    for name in ("steps_lost", "steps_applied_twice", "steps_disagreeing"):
+        if summary[name]:
+            broken.append(f"{name} is {summary[name]} (expected 0)")
+    if not summary["replicas_identical"]:
+        broken.append("replicas_identical is false (expected the same state on all survivors)")
+    if len(summary["events"]) != 6:
+        broken.append(f"{len(summary['events'])} things happened (expected 6)")
+    broken += [f"{node} ended with exit code {code}" for node, code in summary["exit_codes"].items() if code]
+    return broken
+
+
+def cluster_steps(logs: Iterable[NodeLog]) -> list[Step]:
+    """Each step once, when its first node had it."""
+    first: dict[int, Step] = {}
+    for log in logs:
+        for step in log.steps:
+            if step.step not in first or step.time_s < first[step.step].time_s:
+                first[step.step] = step
+    return [first[number] for number in sorted(first)]
+
+
+def samples_per_s(steps: Sequence[Step], window_s: float = RATE_WINDOW_S) -> list[float]:
+    """At each step: samples of the last `window_s` seconds, per second."""
+    rates, start = [], 0
+    for step in steps:
+        while steps[start].time_s < step.time_s - window_s:
+            start += 1
+        earlier = steps[max(start - 1, 0)]
+        seconds = step.time_s - earlier.time_s
+        rates.append((step.samples - earlier.samples) / seconds if seconds > 0 else 0.0)
+    return rates
+
+
+# --- the picture ---
+
+INK, GRID, LOSS, RATE, LIFE = "#1f2933", "#e4e7eb", "#2563eb", "#0d9488", "#64748b"
+ENDS = ("scale-in", "kill", "kill-scheduler")
+COLOR_BY_KIND = {
+    "scale-out": "#15803d",
+    "disconnect-link": "#b45309",
+    "connect-link": "#b45309",
+    "scale-in": "#7c3aed",
+    "kill": "#dc2626",
+    "kill-scheduler": "#dc2626",
+}
+LABEL_BY_KIND = {
+    "scale-out": "{node} joins",
+    "disconnect-link": "link {node}\nremoved",
+    "connect-link": "link {node}\nadded",
+    "scale-in": "{node} leaves\n(Ctrl+C)",
+    "kill": "{node}\nkill -9",
+    "kill-scheduler": "{node} (scheduler)\nkill -9",
+}
+
+
+def draw(path: Path, logs: Sequence[NodeLog], happenings: Sequence[Happening], title: str) -> None:
+    """Loss, samples/s and the nodes' lives over time, with what happened."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    steps = cluster_steps(logs)
+    start_s = steps[0].time_s
+    times = [step.time_s - start_s for step in steps]
+    style = {"font.size": 10, "axes.edgecolor": "#9aa5b1", "text.color": INK, "axes.labelcolor": INK}
+    with plt.rc_context(style):
+        figure, (top, middle, bottom) = plt.subplots(
+            3, 1, figsize=(11, 7.6), sharex=True, height_ratios=[3.2, 1.3, 1.3], layout="constrained"
+        )
+        _draw_loss(top, times, [step.loss for step in steps])
+        middle.fill_between(times, samples_per_s(steps), color=RATE, alpha=0.2, linewidth=0)
+        middle.plot(times, samples_per_s(steps), color=RATE, linewidth=1.4)
+        middle.set_ylabel("samples/s")
+        middle.set_ylim(bottom=0)
+        _draw_lives(bottom, logs, happenings, start_s)
+        for axes in (top, middle, bottom):
+            axes.grid(True, color=GRID, linewidth=0.8)
+            axes.set_axisbelow(True)
+            axes.spines[["top", "right"]].set_visible(False)
+            for happening in happenings:
+                color = COLOR_BY_KIND[happening.kind]
+                axes.axvline(happening.time_s - start_s, color=color, linewidth=1.1, linestyle=(0, (4, 2)))
+        _label(top, happenings, start_s)
+        bottom.set_xlabel("seconds since the first step")
+        bottom.set_xlim(0, max(times) * 1.01)
+        figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
+        figure.savefig(path, dpi=130)
+        plt.close(figure)
+
+
+def _draw_loss(axes: Any, times: Sequence[float], losses: Sequence[float]) -> None:
+    axes.plot(times, losses, color=LOSS, linewidth=0.7, alpha=0.35)
+    smooth, value = [], losses[0]
+    for loss in losses:
+        value += 0.15 * (loss - value)
+        smooth.append(value)
+    axes.plot(times, smooth, color=LOSS, linewidth=2.0)
+    axes.set_yscale("log")
+    axes.set_ylabel("training loss, mean over the cluster")
+
+
+def _draw_lives(axes: Any, logs: Sequence[NodeLog], happenings: Sequence[Happening], start_s: float) -> None:
+    """One bar a node, from its first step to its last, and how it ended."""
+    end_by_node = {
+        each.node: each.kind for each in happenings if each.kind in ("scale-in", "kill", "kill-scheduler")
+    }
+    for row, log in enumerate(logs):
+        if not log.steps:
+            continue
+        first, last = log.steps[0].time_s - start_s, log.steps[-1].time_s - start_s
+        color = COLOR_BY_KIND.get(end_by_node.get(log.name, ""), "#64748b")
+        axes.plot([first, last], [row, row], color="#64748b", linewidth=6, solid_capstyle="butt", alpha=0.75)
+        if log.name in end_by_node:
+            axes.plot(
+                last, row, marker="X" if color == "#dc2626" else "o", color=color, markersize=9, zorder=3
+            )
+    axes.set_yticks(range(len(logs)), [log.name for log in logs])
+    axes.set_ylim(len(logs) - 0.4, -0.6)
+
+
+def _label(axes: Any, happenings: Sequence[Happening], start_s: float) -> None:
+    """Above the frame, on two heights, so that neighbours do not meet."""
+    for index, happening in enumerate(happenings):
+        axes.annotate(
+            LABEL_BY_KIND[happening.kind].format(node=happening.node),
+            xy=(happening.time_s - start_s, 1.0),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(0, 6 + 32 * (index % 2)),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=9,
+            color=COLOR_BY_KIND[happening.kind],
+            arrowprops={"arrowstyle": "-", "color": COLOR_BY_KIND[happening.kind], "linewidth": 0.8},
+        )
