@@ -1,0 +1,34 @@
+# `make demo` and `make test` need Python 3.11 or newer and git; everything else goes into .venv.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint format bench clean
+
+demo: $(VENV)/installed
+	$(BIN)/chaosnet demo
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python tests/check_types.py
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/installed
+	$(BIN)/chaosnet bench join --json runs/bench/join.json
+	$(BIN)/chaosnet bench allreduce --json runs/bench/allreduce.json
+
+$(VENV)/installed: setup.cfg constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: python is %d.%d (expected 3.11 or newer; set PYTHON=...)" % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info runs .mypy_cache .pytest_cache .ruff_cache
