@@ -1,4 +1,4 @@
-"""How a node is started: arguments of Trainer, else the environment that `chaosnet run` sets, else defaults."""
+"""How a node is started: arguments of Trainer, else what `chaosnet run` puts into the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Trainer`: three lines that put a plain PyTorch script into a cluster that comes and goes (Chaos, Sec. V-B)."""
+"""`Trainer`: three lines put a plain PyTorch script into a cluster that comes and goes (Chaos, Sec. V-B)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ class Trainer:
         max_grad_norm: Clip the averaged gradient to this norm before the optimizer steps.
         seed: Of the order of samples that `batches` deals out.
         sync_policy: "fapt", "single", "ring", or a callable from the overlay (a networkx graph, edges with
-            `rate_bps` and `rtt_s` where known) to trees (scheduler/sync_plan.py). Used while this node schedules.
+            `rate_bps` and `rtt_s` where known) to trees (scheduler/sync_plan.py); used while this node is
+            the scheduler.
         blocking: Join as the paper does: neighbours wait until they have sent the state.
         chunk_bytes: Size of what the all-reduce moves as one.
         quiet: Print nothing.

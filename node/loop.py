@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import queue
+import secrets
 import threading
 import time
 from collections import Counter
@@ -155,7 +156,13 @@ class NodeLoop:
 
     def found(self, view: View | None = None) -> None:
         """Start a cluster of one, or one whose first view is given to all of its members."""
-        self._call(lambda: self._perform_all(self.agent.found(self._now_s(), view), 0.0))
+
+        def begin() -> None:
+            if view is None:
+                self.transport.cluster = secrets.token_hex(4)
+            self._perform_all(self.agent.found(self._now_s(), view), 0.0)
+
+        self._call(begin)
 
     def join(
         self,
@@ -348,9 +355,7 @@ class NodeLoop:
             case fx.StoreShard():
                 self._soon(self.replica.store_shard(effect))
             case fx.StateWhole(step):
-                self._pending.append(
-                    StateArrived(step, self.replica.arrived(), self.replica.bytes_by_source)
-                )
+                self._pending.append(StateArrived(step, self.replica.arrived(), self.replica.bytes_by_source))
             case fx.DiscardState():
                 self.replica.arrival, self._backlog_bytes = None, 0
                 self._pending.append(StateDiscarded())

@@ -628,6 +628,7 @@ class Transport:
         link.set_timer(None)
         if link.dialled:
             self._dialling.pop(link.address, None)
+            self.cluster = self.cluster or hello.cluster  # Whom a joiner dials, it belongs to.
         peer = self._peers.get(hello.node)
         if peer and peer.incarnation != hello.incarnation:  # It was started anew before we saw its end.
             for old in list(peer.links):
