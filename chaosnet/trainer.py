@@ -437,7 +437,7 @@ class Trainer:
         return self._cursor.epoch if self._cursor else 0
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that the cluster still has to do of `count`; a late joiner begins with the present one."""
+        """What the cluster still has to do of `count` epochs; a late joiner begins with the present one."""
         while self.epoch < count and not self._done:
             before = self.epoch
             yield before
@@ -489,8 +489,8 @@ class Trainer:
             yield fetch(dataset, order.indices(self.epoch, part))
         if self._round == this_round and not self._done:
             raise ConfigError(
-                "batches: the next batch was asked for without update(); to accumulate gradients over several "
-                "batches, pass accumulate=N"
+                "batches: the next batch was asked for without update(); to accumulate gradients over "
+                "several batches, pass accumulate=N"
             )
 
     @property
