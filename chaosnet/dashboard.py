@@ -116,7 +116,7 @@ def size(count: float) -> str:
     """Bytes for people."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
-            return f"{count:.0f} {unit}"
+            return f"{count:.{0 if count >= 10 or unit == 'B' else 1}f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
 

@@ -1,7 +1,7 @@
 """`chaosnet demo`: a cluster on this machine that loses and gains nodes and links while it trains.
 
-Starts four nodes as processes of their own (demo_digits.py), and does six things to them, one after the other.
-What it reports is computed from what the nodes wrote down about each step (demo_report.py).
+Starts four nodes as processes of their own (demo_digits.py), and does six things to them, one after the
+other. What it reports is computed from what the nodes wrote down about each step (demo_report.py).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ FOUNDERS = 4
 MIN_STEPS = 600  # At least, and until all has happened.
 PAUSE_S = 0.02  # Per step, so that a person can watch.
 CALM_STEPS = 20  # Steps that all nodes make in peace before the next thing happens,
-CALM_S = 1.2  # and at least this long, so that it can be seen.
+CALM_S = 1.8  # and at least this long, so that it can be seen.
 PATIENCE_S = 45.0  # For each thing to be over; a demo that hangs is worse than one that fails.
 POLL_EVERY_S = 0.25
 LAST_EPOCHS_S = 2.0
-ENDING_S = 10.0
+PLAIN_WIDTH = 110  # Of what goes to a file or a pipe.
 
 
 class DemoFailed(ChaosnetError):
@@ -57,8 +57,9 @@ class Node:
         self.name, self.address, self.process = name, address, process
         self.log = NodeLog(name)
         self.fate = ""  # What the demo did to it; "" for a survivor.
-        self._path, self._stream, self._rest = out / f"{name}.jsonl", None, ""
+        self._path = out / f"{name}.jsonl"
         self._text: TextIO | None = None
+        self._rest = ""
 
     def read(self) -> None:
         """Take in what was written since the last time."""
@@ -86,10 +87,14 @@ class Stage:
         self.status: dict[str, Any] = {}
         self.status_s = 0.0  # When it was asked for.
         self.handling_ms: dict[str, list[float]] = {}
+        self.addresses = [f"127.0.0.1:{port}" for port in _free_ports(FOUNDERS + 1)]
+        self.recovery_s: dict[str, float] = {}  # By kind of happening.
         self.started_s = time.time()
         self._asked_s = 0.0
         self._turn = itertools.count()
         self.console = Console(highlight=False)
+        if not self.console.is_terminal:
+            self.console.width = PLAIN_WIDTH
         self.live: Live | None = None
 
     def __enter__(self) -> Stage:
@@ -108,8 +113,9 @@ class Stage:
 
     # --- processes ---
 
-    def start(self, name: str, address: str, join: list[str]) -> Node:
+    def start(self, index: int, join: list[str]) -> Node:
         """Start a node as a user would: `chaosnet run --listen ... --join ... demo_digits.py`."""
+        name, address = f"node-{index + 1}", self.addresses[index]
         script = Path(__file__).with_name("demo_digits.py")
         command = [sys.executable, "-m", "chaosnet", "run", "--name", name, "--listen", address]
         command += ["--join", ",".join(join)] if join else []
@@ -156,7 +162,7 @@ class Stage:
             node.read()
             code = node.process.poll()
             if code is not None and not node.fate and not node.log.final:
-                raise DemoFailed(f"{node.name} ended with exit code {code}: {self._last_words(node)}")
+                raise DemoFailed(f"{node.name} ended with exit code {code}: {self.last_words(node)}")
         if time.time() - self._asked_s >= POLL_EVERY_S:
             self.poll()
             if self.live:
@@ -221,7 +227,7 @@ class Stage:
         else:
             self.console.print(f"{since_s:5.1f} s  {text}", soft_wrap=True)
 
-    def _last_words(self, node: Node) -> str:
+    def last_words(self, node: Node) -> str:
         text = (self.out / f"{node.name}.log").read_text(errors="replace").strip()
         return (text.splitlines() or ["it wrote nothing"])[-1]
 
@@ -280,11 +286,9 @@ def play(stage: Stage) -> dict[str, Any]:
 
 
 def _start_four(stage: Stage) -> None:
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(FOUNDERS + 1)]
     stage.say(f"{FOUNDERS} nodes start, each a process of its own")
-    for index, address in enumerate(addresses[:FOUNDERS], start=1):
-        stage.start(f"node-{index}", address, addresses[:1] if index > 1 else [])
-    stage.spare_address = addresses[-1]  # type: ignore[attr-defined]
+    for index in range(FOUNDERS):
+        stage.start(index, join=stage.addresses[:1] if index else [])
     stage.wait(lambda: all(node.log.steps for node in stage.alive()), "all nodes have joined")
     stage.say(f"all {FOUNDERS} are members and train")
     stage.wait_until_calm()
@@ -293,7 +297,7 @@ def _start_four(stage: Stage) -> None:
 def _scale_out(stage: Stage) -> dict[str, Any]:
     seeds = [node.address for node in stage.alive()][:2]
     old = [node.name for node in stage.alive()]
-    node = stage.start(f"node-{FOUNDERS + 1}", stage.spare_address, seeds)  # type: ignore[attr-defined]
+    node = stage.start(FOUNDERS, join=seeds)
     stage.say(f"{node.name} starts (Python and torch take a moment)")
     stage.wait(lambda: node.log.joined is not None and bool(node.log.steps), f"{node.name} has joined")
     joined = node.log.joined
@@ -354,9 +358,8 @@ def _scale_in(stage: Stage) -> None:
     node.fate = "left (Ctrl+C)"
     node.process.send_signal(signal.SIGINT)
     stage.wait(lambda: node.process.poll() is not None, f"{node.name} has left")
-    stage.say(
-        f"   {stage._last_words(node).removeprefix('[chaosnet] ')}; exit code {node.process.returncode}"
-    )
+    said = stage.last_words(node).removeprefix("[chaosnet] ")
+    stage.say(f"   {said}; exit code {node.process.returncode}")
     stage.wait_until_calm()
 
 
@@ -378,8 +381,9 @@ def _kill_and_tell(stage: Stage, node: Node) -> None:
     happening, node.fate = stage.happenings[-1], "killed (-9)"
     node.process.kill()
     stage.wait_until_calm()
-    took_s = _recovery_s(stage, happening)
-    stage.say(f"   the others' next common step came {took_s:.2f} s after the kill; none was lost")
+    others = [each.name for each in stage.alive()]
+    took_s = stage.recovery_s[happening.kind] = report.recovery_s(stage.logs(), others, happening.time_s)
+    stage.say(f"   the others' next common step came {took_s:.2f} s after the kill")
 
 
 def _finish(stage: Stage) -> None:
@@ -407,11 +411,6 @@ def _overlay(stage: Stage) -> nx.Graph:
     return graph
 
 
-def _recovery_s(stage: Stage, happening: Happening) -> float:
-    after = [node.name for node in stage.alive()]
-    return report.recovery_s(stage.logs(), after, happening.time_s)
-
-
 def _free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
@@ -429,7 +428,6 @@ def summarize(stage: Stage, join: dict[str, Any]) -> dict[str, Any]:
     found = report.audit(logs, killed=[node.name for node in stage.nodes.values() if "kill" in node.fate])
     accuracies = {node.name: node.log.final["accuracy"] for node in survivors if node.log.final}
     first_s = min(log.steps[0].time_s for log in logs if log.steps)
-    kills = {each.kind: each for each in stage.happenings if each.kind.startswith("kill")}
     names = [node.name for node in survivors]
     return {
         "accuracy": min(accuracies.values(), default=0.0) if len(accuracies) == len(survivors) else 0.0,
@@ -446,8 +444,8 @@ def summarize(stage: Stage, join: dict[str, Any]) -> dict[str, Any]:
         "state_hash_by_node": {node.name: node.log.final["hash"] for node in survivors if node.log.final},
         "join": join,
         "recovery_seconds": {
-            "kill": report.recovery_s(logs, names, kills["kill"].time_s),
-            "scheduler": report.recovery_s(logs, names, kills["kill-scheduler"].time_s),
+            "kill": stage.recovery_s["kill"],
+            "scheduler": stage.recovery_s["kill-scheduler"],
         },
         "longest_gap_seconds": {
             each.kind: report.longest_gap_s(logs, names, each.time_s, each.time_s + report.GAP_WINDOW_S)
@@ -484,11 +482,11 @@ def _show_summary(console: Console, summary: dict[str, Any], out: Path) -> None:
     join, handling = summary["join"], summary["event_handling_ms"]
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     rows = {
-        "held-out accuracy": f"{summary['accuracy']:.2%} (least of {len(summary['accuracy_by_node'])} survivors)",
-        "steps": f"{summary['steps']:,}: {summary['steps_lost']} lost, {summary['steps_applied_twice']} twice",
+        "held-out accuracy": f"{summary['accuracy']:.2%} (the lowest of the survivors)",
+        "steps": f"{summary['steps']}: {summary['steps_lost']} lost, {summary['steps_applied_twice']} twice",
         "survivors' states": "identical to the bit" if summary["replicas_identical"] else "DIFFERENT",
-        "join": f"{join['seconds']:.2f} s for {dashboard.size(join['bytes'])}; the others' longest gap between "
-        f"two steps meanwhile: {join['survivor_longest_gap_seconds']:.2f} s",
+        "join": f"{join['seconds']:.2f} s for {dashboard.size(join['bytes'])}; meanwhile the others' "
+        f"longest gap between two steps was {join['survivor_longest_gap_seconds']:.2f} s",
         "kill -9 to next step": f"{summary['recovery_seconds']['kill']:.2f} s",
         "same, of the scheduler": f"{summary['recovery_seconds']['scheduler']:.2f} s",
         "scheduler's time per event": ", ".join(

@@ -107,13 +107,11 @@ def recovery_s(logs: Iterable[NodeLog], survivors: Sequence[str], killed_s: floa
     logs = list(logs)
     before = max((step.step for log in logs for step in log.steps if step.time_s <= killed_s), default=0)
     firsts = [
-        next(
-            (step.time_s for step in log.steps if step.step > before and step.time_s > killed_s), float("inf")
-        )
+        next((step.time_s for step in log.steps if step.step > before and step.time_s > killed_s), math.inf)
         for log in logs
         if log.name in survivors
     ]
-    return max(firsts, default=float("inf")) - killed_s
+    return max(firsts, default=math.inf) - killed_s
 
 
 def longest_gap_s(logs: Iterable[NodeLog], nodes: Sequence[str], from_s: float, until_s: float) -> float:
@@ -205,6 +203,7 @@ def draw(path: Path, logs: Sequence[NodeLog], happenings: Sequence[Happening], t
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     steps = cluster_steps(logs)
     start_s = steps[0].time_s
@@ -230,6 +229,7 @@ def draw(path: Path, logs: Sequence[NodeLog], happenings: Sequence[Happening], t
         _label(top, happenings, start_s)
         bottom.set_xlabel("seconds since the first step")
         bottom.set_xlim(0, max(times) * 1.01)
+        bottom.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=14))
         figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
         figure.savefig(path, dpi=130)
         plt.close(figure)

@@ -26,6 +26,9 @@ from ..protocols.effects import (
 from ..protocols.errors import RemoteProtocolError
 from ..protocols.messages import Down, Up
 
+BLOCK_ELEMENTS = 32 << 10  # 128 KiB of float32: several of them fit into a core's cache.
+MAX_PARTS = 4  # Of children, kept unadded per chunk.
+
 AllReduceEffect = Accumulate | AdoptChunk | FinishChunk | RenewResults | ResetAttempt | SendDown | SendUp
 SendBulk = Callable[..., bool]
 
@@ -48,7 +51,7 @@ class AllReduce:
 
     def __init__(self, store: ChunkStore, send_bulk: SendBulk) -> None:
         self.store, self.send_bulk = store, send_bulk
-        self.sums: dict[int, torch.Tensor] = {}
+        self.parts: dict[int, list[torch.Tensor]] = {}  # Chunk: what children have sent.
         self.written = [-1, -1]  # By step % 2: the step whose results the buffer holds.
         self.lent = [False, False]  # A node that left may still be sent bytes of the buffer.
 
@@ -67,46 +70,47 @@ class AllReduce:
             case SendDown():
                 self._send_down(effect)
             case ResetAttempt():
-                self.sums.clear()
+                self.parts.clear()
             case RenewResults():
                 self.lent = [True, True]
 
     def _accumulate(self, chunk: int, payload: zmq.Frame) -> None:
-        part = self._tensor(chunk, payload)
-        if chunk in self.sums:
-            self._combine(chunk, self.sums[chunk], part)
-        else:
-            self.sums[chunk] = part
-
-    def _combine(self, chunk: int, total: torch.Tensor, part: torch.Tensor) -> None:
-        if self._op(chunk) == "max":
-            torch.maximum(total, part, out=total)
-        else:
-            total.add_(part)
+        """Keep a child's part; adding is cheapest when all parts are there, and memory is bounded."""
+        parts = self.parts.setdefault(chunk, [])
+        parts.append(self._tensor(chunk, payload))
+        if len(parts) > MAX_PARTS:
+            self._add_up(chunk, parts, parts[0])
+            del parts[1:]
 
     def _sum(self, chunk: int, own: bool) -> torch.Tensor:
-        total = self.sums.pop(chunk, None)
-        if total is None:
+        """What came in plus, if `own`, our contribution; in memory that the receiver may keep."""
+        parts = self.parts.pop(chunk, [])
+        if not parts:
             return self.store.contribution(chunk)
-        if own:
-            self._combine(chunk, total, self.store.contribution(chunk))
+        total = parts[0]
+        self._add_up(chunk, [*parts, self.store.contribution(chunk)] if own else parts, total)
         return total
 
     def _finish(self, step: int, chunk: int, weight: float, own: bool) -> None:
-        result, total = self._result(step, chunk), self.sums.pop(chunk, None)
-        parts = [
-            part for part in (total, self.store.contribution(chunk) if own else None) if part is not None
-        ]
-        if self._op(chunk) == "max":
-            result.copy_(parts[0])
-            for part in parts[1:]:
-                torch.maximum(result, part, out=result)
-            return
-        if len(parts) == 2:
-            torch.add(*parts, out=result)
-            result.mul_(1 / weight)
-        else:
-            torch.mul(parts[0], 1 / weight, out=result)
+        result, parts = self._result(step, chunk), self.parts.pop(chunk, [])
+        if own:
+            parts.append(self.store.contribution(chunk))
+        self._add_up(chunk, parts, result, 1.0 if self._op(chunk) == "max" else 1 / weight)
+
+    def _add_up(self, chunk: int, parts: list[torch.Tensor], out: torch.Tensor, scale: float = 1.0) -> None:
+        """out = scale * sum of `parts` (or their maximum), block by block, so that a block stays in the cache."""
+        combine = torch.maximum if self._op(chunk) == "max" else torch.add
+        for start in range(0, out.numel(), BLOCK_ELEMENTS):
+            blocks = [part[start : start + BLOCK_ELEMENTS] for part in parts]
+            target = out[start : start + BLOCK_ELEMENTS]
+            if len(blocks) == 1:
+                target.copy_(blocks[0])
+            else:
+                combine(blocks[0], blocks[1], out=target)
+            for block in blocks[2:]:
+                combine(target, block, out=target)
+            if scale != 1.0:
+                target.mul_(scale)
 
     def _result(self, step: int, chunk: int) -> torch.Tensor:
         """Where the result of a chunk goes; new memory if the old is still lent to somebody who left."""

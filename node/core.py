@@ -169,6 +169,7 @@ class Agent:
         self.entered: View | None = None  # The newest view that was acted in.
         self.parked: str | None = None
         self.flushed: Flush | None = None
+        self.installed = (0, 0)  # Term and number of the last flush that has ended.
         self.frozen_at_s = 0.0
         self.torn: AbortRequest | None = None  # The attempt that cannot end as it is.
         self.abort_at_s = 0.0
@@ -424,7 +425,7 @@ class Agent:
     def _redial(self, now_s: float) -> list[Effect]:
         assert self.sync.view is not None
         self.redial_at_s = now_s + REDIAL_EVERY_S
-        missing = set(self.sync.view.member_ids) - self.overlay.reachable
+        missing = set(self.sync.view.node_ids) - self.overlay.reachable
         members = [self.sync.view.find(node) for node in sorted(missing)]
         return [Dial(member.address) for member in members if member and member.address]
 
@@ -458,7 +459,7 @@ class Agent:
     def _routed(self, source: str, message: Routed, now_s: float) -> list[Effect]:
         match message:
             case Prepare(view=view):
-                return self._on_prepare(view, now_s)
+                return self._on_prepare(source, view, now_s)
             case Flush():
                 return self._on_flush(message, now_s)
             case Install():
@@ -508,8 +509,10 @@ class Agent:
 
     # --- views ---
 
-    def _on_prepare(self, view: View, now_s: float) -> list[Effect]:
-        if view.term < self.election.term or (self.sync.view and view.key <= self.sync.view.key):
+    def _on_prepare(self, source: str, view: View, now_s: float) -> list[Effect]:
+        if view.term < self.election.term:
+            return self._tell_term(source)
+        if self.sync.view and view.key <= self.sync.view.key:
             return []
         self._adopt_term(view.term)
         if view.find(self.me) is None and self.phase is not Phase.MEMBER:
@@ -604,9 +607,10 @@ class Agent:
         if self.sync.view is None:
             return []
         if flush.term < self.election.term:
-            return self._expel_stranger(flush.scheduler, flush.key)
+            return self._expel_stranger(flush.scheduler, flush.key) or self._tell_term(flush.scheduler)
         self._adopt_term(flush.term)
-        if self.flushed and (flush.term, flush.number) < (self.flushed.term, self.flushed.number):
+        newest = max(self.installed, (self.flushed.term, self.flushed.number) if self.flushed else (0, 0))
+        if (flush.term, flush.number) < newest or (flush.term, flush.number) == self.installed:
             return []
         if flush.scheduler != self.me:
             self.election.stand_down()
@@ -637,7 +641,7 @@ class Agent:
             return []
         if install.view.find(self.me) is None:
             return []  # Expelled follows, or a leaver is let go.
-        self.flushed = None
+        self.flushed, self.installed = None, (install.term, install.number)
         return self.sync.start_installed(install)
 
     # --- loss and election ---
@@ -657,7 +661,8 @@ class Agent:
     def _scheduler_missing(self) -> bool:
         view = self.sync.view
         named = self.flushed.scheduler if self.flushed else (view.scheduler if view else "")
-        return named == "" or named not in self.overlay.reachable
+        gave_up = named == self.me and self.scheduler is None
+        return named == "" or gave_up or named not in self.overlay.reachable
 
     def _elect(self, now_s: float) -> list[Effect]:
         """Stand if the scheduler is out of reach; take the role if elected."""
@@ -706,9 +711,10 @@ class Agent:
             self._adopt_term(self.election.term)
             return effects
         voters = set(view.member_ids) & self.overlay.reachable
-        return self.election.on_reply(
-            message, view.key, self.sync.electorates(), voters, self.overlay.crashed
-        )
+        electorates, crashed = self.sync.electorates(), self.overlay.crashed
+        effects = self.election.on_reply(message, view.key, electorates, voters, crashed)
+        self._adopt_term(self.election.term)
+        return effects
 
     def _expel_stranger(self, node: str, key: tuple[int, int]) -> list[Effect]:
         """Somebody acts in a view that is history, and is not in ours: it must be told."""
@@ -716,6 +722,11 @@ class Agent:
         if view is None or view.find(node) is not None or key >= view.key:
             return []
         return self.relay.send(node, Expelled(node=node, reason="the cluster went on without it"))
+
+    def _tell_term(self, scheduler: str) -> list[Effect]:
+        """Its term is over: somebody stood for the next one, even if nobody was elected."""
+        refusal = VoteReply(term=self.election.term, voter=self.me, granted=False, trial=False)
+        return self.relay.send(scheduler, refusal)
 
     def _adopt_term(self, term: int) -> None:
         """A higher term makes older proposals, and an older scheduler, void."""

@@ -277,15 +277,18 @@ class NodeLoop:
         self._perform_all(effects, took_ms)
 
     def _perform_all(self, effects: list[fx.Effect], took_ms: float) -> None:
+        only_chunks = bool(effects)
         for effect in effects:
             if isinstance(effect, AllReduceTypes):
                 self.all_reduce.perform(effect)
             else:
+                only_chunks = False
                 self._perform(effect, took_ms)
         for outcome in self._pending:
             self.outcomes.put(outcome)
         self._pending.clear()
-        self._set_timer()
+        if not only_chunks:  # Chunks move no deadline, and there are many of them.
+            self._set_timer()
 
     def _set_timer(self) -> None:
         wake_at_s = self.agent.wake_at_s
@@ -367,7 +370,7 @@ class NodeLoop:
 
     def _step_completed(self, effect: fx.StepCompleted) -> None:
         """For a member the result stays where it is; a joiner's is set aside until it has the state."""
-        self.all_reduce.sums.clear()
+        self.all_reduce.parts.clear()
         outcome = StepOutcome(effect.step, effect.commit, effect.deal)
         if not self._member and effect.commit.total.weight:
             outcome.results = self._store.take(effect.step)

@@ -402,13 +402,13 @@ class Scheduler:
         )
 
     def _on_flush_ok(self, answer: FlushOk) -> list[Effect]:
+        if answer.key < self.view.key and self.view.find(answer.node) is None:
+            return self._expel(answer.node)
         if answer.term != self.term:
             return []
         if self.flush is None or answer.number != self.flush.number:
             late = self.last_install is not None and answer.number == self.last_install.number
             return self._again(answer.node) if late else []
-        if answer.key < self.view.key and self.view.find(answer.node) is None:
-            return self._expel(answer.node)
         self.flush.answers[answer.node] = answer
         return self._install_if_complete()
 
