@@ -464,7 +464,11 @@ def summarize(stage: Stage, join: dict[str, Any]) -> dict[str, Any]:
 
 
 def _handling_ms(stage: Stage) -> dict[str, float | None]:
-    """Median time that the scheduler's core took, by the paper's names (Table I)."""
+    """Median time that the scheduler's core took, by the paper's names (Table I).
+
+    Its notices have the time of the very message that started the negotiation; `handling_ms` also has those
+    of repetitions, and is used only if a notice was lost.
+    """
     names = {
         "scale-in": "ScaleInRequest",
         "connect-link": "ConnectLinkRequest",
@@ -473,7 +477,7 @@ def _handling_ms(stage: Stage) -> dict[str, float | None]:
     medians: dict[str, float | None] = {}
     for name, message in names.items():
         notices = [each["handling_ms"] for each in stage.status["events"] if each["kind"] == name]
-        values = stage.handling_ms.get(message) or notices
+        values = notices or stage.handling_ms.get(message, [])
         medians[name] = statistics.median(values) if values else None
     return medians
 

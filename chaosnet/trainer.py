@@ -331,6 +331,8 @@ class Trainer:
         self._ended = ended
         self._gradients.detach()
         if ended.how == "left":
+            if not self._leaving:
+                exit_event.want_exit()  # It was `chaosnet leave`: the script hears of it as of Ctrl+C.
             return
         self._running().stop()
         if ended.error is not None:

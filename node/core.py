@@ -326,7 +326,7 @@ class Agent:
             case ViewEntered(view, step):
                 return self._on_view(view, step, now_s)
             case StepCompleted():
-                return self._on_step_completed()
+                return self._on_step_completed(now_s)
             case Left():
                 self.leaver.left()
                 return self._leave_all()
@@ -405,7 +405,9 @@ class Agent:
 
     def _tell_link(self, peer: str, state: LinkState) -> list[Effect]:
         self.news_version += 1
-        news = LinkNews(reporter=self.me, peer=peer, version=self.news_version, state=state.value)
+        view = self.sync.view if self.phase is Phase.MEMBER else None
+        key = view.key if view is not None else (0, 0)
+        news = LinkNews(reporter=self.me, peer=peer, version=self.news_version, state=state.value, key=key)
         return self.relay.send(EVERYONE, news)
 
     def _overlay_changed(self, now_s: float) -> list[Effect]:
@@ -561,8 +563,14 @@ class Agent:
             _, state = self.overlay.news.get((self.me, peer), (0, LinkState.OPEN))
             if state is LinkState.OPEN:
                 effects += self._tell_link(peer, LinkState.SILENT)
-        torn = [peer for peer in missing if self.sync.depends_on(peer)]
-        return effects + (self._on_torn(f"no link to {torn[0]}", now_s) if torn else [])
+        return effects + self._tear_if_cut_off(now_s)
+
+    def _tear_if_cut_off(self, now_s: float) -> list[Effect]:
+        """A step begins: what it needs of us must not be lost for want of a link."""
+        view = self.sync.view
+        around = view.neighbors(self.me) if view is not None else ()
+        torn = [peer for peer in around if peer not in self.relay.peers and self.sync.depends_on(peer)]
+        return self._on_torn(f"no link to {torn[0]}", now_s) if torn else []
 
     def _become_member(self, step: int, now_s: float) -> list[Effect]:
         assert self.joiner is not None
@@ -575,9 +583,10 @@ class Agent:
             self.joiner.joined()
         return []
 
-    def _on_step_completed(self) -> list[Effect]:
+    def _on_step_completed(self, now_s: float) -> list[Effect]:
         """Every member acts in our view, so what belongs to older ones can go."""
-        return self.closer.settled(self.relay.peers - self._busy_peers()) if not self.sync.priors else []
+        settled = self.closer.settled(self.relay.peers - self._busy_peers()) if not self.sync.priors else []
+        return settled + self._tear_if_cut_off(now_s)
 
     def _busy_peers(self) -> set[str]:
         return {joiner for snapshot in self.snapshots.values() for joiner in snapshot.joiners}
@@ -651,16 +660,21 @@ class Agent:
         mine = self.overlay.news.get((news.reporter, news.peer))
         if news.reporter == self.me and mine is not None and mine[0] > news.version:
             return self._tell_link(news.peer, mine[1])  # Somebody had not heard yet.
+        expel = self._expel_stranger(news.reporter, news.key) if news.key > (0, 0) else []
         if not self.overlay.heard(news.reporter, news.peer, news.version, state) or self.sync.view is None:
-            return []
+            return expel
         lost = state is not LinkState.OPEN and news.peer != self.me
         doubt = self.liveness.doubt(news.peer, now_s) if lost else []
-        return doubt + self._overlay_changed(now_s)
+        return expel + doubt + self._overlay_changed(now_s)
+
+    @property
+    def _named_scheduler(self) -> str:
+        view = self.sync.view
+        return self.flushed.scheduler if self.flushed else (view.scheduler if view else "")
 
     @property
     def _scheduler_missing(self) -> bool:
-        view = self.sync.view
-        named = self.flushed.scheduler if self.flushed else (view.scheduler if view else "")
+        named = self._named_scheduler
         gave_up = named == self.me and self.scheduler is None
         return named == "" or gave_up or named not in self.overlay.reachable
 
@@ -707,7 +721,8 @@ class Agent:
         if isinstance(message, VoteRequest):
             if message.candidate not in view.member_ids:
                 return self._expel_stranger(message.candidate, message.key)
-            effects = self.election.on_request(message, view.key, self._scheduler_missing)
+            vacant = self._scheduler_missing or message.candidate == self._named_scheduler  # It stands again.
+            effects = self.election.on_request(message, view.key, vacant)
             self._adopt_term(self.election.term)
             return effects
         voters = set(view.member_ids) & self.overlay.reachable

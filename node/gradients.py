@@ -23,7 +23,7 @@ from torch import nn
 from ..protocols.errors import ConfigError, MalformedMessage
 from .training_state import BufferSlot, buffer_slots, check_parameter, device_runs
 
-DEFAULT_CHUNK_BYTES = 1 << 20
+DEFAULT_CHUNK_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)

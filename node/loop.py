@@ -273,7 +273,8 @@ class NodeLoop:
         started_s = time.perf_counter()
         effects = self.agent.handle(event, self._now_s())
         took_ms = 1e3 * (time.perf_counter() - started_s)
-        self._time(event, took_ms)
+        if effects:  # Else it was one more copy of a flooded message.
+            self._time(event, took_ms)
         self._perform_all(effects, took_ms)
 
     def _perform_all(self, effects: list[fx.Effect], took_ms: float) -> None:

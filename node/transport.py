@@ -26,6 +26,7 @@ import asyncio
 import secrets
 import struct
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -438,7 +439,7 @@ class Transport:
         try:
             for port in sorted(self._ready, key=lambda port: port.rank):
                 self._serve(port)
-            self._deliver(self._loop.time() + BULK_TURN_S)
+            self._deliver(time.monotonic() + BULK_TURN_S)  # The loop's own time may stand still.
         finally:  # Also when the sink raised: the descriptors say nothing twice.
             if self._ready or self._inbox:
                 self._wake()
@@ -446,7 +447,7 @@ class Transport:
     def _deliver(self, until_s: float = float("inf")) -> None:
         while self._inbox:
             self._inbox.popleft()()
-            if self._loop.time() >= until_s:
+            if time.monotonic() >= until_s:
                 return
 
     def _serve(self, port: _Port) -> None:
@@ -475,11 +476,8 @@ class Transport:
                 self._drop(f"a connection to {self.address}", "it ended without a Hello")
 
     def _read_monitor(self, port: _Port) -> None:
-        while True:
-            try:
-                what, _ = port.monitor.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        while port.monitor.get(zmq.EVENTS) & zmq.POLLIN:
+            what, _ = port.monitor.recv_multipart(zmq.NOBLOCK)
             event, value = _EVENT.unpack(what)
             if port.conn:
                 if event == zmq.EVENT_CONNECTED:

@@ -368,12 +368,16 @@ class PrepareFailed(Message, frozen=True, kw_only=True):
 
 
 class LinkNews(Message, frozen=True, kw_only=True):
-    """Either end to all: the connection to `peer` is open, silent or closed. `version` counts up per reporter."""
+    """Either end to all: the connection to `peer` is open, silent or closed. `version` counts up per reporter.
+
+    `key`: the view that the reporter is a member of, (0, 0) if of none or if somebody repeats its news.
+    """
 
     reporter: Id
     peer: Id
     version: Count
     state: Literal["open", "silent", "closed"]
+    key: ViewKey = (0, 0)
 
 
 class Farewell(Message, frozen=True, kw_only=True):
