@@ -17,10 +17,13 @@ class Batch(Sequence[Any]):
     Attributes:
         samples: Number of samples; the weight of this node's gradient in the cluster's mean.
         data: The collated whole, e.g. a dictionary if the items are dictionaries.
+        last: Call update() after this one. False only for the first of several batches that are accumulated.
+        share: Its part of this node's samples in the step: what to multiply a mean loss with to accumulate.
     """
 
     def __init__(self, data: Any, samples: int) -> None:
         self.data, self.samples = data, samples
+        self.last, self.share = True, 1.0
         self._parts = data if isinstance(data, list | tuple) else (data,)
 
     @property
@@ -39,7 +42,9 @@ class Batch(Sequence[Any]):
 
     def to(self, device: torch.device | str) -> Batch:
         """The batch with its tensors on a device."""
-        return Batch(_to(self.data, device), self.samples)
+        moved = Batch(_to(self.data, device), self.samples)
+        moved.last, moved.share = self.last, self.share
+        return moved
 
 
 class EpochOrder:

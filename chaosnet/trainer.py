@@ -456,7 +456,8 @@ class Trainer:
             dataset: Anything with len() and [index].
             batch_size: Samples per batch on this node; other nodes may choose others.
             epochs: Go on until the cluster has done that many in all. Default: to the end of this one.
-            accumulate: Batches between two calls of update().
+            accumulate: At most so many batches between two calls of update(), which is due after each that
+                has `batch.last`; scale each loss by `batch.share`.
         """
         if batch_size < 1 or accumulate < 1:
             raise ConfigError(
@@ -488,7 +489,9 @@ class Trainer:
             if index == len(parts) - 1:
                 self._weight = weight
                 self._gradients.arm(weight)
-            yield fetch(dataset, order.indices(self.epoch, part))
+            batch = fetch(dataset, order.indices(self.epoch, part))
+            batch.last, batch.share = index == len(parts) - 1, batch.samples / weight
+            yield batch
         if self._round == this_round and not self._done:
             raise ConfigError(
                 "batches: the next batch was asked for without update(); to accumulate gradients over "

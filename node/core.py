@@ -183,7 +183,7 @@ class Agent:
     def found(self, now_s: float, view: View | None = None) -> list[Effect]:
         """Start a cluster: of one, or of all members of a first `view` that each of them is given."""
         if view is None:
-            me = Member(id=self.me, address=self.settings.address)
+            me = Member(id=self.me, address=self.settings.address, life=self.settings.first_serial)
             alone = View(term=1, seq=1, scheduler=self.me, members=(me,))
             view = with_trees(alone, self.monitor.graph((self.me,), ()), self.settings.policy)
         self.election.term = self.election.voted_term = view.term
@@ -201,6 +201,7 @@ class Agent:
         """Ask to be let into the cluster that one of `seeds` belongs to."""
         request = ScaleOutRequest(
             node=self.me,
+            life=self.settings.first_serial,
             address=self.settings.address,
             neighbors=neighbors,
             degree=degree,
@@ -374,10 +375,16 @@ class Agent:
     def _tell_losses(self) -> list[Effect]:
         """Two parts of the overlay may have met again: what one knows of lost links, the other must know, too."""
         told: list[Effect] = []
-        for (reporter, peer), (version, state) in sorted(self.overlay.news.items(), key=lambda item: item[0]):
-            if state is not LinkState.OPEN:
-                news = LinkNews(reporter=reporter, peer=peer, version=version, state=state.value)
-                told += self.relay.send(EVERYONE, news)
+        for (reporter, peer), news in sorted(self.overlay.news.items(), key=lambda item: item[0]):
+            if news.state is not LinkState.OPEN:
+                again = LinkNews(
+                    reporter=reporter,
+                    peer=peer,
+                    version=news.version,
+                    state=news.state.value,
+                    peer_life=news.peer_life,
+                )
+                told += self.relay.send(EVERYONE, again)
         return told
 
     def _on_torn(self, reason: str, now_s: float) -> list[Effect]:
@@ -406,8 +413,15 @@ class Agent:
     def _tell_link(self, peer: str, state: LinkState) -> list[Effect]:
         self.news_version += 1
         view = self.sync.view if self.phase is Phase.MEMBER else None
-        key = view.key if view is not None else (0, 0)
-        news = LinkNews(reporter=self.me, peer=peer, version=self.news_version, state=state.value, key=key)
+        news = LinkNews(
+            reporter=self.me,
+            peer=peer,
+            version=self.news_version,
+            state=state.value,
+            key=view.key if view is not None else (0, 0),
+            life=self.settings.first_serial,
+            peer_life=self.overlay.latest_life.get(peer, 0),
+        )
         return self.relay.send(EVERYONE, news)
 
     def _overlay_changed(self, now_s: float) -> list[Effect]:
@@ -468,8 +482,8 @@ class Agent:
                 return self._on_install(message)
             case LinkNews():
                 return self._on_link_news(message, now_s)
-            case Farewell(node=node):
-                self.overlay.farewell(node)
+            case Farewell(node=node, life=life):
+                self.overlay.farewell(node, life)
                 return self._overlay_changed(now_s) if self.sync.view else []
             case VoteRequest() | VoteReply():
                 return self._on_vote(message, now_s)
@@ -560,8 +574,8 @@ class Agent:
         effects: list[Effect] = []
         missing = [peer for peer in view.neighbors(self.me) if peer not in self.relay.peers]
         for peer in missing:
-            _, state = self.overlay.news.get((self.me, peer), (0, LinkState.OPEN))
-            if state is LinkState.OPEN:
+            news = self.overlay.news.get((self.me, peer))
+            if news is None or news.state is LinkState.OPEN:
                 effects += self._tell_link(peer, LinkState.SILENT)
         return effects + self._tear_if_cut_off(now_s)
 
@@ -585,7 +599,10 @@ class Agent:
 
     def _on_step_completed(self, now_s: float) -> list[Effect]:
         """Every member acts in our view, so what belongs to older ones can go."""
-        settled = self.closer.settled(self.relay.peers - self._busy_peers()) if not self.sync.priors else []
+        if self.sync.priors:
+            return self._tear_if_cut_off(now_s)
+        self.overlay.settled()
+        settled = self.closer.settled(self.relay.peers - self._busy_peers())
         return settled + self._tear_if_cut_off(now_s)
 
     def _busy_peers(self) -> set[str]:
@@ -599,7 +616,7 @@ class Agent:
 
     def _leave_all(self) -> list[Effect]:
         self.phase, self.scheduler = Phase.OUT, None
-        return self.relay.send(EVERYONE, Farewell(node=self.me))
+        return self.relay.send(EVERYONE, Farewell(node=self.me, life=self.settings.first_serial))
 
     def _on_expelled(self, node: str, reason: str, now_s: float) -> list[Effect]:
         if node != self.me:
@@ -656,14 +673,13 @@ class Agent:
     # --- loss and election ---
 
     def _on_link_news(self, news: LinkNews, now_s: float) -> list[Effect]:
-        state = LinkState(news.state)
         mine = self.overlay.news.get((news.reporter, news.peer))
-        if news.reporter == self.me and mine is not None and mine[0] > news.version:
-            return self._tell_link(news.peer, mine[1])  # Somebody had not heard yet.
+        if news.reporter == self.me and mine is not None and mine.version > news.version:
+            return self._tell_link(news.peer, mine.state)  # Somebody had not heard yet.
         expel = self._expel_stranger(news.reporter, news.key) if news.key > (0, 0) else []
-        if not self.overlay.heard(news.reporter, news.peer, news.version, state) or self.sync.view is None:
+        if not self.overlay.heard(news) or self.sync.view is None:
             return expel
-        lost = state is not LinkState.OPEN and news.peer != self.me
+        lost = news.state != LinkState.OPEN.value and news.peer != self.me
         doubt = self.liveness.doubt(news.peer, now_s) if lost else []
         return expel + doubt + self._overlay_changed(now_s)
 

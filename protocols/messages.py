@@ -41,6 +41,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     id: Id
     address: Address  # Where it can be dialled; "" if it cannot (behind NAT).
     joined_step: Count = 0
+    life: Count = 0  # Grows from one start of the process to the next.
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,11 +255,13 @@ class ScaleOutRequest(Message, frozen=True, kw_only=True):
     """Joiner to scheduler: let me in, with these neighbours (ids or addresses) or `degree` of your choice."""
 
     node: Id
+    life: Count = 0
     address: Address
     neighbors: Annotated[tuple[Address, ...], Meta(max_length=64)] = ()
     degree: Annotated[int, Meta(ge=1, le=64)] = 2
     digest: Annotated[str, Meta(max_length=64)] = ""  # Of the model's manifest.
     blocking: bool = False
+    again: bool = False  # Wanted neighbours that are gone meanwhile are replaced, not complained about.
 
 
 class ScaleOutRefused(Message, frozen=True, kw_only=True):
@@ -371,6 +374,7 @@ class LinkNews(Message, frozen=True, kw_only=True):
     """Either end to all: the connection to `peer` is open, silent or closed. `version` counts up per reporter.
 
     `key`: the view that the reporter is a member of, (0, 0) if of none or if somebody repeats its news.
+    `life` and `peer_life` tell a node from an earlier one of the same id; 0: not known.
     """
 
     reporter: Id
@@ -378,12 +382,15 @@ class LinkNews(Message, frozen=True, kw_only=True):
     version: Count
     state: Literal["open", "silent", "closed"]
     key: ViewKey = (0, 0)
+    life: Count = 0
+    peer_life: Count = 0
 
 
 class Farewell(Message, frozen=True, kw_only=True):
     """Node to all: I have left, and act in no view any more."""
 
     node: Id
+    life: Count = 0
 
 
 class AbortRequest(Message, frozen=True, kw_only=True):

@@ -8,10 +8,11 @@ reachable; a node that lost one link still is. Members that are not reachable ar
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 
 import networkx as nx
 
-from .messages import Electorate, Link, View, link
+from .messages import Electorate, Link, LinkNews, View, link
 
 
 class LinkState(enum.Enum):
@@ -20,6 +21,15 @@ class LinkState(enum.Enum):
     OPEN = "open"
     SILENT = "silent"  # Nothing was heard; the other end may be alive.
     CLOSED = "closed"  # The connection was closed: the process at the other end died.
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """The newest that one end has said of its link to the other."""
+
+    version: int
+    state: LinkState
+    peer_life: int  # Which life of the other end it spoke of.
 
 
 def has_quorum(electorate: Electorate, alive: set[str], crashed: set[str]) -> bool:
@@ -57,38 +67,53 @@ class Overlay:
 
     News of a link comes from its two ends, numbered by the reporter, and may arrive out of order. A link of
     the view lives until one end has lost it; any other connection is found when one end says so and the
-    other does not deny it.
+    other does not deny it. A process that was started again under the id of a member is not that member: it
+    lives in a later `life`, which proves that the member has died.
     """
 
     def __init__(self, me: str) -> None:
         self.me = me
         self.graph = nx.Graph()
         self.observers: set[str] = set()
-        self.news: dict[tuple[str, str], tuple[int, LinkState]] = {}  # (reporter, peer): (version, state).
-        self.left: set[str] = set()  # Nodes that said farewell.
+        self.news: dict[tuple[str, str], News] = {}  # (reporter, peer)
+        self.left: dict[str, int] = {}  # Nodes that said farewell: the life that ended.
+        self.life: dict[str, int] = {}  # Of each node that is, or was, in a view.
+        self.latest_life: dict[str, int] = {}  # Of each node that was heard of.
+        self.departed: set[str] = set()  # Nodes of earlier views.
         self.reachable: set[str] = {me}
 
     def enter(self, view: View) -> None:
         """Take over the links of a new view; news about them stays, for it may be newer than the view."""
+        self.departed = (self.departed | {*self.graph}) - {*view.node_ids}
         self.graph = nx.Graph(view.links)
         self.graph.add_nodes_from(view.node_ids)
         self.observers = set(view.observer_ids)
-        self.left -= set(view.node_ids)
+        self.life |= {member.id: member.life for member in (*view.members, *view.observers)}
         self._update()
 
-    def heard(self, reporter: str, peer: str, version: int, state: LinkState) -> bool:
+    def settled(self) -> None:
+        """Nobody acts in an older view any more: what is known of nodes that have gone can go."""
+        gone, self.departed = self.departed, set()
+        self.news = {ends: news for ends, news in self.news.items() if not gone & {*ends}}
+        for node in gone:
+            self.left.pop(node, None)
+            self.life.pop(node, None)
+            self.latest_life.pop(node, None)
+
+    def heard(self, told: LinkNews) -> bool:
         """One end tells of a link; True if that changes anything."""
-        before = self.news.get((reporter, peer))
-        if before is not None and before[0] >= version:
+        ends, before = (told.reporter, told.peer), self.news.get((told.reporter, told.peer))
+        if before is not None and before.version >= told.version:
             return False
         old = (self.reachable, self.live_links(), self.crashed)
-        self.news[reporter, peer] = (version, state)
+        self.news[ends] = News(told.version, LinkState(told.state), told.peer_life)
+        self.latest_life[told.reporter] = max(told.life, self.latest_life.get(told.reporter, 0))
         self._update()
         return old != (self.reachable, self.live_links(), self.crashed)
 
-    def farewell(self, node: str) -> None:
+    def farewell(self, node: str, life: int) -> None:
         """A node has left for good."""
-        self.left.add(node)
+        self.left[node] = max(life, self.left.get(node, 0))
 
     @property
     def lost(self) -> set[Link]:
@@ -97,28 +122,38 @@ class Overlay:
 
     @property
     def crashed(self) -> set[str]:
-        """Nodes that act no more: out of reach, and seen dying by a node in reach, or gone with a farewell."""
+        """Nodes that act no more.
+
+        They are out of reach, and were seen dying by a node in reach, have said farewell, or live again.
+        """
         died = {
             peer
-            for (by, peer), (_, state) in self.news.items()
-            if state is LinkState.CLOSED and by in self.reachable
+            for (by, peer), news in self.news.items()
+            if news.state is LinkState.CLOSED and by in self.reachable and self._is_current(peer, news.peer_life)
         }
-        return (died | self.left) - self.reachable
+        left = {node for node, life in self.left.items() if self._is_current(node, life)}
+        return (died | left | self._reborn()) - self.reachable
 
     def live_links(self) -> set[Link]:
         """Links between nodes in reach: of the view and not lost, or found."""
         live = {link(a, b) for a, b in self.graph.edges} - self.lost | self._found()
         return {each for each in live if self.reachable.issuperset(each)}
 
+    def _is_current(self, node: str, life: int) -> bool:
+        return life >= self.life.get(node, 0)
+
+    def _reborn(self) -> set[str]:
+        return {node for node, life in self.life.items() if self.latest_life.get(node, 0) > life}
+
     def _denied(self, a: str, b: str) -> bool:
-        states = (self.news.get((a, b)), self.news.get((b, a)))
-        return any(news is not None and news[1] is not LinkState.OPEN for news in states)
+        both = (self.news.get((a, b)), self.news.get((b, a)))
+        return any(news is not None and news.state is not LinkState.OPEN for news in both)
 
     def _found(self) -> set[Link]:
         return {
             link(a, b)
-            for (a, b), (_, state) in self.news.items()
-            if state is LinkState.OPEN and a in self.graph and b in self.graph and not self._denied(a, b)
+            for (a, b), news in self.news.items()
+            if news.state is LinkState.OPEN and a in self.graph and b in self.graph and not self._denied(a, b)
         }
 
     def _update(self) -> None:
@@ -126,6 +161,7 @@ class Overlay:
         live = self.graph.copy()
         live.remove_edges_from(self.lost)
         live.add_edges_from(self._found())
+        live.remove_nodes_from(self._reborn())
         live.add_node(self.me)
         heard = {observer: set(live[observer]) for observer in self.observers if observer in live}
         live.remove_nodes_from(self.observers - {self.me})

@@ -17,7 +17,8 @@ from .errors import RemoteProtocolError
 from .events import Event, ManifestBad, ManifestKnown, PeerClosed, Received, ShardBad, ShardStored, Tick
 from .messages import ManifestReply, ManifestRequest, Range, ReplicationDone, Shard, ShardRequest
 
-PIECE_BYTES = 2 << 20
+MIN_PIECE_BYTES, MAX_PIECE_BYTES = 64 << 10, 2 << 20  # Asked for at once.
+PIECES = 16  # At least so many, if they are not too small: else one source would send a small state alone.
 WINDOW = 3  # Pieces under way per source: one on the wire, one queued, one being asked for.
 MANIFEST_PATIENCE_S = 2.0  # Then another source is asked for it, too.
 
@@ -43,6 +44,7 @@ class Replication:
         self.step, self.shard_bytes = step, shard_bytes
         self.sources = {name: _Source(count) for name, count in sorted(shards_by_source.items())}
         self.total_bytes: int | None = None
+        self.piece_bytes = MAX_PIECE_BYTES
         self.stored_bytes = 0
         self.bad_shards = 0
         self.stolen_ranges = 0
@@ -92,6 +94,7 @@ class Replication:
 
     def _lay_out(self, total_bytes: int) -> None:
         """Contiguous ranges in proportion to the planned shards; the last source takes the remainder."""
+        self.piece_bytes = min(max(total_bytes // PIECES, MIN_PIECE_BYTES), MAX_PIECE_BYTES)
         position, names = 0, list(self.sources)
         for name in names:
             source = self.sources[name]
@@ -147,9 +150,9 @@ class Replication:
         if not source.rest and not self._steal(name):
             return self._repeat(name)
         start, stop = source.rest.pop(0)
-        if stop - start > PIECE_BYTES:
-            source.rest.insert(0, (start + PIECE_BYTES, stop))
-            stop = start + PIECE_BYTES
+        if stop - start > self.piece_bytes:
+            source.rest.insert(0, (start + self.piece_bytes, stop))
+            stop = start + self.piece_bytes
         return (start, stop)
 
     def _steal(self, name: str) -> bool:
@@ -159,7 +162,7 @@ class Replication:
             return False
         slowest = self.sources[max(owners, key=lambda each: (self.sources[each].rest_bytes(), each))]
         start, stop = slowest.rest.pop()
-        middle = start if stop - start <= PIECE_BYTES else (start + stop) // 2
+        middle = start if stop - start <= self.piece_bytes else (start + stop) // 2
         if middle > start:
             slowest.rest.append((start, middle))
         self.sources[name].rest = [(middle, stop)]

@@ -85,7 +85,7 @@ class Joiner:
             case _, Received(_, ScaleOutRefused() as refusal):
                 return self._fail(refusal.reason, refusal.spec)
             case State.ASKED, Received(scheduler, NegotiationPlan() as plan):
-                self.scheduler, self.unanswered = scheduler, 0
+                self.scheduler = scheduler
                 return self._open_links(plan, now_s)
             case State.LINKING, PeerOpened(peer, _, False) if peer in self.open:
                 self.open[peer] = True
@@ -113,7 +113,7 @@ class Joiner:
                 return self._ask_again(f"the state was unusable ({reason})", now_s)
             case ((State.ASKED | State.WAITING), Tick()) if self._due(now_s):
                 return self._ask_again("no answer", now_s)
-            case (State.FETCHING | State.LOADING | State.READY), BacklogFull():
+            case ((State.FETCHING | State.LOADING | State.READY), BacklogFull()):
                 self.request = msgspec.structs.replace(self.request, blocking=True)
                 return self._ask_again("results come faster than the state", now_s)
             case State.FETCHING, _ if self.replication is not None:
@@ -179,9 +179,9 @@ class Joiner:
         if complete and not settled:
             return []
         if not any(self.open.values()):
-            reasons = "; ".join(f"{peer}: {reason}" for peer, reason in sorted(self.failed.items()))
-            return self._fail(f"none of the planned neighbours can be reached ({reasons or 'no answer'})")
-        self.state, self.wake_at_s = State.WAITING, now_s + ASK_EVERY_S
+            return self._ask_for_others(now_s)
+        self.state, self.wake_at_s, self.unanswered = State.WAITING, now_s + ASK_EVERY_S, 0
+        self.request = msgspec.structs.replace(self.request, again=True)
         links = {
             peer: LinkReading(rate_bps=self.rates_bps.get(peer, 0.0))
             for peer, is_open in self.open.items()
@@ -193,6 +193,15 @@ class Joiner:
         return self.relay.send(
             self.scheduler, NeighborsReady(node=self.request.node, links=links, failed=failed)
         )
+
+    def _ask_for_others(self, now_s: float) -> list[Effect]:
+        """They may just have died, and the scheduler is about to learn it; or nobody can reach them."""
+        self.unanswered += 1
+        if self.unanswered > MAX_UNANSWERED:
+            reasons = "; ".join(f"{peer}: {reason}" for peer, reason in sorted(self.failed.items()))
+            return self._fail(f"none of the planned neighbours can be reached ({reasons or 'no answer'})")
+        self.state, self.wake_at_s = State.ASKED, now_s + KNOCK_EVERY_S
+        return []
 
     # --- state ---
 

@@ -216,17 +216,15 @@ class Scheduler:
 
     def _neighbors_for(self, request: ScaleOutRequest) -> tuple[list[Member], str]:
         """The members that the joiner is to link to; or the wanted one that is none."""
-        if not request.neighbors:
-            degrees = [(m.id, len(self.view.neighbors(m.id))) for m in self.view.members]
-            chosen = set(sync_plan.choose_neighbors(degrees, request.degree))
-            return [m for m in self.view.members if m.id in chosen], ""
-        neighbors = []
-        for wanted in request.neighbors:
-            member = self._find(wanted)
-            if member is None:
-                return [], wanted
-            neighbors.append(member)
-        return neighbors, ""
+        found = {wanted: self._find(wanted) for wanted in request.neighbors}
+        unknown = [wanted for wanted, member in found.items() if member is None]
+        if unknown and not request.again:
+            return [], unknown[0]
+        if wanted := [member for member in found.values() if member is not None]:
+            return wanted, ""
+        degrees = [(m.id, len(self.view.neighbors(m.id))) for m in self.view.members]
+        chosen = set(sync_plan.choose_neighbors(degrees, request.degree))
+        return [m for m in self.view.members if m.id in chosen], ""
 
     def _find(self, name: str) -> Member | None:
         return next((m for m in self.view.members if name in (m.id, m.address)), None)
@@ -258,7 +256,7 @@ class Scheduler:
                 view=view,
                 step=self.sync.step,
                 shard_bytes=plan.shard_bytes,
-                shards_by_source=plan.shards_by_source,
+                shards_by_source={source: plan.shards_by_source.get(source, 0) for source in joining.sources},
             )
             effects += self.send(joining.node, message)
         return effects

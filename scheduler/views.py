@@ -29,6 +29,7 @@ class AddJoiner(Change):
     address: str = ""
     neighbors: tuple[str, ...] = ()
     blocking: bool = False
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,7 @@ def _add_joiner(view: View, change: AddJoiner, key: tuple[int, int], step: int) 
     links = (*others, *(link(node, source) for source in sources))
     observers = tuple(each for each in view.observers if each.id != node)
     joining = (Joining(node=node, sources=sources, blocking=change.blocking),)
-    member = Member(id=node, address=change.address, joined_step=step)
+    member = Member(id=node, address=change.address, joined_step=step, life=change.life)
     if change.blocking:
         return _next(view, key, links, members=(*view.members, member), observers=observers, joining=joining)
     return _next(view, key, links, observers=(*observers, member), joining=joining)
@@ -183,7 +184,7 @@ def _promote(view: View, node: str, key: tuple[int, int], step: int) -> View:
     observer = next((each for each in view.observers if each.id == node), None)
     if observer is None:
         raise Nothing(f"{node} is no observer")
-    member = Member(id=node, address=observer.address, joined_step=step)
+    member = msgspec.structs.replace(observer, joined_step=step)
     observers = tuple(each for each in view.observers if each.id != node)
     return _next(view, key, view.links, members=(*view.members, member), observers=observers)
 

@@ -591,14 +591,15 @@ class SimCluster:
         return complaints
 
     def _must_park(self, node: SimNode) -> bool:
-        """Are too few left of the view that the node acts in, and has nobody gone on without it?
+        """Are too few left of the view that the node acts in, and has none of them gone on without it?
 
-        A half without the most senior goes on only if it saw the others die, which it may have missed.
+        A half without the most senior goes on only if it saw the others die, which it may have missed. Who
+        came later is not asked: the node does not know where to find them.
         """
         sync = node.agent.sync
-        living = {other.name for other in self.active()}
-        newer = [n for n in self.active() if n.agent.sync.view.key > sync.view.key and not n.agent.parked]
-        return not newer and lacking(sync.electorates(), living, set()) is not None
+        known = [n for n in self.active() if n.name in sync.view.node_ids]
+        newer = [n for n in known if n.agent.sync.view.key > sync.view.key and not n.agent.parked]
+        return not newer and lacking(sync.electorates(), {n.name for n in known}, set()) is not None
 
     def is_quiet(self, since_s: float) -> bool:
         """Has everybody come to rest: all members in one view, nobody on the way in or out, all making steps?"""

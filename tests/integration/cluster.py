@@ -32,7 +32,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # Inherited by the fork server.
 class Node:
     """One process. `records` is what it has told so far, in order."""
 
-    def __init__(self, cluster: Cluster, name: str, script: Callable[..., None], settings: dict[str, Any]) -> None:
+    def __init__(
+        self, cluster: Cluster, name: str, script: Callable[..., None], settings: dict[str, Any]
+    ) -> None:
         self.cluster, self.name = cluster, name
         self.records: list[Record] = []
         self._killed = False
@@ -68,7 +70,9 @@ class Node:
 
     def reach(self, step: int) -> None:
         """Wait until it has applied that step."""
-        self.cluster.until(lambda: self.step >= step, f"{self.name} reaches step {step} (it is at {self.step})")
+        self.cluster.until(
+            lambda: self.step >= step, f"{self.name} reaches step {step} (it is at {self.step})"
+        )
 
     def advance(self, steps: int = 30) -> None:
         self.reach(self.step + steps)
@@ -274,10 +278,10 @@ class Cluster:
         steps = self.steps()
         for node in self.nodes:
             for record in node.told("batch"):
-                step = record["step"]
+                step, indices = record["step"], record["indices"]
                 if step in steps and node.name in steps[step]["by"]:
-                    assert node.name not in counted[step] or self.settings.get("accumulate")
-                    counted[step][node.name] = record
+                    whole = counted[step].setdefault(node.name, {"epoch": record["epoch"], "indices": []})
+                    whole["indices"] += indices
         for step, by_node in counted.items():
             sizes = {name: len(record["indices"]) for name, record in by_node.items()}
             assert sum(sizes.values()) == steps[step]["weight"], f"step {step}: {sizes}, {steps[step]}"
@@ -291,24 +295,39 @@ class Cluster:
                 seen[record["epoch"]] += record["indices"]
         length = self.settings.get("samples", 96)
         for epoch in range(max(seen)):
-            assert sorted(seen[epoch]) == list(range(length)), f"epoch {epoch} of {length} samples: {seen[epoch]}"
+            assert sorted(seen[epoch]) == list(range(length)), (
+                f"epoch {epoch} of {length} samples: {seen[epoch]}"
+            )
         last = seen[max(seen)]
         assert len(set(last)) == len(last)
 
-    def check_losses(self, tolerance: float = 1e-3) -> None:
+    def check_losses(
+        self,
+        model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        loss: Callable[[nn.Module, torch.Tensor, torch.Tensor, str], torch.Tensor] = worker.loss_of,
+        before_step: Callable[[], Any] = lambda: None,
+        after_step: Callable[[float], Any] = lambda mean: None,
+        tolerance: float = 1e-3,
+    ) -> None:
         """The cluster's mean losses are those of one process that trains on the same global batches."""
-        data, model = worker.Numbered(self.settings.get("samples", 96)), worker.make_model()
-        optimizer = worker.make_optimizer(model)
+        data, model = worker.Numbered(self.settings.get("samples", 96)), model or worker.make_model()
+        optimizer = optimizer or worker.make_optimizer(model)
         steps, batches = self.steps(), self.batches()
         for step in sorted(steps):
-            indices = [index for record in batches[step].values() for index in record["indices"]]
-            loss = nn.functional.cross_entropy(model(data.x[indices]), data.y[indices])
-            loss.backward()
+            mean, total = 0.0, steps[step]["weight"]
+            for name, record in batches[step].items():
+                indices = record["indices"]
+                part = loss(model, data.x[indices], data.y[indices], name) * (len(indices) / total)
+                part.backward()
+                mean += part.item()
+            before_step()
             optimizer.step()
             optimizer.zero_grad()
+            after_step(mean)
             theirs = steps[step]["means"]["loss"]
-            assert abs(loss.item() - theirs) <= tolerance * max(1.0, theirs), (
-                f"step {step}: {theirs} in the cluster, {loss.item()} in one process"
+            assert abs(mean - theirs) <= tolerance * max(1.0, abs(theirs)), (
+                f"step {step}: mean loss {theirs} in the cluster, {mean} in one process"
             )
 
 

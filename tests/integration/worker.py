@@ -57,6 +57,11 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), 5e-3)
 
 
+def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor, node: str = "") -> torch.Tensor:
+    """The mean over a batch."""
+    return nn.functional.cross_entropy(model(x), y)
+
+
 class Worker:
     """A script's line to the test, which chose its `settings`."""
 
@@ -69,6 +74,10 @@ class Worker:
         record = {"what": what, "at_s": time.monotonic(), **fields}
         with self._lock:
             self._pipe.send_bytes(json.dumps(record).encode())
+
+    def tell_batch(self, trainer: Trainer, indices: torch.Tensor) -> None:
+        """Which samples the update to come is about; also what a node that dies now had in hand."""
+        self.tell("batch", step=trainer.step + 1, epoch=trainer.epoch, indices=indices.tolist())
 
     def obey(self) -> bool:
         """Do what the test wants, if it wants something. Returns: whether to leave."""
@@ -89,7 +98,11 @@ class _Reporting(Trainer):
     def __init__(self, worker: Worker, *args: Any, **kwargs: Any) -> None:
         self.worker = worker
         settings = worker.settings
-        chosen = {key: settings[key] for key in ("join", "links", "neighbors", "blocking", "chunk_bytes") if key in settings}
+        chosen = {
+            key: settings[key]
+            for key in ("join", "links", "neighbors", "blocking", "chunk_bytes")
+            if key in settings
+        }
         super().__init__(*args, name=worker.name, **chosen, **kwargs)
 
     def attach(self, *args: Any, **kwargs: Any) -> None:
@@ -127,8 +140,8 @@ def train(worker: Worker) -> None:
     data = Numbered(settings.get("samples", 96))
     for batch in trainer.batches(data, settings.get("batch_size", 4), epochs=settings.get("epochs", 10**6)):
         x, y, indices = batch
-        worker.tell("batch", step=trainer.step + 1, epoch=trainer.epoch, indices=indices.tolist())
-        loss = nn.functional.cross_entropy(model(x), y)
+        worker.tell_batch(trainer, indices)
+        loss = loss_of(model, x, y)
         loss.backward()
         trainer.mean(loss)
         trainer.update()
@@ -142,7 +155,9 @@ def train(worker: Worker) -> None:
 # --- the process ---
 
 
-def run(script: Callable[[Worker], None], name: str, settings: dict[str, Any], pipe: Connection, log: str) -> None:
+def run(
+    script: Callable[[Worker], None], name: str, settings: dict[str, Any], pipe: Connection, log: str
+) -> None:
     """Main function of a worker process."""
     die_with_parent()
     _redirect(log)
