@@ -19,12 +19,12 @@ scans = load_digits()
 train = TensorDataset(torch.tensor(scans.data, dtype=torch.float32) / 16, torch.tensor(scans.target))
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3000)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=570)
 seen = {"best_loss": float("inf")}  # Plain data and tensors; the same on every member.
 
 trainer = Trainer(model, optimizer, schedule, extra_state=seen, max_grad_norm=1.0)
 
-for batch in trainer.batches(train, batch_size=8, epochs=50, accumulate=4):
+for batch in trainer.batches(train, batch_size=8, epochs=10, accumulate=4):
     loss = nn.functional.cross_entropy(model(batch.x), batch.y)
     (loss * batch.share).backward()
     mean = trainer.mean(loss, weight=batch.samples)
@@ -32,7 +32,7 @@ for batch in trainer.batches(train, batch_size=8, epochs=50, accumulate=4):
         continue
     trainer.update()
     seen["best_loss"] = min(seen["best_loss"], float(mean))
-    if trainer.step % 100 == 0:
+    if trainer.step % 50 == 0:
         print(f"step {trainer.step:5}  lr {schedule.get_last_lr()[0]:.2e}  best loss {seen['best_loss']:.4f}")
     if capture_exit_event():
         break

@@ -18,8 +18,9 @@ from chaosnet import Trainer, capture_exit_event
 
 # Data: the same on every node.
 scans = load_digits()
-images = torch.tensor(scans.images, dtype=torch.float32)[:, None] / 16
-labels = torch.tensor(scans.target)
+order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
+images = torch.tensor(scans.images, dtype=torch.float32)[order, None] / 16
+labels = torch.tensor(scans.target)[order]
 train = TensorDataset(images[:1437], labels[:1437])
 
 # Model and optimizer, as ever. A node that joins gets the cluster's state instead.

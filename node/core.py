@@ -318,8 +318,15 @@ class Agent:
         for effect in effects:
             following = self._followed_up(self._follow_up(effect, now_s), now_s)
             ends = isinstance(effect, Left | Out)  # The farewell goes first: after it nothing is sent.
-            done += [*following, effect] if ends else [effect, *following]
+            if isinstance(effect, Out) and self._is_joining:
+                done += following  # It asks again; nobody need know.
+            else:
+                done += [*following, effect] if ends else [effect, *following]
         return done
+
+    @property
+    def _is_joining(self) -> bool:
+        return self.joiner is not None and self.joiner.state is not JoinerState.JOINED
 
     def _follow_up(self, effect: Effect, now_s: float) -> list[Effect]:
         """What an effect of one core means to the others."""
@@ -331,7 +338,8 @@ class Agent:
             case Left():
                 self.leaver.left()
                 return self._leave_all()
-            case Out(reason) if self.joiner is not None and self.joiner.state is not JoinerState.JOINED:
+            case Out(reason) if self._is_joining:
+                assert self.joiner is not None
                 return self.joiner.orphaned(reason, now_s)
             case Out():
                 return self._leave_all()

@@ -93,7 +93,8 @@ class Overlay:
 
     def settled(self) -> None:
         """Nobody acts in an older view any more: what is known of nodes that have gone can go."""
-        gone, self.departed = self.departed, set()
+        back = self._reborn()
+        gone, self.departed = self.departed - back, self.departed & back
         self.news = {ends: news for ends, news in self.news.items() if not gone & {*ends}}
         for node in gone:
             self.left.pop(node, None)

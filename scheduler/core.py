@@ -198,7 +198,10 @@ class Scheduler:
         node = request.node
         if self.digest and request.digest and request.digest != self.digest:
             return self.send(node, ScaleOutRefused(reason="the model differs", spec=self.spec))
-        if node in self.view.member_ids:
+        namesake = self.view.find(node) if node in self.view.member_ids else None
+        if namesake is not None and request.life > namesake.life:
+            return []  # It was started again. It asks once more when we have noticed that it had died.
+        if namesake is not None:
             reason = f"a node named {node!r} is in the cluster already; choose another with --name"
             return self.send(node, ScaleOutRefused(reason=reason))
         neighbors, unknown = self._neighbors_for(request)
@@ -237,7 +240,11 @@ class Scheduler:
             self.monitor.reading(link(message.node, peer), reading, now_s)
         neighbors = tuple(sorted(message.links))
         change = AddJoiner(
-            node=message.node, address=request.address, neighbors=neighbors, blocking=request.blocking
+            node=message.node,
+            address=request.address,
+            neighbors=neighbors,
+            blocking=request.blocking,
+            life=request.life,
         )
         return self._enqueue(change, now_s)
 

@@ -90,6 +90,7 @@ class SimNode:
         self.snapshots: dict[int, tuple[list[Any], Any]] = {}
         self.arrived: Any = None
         self.last_progress_s = 0.0
+        self.tick_at_s: float | None = None
         self.strays = 0  # Steps completed while left behind.
 
 
@@ -105,10 +106,9 @@ class SimCluster:
         self.nodes: dict[str, SimNode] = {}
         self.connections: dict[tuple[str, str], _Connection] = {}
         self.cuts: set[tuple[str, str]] = set()
-        self.history: dict[int, tuple[str, Any]] = {}  # Step: who completed it first, and with what.
+        self.history: dict[int, tuple[SimNode, Any]] = {}  # Step: who completed it first, and with what.
         self.schedulers: dict[int, str] = {}
         self.views: dict[tuple[int, int], Any] = {}
-        self.ticks: dict[str, float] = {}
         self.told: deque[tuple[float, str, str | ev.Event]] = deque(maxlen=None if record else STORY_LINES)
         self.digest = hashlib.sha256()
         self.max_delay_s = self.rng.choice([0.002, 0.01, 0.05])
@@ -244,14 +244,14 @@ class SimCluster:
         if wake is None or node.done or not node.alive:
             return
         due = max(wake, self.now_s + 1e-6)
-        if self.ticks.get(node.name, float("inf")) <= due and self.ticks[node.name] > self.now_s:
+        if node.tick_at_s is not None and self.now_s < node.tick_at_s <= due:
             return
-        self.ticks[node.name] = due
+        node.tick_at_s = due
         self._after(due - self.now_s, lambda: self._tick(node, due))
 
     def _tick(self, node: SimNode, due: float) -> None:
-        if self.ticks.get(node.name) == due:
-            self.ticks.pop(node.name)
+        if node.tick_at_s == due:
+            node.tick_at_s = None
             self._event(node, ev.Tick())
 
     # --- effects ---
@@ -397,7 +397,8 @@ class SimCluster:
 
     def _apply(self, node: SimNode, effect: fx.StepCompleted) -> None:
         assert len(node.log) == effect.step, f"step {effect.step} applied on top of {len(node.log)} steps"
-        who = self.history.get(effect.step, ("", (frozenset(), ())))[1][0]
+        known = self.history.get(effect.step)  # A stray step is nobody else's.
+        who = known[1][0] if known else frozenset()
         node.log.append((who, effect.commit.total.ranges))
         node.cursor.commit(effect.commit.total.ranges)  # Raises if a sample is consumed twice.
 
@@ -457,6 +458,8 @@ class SimCluster:
         connection = self.connections.get(pair)
         if connection is not None and connection.open_at == {*pair}:
             return
+        for end in sorted(connection.open_at if connection else ()):  # The other was started again since.
+            self._close_end(connection, end, clean=False)()
         connection = self.connections[pair] = _Connection(pair)
         connection.open_at = {*pair}
         for end, other in (pair, pair[::-1]):
@@ -554,16 +557,15 @@ class SimCluster:
         A node that was stopped or cut off while the others went on may still complete the step that was
         under way (all it needs may be in its queues); it is out of the newest view and will be told so.
         """
-        first, known = self.history.get(step, (node.name, what))
+        holder, known = self.history.get(step, (node, what))
         if self._left_behind(node):
             node.strays += step not in self.history or known != what
             assert node.strays <= 1, f"{node.name} goes on by itself: step {step}"
             return
-        holder = self.nodes[first]
         redone = not holder.alive or holder.done or self._left_behind(holder)
-        assert known == what or redone, f"FORK at step {step}: {first} has {known}, {node.name} has {what}"
+        assert known == what or redone, f"FORK at step {step}: {holder.name} has {known}, {node.name} has {what}"
         if known != what or step not in self.history:
-            self.history[step] = (node.name, what)
+            self.history[step] = (node, what)
 
     def _left_behind(self, node: SimNode) -> bool:
         newest = self.views[max(self.views)]

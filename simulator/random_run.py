@@ -36,6 +36,7 @@ class Outcome:
     crashes: int
     joins: int
     leaves: int
+    rejoins: int
     digest: str
     aims: set[str] = field(default_factory=set)
 
@@ -50,7 +51,7 @@ class RandomRun:
         policy = self.rng.choice(["single", "fapt"])
         self.sim = SimCluster(seed, chunks, policy, record)
         self.size = self.rng.randint(2, 7)
-        self.crashes = self.joins = self.leaves = 0
+        self.crashes = self.joins = self.leaves = self.rejoins = 0
         self.max_crashes = self.rng.choice([0, 1, 2, 4])
         self.hunted = set(self.rng.sample(AIMS, 3))
         self.hunt_odds = self.rng.choice([0.0, 0.01, 0.1])
@@ -73,6 +74,7 @@ class RandomRun:
             self.crashes,
             self.joins,
             self.leaves,
+            self.rejoins,
             sim.digest.hexdigest(),
             self.struck,
         )
@@ -106,7 +108,7 @@ class RandomRun:
     def _fault(self) -> None:
         rng, sim = self.rng, self.sim
         active = sorted(node.name for node in sim.active())
-        kind = rng.choice(["join", "leave", "crash", "cut", "heal", "pause", "nothing", "retract", "link"])
+        kind = rng.choice(["join", "leave", "crash", "cut", "heal", "pause", "restart", "nothing", "link"])
         if not active:
             return
         if kind == "join" and self.joins < self.size + 4:
@@ -116,6 +118,8 @@ class RandomRun:
             sim._event(sim.nodes[rng.choice(active)], ev.LeaveWanted())
         elif kind == "crash":
             self._crash(rng.choice(active))
+        elif kind == "restart":
+            self._restart()
         elif kind == "cut" and len(active) > 2 and len(sim.cuts) < 2:
             sim.cut(*rng.sample(active, 2))
         elif kind == "heal" and sim.cuts:
@@ -139,6 +143,13 @@ class RandomRun:
         seeds = self.rng.sample(alive, min(len(alive), self.rng.randint(1, 2)))
         self.joins += not founders
         self.sim.add(name, seeds, degree=self.rng.randint(1, 3), blocking=self.rng.random() < 0.3)
+
+    def _restart(self) -> None:
+        """A dead process is started again under the same name, as Docker would."""
+        dead = sorted(n.name for n in self.sim.nodes.values() if not n.alive or n.done in ("Left", "Out"))
+        if dead and self.rejoins < self.size:
+            self.rejoins += 1
+            self._join(self.rng.choice(dead))
 
     def _crash(self, name: str) -> bool:
         """Only as many as the rest can bear: a majority of what was, or the last two."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -154,7 +155,7 @@ class Cluster:
         return next(node for node in self.nodes if node.name == name)
 
     def without(self, name: str, after_s: float, patience_s: float = PATIENCE_S) -> float:
-        """Wait until all live nodes have committed a step without `name`. Returns: seconds since `after_s`."""
+        """Wait until all live nodes have done a step without `name`. Returns: seconds since `after_s`."""
         survivors = [node for node in self.live() if node.name != name]
 
         def first(node: Node) -> float | None:
@@ -258,7 +259,8 @@ class Cluster:
                 other = agreed.setdefault(step, record)
                 for field in ("weight", "by", "means", "epoch", "round"):
                     assert record[field] == other[field], (
-                        f"step {step}, {field}: {node.name} has {record[field]}, {told_by[step]} {other[field]}"
+                        f"step {step}, {field}: {record[field]} on {node.name}, "
+                        f"{other[field]} on {told_by[step]}"
                     )
                 if record["hash"] and other["hash"]:
                     assert record["hash"] == other["hash"], (
@@ -363,10 +365,10 @@ def cluster_of(count: int, folder: Path, **settings: Any) -> Iterator[Cluster]:
 def longest_gap_s(node: Node, since_s: float = 0.0) -> float:
     """The longest time between two steps that a node applied, from `since_s` on."""
     times = [record["at_s"] for record in node.told("step") if record["at_s"] >= since_s]
-    return max((b - a for a, b in zip(times, times[1:], strict=False)), default=0.0)
+    return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
 
 
 def _odd(numbers: list[int]) -> str:
     """Where consecutive numbers are not."""
-    jumps = [(a, b) for a, b in zip(numbers, numbers[1:], strict=False) if b != a + 1]
+    jumps = [(a, b) for a, b in itertools.pairwise(numbers) if b != a + 1]
     return f"{numbers[:1]}...{numbers[-1:]} with jumps {jumps[:5]}"

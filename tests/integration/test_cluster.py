@@ -1,8 +1,8 @@
 """Clusters of real processes over loopback: what happens to nodes, and what it must not do to training.
 
-Every test ends with `cluster.finish()`: the states of all nodes were equal after every step, no step was lost or
-applied twice, each sample of an epoch was used once, and the losses are those of one process that trains on the
-same global batches.
+Every test ends with `cluster.finish()`: the states of all nodes were equal after every step, no step was lost
+or applied twice, each sample of an epoch was used once, and the losses are those of one process that trains
+on the same global batches.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def test_nodes_that_join_while_others_train_train_on_with_them(tmp_path, blockin
         joiner = cluster.start()
         joined = joiner.last("joined")
         joiner.advance(30)
-        print(f"join: {joined['seconds']:.3f} s, longest gap of the others {longest_gap_s(cluster.nodes[0], before_s):.3f} s")  # fmt: skip
+        gap_s = longest_gap_s(cluster.nodes[0], before_s)
+        print(f"join: {joined['seconds']:.3f} s, longest gap of the others {gap_s:.3f} s")
         assert sum(joined["bytes_by_source"].values()) >= BALLAST_BYTES
         assert len(joined["bytes_by_source"]) == 2, "both neighbours share the work"
         cluster.finish()
@@ -159,7 +160,7 @@ def test_scripts_that_know_nothing_of_leaving_leave_anyway(tmp_path):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=path) as scripts:
             assert scripts.stdout is not None
             goes_on = int(scripts.stdout.readline())
-            cluster.until(lambda: len(cluster.notices("joined")) >= 5, "all have joined")
+            cluster.until(lambda: len(cluster.notices("joined")) >= 5, "all have joined", patience_s=60)
             cluster.until(lambda: len(cluster.notices("left", "node-failure")) >= 3, "three are gone")
             os.kill(goes_on, signal.SIGINT)
             exit_codes, _ = scripts.communicate(timeout=20)
@@ -251,11 +252,9 @@ def test_a_source_may_die_while_it_sends_the_state(tmp_path, source, blocking):
         cluster.finish()
 
 
-@pytest.mark.parametrize("source", [0, 1], ids=["scheduler", "other"])
-def test_the_only_source_may_die_while_it_sends_the_state(tmp_path, source):
-    degree = 1 if source else 2  # In a star b has the fewest links, in a triangle a comes first.
-    with cluster_of(3, tmp_path, ballast_bytes=BALLAST_BYTES, hash_every=10, neighbors=degree) as cluster:
-        victim = cluster.nodes[source]
+def test_the_only_source_may_die_while_it_sends_the_state(tmp_path):
+    with cluster_of(3, tmp_path, ballast_bytes=BALLAST_BYTES, hash_every=10) as cluster:
+        victim = cluster.nodes[0]  # The first of those with the fewest links.
         victim.order(die_in={"serve": 3})
         joiner = cluster.start(neighbors=1)
         died_s = victim.dies()

@@ -1,4 +1,4 @@
-"""What runs in the processes of a test cluster: a training script that reports all it does and takes orders."""
+"""What runs in the processes of a test cluster: a script that trains, reports and takes orders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ from chaosnet.protocols.messages import Notice
 
 FEATURES, CLASSES = 8, 4
 PR_SET_PDEATHSIG = 1
-SABOTAGE = {"all-reduce": (AllReduce, "perform"), "serve": (Replica, "serve_shard"), "store": (Replica, "store_shard")}  # fmt: skip
+SABOTAGE = {
+    "all-reduce": (AllReduce, "perform"),
+    "serve": (Replica, "serve_shard"),
+    "store": (Replica, "store_shard"),
+}
 
 
 class Numbered(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
