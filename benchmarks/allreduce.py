@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ class Ours:
         names = [f"n{rank}" for rank in range(len(addresses))]
         for name, address in zip(names, addresses, strict=True):
             if name > self.name:
-                self.loop.ask(lambda address=address: self.loop.transport.dial(address))
+                self.loop.ask(partial(self.loop.transport.dial, address))
         while len(self.loop.ask(lambda: self.loop.agent.relay.peers)) < len(names) - 1:
             time.sleep(0.01)
         members = tuple(Member(id=n, address=a) for n, a in zip(names, addresses, strict=True))

@@ -5,7 +5,7 @@ matrix (as the base model of a fine-tuning) and a small trained head, so that st
 to join is that of the state (`--trained`: all of it is trained). Measured among processes on loopback:
 
     seconds                         from calling Trainer() to the first step that the joiner took part in
-    bound_seconds                   water-filling bound with the measured rates of its links (DESIGN, section 5)
+    bound_seconds                   water-filling bound with the measured rates of its links
     survivor_longest_gap_seconds    longest time between two steps of a survivor during the join, less
                                     the median time between its steps before
 """

@@ -25,6 +25,7 @@ POLICIES = (
     "ring",
 )  # As in scheduler/sync_plan.py, whose import takes longer than --help may.
 WATCH_EVERY_S = 0.5
+PLAIN_WIDTH = 160  # Of tables that go to a file or a pipe: nothing is cut off.
 BENCHMARKS = {
     "join": "Join a large state over loopback: how long, how close to the bound, who waits.",
     "allreduce": "All-reduce over loopback, beside Gloo.",
@@ -329,7 +330,10 @@ def _show(found: dict[str, Any]) -> None:
 
     from . import dashboard
 
-    Console().print(dashboard.cluster(found))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    console.print(dashboard.cluster(found))
 
 
 def _watch_json(address: str) -> None:

@@ -45,10 +45,10 @@ def members(status: Status) -> Table:
         table.add_column(name)
     for name in ("step", "samples/s"):
         table.add_column(name, justify="right")
-    table.add_column("neighbours")
+    table.add_column("neighbours", overflow="fold")
     for name in ("cpu", "memory"):
         table.add_column(name, justify="right")
-    table.add_column("address")
+    table.add_column("address", overflow="fold")
     for row in sorted(status["members"], key=lambda row: (row["state"] in ("failed", "left"), row["node"])):
         table.add_row(*_member_cells(row, status["scheduler"]))
     return table

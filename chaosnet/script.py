@@ -34,7 +34,7 @@ def run_script(script: Path, args: tuple[str, ...]) -> None:
     except Exception as error:
         trace = _frames_of(path, error.__traceback__)
         _note(error, trace)
-        sys.excepthook(type(error), error, trace)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
         raise SystemExit(1) from None
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from .protocols.errors import ConfigError
 from .scheduler.sync_plan import POLICIES
@@ -14,6 +14,8 @@ from .scheduler.sync_plan import POLICIES
 DEFAULT_LISTEN = "127.0.0.1:0"
 DEFAULT_NEIGHBORS = 2  # Any one node or link may fail.
 JOIN_PATIENCE_S = 10.0
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +92,15 @@ def _name(text: str) -> str:
     return text
 
 
-def _number(what: str, given: float | None, variable: str, default: float, kind: Callable, least: float):  # type: ignore[no-untyped-def, type-arg]
+def _number(
+    what: str, given: float | None, variable: str, default: Number, kind: type[Number], least: Number
+) -> Number:
     text = given if given is not None else os.environ.get(variable, default)
     try:
         value = kind(text)
     except ValueError:
-        value = least - 1
-    if value < least:
+        value = None
+    if value is None or value < least:
         raise ConfigError(f"{what}: {text!r} (expected a number of at least {least})")
     return value
 

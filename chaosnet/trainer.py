@@ -115,7 +115,8 @@ class Trainer:
         self._share = 0  # Samples that this node wants per step.
         self._dataset = 0
         self._ranges: list[Range] = []  # Dealt to us for the step under way.
-        self._weight: float | None = None  # Samples in hand; None: the script has not said.
+        self._weight: float | None = None  # Samples of the step; None: the script has not said.
+        self._in_hand: float | None = None  # Those of the last batch handed out.
         self._own_weight = 1.0  # What the script said last, if it brings its own data.
         self._pending_metrics: dict[str, tuple[float, float]] = {}
         self._means: list[ClusterMean] = []
@@ -250,7 +251,7 @@ class Trainer:
     def _start_step(self) -> None:
         """Forward may begin. With our own data the weight is known when a batch is handed out."""
         self._step_started_s = time.monotonic()
-        self._ranges, self._weight = [], None
+        self._ranges, self._weight, self._in_hand = [], None, None
         self._gradients.arm(None if self._share else self._own_weight)
 
     def _on_chunk_ready(self, chunk: int) -> None:
@@ -491,6 +492,7 @@ class Trainer:
                 self._gradients.arm(weight)
             batch = fetch(dataset, order.indices(self.epoch, part))
             batch.last, batch.share = index == len(parts) - 1, batch.samples / weight
+            self._in_hand = float(batch.samples)
             yield batch
         if self._round == this_round and not self._done:
             raise ConfigError(
@@ -512,7 +514,7 @@ class Trainer:
         Returns: A handle; `float()` of it after the update is the mean.
         """
         number = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
-        counts = weight if weight is not None else (self._weight or self._own_weight)
+        counts = weight if weight is not None else (self._in_hand or self._own_weight)
         old = self._pending_metrics.get(name, (0.0, 0.0))
         self._pending_metrics[name] = (old[0] + number * counts, old[1] + counts)
         mean = ClusterMean(name)

@@ -36,8 +36,11 @@ SendBulk = Callable[..., bool]
 class ChunkStore(Protocol):
     """Where contributions come from and results go: Gradients, or a bare vector in a benchmark."""
 
-    lanes: Sequence[Any]
-    chunks: Sequence[Any]
+    @property
+    def lanes(self) -> Sequence[Any]: ...
+
+    @property
+    def chunks(self) -> Sequence[Any]: ...
 
     def contribution(self, chunk: int) -> torch.Tensor: ...
 
@@ -98,7 +101,7 @@ class AllReduce:
         self._add_up(chunk, parts, result, 1.0 if self._op(chunk) == "max" else 1 / weight)
 
     def _add_up(self, chunk: int, parts: list[torch.Tensor], out: torch.Tensor, scale: float = 1.0) -> None:
-        """out = scale * sum of `parts` (or their maximum), block by block, so that a block stays in the cache."""
+        """out = scale * sum of `parts`, or their maximum; by blocks that stay in the cache."""
         combine = torch.maximum if self._op(chunk) == "max" else torch.add
         for start in range(0, out.numel(), BLOCK_ELEMENTS):
             blocks = [part[start : start + BLOCK_ELEMENTS] for part in parts]
@@ -148,4 +151,4 @@ class AllReduce:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.numpy()).cast("B")
+    return memoryview(tensor.numpy().data).cast("B")

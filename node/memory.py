@@ -1,9 +1,9 @@
 """glibc's malloc, told to keep what the all-reduce frees and needs again a moment later.
 
 libzmq allocates every frame that arrives. By default glibc gives such blocks back to the kernel at once and
-takes new ones, each page of which faults and is zeroed: 5,000 to 16,000 faults in one all-reduce of 100 MB among
-4 processes, none with these settings (docs/design.md). One arena, because a block is taken on libzmq's thread and
-freed on ours. The price is up to TRIM_BYTES of memory that is kept though it is free.
+takes new ones, each page of which faults and is zeroed: 5,000 to 16,000 faults in one all-reduce of 100 MB
+among 4 processes, none with these settings (docs/design.md). One arena, because a block is taken on libzmq's
+thread and freed on ours. The price is up to TRIM_BYTES of memory that is kept though it is free.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TRIM_BYTES = 256 << 20
 
 
 def keep_freed_frames() -> bool:
-    """Set it, for the whole process; CHAOSNET_MALLOC=default leaves malloc alone. Returns: whether it was set."""
+    """Set it, for the whole process; CHAOSNET_MALLOC=default leaves malloc alone. Returns: was it set?"""
     if os.environ.get("CHAOSNET_MALLOC") == "default":
         return False
     try:
@@ -25,4 +25,5 @@ def keep_freed_frames() -> bool:
     except (OSError, AttributeError):
         return False  # Not glibc.
     settings = ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, MMAP_BYTES), (M_TRIM_THRESHOLD, TRIM_BYTES))
-    return all([mallopt(name, value) == 1 for name, value in settings])
+    done = [mallopt(name, value) == 1 for name, value in settings]
+    return all(done)

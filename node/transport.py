@@ -476,7 +476,7 @@ class Transport:
                 self._drop(f"a connection to {self.address}", "it ended without a Hello")
 
     def _read_monitor(self, port: _Port) -> None:
-        while port.monitor.get(zmq.EVENTS) & zmq.POLLIN:
+        while int(port.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
             what, _ = port.monitor.recv_multipart(zmq.NOBLOCK)
             event, value = _EVENT.unpack(what)
             if port.conn:

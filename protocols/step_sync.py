@@ -172,8 +172,7 @@ class StepSync:
         self.install = install if install.holder else None
         self.deal = install.deal
         self.catching_up = behind == 1
-        if self.catching_up:
-            self.own_weight, self.local = {}, None
+        if self.catching_up:  # Our own part stays: if the holder dies, the step is done over.
             self.attempt.commit = install.commit
             effects += self._complete_if_done()
         else:

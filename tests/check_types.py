@@ -11,8 +11,8 @@ ROOT = Path(__file__).parent.parent
 def main() -> int:
     """Install a copy beside the virtual environment and check it. Returns: mypy's exit status."""
     with tempfile.TemporaryDirectory() as folder:
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
-        subprocess.run([*install, "--target", folder, str(ROOT)], check=True)
+        options = ["--quiet", "--no-deps", "--disable-pip-version-check", "--target", folder]
+        subprocess.run([sys.executable, "-m", "pip", "install", *options, str(ROOT)], check=True)
         command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "setup.cfg"), "-p", "chaosnet"]
         return subprocess.run(command, cwd=folder, check=False).returncode
 

@@ -160,7 +160,7 @@ def test_scripts_that_know_nothing_of_leaving_leave_anyway(tmp_path):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=path) as scripts:
             assert scripts.stdout is not None
             goes_on = int(scripts.stdout.readline())
-            cluster.until(lambda: len(cluster.notices("joined")) >= 5, "all have joined", patience_s=60)
+            cluster.until(lambda: len(cluster.notices("joined")) >= 5, "all have joined", patience_s=30)
             cluster.until(lambda: len(cluster.notices("left", "node-failure")) >= 3, "three are gone")
             os.kill(goes_on, signal.SIGINT)
             exit_codes, _ = scripts.communicate(timeout=20)

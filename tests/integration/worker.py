@@ -104,7 +104,7 @@ class _Reporting(Trainer):
         settings = worker.settings
         chosen = {
             key: settings[key]
-            for key in ("join", "links", "neighbors", "blocking", "chunk_bytes")
+            for key in ("join", "join_patience_s", "links", "neighbors", "blocking", "chunk_bytes")
             if key in settings
         }
         super().__init__(*args, name=worker.name, **chosen, **kwargs)
@@ -139,7 +139,8 @@ def train(worker: Worker) -> None:
     """The script of most tests: what a user writes, with reports and orders between its lines."""
     settings = worker.settings
     model = make_model()
-    extra = {"ballast": torch.zeros(settings.get("ballast_bytes", 0), dtype=torch.uint8)}
+    ballast = settings.get("ballast_bytes")  # Makes the state large, and the all-reduce not.
+    extra = {"ballast": torch.zeros(ballast, dtype=torch.uint8)} if ballast else None
     trainer = worker.trainer(model, make_optimizer(model), extra_state=extra)
     data = Numbered(settings.get("samples", 96))
     for batch in trainer.batches(data, settings.get("batch_size", 4), epochs=settings.get("epochs", 10**6)):

@@ -1,0 +1,361 @@
+"""The command line as a newcomer meets it: real processes, and what they print."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaosnet import cli, client
+from chaosnet.scheduler.sync_plan import POLICIES
+
+PATIENCE_S = 30.0
+
+TRAIN = """
+import sys, time, torch
+from chaosnet import Trainer, capture_exit_event
+torch.manual_seed(0)
+torch.set_num_threads(1)
+width, pause_s = int(sys.argv[1]), float(sys.argv[2])
+model = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Linear(width, 2))
+trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.01))
+print("trains", flush=True)
+while True:
+    model(torch.ones(3, 4)).sum().backward()
+    time.sleep(pause_s)
+    trainer.update(samples=3)
+"""
+CAPTURES = (
+    TRAIN
+    + """
+    if capture_exit_event():
+        trainer.request_node_exit()
+        print("after the loop", flush=True)
+        break
+"""
+)
+
+
+class Nodes:
+    """Processes of `chaosnet run`, ended when the test has."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(
+        self, name: str, *options: str, script: str = CAPTURES, width: int = 8, pause_s: float = 0.01
+    ) -> None:
+        path = self.folder / f"{name}.py"
+        path.write_text(script)
+        command = [sys.executable, "-m", "chaosnet", "run", "--name", name, *options, str(path)]
+        with self._log(name).open("wb") as log:
+            self.processes[name] = subprocess.Popen(
+                [*command, str(width), str(pause_s)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "CHAOSNET_JOIN_PATIENCE_S": "20"},
+                start_new_session=True,
+            )
+
+    def start_cluster(self, *names: str, **settings: Any) -> str:
+        """All at once; all link to the first. Returns: its address, once all train."""
+        self.start(names[0], "--listen", "127.0.0.1:0", **settings)
+        address = self.founded(names[0])
+        for name in names[1:]:
+            self.start(name, "--join", address, **settings)
+        for name in names:
+            self.await_text(name, "trains")
+        return address
+
+    def founded(self, name: str) -> str:
+        text = self.await_text(name, "CHAOSNET_JOIN=")
+        return text.split("CHAOSNET_JOIN=")[1].split()[0]
+
+    def text(self, name: str) -> str:
+        return self._log(name).read_text()
+
+    def await_text(self, name: str, part: str) -> str:
+        wait_until(lambda: part in self.text(name), lambda: f"{name} says {part!r}: {self.text(name)}")
+        return self.text(name)
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        self.processes[name].send_signal(number)
+
+    def exit_code(self, name: str) -> int:
+        return self.processes[name].wait(PATIENCE_S)
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+
+def wait_until(true: Callable[[], bool], what: Callable[[], str]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline_s, f"in vain waited until {what()}"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    nodes = Nodes(tmp_path)
+    yield nodes
+    nodes.end()
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Nodes, str]]:
+    """Nodes a, b, c, in a triangle; tests leave them as they were."""
+    nodes = Nodes(tmp_path_factory.mktemp("three"))
+    address = nodes.start_cluster("a", "b", "c")
+    yield nodes, address
+    nodes.end()
+
+
+Main = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def chaosnet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+    """Run the command here. Returns: exit code, what it printed, and what to standard error."""
+
+    def main(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["chaosnet", *args])
+        with pytest.raises(SystemExit) as ending:
+            cli.main()
+        printed = capsys.readouterr()
+        return int(ending.value.code or 0), printed.out, printed.err
+
+    return main
+
+
+def state_by_node(address: str) -> dict[str, str]:
+    return {row["node"]: row["state"] for row in client.status(address)["members"]}
+
+
+def links(address: str) -> set[tuple[str, str]]:
+    rows = client.status(address)["members"]
+    return {(row["node"], other) for row in rows for other in row["neighbors"] if row["node"] < other}
+
+
+# --- usage ---
+
+
+USAGE = {
+    "run --join 10.0.0.2 SCRIPT": "--join: '10.0.0.2' has no port (expected HOST:PORT, e.g. 10.0.0.2:5555)",
+    "run --join 10.0.0.2:x SCRIPT": "--join: '10.0.0.2:x' has no port: 'x' is no number from 1 to",
+    "run --join :5555 SCRIPT": "--join: ':5555' has no host (expected",
+    "run --listen nowhere SCRIPT": "--listen: 'nowhere' has no port (expected",
+    "run --neighbors 0 SCRIPT": "--neighbors: '0' is out of range (expected a whole number from 1 to 64)",
+    "run --neighbors 2 --link a --join h:1 SCRIPT": "--link: 'a' beside --neighbors 2 (expected one of them)",
+    "run --link a SCRIPT": "--link: 'a' without --join",
+    "run --policy best SCRIPT": "--policy: 'best' is unknown (expected one of fapt, single, ring)",
+    "run --name a,b SCRIPT": "--name: 'a,b' is no name (expected 1 to 64 characters",
+    "run missing.py": "SCRIPT: 'missing.py' does not exist (expected a Python file",
+    "run": "SCRIPT: missing (expected a Python file, e.g. train.py)",
+    "run --jion h:1 SCRIPT": "--jion: no such option (did you mean --join",
+    "status": "ADDRESS: missing (expected HOST:PORT, e.g. 10.0.0.2:5555)",
+    "status 127.0.0.1:0": "ADDRESS: '127.0.0.1:0' names port 0",
+    "leave here": "ADDRESS: 'here' has no port (expected",
+    "link add h:1": "B: missing (expected HOST:PORT or a node's name",
+    "link cut h:1 b": "chaosnet link: No such command 'cut'",
+    "bench nothing": "'nothing' is no benchmark (expected one of join, allreduce)",
+    "simulate --seeds some": "--seeds: 'some' is no number (expected a whole number",
+    "frobnicate": "chaosnet: No such command 'frobnicate'",
+}
+
+
+@pytest.mark.parametrize("words", USAGE)
+def test_wrong_usage_is_one_line_that_names_option_value_and_what_was_expected(
+    words: str, chaosnet: Main, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    code, out, err = chaosnet(*words.replace("SCRIPT", str(script)).split())
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {USAGE[words]}")
+    assert err.count("\n") == 1
+
+
+def test_the_policies_are_those_there_are() -> None:
+    assert set(cli.POLICIES) == set(POLICIES)
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize("word", ["--help", "--version"])
+def test_help_comes_without_torch(word: str) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "chaosnet", word]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "chaosnet" in done.stdout
+    assert "torch" not in done.stderr
+    assert "chaosnet.cli" in done.stderr
+
+
+# --- scripts ---
+
+
+def run_script(folder: Path, text: str, *args: str) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(text)
+    command = [sys.executable, "-m", "chaosnet", "run", "--name", "n", "script.py", *args]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+
+
+@pytest.mark.realtime
+def test_a_script_runs_as_python_would_run_it(tmp_path: Path) -> None:
+    (tmp_path / "scheduler.py").write_text("HERE = True\n")  # The user's own, not ours.
+    done = run_script(
+        tmp_path,
+        "import os, sys, scheduler, __main__\n"
+        "print(sys.argv, sys.path[0], __name__, __file__, scheduler.HERE, __main__.os is os)\n"
+        "print(os.environ['CHAOSNET_NAME'])\n"
+        "sys.exit(7)\n",
+        "--join",
+        "x",
+    )
+    expected = f"['script.py', '--join', 'x'] {tmp_path} __main__ script.py True True\nn\n"
+    assert (done.stdout, done.returncode) == (expected, 7), done.stderr
+
+
+@pytest.mark.realtime
+def test_an_error_in_a_script_shows_the_scripts_own_traceback(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "def work():\n    return 1 / 0\nwork()\n")
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+    assert "line 3, in <module>" in done.stderr
+    for ours in ("runpy", "click", "chaosnet"):
+        assert ours not in done.stderr
+
+
+@pytest.mark.realtime
+def test_an_error_of_chaosnet_in_a_script_is_one_line(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "from chaosnet import ConfigError\nraise ConfigError('steps: -1')\n")
+    assert (done.returncode, done.stderr) == (1, "error: steps: -1\n")
+
+
+# --- a running cluster ---
+
+
+@pytest.mark.realtime
+def test_status_shows_members_links_scheduler_and_events(three: tuple[Nodes, str], chaosnet: Main) -> None:
+    _, address = three
+    wait_until(lambda: client.status(address)["samples_per_s"] > 0, lambda: "reports are in")
+    code, out, err = chaosnet("status", address)
+    assert (code, err) == (0, "")
+    for part in ("3 active members", "scheduler a", "samples/s", "worker", "a - b", "joined", address):
+        assert part in out
+    code, out, err = chaosnet("status", address, "--json")
+    found = json.loads(out)
+    assert (code, err, found["scheduler"]) == (0, "", "a")
+    assert {row["node"]: row["state"] for row in found["members"]} == dict.fromkeys("abc", "active")
+    assert all({"rate_mbit", "rtt_ms"} <= row.keys() for row in found["links"])
+    assert {"joined"} <= {event["kind"] for event in found["events"]}
+
+
+@pytest.mark.realtime
+def test_links_are_removed_and_added_while_training(three: tuple[Nodes, str], chaosnet: Main) -> None:
+    _, address = three
+    addresses = {row["node"]: row["address"] for row in client.status(address)["members"]}
+    assert links(address) == {("a", "b"), ("a", "c"), ("b", "c")}
+    assert chaosnet("link", "remove", addresses["b"], "c") == (0, "the link b - c is closed\n", "")
+    assert links(address) == {("a", "b"), ("a", "c")}
+    code, _, err = chaosnet("link", "remove", address, "b")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "the overlay falls into two parts" in err
+    code, _, err = chaosnet("link", "add", address, "z")
+    assert code == 1
+    assert "'z' is no member (members: a (" in err
+    assert chaosnet("link", "add", addresses["c"], addresses["b"]) == (0, "the link b - c is open\n", "")
+    assert links(address) == {("a", "b"), ("a", "c"), ("b", "c")}
+
+
+@pytest.mark.realtime
+def test_refused_joiners_say_why_and_the_cluster_goes_on(three: tuple[Nodes, str], nodes: Nodes) -> None:
+    _, address = three
+    before = client.status(address)["step"]
+    nodes.start("wide", "--join", address, width=16)
+    nodes.start("b", "--join", address)
+    assert nodes.exit_code("wide") == 1
+    said = nodes.text("wide").splitlines()[-1]
+    assert said.startswith(f"error: wide cannot join {address}: ")
+    for part in ("0.weight", "(16, 4)", "(8, 4)"):
+        assert part in said.replace("[", "(").replace("]", ")")
+    assert nodes.exit_code("b") == 1
+    said = nodes.text("b").splitlines()[-1]
+    assert said.startswith(f"error: b cannot join {address}: ")
+    assert "'b'" in said
+    assert "Traceback" not in nodes.text("wide") + nodes.text("b")
+    found = client.status(address)
+    assert found["step"] > before
+    assert {row["node"]: row["state"] for row in found["members"]} == dict.fromkeys("abc", "active")
+
+
+@pytest.mark.realtime
+def test_who_joins_or_asks_nobody_is_told_so(nodes: Nodes, chaosnet: Main, tmp_path: Path) -> None:
+    code, out, err = chaosnet("status", "127.0.0.1:9")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("error: 127.0.0.1:9: nobody answers (it does not accept connections")
+    quick = CAPTURES.replace("0.01))", "0.01), join_patience_s=1.0)")
+    nodes.start("lost", "--join", "127.0.0.1:9", script=quick)
+    assert nodes.exit_code("lost") == 1
+    said = nodes.text("lost").splitlines()[-1]
+    assert said.startswith("error: lost cannot join 127.0.0.1:9: nobody answers (")
+    assert "tried for 1 s" in said
+
+
+@pytest.mark.realtime
+def test_leave_sends_a_node_away_even_if_its_script_never_asks(nodes: Nodes, chaosnet: Main) -> None:
+    address = nodes.start_cluster("a", "b", "c", script=TRAIN)
+    addresses = {row["node"]: row["address"] for row in client.status(address)["members"]}
+    assert chaosnet("leave", addresses["b"]) == (0, "b leaves\n", "")
+    assert nodes.exit_code("b") == 0
+    assert "b left after step" in nodes.text("b")
+    assert state_by_node(address) == {"a": "active", "b": "left", "c": "active"}
+    # The scheduler dies: whoever is asked next waits for the election, and answers.
+    nodes.signal("a", signal.SIGKILL)
+    found = client.status(addresses["c"])
+    assert found["scheduler"] == "c"
+    assert {row["node"]: row["state"] for row in found["members"]} == {
+        "a": "failed",
+        "b": "left",
+        "c": "active",
+    }
+
+
+@pytest.mark.realtime
+def test_ctrl_c_finishes_the_step_and_leaves(nodes: Nodes) -> None:
+    address = nodes.start_cluster("a", "b")
+    nodes.signal("b", signal.SIGINT)
+    assert nodes.exit_code("b") == 0
+    text = nodes.text("b")
+    assert "finishing the step, then leaving" in text
+    assert "b left after step" in text
+    assert "steps with samples from here" in text
+    assert "after the loop" in text
+    assert "Traceback" not in text
+    assert state_by_node(address) == {"a": "active", "b": "left"}
+
+
+@pytest.mark.realtime
+def test_a_second_ctrl_c_leaves_at_once(nodes: Nodes) -> None:
+    nodes.start("a", pause_s=60.0)
+    nodes.await_text("a", "trains")
+    nodes.signal("a", signal.SIGINT)
+    nodes.await_text("a", "finishing the step")
+    nodes.signal("a", signal.SIGINT)
+    assert nodes.exit_code("a") == 130
+    assert "leaving at once" in nodes.text("a")

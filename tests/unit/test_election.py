@@ -1,0 +1,159 @@
+"""`chaosnet.protocols.election`: terms, votes and pre-votes."""
+
+import random
+
+import pytest
+
+from chaosnet.protocols.effects import Transmit
+from chaosnet.protocols.election import ROUND_S, STAGGER_S, Election, Role
+from chaosnet.protocols.messages import Electorate, VoteReply, VoteRequest
+
+VIEW = (1, 3)
+TRIO = [Electorate(key=VIEW, members=("a", "b", "c"))]
+
+
+def make(me, term=1):
+    election = Election(me, random.Random(0), lambda to, body: [Transmit(to, body)])
+    election.term = term
+    return election
+
+
+def stand(election, voters=("a", "b", "c"), now_s=0.0):
+    election.scheduler_missing(0, now_s)
+    return election.tick(VIEW, set(voters), now_s)
+
+
+def yes(voter, term, trial):
+    return VoteReply(term=term, voter=voter, granted=True, trial=trial)
+
+
+def request(candidate, term, key=VIEW, trial=False):
+    return VoteRequest(term=term, candidate=candidate, key=key, trial=trial)
+
+
+def granted(effects):
+    [effect] = effects
+    return effect.message.granted
+
+
+def elect(election, voter="b"):
+    stand(election)
+    election.on_reply(yes(voter, election.term + 1, True), VIEW, TRIO, {"a", "b", "c"}, set())
+    return election.on_reply(yes(voter, election.term, False), VIEW, TRIO, {"a", "b", "c"}, set())
+
+
+def test_the_most_senior_stands_first():
+    senior, junior = make("a"), make("c")
+    senior.scheduler_missing(0, 10.0)
+    junior.scheduler_missing(2, 10.0)
+    assert senior.wake_at_s == 10.0
+    assert junior.wake_at_s == 10.0 + 2 * STAGGER_S
+    assert junior.tick(VIEW, {"a", "b", "c"}, 10.0) == []
+
+
+def test_a_trial_comes_first_and_raises_no_term():
+    election = make("a", term=4)
+    assert stand(election) == [
+        Transmit("b", request("a", 5, trial=True)),
+        Transmit("c", request("a", 5, trial=True)),
+    ]
+    assert (election.role, election.term) == (Role.TRIAL, 4)
+
+
+def test_a_quorum_of_trial_votes_makes_a_candidate_and_a_quorum_of_votes_elects_it():
+    election = make("a")
+    stand(election)
+    asked = election.on_reply(yes("c", 2, True), VIEW, TRIO, {"a", "b", "c"}, set())
+    assert [effect.message.trial for effect in asked] == [False, False]
+    assert (election.role, election.term) == (Role.CANDIDATE, 2)
+    election.on_reply(yes("b", 2, False), VIEW, TRIO, {"a", "b", "c"}, set())
+    assert election.role is Role.ELECTED
+
+
+def test_votes_of_an_older_attempt_do_not_count():
+    election = make("a")
+    stand(election)
+    election.on_reply(yes("b", 2, True), VIEW, TRIO, {"a", "b", "c"}, set())
+    election.on_reply(yes("b", 2, True), VIEW, TRIO, {"a", "b", "c"}, set())  # A trial vote, come late.
+    election.on_reply(yes("b", 1, False), VIEW, TRIO, {"a", "b", "c"}, set())  # Of another term.
+    assert election.role is Role.CANDIDATE
+
+
+def test_a_candidate_needs_the_quorum_of_every_view_that_may_be_active():
+    before = Electorate(key=(1, 2), members=("a", "d", "e"))
+    election = make("a")
+    stand(election)
+    election.on_reply(yes("b", 2, True), VIEW, [*TRIO, before], {"a", "b", "c", "d"}, set())
+    assert election.role is Role.TRIAL
+    election.on_reply(yes("d", 2, True), VIEW, [*TRIO, before], {"a", "b", "c", "d"}, set())
+    assert election.role is Role.CANDIDATE
+
+
+def test_alone_one_is_elected_at_once():
+    election = make("a")
+    stand(election, voters="a")
+    election.count(VIEW, [Electorate(key=VIEW, members=("a",))], {"a"}, set())
+    assert election.role is Role.ELECTED
+
+
+def test_one_vote_is_given_per_term():
+    voter = make("c")
+    assert granted(voter.on_request(request("a", 2), VIEW, scheduler_missing=True))
+    assert not granted(voter.on_request(request("b", 2), VIEW, scheduler_missing=True))
+    assert granted(voter.on_request(request("b", 3), VIEW, scheduler_missing=True))
+
+
+def test_a_candidate_does_not_vote_for_another_in_its_own_term():
+    election = make("a")
+    stand(election)
+    election.on_reply(yes("b", 2, True), VIEW, TRIO, {"a", "b", "c"}, set())
+    assert not granted(election.on_request(request("c", 2), VIEW, scheduler_missing=True))
+
+
+@pytest.mark.parametrize("trial", [True, False])
+def test_a_candidate_with_an_older_view_is_refused(trial):
+    voter = make("c")
+    effects = voter.on_request(request("a", 2, key=(1, 2), trial=trial), VIEW, scheduler_missing=True)
+    assert not granted(effects)
+
+
+def test_a_trial_is_refused_while_the_scheduler_can_be_reached_and_changes_nothing():
+    voter = make("c")
+    assert not granted(voter.on_request(request("a", 2, trial=True), VIEW, scheduler_missing=False))
+    assert granted(voter.on_request(request("a", 2, trial=True), VIEW, scheduler_missing=True))
+    assert (voter.term, voter.voted_term) == (1, 0)
+
+
+def test_a_refusal_carries_the_higher_term_and_ends_the_candidacy():
+    voter = make("c", term=7)
+    [refusal] = voter.on_request(request("a", 2), VIEW, scheduler_missing=True)
+    assert refusal.message == VoteReply(term=7, voter="c", granted=False, trial=False)
+    election = make("a")
+    stand(election)
+    election.on_reply(refusal.message, VIEW, TRIO, {"a", "b", "c"}, set())
+    assert (election.role, election.term) == (Role.FOLLOWER, 7)
+
+
+def test_an_elected_scheduler_follows_whoever_has_a_higher_term():
+    election = make("a")
+    elect(election)
+    assert election.role is Role.ELECTED
+    election.adopt(9)
+    assert (election.role, election.term) == (Role.FOLLOWER, 9)
+
+
+def test_who_is_not_elected_tries_again_after_a_random_time():
+    waits = set()
+    for seed in range(5):
+        election = Election("a", random.Random(seed), lambda to, body: [])
+        stand(election)
+        waits.add(election.wake_at_s)
+        assert ROUND_S <= election.wake_at_s <= 2 * ROUND_S
+    assert len(waits) == 5
+
+
+def test_nobody_stands_once_the_scheduler_is_back():
+    election = make("a")
+    stand(election)
+    election.stand_down()
+    assert (election.role, election.wake_at_s) == (Role.FOLLOWER, None)

@@ -1,0 +1,101 @@
+"""`chaosnet.protocols.relay`: envelopes find their way hop by hop."""
+
+import pytest
+
+from chaosnet.protocols.effects import Transmit
+from chaosnet.protocols.messages import EVERYONE, Envelope, Expelled, Farewell
+from chaosnet.protocols.relay import SEEN_PER_SOURCE, Relay
+
+BODY = Farewell(node="x")
+
+
+def envelope(source, target, serial=1, body=BODY):
+    return Envelope(source=source, target=target, serial=serial, body=body)
+
+
+@pytest.fixture
+def relay():
+    relay = Relay("me", first_serial=100)
+    for peer in ("a", "b", "c"):
+        relay.opened(peer, client=False)
+    return relay
+
+
+def peers(effects):
+    return [effect.peer for effect in effects]
+
+
+def test_a_direct_peer_is_sent_to_directly(relay):
+    assert relay.send("b", BODY) == [Transmit("b", envelope("me", "b", 101))]
+
+
+def test_an_envelope_whose_way_is_unknown_is_flooded(relay):
+    assert peers(relay.send("far", BODY)) == ["a", "b", "c"]
+
+
+def test_what_passes_teaches_the_way_back(relay):
+    relay.receive("b", envelope("far", "me"))
+    assert peers(relay.send("far", BODY)) == ["b"]
+
+
+def test_the_first_copy_came_the_quickest_way(relay):
+    relay.receive("b", envelope("far", "me"))
+    relay.receive("c", envelope("far", "me"))
+    assert peers(relay.send("far", BODY)) == ["b"]
+
+
+def test_a_closed_connection_unlearns_the_ways_through_it(relay):
+    relay.receive("b", envelope("far", "me"))
+    relay.closed("b")
+    assert peers(relay.send("far", BODY)) == ["a", "c"]
+
+
+def test_an_envelope_is_delivered_once(relay):
+    assert relay.receive("a", envelope("far", "me")) == (True, [])
+    assert relay.receive("b", envelope("far", "me")) == (False, [])
+
+
+def test_a_broadcast_is_taken_and_passed_on_to_all_but_where_it_came_from(relay):
+    ours, effects = relay.receive("a", envelope("far", EVERYONE))
+    assert ours
+    assert peers(effects) == ["b", "c"]
+    assert relay.receive("b", envelope("far", EVERYONE)) == (False, [])
+
+
+def test_ones_own_broadcast_reaches_oneself_locally_and_does_not_echo(relay):
+    relay.send(EVERYONE, BODY)
+    assert relay.local == [BODY]
+    assert relay.receive("a", envelope("me", EVERYONE, 101)) == (False, [])
+
+
+def test_a_message_to_oneself_stays_here(relay):
+    assert relay.send("me", BODY) == []
+    assert relay.local == [BODY]
+
+
+def test_floods_do_not_go_to_clients(relay):
+    relay.opened("client", client=True)
+    assert peers(relay.send("far", BODY)) == ["a", "b", "c"]
+    assert peers(relay.send("client", Expelled(node="client", reason=""))) == ["client"]
+
+
+def test_what_is_remembered_is_bounded(relay):
+    for serial in range(3 * SEEN_PER_SOURCE):
+        relay.receive("a", envelope("far", "me", serial))
+    assert len(relay.seen["far"]) == SEEN_PER_SOURCE
+
+
+def test_over_any_overlay_a_message_arrives_exactly_once():
+    links = [("a", "b"), ("b", "c"), ("c", "d"), ("d", "a"), ("b", "d"), ("d", "e")]
+    relays = {name: Relay(name, 0) for name in "abcde"}
+    for one, other in links:
+        relays[one].opened(other, client=False)
+        relays[other].opened(one, client=False)
+    under_way = [("a", effect) for effect in relays["a"].send("e", BODY)]
+    delivered = []
+    while under_way:
+        sender, effect = under_way.pop()
+        ours, passed_on = relays[effect.peer].receive(sender, effect.message)
+        delivered += [effect.peer] if ours else []
+        under_way += [(effect.peer, each) for each in passed_on]
+    assert delivered == ["e"]
