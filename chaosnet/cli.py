@@ -353,7 +353,7 @@ def _watch(address: str) -> None:
     from . import client, dashboard
 
     found = client.status(address)
-    addresses = [address]
+    addresses, failed = [address], 0
     with Live(dashboard.cluster(found), screen=True, auto_refresh=False) as live:
         while True:
             try:
@@ -361,8 +361,10 @@ def _watch(address: str) -> None:
                 known = [row["address"] for row in found["members"] if row["state"] == "active"]
                 addresses = [addresses[0], *(each for each in known if each and each != addresses[0])]
                 live.update(dashboard.cluster(found), refresh=True)
+                failed = 0
             except PeerUnreachable as error:
-                if len(addresses) == 1:
+                failed += 1
+                if failed == len(addresses):
                     raise
                 addresses = [*addresses[1:], addresses[0]]
                 live.update(Group(Text(str(error), style="red"), dashboard.cluster(found)), refresh=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -57,7 +58,8 @@ class EpochOrder:
     def indices(self, epoch: int, ranges: Iterable[tuple[int, int]]) -> list[int]:
         """Indices of the samples at these positions of the epoch."""
         if epoch != self._epoch:
-            generator = torch.Generator().manual_seed((self.seed << 32) + epoch)
+            mixed = random.Random(f"{self.seed}, {epoch}").getrandbits(32)  # torch uses no more bits.
+            generator = torch.Generator().manual_seed(mixed)
             self._epoch, self._order = epoch, torch.randperm(self.length, generator=generator)
         return [int(self._order[position]) for position in positions(ranges)]
 

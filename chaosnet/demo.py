@@ -235,17 +235,17 @@ class Stage:
         scheduler = self.status.get("scheduler", "")
         rows = {row["node"]: row for row in self.status.get("members", [])}
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for name in ("node", "role", "state"):
-            table.add_column(name, min_width=9)
-        for name in ("step", "loss", "samples/s"):
-            table.add_column(name, justify="right", min_width=9)
+        for name, width in {"node": 6, "role": 9, "state": 8}.items():  # It should not jump about,
+            table.add_column(name, min_width=width)
+        for name, width in {"step": 5, "loss": 6, "samples/s": 9}.items():  # nor exceed 80 columns.
+            table.add_column(name, justify="right", min_width=width)
         table.add_column("neighbours")
         for node in self.nodes.values():
             table.add_row(*_cells(node, rows.get(node.name, {}), scheduler))
         lines = [Text.assemble((f"{since_s:6.1f} s  ", "dim"), text) for since_s, text in self.lines]
         head = (
-            f"chaosnet demo: {len(self.alive())} nodes learn to read digits on this machine "
-            f"({PAUSE_S * 1000:.0f} ms of each step are a pause, to watch)"
+            f"{len(self.alive())} nodes learn to read digits on this machine "
+            f"(with a pause of {PAUSE_S * 1000:.0f} ms per step)"
         )
         return Group(Text(head, style="bold"), Text(), table, Text(), *lines)
 
@@ -286,7 +286,7 @@ def play(stage: Stage) -> dict[str, Any]:
 
 
 def _start_four(stage: Stage) -> None:
-    stage.say(f"{FOUNDERS} nodes start, each a process of its own")
+    stage.say(f"{FOUNDERS} nodes start, each a process that pauses {PAUSE_S * 1e3:.0f} ms per step, to watch")
     for index in range(FOUNDERS):
         stage.start(index, join=stage.addresses[:1] if index else [])
     stage.wait(lambda: all(node.log.steps for node in stage.alive()), "all nodes have joined")
@@ -355,11 +355,11 @@ def _change_link(stage: Stage, a: str, b: str, connect: bool, happening: Happeni
 def _scale_in(stage: Stage) -> None:
     node = _worker(stage)
     stage.happens("scale-in", node.name, f"Ctrl+C for {node.name}")
-    node.fate = "left (Ctrl+C)"
+    node.fate = "left"
     node.process.send_signal(signal.SIGINT)
     stage.wait(lambda: node.process.poll() is not None, f"{node.name} has left")
     said = stage.last_words(node).removeprefix("[chaosnet] ")
-    stage.say(f"   {said}; exit code {node.process.returncode}")
+    stage.say(f"   {said.split(' steps with')[0]} steps; exit code {node.process.returncode}")
     stage.wait_until_calm()
 
 
@@ -378,12 +378,12 @@ def _kill_scheduler(stage: Stage) -> None:
 
 
 def _kill_and_tell(stage: Stage, node: Node) -> None:
-    happening, node.fate = stage.happenings[-1], "killed (-9)"
+    happening, node.fate = stage.happenings[-1], "killed"
     node.process.kill()
     stage.wait_until_calm()
     others = [each.name for each in stage.alive()]
     took_s = stage.recovery_s[happening.kind] = report.recovery_s(stage.logs(), others, happening.time_s)
-    stage.say(f"   the others' next common step came {took_s:.2f} s after the kill")
+    stage.say(f"   the others' next common step came {took_s:.2f} s later")
 
 
 def _finish(stage: Stage) -> None:

@@ -208,7 +208,7 @@ def draw(path: Path, logs: Sequence[NodeLog], happenings: Sequence[Happening], t
     steps = cluster_steps(logs)
     start_s = steps[0].time_s
     times = [step.time_s - start_s for step in steps]
-    style = {"font.size": 10, "axes.edgecolor": "#9aa5b1", "text.color": INK, "axes.labelcolor": INK}
+    style: Any = {"font.size": 10, "axes.edgecolor": "#9aa5b1", "text.color": INK, "axes.labelcolor": INK}
     with plt.rc_context(style):
         figure, (top, middle, bottom) = plt.subplots(
             3, 1, figsize=(11, 7.6), sharex=True, height_ratios=[3.2, 1.3, 1.3], layout="constrained"

@@ -118,6 +118,7 @@ class Trainer:
         self._weight: float | None = None  # Samples of the step; None: the script has not said.
         self._in_hand: float | None = None  # Those of the last batch handed out.
         self._own_weight = 1.0  # What the script said last, if it brings its own data.
+        self._eager = False  # Is the weight known before update(), so that chunks may leave during backward?
         self._pending_metrics: dict[str, tuple[float, float]] = {}
         self._means: list[ClusterMean] = []
         self._capture: Capture | None = None
@@ -252,7 +253,7 @@ class Trainer:
         """Forward may begin. With our own data the weight is known when a batch is handed out."""
         self._step_started_s = time.monotonic()
         self._ranges, self._weight, self._in_hand = [], None, None
-        self._gradients.arm(None if self._share else self._own_weight)
+        self._gradients.arm(None if self._share or not self._eager else self._own_weight)
 
     def _on_chunk_ready(self, chunk: int) -> None:
         weight = self._weight if self._weight is not None else self._own_weight
@@ -268,11 +269,13 @@ class Trainer:
         Raises: Expelled if the cluster went on without this node; ConfigError for a gradient that cannot be
             averaged.
         """
+        self._running()
         if self._leave_if_wanted():
             return
         weight = float(samples if samples is not None else self._weight or self._own_weight)
         if samples is not None and self._weight is None:
             self._own_weight = weight
+        self._eager = samples is None
         if weight < 0 or not math.isfinite(weight):
             raise ConfigError(f"update: samples is {samples} (expected a number of at least 0)")
         finished = self._gradients.finish(weight)
@@ -464,6 +467,7 @@ class Trainer:
             raise ConfigError(
                 f"batches: batch_size={batch_size}, accumulate={accumulate} (expected at least 1 each)"
             )
+        self._running()
         order = EpochOrder(len(dataset), self.seed)
         self._share, self._dataset = batch_size * accumulate, len(dataset)
         if self._cursor is not None and self._cursor.length != len(dataset):
@@ -575,6 +579,7 @@ class Trainer:
 
     def state_hash(self) -> str:
         """A hash of the training state; equal on two members iff it is, to the bit."""
+        self._running()
         return self._state.state_hash()
 
     def status(self) -> dict[str, Any]:

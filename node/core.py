@@ -437,7 +437,9 @@ class Agent:
         assert self.sync.view is not None
         if self.phase is Phase.JOINING and not self.overlay.reachable & set(self.sync.view.member_ids):
             return self.joiner.orphaned("no member can be reached", now_s) if self.joiner else []
-        missing = set(self.sync.view.member_ids) - self.overlay.reachable - self.overlay.crashed
+        missing = set(self.sync.view.member_ids) - self.overlay.reachable
+        if not self.parked:
+            missing -= self.overlay.crashed
         if not missing:
             self.redial_at_s = None
         elif self.redial_at_s is None:
@@ -495,7 +497,7 @@ class Agent:
                 return self._overlay_changed(now_s) if self.sync.view else []
             case VoteRequest() | VoteReply():
                 return self._on_vote(message, now_s)
-            case NegotiationPlan() | ScaleOutRefused():
+            case NegotiationPlan() | ScaleOutRefused() | Answer():
                 return self._joining(Received(source, message), now_s)
             case ReplicationPlan(view=view, step=step):
                 return self._on_replication_plan(source, message, view, step, now_s)
@@ -868,9 +870,9 @@ class Agent:
 
     # --- monitoring ---
 
-    def note(self, notice: Notice, now_s: float) -> list[Effect]:
-        """The loop has put time and cost to something that happened here: tell everybody."""
-        return self._finish(self.relay.send(EVERYONE, notice), now_s)
+    def note(self, message: Routed, now_s: float) -> list[Effect]:
+        """Tell everybody; above all what happened here, once the loop has put time and cost to it."""
+        return self._finish(self.relay.send(EVERYONE, message), now_s)
 
     def _report(self) -> list[Effect]:
         taken, view = self.last_readings, self.sync.view

@@ -42,6 +42,7 @@ class Liveness:
         self.peers: dict[str, _Peer] = {}
         self.stall_s = 0.0  # How long our own loop was held up lately.
         self.stalled_at_s = 0.0
+        self.back_at_s = -PROOF_WINDOW_S  # When the loop last went on after a long stop.
         self.last_tick_s: float | None = None
 
     @property
@@ -76,10 +77,14 @@ class Liveness:
     def spoke_lately(self, peer: str, now_s: float) -> bool:
         """If its connection closes now, has its process died?
 
-        After a long silence the other end may have given us up, and the network just delivers that news.
+        After a long silence, or if we were away for long, the other end may have given us up, and the network
+        just delivers that news.
         """
         state = self.peers.get(peer)
-        return state is not None and now_s < state.spoke_s + PROOF_WINDOW_S + self._slack_s(state)
+        was_away = self.last_tick_s is not None and now_s - self.last_tick_s > SUSPECT_AFTER_S
+        if state is None or was_away or now_s < self.back_at_s + PROOF_WINDOW_S:
+            return False
+        return now_s < state.spoke_s + PROOF_WINDOW_S + 2 * min(state.stall_s, MAX_STALL_S)
 
     def doubt(self, peer: str, now_s: float) -> list[Effect]:
         """Somebody else lost its link to `peer`: ask it now, and wait less."""
@@ -105,13 +110,10 @@ class Liveness:
         return lost, effects
 
     def _deadline_s(self, state: _Peer) -> float:
-        slack_s = self._slack_s(state)
+        slack_s = 2 * min(max(state.stall_s, self.stall_s), MAX_STALL_S)
         if state.doubted_at_s is not None:
             return min(state.doubted_at_s + PROBE_PATIENCE_S, state.heard_s + SUSPECT_AFTER_S) + slack_s
         return state.heard_s + SUSPECT_AFTER_S + slack_s
-
-    def _slack_s(self, state: _Peer) -> float:
-        return 2 * min(max(state.stall_s, self.stall_s), MAX_STALL_S)
 
     def _notice_own_stall(self, now_s: float) -> None:
         """If our loop was held up, silence is our fault: give everybody that much more time."""
@@ -121,6 +123,8 @@ class Liveness:
             return
         for state in self.peers.values():
             state.heard_s += late_s
+        if late_s > SUSPECT_AFTER_S - PING_EVERY_S:
+            self.back_at_s = now_s
         if late_s > self._stall(now_s):
             self.stall_s, self.stalled_at_s = min(late_s, MAX_STALL_S), now_s
 

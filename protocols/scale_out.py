@@ -18,6 +18,7 @@ from .effects import Dial, DiscardState, Effect, JoinFailed, SendProbe, StateWho
 from .events import BacklogFull, CaughtUp, DialFailed, Event, PeerOpened, Received, StateRejected, Tick
 from .messages import (
     EVERYONE,
+    Answer,
     LinkReading,
     Member,
     NegotiationPlan,
@@ -35,6 +36,7 @@ KNOCK_EVERY_S = 0.5
 LINK_PATIENCE_S = 3.0  # To open and measure links; what is not ready by then is reported as it is.
 ASK_EVERY_S = 3.0  # Without any progress the request is made again.
 MAX_UNANSWERED = 8  # Then the cluster behind the seeds is dead or parked, and the joiner says so.
+DEAD = f"the cluster does not go on: asked {MAX_UNANSWERED} times"
 
 
 class State(enum.Enum):
@@ -108,7 +110,10 @@ class Joiner:
                 self.state = State.READY
                 return self._say_ready(now_s)
             case State.READY, Tick() if self._due(now_s):
-                return self._say_ready(now_s)
+                self.unanswered += 1
+                return self._fail(DEAD) if self.unanswered > MAX_UNANSWERED else self._say_ready(now_s)
+            case State.READY, Received(_, Answer()):
+                self.unanswered = 0
             case ((State.FETCHING | State.LOADING | State.READY), StateRejected(reason)):
                 return self._ask_again(f"the state was unusable ({reason})", now_s)
             case ((State.ASKED | State.WAITING), Tick()) if self._due(now_s):
@@ -152,7 +157,7 @@ class Joiner:
     def _ask_again(self, reason: str, now_s: float) -> list[Effect]:
         self.unanswered += 1
         if self.unanswered > MAX_UNANSWERED:
-            return self._fail(f"the cluster does not go on ({reason}; asked {MAX_UNANSWERED} times)")
+            return self._fail(f"{DEAD} ({reason})")
         if not self.relay.peers - self.relay.leaves:
             self.state, self.wake_at_s, self.give_up_at_s = State.KNOCKING, now_s, now_s + self.patience_s
             return [DiscardState()]

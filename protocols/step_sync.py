@@ -371,7 +371,7 @@ class StepSync:
 
     def _switch(self, before: View, following: View) -> list[Effect]:
         if self.me not in following.node_ids:
-            self.frozen, self.view = True, following
+            self.frozen, self.view, self.prepared = True, following, {}
             if self.me in before.member_ids:
                 return [Left("it asked to")]
             return [Out("the cluster dropped this node before it had joined")]
@@ -397,8 +397,11 @@ class StepSync:
         return any(peer in place.neighbors for place in self.places)
 
     def forget_prepared(self) -> None:
-        """A new term: what an older scheduler proposed is void."""
-        self.prepared, self.vote = {}, None
+        """A new term: no more votes for what an older scheduler proposed.
+
+        The views stay: a vote that was given may still be counted, and be followed by all.
+        """
+        self.vote = None
 
     def electorates(self) -> list[Electorate]:
         """All whose quorum a decision needs: of our view and of those that others may still be in."""

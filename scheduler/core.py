@@ -104,6 +104,8 @@ class Scheduler:
         self.requests: dict[str, ScaleOutRequest] = {}  # Joiners that are not in a view yet.
         self.parked = ""
         self.seq = 0
+        self.namesakes: set[str] = set()  # Members whose name a later process has asked for.
+        self.unwanted: set[Link] = set()  # Links that somebody had removed: no repair brings them back.
         self.leaving_at_flush = ""  # A node that wants out, and that no vote will let go soon.
 
     @property
@@ -196,11 +198,14 @@ class Scheduler:
 
     def _on_scale_out(self, request: ScaleOutRequest) -> list[Effect]:
         node = request.node
+        if self.parked:
+            return []  # We do not know when we go on, so the joiner's patience decides.
         if self.digest and request.digest and request.digest != self.digest:
             return self.send(node, ScaleOutRefused(reason="the model differs", spec=self.spec))
         namesake = self.view.find(node) if node in self.view.member_ids else None
-        if namesake is not None and request.life > namesake.life:
-            return []  # It was started again. It asks once more when we have noticed that it had died.
+        if namesake is not None and request.life > namesake.life and node not in self.namesakes:
+            self.namesakes.add(node)
+            return []  # Started again? When it asks once more, we have noticed that it had died; or it had not.
         if namesake is not None:
             reason = f"a node named {node!r} is in the cluster already; choose another with --name"
             return self.send(node, ScaleOutRefused(reason=reason))
@@ -272,7 +277,8 @@ class Scheduler:
         if node in self.view.member_ids:
             return []  # It is in already, and about to notice.
         if node in self.view.observer_ids:
-            return self._enqueue(Promote(node=node), now_s)
+            coming: list[Effect] = [] if self.parked else self.send(node, Answer(ok=True, text="next"))
+            return coming + self._enqueue(Promote(node=node), now_s)
         return self.send(node, Expelled(node=node, reason="it is not in the view any more"))
 
     # --- scale-in, connect-link, disconnect-link (Fig. 4b to d) ---
@@ -366,9 +372,12 @@ class Scheduler:
             case Remove(node=node):
                 return [Happened("left", node, f"now {count}", step)]
             case AddLink(link=(a, b)):
+                self.unwanted.discard((a, b))
                 answer = self._answer(change, True, f"the link {a} - {b} is open")
                 return [*answer, Happened("link-up", f"{a} - {b}", f"now {count}", step)]
-            case RemoveLink(link=(a, b)):
+            case RemoveLink(link=(a, b), lost=lost):
+                if not lost:
+                    self.unwanted.add((a, b))
                 answer = self._answer(change, True, f"the link {a} - {b} is closed")
                 return [*answer, Happened("link-down", f"{a} - {b}", f"now {count}", step)]
         return []
@@ -377,8 +386,8 @@ class Scheduler:
         """Where a loss has left the overlay thin, add links as if somebody had asked."""
         if not any(isinstance(change, AddLink) and change.repair for change in self.queue):
             missing = views.missing_links(view.members, view.observers, view.links, MIN_DEGREE)
-            dialable = [each for each in missing if self._dialable(each)]
-            self.queue.extend(AddLink(link=each, repair=True) for each in dialable)
+            wanted = [each for each in missing if self._dialable(each) and each not in self.unwanted]
+            self.queue.extend(AddLink(link=each, repair=True) for each in wanted)
         return []
 
     def _dialable(self, each: Link) -> bool:

@@ -30,6 +30,7 @@ from ..protocols.messages import (
     Notice,
     Probe,
     ProbeResult,
+    Routed,
     Shard,
     Up,
 )
@@ -109,18 +110,27 @@ class SimCluster:
         self.history: dict[int, tuple[SimNode, Any]] = {}  # Step: who completed it first, and with what.
         self.schedulers: dict[int, str] = {}
         self.views: dict[tuple[int, int], Any] = {}
+        self.record = record  # Keep the whole story, and let the digest cover every word of it.
         self.told: deque[tuple[float, str, str | ev.Event]] = deque(maxlen=None if record else STORY_LINES)
         self.digest = hashlib.sha256()
         self.max_delay_s = self.rng.choice([0.002, 0.01, 0.05])
         self.compute_s = self.rng.choice([0.03, 0.1, 0.3])
         self.state_bytes = self.rng.choice([100, 3 << 20, 40 << 20])
+        self.retract_odds = self.rng.choice([0.0, 0.0, 0.01])
         self.happened: list[fx.Happened] = []
         self.aim: str = ""  # Kind of message at which the next crash strikes (see `random_run`).
         self.on_message: Callable[[str, str, Message], None] | None = None
 
     # --- building ---
 
-    def add(self, name: str, seeds: Iterable[str] = (), degree: int = 2, blocking: bool = False) -> SimNode:
+    def add(
+        self,
+        name: str,
+        seeds: Iterable[str] = (),
+        degree: int = 2,
+        blocking: bool = False,
+        neighbors: tuple[str, ...] = (),
+    ) -> SimNode:
         """A new machine: founds a cluster, or joins through `seeds` (names)."""
         settings = Settings(
             address=f"{name}:1",
@@ -134,11 +144,23 @@ class SimCluster:
         self._say(name, f"starts, seeds {sorted(seeds)}")
         addresses = tuple(f"{seed}:1" for seed in seeds)
         if addresses:
-            self._perform_all(node, agent.join(addresses, (), degree, blocking, 20.0, self.now_s))
+            self._perform_all(node, agent.join(addresses, neighbors, degree, blocking, 20.0, self.now_s))
         else:
             node.loaded = True
             self._perform_all(node, agent.found(self.now_s))
         return node
+
+    # --- what people do ---
+
+    def tell(self, name: str, event: ev.Event) -> None:
+        """Hand an event to the core of a node, as its loop would."""
+        self._event(self.nodes[name], event)
+
+    def ask(self, name: str, request: Routed) -> None:
+        """Send a request to all, the scheduler among them, from a node."""
+        node = self.nodes[name]
+        for effect in node.agent.note(request, self.now_s):
+            self._perform(node, effect)
 
     # --- faults ---
 
@@ -173,7 +195,11 @@ class SimCluster:
         self._say(a, f"link to {b} CUT")
 
     def heal(self, a: str, b: str) -> None:
-        """The cable is back: what was held up arrives, unless an end has given up meanwhile."""
+        """The cable is back.
+
+        What was held up arrives. If an end has given up meanwhile, so does its Bye behind that, or nothing
+        but the reset of a connection that it does not know any more.
+        """
         pair = _pair(a, b)
         self.cuts.discard(pair)
         self._say(a, f"link to {b} healed")
@@ -181,12 +207,13 @@ class SimCluster:
         if connection is None:
             return
         stalled, connection.stalled = connection.stalled, []
-        for receiver, event in stalled:
-            self._arrive_later(connection, receiver, event)
-        dead = [end for end in pair if end not in connection.open_at]
-        for end in pair:
-            if dead and end in connection.open_at:
-                self._after(self._delay(), self._close_end(connection, end, clean=False))
+        given_up = connection.open_at != {*pair}
+        lingers = given_up and all(self.nodes[end].alive for end in pair) and self.rng.random() < 0.5
+        if not given_up or lingers:
+            for receiver, event in stalled:
+                self._arrive_later(connection, receiver, event)
+        for end in sorted(connection.open_at) if given_up else ():
+            self._after(self._after_last(connection, end), self._close_end(connection, end, clean=lingers))
 
     def pause(self, name: str, seconds: float) -> None:
         """SIGSTOP, and SIGCONT later."""
@@ -420,6 +447,8 @@ class SimCluster:
         took_s = self.rng.uniform(0.2, 1.0) * self.compute_s
         if weight:
             self._train(node, took_s * 0.7, step, ev.Contributed(first, weight))
+            if first and self.rng.random() < self.retract_odds:
+                self._train(node, took_s * 0.8, step, ev.Retracted(weight, "one more micro-batch"))
         else:
             first, rest = (), tuple(range(self.chunks))
         self._train(node, took_s, step, ev.Contributed(rest, weight), ev.LocalReady(contribution))
@@ -507,9 +536,12 @@ class SimCluster:
             return
         self._close_end(connection, name, clean=True)()
         if pair not in self.cuts:
-            last = max((t for (to, _), t in connection.last_arrival_s.items() if to == peer), default=0.0)
-            delay_s = max(last - self.now_s, 0.0) + self._delay()
-            self._after(delay_s, self._close_end(connection, peer, clean=True))
+            self._after(self._after_last(connection, peer), self._close_end(connection, peer, clean=True))
+
+    def _after_last(self, connection: _Connection, receiver: str) -> float:
+        """How long it takes until something sent now, behind all that is under way, arrives."""
+        last_s = max((t for (to, _), t in connection.last_arrival_s.items() if to == receiver), default=0.0)
+        return max(last_s - self.now_s, 0.0) + self._delay()
 
     def _close_end(self, connection: _Connection, end: str, clean: bool) -> Callable[[], None]:
         def close() -> None:
@@ -622,7 +654,7 @@ class SimCluster:
     def _say(self, node: str, what: str | ev.Event) -> None:
         """Note it for the story; texts are made of it when somebody asks."""
         self.told.append((self.now_s, node, what))
-        self.digest.update(f"{self.now_s:.9f} {node}".encode())
+        self.digest.update((_line(self.now_s, node, what) if self.record else f"{self.now_s:.9f} {node}").encode())
 
 
 class _Arrival:

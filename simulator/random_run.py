@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass, field
 
 from ..protocols import events as ev
-from ..protocols.messages import Envelope, Message
+from ..protocols.messages import ConnectLinkRequest, DisconnectLinkRequest, Envelope, Message
 from .cluster import SimCluster
 
 FAULTS_UNTIL_S = 15.0
@@ -115,7 +115,7 @@ class RandomRun:
             self._join(f"j{self.joins}")
         elif kind == "leave" and len(active) > 1:
             self.leaves += 1
-            sim._event(sim.nodes[rng.choice(active)], ev.LeaveWanted())
+            sim.tell(rng.choice(active), ev.LeaveWanted())
         elif kind == "crash":
             self._crash(rng.choice(active))
         elif kind == "restart":
@@ -130,13 +130,8 @@ class RandomRun:
             self._change_link(*rng.sample(active, 2))
 
     def _change_link(self, a: str, b: str) -> None:
-        from ..protocols.messages import ConnectLinkRequest, DisconnectLinkRequest
-
-        sim = self.sim
         kind = self.rng.choice([ConnectLinkRequest, DisconnectLinkRequest])
-        agent = sim.nodes[a].agent
-        for effect in agent.relay.send("*", kind(a=a, b=b, asker=a)):
-            sim._perform(sim.nodes[a], effect)
+        self.sim.ask(a, kind(a=a, b=b, asker=a))
 
     def _join(self, name: str, founders: bool = False) -> None:
         alive = sorted(node.name for node in self.sim.active()) or ["n0"]

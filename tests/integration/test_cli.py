@@ -120,7 +120,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Nodes, str]]:
-    """Nodes a, b, c, in a triangle; tests leave them as they were."""
+    """Nodes a, b, c, in a triangle. Only the last tests below send some of them away."""
     nodes = Nodes(tmp_path_factory.mktemp("three"))
     address = nodes.start_cluster("a", "b", "c")
     yield nodes, address
@@ -284,70 +284,96 @@ def test_links_are_removed_and_added_while_training(three: tuple[Nodes, str], ch
 
 
 @pytest.mark.realtime
-def test_refused_joiners_say_why_and_the_cluster_goes_on(three: tuple[Nodes, str], nodes: Nodes) -> None:
-    _, address = three
-    before = client.status(address)["step"]
-    nodes.start("wide", "--join", address, width=16)
-    nodes.start("b", "--join", address)
-    assert nodes.exit_code("wide") == 1
-    said = nodes.text("wide").splitlines()[-1]
-    assert said.startswith(f"error: wide cannot join {address}: ")
-    for part in ("0.weight", "(16, 4)", "(8, 4)"):
-        assert part in said.replace("[", "(").replace("]", ")")
-    assert nodes.exit_code("b") == 1
-    said = nodes.text("b").splitlines()[-1]
-    assert said.startswith(f"error: b cannot join {address}: ")
-    assert "'b'" in said
-    assert "Traceback" not in nodes.text("wide") + nodes.text("b")
-    found = client.status(address)
-    assert found["step"] > before
-    assert {row["node"]: row["state"] for row in found["members"]} == dict.fromkeys("abc", "active")
-
-
-@pytest.mark.realtime
-def test_who_joins_or_asks_nobody_is_told_so(nodes: Nodes, chaosnet: Main, tmp_path: Path) -> None:
+def test_who_asks_nobody_is_told_so(chaosnet: Main) -> None:
     code, out, err = chaosnet("status", "127.0.0.1:9")
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert err.startswith("error: 127.0.0.1:9: nobody answers (it does not accept connections")
+
+
+@pytest.mark.realtime
+def test_refused_joiners_say_why_and_the_cluster_goes_on(three: tuple[Nodes, str], nodes: Nodes) -> None:
+    _, address = three
+    before = client.status(address)["step"]
     quick = CAPTURES.replace("0.01))", "0.01), join_patience_s=1.0)")
+    nodes.start("wide", "--join", address, width=16)
     nodes.start("lost", "--join", "127.0.0.1:9", script=quick)
-    assert nodes.exit_code("lost") == 1
-    said = nodes.text("lost").splitlines()[-1]
-    assert said.startswith("error: lost cannot join 127.0.0.1:9: nobody answers (")
-    assert "tried for 1 s" in said
-
-
-@pytest.mark.realtime
-def test_leave_sends_a_node_away_even_if_its_script_never_asks(nodes: Nodes, chaosnet: Main) -> None:
-    address = nodes.start_cluster("a", "b", "c", script=TRAIN)
-    addresses = {row["node"]: row["address"] for row in client.status(address)["members"]}
-    assert chaosnet("leave", addresses["b"]) == (0, "b leaves\n", "")
-    assert nodes.exit_code("b") == 0
-    assert "b left after step" in nodes.text("b")
-    assert state_by_node(address) == {"a": "active", "b": "left", "c": "active"}
-    # The scheduler dies: whoever is asked next waits for the election, and answers.
-    nodes.signal("a", signal.SIGKILL)
-    found = client.status(addresses["c"])
-    assert found["scheduler"] == "c"
-    assert {row["node"]: row["state"] for row in found["members"]} == {
-        "a": "failed",
-        "b": "left",
-        "c": "active",
+    nodes.start("a", "--join", address, script=quick)
+    expected = {
+        "wide": (address, "the model differs", "0.weight", "(16, 4)", "(8, 4)"),
+        "lost": ("127.0.0.1:9", "nobody answers", "does not accept connections", "tried for 1 s"),
+        "a": (address, "another node is called 'a' too"),
     }
+    for name, (where, *parts) in expected.items():
+        assert nodes.exit_code(name) == 1
+        assert "Traceback" not in nodes.text(name)
+        said = nodes.text(name).splitlines()[-1].replace("[", "(").replace("]", ")")
+        assert said.startswith(f"error: {name} cannot join {where}: ")
+        assert [part for part in parts if part not in said] == [], said
+    found = client.status(address)
+    assert found["step"] > before
+    assert state_by_node(address) == dict.fromkeys("abc", "active")
 
 
 @pytest.mark.realtime
-def test_ctrl_c_finishes_the_step_and_leaves(nodes: Nodes) -> None:
-    address = nodes.start_cluster("a", "b")
-    nodes.signal("b", signal.SIGINT)
-    assert nodes.exit_code("b") == 0
-    text = nodes.text("b")
-    assert "finishing the step, then leaving" in text
-    assert "b left after step" in text
-    assert "steps with samples from here" in text
-    assert "after the loop" in text
+@pytest.mark.xfail(reason="whoever accepts a namesake takes it for the old node, started again", strict=True)
+def test_a_namesake_does_not_push_a_member_out(three: tuple[Nodes, str], nodes: Nodes) -> None:
+    cluster, address = three
+    cluster.start("e", "--join", address)
+    cluster.await_text("e", "trains")
+    nodes.start("e", "--join", address)
+    try:
+        done = nodes.processes["e"]
+        wait_until(
+            lambda: done.poll() is not None or "trains" in nodes.text("e"), lambda: "the second e is in"
+        )
+        assert done.poll() == 1
+        assert "a node named 'e' is in the cluster already" in nodes.text("e")
+        assert cluster.processes["e"].poll() is None
+    finally:
+        cluster.signal("e", signal.SIGKILL)
+
+
+@pytest.mark.realtime
+def test_leave_sends_a_node_away_even_if_its_script_never_asks(
+    three: tuple[Nodes, str], nodes: Nodes, chaosnet: Main
+) -> None:
+    _, address = three
+    nodes.start("d", "--join", address, script=TRAIN)
+    nodes.await_text("d", "trains")
+    (theirs,) = (row["address"] for row in client.status(address)["members"] if row["node"] == "d")
+    assert chaosnet("leave", theirs) == (0, "d leaves\n", "")
+    assert nodes.exit_code("d") == 0
+    assert "d left after step" in nodes.text("d")
+    assert "Traceback" not in nodes.text("d")
+    assert state_by_node(address)["d"] == "left"
+
+
+@pytest.mark.realtime
+def test_ctrl_c_finishes_the_step_and_leaves(three: tuple[Nodes, str]) -> None:
+    nodes, address = three
+    nodes.signal("c", signal.SIGINT)
+    assert nodes.exit_code("c") == 0
+    text = nodes.text("c")
+    for part in (
+        "finishing the step, then leaving",
+        "c left after step",
+        "steps with samples",
+        "after the loop",
+    ):
+        assert part in text
     assert "Traceback" not in text
-    assert state_by_node(address) == {"a": "active", "b": "left"}
+    states = state_by_node(address)
+    assert (states["a"], states["c"]) == ("active", "left")
+
+
+@pytest.mark.realtime
+def test_status_answers_right_after_the_scheduler_has_died(three: tuple[Nodes, str]) -> None:
+    nodes, address = three
+    addresses = {row["node"]: row["address"] for row in client.status(address)["members"]}
+    nodes.signal("a", signal.SIGKILL)
+    found = client.status(addresses["b"])
+    assert found["scheduler"] == "b"
+    assert {row["node"]: row["state"] for row in found["members"]}["a"] == "failed"
 
 
 @pytest.mark.realtime

@@ -96,9 +96,21 @@ def test_our_own_pause_is_told_to_others_and_forgotten_after_a_while(liveness):
 def test_a_close_proves_a_crash_only_if_the_peer_was_heard_lately(liveness):
     """Else the network may just deliver what was sent when the other end gave us up."""
     liveness.received("a", Pong(sent_s=0.0), 1.0)
+    liveness.tick(1.0)
     assert liveness.spoke_lately("a", 1.0 + PROOF_WINDOW_S - 0.01)
     assert not liveness.spoke_lately("a", 1.0 + PROOF_WINDOW_S)
     assert not liveness.spoke_lately("stranger", 1.0)
+
+
+def test_a_close_proves_nothing_when_we_were_away_for_long(liveness):
+    """What was queued meanwhile was said before the other end gave us up."""
+    liveness.tick(0.0)
+    liveness.received("a", Pong(sent_s=0.0), 4.0)  # Read after a SIGCONT.
+    assert not liveness.spoke_lately("a", 4.0)
+    liveness.tick(4.1)
+    assert not liveness.spoke_lately("a", 4.1)
+    liveness.received("a", Pong(sent_s=0.0), 4.1 + PROOF_WINDOW_S)
+    assert liveness.spoke_lately("a", 4.1 + PROOF_WINDOW_S)
 
 
 def test_nobody_gives_up_before_a_close_stops_being_a_proof():

@@ -1,0 +1,150 @@
+"""Bugs that random runs have found, each as the shortest story that shows it. The seeds were of their time."""
+
+import pytest
+from scripted import Scripted
+
+from chaosnet.protocols.events import LeaveWanted
+from chaosnet.protocols.messages import Flush
+
+
+@pytest.fixture
+def trio():
+    return Scripted().grow("n1", "n2", "n3")
+
+
+def assert_settled(cluster, *members):
+    cluster.settle(3.0)
+    assert not cluster.unsettled(cluster.now_s - 1.0), cluster.story()
+    assert sorted(node.name for node in cluster.active()) == sorted(members)
+
+
+def until(cluster, condition, within_s=5.0):
+    """Run event by event until `condition` holds."""
+    deadline_s = cluster.now_s + within_s
+    while not condition():
+        assert cluster.now_s < deadline_s, cluster.story()
+        cluster.run(cluster.queue[0][0])
+
+
+def test_a_leaver_that_is_all_that_is_left_finishes_by_itself():
+    """Seed 170: a leaving node did not stand for election, so nobody let it go."""
+    cluster = Scripted().grow("n1", "n2")
+    cluster.tell("n2", LeaveWanted())
+    cluster.crash("n1")
+    assert_settled(cluster)
+    assert cluster.nodes["n2"].done == "Left"
+
+
+def test_when_all_that_are_left_want_to_leave_they_elect_one_of_them(trio):
+    """Seed 490."""
+    trio.crash("n1")
+    trio.tell("n2", LeaveWanted())
+    trio.tell("n3", LeaveWanted())
+    assert_settled(trio)
+    assert [trio.nodes[name].done for name in ("n2", "n3")] == ["Left", "Left"]
+
+
+def test_a_leaver_does_not_wait_for_a_parked_cluster_for_ever(trio):
+    trio.crash("n2")
+    trio.crash("n3")
+    trio.settle()
+    assert trio.agent("n1").parked == "only 1 of 3 members can be reached"
+    trio.tell("n1", LeaveWanted())
+    trio.settle(8.0)
+    assert trio.nodes["n1"].done == "Left"
+
+
+def test_the_farewell_is_said_before_the_connections_close(trio):
+    """Seed 273: nobody ever got one, so who had left counted as missing and not as gone."""
+    trio.tell("n3", LeaveWanted())
+    trio.settle()
+    assert ("n3", "all", "Farewell") in trio.exchange
+
+
+def test_who_learns_of_a_view_late_learns_who_has_left_it(trio):
+    """Seed 189: a link was lost to a node that the reporter's newest view had dropped, and nobody was told."""
+    trio.cut("n1", "n3")  # n3 learns from n2 alone that n1 has left.
+    trio.tell("n1", LeaveWanted())
+    trio.settle(4.0)
+    trio.heal("n1", "n3")
+    assert_settled(trio, "n2", "n3")
+
+
+def test_a_lone_member_outlives_the_founder_that_has_just_let_it_in():
+    """Seed 166: the view before had one voter, and that had died."""
+    cluster = Scripted().grow("n1")
+    cluster.add("n2", seeds=["n1"])
+    until(cluster, lambda: "n2" in cluster.nodes and cluster.agent("n2").sync.view is not None)
+    until(cluster, lambda: "n2" in cluster.members("n2"))
+    assert [each.members for each in cluster.agent("n2").sync.priors] == [("n1",)]
+    cluster.crash("n1")
+    assert_settled(cluster, "n2")
+
+
+def test_a_node_that_the_others_went_on_without_is_told_however_it_comes_back(trio):
+    """Seeds 137, 216, 490 and more: it asked, and nobody answered a stranger."""
+    for name in ("n3", "n2"):
+        others = [each for each in ("n1", "n2", "n3") if each != name]
+        for other in others:
+            trio.cut(name, other)
+        trio.settle(4.0)
+        assert trio.agent(name).parked
+        for other in others:
+            trio.heal(name, other)
+        trio.settle(3.0)
+        assert trio.nodes[name].done == "Out"
+        trio.add(name, seeds=["n1"], degree=3)
+        trio.settle(3.0)
+        assert name in trio.members("n1")
+
+
+def test_a_scheduler_that_was_cut_off_is_told_too(trio):
+    """Seeds 137 and 285: it was flushing by itself and asked only itself."""
+    trio.cut("n1", "n2")
+    trio.cut("n1", "n3")
+    trio.settle(4.0)
+    assert trio.members("n2") == ("n2", "n3")
+    trio.heal("n1", "n2")
+    trio.heal("n1", "n3")
+    assert_settled(trio, "n2", "n3")
+    assert trio.nodes["n1"].done == "Out"
+
+
+def test_a_candidate_that_was_not_elected_leaves_a_working_scheduler(trio):
+    """Seed 21: its higher term stayed, and the scheduler's flushes were ignored without a word."""
+    for name in ("n2", "n3"):
+        trio.agent(name).election.adopt(7)
+    trio.cut("n2", "n3")
+    assert_settled(trio, "n1", "n2", "n3")
+    assert trio.agent("n1").election.term == trio.agent("n2").election.term > 7
+
+
+def test_an_old_flush_does_not_stop_what_was_installed_after_it(trio):
+    """Seed 54: it came late over a link that had been held up, and the node was installed once more."""
+    trio.cut("n2", "n3")
+    trio.settle(3.0)
+    n2 = trio.agent("n2")
+    term, number = n2.installed
+    flush = Flush(term=term, number=number, scheduler="n1", key=n2.sync.view.key, step=n2.sync.step)
+    n2.note(flush, trio.now_s)
+    assert not n2.sync.frozen
+    assert n2.flushed is None
+
+
+def test_a_restarted_process_does_not_pass_for_the_member_that_died(trio):
+    """The flush waited for an answer of the dead member, because somebody of its name could be reached."""
+    trio.crash("n3")
+    trio.add("n3", seeds=["n1"], degree=2)
+    assert_settled(trio, "n1", "n2", "n3")
+    assert trio.members("n1")[-1] == "n3"
+
+
+def test_a_joiner_of_a_parked_cluster_gives_up_and_says_why(trio):
+    """Seeds 1081 and 1323: ready, it told a dead cluster so for ever."""
+    trio.add("n4", seeds=["n3"], degree=3)
+    until(trio, lambda: trio.agent("n4").joiner is not None and trio.agent("n4").joiner.state.value == "ready")
+    for name in ("n1", "n2"):
+        trio.crash(name)
+    trio.settle(60.0)
+    assert trio.nodes["n4"].done == "JoinFailed"
+    assert trio.agent("n3").parked

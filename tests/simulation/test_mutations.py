@@ -1,0 +1,123 @@
+"""A simulation that finds nothing may look at nothing: it must notice when a rule is broken on purpose."""
+
+import pytest
+
+from chaosnet.node import core as node_core
+from chaosnet.protocols import overlay, step_sync
+from chaosnet.protocols.effects import RenewResults, ResetAttempt
+from chaosnet.protocols.election import Election
+from chaosnet.scheduler.core import Scheduler
+from chaosnet.simulator import Violation, run
+
+SEEDS = 120  # Tried in order; the first that notices ends the search.
+
+
+def no_quorum(monkeypatch):
+    """Whoever can be reached goes on, in all parts of a partition."""
+    monkeypatch.setattr(overlay, "has_quorum", lambda electorate, alive, crashed: True)
+
+
+def silence_proves_a_crash(monkeypatch):
+    monkeypatch.setattr(overlay.Overlay, "crashed", property(lambda self: {*self.graph} - self.reachable))
+
+
+def any_close_proves_a_crash(monkeypatch):
+    """Even one that comes after a long silence, or with a Bye."""
+    monkeypatch.setattr(node_core.Agent, "_has_died", lambda self, event, silent, now_s: True)
+
+
+def several_votes_a_term(monkeypatch):
+    original = Election.on_request
+
+    def forgetful(self, request, key, scheduler_missing):
+        self.voted_term = 0
+        self.term = min(self.term, request.term - 1)
+        return original(self, request, key, scheduler_missing)
+
+    monkeypatch.setattr(Election, "on_request", forgetful)
+
+
+def buffers_are_reused_under_departed_nodes(monkeypatch):
+    original = step_sync.StepSync.enter
+
+    def enter(self, *args, **kwargs):
+        return [each for each in original(self, *args, **kwargs) if not isinstance(each, RenewResults)]
+
+    monkeypatch.setattr(step_sync.StepSync, "enter", enter)
+
+
+def sums_survive_a_flush(monkeypatch):
+    original = node_core.Agent.handle
+
+    def handle(self, event, now_s):
+        return [each for each in original(self, event, now_s) if not isinstance(each, ResetAttempt)]
+
+    monkeypatch.setattr(node_core.Agent, "handle", handle)
+
+
+def attempts_have_no_name(monkeypatch):
+    """Messages count by their step alone, whichever attempt they are of."""
+    original = step_sync.StepSync._received
+
+    def received(self, event):
+        import msgspec
+
+        message = event.message
+        if self.view is not None and message.step == self.step and not self.frozen:
+            message = msgspec.structs.replace(message, key=self.view.key)
+        return original(self, type(event)(event.peer, message, event.payload))
+
+    monkeypatch.setattr(step_sync.StepSync, "_received", received)
+
+
+def completed_steps_are_forgotten(monkeypatch):
+    """The new view starts with the step that the slowest has not completed, and so does everybody."""
+    original = Scheduler._install
+
+    def install(self, base, priors, answers):
+        least = min(answer.step for answer in answers.values())
+        behind = {node: answer for node, answer in answers.items() if answer.step == least}
+        return original(self, base, priors, behind)
+
+    monkeypatch.setattr(Scheduler, "_install", install)
+
+
+def parts_are_added_twice(monkeypatch):
+    original = step_sync.StepSync._on_up
+
+    def on_up(self, peer, up, payload):
+        effects = original(self, peer, up, payload)
+        return effects[:1] + effects
+
+    monkeypatch.setattr(step_sync.StepSync, "_on_up", on_up)
+
+
+def views_are_switched_to_without_being_prepared_by_all(monkeypatch):
+    monkeypatch.setattr(step_sync, "merge_votes", lambda votes: max((vote for vote in votes if vote), default=None))
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        no_quorum,
+        silence_proves_a_crash,
+        several_votes_a_term,
+        buffers_are_reused_under_departed_nodes,
+        sums_survive_a_flush,
+        attempts_have_no_name,
+        completed_steps_are_forgotten,
+        parts_are_added_twice,
+        views_are_switched_to_without_being_prepared_by_all,
+        any_close_proves_a_crash,
+    ],
+    ids=lambda mutate: mutate.__name__,
+)
+def test_the_simulation_notices_when(mutate, monkeypatch):
+    mutate(monkeypatch)
+    for seed in range(SEEDS):
+        try:
+            run(seed)
+        except Violation as violation:
+            print(seed, str(violation).split("\n")[0])
+            return
+    raise AssertionError(f"{SEEDS} runs did not notice")

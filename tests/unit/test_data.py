@@ -1,0 +1,100 @@
+"""`chaosnet.data`: batches, the order of an epoch, and how a step's samples are cut for accumulation."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
+
+from chaosnet.data import Batch, EpochOrder, fetch, split
+
+
+class Squares:
+    """A data set that is nothing but len() and [index]."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return torch.tensor(index), index**2
+
+
+def test_a_batch_is_what_a_data_loader_would_give():
+    batch = fetch(Squares(), [3, 0, 5])
+    x, y = batch
+    assert x.tolist() == batch.x.tolist() == [3, 0, 5]
+    assert y.tolist() == batch.y.tolist() == batch[1].tolist() == [9, 0, 25]
+    assert (len(batch), batch.samples) == (2, 3)
+
+
+def test_items_may_be_dictionaries_or_bare_tensors():
+    named = fetch([{"image": torch.ones(2), "label": n} for n in range(4)], [1, 3])
+    assert named.data["label"].tolist() == [1, 3]
+    assert named.data["image"].shape == named.x["image"].shape == (2, 2)
+    bare = fetch([torch.tensor(float(n)) for n in range(4)], [2, 3])
+    assert bare.x.tolist() == [2, 3] and bare.samples == 2
+
+
+def test_a_data_set_that_can_fetch_many_at_once_does():
+    class Many(Squares):
+        def __getitems__(self, indices):
+            return [(torch.tensor(index), 0) for index in indices]
+
+        def __getitem__(self, index):
+            raise AssertionError("one by one")
+
+    assert fetch(Many(), [4, 2]).x.tolist() == [4, 2]
+
+
+def test_moving_a_batch_keeps_what_it_is():
+    batch = Batch([torch.ones(3), {"y": (torch.zeros(3), "text")}], 3)
+    batch.last, batch.share = False, 0.25
+    moved = batch.to("meta")
+    assert moved.x.is_meta and moved.y["y"][0].is_meta and moved.y["y"][1] == "text"
+    assert (moved.samples, moved.last, moved.share) == (3, False, 0.25)
+
+
+def test_alone_a_batch_is_a_whole_step():
+    batch = fetch(TensorDataset(torch.ones(4, 2)), [0, 1])
+    assert batch.last and batch.share == 1.0
+
+
+def test_every_epoch_is_another_permutation_and_all_nodes_know_it():
+    first, second = EpochOrder(100, seed=1), EpochOrder(100, seed=1)
+    orders = [tuple(first.indices(epoch, [(0, 100)])) for epoch in (0, 1, 2)]
+    assert all(sorted(order) == list(range(100)) for order in orders)
+    assert len(set(orders)) == 3
+    assert second.indices(1, [(0, 100)]) == list(orders[1])
+    assert first.indices(0, [(0, 100)]) == list(orders[0]), "also when asked for an earlier one"
+    assert EpochOrder(100, seed=2).indices(0, [(0, 100)]) != list(orders[0])
+
+
+def test_ranges_are_positions_in_the_permutation():
+    order = EpochOrder(50, seed=0)
+    whole = order.indices(3, [(0, 50)])
+    assert order.indices(3, [(0, 2), (10, 13)]) == [*whole[0:2], *whole[10:13]]
+    assert order.indices(3, []) == []
+
+
+def test_a_negative_seed_is_as_good_as_any():
+    assert sorted(EpochOrder(5, seed=-1).indices(2, [(0, 5)])) == [0, 1, 2, 3, 4]
+
+
+@st.composite
+def sorted_ranges(draw):
+    borders = sorted(draw(st.sets(st.integers(0, 60), max_size=12)))
+    return list(zip(borders[::2], borders[1::2], strict=False))
+
+
+@given(sorted_ranges(), st.integers(1, 9))
+def test_parts_hold_every_position_once_in_order_and_none_is_empty(ranges, parts):
+    lists = [[p for start, stop in part for p in range(start, stop)] for part in split(ranges, parts)]
+    assert [p for each in lists for p in each] == [p for start, stop in ranges for p in range(start, stop)]
+    assert len(lists) <= parts and all(lists)
+    sizes = [len(each) for each in lists]
+    assert len(set(sizes[:-1])) <= 1 and sizes[-1:] <= sizes[:1], "equal, but for the last"
+
+
+@pytest.mark.parametrize(("count", "parts", "sizes"), [(6, 3, [2, 2, 2]), (5, 3, [2, 2, 1]), (2, 3, [1, 1])])
+def test_parts_are_of_the_batch_size_or_less(count, parts, sizes):
+    assert [len(part) for part in split([(0, count)], parts)] == sizes

@@ -1,0 +1,174 @@
+"""`chaosnet.protocols.replication`: who is asked for which bytes next."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chaosnet.errors import RemoteProtocolError
+from chaosnet.protocols import replication
+from chaosnet.protocols.effects import DiscardState, ReadManifest, StateWhole, StoreShard, Transmit
+from chaosnet.protocols.events import ManifestBad, ManifestKnown, PeerClosed, Received, ShardBad, ShardStored, Tick
+from chaosnet.protocols.messages import ManifestReply, ManifestRequest, ReplicationDone, Shard, ShardRequest
+from chaosnet.protocols.replication import MANIFEST_PATIENCE_S, WINDOW, Replication
+
+STEP = 7
+PIECE = replication.MAX_PIECE_BYTES
+
+
+def start(shards_by_source, shard_bytes=PIECE):
+    pull = Replication(STEP, shard_bytes, shards_by_source)
+    return pull, pull.start(0.0)
+
+
+def with_manifest(shards_by_source, total_bytes, shard_bytes=PIECE):
+    pull, _ = start(shards_by_source, shard_bytes)
+    return pull, pull.handle(ManifestKnown(STEP, total_bytes), 0.0)
+
+
+def asked(effects):
+    """(source, start, stop) of each request for bytes."""
+    return [
+        (effect.peer, effect.message.start, effect.message.stop)
+        for effect in effects
+        if isinstance(effect, Transmit) and isinstance(effect.message, ShardRequest)
+    ]
+
+
+def shard(start, stop):
+    return Shard(step=STEP, start=start, stop=stop, digest=b"")
+
+
+def test_the_manifest_comes_first_and_from_one_source():
+    _, effects = start({"a": 1, "b": 1})
+    assert effects == [Transmit("a", ManifestRequest(step=STEP))]
+
+
+def test_another_source_is_asked_for_a_manifest_that_does_not_come():
+    pull, _ = start({"a": 1, "b": 1})
+    assert pull.handle(Tick(), MANIFEST_PATIENCE_S - 0.1) == []
+    assert pull.handle(Tick(), MANIFEST_PATIENCE_S) == [Transmit("b", ManifestRequest(step=STEP))]
+    assert pull.handle(Tick(), 2 * MANIFEST_PATIENCE_S) == [Transmit("a", ManifestRequest(step=STEP))]
+
+
+def test_a_manifest_of_another_step_is_ignored():
+    pull, _ = start({"a": 1})
+    assert pull.handle(Received("a", ManifestReply(step=STEP + 1, digest=b""), b"x"), 0.0) == []
+    assert pull.handle(Received("a", ManifestReply(step=STEP, digest=b"d"), b"x"), 0.0) == [
+        ReadManifest("a", STEP, b"d", b"x")
+    ]
+
+
+def test_a_source_with_an_unusable_manifest_is_dropped_for_another():
+    pull, _ = start({"a": 1, "b": 1})
+    assert pull.handle(ManifestBad("a", "damaged"), 0.0) == [Transmit("b", ManifestRequest(step=STEP))]
+    assert pull.handle(ManifestBad("b", "damaged"), 0.0) == [DiscardState()]
+    assert "b: its manifest is unusable: damaged" in pull.failed
+
+
+def test_sources_are_asked_in_proportion_to_the_plan_and_within_a_window():
+    _, effects = with_manifest({"a": 8, "b": 4}, 12 * PIECE)
+    by_source = {name: [each for each in asked(effects) if each[0] == name] for name in "ab"}
+    assert [len(each) for each in by_source.values()] == [WINDOW, WINDOW]
+    assert by_source["a"][0][1] == 0
+    assert by_source["b"][0][1] == 8 * PIECE
+
+
+def test_a_source_is_asked_for_more_when_it_delivers():
+    pull, effects = with_manifest({"a": 16}, 16 * PIECE)
+    source, begin, end = asked(effects)[0]
+    assert pull.handle(Received(source, shard(begin, end), b"..."), 0.1) == [
+        StoreShard(source, begin, end, b"", b"...")
+    ]
+    assert len(asked(pull.handle(ShardStored(source, begin, end), 0.1))) == 1
+
+
+def test_bytes_that_nobody_asked_for_are_the_peers_mistake():
+    pull, _ = with_manifest({"a": 16, "b": 0}, 16 * PIECE)
+    with pytest.raises(RemoteProtocolError, match="nobody asked for"):
+        pull.handle(Received("b", shard(5, 6), b"..."), 0.1)
+
+
+def test_a_second_copy_is_dropped():
+    pull, effects = with_manifest({"a": 16}, 16 * PIECE)
+    source, begin, end = asked(effects)[0]
+    pull.handle(ShardStored(source, begin, end), 0.1)
+    assert pull.handle(Received(source, shard(begin, end), b"..."), 0.2) == []
+
+
+def test_a_source_that_runs_dry_takes_over_half_of_what_the_slowest_has_left():
+    pull, effects = with_manifest({"fast": 3, "slow": 29}, 32 * PIECE)
+    for source, begin, end in asked(effects):
+        if source == "fast":
+            pull.handle(ShardStored(source, begin, end), 0.1)
+    assert pull.stolen_ranges >= 1
+    assert any(begin >= 16 * PIECE for begin, _ in pull.sources["fast"].under_way)
+    pull.check_invariants()
+
+
+def test_the_last_piece_is_asked_of_an_idle_source_too():
+    pull, _ = with_manifest({"a": 1, "b": 0}, 100)
+    owed = [piece for source in pull.sources.values() for piece in source.under_way]
+    assert len(owed) == 2 * len(set(owed))
+
+
+def test_a_dead_sources_rest_goes_to_the_others():
+    pull, _ = with_manifest({"a": 8, "b": 8}, 16 * PIECE)
+    pull.handle(PeerClosed("a", clean=False), 0.5)
+    pull.check_invariants()
+    drain(pull, random.Random(0))
+    assert pull.whole
+
+
+def test_with_the_last_source_gone_it_fails():
+    pull, _ = with_manifest({"a": 8}, 16 * PIECE)
+    assert pull.handle(PeerClosed("a", clean=False), 0.5) == [DiscardState()]
+    assert pull.failed == "no neighbour is left to pull the state from (the last was a: it is gone)"
+
+
+def test_a_damaged_piece_is_asked_of_somebody_else_and_counted():
+    pull, effects = with_manifest({"a": 8, "b": 8}, 16 * PIECE)
+    source, begin, end = asked(effects)[0]
+    other = {"a": "b", "b": "a"}[source]
+    pull.handle(ShardBad(source, begin, end), 0.1)
+    assert pull.bad_shards == 1
+    assert pull.sources[other].rest[0][0] == begin
+    pull.check_invariants()
+
+
+def test_an_empty_state_is_whole_at_once():
+    _, effects = with_manifest({"a": 1}, 0)
+    assert effects == [Transmit("a", ReplicationDone(step=STEP)), StateWhole(STEP)]
+
+
+def drain(pull, rng, bad=0.0, deaths=()):
+    """Deliver what is asked for, in any order, until nothing is under way."""
+    deaths = list(deaths)
+    for turn in range(10_000):
+        owed = [(name, piece) for name, source in pull.sources.items() for piece in source.under_way]
+        if not owed or pull.whole:
+            return
+        if deaths and turn % 5 == 4 and len(pull.sources) > 1:
+            pull.handle(PeerClosed(deaths.pop(), clean=False), 1.0)
+            continue
+        name, (begin, end) = rng.choice(owed)
+        event = ShardBad(name, begin, end) if rng.random() < bad else ShardStored(name, begin, end)
+        pull.handle(event, 1.0)
+        pull.check_invariants()
+    raise AssertionError("it does not end")
+
+
+@given(
+    seed=st.integers(0, 1 << 32),
+    shards=st.lists(st.integers(0, 9), min_size=1, max_size=5),
+    total=st.integers(1, 40 * PIECE),
+    deaths=st.integers(0, 4),
+)
+def test_every_byte_arrives_once_whatever_is_slow_damaged_or_dies(seed, shards, total, deaths):
+    rng = random.Random(seed)
+    names = [f"n{index}" for index in range(len(shards))]
+    pull, _ = with_manifest(dict(zip(names, shards, strict=True)), total)
+    drain(pull, rng, bad=0.2, deaths=rng.sample(names, min(deaths, len(names) - 1)))
+    assert pull.whole
+    assert pull.stored_bytes == total

@@ -1,0 +1,241 @@
+"""`chaosnet.protocols.scale_out`: the joiner's half of Fig. 4a."""
+
+import pytest
+
+from chaosnet.protocols.effects import Dial, DiscardState, JoinFailed, SendProbe, StateWhole, Transmit
+from chaosnet.protocols.events import (
+    BacklogFull,
+    CaughtUp,
+    DialFailed,
+    ManifestKnown,
+    PeerClosed,
+    PeerOpened,
+    Received,
+    StateRejected,
+    Tick,
+)
+from chaosnet.protocols.messages import (
+    Answer,
+    Envelope,
+    LinkReading,
+    Member,
+    NegotiationPlan,
+    NeighborsReady,
+    ProbeResult,
+    ReplicationPlan,
+    ScaleOutReady,
+    ScaleOutRefused,
+    ScaleOutRequest,
+    View,
+)
+from chaosnet.protocols.relay import Relay
+from chaosnet.protocols.scale_out import ASK_EVERY_S, KNOCK_EVERY_S, LINK_PATIENCE_S, MAX_UNANSWERED, Joiner, State
+
+REQUEST = ScaleOutRequest(node="j", address="j:1")
+A, B = Member(id="a", address="a:1"), Member(id="b", address="b:1")
+VIEW = View(term=1, seq=2, scheduler="a", members=(A, B), observers=(Member(id="j", address="j:1"),))
+
+
+class Bench:
+    """A joiner with its relay; `now_s` moves by hand."""
+
+    def __init__(self, seeds=("a:1", "x:1"), patience_s=20.0):
+        self.relay, self.now_s = Relay("j", 0), 0.0
+        self.joiner = Joiner(self.relay, seeds, REQUEST, patience_s, 0.0)
+
+    def handle(self, event):
+        effects = self.joiner.handle(event, self.now_s)
+        self.joiner.check_invariants()
+        return effects
+
+    def open(self, peer):
+        self.relay.opened(peer, client=False)
+        return self.handle(PeerOpened(peer, f"{peer}:1"))
+
+    def close(self, peer):
+        self.relay.closed(peer)
+        return self.handle(PeerClosed(peer, clean=False))
+
+    def after(self, seconds):
+        self.now_s += seconds
+        return self.handle(Tick())
+
+    def plan(self, *members):
+        return self.handle(Received("a", NegotiationPlan(neighbors=members)))
+
+    def to_waiting(self):
+        self.handle(Tick())
+        self.open("a")
+        self.plan(A)
+        return self.handle(Received("a", ProbeResult(rate_bps=1e6)))
+
+    def to_fetching(self, shards=None):
+        self.to_waiting()
+        shards = shards or {"a": 1}
+        plan = ReplicationPlan(view=VIEW, step=7, shard_bytes=100, shards_by_source=shards)
+        return self.handle(Received("a", plan))
+
+
+@pytest.fixture
+def bench():
+    return Bench()
+
+
+def bodies(effects):
+    return [effect.message.body for effect in effects if isinstance(effect.message, Envelope)]
+
+
+def test_it_dials_all_seeds_and_again_until_one_answers(bench):
+    assert bench.handle(Tick()) == [Dial("a:1"), Dial("x:1")]
+    assert bench.after(KNOCK_EVERY_S - 0.1) == []
+    assert bench.after(0.1) == [Dial("a:1"), Dial("x:1")]
+
+
+def test_it_gives_up_when_nobody_answers_and_says_what_each_seed_said():
+    bench = Bench(patience_s=5.0)
+    bench.handle(Tick())
+    bench.handle(DialFailed("a:1", "connection refused"))
+    assert bench.after(5.0) == [
+        JoinFailed("nobody answers (a:1: connection refused; x:1: no answer; tried for 5 s)")
+    ]
+    assert bench.joiner.state is State.FAILED
+
+
+def test_it_gives_up_at_once_if_the_seeds_speak_another_version(bench):
+    bench.handle(Tick())
+    [failed] = bench.handle(DialFailed("a:1", "the peer speaks protocol version 9"))
+    assert isinstance(failed, JoinFailed)
+
+
+def test_it_asks_whoever_answers_first(bench):
+    bench.handle(Tick())
+    assert bodies(bench.open("a")) == [REQUEST]
+    assert bench.joiner.state is State.ASKED
+
+
+def test_a_refusal_is_final_and_carries_the_model_of_the_cluster(bench):
+    bench.handle(Tick())
+    bench.open("a")
+    refused = ScaleOutRefused(reason="the model differs", spec=b"spec")
+    assert bench.handle(Received("a", refused)) == [JoinFailed("the model differs", b"spec")]
+
+
+def test_it_opens_the_planned_links_and_measures_those_that_are_open_already(bench):
+    bench.handle(Tick())
+    bench.open("a")
+    assert bench.plan(A, B) == [SendProbe("a"), Dial("b:1")]
+    assert bench.open("b") == [SendProbe("b")]
+
+
+def test_it_reports_the_links_when_all_are_measured_or_have_failed(bench):
+    bench.handle(Tick())
+    bench.open("a")
+    bench.plan(A, B)
+    assert bench.handle(Received("a", ProbeResult(rate_bps=5e6))) == []
+    [report] = bodies(bench.handle(DialFailed("b:1", "connection refused")))
+    assert report == NeighborsReady(
+        node="j", links={"a": LinkReading(rate_bps=5e6)}, failed={"b": "connection refused"}
+    )
+
+
+def test_it_does_not_wait_for_a_slow_link_for_ever(bench):
+    bench.handle(Tick())
+    bench.open("a")
+    bench.plan(A, B)
+    [report] = bodies(bench.after(LINK_PATIENCE_S))
+    assert report.links == {"a": LinkReading()}
+    assert report.failed == {"b": "no answer"}
+
+
+def test_with_the_plan_it_pulls_the_state_and_becomes_ready_when_it_has_caught_up(bench):
+    effects = bench.to_fetching()
+    assert effects[0] == DiscardState()
+    assert bench.joiner.state is State.FETCHING
+    done = bench.handle(ManifestKnown(7, 0))
+    assert StateWhole(7) in done
+    assert bench.joiner.state is State.LOADING
+    assert bodies(bench.handle(CaughtUp())) == [ScaleOutReady(node="j")]
+    assert bench.joiner.state is State.READY
+
+
+def test_it_says_again_that_it_is_ready_until_it_is_a_member(bench):
+    bench.to_fetching()
+    bench.handle(ManifestKnown(7, 0))
+    bench.handle(CaughtUp())
+    assert bodies(bench.after(ASK_EVERY_S)) == [ScaleOutReady(node="j")]
+    bench.joiner.joined()
+    assert bench.after(ASK_EVERY_S) == []
+
+
+def test_without_an_answer_it_asks_again(bench):
+    bench.handle(Tick())
+    bench.open("a")
+    [_, again] = bench.after(ASK_EVERY_S)
+    assert again.message.body == REQUEST
+
+
+def test_it_gives_up_on_a_cluster_that_does_not_go_on(bench):
+    bench.handle(Tick())
+    bench.open("a")
+    for _ in range(MAX_UNANSWERED):
+        assert bench.joiner.state is State.ASKED
+        bench.after(ASK_EVERY_S)
+    [failed] = bench.after(ASK_EVERY_S)
+    assert failed == JoinFailed("the cluster does not go on: asked 8 times (no answer)")
+
+
+def test_ready_for_a_dead_cluster_it_gives_up_too(bench):
+    bench.to_fetching()
+    bench.handle(ManifestKnown(7, 0))
+    bench.handle(CaughtUp())
+    for _ in range(MAX_UNANSWERED):
+        assert bodies(bench.after(ASK_EVERY_S)) == [ScaleOutReady(node="j")]
+    assert bench.after(ASK_EVERY_S) == [JoinFailed("the cluster does not go on: asked 8 times")]
+
+
+def test_ready_it_waits_as_long_as_the_scheduler_answers(bench):
+    """Steps may take minutes, and the view that lets it in comes with one."""
+    bench.to_fetching()
+    bench.handle(ManifestKnown(7, 0))
+    bench.handle(CaughtUp())
+    for _ in range(3 * MAX_UNANSWERED):
+        assert bodies(bench.after(ASK_EVERY_S)) == [ScaleOutReady(node="j")]
+        bench.handle(Received("a", Answer(ok=True, text="next")))
+
+
+def test_dropped_by_the_cluster_it_starts_over_and_forgets_the_state(bench):
+    bench.to_fetching()
+    effects = bench.joiner.orphaned("it is not in the view any more", 1.0)
+    assert effects[0] == DiscardState()
+    assert bench.joiner.state is State.ASKED
+    assert bench.joiner.replication is None
+
+
+def test_with_all_connections_gone_it_knocks_again(bench):
+    bench.to_fetching()
+    effects = bench.close("a")
+    assert effects == [DiscardState(), DiscardState()]
+    assert bench.joiner.state is State.KNOCKING
+    assert bench.handle(Tick()) == [Dial("a:1"), Dial("x:1")]
+
+
+def test_a_state_that_it_cannot_use_is_asked_for_again(bench):
+    bench.to_fetching()
+    bench.handle(ManifestKnown(7, 0))
+    assert bench.handle(StateRejected("another dtype"))[0] == DiscardState()
+    assert bench.joiner.state is State.ASKED
+
+
+def test_short_of_memory_it_asks_to_join_in_blocking_mode(bench):
+    bench.to_fetching()
+    [_, again] = bench.handle(BacklogFull())
+    assert again.message.body.blocking
+
+
+def test_a_newer_plan_replaces_the_pull_under_way(bench):
+    bench.to_fetching()
+    plan = ReplicationPlan(view=VIEW, step=9, shard_bytes=100, shards_by_source={"a": 1})
+    effects = bench.handle(Received("a", plan))
+    assert effects[0] == DiscardState()
+    assert isinstance(effects[1], Transmit)
+    assert bench.joiner.replication.step == 9

@@ -1,0 +1,461 @@
+"""`chaosnet.scheduler.core` and `views`: events become views, one after the other."""
+
+import networkx as nx
+import pytest
+
+from chaosnet.errors import PlanInfeasible
+from chaosnet.protocols.effects import Happened, Parked
+from chaosnet.protocols.messages import (
+    EVERYONE,
+    AbortRequest,
+    Answer,
+    ConnectLinkRequest,
+    DisconnectLinkRequest,
+    Electorate,
+    Expelled,
+    Flush,
+    FlushOk,
+    Install,
+    LinkNews,
+    LinkReading,
+    Member,
+    NegotiationPlan,
+    NeighborsReady,
+    Prepare,
+    PrepareFailed,
+    ReplicationPlan,
+    Report,
+    ScaleInRequest,
+    ScaleOutAbort,
+    ScaleOutReady,
+    ScaleOutRefused,
+    ScaleOutRequest,
+    View,
+)
+from chaosnet.protocols.overlay import Overlay
+from chaosnet.protocols.step_sync import StepSync
+from chaosnet.scheduler import views
+from chaosnet.scheduler.core import LEAVE_PATIENCE_S, REPEAT_EVERY_S, Scheduler
+from chaosnet.scheduler.monitor import ClusterMonitor
+from chaosnet.scheduler.sync_plan import POLICIES
+from chaosnet.scheduler.views import AddJoiner, AddLink, Nothing, Promote, Remove, RemoveLink
+
+TRIANGLE = [("a", "b"), ("a", "c"), ("b", "c")]
+
+
+def member(name, joined_step=0):
+    return Member(id=name, address=f"{name}:1", joined_step=joined_step)
+
+
+def make_view(members, links, observers="", **kwargs):
+    view = View(
+        term=1,
+        seq=1,
+        scheduler=members[0],
+        members=tuple(map(member, members)),
+        observers=tuple(map(member, observers)),
+        links=tuple(links),
+        **kwargs,
+    )
+    graph = nx.Graph([each for each in links if {*each} <= {*members}])
+    graph.add_nodes_from(members)
+    return views.with_trees(view, graph, POLICIES["single"])
+
+
+class Bench:
+    """The scheduler on node a, in the only view of its term; what it sends is kept."""
+
+    def __init__(self, members="abc", links=TRIANGLE, observers=""):
+        self.sync, self.overlay, self.monitor = StepSync("a", 1), Overlay("a"), ClusterMonitor()
+        self.sent, self.version, self.now_s = [], 0, 0.0
+        self.scheduler = Scheduler(
+            "a", 1, self.sync, self.overlay, self.monitor, self._send, POLICIES["single"], digest="d", spec=b"s"
+        )
+        self.enter(make_view(members, links, observers), step=10)
+
+    def _send(self, target, body):
+        self.sent.append((target, body))
+        return []
+
+    def take_sent(self):
+        sent, self.sent = self.sent, []
+        return sent
+
+    def enter(self, view, step):
+        before = self.sync.view
+        self.sync.enter(view, step, self.sync.priors)
+        self.overlay.enter(view)
+        effects = self.scheduler.switched(before, view, self.now_s)
+        self.scheduler.check_invariants()
+        return effects
+
+    def receive(self, source, message):
+        effects = self.scheduler.receive(source, message, self.now_s)
+        self.scheduler.check_invariants()
+        return effects, self.take_sent()
+
+    def lose(self, *links, state="silent"):
+        for reporter, peer in links:
+            self.version += 1
+            self.overlay.heard(LinkNews(reporter=reporter, peer=peer, version=self.version, state=state))
+        effects = self.scheduler.overlay_changed(self.now_s)
+        return effects, self.take_sent()
+
+    def flush_ok(self, node, key=(1, 1), step=10, number=1, **kwargs):
+        return self.receive(node, FlushOk(term=1, number=number, node=node, key=key, step=step, **kwargs))
+
+    def proposed(self):
+        """The one view that was proposed just now."""
+        [view] = {body.view.key: body.view for _, body in self.take_sent() if isinstance(body, Prepare)}.values()
+        return view
+
+
+@pytest.fixture
+def bench():
+    bench = Bench()
+    bench.take_sent()
+    return bench
+
+
+def installs(sent):
+    return [body for _, body in sent if isinstance(body, Install)]
+
+
+# --- one change at a time ---
+
+
+def test_a_leave_is_proposed_and_repeated_until_it_is_in_force(bench):
+    effects, sent = bench.receive("c", ScaleInRequest(node="c"))
+    assert effects == [Happened("scale-in", "c", "asks to leave", 10)]
+    [(target, prepare)] = sent
+    assert target == EVERYONE
+    assert prepare.view.member_ids == ("a", "b")
+    bench.now_s = REPEAT_EVERY_S
+    bench.scheduler.tick(bench.now_s)
+    assert bench.take_sent() == sent
+    effects = bench.enter(prepare.view, 11)
+    assert effects[0] == Happened("left", "c", "now 2 members, 1 links", 11)
+
+
+def test_changes_come_one_by_one_so_that_majorities_overlap(bench):
+    bench.receive("c", ScaleInRequest(node="c"))
+    _, sent = bench.receive("b", ScaleInRequest(node="b"))
+    assert sent == []
+    bench.enter(bench.scheduler.proposal.view, 11)
+    assert bench.proposed().member_ids == ("a",)
+
+
+def test_a_request_made_twice_is_served_once(bench):
+    bench.receive("c", ScaleInRequest(node="c"))
+    assert bench.receive("c", ScaleInRequest(node="c")) == ([], [])
+    assert not bench.scheduler.queue
+
+
+def test_the_schedulers_own_leave_vacates_the_role(bench):
+    bench.scheduler.receive("a", ScaleInRequest(node="a"), 0.0)
+    assert bench.proposed().scheduler == ""
+
+
+def test_who_leaves_takes_no_link_along_that_others_need():
+    bench = Bench("abc", [("a", "b"), ("b", "c")])
+    bench.scheduler.queue.clear()
+    bench.scheduler.proposal = None
+    bench.take_sent()
+    bench.receive("b", ScaleInRequest(node="b"))
+    assert bench.scheduler.proposal.view.links == (("a", "c"),)
+
+
+def test_a_thin_overlay_is_repaired_as_if_somebody_had_asked():
+    bench = Bench("abc", [("a", "b"), ("b", "c")])
+    assert bench.proposed().links == (("a", "b"), ("a", "c"), ("b", "c"))
+
+
+def test_a_link_that_cannot_be_opened_is_answered_and_forgotten(bench):
+    bench.enter(make_view("abcd", [("a", "b"), ("b", "c"), ("c", "d"), ("a", "d")]), 11)
+    bench.take_sent()
+    bench.receive("b", ConnectLinkRequest(a="b", b="d", asker="client"))
+    key = bench.scheduler.proposal.view.key
+    failed = PrepareFailed(key=key, node="b", link=("b", "d"), reason="connection refused")
+    _, sent = bench.receive("b", failed)
+    text = "the link b - d cannot be opened (connection refused)"
+    assert sent == [("client", Answer(ok=False, text=text))]
+    assert bench.scheduler.proposal is None
+
+
+def test_a_leaver_whose_substitute_link_will_not_open_goes_with_a_flush():
+    bench = Bench("abc", TRIANGLE)
+    bench.receive("c", ScaleInRequest(node="c"))
+    failed = PrepareFailed(key=bench.scheduler.proposal.view.key, node="b", link=("a", "b"), reason="no")
+    bench.receive("b", failed)
+    for node in "ab":
+        bench.flush_ok(node)
+    _, sent = bench.flush_ok("c")
+    assert installs(sent)[0].view.member_ids == ("a", "b")
+
+
+def test_when_nobody_trains_a_leaver_goes_with_a_flush(bench):
+    bench.receive("c", ScaleInRequest(node="c"))
+    bench.take_sent()
+    bench.scheduler.tick(LEAVE_PATIENCE_S + 0.1)
+    assert any(isinstance(body, Flush) for _, body in bench.take_sent())
+    assert bench.scheduler.leaving_at_flush == "c"
+
+
+def test_unknown_ends_of_a_link_are_named_in_the_answer(bench):
+    _, [(asker, answer)] = bench.receive("b", ConnectLinkRequest(a="b", b="x", asker="client"))
+    assert asker == "client"
+    assert answer.text == "'x' is no member (members: a (a:1), b (b:1), c (c:1))"
+
+
+def test_a_link_without_which_the_overlay_falls_apart_stays(bench):
+    bench.enter(make_view("ab", [("a", "b")]), 11)
+    bench.take_sent()
+    _, sent = bench.receive("b", DisconnectLinkRequest(a="a:1", b="b", asker="b"))
+    assert sent == [("b", Answer(ok=False, text="without the link a - b the overlay falls into two parts"))]
+
+
+def test_a_lost_link_between_live_nodes_costs_that_link_and_nobody(bench):
+    effects, sent = bench.lose(("b", "c"))
+    assert effects == []
+    [(_, prepare)] = sent
+    assert prepare.view.links == (("a", "b"), ("a", "c"))
+    assert prepare.view.member_ids == ("a", "b", "c")
+
+
+# --- scale-out ---
+
+
+def join(bench, node="j", **kwargs):
+    request = ScaleOutRequest(node=node, address=f"{node}:1", digest="d", **kwargs)
+    return bench.receive(node, request)
+
+
+def ready(bench, *neighbors, node="j"):
+    links = {each: LinkReading(rate_bps=1e6) for each in neighbors}
+    return bench.receive(node, NeighborsReady(node=node, links=links))
+
+
+def test_a_joiner_first_listens_then_becomes_a_member(bench):
+    bench.receive("a", Report(node="a", state_bytes=1000, layer_bytes=(10, 100)))
+    join(bench, neighbors=("a", "b"))
+    ready(bench, "a", "b")
+    listening = bench.scheduler.proposal.view
+    assert (listening.member_ids, listening.observer_ids) == (("a", "b", "c"), ("j",))
+    assert listening.joining[0].sources == ("a", "b")
+    bench.enter(listening, 12)
+    [plan] = [body for target, body in bench.take_sent() if target == "j"]
+    assert isinstance(plan, ReplicationPlan)
+    assert (plan.step, plan.view) == (12, listening)
+    assert sum(plan.shards_by_source.values()) * plan.shard_bytes >= 1000
+    bench.receive("j", ScaleOutReady(node="j"))
+    assert bench.scheduler.proposal.view.member_ids == ("a", "b", "c", "j")
+
+
+def test_a_blocking_joiner_is_a_member_at_once(bench):
+    join(bench, blocking=True)
+    ready(bench, "a")
+    assert bench.scheduler.proposal.view.member_ids == ("a", "b", "c", "j")
+
+
+def test_a_joiner_with_another_model_is_refused_and_told_the_clusters(bench):
+    _, sent = bench.receive("j", ScaleOutRequest(node="j", address="", digest="other"))
+    assert sent == [("j", ScaleOutRefused(reason="the model differs", spec=b"s"))]
+
+
+def test_a_joiner_named_like_a_member_is_refused(bench):
+    _, [(_, refused)] = join(bench, node="b")
+    assert refused.reason == "a node named 'b' is in the cluster already; choose another with --name"
+
+
+def test_a_member_that_was_started_again_is_not_refused_but_waits_for_the_old_one_to_go(bench):
+    assert join(bench, node="b", life=9) == ([], [])
+
+
+def test_a_joiner_that_wants_an_unknown_neighbour_is_told_who_there_is(bench):
+    _, [(_, refused)] = join(bench, neighbors=("nobody",))
+    assert "'nobody' is no member (members: a (a:1), b (b:1), c (c:1))" in refused.reason
+
+
+def test_without_a_wish_the_scheduler_chooses_as_many_neighbours_as_asked_for(bench):
+    _, [(_, plan)] = join(bench, degree=2)
+    assert isinstance(plan, NegotiationPlan)
+    assert len(plan.neighbors) == 2
+
+
+def test_a_parked_scheduler_lets_nobody_in_and_leaves_it_to_the_joiners_patience(bench):
+    bench.scheduler.parked = "only 1 of 3 members can be reached"
+    assert join(bench) == ([], [])
+
+
+def test_a_joiner_that_gives_up_is_removed():
+    bench = Bench(links=[*TRIANGLE, ("a", "j")], observers="j")
+    bench.take_sent()
+    bench.receive("j", ScaleOutAbort(node="j", reason="no memory"))
+    assert bench.scheduler.proposal.view.observer_ids == ()
+
+
+def test_a_joiner_that_is_in_no_view_any_more_is_told(bench):
+    _, sent = bench.receive("j", ScaleOutReady(node="j"))
+    assert sent == [("j", Expelled(node="j", reason="it is not in the view any more"))]
+
+
+# --- flush and install ---
+
+
+def test_a_lost_member_starts_a_flush_and_the_others_go_on(bench):
+    _, [(target, flush)] = bench.lose(("a", "c"), ("b", "c"))
+    assert target == EVERYONE
+    assert flush == Flush(term=1, number=1, scheduler="a", key=(1, 1), step=10)
+    assert bench.flush_ok("a") == ([], [])
+    effects, sent = bench.flush_ok("b")
+    [install] = installs(sent)
+    assert install.view.member_ids == ("a", "b")
+    assert install.view.links == (("a", "b"),)
+    assert install.priors == (Electorate(key=(1, 1), members=("a", "b", "c")),)
+    assert (install.step, install.holder) == (10, "")
+    assert Happened("node-failure", "c", "lost c", 10) in effects
+
+
+def test_a_flush_is_repeated_until_all_in_reach_have_answered(bench):
+    bench.lose(("a", "c"), ("b", "c"))
+    bench.scheduler.tick(REPEAT_EVERY_S)
+    [(_, flush)] = bench.take_sent()
+    assert isinstance(flush, Flush)
+
+
+def test_a_minority_parks_and_goes_on_when_it_can_reach_enough_again(bench):
+    bench.lose(("a", "b"), ("a", "c"))
+    effects, sent = bench.flush_ok("a")
+    assert (effects, sent) == ([Parked("only 1 of 3 members can be reached")], [])
+    bench.overlay.heard(LinkNews(reporter="a", peer="b", version=99, state="open"))
+    assert bench.flush_ok("b") == ([], [])  # Through b, c can be reached, too: wait for it.
+    effects, sent = bench.flush_ok("c")
+    assert effects[0] == Parked(None)
+    assert installs(sent)[0].view.member_ids == ("a", "b", "c")
+
+
+def test_who_has_the_result_of_the_step_passes_it_on():
+    bench = Bench()
+    bench.lose(("a", "c"), ("b", "c"))
+    bench.flush_ok("a", step=10)
+    _, sent = bench.flush_ok("b", step=11, deal=(("b", 8),))
+    [install] = installs(sent)
+    assert (install.step, install.holder, install.deal) == (11, "b", (("b", 8),))
+
+
+def test_the_newest_view_that_anybody_has_switched_to_counts_as_active(bench):
+    newer = make_view("abd", [("a", "b"), ("a", "d"), ("b", "d")])
+    newer = View(**{name: getattr(newer, name) for name in newer.__struct_fields__ if name != "seq"}, seq=2)
+    bench.lose(("a", "c"), ("b", "c"))
+    bench.flush_ok("a")
+    old = Electorate(key=(1, 1), members=("a", "b", "c"))
+    _, sent = bench.flush_ok("b", key=(1, 2), step=11, view=newer, priors=(old,))
+    [install] = installs(sent)
+    assert install.view.key > (1, 2)
+    assert [each.key for each in install.priors] == [(1, 2), (1, 1)]
+
+
+def test_the_role_is_handed_over_by_a_scheduler_that_the_newest_view_has_dropped(bench):
+    newer = make_view("bc", [("b", "c")])
+    newer = View(**{name: getattr(newer, name) for name in newer.__struct_fields__ if name != "seq"}, seq=2)
+    bench.scheduler.start_flush("elected", 0.0)
+    bench.take_sent()
+    old = Electorate(key=(1, 1), members=("a", "b", "c"))
+    bench.flush_ok("a", step=11)
+    bench.flush_ok("b", key=(1, 2), step=11, view=newer, priors=(old,))
+    _, sent = bench.flush_ok("c", step=11)
+    [install] = installs(sent)
+    assert (install.view.member_ids, install.view.scheduler) == (("b", "c"), "")
+    assert ("a", Expelled(node="a", reason="the cluster went on without it")) in sent
+
+
+def test_an_install_that_was_lost_is_sent_again(bench):
+    bench.lose(("a", "c"), ("b", "c"))
+    bench.flush_ok("a")
+    _, sent = bench.flush_ok("b")
+    [install] = installs(sent)
+    bench.enter(install.view, 10)
+    bench.take_sent()
+    assert bench.flush_ok("b") == ([], [("b", install)])
+
+
+def test_a_node_that_comes_back_after_the_cluster_went_on_is_told(bench):
+    bench.lose(("a", "c"), ("b", "c"))
+    bench.flush_ok("a")
+    bench.enter(installs(bench.flush_ok("b")[1])[0].view, 10)
+    bench.take_sent()
+    told = [("c", Expelled(node="c", reason="the cluster went on without it"))]
+    assert bench.flush_ok("c") == ([], told)
+    assert bench.receive("c", AbortRequest(node="c", key=(1, 1), step=10, reason="no link")) == ([], told)
+
+
+def test_a_torn_step_is_flushed_and_one_that_is_over_is_not(bench):
+    assert bench.receive("b", AbortRequest(node="b", key=(1, 1), step=8, reason="lost")) == ([], [])
+    _, [(_, flush)] = bench.receive("b", AbortRequest(node="b", key=(1, 1), step=10, reason="lost"))
+    assert isinstance(flush, Flush)
+
+
+def test_a_proposal_that_a_flush_interrupts_is_made_again_after_it(bench):
+    bench.receive("c", ScaleInRequest(node="c"))
+    bench.receive("b", AbortRequest(node="b", key=(1, 1), step=10, reason="lost"))
+    assert bench.scheduler.proposal is None
+    bench.flush_ok("a")
+    bench.flush_ok("b")
+    _, sent = bench.flush_ok("c")
+    bench.enter(installs(sent)[0].view, 10)
+    assert bench.proposed().member_ids == ("a", "b")
+
+
+# --- pure steps from view to view ---
+
+
+def test_seniority_is_the_order_in_which_members_joined():
+    view = make_view("ab", [("a", "b"), ("b", "j")], observers="j")
+    assert views.apply_change(view, Promote(node="j"), (1, 2), step=5).member_ids == ("a", "b", "j")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        AddJoiner(node="b", neighbors=("a",)),
+        AddJoiner(node="j", neighbors=("gone",)),
+        Promote(node="j"),
+        Remove(node="x"),
+        AddLink(link=("a", "b")),
+        AddLink(link=("a", "x")),
+        RemoveLink(link=("b", "c")),
+    ],
+)
+def test_a_change_that_changes_nothing_is_void(change):
+    with pytest.raises(Nothing):
+        views.apply_change(make_view("abc", [("a", "b"), ("a", "c")]), change, (1, 2), step=5)
+
+
+def test_the_last_member_cannot_be_removed():
+    with pytest.raises(Nothing, match="a is the last member"):
+        views.apply_change(make_view("a", []), Remove(node="a"), (1, 2), step=5)
+
+
+def test_a_link_that_failed_goes_whatever_becomes_of_the_overlay():
+    view = make_view("ab", [("a", "b")])
+    with pytest.raises(PlanInfeasible):
+        views.apply_change(view, RemoveLink(link=("a", "b")), (1, 2), step=5)
+    assert views.apply_change(view, RemoveLink(link=("a", "b"), lost=True), (1, 2), step=5).links == ()
+
+
+def test_survivors_keep_their_links_and_use_others_only_where_they_would_fall_apart():
+    base = make_view("abc", [("a", "b"), ("b", "c")])
+    live = {("a", "b"), ("a", "c")}
+    view = views.survivors(base, {"a", "b", "c"}, live, (2, 2), "a")
+    assert view.links == (("a", "b"), ("a", "c"))
+    live = {("a", "b"), ("b", "c"), ("a", "c")}
+    assert views.survivors(base, {"a", "b", "c"}, live, (2, 2), "a").links == (("a", "b"), ("b", "c"))
+
+
+def test_an_observer_stays_if_any_member_left_can_serve_it():
+    """Seed 400: its only link of the view was lost, another connection was open."""
+    base = make_view("abc", [*TRIANGLE, ("a", "o")], observers="o")
+    view = views.survivors(base, {"b", "c", "o"}, {("b", "c"), ("b", "o")}, (2, 2), "b")
+    assert (view.observer_ids, view.links) == (("o",), (("b", "c"), ("b", "o")))
+    view = views.survivors(base, {"b", "c", "o"}, {("b", "c")}, (2, 2), "b")
+    assert (view.observer_ids, view.links) == ((), (("b", "c"),))

@@ -1,0 +1,443 @@
+"""`chaosnet.protocols.step_sync`: one step after the other, the same for all, whatever is torn on the way."""
+
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chaosnet.errors import LocalProtocolError, RemoteProtocolError
+from chaosnet.protocols import effects as fx
+from chaosnet.protocols.events import Contributed, LocalReady, Received, Retracted
+from chaosnet.protocols.messages import (
+    Commit,
+    Contribution,
+    Down,
+    Install,
+    Member,
+    Ready,
+    Tree,
+    Up,
+    View,
+)
+from chaosnet.protocols.step_sync import StepSync, chunk_trees, merge, merge_votes
+
+
+def view(members, parent, root, *, observers=(), term=1, seq=1, **kwargs):
+    trees = kwargs.pop("trees", (Tree(root=root, parent=parent),))
+    return View(
+        term=term,
+        seq=seq,
+        scheduler=members[0],
+        members=tuple(Member(id=each, address="") for each in members),
+        observers=tuple(Member(id=each, address="") for each in observers),
+        trees=trees,
+        **kwargs,
+    )
+
+
+CHAIN = view("abc", {"b": "a", "c": "b"}, "a")  # c to b to a, the root.
+
+
+class Cluster:
+    """Several StepSyncs and a network that delivers at once, or not if the test says so."""
+
+    def __init__(self, first, chunks=2, nodes=None):
+        self.chunks = chunks
+        self.syncs = {name: StepSync(name, chunks) for name in nodes or first.node_ids}
+        self.under_way = deque()
+        self.done = {name: [] for name in self.syncs}  # StepCompleted effects.
+        self.told = {name: [] for name in self.syncs}  # All other effects that are not messages.
+        self.cut = set()  # (sender, receiver)
+        self.results = {}
+        for name, sync in self.syncs.items():
+            self.perform(name, sync.enter(first, 0))
+
+    def perform(self, name, effects):
+        for effect in effects:
+            match effect:
+                case fx.Transmit(peer, message):
+                    self.under_way.append((name, peer, message))
+                case fx.SendUp(key, step, chunk, parent, weight, _):
+                    up = Up(key=key, step=step, chunk=chunk, weight=weight)
+                    self.under_way.append((name, parent, up))
+                case fx.SendDown(key, step, chunk, peers, weight, _):
+                    down = Down(key=key, step=step, chunk=chunk, weight=weight)
+                    self.under_way.extend((name, peer, down) for peer in peers)
+                case fx.StepCompleted():
+                    self.done[name].append(effect)
+                case _:
+                    self.told[name].append(effect)
+
+    def deliver(self):
+        while self.under_way:
+            sender, receiver, message = self.under_way.popleft()
+            if (sender, receiver) not in self.cut:
+                event = Received(sender, message, f"{sender}'s bytes")
+                self.perform(receiver, self.syncs[receiver].handle(event))
+        for sync in self.syncs.values():
+            sync.check_invariants()
+
+    def train(self, *names, weight=1.0):
+        """These nodes hand in all they bring to the step under way."""
+        for name in names or self.syncs:
+            sync = self.syncs[name]
+            self.perform(name, sync.handle(Contributed(tuple(range(self.chunks)), weight)))
+            contribution = Contribution(weight=weight, shares={name: 8})
+            self.perform(name, sync.handle(LocalReady(contribution)))
+        self.deliver()
+
+    def steps(self):
+        return {name: sync.step for name, sync in self.syncs.items()}
+
+    def flush_and_install(self, new, step, holder="", names=None):
+        """What the scheduler's FLUSH and INSTALL do at these nodes."""
+        names = names or new.node_ids
+        commit = self.syncs[holder].last_commit if holder else None
+        for name in names:
+            self.perform(name, self.syncs[name].freeze())
+        self.under_way.clear()
+        install = Install(
+            term=new.term, number=1, view=new, priors=(), step=step, deal=(), holder=holder, commit=commit
+        )
+        for name in names:
+            self.perform(name, self.syncs[name].start_installed(install))
+        self.deliver()
+
+
+@pytest.fixture
+def chain():
+    return Cluster(CHAIN)
+
+
+def kinds(effects, kind):
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+# --- an undisturbed step ---
+
+
+def test_all_complete_the_step_when_all_have_contributed(chain):
+    chain.train()
+    assert chain.steps() == {"a": 1, "b": 1, "c": 1}
+    assert [len(done) for done in chain.done.values()] == [1, 1, 1]
+
+
+def test_nobody_completes_the_step_while_one_has_not_contributed(chain):
+    chain.train("a", "b")
+    assert chain.steps() == {"a": 0, "b": 0, "c": 0}
+    chain.train("c")
+    assert chain.steps() == {"a": 1, "b": 1, "c": 1}
+
+
+def test_the_sum_goes_up_once_a_whole_subtree_is_in_and_the_result_comes_down(chain):
+    chain.train("b")
+    assert chain.told["b"] == [fx.ViewEntered(CHAIN, 0)]  # It waits for c.
+    chain.train("c")
+    assert kinds(chain.told["b"], fx.Accumulate) == [
+        fx.Accumulate(0, "c's bytes"),
+        fx.Accumulate(1, "c's bytes"),
+    ]
+    chain.train("a")
+    assert kinds(chain.told["a"], fx.FinishChunk) == [
+        fx.FinishChunk(0, 0, 3.0, own=True),
+        fx.FinishChunk(0, 1, 3.0, own=True),
+    ]
+    assert kinds(chain.told["c"], fx.AdoptChunk) == [
+        fx.AdoptChunk(0, 0, "b's bytes"),
+        fx.AdoptChunk(0, 1, "b's bytes"),
+    ]
+
+
+def test_the_result_is_divided_by_the_samples_of_all(chain):
+    for name, weight in [("a", 1.0), ("b", 2.0), ("c", 5.0)]:
+        chain.train(name, weight=weight)
+    assert chain.done["c"][0].commit.total.weight == 8.0
+    assert kinds(chain.told["a"], fx.FinishChunk)[0].weight == 8.0
+
+
+def test_a_node_without_data_still_carries_the_sums_of_others(chain):
+    chain.train("a", "c")
+    chain.train("b", weight=0.0)
+    assert chain.steps() == {"a": 1, "b": 1, "c": 1}
+    assert kinds(chain.told["a"], fx.FinishChunk)[0].weight == 2.0
+
+
+def test_a_step_to_which_nobody_brings_data_moves_no_bytes(chain):
+    chain.train(weight=0.0)
+    assert chain.steps() == {"a": 1, "b": 1, "c": 1}
+    moved = [effect for told in chain.told.values() for effect in told]
+    assert kinds(moved, fx.Accumulate) == kinds(moved, fx.FinishChunk) == kinds(moved, fx.AdoptChunk) == []
+
+
+def test_the_next_step_deals_what_members_asked_for(chain):
+    chain.train()
+    assert chain.syncs["b"].deal == (("a", 8), ("b", 8), ("c", 8))
+
+
+def test_chunks_are_shared_among_trees_and_each_has_its_own_root():
+    two = (
+        Tree(root="a", parent={"b": "a", "c": "b"}, share=0.5),
+        Tree(root="c", parent={"b": "c", "a": "b"}, share=0.5),
+    )
+    cluster = Cluster(view("abc", {}, "a", trees=two), chunks=4)
+    cluster.train()
+    assert cluster.steps() == {"a": 1, "b": 1, "c": 1}
+    assert [effect.chunk for effect in kinds(cluster.told["a"], fx.FinishChunk)] == [0, 2]
+    assert [effect.chunk for effect in kinds(cluster.told["c"], fx.FinishChunk)] == [1, 3]
+
+
+def test_observers_get_results_and_contribute_nothing():
+    cluster = Cluster(view("ab", {"b": "a", "o": "b"}, "a", observers="o"))
+    cluster.train("a", "b")
+    assert cluster.steps() == {"a": 1, "b": 1, "o": 1}
+    assert cluster.done["o"][0].commit.total.weight == 2.0
+
+
+def test_observers_may_lag_so_they_are_sent_copies():
+    sync = StepSync("a", 1)
+    sync.enter(view("a", {"o": "a"}, "a", observers="o"), 0)
+    effects = sync.handle(Contributed((0,), 1.0))
+    assert kinds(effects, fx.SendDown)[0].copied == ("o",)
+
+
+def test_being_ready_twice_for_one_step_is_a_bug_of_ours(chain):
+    chain.train("a")
+    with pytest.raises(LocalProtocolError, match="ready twice"):
+        chain.syncs["a"].handle(LocalReady(Contribution()))
+
+
+def test_all_leave_when_all_have_finished():
+    cluster = Cluster(view("ab", {"b": "a"}, "a"), chunks=1)
+    for name, sync in cluster.syncs.items():
+        cluster.perform(name, sync.handle(Contributed((0,), 0.0)))
+        cluster.perform(name, sync.handle(LocalReady(Contribution(leaving=True))))
+    cluster.deliver()
+    assert [kinds(told, fx.Left) for told in cluster.told.values()] == [[fx.Left("all have finished")]] * 2
+
+
+# --- messages that are not for the attempt under way ---
+
+
+def test_a_second_copy_of_a_part_is_not_added_again(chain):
+    up = Received("c", Up(key=CHAIN.key, step=0, chunk=0, weight=1.0), "bytes")
+    assert kinds(chain.syncs["b"].handle(up), fx.Accumulate) != []
+    assert chain.syncs["b"].handle(up) == []
+
+
+def test_a_part_of_somebody_who_is_no_child_is_ignored(chain):
+    up = Received("a", Up(key=CHAIN.key, step=0, chunk=0, weight=1.0), "bytes")
+    assert chain.syncs["b"].handle(up) == []
+
+
+@pytest.mark.parametrize("key", [(0, 9), (1, 0)])
+def test_messages_of_an_attempt_that_is_over_are_dropped(chain, key):
+    for message in (
+        Up(key=key, step=0, chunk=0, weight=1.0),
+        Down(key=key, step=0, chunk=0, weight=1.0),
+        Ready(key=key, step=0, vote=None, contribution=Contribution()),
+        Commit(key=key, step=0, switch=None, total=Contribution()),
+    ):
+        assert chain.syncs["b"].handle(Received("c", message, "bytes")) == []
+    assert chain.syncs["b"].early == []
+
+
+def test_messages_from_the_next_step_wait_for_it(chain):
+    chain.cut = {("a", "b")}  # b does not get the results of step 0.
+    chain.train()
+    up = Received("c", Up(key=CHAIN.key, step=1, chunk=0, weight=1.0), "early")
+    assert chain.syncs["b"].handle(up) == []
+    down = [Down(key=CHAIN.key, step=0, chunk=chunk, weight=3.0) for chunk in (0, 1)]
+    commit = Commit(key=CHAIN.key, step=0, switch=None, total=Contribution(weight=3.0))
+    effects = [
+        effect
+        for message in (*down, commit)
+        for effect in chain.syncs["b"].handle(Received("a", message, "bytes"))
+    ]
+    assert fx.Accumulate(0, "early") in effects
+
+
+def test_a_chunk_that_does_not_exist_is_the_peers_mistake(chain):
+    with pytest.raises(RemoteProtocolError, match="chunk 7 of 2"):
+        chain.syncs["b"].handle(Received("c", Up(key=CHAIN.key, step=0, chunk=7, weight=1.0)))
+
+
+# --- the vote ---
+
+
+def test_a_view_that_all_have_prepared_is_entered_at_the_same_step_without_a_pause(chain):
+    following = view("ab", {"b": "a"}, "a", seq=2)
+    for sync in chain.syncs.values():
+        sync.prepare(following)
+    chain.train()
+    assert chain.done["a"][0].commit.switch == (1, 2)
+    assert chain.syncs["a"].view == chain.syncs["b"].view == following
+    assert kinds(chain.told["c"], fx.Left) == [fx.Left("it asked to")]
+    chain.train("a", "b")
+    assert (chain.syncs["a"].step, chain.syncs["b"].step) == (2, 2)
+
+
+def test_one_that_has_not_prepared_the_view_keeps_all_in_the_old_one(chain):
+    chain.syncs["a"].prepare(view("ab", {"b": "a"}, "a", seq=2))
+    chain.syncs["c"].prepare(view("ab", {"b": "a"}, "a", seq=2))
+    chain.train()
+    assert chain.done["b"][0].commit.switch is None
+    assert {sync.view.key for sync in chain.syncs.values()} == {(1, 1)}
+
+
+def test_the_vote_is_for_one_view_and_not_for_the_least():
+    assert merge_votes([(1, 3), (1, 3)]) == (1, 3)
+    assert merge_votes([(1, 3), (1, 4)]) is None
+    assert merge_votes([(1, 3), (2, 3)]) is None
+    assert merge_votes([(1, 3), None]) is None
+
+
+def test_until_a_step_completes_in_the_new_view_the_old_one_must_agree_to_decisions(chain):
+    following = view("abc", {"b": "a", "c": "a"}, "a", seq=2)
+    for sync in chain.syncs.values():
+        sync.prepare(following)
+    chain.train()
+    assert [each.key for each in chain.syncs["b"].electorates()] == [(1, 2), (1, 1)]
+    chain.train()
+    assert [each.key for each in chain.syncs["b"].electorates()] == [(1, 2)]
+
+
+def test_in_a_new_term_nobody_votes_for_what_an_older_scheduler_proposed(chain):
+    following = view("ab", {"b": "a"}, "a", seq=2)
+    for sync in chain.syncs.values():
+        sync.prepare(following)
+    chain.syncs["b"].forget_prepared()
+    chain.train()
+    assert chain.done["a"][0].commit.switch is None
+
+
+def test_a_vote_that_was_given_before_the_new_term_still_counts(chain):
+    """Seed 708: the vote of b was under way when it heard of a candidate."""
+    following = view("ab", {"b": "a"}, "a", seq=2)
+    for sync in chain.syncs.values():
+        sync.prepare(following)
+    chain.train("b", "c")
+    chain.syncs["b"].forget_prepared()
+    chain.train("a")
+    assert chain.syncs["a"].view == chain.syncs["b"].view == following
+
+
+# --- flush and install ---
+
+
+def test_if_nobody_completed_the_step_it_starts_again_from_the_same_contributions(chain):
+    chain.train("b", "c")
+    after = view("bc", {"c": "b"}, "b", term=2, seq=2)
+    chain.flush_and_install(after, step=0)
+    assert (chain.syncs["b"].step, chain.syncs["c"].step) == (1, 1)
+    assert chain.done["b"][0].commit.total.weight == 2.0
+    assert fx.ResetAttempt() in chain.told["b"]
+
+
+def test_if_somebody_completed_the_step_the_others_adopt_its_result(chain):
+    chain.cut = {("a", "b")}
+    chain.train()
+    assert chain.steps() == {"a": 1, "b": 0, "c": 0}
+    chain.cut = set()
+    after = view("abc", {"b": "a", "c": "b"}, "a", term=2, seq=2)
+    chain.flush_and_install(after, step=1, holder="a")
+    assert chain.steps() == {"a": 1, "b": 1, "c": 1}
+    assert [len(done) for done in chain.done.values()] == [1, 1, 1]
+    assert chain.done["c"][0].commit == chain.done["b"][0].commit == chain.done["a"][0].commit
+
+
+def test_if_the_holder_dies_before_it_could_pass_the_result_on_the_step_is_done_over(chain):
+    """Seed 398: a node that was to adopt a result had thrown its own contribution away."""
+    chain.cut = {("a", "b")}
+    chain.train()
+    after = view("abc", {"b": "a", "c": "b"}, "a", term=2, seq=2)
+    chain.flush_and_install(after, step=1, holder="a")
+    assert chain.steps() == {"a": 1, "b": 0, "c": 0}
+    last = view("bc", {"c": "b"}, "b", term=3, seq=3)
+    chain.flush_and_install(last, step=0)
+    assert (chain.syncs["b"].step, chain.syncs["c"].step) == (1, 1)
+    assert chain.done["c"][0].commit.total.weight == 2.0
+
+
+def test_a_view_that_was_switched_to_by_some_is_not_switched_to_again(chain):
+    following = view("abc", {"b": "a", "c": "a"}, "a", seq=2)
+    for sync in chain.syncs.values():
+        sync.prepare(following)
+    chain.cut = {("a", "b")}
+    chain.train()
+    assert chain.syncs["a"].view.key == (1, 2)
+    chain.cut = set()
+    after = view("abc", {"b": "a", "c": "a"}, "a", term=2, seq=3)
+    chain.flush_and_install(after, step=1, holder="a")
+    assert {sync.view.key for sync in chain.syncs.values()} == {(2, 3)}
+    assert chain.steps() == {"a": 1, "b": 1, "c": 1}
+
+
+def test_a_frozen_node_sends_nothing(chain):
+    for sync in chain.syncs.values():
+        sync.freeze()
+    chain.train()
+    assert chain.steps() == {"a": 0, "b": 0, "c": 0}
+    assert not chain.under_way
+
+
+def test_who_is_two_steps_behind_cannot_be_installed(chain):
+    chain.syncs["b"].freeze()
+    install = Install(term=2, number=1, view=CHAIN, priors=(), step=2, deal=(), holder="a")
+    with pytest.raises(RemoteProtocolError, match="step 2 while at 0"):
+        chain.syncs["b"].start_installed(install)
+
+
+def test_a_retracted_contribution_keeps_the_attempt_from_mixing_old_and_new(chain):
+    chain.train("c")
+    sync = chain.syncs["b"]
+    sync.handle(Contributed((0,), 1.0))
+    assert sync.handle(Retracted(2.0, "accumulates")) == [fx.ResetAttempt()]
+    assert sync.handle(LocalReady(Contribution(weight=2.0))) == []
+    after = view("abc", {"b": "a", "c": "b"}, "a", seq=2)
+    chain.train("a")
+    chain.flush_and_install(after, step=0)
+    assert chain.done["a"][0].commit.total.weight == 4.0
+
+
+def test_a_buffer_that_a_departed_node_may_still_be_sent_is_not_written_again(chain):
+    smaller = view("ab", {"b": "a"}, "a", seq=2)
+    same = view("abc", {"b": "a", "c": "a"}, "a", seq=2)
+    assert fx.RenewResults() in chain.syncs["a"].enter(smaller, 1)
+    assert fx.RenewResults() not in chain.syncs["b"].enter(same, 1)
+
+
+# --- pure parts ---
+
+
+@given(chunks=st.integers(0, 200), shares=st.lists(st.floats(0.05, 1.0), min_size=1, max_size=5))
+def test_chunks_are_shared_as_the_plan_says_to_within_one_and_a_bit(chunks, shares):
+    total = sum(shares)
+    trees = tuple(Tree(root="a", parent={}, share=share / total) for share in shares)
+    owners = chunk_trees(chunks, trees)
+    assert len(owners) == chunks
+    for index, tree in enumerate(trees):
+        assert abs(owners.count(index) - tree.share * chunks) < len(trees)
+
+
+def test_contributions_are_merged_like_sums_and_sets():
+    one = Contribution(
+        weight=2, ranges=((0, 2),), shares={"a": 2}, metrics={"loss": (4.0, 2.0)}, present=b"\x01", dataset=9
+    )
+    other = Contribution(
+        weight=3,
+        ranges=((2, 5),),
+        shares={"b": 3},
+        metrics={"loss": (1.0, 3.0)},
+        present=b"\x00\x01",
+        leaving=True,
+    )
+    assert merge([other, one]) == Contribution(
+        weight=5,
+        ranges=((0, 2), (2, 5)),
+        shares={"a": 2, "b": 3},
+        metrics={"loss": (5.0, 5.0)},
+        present=b"\x01\x01",
+        dataset=9,
+        leaving=False,
+    )

@@ -1,0 +1,353 @@
+"""`Trainer` on its own: a cluster of one, in this process. More nodes: tests/integration."""
+
+import gc
+import signal
+import socket
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from chaosnet import ConfigError, ScaleOutFailed, Trainer, capture_exit_event, exit_event
+from chaosnet.data import fetch
+
+pytestmark = pytest.mark.realtime
+
+LENGTH = 24
+
+
+@pytest.fixture(autouse=True)
+def _no_signal_yet(monkeypatch):
+    """Exit events are of the process, so each test gets fresh ones."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(exit_event, "_wanted", threading.Event())
+    monkeypatch.setattr(exit_event, "_asked_for", threading.Event())
+    monkeypatch.setattr(exit_event, "_on_exit", [])
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def make_model(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+@pytest.fixture
+def start():
+    """Makes trainers and closes them."""
+    trainers = []
+
+    def make(model=None, optimizer=None, **settings):
+        model = model or make_model()
+        trainer = Trainer(model, optimizer or torch.optim.SGD(model.parameters(), 0.1), **settings)
+        trainers.append(trainer)
+        return trainer
+
+    yield make
+    for trainer in trainers:
+        trainer.close()
+
+
+@pytest.fixture
+def data():
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(
+        torch.randn(LENGTH, 4, generator=generator), torch.arange(LENGTH) % 2, torch.arange(LENGTH)
+    )
+
+
+def loss_of(model, batch):
+    return nn.functional.cross_entropy(model(batch.x), batch.y)
+
+
+def train(trainer, batches):
+    """Returns: the indices that were used, per update."""
+    used = []
+    for batch in batches:
+        loss_of(trainer.model, batch).backward()
+        trainer.update()
+        used.append(batch[2].tolist())
+    return used
+
+
+# --- numbers ---
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad"])
+def test_alone_a_trainer_does_what_a_plain_loop_does(start, data, name):
+    model, twin = make_model(), make_model()
+    optimizer, plain = (getattr(torch.optim, name)(each.parameters(), 0.01) for each in (model, twin))
+    trainer = start(model, optimizer)
+    for indices in train(trainer, trainer.batches(data, batch_size=8, epochs=3)):
+        nn.functional.cross_entropy(twin(data[indices][0]), data[indices][1]).backward()
+        plain.step()
+        plain.zero_grad()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_gradients_are_gone_after_an_update(start, data):
+    trainer = start()
+    train(trainer, trainer.batches(data, batch_size=8))
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+def test_steps_samples_and_epochs_are_counted(start, data):
+    trainer = start()
+    assert (trainer.step, trainer.samples, trainer.epoch) == (0, 0, 0)
+    train(trainer, trainer.batches(data, batch_size=5))
+    assert (trainer.step, trainer.samples, trainer.epoch) == (5, LENGTH, 1)
+    assert trainer.updates_here >= 4
+
+
+def test_a_mean_is_not_a_number_until_the_update(start, data):
+    trainer = start()
+    for batch in trainer.batches(data, batch_size=8):
+        loss = loss_of(trainer.model, batch)
+        loss.backward()
+        mean = trainer.mean(loss)
+        assert str(mean) == "ClusterMean(nan)"
+        trainer.update()
+        assert float(mean) == pytest.approx(loss.item())
+        assert f"{mean:.3f}" == f"{loss.item():.3f}"
+        assert trainer.metrics == {"loss": float(mean)}
+
+
+def test_a_value_given_several_times_is_averaged_by_weight(start, data):
+    trainer = start()
+    batch = next(trainer.batches(data, batch_size=8))
+    loss_of(trainer.model, batch).backward()
+    trainer.mean(1.0, "accuracy", weight=3)
+    trainer.mean(0.0, "accuracy", weight=1)
+    trainer.update()
+    assert trainer.metrics["accuracy"] == 0.75
+
+
+def test_the_state_hash_changes_with_every_update(start, data):
+    trainer = start()
+    hashes = {trainer.state_hash()}
+    for batch in trainer.batches(data, batch_size=8):
+        loss_of(trainer.model, batch).backward()
+        trainer.update()
+        hashes.add(trainer.state_hash())
+    assert len(hashes) == 4
+
+
+# --- data ---
+
+
+def test_each_sample_of_an_epoch_is_handed_out_once_in_an_order_of_its_own(start, data):
+    trainer = start(seed=3)
+    epochs = [train(trainer, trainer.batches(data, batch_size=7)) for _ in range(2)]
+    for used in epochs:
+        assert [len(batch) for batch in used] == [7, 7, 7, 3]
+        assert sorted(index for batch in used for index in batch) == list(range(LENGTH))
+    assert epochs[0] != epochs[1]
+
+
+def test_who_breaks_off_goes_on_with_the_rest_of_the_epoch(start, data):
+    trainer = start()
+    used = []
+    for batch in trainer.batches(data, batch_size=7):
+        loss_of(trainer.model, batch).backward()
+        trainer.update()
+        used += batch[2].tolist()
+        if len(used) > 7:
+            break
+    used += [index for batch in train(trainer, trainer.batches(data, batch_size=7)) for index in batch]
+    assert sorted(used) == list(range(LENGTH)) and trainer.epoch == 1
+
+
+def test_a_batch_without_an_update_was_not_used(start, data):
+    trainer = start()
+    abandoned = next(trainer.batches(data, batch_size=4))[2].tolist()
+    assert train(trainer, trainer.batches(data, batch_size=4))[0] == abandoned
+
+
+def test_accumulated_batches_say_when_to_update_and_what_they_weigh(start, data):
+    trainer = start()
+    batches = []
+    for batch in trainer.batches(data, batch_size=3, accumulate=3):
+        batches.append((batch.samples, batch.last, round(batch.share, 3)))
+        (loss_of(trainer.model, batch) * batch.share).backward()
+        if batch.last:
+            trainer.update()
+    whole = [(3, False, 0.333), (3, False, 0.333), (3, True, 0.333)]
+    assert batches == [*whole, *whole, (2, False, 0.333), (2, False, 0.333), (2, True, 0.333)]
+    assert (trainer.step, trainer.samples) == (3, LENGTH)
+
+
+def test_epochs_counts_those_that_the_cluster_still_has_to_do(start, data):
+    trainer = start()
+    done = [len(train(trainer, trainer.batches(data, batch_size=8))) for _ in trainer.epochs(3)]
+    assert done == [3, 3, 3]
+    assert list(trainer.epochs(3)) == []
+
+
+def test_epochs_ends_when_the_loop_inside_was_left(start, data):
+    trainer = start()
+    assert [epoch for epoch in trainer.epochs(3) if next(trainer.batches(data, batch_size=8))] == [0]
+
+
+# --- mistakes ---
+
+
+def test_forgetting_update_is_noticed(start, data):
+    trainer = start()
+    with pytest.raises(ConfigError, match="without update"):
+        for batch in trainer.batches(data, batch_size=8):
+            loss_of(trainer.model, batch).backward()
+
+
+@pytest.mark.parametrize("settings", [{"batch_size": 0}, {"batch_size": 4, "accumulate": 0}])
+def test_a_batch_has_at_least_one_sample(start, data, settings):
+    with pytest.raises(ConfigError, match="expected at least 1"):
+        next(start().batches(data, **settings))
+
+
+def test_an_empty_data_set_is_refused(start, data):
+    with pytest.raises(ConfigError, match="expected >= 1 sample"):
+        next(start().batches(torch.utils.data.Subset(data, []), batch_size=4))
+
+
+def test_another_data_set_is_refused(start, data):
+    trainer = start()
+    train(trainer, trainer.batches(data, batch_size=8))
+    with pytest.raises(ConfigError, match="has 5 samples here, 24 in the cluster"):
+        next(trainer.batches(torch.utils.data.Subset(data, range(5)), batch_size=4))
+
+
+@pytest.mark.parametrize("samples", [-1, float("nan"), float("inf")])
+def test_samples_is_a_number_of_at_least_zero(start, samples):
+    with pytest.raises(ConfigError, match=r"update: samples is .* \(expected a number of at least 0\)"):
+        start().update(samples=samples)
+
+
+def test_a_sparse_gradient_is_refused_with_the_name_of_its_parameter(start):
+    model = nn.ModuleDict({"words": nn.Embedding(5, 3, sparse=True)})
+    trainer = start(model)
+    with pytest.raises(ConfigError, match=r"'words\.weight' has a sparse gradient"):
+        model["words"](torch.tensor([1])).sum().backward()
+        trainer.update()
+
+
+def test_a_model_without_an_optimizer_is_refused():
+    with pytest.raises(ConfigError, match="expected a model and an optimizer, or neither"):
+        Trainer(make_model())
+
+
+def test_a_trainer_without_a_model_says_so_until_one_is_attached(data):
+    trainer = Trainer()
+    with pytest.raises(ConfigError, match="no model yet"):
+        trainer.status()
+    model = make_model()
+    trainer.attach(model, torch.optim.SGD(model.parameters(), 0.1))
+    assert train(trainer, trainer.batches(data, batch_size=12)) != []
+    with pytest.raises(ConfigError, match="has a model already"):
+        trainer.attach(model, torch.optim.SGD(model.parameters(), 0.1))
+    trainer.close()
+
+
+@pytest.mark.parametrize("call", ["update", "batches", "check_state_replication", "state_hash"])
+def test_whatever_is_called_before_attach_says_what_is_missing(data, call):
+    with pytest.raises(ConfigError, match="no model yet"):
+        list(getattr(Trainer(), call)(*([data, 4] if call == "batches" else [])))
+
+
+def test_an_address_that_answers_nothing_is_named(start, free_address):
+    with pytest.raises(ScaleOutFailed, match=f"cannot join {free_address}: nobody answers"):
+        start(join=free_address, join_patience_s=0.3)
+
+
+@pytest.fixture
+def free_address():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    return f"127.0.0.1:{port}"
+
+
+# --- leaving ---
+
+
+def test_leaving_says_what_was_done_here(start, data, capsys):
+    trainer = start(name="solo")
+    train(trainer, trainer.batches(data, batch_size=8))
+    trainer.request_node_exit()
+    assert "solo left after step 3" in capsys.readouterr().err
+    trainer.close()  # Again: harmless.
+    assert capsys.readouterr().err == ""
+
+
+def test_a_quiet_trainer_prints_nothing(start, data, capsys):
+    trainer = start(quiet=True)
+    train(trainer, trainer.batches(data, batch_size=8))
+    trainer.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_the_exit_event_ends_the_batches_and_the_script_leaves(start, data):
+    trainer = start()
+    for batch in trainer.batches(data, batch_size=2, epochs=100):
+        loss_of(trainer.model, batch).backward()
+        trainer.update()
+        if trainer.step == 3:
+            exit_event.want_exit()
+        if capture_exit_event():
+            break
+    assert trainer.step == 3
+    trainer.request_node_exit()
+
+
+def test_a_script_that_does_not_ask_is_ended_by_the_exit_event(start, data, capsys):
+    trainer = start()
+    with pytest.raises(SystemExit) as ended:
+        for batch in trainer.batches(data, batch_size=2, epochs=100):
+            loss_of(trainer.model, batch).backward()
+            exit_event.want_exit()
+            trainer.update()
+    assert ended.value.code == 0
+    assert "left after step" in capsys.readouterr().err
+
+
+def test_a_with_statement_leaves_at_its_end_but_not_after_an_error(data, capsys):
+    model = make_model()
+    with Trainer(model, torch.optim.SGD(model.parameters(), 0.1)) as trainer:
+        train(trainer, trainer.batches(data, batch_size=8))
+    assert "left after step 3" in capsys.readouterr().err
+    with (
+        pytest.raises(ZeroDivisionError),
+        Trainer(model, torch.optim.SGD(model.parameters(), 0.1)) as trainer,
+    ):
+        print(1 / 0)
+    assert "left" not in capsys.readouterr().err
+    trainer.close()
+
+
+def test_after_leaving_the_model_is_the_scripts_own_again(start, data):
+    trainer = start()
+    train(trainer, trainer.batches(data, batch_size=8))
+    trainer.close()
+    loss_of(trainer.model, fetch(data, [0, 1])).backward()
+    assert all(parameter.grad is not None for parameter in trainer.model.parameters())
+
+
+def test_a_closed_trainer_leaves_no_thread_behind(start, data):
+    before = threading.active_count()
+    trainer = start()
+    train(trainer, trainer.batches(data, batch_size=8))
+    trainer.close()
+    gc.collect()
+    assert [t.name for t in threading.enumerate() if t.name.startswith("chaosnet")] == []
+    assert threading.active_count() <= before + 1  # zmq's garbage collector stays.
+
+
+def test_status_shows_the_cluster(start, data):
+    trainer = start(name="solo")
+    train(trainer, trainer.batches(data, batch_size=8))
+    status = trainer.status()
+    assert (status["node"], status["scheduler"], status["phase"]) == ("solo", "solo", "member")
+    assert [member["node"] for member in status["members"]] == ["solo"]
+    assert status["step"] >= 3  # It counts rounds, also those in which nobody had samples yet.
