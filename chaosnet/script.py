@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 import types
 from pathlib import Path
 from types import CodeType, TracebackType
@@ -52,9 +51,3 @@ def _frames_of(path: str, trace: TracebackType | None) -> TracebackType | None:
 def _note(error: BaseException, trace: TracebackType | None) -> None:
     """As the interpreter does for an error that ends it: so exit handlers know that one did."""
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
-
-
-def user_line(error: BaseException, script: Path) -> str:
-    """Where in the script an error came from: "user.py:10", "" if it was not there."""
-    frames = traceback.extract_tb(_frames_of(str(script), error.__traceback__))
-    return f"{script.name}:{frames[0].lineno}" if frames else ""

@@ -63,7 +63,7 @@ class _Result:
 
 @dataclass(slots=True)
 class _Lazy:
-    """A zero-copy frame: the bytes are read when they arrive, not when they are sent."""
+    """A zero-copy frame: the bytes are read when they are received, however long that takes."""
 
     buffer: dict[int, _Result]
     chunk: int
@@ -251,6 +251,8 @@ class SimCluster:
         if node.paused:
             node.deferred.append(event)
             return
+        if isinstance(event, ev.Received) and isinstance(event.payload, _Lazy):
+            event = ev.Received(event.peer, event.message, event.payload.read())
         if not isinstance(event, ev.Tick):
             self._say(node.name, event)
         try:
@@ -525,8 +527,6 @@ class SimCluster:
         if _pair(*connection.ends) in self.cuts:
             connection.stalled.append((receiver, event))
             return
-        if isinstance(event, ev.Received) and isinstance(event.payload, _Lazy):
-            event = ev.Received(event.peer, event.message, event.payload.read())
         self._event(self.nodes[receiver], event)
 
     def _close(self, name: str, peer: str, reason: str) -> None:
