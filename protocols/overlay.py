@@ -130,7 +130,9 @@ class Overlay:
         died = {
             peer
             for (by, peer), news in self.news.items()
-            if news.state is LinkState.CLOSED and by in self.reachable and self._is_current(peer, news.peer_life)
+            if news.state is LinkState.CLOSED
+            and by in self.reachable
+            and self._is_current(peer, news.peer_life)
         }
         left = {node for node, life in self.left.items() if self._is_current(node, life)}
         return (died | left | self._reborn()) - self.reachable

@@ -421,8 +421,7 @@ class SimCluster:
         sets = {buffer[chunk].who for chunk in range(self.chunks)}
         assert all(buffer[chunk].step == effect.step for chunk in range(self.chunks)), "mixed steps"
         assert len(sets) == 1, f"chunks of one step differ in who contributed: {sets}"
-        who = sets.pop()
-        return who
+        return sets.pop()
 
     def _apply(self, node: SimNode, effect: fx.StepCompleted) -> None:
         assert len(node.log) == effect.step, f"step {effect.step} applied on top of {len(node.log)} steps"
@@ -595,7 +594,9 @@ class SimCluster:
             assert node.strays <= 1, f"{node.name} goes on by itself: step {step}"
             return
         redone = not holder.alive or holder.done or self._left_behind(holder)
-        assert known == what or redone, f"FORK at step {step}: {holder.name} has {known}, {node.name} has {what}"
+        assert known == what or redone, (
+            f"FORK at step {step}: {holder.name} has {known}, {node.name} has {what}"
+        )
         if known != what or step not in self.history:
             self.history[step] = (node, what)
 
@@ -654,7 +655,9 @@ class SimCluster:
     def _say(self, node: str, what: str | ev.Event) -> None:
         """Note it for the story; texts are made of it when somebody asks."""
         self.told.append((self.now_s, node, what))
-        self.digest.update((_line(self.now_s, node, what) if self.record else f"{self.now_s:.9f} {node}").encode())
+        self.digest.update(
+            (_line(self.now_s, node, what) if self.record else f"{self.now_s:.9f} {node}").encode()
+        )
 
 
 class _Arrival:

@@ -30,7 +30,9 @@ class Summary:
     def describe(self, most: int = 3) -> str:
         """How many broke a rule; the stories of the first of them, and how to see them again."""
         told = [self.violations[seed] for seed in sorted(self.violations)[:most]]
-        again = [f"replay with: chaosnet simulate --from {seed} --seeds 1" for seed in sorted(self.violations)[:1]]
+        again = [
+            f"replay with: chaosnet simulate --from {seed} --seeds 1" for seed in sorted(self.violations)[:1]
+        ]
         return "\n\n".join([f"{len(self.violations)} of {self.runs} runs broke a rule", *told, *again])
 
 

@@ -1,6 +1,16 @@
 """A small virtual cluster that a test steers step by step, and the messages that its nodes exchange."""
 
-from chaosnet.protocols.messages import EVERYONE, Envelope, LinkNews, Notice, Ping, Pong, Probe, ProbeResult, Report
+from chaosnet.protocols.messages import (
+    EVERYONE,
+    Envelope,
+    LinkNews,
+    Notice,
+    Ping,
+    Pong,
+    Probe,
+    ProbeResult,
+    Report,
+)
 from chaosnet.simulator.cluster import SimCluster
 
 CHATTER = (Ping, Pong, Probe, ProbeResult, Notice, LinkNews, Report)  # Always there, of no event.

@@ -142,7 +142,9 @@ def test_a_restarted_process_does_not_pass_for_the_member_that_died(trio):
 def test_a_joiner_of_a_parked_cluster_gives_up_and_says_why(trio):
     """Seeds 1081 and 1323: ready, it told a dead cluster so for ever."""
     trio.add("n4", seeds=["n3"], degree=3)
-    until(trio, lambda: trio.agent("n4").joiner is not None and trio.agent("n4").joiner.state.value == "ready")
+    until(
+        trio, lambda: trio.agent("n4").joiner is not None and trio.agent("n4").joiner.state.value == "ready"
+    )
     for name in ("n1", "n2"):
         trio.crash(name)
     trio.settle(60.0)

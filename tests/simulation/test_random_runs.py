@@ -42,7 +42,7 @@ def test_seeds_that_once_failed_keep_all_rules(seed):
 def test_crashes_strike_at_every_kind_of_message():
     """Uniform crashes miss the rare ones, so nothing would be tested."""
     struck = set()
-    for seed in range(0, 400):
+    for seed in range(400):
         if struck >= {"Flush", "FlushOk", "Install", "VoteRequest", "VoteReply", "Prepare", "Commit"}:
             break
         struck |= run(seed).aims

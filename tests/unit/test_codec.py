@@ -48,7 +48,9 @@ ROUTED = [
     m.ScaleOutRequest(node="j", life=5, address="tcp://10.0.0.3:5555", neighbors=("a",), digest="c0ffee"),
     m.ScaleOutRefused(reason="the model differs", spec=b"spec"),
     m.NegotiationPlan(neighbors=(A, B)),
-    m.NeighborsReady(node="j", links={"a": m.LinkReading(rtt_s=0.002, rate_bps=1e8)}, failed={"b": "refused"}),
+    m.NeighborsReady(
+        node="j", links={"a": m.LinkReading(rtt_s=0.002, rate_bps=1e8)}, failed={"b": "refused"}
+    ),
     m.ReplicationPlan(view=VIEW, step=57, shard_bytes=65536, shards_by_source={"a": 12}),
     m.ScaleOutReady(node="j"),
     m.ScaleOutAbort(node="j", reason="no memory"),
@@ -64,7 +66,15 @@ ROUTED = [
     m.AbortRequest(node="b", key=(2, 9), step=57, reason="lost the link a - b"),
     m.Flush(term=2, number=1, scheduler="a", key=(2, 9), step=57),
     m.FlushOk(
-        term=2, number=1, node="b", key=(2, 9), step=58, view=VIEW, priors=(BOTH,), commit=COMMIT, deal=(("a", 8),)
+        term=2,
+        number=1,
+        node="b",
+        key=(2, 9),
+        step=58,
+        view=VIEW,
+        priors=(BOTH,),
+        commit=COMMIT,
+        deal=(("a", 8),),
     ),
     m.Install(
         term=2, number=1, view=VIEW, priors=(BOTH,), step=58, deal=(("a", 8),), holder="b", commit=COMMIT
@@ -124,7 +134,9 @@ def test_the_encoding_is_what_it_was(message):
 
 
 def test_no_kept_encoding_is_left_over():
-    assert {path.stem for path in WIRE.glob("*.hex")} == {name_of(each) for each in ON_THE_WIRE} - {"Envelope"}
+    assert {path.stem for path in WIRE.glob("*.hex")} == {name_of(each) for each in ON_THE_WIRE} - {
+        "Envelope"
+    }
 
 
 @pytest.mark.parametrize("message", ON_THE_WIRE, ids=name_of)

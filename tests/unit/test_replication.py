@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from chaosnet.errors import RemoteProtocolError
 from chaosnet.protocols import replication
 from chaosnet.protocols.effects import DiscardState, ReadManifest, StateWhole, StoreShard, Transmit
-from chaosnet.protocols.events import ManifestBad, ManifestKnown, PeerClosed, Received, ShardBad, ShardStored, Tick
+from chaosnet.protocols.events import (
+    ManifestBad,
+    ManifestKnown,
+    PeerClosed,
+    Received,
+    ShardBad,
+    ShardStored,
+    Tick,
+)
 from chaosnet.protocols.messages import ManifestReply, ManifestRequest, ReplicationDone, Shard, ShardRequest
 from chaosnet.protocols.replication import MANIFEST_PATIENCE_S, WINDOW, Replication
 

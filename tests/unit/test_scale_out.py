@@ -29,7 +29,14 @@ from chaosnet.protocols.messages import (
     View,
 )
 from chaosnet.protocols.relay import Relay
-from chaosnet.protocols.scale_out import ASK_EVERY_S, KNOCK_EVERY_S, LINK_PATIENCE_S, MAX_UNANSWERED, Joiner, State
+from chaosnet.protocols.scale_out import (
+    ASK_EVERY_S,
+    KNOCK_EVERY_S,
+    LINK_PATIENCE_S,
+    MAX_UNANSWERED,
+    Joiner,
+    State,
+)
 
 REQUEST = ScaleOutRequest(node="j", address="j:1")
 A, B = Member(id="a", address="a:1"), Member(id="b", address="b:1")

@@ -69,7 +69,15 @@ class Bench:
         self.sync, self.overlay, self.monitor = StepSync("a", 1), Overlay("a"), ClusterMonitor()
         self.sent, self.version, self.now_s = [], 0, 0.0
         self.scheduler = Scheduler(
-            "a", 1, self.sync, self.overlay, self.monitor, self._send, POLICIES["single"], digest="d", spec=b"s"
+            "a",
+            1,
+            self.sync,
+            self.overlay,
+            self.monitor,
+            self._send,
+            POLICIES["single"],
+            digest="d",
+            spec=b"s",
         )
         self.enter(make_view(members, links, observers), step=10)
 
@@ -106,7 +114,9 @@ class Bench:
 
     def proposed(self):
         """The one view that was proposed just now."""
-        [view] = {body.view.key: body.view for _, body in self.take_sent() if isinstance(body, Prepare)}.values()
+        [view] = {
+            body.view.key: body.view for _, body in self.take_sent() if isinstance(body, Prepare)
+        }.values()
         return view
 
 
