@@ -64,7 +64,6 @@ class Joiner:
         self.wake_at_s: float | None = now_s
         self.refusals: dict[str, str] = {}  # Seed: why it did not answer.
         self.scheduler = ""
-        self.plan: tuple[Member, ...] = ()
         self.address_of: dict[str, str] = {}
         self.open: dict[str, bool] = {}  # Neighbour: is its link open?
         self.failed: dict[str, str] = {}
@@ -172,7 +171,6 @@ class Joiner:
 
     def _open_links(self, plan: NegotiationPlan, now_s: float) -> list[Effect]:
         self.state, self.wake_at_s = State.LINKING, now_s + LINK_PATIENCE_S
-        self.plan = plan.neighbors
         self.address_of = {member.address: member.id for member in plan.neighbors}
         self.open = {member.id: member.id in self.relay.peers for member in plan.neighbors}
         self.failed, self.rates_bps = {}, {}

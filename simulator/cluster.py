@@ -40,6 +40,7 @@ from ..scheduler.sync_plan import POLICIES
 
 BULK = (Up, Down, Shard, ManifestReply, Probe)
 STORY_LINES = 60
+MAX_ACTIONS = 2_000_000  # A life of a minute takes some 30,000.
 DATASET = 997  # Samples of an epoch; prime, so that the last step of an epoch is never whole.
 
 
@@ -117,8 +118,6 @@ class SimCluster:
         self.compute_s = self.rng.choice([0.03, 0.1, 0.3])
         self.state_bytes = self.rng.choice([100, 3 << 20, 40 << 20])
         self.retract_odds = self.rng.choice([0.0, 0.0, 0.01])
-        self.happened: list[fx.Happened] = []
-        self.aim: str = ""  # Kind of message at which the next crash strikes (see `random_run`).
         self.on_message: Callable[[str, str, Message], None] | None = None
 
     # --- building ---
@@ -234,6 +233,7 @@ class SimCluster:
     def run(self, until_s: float) -> None:
         """Process events up to a time, checking every invariant after each."""
         while self.queue and self.queue[0][0] <= until_s:
+            assert self.count < MAX_ACTIONS, "it runs hot: far more happens than should in that time"
             self.now_s, _, action = heapq.heappop(self.queue)
             action()
         self.now_s = until_s
@@ -561,7 +561,6 @@ class SimCluster:
                 self._close(node.name, pair[0] if pair[1] == node.name else pair[1], reason)
 
     def _happened(self, node: SimNode, effect: fx.Happened) -> None:
-        self.happened.append(effect)
         self._say(node.name, f"EVENT {effect.kind} {effect.node}: {effect.detail} (step {effect.step})")
         notice = Notice(
             kind=effect.kind, node=effect.node, detail=effect.detail, step=effect.step, time_s=self.now_s

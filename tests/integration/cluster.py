@@ -54,7 +54,9 @@ class Node:
 
     def last(self, what: str) -> Record:
         """The newest of a kind; waits for the first."""
-        return self.cluster.until(lambda: self.told(what), f"{self.name} tells of {what!r}")[-1]
+        self.cluster.until(lambda: self.told(what) or self.told("ended"), f"{self.name} tells of {what!r}")
+        assert self.told(what), f"{self.name} ended before it told of {what!r}\n{self.cluster.story()}"
+        return self.told(what)[-1]
 
     @property
     def step(self) -> int:
@@ -202,13 +204,17 @@ class Cluster:
 
     # Ending.
 
+    def leave(self) -> None:
+        """Let all live nodes leave at once."""
+        live = self.live()
+        for node in live:
+            node.order(leave=True)
+        for node in live:
+            assert node.exit_code() == 0, self.story()
+
     def finish(self) -> None:
         """Let all live nodes leave at once, then check what the whole run has promised."""
-        for node in self.live():
-            node.order(leave=True)
-        for node in self.nodes:
-            if not node.killed:
-                node.exit_code()
+        self.leave()
         self.check()
 
     def close(self) -> None:

@@ -22,11 +22,6 @@ def silence_proves_a_crash(monkeypatch):
     monkeypatch.setattr(overlay.Overlay, "crashed", property(lambda self: {*self.graph} - self.reachable))
 
 
-def any_close_proves_a_crash(monkeypatch):
-    """Even one that comes after a long silence, or with a Bye."""
-    monkeypatch.setattr(node_core.Agent, "_has_died", lambda self, event, silent, now_s: True)
-
-
 def several_votes_a_term(monkeypatch):
     original = Election.on_request
 
@@ -114,7 +109,6 @@ def views_are_switched_to_without_being_prepared_by_all(monkeypatch):
         a_step_that_somebody_completed_is_done_over,
         parts_are_added_twice,
         views_are_switched_to_without_being_prepared_by_all,
-        any_close_proves_a_crash,
     ],
     ids=lambda mutate: mutate.__name__,
 )
