@@ -74,8 +74,9 @@ class AllReduce:
                 self._send_down(effect)
             case ResetAttempt():
                 self.parts.clear()
-            case RenewResults():
+            case RenewResults(step):
                 self.lent = [True, True]
+                self.written[step % 2] = -1
 
     def _accumulate(self, chunk: int, payload: zmq.Frame) -> None:
         """Keep a child's part; adding is cheapest when all parts are there, and memory is bounded."""

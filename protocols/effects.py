@@ -111,11 +111,13 @@ class ResetAttempt(Effect):
 
 @dataclass(frozen=True, slots=True)
 class RenewResults(Effect):
-    """Do not write into the result buffers any more: a node that left may still be sent their bytes.
+    """Results of `step` (anew, if some were written) and later go into new memory.
 
     Members cannot fall behind by more than a step, so two buffers are enough for them (step_sync.py).
-    Nobody waits for who left, though.
+    Nobody waits for who left, though: it may still be sent the bytes of the old.
     """
+
+    step: int
 
 
 @dataclass(frozen=True, slots=True)

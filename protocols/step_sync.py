@@ -148,7 +148,7 @@ class StepSync:
         self.places = [_place(tree, self.me, set(view.member_ids)) for tree in view.trees]
         self.tree_of = chunk_trees(self.chunk_count, view.trees)
         self._restart()
-        renew: list[Effect] = [RenewResults()] if left else []
+        renew: list[Effect] = [RenewResults(step)] if left else []
         return [*renew, ViewEntered(view, step)]
 
     def observe(self, view: View, step: int) -> list[Effect]:

@@ -87,6 +87,7 @@ class SimNode:
         self.step = 0
         self.backlog: list[fx.StepCompleted] = []  # Results that came before the state did.
         self.results: list[dict[int, _Result]] = [{}, {}]  # By step % 2.
+        self.written = [-1, -1]  # The step whose results each holds.
         self.renew: set[int] = set()  # Buffers to be replaced before a new step is written into them.
         self.sums: dict[int, frozenset[str]] = {}
         self.snapshots: dict[int, tuple[list[Any], Any]] = {}
@@ -343,17 +344,18 @@ class SimCluster:
                     self._send(node.name, peer, down, content if weight else None)
             case fx.ResetAttempt():
                 node.sums.clear()
-            case fx.RenewResults():
-                node.renew = {0, 1}
+            case fx.RenewResults(step):
+                node.renew, node.written[step % 2] = {0, 1}, -1
             case _:
                 self._perform_replication(node, effect)
 
     def _store(self, node: SimNode, chunk: int, result: _Result) -> None:
         parity = result.step % 2
-        fresh = all(old.step != result.step for old in node.results[parity].values())
-        if fresh and parity in node.renew:
-            node.results[parity] = {}
-            node.renew.discard(parity)
+        if node.written[parity] != result.step:
+            node.written[parity] = result.step
+            if parity in node.renew:
+                node.results[parity] = {}
+                node.renew.discard(parity)
         node.results[parity][chunk] = result
 
     def _sum(self, node: SimNode, chunk: int, own: bool) -> frozenset[str]:

@@ -403,8 +403,8 @@ def test_a_retracted_contribution_keeps_the_attempt_from_mixing_old_and_new(chai
 def test_a_buffer_that_a_departed_node_may_still_be_sent_is_not_written_again(chain):
     smaller = view("ab", {"b": "a"}, "a", seq=2)
     same = view("abc", {"b": "a", "c": "a"}, "a", seq=2)
-    assert fx.RenewResults() in chain.syncs["a"].enter(smaller, 1)
-    assert fx.RenewResults() not in chain.syncs["b"].enter(same, 1)
+    assert fx.RenewResults(1) in chain.syncs["a"].enter(smaller, 1)
+    assert fx.RenewResults(1) not in chain.syncs["b"].enter(same, 1)
 
 
 # --- pure parts ---
