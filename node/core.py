@@ -257,8 +257,8 @@ class Agent:
             case Contributed() | LocalReady():
                 return self.sync.handle(event)
             case Retracted(_, reason):
-                asked = self._on_torn(reason, now_s)
-                return self.sync.handle(event) + asked
+                effects = self.sync.handle(event)
+                return effects + (self._on_torn(reason, now_s) if self.sync.tainted else [])
             case LeaveWanted():
                 return self._on_leave_wanted(now_s)
             case SnapshotReady(step):
