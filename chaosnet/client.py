@@ -134,7 +134,7 @@ class _Asking:
     def closed(self, peer: str, clean: bool) -> None:
         self._fail(f"{peer} {'closed the connection' if clean else 'died'} before an answer came")
 
-    def dial_failed(self, address: str, reason: str) -> None:
+    def dial_failed(self, address: str, reason: str, final: bool) -> None:
         self._fail(f"nobody answers ({reason})")
 
     def control(self, peer: str, body: bytes) -> None:

@@ -251,7 +251,7 @@ class Agent:
                 return self._on_opened(event, now_s)
             case PeerClosed():
                 return self._on_closed(event, now_s)
-            case DialFailed(address, reason):
+            case DialFailed(address, reason, _):
                 self.opener.dial_failed(address, reason)
                 return self._joining(event, now_s)
             case Contributed() | LocalReady():

@@ -410,8 +410,8 @@ class NodeLoop:
     def closed(self, peer: str, clean: bool) -> None:
         self._guarded(lambda: self._event(ev.PeerClosed(peer, clean)))
 
-    def dial_failed(self, address: str, reason: str) -> None:
-        self._guarded(lambda: self._event(ev.DialFailed(address, reason)))
+    def dial_failed(self, address: str, reason: str, final: bool) -> None:
+        self._guarded(lambda: self._event(ev.DialFailed(address, reason, final)))
 
     def control(self, peer: str, body: bytes) -> None:
         self._guarded(lambda: self._receive(peer, body, None))

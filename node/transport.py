@@ -50,6 +50,7 @@ READS_PER_TURN = 256  # Of one socket, before the others and the loop get their 
 BULK_TURN_S = 0.002  # Time the sink may spend on bulk in one turn; control waits at most this and one item.
 LINGER_S = 1.0  # Time for what is queued to leave, and for our Bye to be answered.
 GRACE_S = 0.1  # Time for last words: of a connection whose twin is lost, and of a socket that is closed.
+RIVAL_S = 2.5  # Of two nodes of one name the later is refused; for good once the earlier has outlived this.
 HANDSHAKE_MS = 10_000  # A connection that has not said ZMTP's greeting by then is dropped.
 FOREIGN_PLACES = 64  # Places that foreign frames are counted for one by one.
 
@@ -71,7 +72,7 @@ class Sink(Protocol):
     def closed(self, peer: str, clean: bool) -> None:
         """The last link to `peer` is gone. `clean`: one of us said Bye; else its process or the path died."""
 
-    def dial_failed(self, address: str, reason: str) -> None: ...
+    def dial_failed(self, address: str, reason: str, final: bool) -> None: ...
 
     def control(self, peer: str, body: bytes) -> None: ...
 
@@ -157,6 +158,7 @@ class _Peer:
     bytes_in: int = 0
     bytes_out: int = 0
     queued: int = 0  # Bulk items received and not yet given to the sink.
+    rivals: dict[str, float] = field(default_factory=dict)  # Incarnation of the same name: first refused at.
 
     def link(self) -> _Link | None:
         return next((link for link in self.links if link.usable()), None)
@@ -579,6 +581,11 @@ class Transport:
             self._drop(f"{hello.node} at {address}", "control and bulk are of two nodes", accepted)
             self._bury(link)
             return
+        if rival := self._rival(hello):
+            for each in link.conns():
+                self._put(each, _OURS, encode(rival))
+            self._bury(link)
+            return
         for each in link.conns():
             self._put(each, _OURS, self._hello())
         self._open(link, hello)
@@ -589,7 +596,7 @@ class Transport:
             message = decode(frame.buffer if frame else b"")
         except (MalformedMessage, VersionMismatch) as error:
             if link.dialled and link.state is _State.GREETING:
-                self._dial_failed(link, str(error))
+                self._dial_failed(link, str(error), final=isinstance(error, VersionMismatch))
             else:
                 self._drop(_where(conn), str(error))
             return
@@ -599,11 +606,13 @@ class Transport:
                 if link.state is not _State.GREETING:
                     return  # The second answer.
                 if refusal := self._refusal(message):
-                    self._dial_failed(link, refusal)
+                    self._dial_failed(link, refusal, final=True)
+                elif rival := self._rival(message):
+                    self._dial_failed(link, rival.reason, rival.final)
                 else:
                     self._open(link, message)
             case Bye() if link.dialled and link.state is _State.GREETING:
-                self._dial_failed(link, f"it hung up: {message.reason}")
+                self._dial_failed(link, f"it hung up: {message.reason}", message.final)
             case Bye():
                 self._heard_bye(conn)
             case _:
@@ -619,6 +628,19 @@ class Transport:
             return f"it belongs to cluster {hello.cluster!r}, this node to {self.cluster!r}"
         return ""
 
+    def _rival(self, hello: Hello) -> Bye | None:
+        """What to answer to another process of a connected peer's name: it, or the peer, must go.
+
+        If it is that node, started again, the end of the old one shows within the peer's patience.
+        """
+        peer = self._peers.get(hello.node)
+        if peer is None or peer.incarnation == hello.incarnation:
+            return None
+        now_s = time.monotonic()
+        first_s = peer.rivals.setdefault(hello.incarnation, now_s)
+        reason = f"a node named {hello.node!r} is in the cluster already; choose another with --name"
+        return Bye(reason=reason, final=now_s > first_s + RIVAL_S)
+
     # --- life of a link --------------------------------------------------------------------------
 
     def _open(self, link: _Link, hello: Hello) -> None:
@@ -628,10 +650,6 @@ class Transport:
             self._dialling.pop(link.address, None)
             self.cluster = self.cluster or hello.cluster  # Whom a joiner dials, it belongs to.
         peer = self._peers.get(hello.node)
-        if peer and peer.incarnation != hello.incarnation:  # It was started anew before we saw its end.
-            for old in list(peer.links):
-                self._finish(old, clean=False)
-            peer = None
         if peer:
             redundant = link.dialled and any(other.dialled for other in peer.links)
             link.peer = peer
@@ -648,12 +666,12 @@ class Transport:
             self._put(conn, _OURS, encode(Bye(reason="your answer came too late")))
         self._dial_failed(link, f"no answer in {self.dial_timeout_s:g} s")
 
-    def _dial_failed(self, link: _Link, reason: str) -> None:
+    def _dial_failed(self, link: _Link, reason: str, final: bool = False) -> None:
         if link.state is not _State.GREETING:
             return
         self._dialling.pop(link.address, None)
         self._bury(link)
-        self._tell(partial(self._sink.dial_failed, link.address, reason))
+        self._tell(partial(self._sink.dial_failed, link.address, reason, final))
 
     def _say_bye(self, link: _Link, reason: str) -> None:
         for conn in link.conns():

@@ -40,10 +40,11 @@ class PeerClosed(Event):
 
 @dataclass(frozen=True, slots=True)
 class DialFailed(Event):
-    """Nobody (or the wrong one) answered at `address`."""
+    """Nobody (or the wrong one) answered at `address`. `final`: trying again is of no use."""
 
     address: str
     reason: str
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,9 +124,10 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Bye(Message, frozen=True, kw_only=True):
-    """To a peer: I close this connection on purpose; it is no failure."""
+    """To a peer: I close this connection on purpose; it is no failure. `final`: nor will I take another."""
 
     reason: Text = ""
+    final: bool = False
 
 
 class Ping(Message, frozen=True, kw_only=True):

@@ -78,9 +78,9 @@ class Joiner:
         match self.state, event:
             case State.KNOCKING, Tick() if self._due(now_s):
                 return self._knock(now_s)
-            case State.KNOCKING, DialFailed(address, reason) if address in self.seeds:
+            case State.KNOCKING, DialFailed(address, reason, final) if address in self.seeds:
                 self.refusals[address] = reason
-                return self._give_up_if_late(now_s)
+                return self._fail(f"{address}: {reason}") if final else self._give_up_if_late(now_s)
             case State.KNOCKING, PeerOpened(client=False):
                 return self._ask(now_s)
             case _, Received(_, ScaleOutRefused() as refusal):
@@ -143,11 +143,10 @@ class Joiner:
         return self._give_up_if_late(now_s) or [Dial(seed) for seed in self.seeds]
 
     def _give_up_if_late(self, now_s: float) -> list[Effect]:
-        hopeless = any("version" in reason or "cluster" in reason for reason in self.refusals.values())
-        if not hopeless and (self.give_up_at_s is None or now_s < self.give_up_at_s):
+        if self.give_up_at_s is None or now_s < self.give_up_at_s:
             return []
         why = "; ".join(f"{seed}: {self.refusals.get(seed, 'no answer')}" for seed in self.seeds)
-        return self._fail(why if hopeless else f"nobody answers ({why}; tried for {self.patience_s:g} s)")
+        return self._fail(f"nobody answers ({why}; tried for {self.patience_s:g} s)")
 
     def _ask(self, now_s: float) -> list[Effect]:
         self.state, self.wake_at_s = State.ASKED, now_s + ASK_EVERY_S

@@ -315,7 +315,6 @@ def test_refused_joiners_say_why_and_the_cluster_goes_on(three: tuple[Nodes, str
 
 
 @pytest.mark.realtime
-@pytest.mark.xfail(reason="whoever accepts a namesake takes it for the old node, started again", strict=True)
 def test_a_namesake_does_not_push_a_member_out(three: tuple[Nodes, str], nodes: Nodes) -> None:
     cluster, address = three
     cluster.start("e", "--join", address)

@@ -45,8 +45,8 @@ class Ear:
     def closed(self, peer: str, clean: bool) -> None:
         self.note("closed", peer, clean)
 
-    def dial_failed(self, address: str, reason: str) -> None:
-        self.note("dial_failed", address, reason)
+    def dial_failed(self, address: str, reason: str, final: bool) -> None:
+        self.note("dial_failed", address, reason, final)
 
     def control(self, peer: str, body: bytes) -> None:
         self.note("control", peer, body)
@@ -216,11 +216,45 @@ async def test_a_second_dial_of_a_connected_peer_is_hung_up_and_changes_nothing(
 async def test_a_restarted_node_is_closed_and_opened_again() -> None:
     async with nodes("a", "b", "b") as [a, b, again]:
         await link(b, a)
+        b[0].close()
+        await a[1].until("closed")
         again[0].dial(a[0].address)
         await a[1].until("opened", times=2)
         assert [event[:2] for event in a[1].heard] == [("opened", "b"), ("closed", "b"), ("opened", "b")]
         assert a[0].send("b", b"x")
         assert await again[1].until("control") == ("control", "a", b"x")
+
+
+@real
+async def test_a_namesake_is_refused_while_the_first_is_connected() -> None:
+    """Not for good at first: it may be the same node, started again, before its end was seen."""
+    async with nodes("a", "b", "b") as [a, b, namesake]:
+        await link(b, a)
+        await be_refused(namesake, a)
+        assert b[0].send("a", b"still there")
+        assert await a[1].until("control") == ("control", "b", b"still there")
+
+
+@real
+async def test_a_namesake_that_was_dialled_is_refused_too() -> None:
+    async with nodes("a", "b", "b") as [a, b, namesake]:
+        await link(b, a)
+        await be_refused(a, namesake)
+        assert b[0].send("a", b"still there")
+        assert await a[1].until("control") == ("control", "b", b"still there")
+
+
+async def be_refused(one: Node, other: Node) -> None:
+    """One dials the other as long as it takes to be told that it need not try again."""
+    for times in range(1, 50):
+        one[0].dial(other[0].address)
+        *_, reason, final = await one[1].until("dial_failed", times=times)
+        assert "a node named 'b' is in the cluster already" in reason
+        assert times > 1 or not final
+        if final:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("never refused for good")
 
 
 # --- dials that fail ------------------------------------------------------------------------------------
