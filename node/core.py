@@ -504,7 +504,7 @@ class Agent:
             case Expelled(node=node, reason=reason):
                 return self._on_expelled(node, reason, now_s)
             case Notice():
-                self.monitor.events.append(message)
+                self.monitor.notice(message)
                 return []
             case LeaveCommand(asker=asker):
                 answer = Answer(ok=True, text=f"{self.me} leaves")
@@ -564,8 +564,7 @@ class Agent:
             self.opener.done()
         self.overlay.enter(view)
         self.closer.switched(before, view)
-        if self.scheduler is None:
-            self.monitor.entered(view, set())
+        self.monitor.entered(view)
         effects: list[Effect] = [] if self.parked is None else [Parked(None)]
         self._adopt_term(view.term)
         if self.me in view.member_ids and self.phase is Phase.JOINING and self.joiner:
@@ -575,7 +574,7 @@ class Agent:
             if view.scheduler not in (self.me, "") or self.me not in view.member_ids:
                 self.scheduler = None
             else:
-                effects += self.scheduler.switched(before, view, now_s)
+                effects += self.scheduler.switched(view, now_s)
         effects += self._overlay_changed(now_s)
         return effects + self._miss_links(view, now_s)
 

@@ -181,7 +181,7 @@ class Scheduler:
             effects += self._enqueue(RemoveLink(link=each, lost=True), now_s)
         return effects
 
-    def switched(self, before: View | None, view: View, now_s: float) -> list[Effect]:
+    def switched(self, view: View, now_s: float) -> list[Effect]:
         """The host entered a new view: finish what it was for, go on with the next change."""
         effects = self._tell_joiner(view)
         proposal, self.proposal = self.proposal, None
@@ -189,9 +189,6 @@ class Scheduler:
             effects += self._done(proposal.change, view)
         elif proposal is not None:
             self.queue.appendleft(proposal.change)
-        installed = self.last_install is not None and self.last_install.view.key == view.key
-        lost = set(before.node_ids) - set(view.node_ids) if before and installed else set()
-        self.monitor.entered(view, lost)
         return effects + self._repair(view) + self._propose_next(now_s)
 
     # --- scale-out (Fig. 4a) ---
@@ -475,6 +472,7 @@ class Scheduler:
     ) -> list[Effect]:
         assert self.flush is not None
         top = max(answers.values(), key=lambda answer: (answer.step, answer.node == self.me, answer.node))
+        leaver = self.leaving_at_flush
         alive = {node for node, answer in answers.items() if answer.step >= top.step - 1}
         alive = self._without_leaver(alive, base, top.node)
         behind = any(answers[node].step == top.step - 1 for node in alive if base.find(node))
@@ -495,7 +493,8 @@ class Scheduler:
         reason, self.flush, self.last_install = self.flush.reason, None, install
         effects = self._unpark()
         for node in sorted({*base.node_ids, *answers} - {*view.node_ids}):
-            kind = "node-failure" if node not in self.overlay.reachable else "expelled"
+            stays_away = "left" if node == leaver else "expelled"
+            kind = "node-failure" if node not in self.overlay.reachable else stays_away
             effects.append(Happened(kind, node, reason, top.step))
             effects += self._expel(node)
         for a, b in sorted(set(base.links) - set(view.links)):

@@ -14,6 +14,7 @@ from .shard_plan import Source
 from .sync_plan import DEFAULT_RATE_BPS, DEFAULT_RTT_S
 
 EVENTS_KEPT = 200
+FAILURES = ("node-failure", "expelled")  # Kinds of events after which a node is out against its will.
 
 
 @dataclass(slots=True)
@@ -45,11 +46,11 @@ class ClusterMonitor:
     links: dict[Link, LinkRecord] = field(default_factory=dict)
     events: deque[Notice] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
 
-    def entered(self, view: View, failed: set[str]) -> None:
-        """A new view is active; who is no longer in it has left, or `failed`."""
+    def entered(self, view: View) -> None:
+        """A new view is active; who is no longer in it has left, unless a notice says otherwise."""
         for node, record in self.nodes.items():
-            if record.state in ("active", "standby") and view.find(node) is None:
-                record.state = "failed" if node in failed else "left"
+            if view.find(node) is None:
+                record.state = "left" if record.state in ("active", "standby") else record.state
                 record.neighbors = ()
         for member in (*view.members, *view.observers):
             record = self.nodes.setdefault(member.id, NodeRecord(member.id, "standby"))
@@ -57,6 +58,13 @@ class ClusterMonitor:
             record.address, record.joined_step = member.address, member.joined_step
             record.neighbors = view.neighbors(member.id)
         self.links = {each: reading for each, reading in self.links.items() if each in view.links}
+
+    def notice(self, notice: Notice) -> None:
+        """Something happened. Every node is told of it: the next scheduler knows who failed before its time."""
+        self.events.append(notice)
+        record = self.nodes.get(notice.node)
+        if record and notice.kind in FAILURES and record.joined_step <= notice.step:
+            record.state = "failed"
 
     def report(self, report: Report, now_s: float) -> None:
         """A node says how it is and what its links are like."""

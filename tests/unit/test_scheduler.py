@@ -90,10 +90,10 @@ class Bench:
         return sent
 
     def enter(self, view, step):
-        before = self.sync.view
         self.sync.enter(view, step, self.sync.priors)
         self.overlay.enter(view)
-        effects = self.scheduler.switched(before, view, self.now_s)
+        self.monitor.entered(view)
+        effects = self.scheduler.switched(view, self.now_s)
         self.scheduler.check_invariants()
         return effects
 
