@@ -20,7 +20,6 @@ from .messages import (
     EVERYONE,
     Answer,
     LinkReading,
-    Member,
     NegotiationPlan,
     NeighborsReady,
     ProbeResult,

@@ -215,7 +215,8 @@ class StepSync:
                 return self._forward_ready()
             case Retracted(weight, _):  # Nothing may go out until the flush: it would mix old and new.
                 self.own_weight = dict.fromkeys(range(self.chunk_count), weight)
-                self.tainted = not (self.frozen or self.catching_up)  # Else nothing of ours is in this attempt.
+                # Frozen, or catching up: nothing of ours is in this attempt.
+                self.tainted = not (self.frozen or self.catching_up)
                 return [ResetAttempt()] if self.tainted else []
             case Received(_, Up() | Down() | Ready() | Commit()):
                 return self._received(event)

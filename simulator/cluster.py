@@ -33,6 +33,7 @@ from ..protocols.messages import (
     Routed,
     Shard,
     Up,
+    View,
 )
 from ..protocols.overlay import lacking
 from ..protocols.scale_in import State as LeaverState
@@ -95,6 +96,12 @@ class SimNode:
         self.last_progress_s = 0.0
         self.tick_at_s: float | None = None
         self.strays = 0  # Steps completed while left behind.
+
+    @property
+    def view(self) -> View:
+        """The view that it acts in; only members have one for sure."""
+        assert self.agent.sync.view is not None
+        return self.agent.sync.view
 
 
 class SimCluster:
@@ -490,8 +497,9 @@ class SimCluster:
         connection = self.connections.get(pair)
         if connection is not None and connection.open_at == {*pair}:
             return
-        for end in sorted(connection.open_at if connection else ()):  # The other was started again since.
-            self._close_end(connection, end, clean=False)()
+        if connection is not None:
+            for end in sorted(connection.open_at):  # The other was started again since.
+                self._close_end(connection, end, clean=False)()
         connection = self.connections[pair] = _Connection(pair)
         connection.open_at = {*pair}
         for end, other in (pair, pair[::-1]):
@@ -603,7 +611,7 @@ class SimCluster:
 
     def _left_behind(self, node: SimNode) -> bool:
         newest = self.views[max(self.views)]
-        return newest.find(node.name) is None and newest.key > node.agent.sync.view.key
+        return newest.find(node.name) is None and newest.key > node.view.key
 
     def active(self) -> list[SimNode]:
         """Nodes that are members and alive."""
@@ -633,8 +641,8 @@ class SimCluster:
         came later is not asked: the node does not know where to find them.
         """
         sync = node.agent.sync
-        known = [n for n in self.active() if n.name in sync.view.node_ids]
-        newer = [n for n in known if n.agent.sync.view.key > sync.view.key and not n.agent.parked]
+        known = [n for n in self.active() if n.name in node.view.node_ids]
+        newer = [n for n in known if n.view.key > node.view.key and not n.agent.parked]
         return not newer and lacking(sync.electorates(), {n.name for n in known}, set()) is not None
 
     def is_quiet(self, since_s: float) -> bool:

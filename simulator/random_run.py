@@ -130,8 +130,10 @@ class RandomRun:
             self._change_link(*rng.sample(active, 2))
 
     def _change_link(self, a: str, b: str) -> None:
-        kind = self.rng.choice([ConnectLinkRequest, DisconnectLinkRequest])
-        self.sim.ask(a, kind(a=a, b=b, asker=a))
+        if self.rng.random() < 0.5:
+            self.sim.ask(a, ConnectLinkRequest(a=a, b=b, asker=a))
+        else:
+            self.sim.ask(a, DisconnectLinkRequest(a=a, b=b, asker=a))
 
     def _join(self, name: str, founders: bool = False) -> None:
         alive = sorted(node.name for node in self.sim.active()) or ["n0"]
