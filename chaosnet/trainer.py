@@ -233,7 +233,7 @@ class Trainer:
     def _apply_if_new(self, outcome: StepOutcome) -> None:
         if outcome.step >= self._round:
             self._apply(outcome)
-        size = sum(result.nbytes for result in outcome.results or [])
+        size = sum(result.nbytes for result in outcome.results)
         self._running().backlog_applied(size)
 
     def _fail_to_join(self, ended: Ended) -> None:
@@ -347,7 +347,7 @@ class Trainer:
         """What every member does with a completed step, to the same effect."""
         total = outcome.commit.total
         if total.weight:
-            self._gradients.adopt(outcome.step, total.present, outcome.results)
+            self._gradients.adopt(total.present, outcome.results)
             if self.max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
             self._finish_capture()

@@ -1,8 +1,8 @@
 """What the all-reduce's effects do to tensors. Decides nothing: step_sync.py does.
 
-Frames that arrive are memory of our own, so a child's part is added to in place and sent on without a copy.
-Results live in one of two buffers a lane (gradients.py) and leave from there without a copy, too; that the
-buffer is not written again too early is what step_sync.py guarantees.
+Frames that arrive are memory of our own. So a child's part is added to in place and sent on without a copy,
+and a result stays in the frame that brought it until nobody needs it: the next hop, the training thread,
+and whoever lacks it after a crash.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from ..protocols.effects import (
     Accumulate,
     AdoptChunk,
     FinishChunk,
-    RenewResults,
     ResetAttempt,
     SendDown,
     SendUp,
@@ -29,12 +28,12 @@ from ..protocols.messages import Down, Up
 BLOCK_ELEMENTS = 32 << 10  # 128 KiB of float32: several of them fit into a core's cache.
 MAX_PARTS = 4  # Of children, kept unadded per chunk.
 
-AllReduceEffect = Accumulate | AdoptChunk | FinishChunk | RenewResults | ResetAttempt | SendDown | SendUp
+AllReduceEffect = Accumulate | AdoptChunk | FinishChunk | ResetAttempt | SendDown | SendUp
 SendBulk = Callable[..., bool]
 
 
 class ChunkStore(Protocol):
-    """Where contributions come from and results go: Gradients, or a bare vector in a benchmark."""
+    """Where contributions come from: Gradients, or a bare vector in a benchmark."""
 
     @property
     def lanes(self) -> Sequence[Any]: ...
@@ -44,10 +43,6 @@ class ChunkStore(Protocol):
 
     def contribution(self, chunk: int) -> torch.Tensor: ...
 
-    def result(self, chunk: int, step: int) -> torch.Tensor: ...
-
-    def take(self, step: int) -> list[torch.Tensor]: ...
-
 
 class AllReduce:
     """Adds, keeps and sends chunks. `send_bulk(peer, header, payload, copy=...)` is the transport's."""
@@ -55,8 +50,7 @@ class AllReduce:
     def __init__(self, store: ChunkStore, send_bulk: SendBulk) -> None:
         self.store, self.send_bulk = store, send_bulk
         self.parts: dict[int, list[torch.Tensor]] = {}  # Chunk: what children have sent.
-        self.written = [-1, -1]  # By step % 2: the step whose results the buffer holds.
-        self.lent = [False, False]  # A node that left may still be sent bytes of the buffer.
+        self.results: dict[int, dict[int, torch.Tensor]] = {}  # Step: chunk: mean (or maximum).
 
     def perform(self, effect: AllReduceEffect) -> None:
         """Do one effect."""
@@ -69,14 +63,18 @@ class AllReduce:
             case FinishChunk(step, chunk, weight, own):
                 self._finish(step, chunk, weight, own)
             case AdoptChunk(step, chunk, payload):
-                self._result(step, chunk).copy_(self._tensor(chunk, payload))
+                self._keep(step, chunk, self._tensor(chunk, payload))
             case SendDown():
                 self._send_down(effect)
             case ResetAttempt():
                 self.parts.clear()
-            case RenewResults(step):
-                self.lent = [True, True]
-                self.written[step % 2] = -1
+
+    def completed(self, step: int) -> list[torch.Tensor]:
+        """The results of a step, by chunk; [] if nobody had samples. Those of earlier ones are let go."""
+        self.parts.clear()
+        results = self.results.get(step, {})
+        self.results = {step: results}
+        return [results[chunk] for chunk in sorted(results)]
 
     def _accumulate(self, chunk: int, payload: zmq.Frame) -> None:
         """Keep a child's part; adding is cheapest when all parts are there, and memory is bounded."""
@@ -96,10 +94,12 @@ class AllReduce:
         return total
 
     def _finish(self, step: int, chunk: int, weight: float, own: bool) -> None:
-        result, parts = self._result(step, chunk), self.parts.pop(chunk, [])
+        contribution, parts = self.store.contribution(chunk), self.parts.pop(chunk, [])
+        total = parts[0] if parts else torch.empty_like(contribution)
         if own:
-            parts.append(self.store.contribution(chunk))
-        self._add_up(chunk, parts, result, 1.0 if self._op(chunk) == "max" else 1 / weight)
+            parts.append(contribution)
+        self._add_up(chunk, parts, total, 1.0 if self._op(chunk) == "max" else 1 / weight)
+        self._keep(step, chunk, total)
 
     def _add_up(self, chunk: int, parts: list[torch.Tensor], out: torch.Tensor, scale: float = 1.0) -> None:
         """out = scale * sum of `parts`, or their maximum; by blocks that stay in the cache."""
@@ -116,27 +116,16 @@ class AllReduce:
             if scale != 1.0:
                 target.mul_(scale)
 
-    def _result(self, step: int, chunk: int) -> torch.Tensor:
-        """Where the result of a chunk goes; new memory if the old is still lent to somebody who left."""
-        parity = step % 2
-        if self.written[parity] != step:
-            self.written[parity] = step
-            if self.lent[parity]:
-                self.lent[parity] = False
-                self.store.take(step)
-        return self.store.result(chunk, step)
+    def _keep(self, step: int, chunk: int, result: torch.Tensor) -> None:
+        self.results.setdefault(step, {})[chunk] = result
 
     def _send_down(self, effect: SendDown) -> None:
         header = encode(Down(key=effect.key, step=effect.step, chunk=effect.chunk, weight=effect.weight))
         payload = effect.payload
+        if payload is None and effect.weight:
+            payload = _bytes(self.results[effect.step][effect.chunk])
         for peer in effect.peers:
-            if not effect.weight:
-                self.send_bulk(peer, header, None)
-            elif payload is not None:
-                self.send_bulk(peer, header, payload)
-            else:
-                result = _bytes(self.store.result(effect.chunk, effect.step))
-                self.send_bulk(peer, header, result, copy=peer in effect.copied)
+            self.send_bulk(peer, header, payload if effect.weight else None)
 
     def _tensor(self, chunk: int, payload: zmq.Frame | None) -> torch.Tensor:
         place = self.store.chunks[chunk]

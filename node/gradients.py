@@ -10,9 +10,11 @@ which is the gradient of the global batch however unequal its parts (DESIGN.md, 
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,14 +45,11 @@ class Lane:
     Attributes:
         op: How members' contributions combine: "mean" (sum, then divide by the total weight) or "max".
         contribution: This node's part, times its weight under "mean"; on the CPU, [elements].
-        results: What came back, [elements] each; step s uses results[s % 2], so that the result of a step can
-            be sent again while the next one comes in.
     """
 
     dtype: torch.dtype
     op: Literal["mean", "max"]
     contribution: torch.Tensor
-    results: list[torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,6 @@ class Gradients:
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._lay_out(model, chunk_bytes)
         self._contributions = [self.lanes[c.lane].contribution[c.start : c.stop] for c in self.chunks]
-        self._results = [self._views_of_results(parity) for parity in (0, 1)]
         self._index_chunks()
 
         self._eager_allowed = True
@@ -175,26 +173,20 @@ class Gradients:
             self._add_lane(dtype, border, start, chunk_bytes // dtype.itemsize, pinned)
 
     def _add_lane(self, dtype: torch.dtype, border: int, stop: int, step: int, pinned: bool) -> None:
-        vectors = [torch.zeros(stop, dtype=dtype, pin_memory=pinned) for _ in range(3)]
         op: Literal["mean", "max"] = "max" if dtype == torch.int64 else "mean"
         for first, last in ((0, border), (border, stop)):
             for start in range(first, last, step):
                 self.chunks.append(Chunk(len(self.chunks), len(self.lanes), start, min(start + step, last)))
-        self.lanes.append(Lane(dtype, op, vectors[0], vectors[1:]))
+        self.lanes.append(Lane(dtype, op, torch.zeros(stop, dtype=dtype, pin_memory=pinned)))
 
     def _index_chunks(self) -> None:
         """Which parameters lie in which chunk; a chunk of buffers has none."""
         self._chunks_of: list[list[int]] = [[] for _ in self._parameters]
         self._parameters_in: list[list[int]] = [[] for _ in self.chunks]
-        chunk = 0
         for index, place in enumerate(self._parameters):
-            while chunk < len(self.chunks) and _before(self.chunks[chunk], place):
-                chunk += 1
-            last = chunk
-            while last < len(self.chunks) and _overlap(self.chunks[last], place):
-                self._chunks_of[index].append(last)
-                self._parameters_in[last].append(index)
-                last += 1
+            for chunk in self._chunks_at(place):
+                self._chunks_of[index].append(chunk.index)
+                self._parameters_in[chunk.index].append(index)
         self._waiting_at_start = [len(indices) for indices in self._parameters_in]
         self._waiting = list(self._waiting_at_start)
 
@@ -272,20 +264,19 @@ class Gradients:
         return Finished(present, [], retracted)
 
     @torch.no_grad()
-    def adopt(self, step: int, present: bytes, results: Sequence[torch.Tensor] | None = None) -> None:
-        """Copy the reduced values of `step` to where the model keeps them.
+    def adopt(self, present: bytes, results: Sequence[torch.Tensor]) -> None:
+        """Copy the reduced values of a step to where the model keeps them.
 
         Gradients that somebody had are written, into the tensor in `.grad` where there is one; the others
         become None. Buffers that somebody changed are overwritten in place.
         Args:
             present: The bitwise or of all members' masks.
-            results: What `take` returned for the step; None: the lanes still hold it.
+            results: By chunk, 1-D; they are only read.
         Raises: MalformedMessage if the mask has another length than ours.
         """
         if len(present) != (self._bits + 7) // 8:
             raise MalformedMessage(f"{len(present)} bytes of gradient mask; expected {(self._bits + 7) // 8}")
         bits = np.unpackbits(np.frombuffer(present, dtype=np.uint8), bitorder="little").tolist()
-        results = results or [lane.results[step % 2] for lane in self.lanes]
         places, targets = [], []
         for place in self._parameters:
             parameter = place.holder
@@ -297,44 +288,20 @@ class Gradients:
                 parameter.grad = torch.empty_like(parameter)
             places.append(place)
             targets.append(parameter.grad)
-        for number, result in enumerate(results):
-            agreed = self._agreed[number]
-            first = self._buffers[number][0].start if self._buffers[number] else 0
-            for place in self._buffers[number]:
-                if place.bit >= 0 and not bits[place.bit]:
-                    continue
-                value = _reals(self._buffer(place))
+        for place in itertools.chain(*self._buffers):
+            if place.bit < 0 or bits[place.bit]:
                 places.append(place)
-                targets.append(value)
-                if agreed.numel():  # As the buffer will hold it: an average may lie between two float16.
-                    kept = result[place.start : place.stop].to(value.dtype)
-                    agreed[place.start - first : place.stop - first].copy_(kept)
+                targets.append(_reals(self._buffer(place)))
         self._spread(places, targets, results)
+        for place, value in zip(places, targets, strict=True):
+            agreed, buffers = self._agreed[place.lane], self._buffers[place.lane]
+            if agreed.numel() and isinstance(place.holder, BufferSlot):
+                start = place.start - buffers[0].start
+                agreed[start : start + value.numel()].copy_(value.reshape(-1))
 
     def contribution(self, chunk: int) -> torch.Tensor:
         """This node's part of a chunk, 1-D, final once the chunk is ready."""
         return self._contributions[chunk]
-
-    def result(self, chunk: int, step: int) -> torch.Tensor:
-        """Where the reduced chunk of `step` goes, 1-D; kept until step + 2."""
-        return self._results[step % 2][chunk]
-
-    def take(self, step: int) -> list[torch.Tensor]:
-        """The reduced values of `step`, one vector a lane, for keeps: later steps get fresh memory.
-
-        Also for a node that left and may still be sent the bytes: then nobody keeps what is returned.
-        """
-        parity = step % 2
-        taken = [lane.results[parity] for lane in self.lanes]
-        for lane in self.lanes:
-            lane.results[parity] = torch.zeros_like(
-                lane.results[parity], pin_memory=lane.results[parity].is_pinned()
-            )
-        self._results[parity] = self._views_of_results(parity)
-        return taken
-
-    def _views_of_results(self, parity: int) -> list[torch.Tensor]:
-        return [self.lanes[c.lane].results[parity][c.start : c.stop] for c in self.chunks]
 
     def rebase(self) -> None:
         """Take the buffers as they are for what all members hold, e.g. after `TrainingState.load`.
@@ -453,24 +420,30 @@ class Gradients:
     def _spread(
         self, places: Sequence[_Place], targets: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
     ) -> None:
-        """Copy results to `targets`, which lie at `places`; neighbors cross to a device together."""
-        done = 0
-        while done < len(places):
-            first, end = places[done], done + 1
-            while end < len(places) and (places[end].lane, places[end].start) == (
-                first.lane,
-                places[end - 1].stop,
-            ):
-                end += 1
-            start = first.start
-            for run in device_runs(targets[done:end]):
-                sizes = [tensor.numel() for tensor in run]
-                stop = start + sum(sizes)
-                result = results[first.lane][start:stop].to(run[0].device)
-                values = [v.view(t.shape) for v, t in zip(result.split(sizes), run, strict=True)]
-                torch._foreach_copy_(run, values)
-                start = stop
-            done = end
+        """Copy results to `targets`, which lie at `places`. What goes to a device crosses chunk by chunk."""
+        strided: list[tuple[torch.Tensor, torch.Tensor]] = []
+        pieces: dict[tuple[int, torch.device], list[tuple[torch.Tensor, int]]] = {}
+        for place, target in zip(places, targets, strict=True):
+            flat = target.view(-1) if target.is_contiguous() else target.new_empty(target.numel())
+            if not target.is_contiguous():
+                strided.append((target, flat))
+            for chunk in self._chunks_at(place):
+                first, last = max(chunk.start, place.start), min(chunk.stop, place.stop)
+                piece = flat[first - place.start : last - place.start]
+                pieces.setdefault((chunk.index, target.device), []).append((piece, first - chunk.start))
+        for (index, device), group in pieces.items():
+            result = results[index].to(device)
+            values = [result[start : start + piece.numel()] for piece, start in group]
+            torch._foreach_copy_([piece for piece, _ in group], values)
+        for target, flat in strided:
+            target.copy_(flat.view(target.shape))
+
+    def _chunks_at(self, place: _Place) -> Iterator[Chunk]:
+        """The chunks that a parameter or buffer lies in: one, or several in a row."""
+        index = bisect_left(self.chunks, (place.lane, place.start + 1), key=lambda c: (c.lane, c.stop))
+        while index < len(self.chunks) and _overlap(self.chunks[index], place):
+            yield self.chunks[index]
+            index += 1
 
     def _buffer(self, place: _Place) -> torch.Tensor:
         """The tensor there now; modules may put in another one at any forward."""
@@ -493,10 +466,6 @@ def _lane_dtype(tensor: torch.Tensor) -> torch.dtype:
 
 def _reals(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _before(chunk: Chunk, place: _Place) -> bool:
-    return chunk.lane < place.lane or (chunk.lane == place.lane and chunk.stop <= place.start)
 
 
 def _overlap(chunk: Chunk, place: _Place) -> bool:

@@ -55,7 +55,7 @@ MIN_TICK_S = 0.001  # A core that wants a Tick at once must not keep the loop fr
 BACKLOG_SHARE = 0.25  # Of available memory, for results that a joiner cannot apply yet.
 TIMED = (ScaleInRequest, ConnectLinkRequest, DisconnectLinkRequest)
 AllReduceTypes = (
-    fx.Accumulate, fx.SendUp, fx.FinishChunk, fx.AdoptChunk, fx.SendDown, fx.ResetAttempt, fx.RenewResults,
+    fx.Accumulate, fx.SendUp, fx.FinishChunk, fx.AdoptChunk, fx.SendDown, fx.ResetAttempt,
 )  # fmt: skip
 
 
@@ -64,12 +64,12 @@ AllReduceTypes = (
 
 @dataclass(slots=True)
 class StepOutcome:
-    """A step is complete. `results`: its values if they were set aside, else they are in the lanes."""
+    """A step is complete. `results`: its values by chunk, to be read only; [] if nobody had samples."""
 
     step: int
     commit: Commit
     deal: Deal
-    results: list[torch.Tensor] | None = None
+    results: list[torch.Tensor]
     snapshot: fx.TakeSnapshot | None = None  # To be taken once this step has been applied.
 
 
@@ -370,11 +370,9 @@ class NodeLoop:
         self._loop.call_soon(self._guarded, lambda: self._event(event))
 
     def _step_completed(self, effect: fx.StepCompleted) -> None:
-        """For a member the result stays where it is; a joiner's is set aside until it has the state."""
-        self.all_reduce.parts.clear()
-        outcome = StepOutcome(effect.step, effect.commit, effect.deal)
-        if not self._member and effect.commit.total.weight:
-            outcome.results = self._store.take(effect.step)
+        """To the training thread; what a joiner is told waits there until it has the state."""
+        outcome = StepOutcome(effect.step, effect.commit, effect.deal, self.all_reduce.completed(effect.step))
+        if not self._member:
             self._backlog_bytes += sum(result.nbytes for result in outcome.results)
             if self._backlog_bytes > self._backlog_limit:
                 self._soon(ev.BacklogFull())

@@ -90,10 +90,7 @@ class AdoptChunk(Effect):
 
 @dataclass(frozen=True, slots=True)
 class SendDown(Effect):
-    """Pass the result of the chunk on. `payload`: as it was received, else from the result buffer.
-
-    A peer in `copied` may lag by more than a step, so it must not be sent the buffer itself.
-    """
+    """Pass the result of the chunk on. `payload`: as it was received, else the result that is kept."""
 
     key: ViewKey
     step: int
@@ -101,23 +98,11 @@ class SendDown(Effect):
     peers: tuple[str, ...]
     weight: float
     payload: Any
-    copied: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ResetAttempt(Effect):
     """Forget what has come in for the step under way; own contributions stay."""
-
-
-@dataclass(frozen=True, slots=True)
-class RenewResults(Effect):
-    """Results of `step` (anew, if some were written) and later go into new memory.
-
-    Members cannot fall behind by more than a step, so two buffers are enough for them (step_sync.py).
-    Nobody waits for who left, though: it may still be sent the bytes of the old.
-    """
-
-    step: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ from .effects import (
     FinishChunk,
     Left,
     Out,
-    RenewResults,
     ResetAttempt,
     SendDown,
     SendUp,
@@ -141,15 +140,13 @@ class StepSync:
         self, view: View, step: int, priors: tuple[Electorate, ...] = (), deal: Deal = ()
     ) -> list[Effect]:
         """Act in `view`, whose first step here is `step`."""
-        left = self.view is not None and not set(self.view.node_ids) <= set(view.node_ids)
         self.view, self.step, self.priors, self.frozen = view, step, priors, False
         self.deal = deal or self.deal
         self.prepared = {key: each for key, each in self.prepared.items() if key > view.key}
         self.places = [_place(tree, self.me, set(view.member_ids)) for tree in view.trees]
         self.tree_of = chunk_trees(self.chunk_count, view.trees)
         self._restart()
-        renew: list[Effect] = [RenewResults(step)] if left else []
-        return [*renew, ViewEntered(view, step)]
+        return [ViewEntered(view, step)]
 
     def observe(self, view: View, step: int) -> list[Effect]:
         """A joiner listens from `step` on; what came before the plan did is taken now."""
@@ -298,9 +295,7 @@ class StepSync:
         self, index: int, step: int, peers: tuple[str, ...], weight: float, payload: Any
     ) -> SendDown:
         assert self.view is not None
-        observers = self.view.observer_ids
-        copied = tuple(peer for peer in peers if peer in observers)
-        return SendDown(self.view.key, step, index, peers, weight, payload, copied)
+        return SendDown(self.view.key, step, index, peers, weight, payload)
 
     def _chunk(self, index: int) -> _Chunk:
         if index >= self.chunk_count:

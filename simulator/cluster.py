@@ -55,23 +55,12 @@ class _Connection:
     stalled: list[tuple[str, ev.Event]] = field(default_factory=list)  # Held up by a cut: (receiver, event).
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Result:
-    """What a result buffer holds: whose contributions, of which step."""
+    """The mean of a chunk: whose contributions, of which step."""
 
     step: int
     who: frozenset[str]
-
-
-@dataclass(slots=True)
-class _Lazy:
-    """A zero-copy frame: the bytes are read when they are received, however long that takes."""
-
-    buffer: dict[int, _Result]
-    chunk: int
-
-    def read(self) -> _Result | None:
-        return self.buffer.get(self.chunk)
 
 
 class SimNode:
@@ -87,9 +76,7 @@ class SimNode:
         self.training = False
         self.step = 0
         self.backlog: list[fx.StepCompleted] = []  # Results that came before the state did.
-        self.results: list[dict[int, _Result]] = [{}, {}]  # By step % 2.
-        self.written = [-1, -1]  # The step whose results each holds.
-        self.renew: set[int] = set()  # Buffers to be replaced before a new step is written into them.
+        self.results: dict[int, dict[int, _Result]] = {}  # Step: chunk: result.
         self.sums: dict[int, frozenset[str]] = {}
         self.snapshots: dict[int, tuple[list[Any], Any]] = {}
         self.arrived: Any = None
@@ -259,8 +246,6 @@ class SimCluster:
         if node.paused:
             node.deferred.append(event)
             return
-        if isinstance(event, ev.Received) and isinstance(event.payload, _Lazy):
-            event = ev.Received(event.peer, event.message, event.payload.read())
         if not isinstance(event, ev.Tick):
             self._say(node.name, event)
         try:
@@ -342,28 +327,18 @@ class SimCluster:
             case fx.AdoptChunk(step, chunk, payload):
                 assert payload.step == step, f"result of step {payload.step} taken for that of {step}"
                 self._store(node, chunk, payload)
-            case fx.SendDown(key, step, chunk, peers, weight, payload, copied):
+            case fx.SendDown(key, step, chunk, peers, weight, payload):
                 down = Down(key=key, step=step, chunk=chunk, weight=weight)
+                content = (payload or node.results[step][chunk]) if weight else None
                 for peer in peers:
-                    content = payload or _Lazy(node.results[step % 2], chunk)
-                    if peer in copied and isinstance(content, _Lazy):
-                        content = content.read()
-                    self._send(node.name, peer, down, content if weight else None)
+                    self._send(node.name, peer, down, content)
             case fx.ResetAttempt():
                 node.sums.clear()
-            case fx.RenewResults(step):
-                node.renew, node.written[step % 2] = {0, 1}, -1
             case _:
                 self._perform_replication(node, effect)
 
     def _store(self, node: SimNode, chunk: int, result: _Result) -> None:
-        parity = result.step % 2
-        if node.written[parity] != result.step:
-            node.written[parity] = result.step
-            if parity in node.renew:
-                node.results[parity] = {}
-                node.renew.discard(parity)
-        node.results[parity][chunk] = result
+        node.results.setdefault(result.step, {})[chunk] = result
 
     def _sum(self, node: SimNode, chunk: int, own: bool) -> frozenset[str]:
         total = node.sums.pop(chunk, frozenset())
@@ -426,9 +401,10 @@ class SimCluster:
         weight = effect.commit.total.weight
         if not weight:
             return frozenset()
-        buffer = node.results[effect.step % 2]
-        sets = {buffer[chunk].who for chunk in range(self.chunks)}
-        assert all(buffer[chunk].step == effect.step for chunk in range(self.chunks)), "mixed steps"
+        results = node.results[effect.step]
+        node.results = {effect.step: results}
+        sets = {results[chunk].who for chunk in range(self.chunks)}
+        assert all(results[chunk].step == effect.step for chunk in range(self.chunks)), "mixed steps"
         assert len(sets) == 1, f"chunks of one step differ in who contributed: {sets}"
         return sets.pop()
 

@@ -5,7 +5,7 @@ import pytest
 
 from chaosnet.node import core as node_core
 from chaosnet.protocols import overlay, step_sync
-from chaosnet.protocols.effects import RenewResults, ResetAttempt
+from chaosnet.protocols.effects import ResetAttempt
 from chaosnet.protocols.election import Election
 from chaosnet.scheduler.core import Scheduler
 from chaosnet.simulator import Violation, run
@@ -31,15 +31,6 @@ def several_votes_a_term(monkeypatch):
         return original(self, request, key, scheduler_missing)
 
     monkeypatch.setattr(Election, "on_request", forgetful)
-
-
-def buffers_are_reused_under_departed_nodes(monkeypatch):
-    original = step_sync.StepSync.enter
-
-    def enter(self, *args, **kwargs):
-        return [each for each in original(self, *args, **kwargs) if not isinstance(each, RenewResults)]
-
-    monkeypatch.setattr(step_sync.StepSync, "enter", enter)
 
 
 def sums_survive_a_flush(monkeypatch):
@@ -102,7 +93,6 @@ def views_are_switched_to_without_being_prepared_by_all(monkeypatch):
         no_quorum,
         silence_proves_a_crash,
         several_votes_a_term,
-        buffers_are_reused_under_departed_nodes,
         sums_survive_a_flush,
         attempts_have_no_name,
         results_are_not_passed_on,

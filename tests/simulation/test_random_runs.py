@@ -24,7 +24,6 @@ KEPT = {
     "who was to adopt a result had dropped its own part": 398,
     "a reset connection passed for a crash": 1278,
     "gradients were taken back while the step was being aborted already": 478,
-    "a step done over was written on top of bytes still lent to who was left behind": 31,
 }
 
 

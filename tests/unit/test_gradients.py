@@ -25,16 +25,14 @@ def loss_of(model, x, y):
     return functional.mse_loss(model(x), y)
 
 
-def reduce(members, step, weights, presents):
-    """What the overlay does, by plain torch: into every member's results. Returns the combined mask."""
-    total = sum(weights)
+def reduce(members, weights, presents):
+    """What the overlay does, by plain torch. Returns the combined mask and the results."""
+    total, results = sum(weights), []
     for chunk in members[0].chunks:
         parts = torch.stack([member.contribution(chunk.index) for member in members])
         is_mean = members[0].lanes[chunk.lane].op == "mean"
-        value = parts.sum(0) / total if is_mean else parts.max(0).values
-        for member in members:
-            member.result(chunk.index, step).copy_(value)
-    return bytes(any_of(column) for column in zip(*presents, strict=True))
+        results.append(parts.sum(0) / total if is_mean else parts.max(0).values)
+    return bytes(any_of(column) for column in zip(*presents, strict=True)), results
 
 
 def any_of(masks):
@@ -44,11 +42,11 @@ def any_of(masks):
     return value
 
 
-def one_step(members, weights, step=0):
+def one_step(members, weights):
     finished = [member.finish(weight) for member, weight in zip(members, weights, strict=True)]
-    present = reduce(members, step, weights, [f.present for f in finished])
+    present, results = reduce(members, weights, [f.present for f in finished])
     for member in members:
-        member.adopt(step, present)
+        member.adopt(present, results)
     return finished
 
 
@@ -198,11 +196,11 @@ def test_a_gradient_somebody_has_is_for_all_and_one_nobody_has_stays_none():
 def test_a_missing_gradient_leaves_no_trace_of_the_step_before():
     model = Branches()
     gradients = Gradients(model, TINY_CHUNKS)
-    for step, parameter in enumerate((model.used_by_one, model.used_by_all)):
+    for parameter in (model.used_by_one, model.used_by_all):
         model.zero_grad()
         gradients.arm(1)
         parameter.sum().backward()
-        one_step([gradients], [1], step)
+        one_step([gradients], [1])
     assert model.used_by_one.grad is None
     assert gradients.lanes[0].contribution.sum() == 2
 
@@ -284,7 +282,7 @@ def test_running_means_are_averaged_and_batch_counts_take_the_maximum():
         models[1](torch.zeros(2, 3))
         models[1].flag.fill_(True)
         before = [(model.norm.running_mean.clone(), float(model.total)) for model in models]
-        one_step(members, weights, step)
+        one_step(members, weights)
         expected = sum(w * mean for w, (mean, _) in zip(weights, before, strict=True)) / 4
         for model in models:
             torch.testing.assert_close(model.norm.running_mean, expected)
@@ -299,10 +297,10 @@ def test_buffers_that_nobody_changed_keep_every_bit():
     models = [Normed(), Normed(), Normed()]
     members = [Gradients(model, TINY_CHUNKS) for model in models]
     mask = models[0].mask.view(torch.int32).clone()
-    for step in range(4):
+    for _ in range(4):
         for member in members:
             member.arm(1)
-        one_step(members, [1, 1, 1], step)
+        one_step(members, [1, 1, 1])
     for model in models:
         assert torch.equal(model.mask.view(torch.int32), mask)
         assert model.mask[0] == torch.tensor(0.1)
@@ -316,8 +314,8 @@ def test_a_buffer_changed_by_one_node_is_averaged_over_all():
     assert finished[0].present != bytes(1) and finished[1].present == bytes(1)
     assert models[0].narrow.tolist() == models[1].narrow.tolist() == [2, 2]
     models[0].narrow.add_(0.001)  # Lies between two float16: what it becomes is what the next step compares.
-    one_step(members, [1, 2], 1)
-    assert one_step(members, [1, 2], 2)[0].present == bytes(1)
+    one_step(members, [1, 2])
+    assert one_step(members, [1, 2])[0].present == bytes(1)
 
 
 def test_a_node_whose_buffers_changed_without_samples_is_brought_back():
@@ -325,9 +323,9 @@ def test_a_node_whose_buffers_changed_without_samples_is_brought_back():
     members = [Gradients(model, TINY_CHUNKS) for model in models]
     models[1].narrow.fill_(9)
     masks = [members[0].finish(2).present, members[1].finish(0).present]
-    present = reduce(members, 0, [2, 0], masks)
+    present, results = reduce(members, [2, 0], masks)
     for member in members:
-        member.adopt(0, present)
+        member.adopt(present, results)
     assert models[1].narrow.tolist() == [1, 1]
 
 
@@ -418,9 +416,8 @@ def test_channels_last_gradients_keep_their_layout():
     model(torch.randn(1, 2, 4, 4)).square().sum().backward()
     expected = model.weight.grad.clone()
     gradients.finish(2)
-    gradients.lanes[0].results[0].copy_(gradients.lanes[0].contribution / 2)
     model.zero_grad()
-    gradients.adopt(0, bytes([3]))
+    gradients.adopt(bytes([3]), [gradients.contribution(chunk.index) / 2 for chunk in gradients.chunks])
     assert torch.equal(model.weight.grad, expected)
     assert model.weight.grad.is_contiguous(memory_format=torch.channels_last)
 
@@ -429,25 +426,19 @@ def test_clipping_in_place_leaves_results_fit_to_be_sent_again():
     model = net()
     gradients = Gradients(model, TINY_CHUNKS)
     loss_of(model, *samples(2)).backward()
-    one_step([gradients], [2], step=3)
-    kept = gradients.lanes[0].results[1].clone()
+    finished = gradients.finish(2)
+    present, results = reduce([gradients], [2], [finished.present])
+    kept = [result.clone() for result in results]
+    gradients.adopt(present, results)
     nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-    assert torch.equal(gradients.lanes[0].results[1], kept)
-    gradients.adopt(3, bytes([0b111111]))
-    assert torch.equal(model[4].bias.grad, kept[:2])
-
-
-def test_results_of_two_steps_in_a_row_do_not_share_memory():
-    gradients = Gradients(net(), TINY_CHUNKS)
-    gradients.result(0, 4).fill_(1)
-    gradients.result(0, 5).fill_(2)
-    assert gradients.result(0, 4).eq(1).all()
-    assert gradients.result(0, 6).data_ptr() == gradients.result(0, 4).data_ptr()
+    assert all(map(torch.equal, results, kept))
+    gradients.adopt(present, results)
+    assert torch.equal(model[4].bias.grad, torch.cat(kept)[:2])
 
 
 def test_a_mask_of_another_length_is_malformed():
     with pytest.raises(MalformedMessage, match="expected 1"):
-        Gradients(net()).adopt(0, bytes(2))
+        Gradients(net()).adopt(bytes(2), [])
 
 
 def test_detaching_ends_the_hooks():

@@ -194,13 +194,6 @@ def test_observers_get_results_and_contribute_nothing():
     assert cluster.done["o"][0].commit.total.weight == 2.0
 
 
-def test_observers_may_lag_so_they_are_sent_copies():
-    sync = StepSync("a", 1)
-    sync.enter(view("a", {"o": "a"}, "a", observers="o"), 0)
-    effects = sync.handle(Contributed((0,), 1.0))
-    assert kinds(effects, fx.SendDown)[0].copied == ("o",)
-
-
 def test_being_ready_twice_for_one_step_is_a_bug_of_ours(chain):
     chain.train("a")
     with pytest.raises(LocalProtocolError, match="ready twice"):
@@ -398,13 +391,6 @@ def test_a_retracted_contribution_keeps_the_attempt_from_mixing_old_and_new(chai
     chain.train("a")
     chain.flush_and_install(after, step=0)
     assert chain.done["a"][0].commit.total.weight == 4.0
-
-
-def test_a_buffer_that_a_departed_node_may_still_be_sent_is_not_written_again(chain):
-    smaller = view("ab", {"b": "a"}, "a", seq=2)
-    same = view("abc", {"b": "a", "c": "a"}, "a", seq=2)
-    assert fx.RenewResults(1) in chain.syncs["a"].enter(smaller, 1)
-    assert fx.RenewResults(1) not in chain.syncs["b"].enter(same, 1)
 
 
 # --- pure parts ---
