@@ -32,7 +32,7 @@ from ..scheduler.sync_plan import POLICIES
 from ..scheduler.views import with_trees
 from .processes import Pipe, Workers
 
-WARM_UP, ROUNDS = 2, 6
+WARM_UP, ROUNDS = 6, 10
 
 
 @dataclass(frozen=True, slots=True)

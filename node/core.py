@@ -113,6 +113,7 @@ REDIAL_EVERY_S = 1.0  # Members out of reach are tried directly, in case another
 ABORT_EVERY_S = 1.0
 FROZEN_PATIENCE_S = 1.0  # After a flush without its install, say again where we are.
 REPORT_EVERY_S = 1.0
+MAX_ASKED_EARLY = 1000
 PROBE_TAIL = 0.5  # The rate is that of the last half of a probe: the first may ride on a burst (TESTBED).
 
 
@@ -163,6 +164,7 @@ class Agent:
         self.joiner: Joiner | None = None
         self.scheduler: Scheduler | None = None
         self.snapshots: dict[int, _Snapshot] = {}  # Step: the copy of the state at its beginning.
+        self.asked_early: list[Received] = []  # Requests for the copy of a step that we have not reached.
         self.addresses: dict[str, str] = {}  # Open peer: where it can be dialled.
         self.readings: dict[str, LinkReading] = {}
         self.probes: dict[str, list[tuple[float, int]]] = {}  # Peer: arrival time and bytes of each part.
@@ -826,7 +828,9 @@ class Agent:
         if not mine:
             return []
         self.snapshots[step] = _Snapshot({joining.node for joining in mine})
-        return [TakeSnapshot(step, blocking=any(joining.blocking for joining in mine))]
+        taken: list[Effect] = [TakeSnapshot(step, blocking=any(joining.blocking for joining in mine))]
+        early, self.asked_early = self.asked_early, []
+        return taken + [effect for event in early for effect in self._serve(event)]
 
     def _on_snapshot_ready(self, step: int) -> list[Effect]:
         snapshot = self.snapshots.get(step)
@@ -840,6 +844,8 @@ class Agent:
         message = event.message
         assert isinstance(message, ManifestRequest | ShardRequest | ReplicationDone)
         snapshot = self.snapshots.get(message.step)
+        if snapshot is None and message.step > self.sync.step and len(self.asked_early) < MAX_ASKED_EARLY:
+            self.asked_early.append(event)  # It has the plan before we have the step that the plan begins with.
         if snapshot is None or event.peer not in snapshot.joiners:
             return []
         match message:

@@ -50,6 +50,7 @@ class _Connection:
     """One TCP-like connection between two nodes, seen from both ends."""
 
     ends: tuple[str, str]
+    lives: tuple[int, int]  # Of the ends, when it was opened.
     open_at: set[str] = field(default_factory=set)  # Ends that may use it.
     last_arrival_s: dict[tuple[str, bool], float] = field(default_factory=dict)  # (receiver, bulk).
     stalled: list[tuple[str, ev.Event]] = field(default_factory=list)  # Held up by a cut: (receiver, event).
@@ -110,6 +111,7 @@ class SimCluster:
         self.told: deque[tuple[float, str, str | ev.Event]] = deque(maxlen=None if record else STORY_LINES)
         self.digest = hashlib.sha256()
         self.max_delay_s = self.rng.choice([0.002, 0.01, 0.05])
+        self.bulk_lag = self.rng.choice([1, 1, 4, 12])  # Bulk fills its connection; control overtakes it.
         self.compute_s = self.rng.choice([0.03, 0.1, 0.3])
         self.state_bytes = self.rng.choice([100, 3 << 20, 40 << 20])
         self.retract_odds = self.rng.choice([0.0, 0.0, 0.01])
@@ -473,14 +475,18 @@ class SimCluster:
         connection = self.connections.get(pair)
         if connection is not None and connection.open_at == {*pair}:
             return
+        lives = (self._life(pair[0]), self._life(pair[1]))
         if connection is not None:
-            for end in sorted(connection.open_at):  # The other was started again since.
-                self._close_end(connection, end, clean=False)()
-        connection = self.connections[pair] = _Connection(pair)
+            for end in sorted(connection.open_at):  # The other's Bye is under way, or it was started again.
+                self._close_end(connection, end, clean=connection.lives == lives)()
+        connection = self.connections[pair] = _Connection(pair, lives)
         connection.open_at = {*pair}
         for end, other in (pair, pair[::-1]):
             opened = ev.PeerOpened(other, f"{other}:1")
             self._event(self.nodes[end], opened)
+
+    def _life(self, name: str) -> int:
+        return self.nodes[name].agent.settings.first_serial
 
     def _send(self, sender: str, receiver: str, message: Message, payload: Any) -> None:
         pair = _pair(sender, receiver)
@@ -500,7 +506,8 @@ class SimCluster:
     def _arrive_later(self, connection: _Connection, receiver: str, event: ev.Event) -> None:
         bulk = isinstance(event, ev.Received) and isinstance(event.message, BULK)
         earliest = connection.last_arrival_s.get((receiver, bulk), 0.0)
-        arrival = max(self.now_s + self._delay(), earliest + 1e-7)
+        delay_s = self._delay() * (self.bulk_lag if bulk else 1)
+        arrival = max(self.now_s + delay_s, earliest + 1e-7)
         connection.last_arrival_s[receiver, bulk] = arrival
         sender = connection.ends[0] if connection.ends[1] == receiver else connection.ends[1]
         self._after(arrival - self.now_s, _Arrival(self, connection, (sender, receiver), event))
