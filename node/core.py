@@ -845,7 +845,9 @@ class Agent:
         assert isinstance(message, ManifestRequest | ShardRequest | ReplicationDone)
         snapshot = self.snapshots.get(message.step)
         if snapshot is None and message.step > self.sync.step and len(self.asked_early) < MAX_ASKED_EARLY:
-            self.asked_early.append(event)  # It has the plan before we have the step that the plan begins with.
+            self.asked_early.append(
+                event
+            )  # It has the plan before we have the step that the plan begins with.
         if snapshot is None or event.peer not in snapshot.joiners:
             return []
         match message:

@@ -15,7 +15,7 @@ from .cluster import SimCluster
 FAULTS_UNTIL_S = 15.0
 LONGEST_PAUSE_S = 4.0
 QUIET_S = 3.0
-SETTLED_BY_S = 60.0  # Joiners of a dead cluster have given up by then.
+SETTLED_BY_S = 80.0  # A joiner that is left alone asks for 24 s and knocks for 20 s, perhaps twice.
 AIMS = (
     "Prepare", "Flush", "FlushOk", "Install", "VoteRequest", "VoteReply", "NegotiationPlan", "NeighborsReady",
     "ReplicationPlan", "ScaleOutReady", "ScaleInRequest", "Up", "Down", "Ready", "Commit", "Shard", "ManifestReply",
