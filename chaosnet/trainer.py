@@ -124,6 +124,8 @@ class Trainer:
         self._capture: Capture | None = None
         self._blocked_on: int | None = None  # Step whose snapshot a blocking joiner still needs.
         self._ended: Ended | None = None
+        self._leaving = False  # This node has said that it wants out.
+        self._closed = False
         self._loop: NodeLoop | None = None
         self._step_started_s = 0.0
         if model is not None and optimizer is not None:
@@ -318,8 +320,6 @@ class Trainer:
         self._measure(weight)
         self._start_step()
         return True
-
-    _leaving = False
 
     def _await_outcome(self) -> StepOutcome | None:
         """The next completed step; None if this node has left."""
@@ -545,7 +545,6 @@ class Trainer:
         )
 
     close = request_node_exit
-    _closed = False
 
     def _leave_if_wanted(self) -> bool:
         """Ctrl+C with a script that never asks for it: leave, and end the script. True if out already."""
