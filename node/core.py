@@ -20,6 +20,7 @@ from ..protocols.effects import (
     AnswerStatus,
     ClosePeer,
     Dial,
+    DiscardState,
     DropSnapshot,
     Effect,
     Happened,
@@ -76,6 +77,7 @@ from ..protocols.messages import (
     ManifestRequest,
     Member,
     NegotiationPlan,
+    NoSnapshot,
     Notice,
     Ping,
     Pong,
@@ -330,6 +332,10 @@ class Agent:
     def _is_joining(self) -> bool:
         return self.joiner is not None and self.joiner.state is not JoinerState.JOINED
 
+    @property
+    def _asks_again(self) -> bool:
+        return self.joiner is not None and self.joiner.state in (JoinerState.KNOCKING, JoinerState.ASKED)
+
     def _follow_up(self, effect: Effect, now_s: float) -> list[Effect]:
         """What an effect of one core means to the others."""
         match effect:
@@ -345,6 +351,8 @@ class Agent:
                 return self.joiner.orphaned(reason, now_s)
             case Out():
                 return self._leave_all()
+            case DiscardState() if self.phase is Phase.MEMBER and self._asks_again:
+                return self._on_torn(f"{self.me} could not get the state", now_s, without_me=True)
             case Parked(reason):
                 self.parked = reason
         return []
@@ -397,12 +405,13 @@ class Agent:
                 told += self.relay.send(EVERYONE, again)
         return told
 
-    def _on_torn(self, reason: str, now_s: float) -> list[Effect]:
+    def _on_torn(self, reason: str, now_s: float, without_me: bool = False) -> list[Effect]:
         """Messages of the attempt under way may be lost for good, even if the link opens again."""
         assert self.sync.view is not None
         if self.phase is Phase.JOINING and self.joiner is not None:
             return self.joiner.orphaned(reason, now_s)
-        self.torn = AbortRequest(node=self.me, key=self.sync.view.key, step=self.sync.step, reason=reason)
+        key, step = self.sync.view.key, self.sync.step
+        self.torn = AbortRequest(node=self.me, key=key, step=step, reason=reason, without_me=without_me)
         self.abort_at_s = now_s + ABORT_EVERY_S
         return self.relay.send(EVERYONE, self.torn)
 
@@ -480,7 +489,7 @@ class Agent:
                 return self._joining(event, now_s)
             case ManifestRequest() | ShardRequest() | ReplicationDone():
                 return self._serve(event)
-            case ManifestReply() | Shard():
+            case ManifestReply() | Shard() | NoSnapshot():
                 return self._joining(event, now_s)
         return []
 
@@ -494,8 +503,8 @@ class Agent:
                 return self._on_install(message)
             case LinkNews():
                 return self._on_link_news(message, now_s)
-            case Farewell(node=node, life=life):
-                self.overlay.farewell(node, life)
+            case Farewell(node=node, life=life, key=key):
+                self.overlay.farewell(node, life, key)
                 return self._overlay_changed(now_s) if self.sync.view else []
             case VoteRequest() | VoteReply():
                 return self._on_vote(message, now_s)
@@ -627,7 +636,8 @@ class Agent:
 
     def _leave_all(self) -> list[Effect]:
         self.phase, self.scheduler = Phase.OUT, None
-        return self.relay.send(EVERYONE, Farewell(node=self.me, life=self.settings.first_serial))
+        key = self.entered.key if self.entered else (0, 0)
+        return self.relay.send(EVERYONE, Farewell(node=self.me, life=self.settings.first_serial, key=key))
 
     def _on_expelled(self, node: str, reason: str, now_s: float) -> list[Effect]:
         if node != self.me:
@@ -718,7 +728,7 @@ class Agent:
             return []
         leaves = self.leaver.state is not LeaverState.STAYING  # Stands only if nobody else does.
         self.election.scheduler_missing(seniors.index(self.me) + leaves * len(seniors), now_s)
-        effects = self.election.tick(view.key, set(seniors), now_s)
+        effects = self.election.tick(view.key, self.sync.electorates(), set(seniors), now_s)
         effects += self._count(set(seniors))
         if self.election.role is Role.ELECTED:
             return effects + self._take_role(now_s)
@@ -845,14 +855,14 @@ class Agent:
         assert isinstance(message, ManifestRequest | ShardRequest | ReplicationDone)
         snapshot = self.snapshots.get(message.step)
         if snapshot is None and message.step > self.sync.step and len(self.asked_early) < MAX_ASKED_EARLY:
-            self.asked_early.append(
-                event
-            )  # It has the plan before we have the step that the plan begins with.
-        if snapshot is None or event.peer not in snapshot.joiners:
+            # The joiner has the plan before we have completed the step that it begins after.
+            self.asked_early.append(event)
             return []
+        if isinstance(message, ReplicationDone):
+            return self._drop_joiner(event.peer)
+        if snapshot is None or event.peer not in snapshot.joiners:
+            return [Transmit(event.peer, NoSnapshot(step=message.step))]
         match message:
-            case ReplicationDone():
-                return self._drop_joiner(event.peer)
             case _ if not snapshot.ready:
                 snapshot.waiting.append(event)
             case ManifestRequest(step=step):

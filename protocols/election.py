@@ -4,9 +4,13 @@
        ^                                          |                               |
        +------------- a higher term, or the scheduler answers --------------------+
 
-What differs from Raft (DESIGN, section 6): there is no log, so a voter compares views instead, and refuses
-a candidate whose view is older than its own. The quorum is that of every view in which somebody may still
-be active: the candidate's own, and its predecessors until a step has been completed in it (`electorates`).
+What differs from Raft: there is no log, so a voter compares views instead, and refuses a candidate whose
+view is older than its own. The quorum is that of every view in which somebody may still be active: the
+candidate's own, and its predecessors until a step has been completed in it (`electorates`).
+
+Quorums that rest on the others' proven crash need not meet those that do not: of two nodes the senior may be
+elected alone and die, and the junior after it. So that no term has two schedulers, the former have even
+terms and the latter odd ones.
 The most senior node stands first, so that candidates rarely duel; back-off is random when they do.
 """
 
@@ -40,6 +44,7 @@ class Election:
         self.term = 0
         self.voted_term = 0  # The last term in which a vote was given away.
         self.votes: set[str] = set()
+        self.standing_for = 0  # The term that we stand for.
         self.wake_at_s: float | None = None
 
     def adopt(self, term: int) -> None:
@@ -58,13 +63,18 @@ class Election:
         if self.role is Role.FOLLOWER and self.wake_at_s is None:
             self.wake_at_s = now_s + STAGGER_S * rank
 
-    def tick(self, key: ViewKey, voters: set[str], now_s: float) -> list[Effect]:
+    def tick(
+        self, key: ViewKey, electorates: list[Electorate], voters: set[str], now_s: float
+    ) -> list[Effect]:
         """Stand, or stand again, when it is time. `voters`: all members that can be reached, and we."""
         if self.wake_at_s is None or now_s < self.wake_at_s:
             return []
         self.role, self.votes = Role.TRIAL, {self.me}
         self.wake_at_s = now_s + ROUND_S * self.rng.uniform(1.0, 2.0)
-        return self._ask(key, voters, self.term + 1, trial=True)
+        needs_proof = lacking(electorates, voters, set()) is not None
+        self.standing_for = self.term + 1
+        self.standing_for += (self.standing_for % 2 == 0) is not needs_proof
+        return self._ask(key, voters, self.standing_for, trial=True)
 
     def on_request(self, request: VoteRequest, key: ViewKey, scheduler_missing: bool) -> list[Effect]:
         """A candidate asks. Pre-votes change nothing here; a vote is given once per term."""
@@ -98,7 +108,7 @@ class Election:
             return []
         if (self.role, reply.trial) not in ((Role.TRIAL, True), (Role.CANDIDATE, False)):
             return []
-        if reply.term != self.term + (1 if reply.trial else 0):
+        if reply.term != self.standing_for:
             return []
         self.votes.add(reply.voter)
         return self.count(key, electorates, voters, crashed)
@@ -109,12 +119,12 @@ class Election:
         """Look whether the votes suffice; also called after standing, for a cluster of one."""
         if self.role not in (Role.TRIAL, Role.CANDIDATE):
             return []
-        if lacking(electorates, self.votes, crashed):
+        if lacking(electorates, self.votes, crashed if self.standing_for % 2 == 0 else set()):
             return []
         if self.role is Role.CANDIDATE:
             self.role, self.wake_at_s = Role.ELECTED, None
             return []
-        self.term += 1
+        self.term = self.standing_for
         self.role, self.voted_term, self.votes = Role.CANDIDATE, self.term, {self.me}
         effects = self._ask(key, voters, self.term, trial=False)
         return effects + self.count(key, electorates, voters, crashed)

@@ -213,6 +213,12 @@ class ManifestReply(Message, frozen=True, kw_only=True):
     digest: Bytes
 
 
+class NoSnapshot(Message, frozen=True, kw_only=True):
+    """Source to joiner: I have no copy of the state at `step` for you."""
+
+    step: Count
+
+
 class ShardRequest(Message, frozen=True, kw_only=True):
     """Joiner to source: send me these bytes of the state at `step`."""
 
@@ -388,19 +394,24 @@ class LinkNews(Message, frozen=True, kw_only=True):
 
 
 class Farewell(Message, frozen=True, kw_only=True):
-    """Node to all: I have left, and act in no view any more."""
+    """Node to all: I have left, and act in no view any more. `key`: the last in which I did."""
 
     node: Id
     life: Count = 0
+    key: ViewKey = (0, 0)
 
 
 class AbortRequest(Message, frozen=True, kw_only=True):
-    """Member to scheduler: the attempt of this step must be started again."""
+    """Member to scheduler: the attempt of this step must be started again.
+
+    `without_me`: I am a member, but no source is left that would send me the state.
+    """
 
     node: Id
     key: ViewKey
     step: Count
     reason: Text
+    without_me: bool = False
 
 
 class Flush(Message, frozen=True, kw_only=True):
@@ -565,6 +576,7 @@ WireMessage = (
     | ShardRequest
     | Shard
     | ReplicationDone
+    | NoSnapshot
     | Probe
     | ProbeResult
 )

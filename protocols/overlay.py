@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from .messages import Electorate, Link, LinkNews, View, link
+from .messages import Electorate, Link, LinkNews, View, ViewKey, link
 
 
 class LinkState(enum.Enum):
@@ -76,7 +76,8 @@ class Overlay:
         self.graph = nx.Graph()
         self.observers: set[str] = set()
         self.news: dict[tuple[str, str], News] = {}  # (reporter, peer)
-        self.left: dict[str, int] = {}  # Nodes that said farewell: the life that ended.
+        self.key: ViewKey = (0, 0)
+        self.left: dict[str, tuple[int, ViewKey]] = {}  # Who said farewell: the life, and its last view.
         self.life: dict[str, int] = {}  # Of each node that is, or was, in a view.
         self.latest_life: dict[str, int] = {}  # Of each node that was heard of.
         self.departed: set[str] = set()  # Nodes of earlier views.
@@ -87,7 +88,7 @@ class Overlay:
         self.departed = (self.departed | {*self.graph}) - {*view.node_ids}
         self.graph = nx.Graph(view.links)
         self.graph.add_nodes_from(view.node_ids)
-        self.observers = set(view.observer_ids)
+        self.observers, self.key = set(view.observer_ids), view.key
         self.life |= {member.id: member.life for member in (*view.members, *view.observers)}
         self._update()
 
@@ -112,9 +113,9 @@ class Overlay:
         self._update()
         return old != (self.reachable, self.live_links(), self.crashed)
 
-    def farewell(self, node: str, life: int) -> None:
-        """A node has left for good."""
-        self.left[node] = max(life, self.left.get(node, 0))
+    def farewell(self, node: str, life: int, key: ViewKey) -> None:
+        """A node has left for good; `key`: of the last view that it acted in."""
+        self.left[node] = max((life, key), self.left.get(node, (0, (0, 0))))
 
     @property
     def lost(self) -> set[Link]:
@@ -123,9 +124,10 @@ class Overlay:
 
     @property
     def crashed(self) -> set[str]:
-        """Nodes that act no more.
+        """Nodes that act no more, and have not gone on without us before they ended.
 
-        They are out of reach, and were seen dying by a node in reach, have said farewell, or live again.
+        They are out of reach, and were seen dying by a node in reach, or have said farewell in our view or an
+        older one. That a node lives again is no proof: its earlier life may have gone on in newer views.
         """
         died = {
             peer
@@ -134,8 +136,12 @@ class Overlay:
             and by in self.reachable
             and self._is_current(peer, news.peer_life)
         }
-        left = {node for node, life in self.left.items() if self._is_current(node, life)}
-        return (died | left | self._reborn()) - self.reachable
+        left = {
+            node
+            for node, (life, key) in self.left.items()
+            if self._is_current(node, life) and key <= self.key
+        }
+        return (died | left) - self.reachable
 
     def live_links(self) -> set[Link]:
         """Links between nodes in reach: of the view and not lost, or found."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from .effects import DiscardState, Effect, ReadManifest, StateWhole, StoreShard, Transmit
 from .errors import RemoteProtocolError
 from .events import Event, ManifestBad, ManifestKnown, PeerClosed, Received, ShardBad, ShardStored, Tick
-from .messages import ManifestReply, ManifestRequest, Range, ReplicationDone, Shard, ShardRequest
+from .messages import ManifestReply, ManifestRequest, NoSnapshot, Range, ReplicationDone, Shard, ShardRequest
 
 MIN_PIECE_BYTES, MAX_PIECE_BYTES = 64 << 10, 2 << 20  # Asked for at once.
 PIECES = 16  # At least so many, if they are not too small: else one source would send a small state alone.
@@ -77,6 +77,8 @@ class Replication:
                 return self._on_stored(source, (start, stop))
             case ShardBad(source, start, stop):
                 return self._on_bad(source, (start, stop))
+            case Received(peer, NoSnapshot(step=self.step)):
+                return self._drop(peer, "it has no copy of the state", now_s)
             case PeerClosed(peer, _):
                 return self._drop(peer, "it is gone", now_s)
         return []

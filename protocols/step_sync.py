@@ -150,7 +150,7 @@ class StepSync:
 
     def observe(self, view: View, step: int) -> list[Effect]:
         """A joiner listens from `step` on; what came before the plan did is taken now."""
-        return self.enter(view, step) + self._replay_early()
+        return [ResetAttempt(), *self.enter(view, step), *self._replay_early()]
 
     def freeze(self) -> list[Effect]:
         """A flush: the attempt under way is void. Own contributions are kept for the next."""

@@ -146,6 +146,8 @@ class Scheduler:
             case AbortRequest(node=node, key=key, step=step, reason=reason):
                 if self.view.find(node) is None:
                     return self._expel(node) if key < self.view.key else []
+                if message.without_me and key == self.view.key:
+                    self.leaving_at_flush = node
                 over = key == self.view.key and step < self.sync.step - 1
                 return self.start_flush(reason, now_s) if not over and not self.flush else []
             case FlushOk():
@@ -203,6 +205,8 @@ class Scheduler:
         if namesake is not None and request.life > namesake.life and node not in self.namesakes:
             self.namesakes.add(node)
             return []  # Started again? When it asks once more, we have noticed that it had died; or it had not.
+        if namesake is not None and request.life == namesake.life:
+            return []  # A late copy; or it has lost its sources, and tells us so (AbortRequest).
         if namesake is not None:
             reason = f"a node named {node!r} is in the cluster already; choose another with --name"
             return self.send(node, ScaleOutRefused(reason=reason))

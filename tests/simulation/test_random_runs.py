@@ -24,6 +24,10 @@ KEPT = {
     "who was to adopt a result had dropped its own part": 398,
     "a reset connection passed for a crash": 1278,
     "gradients were taken back while the step was being aborted already": 478,
+    "two halves of two nodes were scheduler in one term": 1154,
+    "a junior went on alone after a senior that had gone on without it": 1669,
+    "parts of an attempt before the join were added": 1780,
+    "a joiner had no source with a copy": 1859,
 }
 
 

@@ -98,6 +98,7 @@ LINK_LOCAL = [
     m.Ready(key=(2, 9), step=57, vote=(2, 10), contribution=BROUGHT),
     COMMIT,
     m.ManifestRequest(step=57),
+    m.NoSnapshot(step=57),
     m.ManifestReply(step=57, digest=b"\x01\x02"),
     m.ShardRequest(step=57, start=0, stop=65536),
     m.Shard(step=57, start=0, stop=65536, digest=b"\x01\x02"),

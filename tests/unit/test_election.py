@@ -12,15 +12,15 @@ VIEW = (1, 3)
 TRIO = [Electorate(key=VIEW, members=("a", "b", "c"))]
 
 
-def make(me, term=1):
+def make(me, term=2):
     election = Election(me, random.Random(0), lambda to, body: [Transmit(to, body)])
     election.term = term
     return election
 
 
-def stand(election, voters=("a", "b", "c"), now_s=0.0):
+def stand(election, voters=("a", "b", "c"), electorates=TRIO, now_s=0.0):
     election.scheduler_missing(0, now_s)
-    return election.tick(VIEW, set(voters), now_s)
+    return election.tick(VIEW, electorates, set(voters), now_s)
 
 
 def yes(voter, term, trial):
@@ -38,7 +38,7 @@ def granted(effects):
 
 def elect(election, voter="b"):
     stand(election)
-    election.on_reply(yes(voter, election.term + 1, True), VIEW, TRIO, {"a", "b", "c"}, set())
+    election.on_reply(yes(voter, election.standing_for, True), VIEW, TRIO, {"a", "b", "c"}, set())
     return election.on_reply(yes(voter, election.term, False), VIEW, TRIO, {"a", "b", "c"}, set())
 
 
@@ -48,7 +48,7 @@ def test_the_most_senior_stands_first():
     junior.scheduler_missing(2, 10.0)
     assert senior.wake_at_s == 10.0
     assert junior.wake_at_s == 10.0 + 2 * STAGGER_S
-    assert junior.tick(VIEW, {"a", "b", "c"}, 10.0) == []
+    assert junior.tick(VIEW, TRIO, {"a", "b", "c"}, 10.0) == []
 
 
 def test_a_trial_comes_first_and_raises_no_term():
@@ -63,19 +63,19 @@ def test_a_trial_comes_first_and_raises_no_term():
 def test_a_quorum_of_trial_votes_makes_a_candidate_and_a_quorum_of_votes_elects_it():
     election = make("a")
     stand(election)
-    asked = election.on_reply(yes("c", 2, True), VIEW, TRIO, {"a", "b", "c"}, set())
+    asked = election.on_reply(yes("c", 3, True), VIEW, TRIO, {"a", "b", "c"}, set())
     assert [effect.message.trial for effect in asked] == [False, False]
-    assert (election.role, election.term) == (Role.CANDIDATE, 2)
-    election.on_reply(yes("b", 2, False), VIEW, TRIO, {"a", "b", "c"}, set())
+    assert (election.role, election.term) == (Role.CANDIDATE, 3)
+    election.on_reply(yes("b", 3, False), VIEW, TRIO, {"a", "b", "c"}, set())
     assert election.role is Role.ELECTED
 
 
 def test_votes_of_an_older_attempt_do_not_count():
     election = make("a")
     stand(election)
-    election.on_reply(yes("b", 2, True), VIEW, TRIO, {"a", "b", "c"}, set())
-    election.on_reply(yes("b", 2, True), VIEW, TRIO, {"a", "b", "c"}, set())  # A trial vote, come late.
-    election.on_reply(yes("b", 1, False), VIEW, TRIO, {"a", "b", "c"}, set())  # Of another term.
+    election.on_reply(yes("b", 3, True), VIEW, TRIO, {"a", "b", "c"}, set())
+    election.on_reply(yes("b", 3, True), VIEW, TRIO, {"a", "b", "c"}, set())  # A trial vote, come late.
+    election.on_reply(yes("b", 2, False), VIEW, TRIO, {"a", "b", "c"}, set())  # Of another term.
     assert election.role is Role.CANDIDATE
 
 
@@ -83,50 +83,73 @@ def test_a_candidate_needs_the_quorum_of_every_view_that_may_be_active():
     before = Electorate(key=(1, 2), members=("a", "d", "e"))
     election = make("a")
     stand(election)
-    election.on_reply(yes("b", 2, True), VIEW, [*TRIO, before], {"a", "b", "c", "d"}, set())
+    election.on_reply(yes("b", 3, True), VIEW, [*TRIO, before], {"a", "b", "c", "d"}, set())
     assert election.role is Role.TRIAL
-    election.on_reply(yes("d", 2, True), VIEW, [*TRIO, before], {"a", "b", "c", "d"}, set())
+    election.on_reply(yes("d", 3, True), VIEW, [*TRIO, before], {"a", "b", "c", "d"}, set())
     assert election.role is Role.CANDIDATE
 
 
 def test_alone_one_is_elected_at_once():
     election = make("a")
-    stand(election, voters="a")
-    election.count(VIEW, [Electorate(key=VIEW, members=("a",))], {"a"}, set())
+    alone = [Electorate(key=VIEW, members=("a",))]
+    stand(election, "a", alone)
+    election.count(VIEW, alone, {"a"}, set())
     assert election.role is Role.ELECTED
+
+
+def test_of_two_the_senior_and_after_its_crash_the_junior_are_elected_in_different_terms():
+    pair = [Electorate(key=VIEW, members=("a", "b"))]
+    senior, junior = make("a", term=1), make("b", term=1)
+    stand(senior, "a", pair)
+    senior.count(VIEW, pair, {"a"}, set())
+    stand(junior, "b", pair)
+    junior.count(VIEW, pair, {"b"}, set())
+    assert junior.role is Role.TRIAL  # That a is silent is not enough.
+    junior.count(VIEW, pair, {"b"}, {"a"})
+    assert (senior.role, junior.role) == (Role.ELECTED, Role.ELECTED)
+    assert senior.term != junior.term
+
+
+def test_proof_of_a_crash_that_comes_late_does_not_count_for_a_term_without_proofs():
+    four = [Electorate(key=VIEW, members=("a", "b", "c", "d"))]
+    election = make("c", term=1)
+    stand(election, "bcd", four)
+    election.on_reply(yes("d", 3, True), VIEW, four, {"b", "c", "d"}, set())
+    assert election.count(VIEW, four, {"c", "d"}, {"a", "b"}) == []
+    assert election.role is Role.TRIAL
 
 
 def test_one_vote_is_given_per_term():
     voter = make("c")
-    assert granted(voter.on_request(request("a", 2), VIEW, scheduler_missing=True))
-    assert not granted(voter.on_request(request("b", 2), VIEW, scheduler_missing=True))
-    assert granted(voter.on_request(request("b", 3), VIEW, scheduler_missing=True))
+    assert granted(voter.on_request(request("a", 3), VIEW, scheduler_missing=True))
+    assert not granted(voter.on_request(request("b", 3), VIEW, scheduler_missing=True))
+    assert granted(voter.on_request(request("b", 4), VIEW, scheduler_missing=True))
 
 
 def test_a_candidate_does_not_vote_for_another_in_its_own_term():
     election = make("a")
     stand(election)
-    election.on_reply(yes("b", 2, True), VIEW, TRIO, {"a", "b", "c"}, set())
-    assert not granted(election.on_request(request("c", 2), VIEW, scheduler_missing=True))
+    election.on_reply(yes("b", 3, True), VIEW, TRIO, {"a", "b", "c"}, set())
+    assert not granted(election.on_request(request("c", 3), VIEW, scheduler_missing=True))
 
 
 @pytest.mark.parametrize("trial", [True, False])
 def test_a_candidate_with_an_older_view_is_refused(trial):
     voter = make("c")
-    effects = voter.on_request(request("a", 2, key=(1, 2), trial=trial), VIEW, scheduler_missing=True)
+    effects = voter.on_request(request("a", 3, key=(1, 2), trial=trial), VIEW, scheduler_missing=True)
     assert not granted(effects)
 
 
 def test_a_trial_is_refused_while_the_scheduler_can_be_reached_and_changes_nothing():
     voter = make("c")
-    assert not granted(voter.on_request(request("a", 2, trial=True), VIEW, scheduler_missing=False))
-    assert granted(voter.on_request(request("a", 2, trial=True), VIEW, scheduler_missing=True))
-    assert (voter.term, voter.voted_term) == (1, 0)
+    assert not granted(voter.on_request(request("a", 3, trial=True), VIEW, scheduler_missing=False))
+    assert granted(voter.on_request(request("a", 3, trial=True), VIEW, scheduler_missing=True))
+    assert (voter.term, voter.voted_term) == (2, 0)
 
 
 def test_a_refusal_carries_the_higher_term_and_ends_the_candidacy():
     voter = make("c", term=7)
-    [refusal] = voter.on_request(request("a", 2), VIEW, scheduler_missing=True)
+    [refusal] = voter.on_request(request("a", 3), VIEW, scheduler_missing=True)
     assert refusal.message == VoteReply(term=7, voter="c", granted=False, trial=False)
     election = make("a")
     stand(election)

@@ -156,7 +156,7 @@ def test_a_node_that_can_be_reached_has_not_crashed():
 
 
 def test_a_farewell_counts_as_a_crash_once_the_node_is_out_of_reach(chain):
-    chain.farewell("c", life=0)
+    chain.farewell("c", life=0, key=chain.key)
     assert chain.crashed == set()
     chain.heard(news("b", "c", "silent"))
     assert chain.crashed == {"c"}
@@ -167,7 +167,18 @@ def test_a_process_started_again_under_the_same_name_is_not_the_member():
     overlay.enter(view("ab", [("a", "b")], lives={"b": 5}))
     assert overlay.heard(news("b", "a", "open", life=6))
     assert overlay.reachable == {"a"}
-    assert overlay.crashed == {"b"}
+
+
+def test_who_went_on_without_us_may_have_left_others_behind_when_it_ended():
+    """However we learn that it ended: by its farewell, or because it was started again."""
+    overlay = Overlay("a")
+    overlay.enter(view("ba", [("a", "b")], lives={"b": 5}))
+    overlay.heard(news("a", "b", "silent", version=1))
+    newer = (overlay.key[0], overlay.key[1] + 1)
+    overlay.farewell("b", life=5, key=newer)
+    overlay.heard(news("b", "a", "open", version=2, life=6))
+    assert overlay.reachable == {"a"}
+    assert overlay.crashed == set()
 
 
 def test_the_crash_of_an_earlier_life_proves_nothing_of_the_present_one():
@@ -184,7 +195,7 @@ def test_the_crash_of_an_earlier_life_proves_nothing_of_the_present_one():
 def test_a_farewell_of_an_earlier_life_proves_nothing_of_the_present_one():
     overlay = Overlay("a")
     overlay.enter(view("ab", [("a", "b")], lives={"b": 6}))
-    overlay.farewell("b", life=5)
+    overlay.farewell("b", life=5, key=overlay.key)
     overlay.heard(news("a", "b", "silent"))
     assert overlay.crashed == set()
 

@@ -18,7 +18,14 @@ from chaosnet.protocols.events import (
     ShardStored,
     Tick,
 )
-from chaosnet.protocols.messages import ManifestReply, ManifestRequest, ReplicationDone, Shard, ShardRequest
+from chaosnet.protocols.messages import (
+    ManifestReply,
+    ManifestRequest,
+    NoSnapshot,
+    ReplicationDone,
+    Shard,
+    ShardRequest,
+)
 from chaosnet.protocols.replication import MANIFEST_PATIENCE_S, WINDOW, Replication
 
 STEP = 7
@@ -180,3 +187,14 @@ def test_every_byte_arrives_once_whatever_is_slow_damaged_or_dies(seed, shards, 
     drain(pull, rng, bad=0.2, deaths=rng.sample(names, min(deaths, len(names) - 1)))
     assert pull.whole
     assert pull.stored_bytes == total
+
+
+def test_a_source_without_a_copy_is_left_out():
+    pull, _ = start({"a": 1, "b": 1})
+    assert pull.handle(Received("a", NoSnapshot(step=STEP)), 0.0) == [
+        Transmit("b", ManifestRequest(step=STEP))
+    ]
+    pull.handle(Received("b", NoSnapshot(step=STEP)), 0.0)
+    assert pull.failed == (
+        "no neighbour is left to pull the state from (the last was b: it has no copy of the state)"
+    )

@@ -273,12 +273,19 @@ def test_a_joiner_with_another_model_is_refused_and_told_the_clusters(bench):
 
 
 def test_a_joiner_named_like_a_member_is_refused(bench):
-    _, [(_, refused)] = join(bench, node="b")
+    assert join(bench, node="b", life=9) == ([], [])  # As if the member had been started again.
+    _, [(_, refused)] = join(bench, node="b", life=9)
     assert refused.reason == "a node named 'b' is in the cluster already; choose another with --name"
 
 
-def test_a_member_that_was_started_again_is_not_refused_but_waits_for_the_old_one_to_go(bench):
-    assert join(bench, node="b", life=9) == ([], [])
+def test_a_member_without_state_or_sources_is_let_go_to_join_again(bench):
+    assert join(bench, node="c") == ([], [])  # The same life: nobody else.
+    request = AbortRequest(node="c", key=(1, 1), step=10, reason="c could not get the state", without_me=True)
+    bench.receive("c", request)
+    for node in "abc":
+        _, sent = bench.flush_ok(node)
+    [install] = [body for _, body in sent if isinstance(body, Install)]
+    assert install.view.member_ids == ("a", "b")
 
 
 def test_a_joiner_that_wants_an_unknown_neighbour_is_told_who_there_is(bench):

@@ -1,0 +1,33 @@
+"""`chaosnet bench`: that it runs, among real processes, and says what it promises. Not how fast."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from chaosnet.cli import cli
+
+pytestmark = pytest.mark.realtime
+
+
+def bench(out: Path, *args: str) -> dict:
+    done = CliRunner().invoke(cli, ["bench", *args, "--json", str(out)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return json.loads(out.read_text())
+
+
+def test_all_reduces_are_compared_with_gloo(tmp_path):
+    figures = bench(tmp_path / "found.json", "allreduce", "--bytes", "4000000", "--nodes", "2,3")
+    assert figures.keys() == {"2", "3"}
+    for found in figures.values():
+        assert found["ratio"] == pytest.approx(found["gloo_s"] / found["ours_s"])
+
+
+@pytest.mark.parametrize("how", [(), ("--blocking",), ("--trained",)])
+def test_a_join_is_measured(tmp_path, how):
+    found = bench(tmp_path / "found.json", "join", "--bytes", "8000000", "--sources", "2", *how)
+    assert found["bytes"] >= 8_000_000
+    assert 0 < found["bound_seconds"] < found["seconds"]
+    assert found["ratio_to_bound"] == pytest.approx(found["seconds"] / found["bound_seconds"], rel=0.02)
+    assert found["survivor_longest_gap_seconds"] > 0
