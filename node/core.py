@@ -313,7 +313,7 @@ class Agent:
             if self.relay.local:
                 effects = self._routed(self.me, self.relay.local.pop(0), now_s)
             else:
-                effects = self._elect(now_s)
+                effects = self._elect(now_s) + self._serve_early()
                 if not effects and not self.relay.local:
                     return done
 
@@ -838,9 +838,7 @@ class Agent:
         if not mine:
             return []
         self.snapshots[step] = _Snapshot({joining.node for joining in mine})
-        taken: list[Effect] = [TakeSnapshot(step, blocking=any(joining.blocking for joining in mine))]
-        early, self.asked_early = self.asked_early, []
-        return taken + [effect for event in early for effect in self._serve(event)]
+        return [TakeSnapshot(step, blocking=any(joining.blocking for joining in mine))]
 
     def _on_snapshot_ready(self, step: int) -> list[Effect]:
         snapshot = self.snapshots.get(step)
@@ -870,6 +868,13 @@ class Agent:
             case ShardRequest(step=step, start=start, stop=stop):
                 return [ServeShard(event.peer, step, start, stop)]
         return []
+
+    def _serve_early(self) -> list[Effect]:
+        """What was asked for before we had reached its step; by now there is a copy, or will not be one."""
+        if not self.asked_early:
+            return []
+        early, self.asked_early = self.asked_early, []
+        return [effect for event in early for effect in self._serve(event)]
 
     def _drop_joiner(self, joiner: str) -> list[Effect]:
         """It has all it needs, or is gone: a copy that nobody else waits for goes."""

@@ -28,6 +28,7 @@ KEPT = {
     "a junior went on alone after a senior that had gone on without it": 1669,
     "parts of an attempt before the join were added": 1780,
     "a joiner had no source with a copy": 1859,
+    "a source reached the step that it was asked for by a flush": 2163,
 }
 
 
