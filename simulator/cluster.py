@@ -111,7 +111,8 @@ class SimCluster:
         self.told: deque[tuple[float, str, str | ev.Event]] = deque(maxlen=None if record else STORY_LINES)
         self.digest = hashlib.sha256()
         self.max_delay_s = self.rng.choice([0.002, 0.01, 0.05])
-        self.bulk_lag = self.rng.choice([1, 1, 4, 12])  # Bulk fills its connection; control overtakes it.
+        lag = self.rng.choice([1, 1, 4, 12])  # Bulk fills its connection; control overtakes it.
+        self.max_bulk_delay_s = min(lag * self.max_delay_s, 0.3)
         self.compute_s = self.rng.choice([0.03, 0.1, 0.3])
         self.state_bytes = self.rng.choice([100, 3 << 20, 40 << 20])
         self.retract_odds = self.rng.choice([0.0, 0.0, 0.01])
@@ -506,7 +507,7 @@ class SimCluster:
     def _arrive_later(self, connection: _Connection, receiver: str, event: ev.Event) -> None:
         bulk = isinstance(event, ev.Received) and isinstance(event.message, BULK)
         earliest = connection.last_arrival_s.get((receiver, bulk), 0.0)
-        delay_s = self._delay() * (self.bulk_lag if bulk else 1)
+        delay_s = self.rng.uniform(0.0001, self.max_bulk_delay_s) if bulk else self._delay()
         arrival = max(self.now_s + delay_s, earliest + 1e-7)
         connection.last_arrival_s[receiver, bulk] = arrival
         sender = connection.ends[0] if connection.ends[1] == receiver else connection.ends[1]

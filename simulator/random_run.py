@@ -21,6 +21,8 @@ AIMS = (
     "ReplicationPlan", "ScaleOutReady", "ScaleInRequest", "Up", "Down", "Ready", "Commit", "Shard", "ManifestReply",
     "LinkNews",
 )  # fmt: skip
+FREQUENT = {"Up", "Down", "Ready", "Commit", "Shard", "LinkNews"}
+RARE_ODDS = 0.3  # Of a crash at a message that most runs see only a few times.
 
 
 class Violation(AssertionError):
@@ -158,7 +160,9 @@ class RandomRun:
 
     def _maybe_strike(self, sender: str, receiver: str, message: Message) -> None:
         kind = type(message.body if isinstance(message, Envelope) else message).__name__
-        if self.calm or kind not in self.hunted or self.rng.random() >= self.hunt_odds:
+        if self.calm or kind not in self.hunted:
+            return
+        if self.rng.random() >= (self.hunt_odds if kind in FREQUENT else RARE_ODDS):
             return
         victim = self.rng.choice([sender, receiver])
         if self.sim.nodes[victim].alive and self._crash(victim):
