@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..protocols.connect_link import LinkOpener
 from ..protocols.disconnect_link import LinkCloser
@@ -21,17 +21,13 @@ from ..protocols.effects import (
     ClosePeer,
     Dial,
     DiscardState,
-    DropSnapshot,
     Effect,
     Happened,
     Joined,
     Left,
     Out,
     Parked,
-    ServeManifest,
-    ServeShard,
     StepCompleted,
-    TakeSnapshot,
     Transmit,
     ViewEntered,
 )
@@ -105,6 +101,7 @@ from ..protocols.scale_in import Leaver
 from ..protocols.scale_in import State as LeaverState
 from ..protocols.scale_out import Joiner
 from ..protocols.scale_out import State as JoinerState
+from ..protocols.serving import Serving
 from ..protocols.step_sync import StepSync
 from ..scheduler.core import Scheduler
 from ..scheduler.monitor import ClusterMonitor
@@ -115,7 +112,6 @@ REDIAL_EVERY_S = 1.0  # Members out of reach are tried directly, in case another
 ABORT_EVERY_S = 1.0
 FROZEN_PATIENCE_S = 1.0  # After a flush without its install, say again where we are.
 REPORT_EVERY_S = 1.0
-MAX_ASKED_EARLY = 1000
 PROBE_TAIL = 0.5  # The rate is that of the last half of a probe: the first may ride on a burst (TESTBED).
 
 
@@ -124,15 +120,6 @@ class Phase(enum.Enum):
     JOINING = "joining"
     MEMBER = "member"
     OUT = "out"
-
-
-@dataclass(slots=True)
-class _Snapshot:
-    """A copy of the state that neighbours may ask for."""
-
-    joiners: set[str]
-    ready: bool = False
-    waiting: list[Received] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -165,8 +152,7 @@ class Agent:
         self.leaver = Leaver(me, self.relay)
         self.joiner: Joiner | None = None
         self.scheduler: Scheduler | None = None
-        self.snapshots: dict[int, _Snapshot] = {}  # Step: the copy of the state at its beginning.
-        self.asked_early: list[Received] = []  # Requests for the copy of a step that we have not reached.
+        self.serving = Serving(me)
         self.addresses: dict[str, str] = {}  # Open peer: where it can be dialled.
         self.readings: dict[str, LinkReading] = {}
         self.probes: dict[str, list[tuple[float, int]]] = {}  # Peer: arrival time and bytes of each part.
@@ -266,7 +252,7 @@ class Agent:
             case LeaveWanted():
                 return self._on_leave_wanted(now_s)
             case SnapshotReady(step):
-                return self._on_snapshot_ready(step)
+                return self.serving.ready(step)
             case (
                 BacklogFull()
                 | CaughtUp()
@@ -313,7 +299,7 @@ class Agent:
             if self.relay.local:
                 effects = self._routed(self.me, self.relay.local.pop(0), now_s)
             else:
-                effects = self._elect(now_s) + self._serve_early()
+                effects = self._elect(now_s) + self.serving.asked_early(self.sync.step)
                 if not effects and not self.relay.local:
                     return done
 
@@ -379,7 +365,7 @@ class Agent:
         self.addresses.pop(peer, None)
         self.readings.pop(peer, None)
         self.probes.pop(peer, None)
-        effects = self._joining(event, now_s) + self._drop_joiner(peer)
+        effects = self._joining(event, now_s) + self.serving.drop(peer)
         if self.sync.view is not None and self.sync.depends_on(peer):
             effects += self._on_torn(f"lost the link {self.me} - {peer}", now_s)
         if client:
@@ -488,7 +474,7 @@ class Agent:
                 self.readings[peer] = LinkReading(rtt_s=old.rtt_s, rate_bps=rate)
                 return self._joining(event, now_s)
             case ManifestRequest() | ShardRequest() | ReplicationDone():
-                return self._serve(event)
+                return self.serving.asked(event, self.sync.step)
             case ManifestReply() | Shard() | NoSnapshot():
                 return self._joining(event, now_s)
         return []
@@ -580,7 +566,7 @@ class Agent:
         self._adopt_term(view.term)
         if self.me in view.member_ids and self.phase is Phase.JOINING and self.joiner:
             effects += self._become_member(step, now_s)
-        effects += self._snapshot_for_joiners(view, step) + self._drop_strangers(view)
+        effects += self.serving.entered(view, step)
         if self.scheduler:
             if view.scheduler not in (self.me, "") or self.me not in view.member_ids:
                 self.scheduler = None
@@ -622,11 +608,8 @@ class Agent:
         if self.sync.priors:
             return self._tear_if_cut_off(now_s)
         self.overlay.settled()
-        settled = self.closer.settled(self.relay.peers - self._busy_peers())
+        settled = self.closer.settled(self.relay.peers - self.serving.joiners)
         return settled + self._tear_if_cut_off(now_s)
-
-    def _busy_peers(self) -> set[str]:
-        return {joiner for snapshot in self.snapshots.values() for joiner in snapshot.joiners}
 
     def _on_leave_wanted(self, now_s: float) -> list[Effect]:
         if self.phase is not Phase.MEMBER:
@@ -832,63 +815,6 @@ class Agent:
             return []
         effects = self._joining(Received(source, plan), now_s)
         return effects + self.sync.observe(view, step)
-
-    def _snapshot_for_joiners(self, view: View, step: int) -> list[Effect]:
-        mine = [joining for joining in view.joining if self.me in joining.sources]
-        if not mine:
-            return []
-        self.snapshots[step] = _Snapshot({joining.node for joining in mine})
-        return [TakeSnapshot(step, blocking=any(joining.blocking for joining in mine))]
-
-    def _on_snapshot_ready(self, step: int) -> list[Effect]:
-        snapshot = self.snapshots.get(step)
-        if snapshot is None:
-            return [DropSnapshot(step)]
-        snapshot.ready = True
-        waiting, snapshot.waiting = snapshot.waiting, []
-        return [effect for event in waiting for effect in self._serve(event)]
-
-    def _serve(self, event: Received) -> list[Effect]:
-        message = event.message
-        assert isinstance(message, ManifestRequest | ShardRequest | ReplicationDone)
-        snapshot = self.snapshots.get(message.step)
-        if snapshot is None and message.step > self.sync.step and len(self.asked_early) < MAX_ASKED_EARLY:
-            # The joiner has the plan before we have completed the step that it begins after.
-            self.asked_early.append(event)
-            return []
-        if isinstance(message, ReplicationDone):
-            return self._drop_joiner(event.peer)
-        if snapshot is None or event.peer not in snapshot.joiners:
-            return [Transmit(event.peer, NoSnapshot(step=message.step))]
-        match message:
-            case _ if not snapshot.ready:
-                snapshot.waiting.append(event)
-            case ManifestRequest(step=step):
-                return [ServeManifest(event.peer, step)]
-            case ShardRequest(step=step, start=start, stop=stop):
-                return [ServeShard(event.peer, step, start, stop)]
-        return []
-
-    def _serve_early(self) -> list[Effect]:
-        """What was asked for before we had reached its step; by now there is a copy, or will not be one."""
-        if not self.asked_early:
-            return []
-        early, self.asked_early = self.asked_early, []
-        return [effect for event in early for effect in self._serve(event)]
-
-    def _drop_joiner(self, joiner: str) -> list[Effect]:
-        """It has all it needs, or is gone: a copy that nobody else waits for goes."""
-        effects: list[Effect] = []
-        for step, snapshot in list(self.snapshots.items()):
-            snapshot.joiners.discard(joiner)
-            if not snapshot.joiners:
-                del self.snapshots[step]
-                effects.append(DropSnapshot(step))
-        return effects
-
-    def _drop_strangers(self, view: View) -> list[Effect]:
-        gone = self._busy_peers() - set(view.node_ids)
-        return [effect for joiner in sorted(gone) for effect in self._drop_joiner(joiner)]
 
     # --- monitoring ---
 

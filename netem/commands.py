@@ -1,0 +1,180 @@
+"""The commands that make a testbed of network namespaces, as text. Pure: what runs them is netns.py.
+
+Per overlay link one veth pair between two namespaces, a /30 network of its own, and at each end a token bucket (tbf)
+for what leaves there; where the kernel has netem and the link needs it, delay, jitter and loss under it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
+
+import networkx as nx
+
+from .topology import Link, LinkSpec, Topology, burst_bytes
+
+PREFIX = "chaos"  # Of every namespace and device that is ours.
+NETWORK = ipaddress.ip_network("10.211.0.0/16")
+QUEUE_MS = 20  # How long a packet may wait for its token before it is dropped.
+Command = tuple[str, ...]
+
+
+def namespace(testbed: str, node: str) -> str:
+    """The namespace of a node."""
+    return f"{PREFIX}-{testbed}-{node}"
+
+
+def device(testbed: str, link: Link, end: str) -> str:
+    """The device of a link at one of its ends; at most 15 characters, as the kernel wants."""
+    which = "a" if end == link[0] else "b"
+    digest = hashlib.blake2s(f"{testbed} {link[0]} {link[1]}".encode(), digest_size=4).hexdigest()
+    return f"{PREFIX[:2]}{digest}{which}"
+
+
+def addresses(topology: Topology) -> dict[Link, tuple[str, str]]:
+    """The addresses of each link's two ends."""
+    networks = NETWORK.subnets(new_prefix=30)
+    found = {}
+    for link, network in zip(topology.links, networks, strict=False):
+        first, second = network.hosts()
+        found[link] = (str(first), str(second))
+    return found
+
+
+def own_address(topology: Topology, node: str) -> str:
+    """One address by which a node is known to all, beside those of its links."""
+    return str(NETWORK[-2 - topology.nodes.index(node)])
+
+
+def up(testbed: str, topology: Topology, routes: bool, netem: bool) -> list[Command]:
+    """Make everything; a list of `ip` and `tc` invocations, in order."""
+    made: list[Command] = []
+    for node in topology.nodes:
+        made += [("ip", "netns", "add", namespace(testbed, node)), *_loopback(testbed, topology, node)]
+    found = addresses(topology)
+    for link, spec in topology.links.items():
+        made += _link(testbed, link, found[link])
+        made += shape(testbed, link, spec, netem)
+    for node in topology.nodes if routes else ():
+        made += _routes(testbed, topology, node)
+    return made
+
+
+def _loopback(testbed: str, topology: Topology, node: str) -> list[Command]:
+    inside = ("ip", "-n", namespace(testbed, node))
+    own = own_address(topology, node)
+    return [
+        (*inside, "link", "set", "lo", "up"),
+        (*inside, "address", "add", f"{own}/32", "dev", "lo"),
+        ("ip", "netns", "exec", namespace(testbed, node), "sysctl", "-qw", "net.ipv4.ip_forward=1"),
+    ]
+
+
+def _link(testbed: str, link: Link, ends: tuple[str, str]) -> list[Command]:
+    (a, b), spaces = link, [namespace(testbed, node) for node in link]
+    devices = [device(testbed, link, a), device(testbed, link, b)]
+    made: list[Command] = [
+        ("ip", "link", "add", devices[0], "netns", spaces[0], "type", "veth",
+         "peer", "name", devices[1], "netns", spaces[1]),
+    ]  # fmt: skip
+    for space, name, address in zip(spaces, devices, ends, strict=True):
+        made.append(("ip", "-n", space, "address", "add", f"{address}/30", "dev", name))
+        made.append(("ip", "-n", space, "link", "set", name, "up"))
+    return made
+
+
+def _routes(testbed: str, topology: Topology, node: str) -> list[Command]:
+    """To nodes that are no neighbours, along the path with the fewest links."""
+    found, made = addresses(topology), list[Command]()
+    for target, path in sorted(nx.single_source_shortest_path(topology.graph, node).items()):
+        if target == node:
+            continue
+        hop = path[1]
+        link = (node, hop) if node < hop else (hop, node)
+        via = found[link][1 if hop == link[1] else 0]
+        own = own_address(topology, target)
+        made.append(("ip", "-n", namespace(testbed, node), "route", "add", f"{own}/32", "via", via))
+    return made
+
+
+def shape(testbed: str, link: Link, spec: LinkSpec, netem: bool) -> list[Command]:
+    """Set what leaves at both ends; also under connections that run over the link."""
+    made = []
+    for end in link:
+        target = ("tc", "-n", namespace(testbed, end), "qdisc", "replace", "dev", device(testbed, link, end))
+        rate = spec.rate_from(end == link[0])
+        bucket = ("tbf", "rate", f"{rate:g}mbit", "burst", str(burst_bytes(rate)), "latency", f"{QUEUE_MS}ms")
+        made.append((*target, "root", "handle", "1:", *bucket))
+        if netem:
+            made.append((*target, "parent", "1:", "handle", "10:", "netem", *netem_options(spec)))
+    return made
+
+
+def netem_options(spec: LinkSpec) -> list[str]:
+    """What netem adds: delay, jitter, loss."""
+    options = ["limit", "100000"]
+    if spec.delay_ms or spec.jitter_ms:
+        options += ["delay", f"{spec.delay_ms:g}ms"]
+    if spec.jitter_ms:
+        options += [f"{spec.jitter_ms:g}ms", "distribution", "normal"]
+    if spec.loss_pct:
+        options += ["loss", f"{spec.loss_pct:g}%"]
+    return options
+
+
+def needs_netem(specs: Iterable[LinkSpec]) -> bool:
+    """Does any link need more than a rate?"""
+    return any(spec.delay_ms or spec.jitter_ms or spec.loss_pct for spec in specs)
+
+
+def cut(testbed: str, link: Link) -> list[Command]:
+    """Drop all that leaves at both ends, for it never fits into the bucket.
+
+    Devices, addresses and routes stay as they are, so nobody is told: what a pulled cable two switches away looks
+    like. (A device that is set down takes its routes along, and connecting fails at once.)
+    """
+    return [
+        ("tc", "-n", namespace(testbed, end), "qdisc", "replace", "dev", device(testbed, link, end),
+         "root", "handle", "1:", "tbf", "rate", "8bit", "burst", "1", "latency", "1ms")
+        for end in link
+    ]  # fmt: skip
+
+
+def down(spaces: Sequence[str]) -> list[Command]:
+    """Remove namespaces; their devices go with them."""
+    return [("ip", "netns", "delete", space) for space in spaces]
+
+
+def batches(commands: Iterable[Command]) -> list[tuple[Command, str]]:
+    """The same in few processes: runs of `tc -n SPACE` or `ip -n SPACE` become one with `-batch -`."""
+    made: list[tuple[Command, str]] = []
+    for command in commands:
+        takes_batch = command[0] in ("ip", "tc") and command[1] == "-n"
+        head: Command = (*command[:3], "-batch", "-") if takes_batch else command
+        text = " ".join(command[3:]) + "\n" if takes_batch else ""
+        if made and takes_batch and made[-1][0] == head:
+            made[-1] = (head, made[-1][1] + text)
+        else:
+            made.append((head, text))
+    return made
+
+
+def environment(
+    topology: Topology, node: str, port: int, extra: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """CHAOSNET_NODE, _LISTEN, and of each neighbour the address that its link to us has."""
+    found = addresses(topology)
+    neighbors = {}
+    for link, ends in found.items():
+        if node in link:
+            other = link[1] if node == link[0] else link[0]
+            neighbors[other] = f"{ends[1 if node == link[0] else 0]}:{port}"
+    return {
+        "CHAOSNET_NAME": node,
+        "CHAOSNET_LISTEN": f"0.0.0.0:{port}",
+        "CHAOSNET_NODE_INDEX": str(topology.nodes.index(node)),
+        "CHAOSNET_NODES": ",".join(topology.nodes),
+        "CHAOSNET_NEIGHBORS": ",".join(f"{name}={address}" for name, address in sorted(neighbors.items())),
+        **(extra or {}),
+    }

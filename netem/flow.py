@@ -1,0 +1,99 @@
+"""Measure one direction of a link with one TCP connection: python -m ...flow recv HOST PORT | send HOST PORT SECONDS.
+
+The round trip first (small messages, back and forth), then as many bytes as pass in the given time. The receiver
+counts, and leaves out the beginning, where the token bucket is full and TCP still speeds up.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import statistics
+import sys
+import time
+from typing import Any
+
+PINGS = 20
+WARM_UP_S = 0.3
+BLOCK = bytes(256 << 10)
+CONNECT_PATIENCE_S = 5.0
+
+
+def receive(host: str, port: int) -> None:
+    """Serve one measurement; prints READY once it listens."""
+    with socket.create_server((host, port)) as server:
+        print("READY", flush=True)
+        connection, _ = server.accept()
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(PINGS):
+            connection.sendall(_exactly(connection, 8))
+        connection.sendall(json.dumps(count(connection)).encode())
+
+
+def count(connection: socket.socket) -> dict[str, float]:
+    """Rate of all that comes until the other end has sent everything."""
+    space = memoryview(bytearray(1 << 20))
+    started_s, total, late, late_s, last_s = 0.0, 0, 0, 0.0, 0.0
+    while got := connection.recv_into(space):
+        last_s = time.perf_counter()
+        started_s = started_s or last_s
+        total += got
+        if not late_s and last_s > started_s + WARM_UP_S:
+            late, late_s = total, last_s
+    seconds = last_s - late_s
+    return {"bytes": total, "mbit": (total - late) * 8 / seconds / 1e6 if late_s and seconds > 0 else 0.0}
+
+
+def send(host: str, port: int, seconds: float) -> dict[str, Any]:
+    """Returns: mbit, rtt_min_ms, rtt_median_ms, congestion_control."""
+    connection = _connect(host, port)
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        rtts_ms = []
+        for _ in range(PINGS):
+            started_s = time.perf_counter()
+            connection.sendall(bytes(8))
+            _exactly(connection, 8)
+            rtts_ms.append((time.perf_counter() - started_s) * 1e3)
+        until_s = time.perf_counter() + WARM_UP_S + seconds
+        while time.perf_counter() < until_s:
+            connection.sendall(BLOCK)
+        connection.shutdown(socket.SHUT_WR)
+        found: dict[str, Any] = json.loads(connection.makefile().read())
+        control = getattr(socket, "TCP_CONGESTION", None)
+        name = connection.getsockopt(socket.IPPROTO_TCP, control, 16) if control else b"unknown"
+    return found | {
+        "rtt_min_ms": min(rtts_ms),
+        "rtt_median_ms": statistics.median(rtts_ms),
+        "congestion_control": name.rstrip(b"\0").decode(),
+    }
+
+
+def _connect(host: str, port: int) -> socket.socket:
+    deadline_s = time.monotonic() + CONNECT_PATIENCE_S
+    while True:
+        try:
+            return socket.create_connection((host, port), timeout=CONNECT_PATIENCE_S)
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.05)
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    got = b""
+    while len(got) < size:
+        part = connection.recv(size - len(got))
+        if not part:
+            raise ConnectionError("the other end hung up")
+        got += part
+    return got
+
+
+if __name__ == "__main__":
+    what, host, port, *rest = sys.argv[1:]
+    if what == "recv":
+        receive(host, int(port))
+    else:
+        print(json.dumps(send(host, int(port), float(rest[0]))))

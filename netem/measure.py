@@ -1,0 +1,81 @@
+"""What the links of a testbed really do, beside what is set."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .backend import Backend, TestbedError
+from .topology import Link, Topology
+
+GOODPUT = 0.956  # Of the set rate: what headers leave of a 1500-byte frame (docs/testbed.md).
+PORT = 5201
+PATIENCE_S = 30.0
+
+
+def measure(
+    backend: Backend,
+    topology: Topology,
+    address_of: Callable[[Link, str], str],
+    seconds: float = 1.0,
+    links: Iterable[Link] | None = None,
+) -> Iterable[dict[str, Any]]:
+    """Yields one row a link and direction, one after the other: set_mbit, mbit, error, set_rtt_ms, rtt_ms."""
+    for link in topology.links if links is None else links:
+        spec = topology.spec(link)
+        for sender, receiver in (link, link[::-1]):
+            found = _flow(backend, sender, receiver, address_of(link, receiver), seconds)
+            set_mbit = spec.rate_from(sender == link[0])
+            yield {
+                "from": sender,
+                "to": receiver,
+                "set_mbit": set_mbit,
+                "mbit": round(found["mbit"], 1),
+                "error": round(found["mbit"] / (GOODPUT * set_mbit) - 1, 4),
+                "set_rtt_ms": 2 * spec.delay_ms,
+                "rtt_ms": round(found["rtt_median_ms"], 3),
+                "congestion_control": found["congestion_control"],
+            }
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Median and worst error of the goodput, as shares."""
+    errors = [abs(row["error"]) for row in rows]
+    return {"median_error": statistics.median(errors), "worst_error": max(errors)}
+
+
+def _flow(backend: Backend, sender: str, receiver: str, address: str, seconds: float) -> dict[str, Any]:
+    program = [sys.executable, "-m", f"{__package__}.flow"]
+    serving = backend.start(
+        receiver, [*program, "recv", "0.0.0.0", str(PORT)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        assert serving.stdout is not None
+        if serving.stdout.readline().strip() != b"READY":
+            raise TestbedError(f"{receiver} does not listen: {_last_line(serving.communicate()[1])}")
+        sending = backend.start(
+            sender, [*program, "send", address, str(PORT), str(seconds)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        out, err = sending.communicate(timeout=PATIENCE_S + seconds)
+        if sending.returncode != 0:
+            raise TestbedError(f"nothing passes from {sender} to {receiver}: {_last_line(err)}")
+        found: dict[str, Any] = json.loads(out)
+        return found
+    except subprocess.TimeoutExpired:
+        sending.kill()
+        raise TestbedError(
+            f"nothing passes from {sender} to {receiver} (waited {PATIENCE_S + seconds:g} s)"
+        ) from None
+    finally:
+        serving.kill()
+        serving.wait()
+
+
+def _last_line(text: bytes) -> str:
+    lines = text.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

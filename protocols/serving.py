@@ -1,0 +1,97 @@
+"""The source's half of a state replication: copies of the state, and who may still ask for them.
+
+    view with a joiner --TakeSnapshot--> copying --SnapshotReady--> served --ReplicationDone, joiner gone--> dropped
+
+One copy a step, for all joiners of the view that begins with it. What is asked for before there is a copy waits.
+The joiner's half is replication.py.
+
+Source: Chaos, Sec. V-B (`checkStateReplication`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .effects import DropSnapshot, Effect, ServeManifest, ServeShard, TakeSnapshot, Transmit
+from .events import Received
+from .messages import ManifestRequest, NoSnapshot, ReplicationDone, ShardRequest, View
+
+MAX_EARLY = 1000  # Requests kept because they are ahead of us.
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    joiners: set[str]
+    ready: bool = False
+    waiting: list[Received] = field(default_factory=list)
+
+
+class Serving:
+    """The copies that node `me` has made for joiners."""
+
+    def __init__(self, me: str) -> None:
+        self.me = me
+        self.snapshots: dict[int, _Snapshot] = {}  # Step: the copy of the state at its beginning.
+        self.early: list[Received] = []  # Asked of a step that we have not reached.
+
+    @property
+    def joiners(self) -> set[str]:
+        """Who is being served: their links must stay."""
+        return {joiner for snapshot in self.snapshots.values() for joiner in snapshot.joiners}
+
+    def entered(self, view: View, step: int) -> list[Effect]:
+        """A view is active: copy for those who join with it, and drop what was for nodes that it has lost."""
+        effects: list[Effect] = []
+        mine = [joining for joining in view.joining if self.me in joining.sources]
+        if mine:
+            self.snapshots[step] = _Snapshot({joining.node for joining in mine})
+            effects.append(TakeSnapshot(step, blocking=any(joining.blocking for joining in mine)))
+        for joiner in sorted(self.joiners - set(view.node_ids)):
+            effects += self.drop(joiner)
+        return effects
+
+    def ready(self, step: int) -> list[Effect]:
+        """The copy is made."""
+        snapshot = self.snapshots.get(step)
+        if snapshot is None:
+            return [DropSnapshot(step)]
+        snapshot.ready = True
+        waiting, snapshot.waiting = snapshot.waiting, []
+        return [effect for event in waiting for effect in self.asked(event, step)]
+
+    def asked(self, event: Received, now_at: int) -> list[Effect]:
+        """A joiner asks, or has all it needs. `now_at`: the step that this node is at."""
+        message = event.message
+        assert isinstance(message, ManifestRequest | ShardRequest | ReplicationDone)
+        snapshot = self.snapshots.get(message.step)
+        if snapshot is None and message.step > now_at and len(self.early) < MAX_EARLY:
+            # The joiner has the plan before we have completed the step that it begins after.
+            self.early.append(event)
+            return []
+        if isinstance(message, ReplicationDone):
+            return self.drop(event.peer)
+        if snapshot is None or event.peer not in snapshot.joiners:
+            return [Transmit(event.peer, NoSnapshot(step=message.step))]
+        if not snapshot.ready:
+            snapshot.waiting.append(event)
+            return []
+        if isinstance(message, ManifestRequest):
+            return [ServeManifest(event.peer, message.step)]
+        return [ServeShard(event.peer, message.step, message.start, message.stop)]
+
+    def asked_early(self, now_at: int) -> list[Effect]:
+        """Answer what came early, if its step is reached: by now there is a copy, or will not be one."""
+        if not self.early:
+            return []
+        early, self.early = self.early, []
+        return [effect for event in early for effect in self.asked(event, now_at)]
+
+    def drop(self, joiner: str) -> list[Effect]:
+        """It has all it needs, or is gone: a copy that nobody else waits for goes."""
+        effects: list[Effect] = []
+        for step, snapshot in list(self.snapshots.items()):
+            snapshot.joiners.discard(joiner)
+            if not snapshot.joiners:
+                del self.snapshots[step]
+                effects.append(DropSnapshot(step))
+        return effects

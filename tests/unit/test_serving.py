@@ -1,0 +1,80 @@
+"""`chaosnet.protocols.serving`: the source's half of a state replication."""
+
+import pytest
+
+from chaosnet.protocols.effects import DropSnapshot, ServeManifest, ServeShard, TakeSnapshot, Transmit
+from chaosnet.protocols.events import Received
+from chaosnet.protocols.messages import (
+    Joining,
+    ManifestRequest,
+    Member,
+    NoSnapshot,
+    ReplicationDone,
+    ShardRequest,
+    View,
+)
+from chaosnet.protocols.serving import Serving
+
+MANIFEST, SHARD = ManifestRequest(step=7), ShardRequest(step=7, start=0, stop=10)
+
+
+def view(*joiners, blocking=False, sources=("a",)):
+    members = tuple(Member(id=name, address=f"{name}:1") for name in ("a", "b", *joiners))
+    joining = tuple(Joining(node=name, sources=sources, blocking=blocking) for name in joiners)
+    return View(term=1, seq=4, scheduler="a", members=members, joining=joining)
+
+
+@pytest.fixture
+def serving():
+    serving = Serving("a")
+    assert serving.entered(view("j"), 7) == [TakeSnapshot(7, blocking=False)]
+    return serving
+
+
+def asks(serving, message, peer="j", now_at=7):
+    return serving.asked(Received(peer, message), now_at)
+
+
+def test_only_sources_copy():
+    assert Serving("b").entered(view("j"), 7) == []
+
+
+def test_what_is_asked_for_while_the_copy_is_made_waits_for_it(serving):
+    assert asks(serving, MANIFEST) + asks(serving, SHARD) == []
+    assert serving.ready(7) == [ServeManifest("j", 7), ServeShard("j", 7, 0, 10)]
+    assert asks(serving, SHARD) == [ServeShard("j", 7, 0, 10)]
+
+
+def test_one_copy_serves_all_joiners_of_a_view_and_goes_with_the_last():
+    serving = Serving("a")
+    serving.entered(view("j", "k", blocking=True), 7)
+    assert serving.joiners == {"j", "k"}
+    assert asks(serving, ReplicationDone(step=7), "j") == []
+    assert serving.drop("k") == [DropSnapshot(7)]
+    assert serving.ready(7) == [DropSnapshot(7)]  # It was still being made.
+
+
+def test_joiners_that_a_view_has_lost_are_dropped(serving):
+    assert serving.entered(view(), 8) == [DropSnapshot(7)]
+
+
+def test_who_asks_before_we_have_reached_the_step_is_answered_then():
+    serving = Serving("a")
+    assert asks(serving, MANIFEST, now_at=6) == []
+    assert serving.asked_early(6) == []
+    serving.entered(view("j"), 7)
+    assert serving.asked_early(7) == []
+    assert serving.ready(7) == [ServeManifest("j", 7)]
+
+
+def test_if_the_step_is_reached_without_a_copy_the_joiner_is_told():
+    """A flush has brought the step, and its view has nobody joining."""
+    serving = Serving("a")
+    asks(serving, SHARD, now_at=6)
+    serving.entered(view(), 7)
+    assert serving.asked_early(7) == [Transmit("j", NoSnapshot(step=7))]
+
+
+def test_strangers_get_nothing(serving):
+    serving.ready(7)
+    assert asks(serving, SHARD, "x") == [Transmit("x", NoSnapshot(step=7))]
