@@ -425,6 +425,19 @@ def demo(out: Path, seed: int) -> None:
     run_demo(out, seed)
 
 
+@cli.command(
+    short_help="Make links like the edge's on this machine.",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True},
+)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def testbed(args: tuple[str, ...]) -> None:
+    """Overlays of shaped links on this machine; see `chaosnet testbed --help`."""
+    from .testbed import testbed as group  # Imports what --help need not wait for.
+
+    group.main(list(args), prog_name="chaosnet testbed", standalone_mode=False)
+
+
 @cli.group(cls=Benchmarks)
 def bench() -> None:
     """Measure, and compare with others."""

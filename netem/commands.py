@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import networkx as nx
 
-from .topology import Link, LinkSpec, Topology, burst_bytes
+from .topology import Link, LinkSpec, Topology, burst_bytes, link_name
 
 PREFIX = "chaos"  # Of every namespace and device that is ours.
-NETWORK = ipaddress.ip_network("10.211.0.0/16")
+NETWORK = ipaddress.IPv4Network("10.211.0.0/16")
 QUEUE_MS = 20  # How long a packet may wait for its token before it is dropped.
 Command = tuple[str, ...]
 
@@ -43,7 +43,7 @@ def addresses(topology: Topology) -> dict[Link, tuple[str, str]]:
 
 
 def own_address(topology: Topology, node: str) -> str:
-    """One address by which a node is known to all, beside those of its links."""
+    """The address by which a node is known to all; those of its links only lead there."""
     return str(NETWORK[-2 - topology.nodes.index(node)])
 
 
@@ -56,8 +56,8 @@ def up(testbed: str, topology: Topology, routes: bool, netem: bool) -> list[Comm
     for link, spec in topology.links.items():
         made += _link(testbed, link, found[link])
         made += shape(testbed, link, spec, netem)
-    for node in topology.nodes if routes else ():
-        made += _routes(testbed, topology, node)
+    for node in topology.nodes:
+        made += _routes(testbed, topology, node, routes)
     return made
 
 
@@ -84,23 +84,22 @@ def _link(testbed: str, link: Link, ends: tuple[str, str]) -> list[Command]:
     return made
 
 
-def _routes(testbed: str, topology: Topology, node: str) -> list[Command]:
-    """To nodes that are no neighbours, along the path with the fewest links."""
+def _routes(testbed: str, topology: Topology, node: str, far: bool) -> list[Command]:
+    """To each neighbour over its link; to the others, if `far`, along the path with the fewest links."""
     found, made = addresses(topology), list[Command]()
     for target, path in sorted(nx.single_source_shortest_path(topology.graph, node).items()):
-        if target == node:
+        if target == node or (len(path) > 2 and not far):
             continue
-        hop = path[1]
-        link = (node, hop) if node < hop else (hop, node)
-        via = found[link][1 if hop == link[1] else 0]
-        own = own_address(topology, target)
-        made.append(("ip", "-n", namespace(testbed, node), "route", "add", f"{own}/32", "via", via))
+        link = link_name(node, path[1])
+        via = found[link][link.index(path[1])]
+        route = ("route", "add", f"{own_address(topology, target)}/32", "via", via)
+        made.append(("ip", "-n", namespace(testbed, node), *route, "src", own_address(topology, node)))
     return made
 
 
 def shape(testbed: str, link: Link, spec: LinkSpec, netem: bool) -> list[Command]:
     """Set what leaves at both ends; also under connections that run over the link."""
-    made = []
+    made: list[Command] = []
     for end in link:
         target = ("tc", "-n", namespace(testbed, end), "qdisc", "replace", "dev", device(testbed, link, end))
         rate = spec.rate_from(end == link[0])
@@ -160,21 +159,19 @@ def batches(commands: Iterable[Command]) -> list[tuple[Command, str]]:
     return made
 
 
-def environment(
-    topology: Topology, node: str, port: int, extra: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """CHAOSNET_NODE, _LISTEN, and of each neighbour the address that its link to us has."""
-    found = addresses(topology)
-    neighbors = {}
-    for link, ends in found.items():
-        if node in link:
-            other = link[1] if node == link[0] else link[0]
-            neighbors[other] = f"{ends[1 if node == link[0] else 0]}:{port}"
-    return {
+def environment(topology: Topology, node: str, port: int) -> dict[str, str]:
+    """What a program on `node` needs to know, as variables.
+
+    CHAOSNET_JOIN are neighbours on the way to the first node, which has none and founds the cluster.
+    """
+    first = topology.nodes[0]
+    near = nx.single_source_shortest_path_length(topology.graph, first)
+    around = {each: f"{own_address(topology, each)}:{port}" for each in sorted(topology.graph[node])}
+    nearer = [address for each, address in around.items() if near.get(each, 0) < near.get(node, 0)]
+    found = {
         "CHAOSNET_NAME": node,
-        "CHAOSNET_LISTEN": f"0.0.0.0:{port}",
-        "CHAOSNET_NODE_INDEX": str(topology.nodes.index(node)),
+        "CHAOSNET_LISTEN": f"{own_address(topology, node)}:{port}",
         "CHAOSNET_NODES": ",".join(topology.nodes),
-        "CHAOSNET_NEIGHBORS": ",".join(f"{name}={address}" for name, address in sorted(neighbors.items())),
-        **(extra or {}),
+        "CHAOSNET_NEIGHBORS_AT": ",".join(f"{each}={address}" for each, address in around.items()),
     }
+    return found | ({"CHAOSNET_JOIN": ",".join(nearer)} if nearer else {})

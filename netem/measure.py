@@ -20,7 +20,7 @@ PATIENCE_S = 30.0
 def measure(
     backend: Backend,
     topology: Topology,
-    address_of: Callable[[Link, str], str],
+    address_of: Callable[[str], str],
     seconds: float = 1.0,
     links: Iterable[Link] | None = None,
 ) -> Iterable[dict[str, Any]]:
@@ -28,7 +28,7 @@ def measure(
     for link in topology.links if links is None else links:
         spec = topology.spec(link)
         for sender, receiver in (link, link[::-1]):
-            found = _flow(backend, sender, receiver, address_of(link, receiver), seconds)
+            found = _flow(backend, sender, receiver, address_of(receiver), seconds)
             set_mbit = spec.rate_from(sender == link[0])
             yield {
                 "from": sender,

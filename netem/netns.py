@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,8 @@ class Netns:
     """One testbed. `topology` is that of `up`, or what a later process has read from the file it left."""
 
     def __init__(self, name: str, topology: Topology, routes: bool = True) -> None:
+        if not re.fullmatch(r"[a-z0-9]{1,20}", name):
+            raise TestbedError(f"{name!r} is no name of a testbed (expected a-z and 0-9, at most 20)")
         self.name, self.topology, self.routes = name, topology, routes
         self.netem = commands.needs_netem(topology.links.values())
 
@@ -79,7 +82,7 @@ class Netns:
         run_all(commands.shape(self.name, link, self.topology.spec(link), self.netem))
 
     def environment(self, node: str) -> dict[str, str]:
-        """Names and addresses: CHAOSNET_NAME, _LISTEN, _NODES, _NEIGHBORS, _NODE_INDEX."""
+        """Names and addresses (commands.py)."""
         return commands.environment(self.topology, node, PORT)
 
     def start(self, node: str, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
@@ -107,7 +110,7 @@ class Netns:
 
 def _tbf(qdiscs: list[dict[str, Any]]) -> dict[str, Any]:
     """Rate and state of a device from its token bucket."""
-    options = next((each["options"] for each in qdiscs if each["kind"] == "tbf"), {})
+    options: dict[str, float] = next((each["options"] for each in qdiscs if each["kind"] == "tbf"), {})
     rate = options.get("rate", 0) * 8 / 1e6
     return {"rate_mbit": rate, "cut": 0 < rate < 0.001}
 

@@ -196,7 +196,7 @@ class NodeLoop:
 
     def serving(self, step: int) -> bool:
         """Is the snapshot of that step still needed by a joiner?"""
-        return step in self.agent.snapshots
+        return step in self.agent.serving.snapshots
 
     def backlog_applied(self, size: int) -> None:
         """The training thread has used a result that was set aside."""

@@ -1,0 +1,252 @@
+"""`chaosnet testbed`: overlays of shaped links on this machine, and programs on their nodes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from .netem import LinkSpec, TestbedError, Topology, Trace, commands, store
+from .netem.measure import measure, summary
+from .netem.netns import Netns, remove, spaces_of
+from .netem.topology import link_name
+from .netem.trace import CUT, specs_after
+from .protocols.errors import ConfigError
+
+NAME = "default"
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Of the testbed, as the command line tells them."""
+    try:
+        yield
+    except TestbedError as error:
+        raise ConfigError(f"testbed: {error}") from None
+
+
+class _Group(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        with _plain_errors():
+            return super().invoke(ctx)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+def testbed() -> None:
+    """Links like the edge's, on this machine: made, changed, cut, measured."""
+
+
+named = click.option("--name", default=NAME, show_default=True, help="Of the testbed.")
+a_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@testbed.command()
+@click.argument("topology", type=a_file)
+@named
+@click.option(
+    "--backend", type=click.Choice(["netns", "dry-run"]), default="netns", show_default=True,
+    help="netns: network namespaces (root); dry-run: only print the commands.",
+)  # fmt: skip
+@click.option(
+    "--routes/--no-routes", default=True, show_default=True, help="Reach nodes that are no neighbours."
+)
+def up(topology: Path, name: str, backend: str, routes: bool) -> None:
+    """Make the overlay that a YAML file describes; one of the same name is replaced."""
+    wanted = Topology.read(topology)
+    if backend == "dry-run":
+        netem = commands.needs_netem(wanted.links.values())
+        for command in commands.up(name, wanted, routes, netem):
+            click.echo(" ".join(command))
+        return
+    _up(name, wanted, routes)
+    click.echo(f"{name} is up: {len(wanted.nodes)} nodes, {len(wanted.links)} links")
+
+
+def _up(name: str, topology: Topology, routes: bool = True) -> Netns:
+    made = Netns(name, topology, routes)
+    made.up(topology)
+    store.save(name, topology)
+    return made
+
+
+def _down(name: str) -> list[str]:
+    removed = remove(f"{commands.PREFIX}-{name}-")
+    store.forget(name)
+    return removed
+
+
+@testbed.command()
+def ls() -> None:
+    """Which testbeds are up."""
+    for name in store.saved():
+        topology = store.load(name)
+        alive = len(spaces_of(f"{commands.PREFIX}-{name}-"))
+        gone = "" if alive == len(topology.nodes) else f", of which {alive} are there"
+        click.echo(f"{name}: {len(topology.nodes)} nodes{gone}, {len(topology.links)} links")
+
+
+@testbed.command()
+@named
+@click.option("--json", "as_json", is_flag=True)
+def show(name: str, as_json: bool) -> None:
+    """What is set on every link, read back from the kernel."""
+    rows = Netns(name, store.load(name)).in_force()
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    table = Table("from", "to", "Mbit/s", "state")
+    for row in rows:
+        to = row["link"][1] if row["from"] == row["link"][0] else row["link"][0]
+        table.add_row(row["from"], to, f"{row['rate_mbit']:.0f}", "cut" if row["cut"] else "up")
+    Console().print(table)
+
+
+@testbed.command("exec", context_settings={"ignore_unknown_options": True})
+@click.argument("node")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@named
+def exec_(node: str, command: tuple[str, ...], name: str) -> None:
+    """Run COMMAND on NODE."""
+    process = Netns(name, store.load(name)).start(node, command)
+    raise SystemExit(_wait([process])[0])
+
+
+@testbed.command("run", context_settings={"ignore_unknown_options": True})
+@click.argument("topology", type=a_file)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@named
+def run_(topology: Path, command: tuple[str, ...], name: str) -> None:
+    """Make the overlay, run COMMAND on every node, remove the overlay.
+
+    The environment has CHAOSNET_NAME, CHAOSNET_LISTEN, CHAOSNET_JOIN (all but the first node), CHAOSNET_NODES, and
+    CHAOSNET_NEIGHBORS_AT (NODE=HOST:PORT,...). So `chaosnet run train.py` needs no further option.
+    """
+    made = _up(name, Topology.read(topology))
+    try:
+        codes = _wait([made.start(node, command) for node in made.topology.nodes])
+    finally:
+        _down(name)
+    raise SystemExit(max(codes))
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+    """Until all have ended. Ctrl+C reaches them as well: they get the time to leave."""
+    try:
+        return [process.wait() for process in processes]
+    except KeyboardInterrupt:
+        return [process.wait() for process in processes]
+
+
+@testbed.command()
+@click.argument("a")
+@click.argument("b")
+@click.argument("values", nargs=-1, required=True, metavar="FIELD=VALUE...")
+@named
+def change(a: str, b: str, values: tuple[str, ...], name: str) -> None:
+    """Change the link A B, e.g. rate_mbit=50 delay_ms=20."""
+    made = Netns(name, store.load(name))
+    link, spec = link_name(a, b), made.topology.spec((a, b))
+    for value in values:
+        spec = _changed(spec, value)
+    made.change({link: spec})
+    store.save(name, made.topology)
+
+
+def _changed(spec: LinkSpec, text: str) -> LinkSpec:
+    field, _, value = text.partition("=")
+    try:
+        return spec.with_value(field, float(value))
+    except ValueError:
+        raise TestbedError(f"{text!r} is no change (expected FIELD=NUMBER, e.g. rate_mbit=50)") from None
+
+
+@testbed.command()
+@click.argument("a")
+@click.argument("b")
+@named
+def cut(a: str, b: str, name: str) -> None:
+    """Nothing passes over the link A B any more, and nobody is told."""
+    Netns(name, store.load(name)).cut(link_name(a, b))
+
+
+@testbed.command()
+@click.argument("a")
+@click.argument("b")
+@named
+def heal(a: str, b: str, name: str) -> None:
+    """Undo `cut`."""
+    Netns(name, store.load(name)).heal(link_name(a, b))
+
+
+@testbed.command()
+@click.argument("file", type=a_file)
+@named
+def trace(file: Path, name: str) -> None:
+    """Change links over time, as a CSV file says (time_s,a,b,field,value)."""
+    made = Netns(name, store.load(name))
+    started_s = time.monotonic()
+    for due_s, changes in Trace.read(file, made.topology).moments():
+        time.sleep(max(0.0, started_s + due_s - time.monotonic()))
+        began_s = time.monotonic()
+        for each in changes:
+            if each.field == CUT:
+                (made.cut if each.value else made.heal)(each.link)
+        made.change(specs_after(made.topology, changes))
+        took_ms = (time.monotonic() - began_s) * 1e3
+        store.save(name, made.topology)
+        click.echo(f"{due_s:g} s: {len(changes)} changes in {took_ms:.0f} ms")
+
+
+@testbed.command("measure")
+@named
+@click.option("--seconds", default=1.0, show_default=True, help="Per link and direction.")
+@click.option("--json", "report", type=click.Path(dir_okay=False, path_type=Path), help="Write all rows.")
+def measure_(name: str, seconds: float, report: Path | None) -> None:
+    """Every link's real rate and round trip, beside what is set; one link after the other."""
+    made = Netns(name, store.load(name))
+    rows = []
+    click.echo("from         to           set Mbit/s   goodput   error   set ms   rtt ms")
+    for row in measure(made, made.topology, partial(commands.own_address, made.topology), seconds):
+        rows.append(row)
+        click.echo(
+            f"{row['from']:<12} {row['to']:<12} {row['set_mbit']:>10.0f} {row['mbit']:>9.1f} "
+            f"{row['error']:>7.2%} {row['set_rtt_ms']:>8.1f} {row['rtt_ms']:>8.2f}"
+        )
+    found = summary(rows)
+    click.echo(
+        f"error of the goodput against 0.956 of the set rate: median {found['median_error']:.2%}, "
+        f"worst {found['worst_error']:.2%} ({rows[0]['congestion_control']})"
+    )
+    if report is not None:
+        report.write_text(json.dumps({"links": rows, **found}, indent=2) + "\n")
+
+
+@testbed.command()
+@click.argument("topology", type=a_file)
+@click.argument("picture", type=click.Path(dir_okay=False, path_type=Path))
+def plot(topology: Path, picture: Path) -> None:
+    """Draw the overlay of a YAML file: the wider a link, the faster."""
+    from .netem.plot import draw
+
+    draw(Topology.read(topology), picture)
+    click.echo(f"written: {picture}")
+
+
+@testbed.command()
+@named
+@click.option("--all", "everything", is_flag=True, help="All testbeds, also what a crashed run has left.")
+def down(name: str, everything: bool) -> None:
+    """Remove the overlay, and end what runs on its nodes."""
+    removed = remove() if everything else _down(name)
+    for each in store.saved() if everything else ():
+        store.forget(each)
+    click.echo(f"{len(removed)} nodes removed")

@@ -1,0 +1,160 @@
+"""`chaosnet testbed` on this kernel: real namespaces, real shaping. Needs root, and says so where there is none."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from chaosnet.netem import LinkSpec, TestbedError, Topology
+from chaosnet.netem.netns import Netns, has_netem, spaces_of
+from chaosnet.netem.topology import random_overlay, ring
+
+pytestmark = [
+    pytest.mark.realtime,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("ip") is None, reason="namespaces need root and iproute2"
+    ),
+]
+NAME = f"t{os.getpid()}"
+CHAOSNET = [sys.executable, "-c", "from chaosnet.cli import main; main()", "testbed"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(tmp_path, monkeypatch):
+    monkeypatch.setenv("CHAOSNET_TESTBEDS", str(tmp_path / "up"))
+    yield
+    left = spaces_of(f"chaos-{NAME}-")
+    subprocess.run([*CHAOSNET, "down", "--name", NAME], check=True, capture_output=True)
+    assert left == []
+
+
+def chaosnet(*args: object) -> tuple[int, str, str]:
+    done = subprocess.run([*CHAOSNET, *map(str, args)], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def file_of(topology: Topology, folder: Path) -> Path:
+    path = folder / "topology.yaml"
+    path.write_text(topology.to_text())
+    return path
+
+
+def ask(testbed: Netns, node: str, code: str) -> str:
+    process = testbed.start(node, [sys.executable, "-c", code], stdout=subprocess.PIPE)
+    return process.communicate()[0].decode().strip()
+
+
+def test_links_have_the_rates_that_were_set(tmp_path):
+    topology = Topology({("x", "y"): LinkSpec(rate_mbit=100.0, rate_back_mbit=300.0)})
+    assert chaosnet("up", file_of(topology, tmp_path), "--name", NAME)[0] == 0
+    try:
+        assert chaosnet("measure", "--name", NAME, "--seconds", 0.5, "--json", tmp_path / "m.json")[0] == 0
+        found = json.loads((tmp_path / "m.json").read_text())
+        assert [row["set_mbit"] for row in found["links"]] == [100.0, 300.0]
+        assert found["worst_error"] < 0.3  # Of a busy machine; an idle one is right to 1 %.
+        assert chaosnet("ls")[1] == f"{NAME}: 2 nodes, 1 links\n"
+        assert chaosnet("change", "y", "x", "rate_mbit=20", "--name", NAME) == (0, "", "")
+        rows = json.loads(chaosnet("show", "--json", "--name", NAME)[1])
+        assert [round(row["rate_mbit"]) for row in rows] == [20, 300]
+    finally:
+        assert chaosnet("down", "--name", NAME) == (0, "2 nodes removed\n", "")
+    assert chaosnet("down", "--name", NAME) == (0, "0 nodes removed\n", "")
+
+
+def test_a_cut_is_silent_and_nodes_that_are_no_neighbours_are_reached_around_it():
+    testbed = Netns(NAME, ring(4))
+    testbed.up(testbed.topology)
+    try:
+        connect = (
+            "import os, socket\n"
+            "at = dict(each.split('=') for each in os.environ['CHAOSNET_NEIGHBORS_AT'].split(','))['n1']\n"
+            "try: socket.create_connection(at.split(':'), timeout=0.5)\n"
+            "except OSError as error: print(type(error).__name__)"
+        )
+        assert ask(testbed, "n0", connect) == "ConnectionRefusedError"  # Nobody listens, but it is there.
+        testbed.cut(("n0", "n1"))
+        assert ask(testbed, "n0", connect) == "TimeoutError"
+        testbed.heal(("n0", "n1"))
+        assert ask(testbed, "n0", connect) == "ConnectionRefusedError"
+        far = (
+            "import socket\n"
+            "try: socket.create_connection(('10.211.255.252', 1), timeout=2)\n"
+            "except OSError as error: print(type(error).__name__)"
+        )
+        assert ask(testbed, "n0", far) == "ConnectionRefusedError"
+    finally:
+        testbed.down()
+
+
+def test_connections_outlive_changes_of_their_links(tmp_path):
+    topology = random_overlay(6, seed=3, links=12)
+    testbed = Netns(NAME, topology)
+    testbed.up(topology)
+    try:
+        a, b = next(iter(topology.links))
+        serve = testbed.start(
+            b, [sys.executable, "-m", "chaosnet.netem.flow", "recv", "0.0.0.0", "9"], stdout=subprocess.PIPE
+        )
+        assert serve.stdout and serve.stdout.readline() == b"READY\n"
+        at = testbed.environment(b)["CHAOSNET_LISTEN"].split(":")[0]
+        send = testbed.start(
+            a, [sys.executable, "-m", "chaosnet.netem.flow", "send", at, "9", "1.0"], stdout=subprocess.PIPE
+        )
+        time.sleep(0.6)
+        testbed.change({link: LinkSpec(rate_mbit=40.0) for link in topology.links})
+        found = json.loads(send.communicate(timeout=30)[0])
+        assert found["bytes"] > 0
+        assert {round(row["rate_mbit"]) for row in testbed.in_force()} == {40}
+    finally:
+        testbed.down()
+
+
+def test_a_command_runs_on_every_node_and_nothing_stays(tmp_path):
+    path = file_of(ring(3), tmp_path)
+    script = "import os, subprocess; print(os.environ['CHAOSNET_NAME']); subprocess.Popen(['sleep', '100'])"
+    code, out, err = chaosnet("run", path, "--name", NAME, "--", sys.executable, "-c", script)
+    assert (code, sorted(out.split()), err) == (0, ["n0", "n1", "n2"], "")
+
+
+def test_what_a_killed_harness_leaves_is_removed_by_name(tmp_path):
+    path = file_of(ring(3), tmp_path)
+    command = [*CHAOSNET, "run", str(path), "--name", NAME, "--", "sleep", "100"]
+    with subprocess.Popen(command) as harness:
+        while len(spaces_of(f"chaos-{NAME}-")) < 3 or not _sleepers():
+            time.sleep(0.05)
+        harness.send_signal(signal.SIGKILL)
+    assert chaosnet("down", "--name", NAME) == (0, "3 nodes removed\n", "")
+    assert _sleepers() == []
+
+
+def _sleepers() -> list[str]:
+    spaces = spaces_of(f"chaos-{NAME}-")
+    pids = [
+        subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True).stdout
+        for space in spaces
+    ]
+    return [pid for each in pids for pid in each.split()]
+
+
+def test_what_the_kernel_cannot_do_is_told_before_anything_is_made(tmp_path):
+    if has_netem():
+        pytest.skip("this kernel has netem")
+    topology = ring(3, LinkSpec(delay_ms=5.0))
+    with pytest.raises(TestbedError, match="no netem, so links can have a rate but no delay"):
+        Netns(NAME, topology).up(topology)
+    code, out, err = chaosnet("up", file_of(topology, tmp_path), "--name", NAME)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("error: testbed: this kernel has no netem")
+
+
+def test_mistakes_are_one_line(tmp_path):
+    assert chaosnet("exec", "n0", "--name", "none", "--", "true")[2] == (
+        "error: testbed: no testbed 'none' is up (up: none; make one with: chaosnet testbed up)\n"
+    )
+    assert "is no name of a testbed" in chaosnet("up", file_of(ring(3), tmp_path), "--name", "a-b")[2]

@@ -1,0 +1,183 @@
+"""`chaosnet.netem`: topologies, traces, and the commands that make testbeds, as text."""
+
+import networkx as nx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chaosnet.netem import LinkSpec, TestbedError, Topology, Trace, commands
+from chaosnet.netem.topology import burst_bytes, line, mesh, random_overlay, ring, star, two_sites
+from chaosnet.netem.trace import specs_after
+
+PAIR = Topology({("b", "a"): LinkSpec(rate_mbit=200.0, rate_back_mbit=50.0)}, ["a", "b"])
+
+
+def text(made):
+    return [" ".join(command) for command in made]
+
+
+# --- topologies ---
+
+
+def test_a_link_is_named_in_order_and_keeps_its_directions():
+    assert PAIR.links == {("a", "b"): LinkSpec(rate_mbit=50.0, rate_back_mbit=200.0)}
+    assert PAIR.spec(("b", "a")).rate_from(first=True) == 50.0
+
+
+@pytest.mark.parametrize("make", [ring, line, star, mesh, two_sites])
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_generated_overlays_are_connected_and_survive_a_file(make, count):
+    topology = make(count)
+    assert nx.is_connected(topology.graph)
+    again = Topology.from_text(topology.to_text())
+    assert (again.nodes, again.links) == (topology.nodes, topology.links)
+
+
+@given(st.integers(2, 14), st.integers(0, 2**20))
+def test_random_overlays_are_connected_even_and_of_the_papers_rates(count, seed):
+    topology = random_overlay(count, seed)
+    assert nx.is_connected(topology.graph)
+    assert topology.links == random_overlay(count, seed).links
+    assert all(100 <= spec.rate_mbit <= 1000 for spec in topology.links.values())
+    degrees = [degree for _, degree in topology.graph.degree]
+    assert max(degrees) <= 6
+    assert len(topology.links) == min(count * (count - 1) // 2, max(count - 1, round(1.5 * count)))
+
+
+@pytest.mark.parametrize(
+    ("told", "complaint"),
+    [
+        ("links: [{a: x, b: y, rate: 5}]", "unknown field `rate`"),
+        ("links: [{a: x, b: y, rate_mbit: 0}]", "`$.links[0].rate_mbit`"),
+        ("links: [{a: x, b: y, loss_pct: 101}]", "`$.links[0].loss_pct`"),
+        ("links: [{a: x, b: y}, {a: y, b: x}]", "the link y - x is there twice"),
+        ("links: [{a: x, b: x}]", "the link x - x leads nowhere"),
+        ("links: [{a: 'x y', b: z}]", "`$.links[0].a`"),
+        ("links: {", "not YAML"),
+        ("3", "Expected `object`"),
+    ],
+)
+def test_a_topology_that_cannot_be_is_refused_by_name(told, complaint):
+    with pytest.raises(TestbedError) as refused:
+        Topology.from_text(told, "mine.yaml")
+    assert complaint in str(refused.value)
+
+
+def test_an_unknown_link_is_told_with_those_there_are():
+    with pytest.raises(TestbedError, match=r"no link a - z \(links: a - b\)"):
+        PAIR.spec(("a", "z"))
+
+
+# --- traces ---
+
+
+def test_the_papers_trace_gives_every_link_another_rate_every_three_minutes():
+    topology = random_overlay(6, seed=1)
+    trace = Trace.random_rates(topology, seed=2, until_s=600.0)
+    assert [(time_s, len(changes)) for time_s, changes in trace.moments()] == [
+        (180.0, len(topology.links)),
+        (360.0, len(topology.links)),
+        (540.0, len(topology.links)),
+    ]
+    assert Trace.from_text(trace.to_text(), topology) == trace
+
+
+def test_changes_of_one_link_at_one_moment_add_up():
+    trace = Trace.from_text(
+        "time_s,a,b,field,value\n5,a,b,rate_mbit,10\n5,a,b,delay_ms,3\n5,a,b,cut,1\n", PAIR
+    )
+    [(_, changes)] = trace.moments()
+    assert specs_after(PAIR, changes) == {
+        ("a", "b"): LinkSpec(rate_mbit=10.0, rate_back_mbit=200.0, delay_ms=3.0)
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ("1,a,b,rate_mbit", "4 columns"),
+        ("soon,a,b,rate_mbit,5", "time_s='soon'"),
+        ("-1,a,b,rate_mbit,5", "time_s is -1"),
+        ("1,a,c,rate_mbit,5", "no link a - c"),
+        ("1,a,b,speed,5", "'speed' is no field of a link"),
+        ("1,a,b,rate_mbit,-5", "rate_mbit=-5"),
+        ("1,a,b,cut,2", "cut=2"),
+        ("1,b,a,rate_mbit,5", "name the link a,b"),
+    ],
+)
+def test_a_trace_that_cannot_be_is_refused_by_its_line(row, complaint):
+    with pytest.raises(TestbedError) as refused:
+        Trace.from_text(f"time_s,a,b,field,value\n\n{row}\n", PAIR, "t.csv")
+    assert str(refused.value).startswith("t.csv: line 3: ")
+    assert complaint in str(refused.value)
+
+
+# --- commands ---
+
+
+def test_a_testbed_of_two_nodes_takes_these_commands():
+    a, b = (commands.device("t", ("a", "b"), end) for end in "ab")
+    assert text(commands.up("t", PAIR, routes=True, netem=False)) == [
+        "ip netns add chaos-t-a",
+        "ip -n chaos-t-a link set lo up",
+        "ip -n chaos-t-a address add 10.211.255.254/32 dev lo",
+        "ip netns exec chaos-t-a sysctl -qw net.ipv4.ip_forward=1",
+        "ip netns add chaos-t-b",
+        "ip -n chaos-t-b link set lo up",
+        "ip -n chaos-t-b address add 10.211.255.253/32 dev lo",
+        "ip netns exec chaos-t-b sysctl -qw net.ipv4.ip_forward=1",
+        f"ip link add {a} netns chaos-t-a type veth peer name {b} netns chaos-t-b",
+        f"ip -n chaos-t-a address add 10.211.0.1/30 dev {a}",
+        f"ip -n chaos-t-a link set {a} up",
+        f"ip -n chaos-t-b address add 10.211.0.2/30 dev {b}",
+        f"ip -n chaos-t-b link set {b} up",
+        f"tc -n chaos-t-a qdisc replace dev {a} root handle 1: tbf rate 50mbit burst 131072 latency 20ms",
+        f"tc -n chaos-t-b qdisc replace dev {b} root handle 1: tbf rate 200mbit burst 131072 latency 20ms",
+        "ip -n chaos-t-a route add 10.211.255.253/32 via 10.211.0.2 src 10.211.255.254",
+        "ip -n chaos-t-b route add 10.211.255.254/32 via 10.211.0.1 src 10.211.255.253",
+    ]
+
+
+def test_netem_comes_under_the_bucket():
+    spec = LinkSpec(rate_mbit=100.0, delay_ms=20.0, jitter_ms=2.5, loss_pct=0.1)
+    under = [line for line in text(commands.shape("t", ("a", "b"), spec, netem=True)) if "netem" in line]
+    assert under[0].endswith(
+        "parent 1: handle 10: netem limit 100000 delay 20ms 2.5ms distribution normal loss 0.1%"
+    )
+
+
+def test_routes_to_far_nodes_are_left_out_on_request():
+    def routes(far):
+        return [each for each in text(commands.up("t", line(3), far, netem=False)) if " route " in each]
+
+    assert (len(routes(True)), len(routes(False))) == (6, 4)
+
+
+def test_devices_fit_into_what_the_kernel_allows_and_differ():
+    made = {
+        commands.device(testbed, link, end)
+        for testbed in ("a", "b" * 20)
+        for link in mesh(12).links
+        for end in link
+    }
+    assert len(made) == 2 * 66 * 2
+    assert max(map(len, made)) <= 15
+
+
+def test_a_bucket_holds_two_milliseconds_and_at_least_128_kib():
+    assert burst_bytes(100) == 128 << 10
+    assert burst_bytes(10_000) == 2_500_000
+
+
+def test_commands_for_one_namespace_go_in_one_batch():
+    made = commands.batches(
+        [("ip", "netns", "add", "x"), ("ip", "-n", "x", "link"), ("ip", "-n", "x", "address")]
+    )
+    assert made == [(("ip", "netns", "add", "x"), ""), (("ip", "-n", "x", "-batch", "-"), "link\naddress\n")]
+
+
+def test_a_program_learns_its_address_and_whom_to_join():
+    first, last = (commands.environment(line(3), node, 5555) for node in ("n0", "n2"))
+    assert "CHAOSNET_JOIN" not in first
+    assert last["CHAOSNET_JOIN"] == "10.211.255.253:5555"
+    assert last["CHAOSNET_LISTEN"] == "10.211.255.252:5555"
