@@ -24,6 +24,7 @@ from chaosnet import Trainer, capture_exit_event
 from chaosnet.node.all_reduce import AllReduce
 from chaosnet.node.loop import StepOutcome
 from chaosnet.node.replica import Replica
+from chaosnet.node.training_state import Arrival
 from chaosnet.protocols.messages import Notice
 
 FEATURES, CLASSES = 8, 4
@@ -114,6 +115,10 @@ class _Reporting(Trainer):
         address = self._running().transport.address
         self.worker.tell("joined", step=self.step, address=address, seconds=self.join_seconds,
                          bytes_by_source=self.join_bytes_by_source)  # fmt: skip
+
+    def _load_arrival(self, arrival: Arrival) -> None:
+        super()._load_arrival(arrival)
+        self.worker.tell("loaded", round=self._round)
 
     def _apply(self, outcome: StepOutcome) -> None:
         super()._apply(outcome)
