@@ -23,7 +23,7 @@ import click
 import torch
 from torch import nn
 
-from ..scheduler.shard_plan import Source, water_filling_bound
+from ..demo_report import join_bound_s
 from .processes import Pipe, Workers
 
 WARM_UP_S = 2.0
@@ -108,12 +108,7 @@ def _figures(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     begin_s, end_s = joiner["called_s"], joiner["times_s"][0]
     gaps = {name: _extra_gap(result["times_s"], begin_s, end_s) for name, result in results.items()}
     links = [each for each in results["source0"]["links"] if "joiner" in (each["a"], each["b"])]
-    sources = {
-        each["a"]: Source(each["rtt_ms"] / 2e3, 8 / (each["rate_mbit"] * 1e6))
-        for each in links
-        if each["rate_mbit"]
-    }
-    bound_s = water_filling_bound(joiner["bytes"], sources) if sources else float("nan")
+    bound_s = join_bound_s(joiner["bytes"], links, "joiner") or float("nan")
     return {
         "seconds": end_s - begin_s,
         "seconds_to_membership": joiner["member_s"] - begin_s,
@@ -123,7 +118,7 @@ def _figures(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "ratio_to_bound": (end_s - begin_s) / bound_s,
         "survivor_longest_gap_seconds": max(gap for gap, _ in gaps.values()),
         "survivor_median_step_seconds": max(usual for _, usual in gaps.values()),
-        "link_rates_mbit": {each["a"]: each["rate_mbit"] for each in links},
+        "link_rates_mbit": {f"{each['a']} - {each['b']}": each["rate_mbit"] for each in links},
     }
 
 
