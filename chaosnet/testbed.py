@@ -67,8 +67,10 @@ def up(topology: Path, name: str, backend: str, routes: bool) -> None:
         for command in commands.up(name, wanted, routes, netem):
             click.echo(" ".join(command))
         return
+    began_s = time.monotonic()
     _up(name, wanted, routes)
-    click.echo(f"{name} is up: {len(wanted.nodes)} nodes, {len(wanted.links)} links")
+    took_s = time.monotonic() - began_s
+    click.echo(f"{name} is up: {len(wanted.nodes)} nodes, {len(wanted.links)} links, in {took_s:.2f} s")
 
 
 def _up(name: str, topology: Topology, routes: bool = True) -> Netns:
@@ -152,12 +154,12 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
 @click.argument("values", nargs=-1, required=True, metavar="FIELD=VALUE...")
 @named
 def change(a: str, b: str, values: tuple[str, ...], name: str) -> None:
-    """Change the link A B, e.g. rate_mbit=50 delay_ms=20."""
+    """Change the link A B, e.g. rate_mbit=50 delay_ms=20. rate_mbit is that from A to B."""
     made = Netns(name, store.load(name))
-    link, spec = link_name(a, b), made.topology.spec((a, b))
+    spec = made.topology.spec_from(a, b)
     for value in values:
         spec = _changed(spec, value)
-    made.change({link: spec})
+    made.change({link_name(a, b): spec if a < b else spec.reversed()})
     store.save(name, made.topology)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -21,7 +22,6 @@ from .topology import Link, LinkSpec, Topology
 PORT = 5555  # Each node has its own addresses, so all may listen at the same port.
 ALTERNATIVE = "use --backend relay, which needs neither root nor the kernel's help"
 END_PATIENCE_S = 2.0  # Between SIGTERM and SIGKILL, for what still runs on a node.
-_probed_netem: list[bool] = []
 
 
 class Netns:
@@ -145,19 +145,18 @@ def _end_processes(spaces: list[str]) -> None:
             time.sleep(0.02)
 
 
+@functools.cache
 def has_netem() -> bool:
     """Does the kernel know netem? Tried in a namespace of its own that goes again."""
-    if not _probed_netem:
-        space = f"{PREFIX}-probe-{os.getpid()}"
-        run(("ip", "netns", "add", space))
-        try:
-            run(("tc", "-n", space, "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"))
-            _probed_netem.append(True)
-        except TestbedError:
-            _probed_netem.append(False)
-        finally:
-            run(("ip", "netns", "delete", space))
-    return _probed_netem[0]
+    space = f"{PREFIX}-probe-{os.getpid()}"
+    run(("ip", "netns", "add", space))
+    try:
+        run(("tc", "-n", space, "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"))
+    except TestbedError:
+        return False
+    finally:
+        run(("ip", "netns", "delete", space))
+    return True
 
 
 def run_all(wanted: list[Command]) -> None:

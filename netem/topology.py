@@ -46,6 +46,12 @@ class LinkSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Mbit/s from a to b (`first`) or from b to a."""
         return self.rate_mbit if first or self.rate_back_mbit is None else self.rate_back_mbit
 
+    def reversed(self) -> LinkSpec:
+        """The same link, seen from b."""
+        if self.rate_back_mbit is None:
+            return self
+        return msgspec.structs.replace(self, rate_mbit=self.rate_back_mbit, rate_back_mbit=self.rate_mbit)
+
     def with_value(self, field: str, value: float) -> LinkSpec:
         """The same link with one field changed. Raises TestbedError for a field or value that cannot be."""
         if field not in self.__struct_fields__:
@@ -92,7 +98,7 @@ class Topology:
                 raise TestbedError(f"the link {a} - {b} leads nowhere (expected two nodes)")
             if self.graph.has_edge(a, b):
                 raise TestbedError(f"the link {a} - {b} is there twice")
-            self.graph.add_edge(a, b, spec=spec if a < b else _reversed(spec))
+            self.graph.add_edge(a, b, spec=spec if a < b else spec.reversed())
 
     @property
     def nodes(self) -> list[str]:
@@ -111,6 +117,10 @@ class Topology:
             raise TestbedError(f"there is no link {link[0]} - {link[1]} (links: {known})")
         spec: LinkSpec = self.graph.edges[link]["spec"]
         return spec
+
+    def spec_from(self, a: str, b: str) -> LinkSpec:
+        """As `spec`, with a as its first end, whichever name comes first."""
+        return self.spec((a, b)) if a < b else self.spec((a, b)).reversed()
 
     def set_spec(self, link: Link, spec: LinkSpec) -> None:
         """Change a link that is there."""
@@ -215,7 +225,10 @@ def random_overlay(count: int, seed: int, links: int | None = None) -> Topology:
     if not count - 1 <= wanted <= most:
         raise TestbedError(f"{wanted} links among {count} nodes (expected {count - 1} to {most})")
     order = rng.sample(nodes, count)
-    pairs = {link_name(node, rng.choice(order[:index])) for index, node in enumerate(order) if index}
+    pairs: set[Link] = set()
+    for index, node in enumerate(order[1:], 1):  # A tree without hubs.
+        open_ = [each for each in order[:index] if sum(each in pair for pair in pairs) < PAPER_DEGREES[1]]
+        pairs.add(link_name(node, rng.choice(open_)))
     rest = [pair for pair in itertools.combinations(nodes, 2) if pair not in pairs]
     while len(pairs) < wanted:  # Where there are fewest first, so that degrees stay even.
         degree = {node: sum(node in pair for pair in pairs) for node in nodes}
@@ -229,12 +242,6 @@ def random_overlay(count: int, seed: int, links: int | None = None) -> Topology:
 def random_rate(rng: random.Random) -> float:
     """One of the paper's rates, Mbit/s."""
     return float(round(rng.uniform(*PAPER_RATES_MBIT)))
-
-
-def _reversed(spec: LinkSpec) -> LinkSpec:
-    if spec.rate_back_mbit is None:
-        return spec
-    return msgspec.structs.replace(spec, rate_mbit=spec.rate_back_mbit, rate_back_mbit=spec.rate_mbit)
 
 
 def _convert(plain: object, kind: type[T], where: str) -> T:

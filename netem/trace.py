@@ -120,6 +120,8 @@ def _change(row: list[str], topology: Topology, where: str) -> Change:
             raise TestbedError(f"cut={value:g} (expected 1 to cut, 0 to heal)")
     except TestbedError as error:
         raise TestbedError(f"{where}: {error}") from None
-    if a > b and field == "rate_mbit":
-        raise TestbedError(f"{where}: rate_mbit holds from {b} to {a} (name the link {b},{a})")
+    if a > b and field.startswith("rate"):
+        raise TestbedError(
+            f"{where}: {field} has a direction, and links are named in order (name this one {b},{a})"
+        )
     return Change(time_s, link_name(a, b), field, value)

@@ -2,8 +2,8 @@
 
 Everything a node decides is production code (node/core.py and below). Replaced are: sockets by a queue with
 delays, TCP by per-connection FIFO order that a crash cuts off anywhere, tensors by sets of who contributed,
-and training by random compute times. So a result that was counted twice, mixed between attempts, or overwritten
-while still being sent shows as a wrong set. Invariants are checked after every event.
+and training by random compute times. So a part that was counted twice, or mixed between attempts, shows as a wrong
+set. Invariants are checked after every event.
 """
 
 from __future__ import annotations
