@@ -16,13 +16,17 @@ from rich.console import Console
 from rich.table import Table
 
 from .netem import LinkSpec, TestbedError, Topology, Trace, commands, store
+from .netem.backend import Backend
 from .netem.measure import measure, summary
-from .netem.netns import Netns, remove, spaces_of
+from .netem.netns import Netns, remove
+from .netem.relay import Relay
 from .netem.topology import link_name
 from .netem.trace import CUT, specs_after
 from .protocols.errors import ConfigError
 
 NAME = "default"
+BACKENDS: dict[str, type[Netns] | type[Relay]] = {"netns": Netns, "relay": Relay}
+DRY_RUN = "dry-run"
 
 
 @contextmanager
@@ -46,42 +50,54 @@ def testbed() -> None:
 
 
 named = click.option("--name", default=NAME, show_default=True, help="Of the testbed.")
+backend_option = partial(
+    click.option,
+    "--backend",
+    default=Netns.kind,
+    show_default=True,
+    help="netns: network namespaces (root); relay: a process that relays, without root.",
+)
 a_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @testbed.command()
 @click.argument("topology", type=a_file)
 @named
-@click.option(
-    "--backend", type=click.Choice(["netns", "dry-run"]), default="netns", show_default=True,
-    help="netns: network namespaces (root); dry-run: only print the commands.",
-)  # fmt: skip
+@backend_option(type=click.Choice([*BACKENDS, DRY_RUN]))
 @click.option(
     "--routes/--no-routes", default=True, show_default=True, help="Reach nodes that are no neighbours."
 )
 def up(topology: Path, name: str, backend: str, routes: bool) -> None:
     """Make the overlay that a YAML file describes; one of the same name is replaced."""
     wanted = Topology.read(topology)
-    if backend == "dry-run":
+    if backend == DRY_RUN:
         netem = commands.needs_netem(wanted.links.values())
         for command in commands.up(name, wanted, routes, netem):
             click.echo(" ".join(command))
         return
     began_s = time.monotonic()
-    _up(name, wanted, routes)
+    _up(backend, name, wanted, routes)
     took_s = time.monotonic() - began_s
     click.echo(f"{name} is up: {len(wanted.nodes)} nodes, {len(wanted.links)} links, in {took_s:.2f} s")
 
 
-def _up(name: str, topology: Topology, routes: bool = True) -> Netns:
-    made = Netns(name, topology, routes)
+def _up(backend: str, name: str, topology: Topology, routes: bool = True) -> Backend:
+    made = BACKENDS[backend](name, topology, routes)
     made.up(topology)
-    store.save(name, topology)
+    store.save(made)
     return made
 
 
-def _down(name: str) -> list[str]:
-    removed = remove(f"{commands.PREFIX}-{name}-")
+def _opened(name: str) -> Backend:
+    """A testbed that is up."""
+    saved, topology = store.load(name)
+    return BACKENDS[saved.backend](name, topology, saved.routes)
+
+
+def _down(name: str) -> int:
+    """Also what a crashed run has left, that nothing is saved of."""
+    nothing = Topology({})
+    removed = sum(kind(name, nothing).down() for kind in BACKENDS.values())
     store.forget(name)
     return removed
 
@@ -90,18 +106,18 @@ def _down(name: str) -> list[str]:
 def ls() -> None:
     """Which testbeds are up."""
     for name in store.saved():
-        topology = store.load(name)
-        alive = len(spaces_of(f"{commands.PREFIX}-{name}-"))
-        gone = "" if alive == len(topology.nodes) else f", of which {alive} are there"
-        click.echo(f"{name}: {len(topology.nodes)} nodes{gone}, {len(topology.links)} links")
+        made = _opened(name)
+        nodes, alive = len(made.topology.nodes), made.alive()
+        gone = "" if alive == nodes else f", of which {alive} are there"
+        click.echo(f"{name} ({made.kind}): {nodes} nodes{gone}, {len(made.topology.links)} links")
 
 
 @testbed.command()
 @named
 @click.option("--json", "as_json", is_flag=True)
 def show(name: str, as_json: bool) -> None:
-    """What is set on every link, read back from the kernel."""
-    rows = Netns(name, store.load(name)).in_force()
+    """What is set on every link, read back from where it is in force."""
+    rows = _opened(name).in_force()
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
@@ -118,7 +134,7 @@ def show(name: str, as_json: bool) -> None:
 @named
 def exec_(node: str, command: tuple[str, ...], name: str) -> None:
     """Run COMMAND on NODE."""
-    process = Netns(name, store.load(name)).start(node, command)
+    process = _opened(name).start(node, command)
     raise SystemExit(_wait([process])[0])
 
 
@@ -126,13 +142,14 @@ def exec_(node: str, command: tuple[str, ...], name: str) -> None:
 @click.argument("topology", type=a_file)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @named
-def run_(topology: Path, command: tuple[str, ...], name: str) -> None:
+@backend_option(type=click.Choice([*BACKENDS]))
+def run_(topology: Path, command: tuple[str, ...], name: str, backend: str) -> None:
     """Make the overlay, run COMMAND on every node, remove the overlay.
 
     The environment has CHAOSNET_NAME, CHAOSNET_LISTEN, CHAOSNET_JOIN (all but the first node), CHAOSNET_NODES, and
     CHAOSNET_NEIGHBORS_AT (NODE=HOST:PORT,...). So `chaosnet run train.py` needs no further option.
     """
-    made = _up(name, Topology.read(topology))
+    made = _up(backend, name, Topology.read(topology))
     try:
         codes = _wait([made.start(node, command) for node in made.topology.nodes])
     finally:
@@ -155,12 +172,12 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
 @named
 def change(a: str, b: str, values: tuple[str, ...], name: str) -> None:
     """Change the link A B, e.g. rate_mbit=50 delay_ms=20. rate_mbit is that from A to B."""
-    made = Netns(name, store.load(name))
+    made = _opened(name)
     spec = made.topology.spec_from(a, b)
     for value in values:
         spec = _changed(spec, value)
     made.change({link_name(a, b): spec if a < b else spec.reversed()})
-    store.save(name, made.topology)
+    store.save(made)
 
 
 def _changed(spec: LinkSpec, text: str) -> LinkSpec:
@@ -177,7 +194,7 @@ def _changed(spec: LinkSpec, text: str) -> LinkSpec:
 @named
 def cut(a: str, b: str, name: str) -> None:
     """Nothing passes over the link A B any more, and nobody is told."""
-    Netns(name, store.load(name)).cut(link_name(a, b))
+    _opened(name).cut(link_name(a, b))
 
 
 @testbed.command()
@@ -186,7 +203,7 @@ def cut(a: str, b: str, name: str) -> None:
 @named
 def heal(a: str, b: str, name: str) -> None:
     """Undo `cut`."""
-    Netns(name, store.load(name)).heal(link_name(a, b))
+    _opened(name).heal(link_name(a, b))
 
 
 @testbed.command()
@@ -194,7 +211,7 @@ def heal(a: str, b: str, name: str) -> None:
 @named
 def trace(file: Path, name: str) -> None:
     """Change links over time, as a CSV file says (time_s,a,b,field,value)."""
-    made = Netns(name, store.load(name))
+    made = _opened(name)
     started_s = time.monotonic()
     for due_s, changes in Trace.read(file, made.topology).moments():
         time.sleep(max(0.0, started_s + due_s - time.monotonic()))
@@ -204,7 +221,7 @@ def trace(file: Path, name: str) -> None:
                 (made.cut if each.value else made.heal)(each.link)
         made.change(specs_after(made.topology, changes))
         took_ms = (time.monotonic() - began_s) * 1e3
-        store.save(name, made.topology)
+        store.save(made)
         click.echo(f"{due_s:g} s: {len(changes)} changes in {took_ms:.0f} ms")
 
 
@@ -214,10 +231,10 @@ def trace(file: Path, name: str) -> None:
 @click.option("--json", "report", type=click.Path(dir_okay=False, path_type=Path), help="Write all rows.")
 def measure_(name: str, seconds: float, report: Path | None) -> None:
     """Every link's real rate and round trip, beside what is set; one link after the other."""
-    made = Netns(name, store.load(name))
+    made = _opened(name)
     rows = []
     click.echo("from         to           set Mbit/s   goodput   error   set ms   rtt ms")
-    for row in measure(made, made.topology, partial(commands.own_address, made.topology), seconds):
+    for row in measure(made, made.topology, seconds):
         rows.append(row)
         click.echo(
             f"{row['from']:<12} {row['to']:<12} {row['set_mbit']:>10.0f} {row['mbit']:>9.1f} "
@@ -248,7 +265,7 @@ def plot(topology: Path, picture: Path) -> None:
 @click.option("--all", "everything", is_flag=True, help="All testbeds, also what a crashed run has left.")
 def down(name: str, everything: bool) -> None:
     """Remove the overlay, and end what runs on its nodes."""
-    removed = remove() if everything else _down(name)
-    for each in store.saved() if everything else ():
-        store.forget(each)
-    click.echo(f"{len(removed)} nodes removed")
+    names = {*store.saved(), *Relay.names()} if everything else {name}
+    removed = sum(_down(each) for each in sorted(names))
+    removed += len(remove()) if everything else 0
+    click.echo(f"{removed} nodes removed")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import networkx as nx
 
@@ -159,18 +159,18 @@ def batches(commands: Iterable[Command]) -> list[tuple[Command, str]]:
     return made
 
 
-def environment(topology: Topology, node: str, port: int) -> dict[str, str]:
-    """What a program on `node` needs to know, as variables.
+def environment(topology: Topology, node: str, listen: str, at: Mapping[str, str]) -> dict[str, str]:
+    """What a program on `node` needs to know, as variables. `at`: where it reaches the others.
 
     CHAOSNET_JOIN are neighbours on the way to the first node, which has none and founds the cluster.
     """
     first = topology.nodes[0]
     near = nx.single_source_shortest_path_length(topology.graph, first)
-    around = {each: f"{own_address(topology, each)}:{port}" for each in sorted(topology.graph[node])}
+    around = {each: at[each] for each in sorted(topology.graph[node])}
     nearer = [address for each, address in around.items() if near.get(each, 0) < near.get(node, 0)]
     found = {
         "CHAOSNET_NAME": node,
-        "CHAOSNET_LISTEN": f"{own_address(topology, node)}:{port}",
+        "CHAOSNET_LISTEN": listen,
         "CHAOSNET_NODES": ",".join(topology.nodes),
         "CHAOSNET_NEIGHBORS_AT": ",".join(f"{each}={address}" for each, address in around.items()),
     }

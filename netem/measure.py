@@ -6,13 +6,12 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from .backend import Backend, TestbedError
-from .topology import Link, Topology
+from .topology import GOODPUT, Link, Topology
 
-GOODPUT = 0.956  # Of the set rate: what headers leave of a 1500-byte frame (docs/testbed.md).
 PORT = 5201
 PATIENCE_S = 30.0
 
@@ -20,7 +19,6 @@ PATIENCE_S = 30.0
 def measure(
     backend: Backend,
     topology: Topology,
-    address_of: Callable[[str], str],
     seconds: float = 1.0,
     links: Iterable[Link] | None = None,
 ) -> Iterable[dict[str, Any]]:
@@ -28,7 +26,7 @@ def measure(
     for link in topology.links if links is None else links:
         spec = topology.spec(link)
         for sender, receiver in (link, link[::-1]):
-            found = _flow(backend, sender, receiver, address_of(receiver), seconds)
+            found = _flow(backend, sender, receiver, seconds)
             set_mbit = spec.rate_from(sender == link[0])
             yield {
                 "from": sender,
@@ -48,17 +46,18 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {"median_error": statistics.median(errors), "worst_error": max(errors)}
 
 
-def _flow(backend: Backend, sender: str, receiver: str, address: str, seconds: float) -> dict[str, Any]:
+def _flow(backend: Backend, sender: str, receiver: str, seconds: float) -> dict[str, Any]:
     program = [sys.executable, "-m", f"{__package__}.flow"]
+    listen, at = backend.endpoints(sender, receiver, PORT)
     serving = backend.start(
-        receiver, [*program, "recv", "0.0.0.0", str(PORT)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        receiver, [*program, "recv", *listen.split(":")], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
         assert serving.stdout is not None
         if serving.stdout.readline().strip() != b"READY":
             raise TestbedError(f"{receiver} does not listen: {_last_line(serving.communicate()[1])}")
         sending = backend.start(
-            sender, [*program, "send", address, str(PORT), str(seconds)],
+            sender, [*program, "send", *at.split(":"), str(seconds)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         out, err = sending.communicate(timeout=PATIENCE_S + seconds)

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
-import re
 import shutil
-import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import commands
-from .backend import TestbedError
+from .backend import TestbedError, check_name, end_processes
 from .commands import PREFIX, Command
 from .topology import Link, LinkSpec, Topology
 
 PORT = 5555  # Each node has its own addresses, so all may listen at the same port.
 ALTERNATIVE = "use --backend relay, which needs neither root nor the kernel's help"
-END_PATIENCE_S = 2.0  # Between SIGTERM and SIGKILL, for what still runs on a node.
 
 
 class Netns:
-    """One testbed. `topology` is that of `up`, or what a later process has read from the file it left."""
+    """One testbed."""
+
+    kind = "netns"
 
     def __init__(self, name: str, topology: Topology, routes: bool = True) -> None:
-        if not re.fullmatch(r"[a-z0-9]{1,20}", name):
-            raise TestbedError(f"{name!r} is no name of a testbed (expected a-z and 0-9, at most 20)")
-        self.name, self.topology, self.routes = name, topology, routes
+        self.name, self.topology, self.routes = check_name(name), topology, routes
         self.netem = commands.needs_netem(topology.links.values())
 
     def check(self, topology: Topology) -> None:
@@ -83,12 +78,17 @@ class Netns:
 
     def environment(self, node: str) -> dict[str, str]:
         """Names and addresses (commands.py)."""
-        return commands.environment(self.topology, node, PORT)
+        at = {each: f"{commands.own_address(self.topology, each)}:{PORT}" for each in self.topology.nodes}
+        return commands.environment(self.topology, node, at[node], at)
+
+    def endpoints(self, sender: str, receiver: str, port: int) -> tuple[str, str]:
+        """Where `receiver` is to listen, and where `sender` finds it: HOST:PORT."""
+        at = f"{commands.own_address(self.topology, receiver)}:{port}"
+        return at, at
 
     def start(self, node: str, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         """Run a program in the node's namespace."""
-        if node not in self.topology.graph:
-            raise TestbedError(f"there is no node {node!r} (nodes: {', '.join(self.topology.nodes)})")
+        self.topology.check_node(node)
         env = {**os.environ, **self.environment(node), **options.pop("env", {})}
         inside = ["ip", "netns", "exec", commands.namespace(self.name, node), *command]
         return subprocess.Popen(inside, env=env, **options)
@@ -103,9 +103,13 @@ class Netns:
                 rows.append({"link": link, "from": end, "qdiscs": found} | _tbf(found))
         return rows
 
-    def down(self) -> None:
+    def alive(self) -> int:
+        """How many nodes are there?"""
+        return len(spaces_of(f"{PREFIX}-{self.name}-"))
+
+    def down(self) -> int:
         """End what runs on the nodes, then remove them."""
-        remove(f"{PREFIX}-{self.name}-")
+        return len(remove(f"{PREFIX}-{self.name}-"))
 
 
 def _tbf(qdiscs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -136,13 +140,7 @@ def _end_processes(spaces: list[str]) -> None:
         found = [run(("ip", "netns", "pids", space)).split() for space in spaces]
         return [int(pid) for pids in found for pid in pids if int(pid) != os.getpid()]
 
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in running():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        deadline_s = time.monotonic() + END_PATIENCE_S
-        while running() and time.monotonic() < deadline_s:
-            time.sleep(0.02)
+    end_processes(running)
 
 
 @functools.cache

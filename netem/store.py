@@ -6,8 +6,18 @@ import os
 import tempfile
 from pathlib import Path
 
-from .backend import TestbedError
+import msgspec
+
+from .backend import Backend, TestbedError
 from .topology import Topology
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """What is remembered of a testbed."""
+
+    backend: str
+    routes: bool
+    topology: str  # As YAML.
 
 
 def folder() -> Path:
@@ -15,28 +25,34 @@ def folder() -> Path:
     return Path(os.environ.get("CHAOSNET_TESTBEDS") or Path(tempfile.gettempdir()) / "chaosnet-testbeds")
 
 
-def save(name: str, topology: Topology) -> None:
+def save(made: Backend) -> None:
     """Remember a testbed as it is now."""
     folder().mkdir(parents=True, exist_ok=True)
-    new = folder() / f".{name}.{os.getpid()}"
-    new.write_text(topology.to_text())
-    new.replace(folder() / f"{name}.yaml")
+    new = folder() / f".{made.name}.{os.getpid()}"
+    new.write_bytes(msgspec.json.encode(Saved(made.kind, made.routes, made.topology.to_text())))
+    new.replace(folder() / f"{made.name}.json")
 
 
-def load(name: str) -> Topology:
+def load(name: str) -> tuple[Saved, Topology]:
     """Raises TestbedError if there is none of that name."""
-    path = folder() / f"{name}.yaml"
-    if not path.exists():
+    path = folder() / f"{name}.json"
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Saved)
+    except FileNotFoundError:
         known = ", ".join(saved()) or "none"
-        raise TestbedError(f"no testbed {name!r} is up (up: {known}; make one with: chaosnet testbed up)")
-    return Topology.read(path)
+        raise TestbedError(
+            f"no testbed {name!r} is up (up: {known}; make one with: chaosnet testbed up)"
+        ) from None
+    except msgspec.DecodeError as error:
+        raise TestbedError(f"{path}: {error} (remove the file)") from None
+    return found, Topology.from_text(found.topology, str(path))
 
 
 def saved() -> list[str]:
     """Names of all that are remembered."""
-    return sorted(path.stem for path in folder().glob("*.yaml"))
+    return sorted(path.stem for path in folder().glob("*.json"))
 
 
 def forget(name: str) -> None:
     """It is down."""
-    (folder() / f"{name}.yaml").unlink(missing_ok=True)
+    (folder() / f"{name}.json").unlink(missing_ok=True)

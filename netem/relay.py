@@ -1,0 +1,174 @@
+"""Testbeds without root: nodes are plain processes, and a process relays each link's bytes (relay_process.py).
+
+All nodes share this machine's loopback. Each has a port of its own, and reaches the others at ports of the
+relay: its neighbours over their links, the rest link by link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import zmq
+
+from . import commands, store
+from .backend import TestbedError, check_name, end_processes
+from .relay_process import HOST, Cut, Enter, Request, Set, Show, Stop
+from .topology import Link, LinkSpec, Topology
+
+MARK = "CHAOSNET_TESTBED"  # In the environment of all that runs on a node, so that `down` finds it.
+ANSWER_MS = 5000
+
+
+class Relay:
+    """One testbed."""
+
+    kind = "relay"
+
+    def __init__(self, name: str, topology: Topology, routes: bool = True) -> None:
+        self.name, self.topology, self.routes = check_name(name), topology, routes
+        self._process: dict[str, Any] | None = None
+
+    def check(self, topology: Topology) -> None:
+        """Nothing is needed but sockets."""
+
+    def up(self, topology: Topology) -> None:
+        """Start the process that relays."""
+        self.down()
+        self.topology = topology
+        store.folder().mkdir(parents=True, exist_ok=True)
+        # It outlives this process, as namespaces do.
+        with subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.relay_process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        ) as started:  # fmt: skip
+            assert started.stdin is not None and started.stdout is not None
+            started.stdin.write(topology.to_text().encode())
+            started.stdin.close()
+            said = started.stdout.readline()
+            started.returncode = 0  # Nobody waits for it.
+        if not said:
+            raise TestbedError("the process that relays ended at once")
+        self._file.write_bytes(said)
+
+    def change(self, links: Mapping[Link, LinkSpec]) -> None:
+        """From now on, also for connections that are open."""
+        for link, spec in links.items():
+            self._ask(Set(*link, spec))
+            self.topology.set_spec(link, spec)
+
+    def cut(self, link: Link) -> None:
+        """Silently: connections stay open, and nothing passes."""
+        self.topology.spec(link)
+        self._ask(Cut(*link, True))
+
+    def heal(self, link: Link) -> None:
+        """What was held back arrives."""
+        self.topology.spec(link)
+        self._ask(Cut(*link, False))
+
+    def environment(self, node: str) -> dict[str, str]:
+        """As commands.environment, and the addresses of the relay at which this node reaches each other one."""
+        ports = self._relay["ports"]
+        at = {
+            other: f"{HOST}:{self._ask(Enter(node, other, ports[other]))}" if self._leads(node, other) else ""
+            for other in self.topology.nodes
+            if other != node
+        }
+        found = commands.environment(self.topology, node, f"{HOST}:{ports[node]}", at)
+        return found | {"CHAOSNET_PEERS_AT": ",".join(f"{each}={address}" for each, address in at.items())}
+
+    def _leads(self, node: str, other: str) -> bool:
+        return self.routes or self.topology.graph.has_edge(node, other)
+
+    def endpoints(self, sender: str, receiver: str, port: int) -> tuple[str, str]:
+        """Where `receiver` is to listen, and where `sender` finds it: HOST:PORT."""
+        return f"{HOST}:{port}", f"{HOST}:{self._ask(Enter(sender, receiver, port))}"
+
+    def start(self, node: str, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Run a program as one of this node's."""
+        self.topology.check_node(node)
+        env = {**os.environ, **self.environment(node), **options.pop("env", {}), MARK: self.name}
+        return subprocess.Popen(list(command), env=env, **options)
+
+    def in_force(self) -> list[dict[str, Any]]:
+        """What the relay says is set."""
+        rows: list[dict[str, Any]] = self._ask(Show())
+        return rows
+
+    def alive(self) -> int:
+        """Of how many nodes are the links there?"""
+        return len(self.topology.nodes) if _running(self._file_content()) else 0
+
+    def down(self) -> int:
+        """End what runs on the nodes, then the relay."""
+        found = self._file_content()
+        end_processes(lambda: _marked(self.name))
+        if _running(found):
+            with contextlib.suppress(TestbedError):
+                self._ask(Stop())
+            end_processes(lambda: [found["pid"]] if _running(found) else [])
+        self._file.unlink(missing_ok=True)
+        self._process = None
+        return len(found.get("ports", ()))
+
+    @staticmethod
+    def names() -> list[str]:
+        """Of all that have left their file."""
+        return sorted(path.stem for path in store.folder().glob("*.relay"))
+
+    # --- the process ---
+
+    @property
+    def _file(self) -> Path:
+        return store.folder() / f"{self.name}.relay"
+
+    def _file_content(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(self._file.read_bytes())
+            return found
+        except (OSError, ValueError):
+            return {}
+
+    @property
+    def _relay(self) -> dict[str, Any]:
+        self._process = self._process or self._file_content()
+        if not _running(self._process):
+            raise TestbedError(f"the process that relays for {self.name!r} has ended; make the testbed again")
+        return self._process
+
+    def _ask(self, request: Request) -> Any:
+        with zmq.Context() as context, context.socket(zmq.REQ) as socket:
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.connect(self._relay["control"])
+            socket.send(msgspec.json.encode(request))
+            if not socket.poll(ANSWER_MS):
+                raise TestbedError(f"the process that relays for {self.name!r} does not answer")
+            return socket.recv_json()
+
+
+def _running(found: dict[str, Any]) -> bool:
+    """Is it still that process, or has its number been given to another?"""
+    try:
+        return any("relay_process" in word for word in psutil.Process(found["pid"]).cmdline())
+    except (KeyError, psutil.Error):
+        return False
+
+
+def _marked(name: str) -> list[int]:
+    """Processes that were started on a node, and what they have started; not the one that asks."""
+    mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid not in mine and process.environ().get(MARK) == name:
+                found.append(process.pid)
+    return found
