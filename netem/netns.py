@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from . import commands
 from .backend import TestbedError, check_name, end_processes
@@ -22,7 +22,7 @@ ALTERNATIVE = "use --backend relay, which needs neither root nor the kernel's he
 class Netns:
     """One testbed."""
 
-    kind = "netns"
+    kind: ClassVar[str] = "netns"
 
     def __init__(self, name: str, topology: Topology, routes: bool = True) -> None:
         self.name, self.topology, self.routes = check_name(name), topology, routes
