@@ -252,10 +252,12 @@ class Agent:
         match event:
             case Tick():
                 return self._tick(now_s)
-            case Received(_, Up() | Down() | Ready() | Commit()):
+            case Received(peer, Up() | Down() | Ready() | Commit()):
+                self.relay.silent.discard(peer)
                 effects = self.liveness.received(event.peer, event.message, now_s)
                 return effects + self.sync.handle(event)
-            case Received():
+            case Received(peer):
+                self.relay.silent.discard(peer)
                 effects = self.liveness.received(event.peer, event.message, now_s)
                 return effects + self._received(event, now_s)
             case PeerOpened():
@@ -297,6 +299,7 @@ class Agent:
     def _tick(self, now_s: float) -> list[Effect]:
         lost, silent, effects = self.liveness.tick(now_s)
         for peer in silent:
+            self.relay.silent.add(peer)
             effects += self.relay.around(peer, Echo(node=self.me, asked_s=now_s))
         for peer in lost:
             effects += [ClosePeer(peer, "nothing was heard from you")]

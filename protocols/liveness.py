@@ -28,7 +28,7 @@ ECHO_AFTER_S = 0.4  # Of silence: one heartbeat is missing.
 DEAD_LINK_S = 0.75  # Two more are, while the other end answers around the link.
 ECHO_GRACE_S = 0.15  # If the other end was held up, what it had sent over the link comes with its answer.
 RTTS_KEPT = 20
-RTT_SLACK = 4  # Round trips, as of now, that a heartbeat may take longer.
+RTT_SLACK = 4  # Round trips that a heartbeat may take longer.
 STALL_MEMORY_S = 60.0
 MIN_STALL_S = 0.1  # Less is ordinary scheduling.
 MAX_STALL_S = 10.0
@@ -52,7 +52,8 @@ class _Peer:
         asked_s, answered_s = self.vouched_s
         if asked_s < self.heard_s + ECHO_AFTER_S:
             return None
-        patience_s = DEAD_LINK_S + RTT_SLACK * max(self.rtts_s, default=0.0)
+        # The median: single late heartbeats come from busy machines, and this one answers.
+        patience_s = DEAD_LINK_S + RTT_SLACK * (statistics.median(self.rtts_s) if self.rtts_s else 0.0)
         return max(self.heard_s + patience_s, answered_s + ECHO_GRACE_S)
 
     @property
@@ -150,6 +151,8 @@ class Liveness:
     def _ask_around(self, state: _Peer, now_s: float) -> bool:
         if now_s < max(state.heard_s + ECHO_AFTER_S, state.asked_s + PING_EVERY_S):
             return False
+        if state.dead_at_s is not None:
+            return False  # It has answered.
         state.asked_s = now_s
         return True
 

@@ -23,6 +23,7 @@ class Relay:
         self.serial = first_serial
         self.peers: set[str] = set()
         self.leaves: set[str] = set()  # Peers that never pass anything on: clients.
+        self.silent: set[str] = set()  # Peers whose links may be dead: nothing is sent by them alone.
         self.way: dict[str, str] = {}  # Source: the peer its envelopes come from.
         self.seen: dict[str, dict[int, None]] = {}  # Source: serials in order of arrival.
         self.local: list[Routed] = []  # Sent by us to us (EVERYONE includes us), to be taken by the owner.
@@ -37,6 +38,7 @@ class Relay:
         """A connection is gone; ways through it are unlearned, so the next message floods."""
         self.peers.discard(peer)
         self.leaves.discard(peer)
+        self.silent.discard(peer)
         self.way = {source: via for source, via in self.way.items() if via != peer}
 
     def send(self, target: str, body: Routed) -> list[Effect]:
@@ -77,10 +79,10 @@ class Relay:
         return True
 
     def _forward(self, envelope: Envelope, came_from: str | None) -> list[Effect]:
-        if envelope.target in self.peers:
+        if envelope.target in self.peers - self.silent:
             return [Transmit(envelope.target, envelope)]
         via = self.way.get(envelope.target)
-        if via in self.peers and via != came_from:
+        if via in self.peers - self.silent and via != came_from:
             return [Transmit(via, envelope)]
         return [
             Transmit(peer, envelope)

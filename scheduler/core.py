@@ -311,6 +311,7 @@ class Scheduler:
         healed = isinstance(message, ConnectLinkRequest) and message.healed
         if healed and (each in self.view.links or each in self.unwanted):
             return []
+        asker = "" if healed else asker
         change = AddLink(asker=asker, link=each) if connect else RemoveLink(asker=asker, link=each)
         if self._is_queued(change):
             return []

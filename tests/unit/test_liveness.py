@@ -146,7 +146,7 @@ def fall_silent(liveness, until_s, answers):
 
 def test_a_silent_link_whose_other_end_answers_around_it_is_dead_sooner(liveness):
     asked, lost_s = fall_silent(liveness, 2.0, answers=[0.45])
-    assert asked == [pytest.approx(0.4, abs=0.02), pytest.approx(0.65, abs=0.02)]
+    assert asked == [pytest.approx(0.4, abs=0.02)]  # Once is enough.
     assert lost_s == pytest.approx(DEAD_LINK_S, abs=0.02)
 
 

@@ -99,3 +99,15 @@ def test_over_any_overlay_a_message_arrives_exactly_once():
         delivered += [effect.peer] if ours else []
         under_way += [(effect.peer, each) for each in passed_on]
     assert delivered == ["e"]
+
+
+def test_nothing_takes_a_link_that_may_be_dead_as_its_only_way(relay):
+    relay.silent.add("a")
+    assert peers(relay.send("a", BODY)) == ["a", "b", "c"]
+    relay.silent.discard("a")
+    assert peers(relay.send("a", BODY)) == ["a"]
+
+
+def test_what_goes_around_a_link_takes_all_others(relay):
+    relay.opened("client", client=True)
+    assert peers(relay.around("a", BODY)) == ["b", "c"]
