@@ -39,6 +39,7 @@ class _Session:
     peer: str
     asker: bool
     kind: Kind
+    started_s: float
     deadline_s: float
     parts: list[tuple[float, int]] = field(default_factory=list)  # Arrival time and bytes.
     rates_in: list[float] = field(default_factory=list)
@@ -67,6 +68,7 @@ class Prober:
         self.session: _Session | None = None
         self.wanted: deque[str] = deque()  # To be asked by us.
         self.asked: dict[str, Kind] = {}  # Have asked us, and wait.
+        self.took_s = 0.0  # The last measurement, both directions.
 
     @property
     def wake_at_s(self) -> float | None:
@@ -132,12 +134,12 @@ class Prober:
         if self.asked:
             peer = next(iter(self.asked))
             kind = self.asked.pop(peer)
-            self.session = _Session(peer, False, kind, now_s + PATIENCE_S[kind])
+            self.session = _Session(peer, False, kind, now_s, now_s + PATIENCE_S[kind])
             return [SendProbe(peer) if kind == "in-band" else ServeIperf3(peer)]
         if self.wanted:
             peer = self.wanted.popleft()
             kind = self.kind if self.kind == "in-band" or peer in self.book.answered else "in-band"
-            self.session = _Session(peer, True, kind, now_s + PATIENCE_S[kind])
+            self.session = _Session(peer, True, kind, now_s, now_s + PATIENCE_S[kind])
             return [Transmit(peer, ProbeRequest(kind=kind))]
         return []
 
@@ -170,6 +172,7 @@ class Prober:
         """Report what is known of what comes in, also of a probe that was cut short, and go on."""
         assert self.session is not None
         session, self.session = self.session, None
+        self.took_s = now_s - session.started_s
         rates = session.rates_in or [slope_bps(session.parts)]
         source: RateSource = "probe" if session.kind == "in-band" else "iperf3"
         return [Measured(session.peer, statistics.median(rates), source), *self._next(now_s)]

@@ -1,0 +1,116 @@
+"""`chaosnet bench probe`: what the monitor's in-band probe says of shaped links, beside iperf3 (Linux, root).
+
+For each rate a link between two namespaces; a node trains at one end, and at the other one node after the other
+joins, leaves, and reports what it had measured: by turns in-band and with iperf3.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..netem.netns import Netns
+from ..netem.topology import GOODPUT, LinkSpec, Topology
+from ..protocols.errors import ConfigError
+
+TURNS = 3
+FOUNDER = "founder"
+READY = "trains"
+PATIENCE_S = 60.0
+
+
+def measure(rate_mbit: float) -> dict[str, Any]:
+    """Rates in Mbit/s that the joiner receives at, by each method; seconds that measuring both directions took."""
+    topology = Topology({(FOUNDER, "joiner"): LinkSpec(rate_mbit=rate_mbit)})
+    testbed = Netns(f"probe{os.getpid()}", topology)
+    testbed.up(topology)
+    try:
+        with _start(testbed, FOUNDER, "in-band", subprocess.PIPE) as founder:
+            assert founder.stdout is not None
+            if founder.stdout.readline().strip() != READY.encode():
+                raise ConfigError("bench probe: the founder did not come up")
+            found = {kind: [_join(testbed, kind) for _ in range(TURNS)] for kind in ("in-band", "iperf3")}
+            founder.terminate()
+    finally:
+        testbed.down()
+    rates = {kind: statistics.median(turn["mbit"] for turn in turns) for kind, turns in found.items()}
+    return {
+        "set_mbit": rate_mbit,
+        "goodput_mbit": GOODPUT * rate_mbit,
+        "probe_mbit": [turn["mbit"] for turn in found["in-band"]],
+        "iperf3_mbit": [turn["mbit"] for turn in found["iperf3"]],
+        "ratio": rates["in-band"] / rates["iperf3"],
+        "probe_seconds": statistics.median(turn["seconds"] for turn in found["in-band"]),
+        "iperf3_seconds": statistics.median(turn["seconds"] for turn in found["iperf3"]),
+    }
+
+
+def _join(testbed: Netns, kind: str) -> dict[str, Any]:
+    with _start(testbed, "joiner", kind, subprocess.PIPE) as joiner:
+        out, _ = joiner.communicate(timeout=PATIENCE_S)
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    if found["source"] != {"in-band": "probe"}.get(kind, kind):
+        raise ConfigError(f"bench probe: the link was not measured by {kind} (is libiperf installed?)")
+    return found
+
+
+def _start(testbed: Netns, node: str, kind: str, out: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "chaosnet.benchmarks.probe", node]
+    return testbed.start(node, command, stdout=out, env={"CHAOSNET_PROBE": kind, "OMP_NUM_THREADS": "1"})
+
+
+def _worker(node: str) -> None:
+    """A node of the two."""
+    import torch
+
+    from ..exit_event import capture_exit_event
+    from ..trainer import Trainer
+
+    model = torch.nn.Linear(64, 64)
+    trainer = Trainer(model, torch.optim.SGD(model.parameters(), 1e-3), quiet=True)
+    print(READY, flush=True)
+    while not capture_exit_event():
+        model(torch.randn(8, 64)).square().mean().backward()
+        trainer.update()
+        trainer.check_state_replication()
+        if node != FOUNDER:
+            break
+        time.sleep(0.02)
+    if node != FOUNDER:
+        agent = trainer._running().agent
+        reading = agent.readings.of(FOUNDER, time.monotonic())
+        told = {"mbit": reading.rate_bps / 1e6, "source": reading.rate_source, "seconds": agent.prober.took_s}
+        print(json.dumps(told), flush=True)
+    trainer.request_node_exit()
+
+
+@click.command("probe")
+@click.option("--rates", default="100,200,500,900,1000", show_default=True, help="Of the links, Mbit/s.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
+def probe_command(rates: str, json_file: Path | None) -> None:
+    """The monitor's in-band probe of shaped links, beside iperf3."""
+    found = []
+    click.echo("set Mbit/s   in-band    iperf3   ratio   probe s   iperf3 s")
+    for rate in (float(part) for part in rates.split(",")):
+        row = measure(rate)
+        found.append(row)
+        probe, iperf3 = (statistics.median(row[f"{kind}_mbit"]) for kind in ("probe", "iperf3"))
+        click.echo(
+            f"{rate:>10.0f} {probe:>9.1f} {iperf3:>9.1f} {row['ratio']:>7.3f} "
+            f"{row['probe_seconds']:>9.3f} {row['iperf3_seconds']:>10.2f}"
+        )
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    _worker(sys.argv[1])
