@@ -1,0 +1,49 @@
+# A node that trains, on a CPU. docs/testbed.md, "Docker", has how to use it; docker-compose.yml has other builds of it.
+#
+#     docker build -t chaosnet .
+#     docker run --rm --init --network host chaosnet run --join 10.0.0.2:5555 examples/endless.py
+
+ARG BASE=python:3.11-slim-bookworm
+
+FROM ${BASE} AS build
+RUN python3 -m venv /opt/chaosnet
+ENV PATH=/opt/chaosnet/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# For whoever has an index of his own. Not in the image: it is an argument of this stage only.
+ARG PIP_INDEX_URL
+WORKDIR /src
+
+# torch first: it is most of the image and changes least. Its build is named, because the one without a name brings
+# CUDA along (gigabytes). A wheel of it that lies in wheels/ is taken; else PyTorch's own index is asked.
+ARG TORCH_BUILD=+cpu
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# What an accelerator needs beside torch, e.g. torch-npu.
+ARG EXTRA_PACKAGES=
+COPY constraints.txt wheel[s] /wheels/
+RUN torch="$(grep '^torch==' /wheels/constraints.txt)${TORCH_BUILD}" \
+ && { pip install --quiet --no-index --no-deps --find-links /wheels "$torch" 2>/dev/null \
+   || pip install --quiet --no-deps --extra-index-url "$TORCH_INDEX" "$torch"; } \
+ && pip install --quiet --constraint /wheels/constraints.txt "$torch" $EXTRA_PACKAGES \
+ && cd /opt/chaosnet/lib/python3*/site-packages/torch && rm -rf test include bin/test_*
+
+# What chaosnet needs, before chaosnet: then a change of its code does not fetch all that again.
+COPY setup.cfg /src/
+RUN python -c "import configparser as c; f = c.ConfigParser(); f.read('setup.cfg'); print(f['options']['install_requires'])" \
+      > requirements.txt \
+ && pip install --quiet --constraint /wheels/constraints.txt --requirement requirements.txt
+COPY . /src/
+RUN pip install --quiet --no-deps .
+
+FROM ${BASE}
+RUN useradd --uid 10001 --create-home node
+COPY --from=build /opt/chaosnet /opt/chaosnet
+COPY examples /app/examples
+USER node
+WORKDIR /app
+ENV PATH=/opt/chaosnet/bin:$PATH PYTHONUNBUFFERED=1 CHAOSNET_LISTEN=0.0.0.0:5555
+EXPOSE 5555
+# As Ctrl+C: the node finishes its step, tells the others, and leaves.
+STOPSIGNAL SIGINT
+# Asks the node, and through it the cluster; 0.1 s, as it imports no torch. Healthy means: it can reach the scheduler.
+HEALTHCHECK --interval=10s --timeout=8s --start-period=60s --retries=3 CMD ["chaosnet", "status", "127.0.0.1:5555"]
+ENTRYPOINT ["chaosnet"]
+CMD ["run", "examples/endless.py"]
