@@ -5,12 +5,11 @@
 
 ARG BASE=python:3.11-slim-bookworm
 
-FROM ${BASE} AS build
+FROM ${BASE} AS packages
 RUN python3 -m venv /opt/chaosnet
 ENV PATH=/opt/chaosnet/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-# For whoever has an index of his own. Not in the image: it is an argument of this stage only.
+# For whoever has an index of his own. The image does not get to know it: it is an argument of this stage only.
 ARG PIP_INDEX_URL
-WORKDIR /src
 
 # torch first: it is most of the image and changes least. Its build is named, because the one without a name brings
 # CUDA along (gigabytes). A wheel of it that lies in wheels/ is taken; else PyTorch's own index is asked.
@@ -26,24 +25,29 @@ RUN torch="$(grep '^torch==' /wheels/constraints.txt)${TORCH_BUILD}" \
  && cd /opt/chaosnet/lib/python3*/site-packages/torch && rm -rf test include bin/test_*
 
 # What chaosnet needs, before chaosnet: then a change of its code does not fetch all that again.
+WORKDIR /src
 COPY setup.cfg /src/
 RUN python -c "import configparser as c; f = c.ConfigParser(); f.read('setup.cfg'); print(f['options']['install_requires'])" \
       > requirements.txt \
  && pip install --quiet --constraint /wheels/constraints.txt --requirement requirements.txt
+
+FROM packages AS wheel
 COPY . /src/
-RUN pip install --quiet --no-deps .
+RUN pip wheel --quiet --no-deps --wheel-dir /wheel /src
 
 FROM ${BASE}
 RUN useradd --uid 10001 --create-home node
-COPY --from=build /opt/chaosnet /opt/chaosnet
+COPY --from=packages /opt/chaosnet /opt/chaosnet
+ENV PATH=/opt/chaosnet/bin:$PATH PYTHONUNBUFFERED=1 CHAOSNET_LISTEN=0.0.0.0:5555
+COPY --from=wheel /wheel /wheel
+RUN pip install --quiet --no-cache-dir --no-index --no-deps /wheel/*.whl
 COPY examples /app/examples
 USER node
 WORKDIR /app
-ENV PATH=/opt/chaosnet/bin:$PATH PYTHONUNBUFFERED=1 CHAOSNET_LISTEN=0.0.0.0:5555
 EXPOSE 5555
 # As Ctrl+C: the node finishes its step, tells the others, and leaves.
 STOPSIGNAL SIGINT
-# Asks the node, and through it the cluster; 0.1 s, as it imports no torch. Healthy means: it can reach the scheduler.
+# Asks the node, and through it the cluster; it imports no torch. Healthy means: the scheduler can be reached from here.
 HEALTHCHECK --interval=10s --timeout=8s --start-period=60s --retries=3 CMD ["chaosnet", "status", "127.0.0.1:5555"]
 ENTRYPOINT ["chaosnet"]
 CMD ["run", "examples/endless.py"]

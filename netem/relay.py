@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import psutil
@@ -31,7 +31,8 @@ ANSWER_MS = 5000
 class Relay:
     """One testbed."""
 
-    kind = "relay"
+    kind: ClassVar[str] = "relay"
+    python: ClassVar[str] = sys.executable
 
     def __init__(self, name: str, topology: Topology, routes: bool = True) -> None:
         self.name, self.topology, self.routes = check_name(name), topology, routes
