@@ -13,15 +13,18 @@ ARG PIP_INDEX_URL
 
 # torch first: it is most of the image and changes least. Its build is named, because the one without a name brings
 # CUDA along (gigabytes). A wheel of it that lies in wheels/ is taken; else PyTorch's own index is asked.
+ARG TORCH_VERSION=
 ARG TORCH_BUILD=+cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # What an accelerator needs beside torch, e.g. torch-npu.
 ARG EXTRA_PACKAGES=
 COPY constraints.txt wheel[s] /wheels/
-RUN torch="$(grep '^torch==' /wheels/constraints.txt)${TORCH_BUILD}" \
+RUN pinned="$(sed -n 's/^torch==//p' /wheels/constraints.txt)" \
+ && torch="torch==${TORCH_VERSION:-$pinned}${TORCH_BUILD}" \
+ && sed "s/^torch==.*/$torch/" /wheels/constraints.txt > /constraints.txt \
  && { pip install --quiet --no-index --no-deps --find-links /wheels "$torch" 2>/dev/null \
-   || pip install --quiet --no-deps --extra-index-url "$TORCH_INDEX" "$torch"; } \
- && pip install --quiet --constraint /wheels/constraints.txt "$torch" $EXTRA_PACKAGES \
+   || pip install --quiet --no-deps ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "$torch"; } \
+ && pip install --quiet --constraint /constraints.txt "$torch" $EXTRA_PACKAGES \
  && cd /opt/chaosnet/lib/python3*/site-packages/torch && rm -rf test include bin/test_*
 
 # What chaosnet needs, before chaosnet: then a change of its code does not fetch all that again.
@@ -29,7 +32,7 @@ WORKDIR /src
 COPY setup.cfg /src/
 RUN python -c "import configparser as c; f = c.ConfigParser(); f.read('setup.cfg'); print(f['options']['install_requires'])" \
       > requirements.txt \
- && pip install --quiet --constraint /wheels/constraints.txt --requirement requirements.txt
+ && pip install --quiet --constraint /constraints.txt --requirement requirements.txt
 
 FROM packages AS wheel
 COPY . /src/

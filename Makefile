@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format bench clean docker-image testbed-docker
+.PHONY: demo test lint format bench clean docker-image docker-rates testbed-docker
 
 demo: $(VENV)/installed
 	$(BIN)/chaosnet demo
@@ -30,6 +30,11 @@ docker-image:
 	mkdir -p wheels
 	$(PYTHON) -m pip download --quiet --no-deps --dest wheels "$$(grep '^torch==' constraints.txt)+cpu" 2>/dev/null || true
 	docker build --build-arg PIP_INDEX_URL --tag chaosnet .
+
+# For what `docker-compose up` has started (root): rates for all links, and others every three minutes, for half an hour.
+docker-rates: $(VENV)/installed
+	$(BIN)/chaosnet testbed up examples/compose.yaml --backend docker --name chaosnet
+	$(BIN)/chaosnet testbed trace examples/compose-rates.csv --name chaosnet
 
 testbed-docker: $(VENV)/installed
 	$(BIN)/python -m pytest -rs tests/testbed/test_docker.py
