@@ -68,12 +68,12 @@ class Ours:
         self.vector, self.name = vector, f"n{rank}"
         settings = Settings(chunks=len(vector.chunks))
 
-        def make_agent(address: str) -> Agent:
-            settings.address = address
+        def make_agent(addresses: tuple[str, ...]) -> Agent:
+            settings.addresses = addresses
             return Agent(self.name, settings, random.Random(rank))
 
         self.loop = NodeLoop(make_agent, lambda loop: Transport(self.name, "127.0.0.1:0", loop), vector)
-        self.address = self.loop.start()
+        (self.address,) = self.loop.start()
 
     def connect(self, addresses: list[str], policy: str) -> None:
         """Link up with everybody and start in one view: a complete overlay."""
@@ -83,7 +83,7 @@ class Ours:
                 self.loop.ask(partial(self.loop.transport.dial, address))
         while len(self.loop.ask(lambda: self.loop.agent.relay.peers)) < len(names) - 1:
             time.sleep(0.01)
-        members = tuple(Member(id=n, address=a) for n, a in zip(names, addresses, strict=True))
+        members = tuple(Member(id=n, addresses=(a,)) for n, a in zip(names, addresses, strict=True))
         links = tuple(itertools.combinations(names, 2))
         view = View(term=1, seq=1, scheduler=names[0], members=members, links=links)
         self.loop.found(with_trees(view, nx.complete_graph(names), POLICIES[policy]))

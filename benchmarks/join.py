@@ -118,7 +118,9 @@ def _figures(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "ratio_to_bound": (end_s - begin_s) / bound_s,
         "survivor_longest_gap_seconds": max(gap for gap, _ in gaps.values()),
         "survivor_median_step_seconds": max(usual for _, usual in gaps.values()),
-        "link_rates_mbit": {f"{each['a']} - {each['b']}": each["rate_mbit"] for each in links},
+        "link_rates_mbit": {
+            f"{each['a']} - {each['b']}": [each["rate_mbit"], each["rate_back_mbit"]] for each in links
+        },
     }
 
 

@@ -24,6 +24,7 @@ POLICIES = (
     "single",
     "ring",
 )  # As in scheduler/sync_plan.py, whose import takes longer than --help may.
+PROBES = ("in-band", "iperf3")  # As in protocols/probing.py.
 WATCH_EVERY_S = 0.5
 PLAIN_WIDTH = 160  # Of tables that go to a file or a pipe: nothing is cut off.
 BENCHMARKS = {
@@ -267,6 +268,7 @@ def cli() -> None:
 @click.option(
     "--blocking", is_flag=True, help="Join as the paper does: neighbours wait until they have sent."
 )
+@click.option("--probe", type=OneOf(PROBES), help="Measures new links: in-band (default), iperf3.")
 @click.option("--policy", type=OneOf(POLICIES), help="Trees of the all-reduce: fapt (default), single, ring.")
 @click.argument("script", type=Script())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -275,6 +277,7 @@ def run(
     join: str | None,
     name: str | None,
     neighbors: int | None,
+    probe: str | None,
     links: tuple[str, ...],
     blocking: bool,
     policy: str | None,
@@ -297,6 +300,7 @@ def run(
         "JOIN": join,
         "NAME": name,
         "NEIGHBORS": neighbors,
+        "PROBE": probe,
         "LINKS": ",".join(links),
         "BLOCKING": "1" if blocking else None,
         "POLICY": policy,
@@ -358,8 +362,9 @@ def _watch(address: str) -> None:
         while True:
             try:
                 found = client.status(addresses[0], deadline_s=2.0)
-                known = [row["address"] for row in found["members"] if row["state"] == "active"]
-                addresses = [addresses[0], *(each for each in known if each and each != addresses[0])]
+                active = [row for row in found["members"] if row["state"] == "active"]
+                known = [each for row in active for each in row["addresses"]]
+                addresses = [addresses[0], *(each for each in known if each != addresses[0])]
                 live.update(dashboard.cluster(found), refresh=True)
                 failed = 0
             except PeerUnreachable as error:

@@ -134,6 +134,9 @@ class _Asking:
     def closed(self, peer: str, clean: bool) -> None:
         self._fail(f"{peer} {'closed the connection' if clean else 'died'} before an answer came")
 
+    def checked(self, address: str, peer: str, reason: str) -> None:
+        pass  # A client checks nothing.
+
     def dial_failed(self, address: str, reason: str, final: bool) -> None:
         self._fail(f"nobody answers ({reason})")
 

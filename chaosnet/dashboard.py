@@ -66,7 +66,7 @@ def _member_cells(row: Status, scheduler: str) -> list[Text | str]:
         ", ".join(row["neighbors"]) or ABSENT,
         f"{row['cpu_pct']:.0f} %" if told else ABSENT,
         size(row["memory_bytes"]) if told else ABSENT,
-        row["address"] or "(dials only)",
+        ", ".join(row["addresses"]) or "(dials only)",
     ]
 
 
@@ -83,7 +83,7 @@ def links(status: Status) -> Table:
     """One row a link, with its newest readings."""
     table = Table(title="links", title_justify="left", title_style="bold", expand=False)
     table.add_column("link")
-    for name in ("rate", "round trip", "measured"):
+    for name in ("rate", "back", "measured", "round trip"):
         table.add_column(name, justify="right")
     readings = {(row["a"], row["b"]): row for row in status["links"]}
     neighbors = {row["node"]: row["neighbors"] for row in status["members"]}
@@ -92,9 +92,8 @@ def links(status: Status) -> Table:
         row = readings.get((a, b))
         table.add_row(
             f"{a} - {b}",
-            rate(row["rate_mbit"]) if row and row["rate_mbit"] else ABSENT,
-            f"{row['rtt_ms']:.2f} ms" if row and row["rtt_ms"] else ABSENT,
-            f"{row['age_s']:.0f} s ago" if row else ABSENT,
+            *([rate(row["rate_mbit"]), rate(row["rate_back_mbit"]), measured(row)] if row else [ABSENT] * 3),
+            f"{row['rtt_min_ms']:.2f} ms" if row and row["rtt_min_ms"] else ABSENT,
         )
     return table
 
@@ -121,6 +120,15 @@ def size(count: float) -> str:
     return f"{count:.1f} GB"
 
 
+def measured(row: Status) -> str:
+    """How long ago, and how: of the direction that is known for longer."""
+    ages = [(row[f"{name}_age_s"], row[f"{name}_source"]) for name in ("rate", "rate_back")]
+    known = [(age_s, source) for age_s, source in ages if age_s is not None]
+    return "{:.0f} s ago ({})".format(*max(known)) if known else ABSENT
+
+
 def rate(mbit: float) -> str:
     """Mbit/s for people."""
+    if not mbit:
+        return ABSENT
     return f"{mbit / 1000:.1f} Gbit/s" if mbit >= 1000 else f"{mbit:.0f} Mbit/s"

@@ -129,12 +129,18 @@ def join_bound_s(state_bytes: int, links: Iterable[Mapping[str, Any]], joiner: s
     """The water-filling bound (DESIGN, section 5) over the joiner's links, as measured."""
     sources = {
         row["b"] if row["a"] == joiner else row["a"]: Source(
-            row["rtt_ms"] / 2e3, 8 / (row["rate_mbit"] * 1e6)
+            row["rtt_min_ms"] / 2e3, 8 / (_rate_to(joiner, row) * 1e6)
         )
         for row in links
-        if joiner in (row["a"], row["b"]) and row["rate_mbit"]
+        if joiner in (row["a"], row["b"]) and _rate_to(joiner, row)
     }
     return water_filling_bound(state_bytes, sources) if sources else 0.0
+
+
+def _rate_to(joiner: str, row: Mapping[str, Any]) -> float:
+    """Mbit/s of what comes to the joiner over one of its links."""
+    rate: float = row["rate_mbit"] if row["b"] == joiner else row["rate_back_mbit"]
+    return rate
 
 
 def broken_promises(summary: Mapping[str, Any]) -> list[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import secrets
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar, get_args
 
 from .protocols.errors import ConfigError
+from .protocols.probing import Kind
 from .scheduler.sync_plan import POLICIES
 
 DEFAULT_LISTEN = "127.0.0.1:0"
@@ -16,6 +18,7 @@ DEFAULT_NEIGHBORS = 2  # Any one node or link may fail.
 JOIN_PATIENCE_S = 10.0
 
 Number = TypeVar("Number", int, float)
+Choice = TypeVar("Choice", bound=str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +27,16 @@ class NodeSettings:
 
     Attributes:
         name: Unique in the cluster.
-        listen: "HOST:PORT" to be reached at; port 0: any free one.
+        listen: "HOST:PORT" to be reached at; port 0: any free one; host 0.0.0.0: all interfaces.
         join: Addresses of members; empty: found a cluster.
         neighbors: Number of links to ask for, if `links` names none.
         links: Ids or addresses of the members to link to.
         blocking: Join as the paper does, with sources that wait (DESIGN, section 5).
         join_patience_s: How long to knock where nobody answers (yet).
         policy: Sync plan: "single", "ring", "fapt".
+        probe: How new links are measured: "in-band", "iperf3".
+        peers_at: Where this node reaches others, by their names, if not where they say (a forwarded port);
+            "" for nowhere.
     """
 
     name: str
@@ -41,6 +47,8 @@ class NodeSettings:
     blocking: bool = False
     join_patience_s: float = JOIN_PATIENCE_S
     policy: str = "fapt"
+    probe: Kind = "in-band"
+    peers_at: Mapping[str, str] = field(default_factory=dict)
 
 
 def node_settings(
@@ -52,6 +60,7 @@ def node_settings(
     blocking: bool | None = None,
     join_patience_s: float | None = None,
     policy: str | None = None,
+    probe: str | None = None,
 ) -> NodeSettings:
     """Merge arguments and environment. Raises: ConfigError that names the setting and its value."""
     return NodeSettings(
@@ -67,6 +76,8 @@ def node_settings(
             "join_patience_s", join_patience_s, "CHAOSNET_JOIN_PATIENCE_S", JOIN_PATIENCE_S, float, least=0
         ),
         policy=_choice("policy", policy or os.environ.get("CHAOSNET_POLICY") or "fapt", tuple(POLICIES)),
+        probe=_choice("probe", probe or os.environ.get("CHAOSNET_PROBE") or "in-band", get_args(Kind)),
+        peers_at=_peers_at(os.environ.get("CHAOSNET_PEERS_AT", "")),
     )
 
 
@@ -76,6 +87,16 @@ def _split(text: str) -> tuple[str, ...]:
 
 def _addresses(what: str, text: str) -> tuple[str, ...]:
     return tuple(_address(what, part) for part in _split(text))
+
+
+def _peers_at(text: str) -> dict[str, str]:
+    found = {}
+    for part in _split(text):
+        name, equals, address = part.rpartition("=")
+        if not equals or not name:
+            raise ConfigError(f"CHAOSNET_PEERS_AT: {part!r} (expected NAME=HOST:PORT, or NAME= for nowhere)")
+        found[name] = _address("CHAOSNET_PEERS_AT", address) if address else ""
+    return found
 
 
 def _address(what: str, text: str) -> str:
@@ -105,7 +126,8 @@ def _number(
     return value
 
 
-def _choice(what: str, text: str, choices: tuple[str, ...]) -> str:
-    if text not in choices:
-        raise ConfigError(f"{what}: {text!r} (expected one of {', '.join(choices)})")
-    return text
+def _choice(what: str, text: str, choices: tuple[Choice, ...]) -> Choice:
+    for choice in choices:
+        if text == choice:
+            return choice
+    raise ConfigError(f"{what}: {text!r} (expected one of {', '.join(choices)})")

@@ -69,7 +69,7 @@ class Trainer:
         blocking: Join as the paper does: neighbours wait until they have sent the state.
         chunk_bytes: Size of what the all-reduce moves as one.
         quiet: Print nothing.
-        join, listen, name, neighbors, links, join_patience_s: See `NodeSettings`.
+        join, listen, name, neighbors, links, join_patience_s, probe: See `NodeSettings`.
     Raises: ScaleOutFailed if the cluster cannot be reached or refuses, ConfigError for a setting or model
         that cannot work.
     """
@@ -91,12 +91,13 @@ class Trainer:
         max_grad_norm: float | None = None,
         seed: int = 0,
         sync_policy: str | Policy | None = None,
+        probe: str | None = None,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         quiet: bool = False,
     ) -> None:
         named = sync_policy if isinstance(sync_policy, str) else None
         self.settings: NodeSettings = node_settings(
-            join, listen, name, neighbors, links, blocking, join_patience_s, named
+            join, listen, name, neighbors, links, blocking, join_patience_s, named, probe
         )
         self._policy = custom(sync_policy) if callable(sync_policy) else POLICIES[self.settings.policy]
         self.name = self.settings.name
@@ -152,26 +153,30 @@ class Trainer:
         self._loop = NodeLoop(
             self._make_agent, self._make_transport, self._gradients, self._on_notice, self._on_parked
         )
-        address = self._loop.start()
+        addresses = self._loop.start()
         self._loop.rates.state_bytes = self._state.state_bytes()
         self._loop.rates.layer_bytes = self._state.layer_bytes()
         exit_event.install(self._on_exit_wanted)
         atexit.register(self._at_exit)
         if self.settings.join:
-            self._say(f"{self.name} at {address} joins the cluster at {', '.join(self.settings.join)}")
+            self._say(
+                f"{self.name} at {', '.join(addresses)} joins the cluster at {', '.join(self.settings.join)}"
+            )
             s = self.settings
             places = self._state.places()
             self._loop.join(s.join, s.links, s.neighbors, s.blocking, s.join_patience_s, places)
         else:
-            self._say(f"{self.name} founds a cluster; join it with CHAOSNET_JOIN={address}")
+            self._say(f"{self.name} founds a cluster; join it with CHAOSNET_JOIN={' or '.join(addresses)}")
             self._loop.found()
         self._become_member()
         self.join_seconds = time.monotonic() - started_s
         self._start_step()
 
-    def _make_agent(self, address: str) -> Agent:
+    def _make_agent(self, addresses: tuple[str, ...]) -> Agent:
         settings = Settings(
-            address=address,
+            addresses=addresses,
+            peers_at=self.settings.peers_at,
+            probe=self.settings.probe,
             chunks=len(self._gradients.chunks),
             digest=self._state.spec_digest(),
             spec=encode(self._state.spec(), "spec"),

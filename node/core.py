@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import enum
 import random
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from ..protocols.addresses import AddressBook, DialBacks
 from ..protocols.connect_link import LinkOpener
 from ..protocols.disconnect_link import LinkCloser
 from ..protocols.effects import (
@@ -25,10 +27,11 @@ from ..protocols.effects import (
     Happened,
     Joined,
     Left,
+    Measured,
+    MeasureLink,
     Out,
     Parked,
     StepCompleted,
-    Transmit,
     ViewEntered,
 )
 from ..protocols.election import Election, Role
@@ -38,12 +41,17 @@ from ..protocols.events import (
     Contributed,
     DialFailed,
     Event,
+    Iperf3Done,
+    Iperf3Serving,
     LeaveWanted,
+    LinkMeasured,
     LocalReady,
     ManifestBad,
     ManifestKnown,
+    NotReached,
     PeerClosed,
     PeerOpened,
+    Reached,
     ReadingsTaken,
     Received,
     Retracted,
@@ -53,22 +61,27 @@ from ..protocols.events import (
     StateRejected,
     Tick,
 )
+from ..protocols.healing import LostLinks
 from ..protocols.liveness import Liveness
 from ..protocols.messages import (
     EVERYONE,
     AbortRequest,
     Answer,
     Commit,
+    DialBack,
+    DialBackReply,
     Down,
+    Echo,
+    EchoReply,
     Envelope,
     Expelled,
     Farewell,
     Flush,
     FlushOk,
     Install,
+    Iperf3Ready,
     LeaveCommand,
     LinkNews,
-    LinkReading,
     ManifestReply,
     ManifestRequest,
     Member,
@@ -79,6 +92,7 @@ from ..protocols.messages import (
     Pong,
     Prepare,
     Probe,
+    ProbeRequest,
     ProbeResult,
     Ready,
     ReplicationDone,
@@ -96,6 +110,8 @@ from ..protocols.messages import (
     VoteRequest,
 )
 from ..protocols.overlay import LinkState, Overlay, lacking
+from ..protocols.probing import Kind, Prober
+from ..protocols.readings import Readings
 from ..protocols.relay import Relay
 from ..protocols.scale_in import Leaver
 from ..protocols.scale_in import State as LeaverState
@@ -112,7 +128,6 @@ REDIAL_EVERY_S = 1.0  # Members out of reach are tried directly, in case another
 ABORT_EVERY_S = 1.0
 FROZEN_PATIENCE_S = 1.0  # After a flush without its install, say again where we are.
 REPORT_EVERY_S = 1.0
-PROBE_TAIL = 0.5  # The rate is that of the last half of a probe: the first may ride on a burst (TESTBED).
 
 
 class Phase(enum.Enum):
@@ -126,7 +141,9 @@ class Phase(enum.Enum):
 class Settings:
     """What a core needs to know of its node."""
 
-    address: str = ""
+    addresses: tuple[str, ...] = ()  # Where others may dial it.
+    peers_at: Mapping[str, str] = field(default_factory=dict)  # What the user says of others' (AddressBook).
+    probe: Kind = "in-band"
     chunks: int = 1
     digest: str = ""  # Of the model; "" agrees with any.
     spec: bytes = b""
@@ -147,15 +164,17 @@ class Agent:
         self.sync = StepSync(me, settings.chunks)
         self.election = Election(me, rng, self.relay.send)
         self.monitor = ClusterMonitor()
-        self.opener = LinkOpener(me, self.relay)
+        self.book = AddressBook(settings.peers_at)
+        self.dial_backs = DialBacks(self.book)
+        self.prober = Prober(me, settings.probe, self.book)
+        self.readings = Readings(self.liveness)
+        self.lost_links = LostLinks(me, self.relay, self.book)
+        self.opener = LinkOpener(me, self.relay, self.book)
         self.closer = LinkCloser(me)
         self.leaver = Leaver(me, self.relay)
         self.joiner: Joiner | None = None
         self.scheduler: Scheduler | None = None
         self.serving = Serving(me)
-        self.addresses: dict[str, str] = {}  # Open peer: where it can be dialled.
-        self.readings: dict[str, LinkReading] = {}
-        self.probes: dict[str, list[tuple[float, int]]] = {}  # Peer: arrival time and bytes of each part.
         self.entered: View | None = None  # The newest view that was acted in.
         self.parked: str | None = None
         self.flushed: Flush | None = None
@@ -173,7 +192,7 @@ class Agent:
     def found(self, now_s: float, view: View | None = None) -> list[Effect]:
         """Start a cluster: of one, or of all members of a first `view` that each of them is given."""
         if view is None:
-            me = Member(id=self.me, address=self.settings.address, life=self.settings.first_serial)
+            me = Member(id=self.me, addresses=self.settings.addresses, life=self.settings.first_serial)
             alone = View(term=1, seq=1, scheduler=self.me, members=(me,))
             view = with_trees(alone, self.monitor.graph((self.me,), ()), self.settings.policy)
         self.election.term = self.election.voted_term = view.term
@@ -192,14 +211,14 @@ class Agent:
         request = ScaleOutRequest(
             node=self.me,
             life=self.settings.first_serial,
-            address=self.settings.address,
+            addresses=self.settings.addresses,
             neighbors=neighbors,
             degree=degree,
             digest=self.settings.digest,
             blocking=blocking,
         )
         self.phase = Phase.JOINING
-        self.joiner = Joiner(self.relay, seeds, request, patience_s, now_s)
+        self.joiner = Joiner(self.relay, self.book, seeds, request, patience_s, now_s)
         return self._finish(self.joiner.handle(Tick(), now_s), now_s)
 
     # --- events ---
@@ -217,6 +236,8 @@ class Agent:
             self.liveness.wake_at_s,
             self.election.wake_at_s,
             self.opener.wake_at_s,
+            self.prober.wake_at_s,
+            self.lost_links.wake_at_s,
             self.leaver.wake_at_s,
             self.redial_at_s,
             self.report_at_s,
@@ -244,6 +265,10 @@ class Agent:
             case DialFailed(address, reason, _):
                 self.opener.dial_failed(address, reason)
                 return self._joining(event, now_s)
+            case Reached() | NotReached():
+                return self._on_reached(event)
+            case Iperf3Serving() | Iperf3Done():
+                return self.prober.handle(event, now_s)
             case Contributed() | LocalReady():
                 return self.sync.handle(event)
             case Retracted(_, reason):
@@ -270,10 +295,15 @@ class Agent:
         raise TypeError(f"nobody handles {event!r}")
 
     def _tick(self, now_s: float) -> list[Effect]:
-        lost, effects = self.liveness.tick(now_s)
+        lost, silent, effects = self.liveness.tick(now_s)
+        for peer in silent:
+            effects += self.relay.around(peer, Echo(node=self.me, asked_s=now_s))
         for peer in lost:
             effects += [ClosePeer(peer, "nothing was heard from you")]
             effects += self._on_closed(PeerClosed(peer, clean=False), now_s, silent=True)
+        effects += self.prober.handle(Tick(), now_s)
+        if self.sync.view is not None:
+            effects += self.lost_links.tick(self.sync.view, now_s)
         effects += self.opener.tick(now_s) + self.leaver.handle(Tick(), now_s) + self._joining(Tick(), now_s)
         if self.scheduler:
             effects += self.scheduler.tick(now_s)
@@ -288,7 +318,7 @@ class Agent:
             effects += self._redial(now_s)
         if self.report_at_s is not None and now_s >= self.report_at_s:
             self.report_at_s = now_s + REPORT_EVERY_S
-            effects += self._report()
+            effects += self._report(now_s)
         return effects
 
     def _finish(self, effects: list[Effect], now_s: float) -> list[Effect]:
@@ -341,6 +371,11 @@ class Agent:
                 return self._on_torn(f"{self.me} could not get the state", now_s, without_me=True)
             case Parked(reason):
                 self.parked = reason
+            case MeasureLink(peer):
+                return self.prober.want(peer, now_s)
+            case Measured(peer, rate_bps, source):
+                self.readings.measured(peer, rate_bps, source, now_s)
+                return self._joining(LinkMeasured(peer, rate_bps, source), now_s)
         return []
 
     # --- connections ---
@@ -349,8 +384,11 @@ class Agent:
         peer = event.peer
         self.relay.opened(peer, event.client)
         self.liveness.opened(peer, now_s)
-        self.addresses[peer] = event.address
         effects = self._joining(event, now_s)
+        if event.dialled:
+            self.book.reached(peer, event.address)
+            wanted = self.opener.view
+            effects += [MeasureLink(peer)] if wanted and peer in wanted.neighbors(self.me) else []
         if not event.client:
             effects += self._tell_link(peer, LinkState.OPEN) + self._tell_losses()
         return effects + self._vote_if_prepared()
@@ -362,10 +400,11 @@ class Agent:
         client, died = peer in self.relay.leaves, self._has_died(event, silent, now_s)
         self.relay.closed(peer)
         self.liveness.closed(peer)
-        self.addresses.pop(peer, None)
-        self.readings.pop(peer, None)
-        self.probes.pop(peer, None)
-        effects = self._joining(event, now_s) + self.serving.drop(peer)
+        self.readings.closed(peer)
+        self.dial_backs.closed(peer)
+        effects = self.prober.closed(peer, now_s) + self._joining(event, now_s) + self.serving.drop(peer)
+        if self.sync.view is not None and peer in self.sync.view.neighbors(self.me):
+            self.lost_links.lost(peer, now_s)
         if self.sync.view is not None and self.sync.depends_on(peer):
             effects += self._on_torn(f"lost the link {self.me} - {peer}", now_s)
         if client:
@@ -450,7 +489,17 @@ class Agent:
         self.redial_at_s = now_s + REDIAL_EVERY_S
         missing = set(self.sync.view.node_ids) - self.overlay.reachable
         members = [self.sync.view.find(node) for node in sorted(missing)]
-        return [Dial(member.address) for member in members if member and member.address]
+        return [Dial(way) for member in members if member for way in self.book.ways_to(member)]
+
+    def _on_reached(self, event: Reached | NotReached) -> list[Effect]:
+        effects = self.dial_backs.handle(event)
+        if isinstance(event, NotReached):
+            return effects
+        self.book.reached(event.peer, event.address)
+        view = self.sync.view
+        if view is not None and self.phase is Phase.MEMBER:
+            effects += self.lost_links.reached(event.peer, view)
+        return effects
 
     # --- messages ---
 
@@ -460,18 +509,13 @@ class Agent:
             case Envelope() as envelope:
                 ours, effects = self.relay.receive(peer, envelope)
                 return effects + (self._routed(envelope.source, envelope.body, now_s) if ours else [])
-            case Ping():
+            case Ping() | Pong():
                 return []
-            case Pong():
-                rtt_s = self.liveness.peers[peer].rtt_s if peer in self.liveness.peers else 0.0
-                rate = self.readings[peer].rate_bps if peer in self.readings else 0.0
-                self.readings[peer] = LinkReading(rtt_s=rtt_s, rate_bps=rate)
-                return []
-            case Probe():
-                return self._on_probe(event, now_s)
-            case ProbeResult(rate_bps=rate):
-                old = self.readings.get(peer, LinkReading())
-                self.readings[peer] = LinkReading(rtt_s=old.rtt_s, rate_bps=rate)
+            case ProbeRequest() | Probe() | ProbeResult() | Iperf3Ready():
+                return self.prober.handle(event, now_s)
+            case DialBack() as wanted:
+                return self.dial_backs.asked(peer, wanted)
+            case DialBackReply():
                 return self._joining(event, now_s)
             case ManifestRequest() | ShardRequest() | ReplicationDone():
                 return self.serving.asked(event, self.sync.step)
@@ -494,6 +538,11 @@ class Agent:
                 return self._overlay_changed(now_s) if self.sync.view else []
             case VoteRequest() | VoteReply():
                 return self._on_vote(message, now_s)
+            case Echo(node=node, asked_s=asked_s):
+                return self.relay.around(node, EchoReply(node=self.me, asked_s=asked_s))
+            case EchoReply(node=node, asked_s=asked_s):
+                self.liveness.vouched(node, asked_s, now_s)
+                return []
             case NegotiationPlan() | ScaleOutRefused() | Answer():
                 return self._joining(Received(source, message), now_s)
             case ReplicationPlan(view=view, step=step):
@@ -509,26 +558,6 @@ class Agent:
             case StatusRequest(asker=asker):
                 return [AnswerStatus(asker)] if self.scheduler else []
         return self.scheduler.receive(source, message, now_s) if self.scheduler else []
-
-    def _on_probe(self, event: Received, now_s: float) -> list[Effect]:
-        """Receiver's time stamps: the rate at which the second half of the probe came in."""
-        probe = event.message
-        assert isinstance(probe, Probe)
-        arrivals = self.probes.setdefault(event.peer, [])
-        if probe.index == 0:
-            arrivals.clear()
-        arrivals.append((now_s, len(memoryview(event.payload)) if event.payload is not None else 0))
-        if probe.index + 1 < probe.count:
-            return []
-        tail = arrivals[int(len(arrivals) * PROBE_TAIL) - 1 :]
-        self.probes.pop(event.peer)
-        seconds, size = tail[-1][0] - tail[0][0], sum(part for _, part in tail[1:])
-        if seconds <= 0 or size <= 0:
-            return []
-        old = self.readings.get(event.peer, LinkReading())
-        rate = 8 * size / seconds
-        self.readings[event.peer] = LinkReading(rtt_s=old.rtt_s, rate_bps=rate)
-        return [Transmit(event.peer, ProbeResult(rate_bps=rate))]
 
     # --- views ---
 
@@ -560,6 +589,7 @@ class Agent:
         if self.opener.view is not None and self.opener.view.key <= view.key:
             self.opener.done()
         self.overlay.enter(view)
+        self.lost_links.entered(view)
         self.closer.switched(before, view)
         self.monitor.entered(view)
         effects: list[Effect] = [] if self.parked is None else [Parked(None)]
@@ -822,7 +852,7 @@ class Agent:
         """Tell everybody; above all what happened here, once the loop has put time and cost to it."""
         return self._finish(self.relay.send(EVERYONE, message), now_s)
 
-    def _report(self) -> list[Effect]:
+    def _report(self, now_s: float) -> list[Effect]:
         taken, view = self.last_readings, self.sync.view
         if taken is None or view is None:
             return []
@@ -830,7 +860,9 @@ class Agent:
             node=self.me,
             step=self.sync.step,
             readings={
-                peer: reading for peer, reading in self.readings.items() if peer in view.neighbors(self.me)
+                peer: self.readings.of(peer, now_s)
+                for peer in view.neighbors(self.me)
+                if peer in self.relay.peers
             },
             samples_per_s=taken.samples_per_s,
             sync_delay_s=taken.sync_delay_s,
@@ -839,6 +871,8 @@ class Agent:
             cpu_pct=taken.cpu_pct,
             memory_bytes=taken.memory_bytes,
             battery_pct=taken.battery_pct,
+            nic_sent_bytes=taken.nic_sent_bytes,
+            nic_received_bytes=taken.nic_received_bytes,
             counters=taken.counters,
         )
         return self.relay.send(view.scheduler, report) if view.scheduler else []

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import psutil
@@ -40,6 +41,8 @@ from ..protocols.messages import (
     StatusReply,
     View,
 )
+from ..protocols.probing import PROBE_BYTES
+from . import interfaces, iperf3_probe
 from .all_reduce import AllReduce, ChunkStore
 from .core import Agent
 from .memory import keep_freed_frames
@@ -49,7 +52,7 @@ from .transport import Transport
 
 log = logging.getLogger("chaosnet")
 
-PROBE_PARTS, PROBE_PART_BYTES = 8, 128 << 10  # 1 MiB: behind a 128 KiB burst less tells nothing (TESTBED).
+PROBE_PARTS = 16  # Of PROBE_BYTES: behind a burst of 128 KiB, as shapers allow it, less tells nothing.
 READ_EVERY_S = 1.0
 MIN_TICK_S = 0.001  # A core that wants a Tick at once must not keep the loop from its sockets.
 BACKLOG_SHARE = 0.25  # Of available memory, for results that a joiner cannot apply yet.
@@ -124,7 +127,7 @@ class NodeLoop:
 
     def __init__(
         self,
-        make_agent: Callable[[str], Agent],
+        make_agent: Callable[[tuple[str, ...]], Agent],
         transport: Callable[[NodeLoop], Transport],
         store: ChunkStore,
         on_notice: Callable[[Notice], None] = lambda notice: None,
@@ -137,7 +140,7 @@ class NodeLoop:
         self.counters: Counter[str] = Counter()
         self.handling_ms: dict[str, list[float]] = {}
         self._thread = threading.Thread(target=self._run, name="chaosnet", daemon=True)
-        self._started: Future[str] = Future()
+        self._started: Future[tuple[str, ...]] = Future()
         self._pending: list[Outcome] = []  # Of the event under way, told when all its effects are done.
         self._member = False
         self._backlog_bytes = 0
@@ -148,8 +151,8 @@ class NodeLoop:
 
     # --- for the training thread ---
 
-    def start(self) -> str:
-        """Start the thread. Returns: the address that peers can dial. Raises: ConfigError."""
+    def start(self) -> tuple[str, ...]:
+        """Start the thread. Returns: the addresses that peers may dial. Raises: ConfigError."""
         keep_freed_frames()
         self._thread.start()
         return self._started.result()
@@ -244,11 +247,12 @@ class NodeLoop:
         self._ended = self._loop.create_future()
         self.transport = self._make_transport(self)
         await self.transport.start()
-        self.agent = self._make_agent(self.transport.address)
+        addresses = interfaces.advertised(self.transport.address)
+        self.agent = self._make_agent(addresses)
         self.all_reduce = AllReduce(self._store, self.transport.send_bulk)
         self.replica = Replica(self.transport.send_bulk)
         self._loop.call_later(0.1, self._take_readings)
-        self._started.set_result(self.transport.address)
+        self._started.set_result(addresses)
         await self._ended
 
     def _stop(self, linger_s: float) -> None:
@@ -319,6 +323,8 @@ class NodeLoop:
                 self._step_completed(effect)
             case fx.Dial(address):
                 self.transport.dial(address)
+            case fx.CheckReach(address):
+                self.transport.check(address)
             case fx.ClosePeer(peer, reason):
                 self.transport.close_peer(peer, reason)
             case fx.SendProbe(peer):
@@ -330,6 +336,12 @@ class NodeLoop:
             case fx.AnswerStatus(asker):
                 reply = StatusReply(status=json.dumps(self.status()).encode())
                 self._perform_all(self.agent.relay.send(asker, reply), 0.0)
+            case fx.ServeIperf3(peer):
+                self._iperf3(lambda: iperf3_probe.serve(partial(self._iperf3_serves, peer)))
+            case fx.RunIperf3(peer, address):
+                self._iperf3(partial(self._run_iperf3, peer, address))
+            case fx.MeasureLink() | fx.Measured():
+                pass  # From core to core.
             case fx.ViewEntered():
                 log.debug("view %s from step %d", effect.view.key, effect.step)
             case fx.Joined(step, deal):
@@ -384,9 +396,20 @@ class NodeLoop:
         steps[-1].snapshot = effect
 
     def _send_probe(self, peer: str) -> None:
-        padding = bytes(PROBE_PART_BYTES)
+        padding = bytes(PROBE_BYTES // PROBE_PARTS)
         for index in range(PROBE_PARTS):
             self.transport.send_bulk(peer, encode(Probe(index=index, count=PROBE_PARTS)), padding)
+
+    def _iperf3(self, work: Callable[[], None]) -> None:
+        """In a thread, for it waits for a process."""
+        threading.Thread(target=work, name="chaosnet-iperf3", daemon=True).start()
+
+    def _iperf3_serves(self, peer: str, port: int) -> None:
+        self.post(ev.Iperf3Serving(peer, port))
+
+    def _run_iperf3(self, peer: str, address: str) -> None:
+        found = iperf3_probe.run(address)
+        self.post(ev.Iperf3Done(peer, found.in_bps, found.out_bps, found.error))
 
     def _happened(self, effect: fx.Happened, took_ms: float) -> None:
         notice = Notice(
@@ -403,13 +426,17 @@ class NodeLoop:
     # --- the transport's sink ---
 
     def opened(self, peer: str, address: str, dialled: bool, client: bool) -> None:
-        self._guarded(lambda: self._event(ev.PeerOpened(peer, address, client)))
+        self._guarded(lambda: self._event(ev.PeerOpened(peer, address, client, dialled)))
 
     def closed(self, peer: str, clean: bool) -> None:
         self._guarded(lambda: self._event(ev.PeerClosed(peer, clean)))
 
     def dial_failed(self, address: str, reason: str, final: bool) -> None:
         self._guarded(lambda: self._event(ev.DialFailed(address, reason, final)))
+
+    def checked(self, address: str, peer: str, reason: str) -> None:
+        found = ev.Reached(address, peer) if peer else ev.NotReached(address, reason)
+        self._guarded(lambda: self._event(found))
 
     def control(self, peer: str, body: bytes) -> None:
         self._guarded(lambda: self._receive(peer, body, None))
@@ -449,7 +476,7 @@ class NodeLoop:
 
     def _take_readings(self) -> None:
         battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
-        rates = self.rates
+        rates, traffic = self.rates, interfaces.traffic()
         self._guarded(
             lambda: self._event(
                 ev.ReadingsTaken(
@@ -460,6 +487,8 @@ class NodeLoop:
                     cpu_pct=self._process.cpu_percent(),
                     memory_bytes=self._process.memory_info().rss,
                     battery_pct=battery.percent if battery else -1.0,
+                    nic_sent_bytes=traffic.sent,
+                    nic_received_bytes=traffic.received,
                     counters=dict(self.counters),
                 )
             )

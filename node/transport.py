@@ -48,6 +48,7 @@ IO_THREADS = 1
 MAX_SOCKETS = 8192  # Four for each peer we dial: two DEALERs and their monitors.
 READS_PER_TURN = 256  # Of one socket, before the others and the loop get their turn.
 BULK_TURN_S = 0.002  # Time the sink may spend on bulk in one turn; control waits at most this and one item.
+CHECK_S = 1.5  # From `check` until nobody has answered; less than a joiner waits for its links.
 LINGER_S = 1.0  # Time for what is queued to leave, and for our Bye to be answered.
 GRACE_S = 0.1  # Time for last words: of a connection whose twin is lost, and of a socket that is closed.
 RIVAL_S = 2.5  # Of two nodes of one name the later is refused; for good once the earlier has outlived this.
@@ -60,7 +61,7 @@ NO_RECONNECT_MS = 3_600_000
 
 _OURS = b""  # First frame of the transport's own words; bodies and headers are never empty.
 _EVENT = struct.Struct("=Hi")
-_ANY_HOST = ("", "*", "0.0.0.0", "::")
+ANY_HOST = ("", "*", "0.0.0.0", "::")
 
 
 class Sink(Protocol):
@@ -73,6 +74,9 @@ class Sink(Protocol):
         """The last link to `peer` is gone. `clean`: one of us said Bye; else its process or the path died."""
 
     def dial_failed(self, address: str, reason: str, final: bool) -> None: ...
+
+    def checked(self, address: str, peer: str, reason: str) -> None:
+        """A `check` has ended: `peer` answers there, or "" does, for this reason."""
 
     def control(self, peer: str, body: bytes) -> None: ...
 
@@ -130,6 +134,7 @@ class _Link:
 
     dialled: bool
     address: str
+    check: bool = False  # Ends as soon as the other end has said who it is.
     state: _State = _State.GREETING
     control: _Conn | None = None
     bulk: _Conn | None = None
@@ -197,7 +202,7 @@ class Transport:
         self._listen = listen
         self._sink = sink
         self._peers: dict[str, _Peer] = {}
-        self._dialling: dict[str, _Link] = {}  # By address, until the link opens or fails.
+        self._dialling: dict[tuple[str, bool], _Link] = {}  # By address and check, until it opens or fails.
         self._ports: set[_Port] = set()
         self._ready: set[_Port] = set()  # To be read in the next turn.
         self._conns: dict[bytes, _Conn] = {}  # Accepted ones, by route.
@@ -223,22 +228,30 @@ class Transport:
         A dial of an address that is being dialled adds nothing. One that ends at a peer already connected
         reports nothing, for `opened` was: it is kept if that peer dialled us, else hung up again.
         """
-        if self._closed or address in self._dialling:
+        self._dial(address, check=False)
+
+    def check(self, address: str) -> None:
+        """See who listens at `address`, without a link to it: `checked` follows."""
+        self._dial(address, check=True)
+
+    def _dial(self, address: str, check: bool) -> None:
+        if self._closed or (address, check) in self._dialling:
             return
-        link = self._dialling[address] = _Link(dialled=True, address=address)
+        link = self._dialling[address, check] = _Link(dialled=True, address=address, check=check)
         try:
             _, port = split_address(address)
             if not port or address.startswith(":"):
                 raise ConfigError(f"{address!r} cannot be dialled (expected HOST:PORT)")
             suffix = secrets.token_bytes(12) + b"#" + self.node.encode()[:64]
             link.control = self._connect(link, b"c" + suffix)
-            link.bulk = self._connect(link, b"b" + suffix)
+            link.bulk = None if check else self._connect(link, b"b" + suffix)
         except (ConfigError, zmq.ZMQError) as error:
             self._dial_failed(link, str(error))
             return
-        link.set_timer(self._loop.call_later(self.dial_timeout_s, self._dial_timed_out, link))
+        patience_s = CHECK_S if check else self.dial_timeout_s
+        link.set_timer(self._loop.call_later(patience_s, self._dial_timed_out, link))
         for conn in link.conns():
-            self._put(conn, _OURS, self._hello())
+            self._put(conn, _OURS, self._hello(check))
 
     def send(self, peer: str, body: bytes) -> bool:
         """Queue a control message; False if there is no link. In order, without loss while the link lives."""
@@ -295,7 +308,7 @@ class Transport:
                 }
                 for name, peer in sorted(self._peers.items())
             },
-            "dialling": sorted(self._dialling),
+            "dialling": sorted(address for address, _ in self._dialling),
             "foreign": self._foreign.total(),
             "foreign_by_place": dict(self._foreign),
         }
@@ -308,7 +321,7 @@ class Transport:
         socket.set(zmq.ROUTER_MANDATORY, 1)  # Sending to a connection that is gone is an error, not silence.
         router = self._watch(socket, rank=1, events=zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         try:
-            socket.bind(f"tcp://{_join_address(host or '*', str(port or '*'))}")
+            socket.bind(f"tcp://{join_address(host or '*', str(port or '*'))}")
         except zmq.ZMQError as error:
             self._shut(router, 0)
             raise ConfigError(f"cannot listen on {self._listen!r}: {error}") from None
@@ -411,7 +424,7 @@ class Transport:
         self._wake(conn.port)
         return True
 
-    def _hello(self) -> bytes:
+    def _hello(self, check: bool = False) -> bytes:
         return encode(
             Hello(
                 node=self.node,
@@ -419,6 +432,7 @@ class Transport:
                 incarnation=self.incarnation,
                 cluster=self.cluster,
                 client=self.client,
+                check=check,
             )
         )
 
@@ -534,7 +548,7 @@ class Transport:
             reason = self._refusal(hello)
             if not route.startswith((b"c", b"b")):
                 reason = "its routing id is not ours"
-            if not reason:
+            if not reason and not hello.check:
                 self._greeted(port, route, hello, address, accepted)
                 return
         except VersionMismatch as error:
@@ -544,8 +558,8 @@ class Transport:
             return
         # Answer, so that the dialer can name what does not fit: both versions, both clusters.
         self._put(_Conn(port, False, _Link(False, address), route), _OURS, self._hello())
-        if accepted and hello and hello.incarnation == self.incarnation:
-            accepted.counted = True  # We dialled ourselves, and hear of it there.
+        if accepted and hello and (hello.incarnation == self.incarnation or not reason):
+            accepted.counted = True  # We dialled ourselves, and hear of it there; or it was a check.
             return
         self._drop(f"{hello.node} at {address}" if hello else address, reason, accepted)
 
@@ -607,6 +621,10 @@ class Transport:
                     return  # The second answer.
                 if refusal := self._refusal(message):
                     self._dial_failed(link, refusal, final=True)
+                elif link.check:
+                    self._dialling.pop((link.address, True), None)
+                    self._bury(link)
+                    self._tell(partial(self._sink.checked, link.address, message.node, ""))
                 elif rival := self._rival(message):
                     self._dial_failed(link, rival.reason, rival.final)
                 else:
@@ -647,7 +665,7 @@ class Transport:
         link.state = _State.OPEN
         link.set_timer(None)
         if link.dialled:
-            self._dialling.pop(link.address, None)
+            self._dialling.pop((link.address, False), None)
             self.cluster = self.cluster or hello.cluster  # Whom a joiner dials, it belongs to.
         peer = self._peers.get(hello.node)
         if peer:
@@ -664,14 +682,17 @@ class Transport:
     def _dial_timed_out(self, link: _Link) -> None:
         for conn in link.conns():  # It may have opened the link by now.
             self._put(conn, _OURS, encode(Bye(reason="your answer came too late")))
-        self._dial_failed(link, f"no answer in {self.dial_timeout_s:g} s")
+        self._dial_failed(link, f"no answer in {CHECK_S if link.check else self.dial_timeout_s:g} s")
 
     def _dial_failed(self, link: _Link, reason: str, final: bool = False) -> None:
         if link.state is not _State.GREETING:
             return
-        self._dialling.pop(link.address, None)
+        self._dialling.pop((link.address, link.check), None)
         self._bury(link)
-        self._tell(partial(self._sink.dial_failed, link.address, reason, final))
+        if link.check:
+            self._tell(partial(self._sink.checked, link.address, "", reason))
+        else:
+            self._tell(partial(self._sink.dial_failed, link.address, reason, final))
 
     def _say_bye(self, link: _Link, reason: str) -> None:
         for conn in link.conns():
@@ -768,7 +789,7 @@ def split_address(address: str) -> tuple[str, int]:
     return bare, int(port)
 
 
-def _join_address(host: str, port: str) -> str:
+def join_address(host: str, port: str) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -777,7 +798,7 @@ def _advertised(address: str, seen: str) -> str:
     if not address:
         return ""
     host, port = split_address(address)
-    return _join_address(seen.removeprefix("::ffff:") if host in _ANY_HOST else host, str(port))
+    return join_address(seen.removeprefix("::ffff:") if host in ANY_HOST else host, str(port))
 
 
 def _parse_hello(frames: list[zmq.Frame]) -> Hello:

@@ -7,6 +7,7 @@ either end may be the one that cannot be dialled. A link that will not open is r
 
 from __future__ import annotations
 
+from .addresses import AddressBook
 from .effects import Dial, Effect
 from .messages import EVERYONE, PrepareFailed, View, link
 from .relay import Relay
@@ -18,8 +19,8 @@ OPEN_PATIENCE_S = 3.0
 class LinkOpener:
     """Opens what the newest proposed view needs of node `me`."""
 
-    def __init__(self, me: str, relay: Relay) -> None:
-        self.me, self.relay = me, relay
+    def __init__(self, me: str, relay: Relay, book: AddressBook) -> None:
+        self.me, self.relay, self.book = me, relay, book
         self.view: View | None = None
         self.started_s = 0.0
         self.dialled: set[str] = set()
@@ -60,7 +61,9 @@ class LinkOpener:
         view, self.view = self.view, None
         peer = min(missing)
         member = view.find(peer)
-        reason = self.reasons.get(member.address if member else "", "no answer")
+        ways = self.book.ways_to(member) if member else ()
+        reason = "; ".join(f"{way}: {self.reasons.get(way, 'no answer')}" for way in ways)
+        reason = reason or "no way there is known"
         failed = PrepareFailed(key=view.key, node=self.me, link=link(self.me, peer), reason=reason)
         return self.relay.send(EVERYONE, failed)
 
@@ -72,4 +75,4 @@ class LinkOpener:
         assert self.view is not None
         self.dialled |= peers
         members = [self.view.find(peer) for peer in sorted(peers)]
-        return [Dial(member.address) for member in members if member and member.address]
+        return [Dial(way) for member in members if member for way in self.book.ways_to(member)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .messages import Commit, Deal, Message, View, ViewKey
+from .messages import Commit, Deal, Message, RateSource, View, ViewKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,48 @@ class ClosePeer(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class SendProbe(Effect):
-    """Send a bandwidth probe to `peer`."""
+class CheckReach(Effect):
+    """See who answers at this address, without a link; ends in Reached or NotReached."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureLink(Effect):
+    """Measure the rate of the link to `peer`; ends in LinkMeasured. From core to core."""
 
     peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendProbe(Effect):
+    """Send one bandwidth probe to `peer`."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServeIperf3(Effect):
+    """Let `peer` measure our link by iperf3; ends in Iperf3Serving."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunIperf3(Effect):
+    """Measure both directions against `peer`'s iperf3 at HOST:PORT; ends in Iperf3Done."""
+
+    peer: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured(Effect):
+    """The rate in bit/s of what comes from `peer`, 0 if measuring has failed. From core to core."""
+
+    peer: str
+    rate_bps: float
+    source: RateSource
 
 
 # --- the all-reduce of one step ---

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .messages import Contribution, Message
+from .messages import Contribution, Message, RateSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,12 @@ class Tick(Event):
 
 @dataclass(frozen=True, slots=True)
 class PeerOpened(Event):
-    """A connection to `peer` can be used in both directions. `address` is where it can be dialled."""
+    """A connection to `peer` can be used in both directions. `dialled`: by us, at `address`."""
 
     peer: str
     address: str
     client: bool = False
+    dialled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,49 @@ class DialFailed(Event):
     address: str
     reason: str
     final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reached(Event):
+    """CheckReach has found `peer` at `address`."""
+
+    address: str
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotReached(Event):
+    """CheckReach has found nobody, or none of ours."""
+
+    address: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Iperf3Serving(Event):
+    """ServeIperf3 listens."""
+
+    peer: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Iperf3Done(Event):
+    """RunIperf3 has ended: rates of both directions in bit/s, or why not."""
+
+    peer: str
+    in_bps: float = 0.0
+    out_bps: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMeasured(Event):
+    """The link to `peer` was probed; rate 0 if that failed."""
+
+    peer: str
+    rate_bps: float
+    source: RateSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,4 +200,6 @@ class ReadingsTaken(Event):
     cpu_pct: float
     memory_bytes: int
     battery_pct: float
+    nic_sent_bytes: int
+    nic_received_bytes: int
     counters: dict[str, int]

@@ -1,17 +1,22 @@
-"""Which of the open connections still carry anything: heartbeats, and probes when somebody doubts.
+"""Which of the open connections still carry anything: heartbeats, and questions when somebody doubts.
 
 It judges links, never nodes. A node is gone when none of its links is left (overlay.py), so a dead link
 between live nodes costs that link and nothing else.
 
-A link is lost when nothing was heard for `suspect_after_s` plus twice what either end says its loop was
-recently held up. That is what keeps a busy machine from false suspicion without a timeout to guess.
+A link is lost when nothing was heard for `SUSPECT_AFTER_S` plus twice what either end says its loop was
+recently held up. That is what keeps a busy machine from false suspicion without a timeout to guess. Most
+of that patience is for the node at the other end, which may be held up and not know it yet. So when a link
+falls silent, its other end is asked around it, over other links (Echo): if it answers, it is the link that
+is dead, and `DEAD_LINK_S` is enough.
 When a neighbour reports a node's link lost, the others probe it at once (as SWIM's indirect probes) and
 give it `probe_patience_s` instead of the whole of their own patience.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
 
 from .effects import Effect, Transmit
 from .messages import Message, Ping, Pong
@@ -19,6 +24,11 @@ from .messages import Message, Ping, Pong
 PING_EVERY_S = 0.25
 SUSPECT_AFTER_S = 1.25  # Five heartbeats; with the flush below the 2 s promised after a SIGSTOP.
 PROBE_PATIENCE_S = 0.6
+ECHO_AFTER_S = 0.4  # Of silence: one heartbeat is missing.
+DEAD_LINK_S = 0.75  # Two more are, while the other end answers around the link.
+ECHO_GRACE_S = 0.15  # If the other end was held up, what it had sent over the link comes with its answer.
+RTTS_KEPT = 20
+RTT_SLACK = 4  # Round trips, as of now, that a heartbeat may take longer.
 STALL_MEMORY_S = 60.0
 MIN_STALL_S = 0.1  # Less is ordinary scheduling.
 MAX_STALL_S = 10.0
@@ -32,7 +42,9 @@ class _Peer:
     ping_at_s: float
     doubted_at_s: float | None = None
     stall_s: float = 0.0
-    rtt_s: float = 0.0
+    rtts_s: deque[float] = field(default_factory=lambda: deque(maxlen=RTTS_KEPT))
+    echo_at_s: float | None = None  # When the other end is asked around the link, again.
+    vouched_s: tuple[float, float] = (-1.0, -1.0)  # Its last answer: asked and heard at.
 
 
 class Liveness:
@@ -47,7 +59,9 @@ class Liveness:
 
     @property
     def wake_at_s(self) -> float | None:
-        return min((peer.ping_at_s for peer in self.peers.values()), default=None)
+        times = [min(peer.ping_at_s, self._deadline_s(peer)) for peer in self.peers.values()]
+        times += [peer.echo_at_s for peer in self.peers.values() if peer.echo_at_s is not None]
+        return min(times, default=None)
 
     def opened(self, peer: str, now_s: float) -> None:
         """Watch a new connection."""
@@ -70,9 +84,18 @@ class Liveness:
                 return [Transmit(peer, Pong(sent_s=message.sent_s, stall_s=self._stall(now_s)))]
             case Pong():
                 state.stall_s = message.stall_s
-                sample = max(now_s - message.sent_s, 0.0)
-                state.rtt_s = min(sample, state.rtt_s * 1.05) if state.rtt_s else sample  # Slowly forgets.
+                state.rtts_s.append(max(now_s - message.sent_s, 0.0))
         return []
+
+    def rtt_s(self, peer: str) -> tuple[float, float]:
+        """Minimum and median of the last round trips over the control connection; (0, 0) before the first."""
+        rtts_s = self.peers[peer].rtts_s if peer in self.peers else ()
+        return (min(rtts_s), statistics.median(rtts_s)) if rtts_s else (0.0, 0.0)
+
+    def vouched(self, peer: str, asked_s: float, now_s: float) -> None:
+        """It has answered around the link: its process lives."""
+        if state := self.peers.get(peer):
+            state.vouched_s = (asked_s, now_s)
 
     def spoke_lately(self, peer: str, now_s: float) -> bool:
         """If its connection closes now, has its process died?
@@ -95,10 +118,11 @@ class Liveness:
         state.ping_at_s = min(state.ping_at_s, now_s + PING_EVERY_S)
         return [Transmit(peer, Ping(sent_s=now_s, stall_s=self._stall(now_s)))]
 
-    def tick(self, now_s: float) -> tuple[list[str], list[Effect]]:
-        """The peers whose links are lost, and the pings that are due."""
+    def tick(self, now_s: float) -> tuple[list[str], list[str], list[Effect]]:
+        """The peers whose links are lost, those to be asked around their links, and the pings that are due."""
         self._notice_own_stall(now_s)
         lost: list[str] = []
+        silent: list[str] = []
         effects: list[Effect] = []
         for name in sorted(self.peers):
             state = self.peers[name]
@@ -107,9 +131,28 @@ class Liveness:
             elif now_s >= state.ping_at_s:
                 state.ping_at_s = now_s + PING_EVERY_S
                 effects.append(Transmit(name, Ping(sent_s=now_s, stall_s=self._stall(now_s))))
-        return lost, effects
+            if name not in lost and self._ask_around(state, now_s):
+                silent.append(name)
+        return lost, silent, effects
+
+    def _ask_around(self, state: _Peer, now_s: float) -> bool:
+        if now_s < state.heard_s + ECHO_AFTER_S:
+            state.echo_at_s = state.heard_s + ECHO_AFTER_S
+            return False
+        if state.echo_at_s is not None and now_s < state.echo_at_s:
+            return False
+        state.echo_at_s = now_s + PING_EVERY_S
+        return True
 
     def _deadline_s(self, state: _Peer) -> float:
+        patience_s = self._patience_s(state)
+        asked_s, answered_s = state.vouched_s
+        if asked_s < state.heard_s + ECHO_AFTER_S:
+            return patience_s
+        dead_s = state.heard_s + DEAD_LINK_S + RTT_SLACK * max(state.rtts_s, default=0.0)
+        return min(patience_s, max(dead_s, answered_s + ECHO_GRACE_S))
+
+    def _patience_s(self, state: _Peer) -> float:
         slack_s = 2 * min(max(state.stall_s, self.stall_s), MAX_STALL_S)
         if state.doubted_at_s is not None:
             return min(state.doubted_at_s + PROBE_PATIENCE_S, state.heard_s + SUSPECT_AFTER_S) + slack_s

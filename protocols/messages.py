@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 1  # Bump when a field is removed or changes meaning.
+PROTOCOL_VERSION = 2  # Bump when a field is removed or changes meaning.
 
 EVERYONE = "*"  # Destination of an envelope that all nodes take and pass on.
 
@@ -20,9 +20,11 @@ MAX_NODES = 20_000
 
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Address = Annotated[str, Meta(max_length=255)]
+Addresses = Annotated[tuple[Address, ...], Meta(max_length=16)]
 Text = Annotated[str, Meta(max_length=4000)]
 Count = Annotated[int, Meta(ge=0)]
 Bytes = Annotated[bytes, Meta(max_length=4 << 20)]
+RateSource = Literal["", "probe", "iperf3", "replication"]  # How a link's rate was found; "": not at all.
 Link = tuple[Id, Id]  # Two node ids, sorted.
 ViewKey = tuple[int, int]  # (term, seq): views are ordered by it.
 Range = tuple[Count, Count]  # [start, stop).
@@ -39,7 +41,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """One node of a view; `members` of a view are in order of seniority."""
 
     id: Id
-    address: Address  # Where it can be dialled; "" if it cannot (behind NAT).
+    addresses: Addresses = ()  # Where it may be dialled: one a network it is in; none if it cannot be.
     joined_step: Count = 0
     life: Count = 0  # Grows from one start of the process to the next.
 
@@ -121,6 +123,7 @@ class Hello(Message, frozen=True, kw_only=True):
     incarnation: Annotated[str, Meta(max_length=64)]
     cluster: Annotated[str, Meta(max_length=64)] = ""
     client: bool = False
+    check: bool = False  # Only to see who answers here: no link follows.
 
 
 class Bye(Message, frozen=True, kw_only=True):
@@ -242,6 +245,31 @@ class ReplicationDone(Message, frozen=True, kw_only=True):
     step: Count
 
 
+class DialBack(Message, frozen=True, kw_only=True):
+    """Joiner to a neighbour: can you reach me at any of these?"""
+
+    addresses: Addresses
+
+
+class DialBackReply(Message, frozen=True, kw_only=True):
+    """Neighbour to joiner: at this one, or ("") at none, for this reason."""
+
+    reached: Address
+    reason: Text = ""
+
+
+class ProbeRequest(Message, frozen=True, kw_only=True):
+    """To a peer: measure our link with me, as soon as you measure no other."""
+
+    kind: Literal["in-band", "iperf3"] = "in-band"
+
+
+class Iperf3Ready(Message, frozen=True, kw_only=True):
+    """Answer to a ProbeRequest for iperf3: I serve at this port."""
+
+    port: Annotated[int, Meta(gt=0, lt=65536)]
+
+
 class Probe(Message, frozen=True, kw_only=True):
     """To a peer, bulk: part `index` of `count` of a bandwidth probe; the payload is padding."""
 
@@ -263,7 +291,7 @@ class ScaleOutRequest(Message, frozen=True, kw_only=True):
 
     node: Id
     life: Count = 0
-    address: Address
+    addresses: Addresses = ()
     neighbors: Annotated[tuple[Address, ...], Meta(max_length=64)] = ()
     degree: Annotated[int, Meta(ge=1, le=64)] = 2
     digest: Annotated[str, Meta(max_length=64)] = ""  # Of the model's manifest.
@@ -285,16 +313,23 @@ class NegotiationPlan(Message, frozen=True, kw_only=True):
 
 
 class LinkReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What one end knows of a link. 0 = not measured."""
+    """What one end knows of a link; the rate is that of what comes to it. 0 = not measured."""
 
-    rtt_s: Annotated[float, Meta(ge=0)] = 0.0
+    rtt_min_s: Annotated[float, Meta(ge=0)] = 0.0
+    rtt_median_s: Annotated[float, Meta(ge=0)] = 0.0
     rate_bps: Annotated[float, Meta(ge=0)] = 0.0
+    rate_age_s: Annotated[float, Meta(ge=0)] = 0.0
+    rate_source: RateSource = ""
 
 
 class NeighborsReady(Message, frozen=True, kw_only=True):
-    """Joiner to scheduler: these links are open; `failed` could not be (address: reason)."""
+    """Joiner to scheduler: these links are open; `failed` could not be (address: reason).
+
+    `addresses`: where others may dial me, () if my neighbours could not.
+    """
 
     node: Id
+    addresses: Addresses = ()
     links: dict[Id, LinkReading]
     failed: dict[Id, Text] = {}
 
@@ -331,11 +366,15 @@ class ScaleInRequest(Message, frozen=True, kw_only=True):
 
 
 class ConnectLinkRequest(Message, frozen=True, kw_only=True):
-    """To the scheduler: open a link between `a` and `b` (ids or addresses)."""
+    """To the scheduler: open a link between `a` and `b` (ids or addresses).
+
+    `healed`: it was lost, and the asker, one of its ends, reaches the other again.
+    """
 
     a: Address
     b: Address
     asker: Id
+    healed: bool = False
 
 
 class DisconnectLinkRequest(Message, frozen=True, kw_only=True):
@@ -482,6 +521,20 @@ class VoteReply(Message, frozen=True, kw_only=True):
 # --- routed: monitoring ---
 
 
+class Echo(Message, frozen=True, kw_only=True):
+    """Around a silent link to its other end: are you alive? `asked_s`: the asker's clock."""
+
+    node: Id
+    asked_s: float
+
+
+class EchoReply(Message, frozen=True, kw_only=True):
+    """Around the link as well: I am, so it is the link that is dead."""
+
+    node: Id
+    asked_s: float
+
+
 class Report(Message, frozen=True, kw_only=True):
     """Node to scheduler, about once a second: how I am."""
 
@@ -495,6 +548,8 @@ class Report(Message, frozen=True, kw_only=True):
     cpu_pct: float = 0.0
     memory_bytes: Count = 0
     battery_pct: float = -1.0  # -1: has none.
+    nic_sent_bytes: Count = 0  # By all interfaces of the machine but loopback, since it was started.
+    nic_received_bytes: Count = 0
     counters: dict[Annotated[str, Meta(max_length=64)], Count] = {}
 
 
@@ -545,6 +600,8 @@ Routed = (
     | Expelled
     | VoteRequest
     | VoteReply
+    | Echo
+    | EchoReply
     | Report
     | Notice
     | StatusRequest
@@ -577,6 +634,10 @@ WireMessage = (
     | Shard
     | ReplicationDone
     | NoSnapshot
+    | DialBack
+    | DialBackReply
+    | ProbeRequest
+    | Iperf3Ready
     | Probe
     | ProbeResult
 )

@@ -120,7 +120,7 @@ class Overlay:
     @property
     def lost(self) -> set[Link]:
         """Links of the view that one end has lost."""
-        return {link(a, b) for a, b in self.graph.edges if self._denied(a, b)}
+        return {link(a, b) for a, b in self.graph.edges if self.denied(a, b)}
 
     @property
     def crashed(self) -> set[str]:
@@ -154,7 +154,8 @@ class Overlay:
     def _reborn(self) -> set[str]:
         return {node for node, life in self.life.items() if self.latest_life.get(node, 0) > life}
 
-    def _denied(self, a: str, b: str) -> bool:
+    def denied(self, a: str, b: str) -> bool:
+        """Does one end say that the link is lost?"""
         both = (self.news.get((a, b)), self.news.get((b, a)))
         return any(news is not None and news.state is not LinkState.OPEN for news in both)
 
@@ -162,7 +163,7 @@ class Overlay:
         return {
             link(a, b)
             for (a, b), news in self.news.items()
-            if news.state is LinkState.OPEN and a in self.graph and b in self.graph and not self._denied(a, b)
+            if news.state is LinkState.OPEN and a in self.graph and b in self.graph and not self.denied(a, b)
         }
 
     def _update(self) -> None:

@@ -49,6 +49,12 @@ class Relay:
         envelope = Envelope(source=self.me, target=target, serial=self.serial, body=body)
         return self._forward(envelope, came_from=None)
 
+    def around(self, target: str, body: Routed) -> list[Effect]:
+        """Put `body` on its way to `target` over every link but the one that leads straight to it."""
+        self.serial += 1
+        envelope = Envelope(source=self.me, target=target, serial=self.serial, body=body)
+        return [Transmit(peer, envelope) for peer in sorted(self.peers - self.leaves - {target})]
+
     def receive(self, peer: str, envelope: Envelope) -> tuple[bool, list[Effect]]:
         """Whether `envelope` is for us and new, and what to pass on."""
         if envelope.source == self.me or not self._note(peer, envelope):

@@ -10,9 +10,11 @@ The first assignment is the scheduler's (Algorithms 1 and 2 on measured links). 
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from dataclasses import dataclass, field
 
-from .effects import DiscardState, Effect, ReadManifest, StateWhole, StoreShard, Transmit
+from .effects import DiscardState, Effect, Measured, ReadManifest, StateWhole, StoreShard, Transmit
 from .errors import RemoteProtocolError
 from .events import Event, ManifestBad, ManifestKnown, PeerClosed, Received, ShardBad, ShardStored, Tick
 from .messages import ManifestReply, ManifestRequest, NoSnapshot, Range, ReplicationDone, Shard, ShardRequest
@@ -20,6 +22,8 @@ from .messages import ManifestReply, ManifestRequest, NoSnapshot, Range, Replica
 MIN_PIECE_BYTES, MAX_PIECE_BYTES = 64 << 10, 2 << 20  # Asked for at once.
 PIECES = 16  # At least so many, if they are not too small: else one source would send a small state alone.
 WINDOW = 3  # Pieces under way per source: one on the wire, one queued, one being asked for.
+SAMPLE_BYTES = 1 << 20  # Smaller pieces tell nothing about a link with a shaper's burst.
+SAMPLES = 3, 9  # Rates of a link: the median of at least, and at most, so many.
 MANIFEST_PATIENCE_S = 2.0  # Then another source is asked for it, too.
 
 
@@ -29,6 +33,8 @@ class _Source:
     rest: list[Range] = field(default_factory=list)  # Not asked for yet.
     under_way: dict[Range, None] = field(default_factory=dict)  # Asked for, oldest first.
     bytes: int = 0  # Received.
+    backlog_since_s: float | None = None  # The last arrival, if more was under way then.
+    rates_bps: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES[1]))
 
     def rest_bytes(self) -> int:
         return sum(stop - start for start, stop in self.rest)
@@ -66,7 +72,7 @@ class Replication:
             case Received(peer, ManifestReply(step=self.step, digest=digest), payload):
                 return [ReadManifest(peer, self.step, digest, payload)] if self.total_bytes is None else []
             case Received(peer, Shard(step=self.step) as shard, payload):
-                return self._on_shard(peer, shard, payload)
+                return self._on_shard(peer, shard, payload) + self._sample(peer, shard, now_s)
             case ManifestKnown(self.step, total_bytes) if self.total_bytes is None:
                 self.total_bytes, self.wake_at_s = total_bytes, None
                 self._lay_out(total_bytes)
@@ -115,6 +121,20 @@ class Replication:
                 f"{peer} sent bytes {shard.start} to {shard.stop}, which nobody asked for"
             )
         return [StoreShard(peer, shard.start, shard.stop, shard.digest, payload)]
+
+    def _sample(self, peer: str, shard: Shard, now_s: float) -> list[Effect]:
+        """While a source has more to send than its link takes, the time between two pieces is the link's."""
+        source = self.sources.get(peer)
+        if source is None:
+            return []
+        since_s, size = source.backlog_since_s, shard.stop - shard.start
+        source.backlog_since_s = now_s if len(source.under_way) > 1 else None
+        if since_s is None or now_s <= since_s or size < SAMPLE_BYTES:
+            return []
+        source.rates_bps.append(8 * size / (now_s - since_s))
+        if len(source.rates_bps) < SAMPLES[0]:
+            return []
+        return [Measured(peer, statistics.median(source.rates_bps), "replication")]
 
     def _on_stored(self, name: str, piece: Range) -> list[Effect]:
         if piece not in self._stored:

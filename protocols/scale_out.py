@@ -14,15 +14,27 @@ import enum
 
 import msgspec
 
-from .effects import Dial, DiscardState, Effect, JoinFailed, SendProbe, StateWhole
-from .events import BacklogFull, CaughtUp, DialFailed, Event, PeerOpened, Received, StateRejected, Tick
+from .addresses import AddressBook
+from .effects import Dial, DiscardState, Effect, Happened, JoinFailed, MeasureLink, StateWhole, Transmit
+from .events import (
+    BacklogFull,
+    CaughtUp,
+    DialFailed,
+    Event,
+    LinkMeasured,
+    PeerOpened,
+    Received,
+    StateRejected,
+    Tick,
+)
 from .messages import (
     EVERYONE,
     Answer,
+    DialBack,
+    DialBackReply,
     LinkReading,
     NegotiationPlan,
     NeighborsReady,
-    ProbeResult,
     ReplicationPlan,
     ScaleOutReady,
     ScaleOutRefused,
@@ -54,19 +66,23 @@ class Joiner:
     """Brings node `me` into the cluster that one of `seeds` belongs to."""
 
     def __init__(
-        self, relay: Relay, seeds: tuple[str, ...], request: ScaleOutRequest, patience_s: float, now_s: float
-    ) -> None:
-        self.relay, self.seeds, self.request = relay, seeds, request
+        self, relay: Relay, book: AddressBook, seeds: tuple[str, ...], request: ScaleOutRequest, patience_s: float,
+        now_s: float,
+    ) -> None:  # fmt: skip
+        self.relay, self.book, self.seeds, self.request = relay, book, seeds, request
         self.state = State.KNOCKING
         self.patience_s = patience_s
         self.give_up_at_s: float | None = now_s + patience_s
         self.wake_at_s: float | None = now_s
         self.refusals: dict[str, str] = {}  # Seed: why it did not answer.
         self.scheduler = ""
-        self.address_of: dict[str, str] = {}
+        self.ways: dict[
+            str, dict[str, str]
+        ] = {}  # Neighbour: its addresses, and why each has failed ("": not yet).
         self.open: dict[str, bool] = {}  # Neighbour: is its link open?
-        self.failed: dict[str, str] = {}
-        self.rates_bps: dict[str, float] = {}
+        self.measured: dict[str, LinkReading] = {}
+        self.dialled_back: dict[str, DialBackReply] = {}
+        self.warned = False
         self.replication: Replication | None = None
         self.unanswered = 0
 
@@ -89,12 +105,17 @@ class Joiner:
                 return self._open_links(plan, now_s)
             case State.LINKING, PeerOpened(peer, _, False) if peer in self.open:
                 self.open[peer] = True
-                return [SendProbe(peer)]
-            case State.LINKING, DialFailed(address, reason) if address in self.address_of:
-                self.failed[self.address_of[address]] = reason
+                return self._examine(peer)
+            case State.LINKING, DialFailed(address, reason):
+                for tries in self.ways.values():
+                    if address in tries:
+                        tries[address] = reason
                 return self._report_links(now_s)
-            case State.LINKING, Received(peer, ProbeResult(rate_bps=rate)) if peer in self.open:
-                self.rates_bps[peer] = rate
+            case State.LINKING, LinkMeasured(peer, rate, source) if peer in self.open:
+                self.measured[peer] = LinkReading(rate_bps=rate, rate_source=source if rate else "")
+                return self._report_links(now_s)
+            case State.LINKING, Received(peer, DialBackReply() as reply) if peer in self.open:
+                self.dialled_back[peer] = reply
                 return self._report_links(now_s)
             case State.LINKING, Tick() if self._due(now_s):
                 return self._report_links(now_s, complete=False)
@@ -169,37 +190,71 @@ class Joiner:
 
     def _open_links(self, plan: NegotiationPlan, now_s: float) -> list[Effect]:
         self.state, self.wake_at_s = State.LINKING, now_s + LINK_PATIENCE_S
-        self.address_of = {member.address: member.id for member in plan.neighbors}
+        self.ways = {m.id: dict.fromkeys(self.book.ways_to(m), "") for m in plan.neighbors}
         self.open = {member.id: member.id in self.relay.peers for member in plan.neighbors}
-        self.failed, self.rates_bps = {}, {}
-        probes: list[Effect] = [SendProbe(peer) for peer, is_open in self.open.items() if is_open]
-        return probes + [Dial(m.address) for m in plan.neighbors if not self.open[m.id]]
+        self.measured, self.dialled_back = {}, {}
+        effects = [effect for peer, is_open in self.open.items() if is_open for effect in self._examine(peer)]
+        return effects + [
+            Dial(way) for peer, ways in self.ways.items() if not self.open[peer] for way in ways
+        ]
+
+    def _examine(self, peer: str) -> list[Effect]:
+        """How fast is the link, and could the other end have opened it?"""
+        return [MeasureLink(peer), Transmit(peer, DialBack(addresses=self.request.addresses))]
+
+    def _failed(self, peer: str) -> str:
+        """Why there is no link to it, if there will be none."""
+        tries = self.ways[peer]
+        return "; ".join(f"{way}: {why}" for way, why in tries.items()) if all(tries.values()) else ""
+
+    def _settled(self, peer: str) -> bool:
+        if not self.open[peer]:
+            return bool(self._failed(peer)) or not self.ways[peer]
+        return peer in self.measured and (peer in self.dialled_back or self._reached)
+
+    @property
+    def _reached(self) -> bool:
+        return any(reply.reached for reply in self.dialled_back.values())
 
     def _report_links(self, now_s: float, complete: bool = True) -> list[Effect]:
-        settled = all(peer in self.rates_bps or peer in self.failed for peer in self.open)
-        if complete and not settled:
+        if complete and not all(self._settled(peer) for peer in self.open):
             return []
         if not any(self.open.values()):
             return self._ask_for_others(now_s)
         self.state, self.wake_at_s, self.unanswered = State.WAITING, now_s + ASK_EVERY_S, 0
         self.request = msgspec.structs.replace(self.request, again=True)
-        links = {
-            peer: LinkReading(rate_bps=self.rates_bps.get(peer, 0.0))
-            for peer, is_open in self.open.items()
-            if is_open
-        }
-        failed = {
-            peer: self.failed.get(peer, "no answer") for peer, is_open in self.open.items() if not is_open
-        }
-        return self.relay.send(
-            self.scheduler, NeighborsReady(node=self.request.node, links=links, failed=failed)
+        report = NeighborsReady(
+            node=self.request.node,
+            addresses=() if self._unreachable else self.request.addresses,
+            links={peer: self.measured.get(peer, LinkReading()) for peer, is_open in self.open.items() if is_open},
+            failed={
+                peer: self._failed(peer) or "no answer" for peer, is_open in self.open.items() if not is_open
+            },
+        )  # fmt: skip
+        return self._warn_if_unreachable() + self.relay.send(self.scheduler, report)
+
+    @property
+    def _unreachable(self) -> bool:
+        """Has every neighbour that we link to tried in vain to dial us?"""
+        asked = {peer for peer, is_open in self.open.items() if is_open}
+        return asked <= set(self.dialled_back) and not self._reached
+
+    def _warn_if_unreachable(self) -> list[Effect]:
+        if not self._unreachable or self.warned or not self.request.addresses:
+            return []
+        self.warned = True
+        who = "; ".join(f"{peer}: {reply.reason}" for peer, reply in sorted(self.dialled_back.items()))
+        told = (
+            f"nobody can open a link to it at {', '.join(self.request.addresses)} ({who}): it can only dial. "
+            "Give --listen an address that the others can reach"
         )
+        return [Happened("unreachable", self.request.node, told[:2000], 0)]
 
     def _ask_for_others(self, now_s: float) -> list[Effect]:
         """They may just have died, and the scheduler is about to learn it; or nobody can reach them."""
         self.unanswered += 1
         if self.unanswered > MAX_UNANSWERED:
-            reasons = "; ".join(f"{peer}: {reason}" for peer, reason in sorted(self.failed.items()))
+            reasons = "; ".join(f"{peer}: {self._failed(peer) or 'no answer'}" for peer in sorted(self.ways))
             return self._fail(f"none of the planned neighbours can be reached ({reasons or 'no answer'})")
         self.state, self.wake_at_s = State.ASKED, now_s + KNOCK_EVERY_S
         return []

@@ -212,8 +212,7 @@ class Scheduler:
             return self.send(node, ScaleOutRefused(reason=reason))
         neighbors, unknown = self._neighbors_for(request)
         if unknown:
-            known = ", ".join(f"{member.id} ({member.address})" for member in self.view.members)
-            reason = f"the wanted neighbour {unknown!r} is no member (members: {known})"
+            reason = f"the wanted neighbour {unknown!r} is no member (members: {self._members})"
             return self.send(node, ScaleOutRefused(reason=reason))
         if any(isinstance(change, AddJoiner) and change.node == node for change in self.queue):
             return []
@@ -235,19 +234,26 @@ class Scheduler:
         chosen = set(sync_plan.choose_neighbors(degrees, request.degree))
         return [m for m in self.view.members if m.id in chosen], ""
 
+    @property
+    def _members(self) -> str:
+        """Who is there, for people."""
+        return ", ".join(
+            f"{member.id} ({', '.join(member.addresses) or 'dials only'})" for member in self.view.members
+        )
+
     def _find(self, name: str) -> Member | None:
-        return next((m for m in self.view.members if name in (m.id, m.address)), None)
+        return next((m for m in self.view.members if name in (m.id, *m.addresses)), None)
 
     def _on_neighbors_ready(self, message: NeighborsReady, now_s: float) -> list[Effect]:
         request = self.requests.get(message.node)
         if request is None:
             return []
         for peer, reading in message.links.items():
-            self.monitor.reading(link(message.node, peer), reading, now_s)
+            self.monitor.reading(message.node, peer, reading, now_s)
         neighbors = tuple(sorted(message.links))
         change = AddJoiner(
             node=message.node,
-            address=request.address,
+            addresses=message.addresses,
             neighbors=neighbors,
             blocking=request.blocking,
             life=request.life,
@@ -297,16 +303,20 @@ class Scheduler:
     ) -> list[Effect]:
         ends = [self._find(a), self._find(b)]
         if ends[0] is None or ends[1] is None:
-            known = ", ".join(f"{member.id} ({member.address})" for member in self.view.members)
             unknown = a if ends[0] is None else b
-            return self.send(asker, Answer(ok=False, text=f"{unknown!r} is no member (members: {known})"))
+            text = f"{unknown!r} is no member (members: {self._members})"
+            return self.send(asker, Answer(ok=False, text=text))
         each = link(ends[0].id, ends[1].id)
         connect = isinstance(message, ConnectLinkRequest)
+        healed = isinstance(message, ConnectLinkRequest) and message.healed
+        if healed and (each in self.view.links or each in self.unwanted):
+            return []
         change = AddLink(asker=asker, link=each) if connect else RemoveLink(asker=asker, link=each)
         if self._is_queued(change):
             return []
         kind = "connect-link" if connect else "disconnect-link"
-        told: list[Effect] = [Happened(kind, f"{each[0]} - {each[1]}", "requested", self.sync.step)]
+        why = "it carries again" if healed else "requested"
+        told: list[Effect] = [Happened(kind, f"{each[0]} - {each[1]}", why, self.sync.step)]
         return told + self._enqueue(change, now_s)
 
     # --- proposals ---
@@ -387,12 +397,15 @@ class Scheduler:
         """Where a loss has left the overlay thin, add links as if somebody had asked."""
         if not any(isinstance(change, AddLink) and change.repair for change in self.queue):
             missing = views.missing_links(view.members, view.observers, view.links, MIN_DEGREE)
-            wanted = [each for each in missing if self._dialable(each) and each not in self.unwanted]
+            wanted = [each for each in missing if self._can_be_had(each)]
             self.queue.extend(AddLink(link=each, repair=True) for each in wanted)
         return []
 
-    def _dialable(self, each: Link) -> bool:
-        return any(member.address for member in self.view.members if member.id in each)
+    def _can_be_had(self, each: Link) -> bool:
+        """Nobody wanted it away, it is not known to be dead, and one end can be dialled."""
+        if each in self.unwanted or self.overlay.denied(*each):
+            return False
+        return any(member.addresses for member in self.view.members if member.id in each)
 
     # --- flush and install ---
 

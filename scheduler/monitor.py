@@ -23,19 +23,37 @@ class NodeRecord:
 
     id: str
     state: str  # "standby" (joining), "active", "failed" or "left".
-    address: str = ""
+    addresses: tuple[str, ...] = ()
     neighbors: tuple[str, ...] = ()
     joined_step: int = 0
     report: Report | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Of one direction of a link: when it was measured, and how ("probe", "iperf3", "replication")."""
+
+    bps: float
+    at_s: float
+    source: str
+
+
 @dataclass(slots=True)
 class LinkRecord:
-    """The newest reading of a link, with the time it was taken."""
+    """The newest readings of a link. Rates by the end that receives."""
 
-    rtt_s: float = 0.0
-    rate_bps: float = 0.0
-    measured_s: float = 0.0
+    rtt_min_s: float = 0.0
+    rtt_median_s: float = 0.0
+    rates: dict[str, Rate] = field(default_factory=dict)
+
+    @property
+    def rate_bps(self) -> float:
+        """Of the slower direction, as far as it is known: an all-reduce needs both. 0: not measured."""
+        return min((rate.bps for rate in self.rates.values()), default=0.0)
+
+    def to(self, receiver: str) -> float:
+        """bit/s of what `receiver` gets; if that is not known, of the other direction."""
+        return self.rates[receiver].bps if receiver in self.rates else self.rate_bps
 
 
 @dataclass(slots=True)
@@ -55,7 +73,7 @@ class ClusterMonitor:
         for member in (*view.members, *view.observers):
             record = self.nodes.setdefault(member.id, NodeRecord(member.id, "standby"))
             record.state = "active" if member.id in view.member_ids else "standby"
-            record.address, record.joined_step = member.address, member.joined_step
+            record.addresses, record.joined_step = member.addresses, member.joined_step
             record.neighbors = view.neighbors(member.id)
         self.links = {each: reading for each, reading in self.links.items() if each in view.links}
 
@@ -73,14 +91,15 @@ class ClusterMonitor:
             return
         record.report = report
         for peer, reading in report.readings.items():
-            self.reading(link(report.node, peer), reading, now_s)
+            self.reading(report.node, peer, reading, now_s)
 
-    def reading(self, each: Link, reading: LinkReading, now_s: float) -> None:
-        """A link was measured; what was not measured this time stays as it was."""
-        record = self.links.setdefault(each, LinkRecord())
-        record.rtt_s = reading.rtt_s or record.rtt_s
-        record.rate_bps = reading.rate_bps or record.rate_bps
-        record.measured_s = now_s
+    def reading(self, node: str, peer: str, reading: LinkReading, now_s: float) -> None:
+        """What `node` knows of its link to `peer`; what it has not measured stays as it was."""
+        record = self.links.setdefault(link(node, peer), LinkRecord())
+        record.rtt_min_s = reading.rtt_min_s or record.rtt_min_s
+        record.rtt_median_s = reading.rtt_median_s or record.rtt_median_s
+        if reading.rate_bps:
+            record.rates[node] = Rate(reading.rate_bps, now_s - reading.rate_age_s, reading.rate_source)
 
     def graph(self, nodes: Iterable[str], links: Iterable[Link]) -> nx.Graph:
         """The overlay as the sync planner wants it: edges with what is known of `rate_bps` and `rtt_s`."""
@@ -89,7 +108,7 @@ class ClusterMonitor:
         for a, b in links:
             if a in graph and b in graph:
                 record = self.links.get((a, b), LinkRecord())
-                known = {"rate_bps": record.rate_bps, "rtt_s": record.rtt_s}
+                known = {"rate_bps": record.rate_bps, "rtt_s": record.rtt_min_s}
                 graph.add_edge(a, b, **{name: value for name, value in known.items() if value > 0})
         return graph
 
@@ -100,8 +119,9 @@ class ClusterMonitor:
             record = self.links.get(link(joiner, neighbor), LinkRecord())
             report = self.nodes[neighbor].report if neighbor in self.nodes else None
             sync_s = report.sync_delay_s if report else 0.0
-            propagation_s = (record.rtt_s or DEFAULT_RTT_S) / 2
-            sources[neighbor] = Source(propagation_s + sync_s, 8 / (record.rate_bps or DEFAULT_RATE_BPS))
+            propagation_s = (record.rtt_min_s or DEFAULT_RTT_S) / 2
+            rate_bps = record.to(joiner) or DEFAULT_RATE_BPS
+            sources[neighbor] = Source(propagation_s + sync_s, 8 / rate_bps)
         return sources
 
     def state_sizes(self) -> tuple[int, int, int]:
@@ -114,18 +134,23 @@ class ClusterMonitor:
         """Members, links and events as plain data."""
         return {
             "members": [_row(record) for record in self.nodes.values()],
-            "links": [
-                {
-                    "a": a,
-                    "b": b,
-                    "rate_mbit": round(record.rate_bps / 1e6, 1),
-                    "rtt_ms": round(record.rtt_s * 1e3, 3),
-                    "age_s": round(now_s - record.measured_s, 1),
-                }
-                for (a, b), record in sorted(self.links.items())
-            ],
+            "links": [_link_row(each, record, now_s) for each, record in sorted(self.links.items())],
             "events": [_event(notice) for notice in self.events],
         }
+
+
+def _link_row(each: Link, record: LinkRecord, now_s: float) -> dict[str, Any]:
+    """As in a topology file, `rate` is what passes from a to b, and `rate_back` from b to a."""
+    a, b = each
+    row: dict[str, Any] = {"a": a, "b": b}
+    for name, receiver in (("rate", b), ("rate_back", a)):
+        rate = record.rates.get(receiver)
+        row[f"{name}_mbit"] = round(rate.bps / 1e6, 1) if rate else 0.0
+        row[f"{name}_age_s"] = round(now_s - rate.at_s, 1) if rate else None
+        row[f"{name}_source"] = rate.source if rate else ""
+    row["rtt_min_ms"] = round(record.rtt_min_s * 1e3, 3)
+    row["rtt_median_ms"] = round(record.rtt_median_s * 1e3, 3)
+    return row
 
 
 def _row(record: NodeRecord) -> dict[str, Any]:

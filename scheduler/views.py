@@ -26,7 +26,7 @@ class AddJoiner(Change):
     """Scale-out, first half: listens to results, or (blocking) is a member at once."""
 
     node: str = ""
-    address: str = ""
+    addresses: tuple[str, ...] = ()
     neighbors: tuple[str, ...] = ()
     blocking: bool = False
     life: int = 0
@@ -163,7 +163,7 @@ def _add_joiner(view: View, change: AddJoiner, key: tuple[int, int], step: int) 
     links = (*others, *(link(node, source) for source in sources))
     observers = tuple(each for each in view.observers if each.id != node)
     joining = (Joining(node=node, sources=sources, blocking=change.blocking),)
-    member = Member(id=node, address=change.address, joined_step=step, life=change.life)
+    member = Member(id=node, addresses=change.addresses, joined_step=step, life=change.life)
     if change.blocking:
         return _next(view, key, links, members=(*view.members, member), observers=observers, joining=joining)
     return _next(view, key, links, observers=(*observers, member), joining=joining)

@@ -29,7 +29,6 @@ from ..protocols.messages import (
     Message,
     Notice,
     Probe,
-    ProbeResult,
     Routed,
     Shard,
     Up,
@@ -39,6 +38,7 @@ from ..protocols.overlay import lacking
 from ..protocols.scale_in import State as LeaverState
 from ..scheduler.sync_plan import POLICIES
 
+PROBE_PARTS, PROBE_PART = 2, bytes(64 << 10)
 BULK = (Up, Down, Shard, ManifestReply, Probe)
 STORY_LINES = 60
 MAX_ACTIONS = 2_000_000  # A life of a minute takes some 30,000.
@@ -130,7 +130,7 @@ class SimCluster:
     ) -> SimNode:
         """A new machine: founds a cluster, or joins through `seeds` (names)."""
         settings = Settings(
-            address=f"{name}:1",
+            addresses=(f"{name}:1",),
             chunks=self.chunks,
             policy=POLICIES[self.policy],
             first_serial=int(self.now_s * 1e6) + 1,
@@ -291,9 +291,13 @@ class SimCluster:
                 self._dial(node, address)
             case fx.ClosePeer(peer, reason):
                 self._close(node.name, peer, reason)
+            case fx.CheckReach(address):
+                self._check_reach(node, address)
+            case fx.MeasureLink() | fx.Measured():
+                pass  # From core to core.
             case fx.SendProbe(peer):
-                rate = ProbeResult(rate_bps=self.rng.uniform(1e8, 1e9))
-                self._after(2 * self._delay(), lambda: self._event(node, ev.Received(peer, rate)))
+                for index in range(PROBE_PARTS):
+                    self._send(node.name, peer, Probe(index=index, count=PROBE_PARTS), PROBE_PART)
             case fx.Happened():
                 self._happened(node, effect)
             case fx.Left(reason) | fx.Out(reason):
@@ -468,11 +472,27 @@ class SimCluster:
             elif pair in self.cuts or other.paused:
                 self._after(1.0, lambda: self._event(node, ev.DialFailed(address, "timed out")))
             else:
-                self._open(pair)
+                self._open(pair, dialler=node.name)
 
         self._after(self._delay(), connect)
 
-    def _open(self, pair: tuple[str, str]) -> None:
+    def _check_reach(self, node: SimNode, address: str) -> None:
+        name = address.split(":")[0]
+
+        def answered() -> None:
+            other = self.nodes.get(name)
+            silent = _pair(node.name, name) in self.cuts or (other is not None and other.paused)
+            if not node.alive:
+                return
+            if other is None or not other.alive or other.done or silent:
+                reason = "timed out" if silent else "connection refused"
+                self._event(node, ev.NotReached(address, reason))
+            else:
+                self._event(node, ev.Reached(address, name))
+
+        self._after(2 * self._delay(), answered)
+
+    def _open(self, pair: tuple[str, str], dialler: str) -> None:
         connection = self.connections.get(pair)
         if connection is not None and connection.open_at == {*pair}:
             return
@@ -483,7 +503,7 @@ class SimCluster:
         connection = self.connections[pair] = _Connection(pair, lives)
         connection.open_at = {*pair}
         for end, other in (pair, pair[::-1]):
-            opened = ev.PeerOpened(other, f"{other}:1")
+            opened = ev.PeerOpened(other, f"{other}:1", dialled=end == dialler)
             self._event(self.nodes[end], opened)
 
     def _life(self, name: str) -> int:

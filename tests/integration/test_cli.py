@@ -262,14 +262,14 @@ def test_status_shows_members_links_scheduler_and_events(three: tuple[Nodes, str
     found = json.loads(out)
     assert (code, err, found["scheduler"]) == (0, "", "a")
     assert {row["node"]: row["state"] for row in found["members"]} == dict.fromkeys("abc", "active")
-    assert all({"rate_mbit", "rtt_ms"} <= row.keys() for row in found["links"])
+    assert all({"rate_mbit", "rate_back_mbit", "rtt_min_ms"} <= row.keys() for row in found["links"])
     assert {"joined"} <= {event["kind"] for event in found["events"]}
 
 
 @pytest.mark.realtime
 def test_links_are_removed_and_added_while_training(three: tuple[Nodes, str], chaosnet: Main) -> None:
     _, address = three
-    addresses = {row["node"]: row["address"] for row in client.status(address)["members"]}
+    addresses = {row["node"]: row["addresses"][0] for row in client.status(address)["members"]}
     assert links(address) == {("a", "b"), ("a", "c"), ("b", "c")}
     assert chaosnet("link", "remove", addresses["b"], "c") == (0, "the link b - c is closed\n", "")
     assert links(address) == {("a", "b"), ("a", "c")}
@@ -339,7 +339,7 @@ def test_leave_sends_a_node_away_even_if_its_script_never_asks(
     _, address = three
     nodes.start("d", "--join", address, script=TRAIN)
     nodes.await_text("d", "trains")
-    (theirs,) = (row["address"] for row in client.status(address)["members"] if row["node"] == "d")
+    (theirs,) = (row["addresses"][0] for row in client.status(address)["members"] if row["node"] == "d")
     assert chaosnet("leave", theirs) == (0, "d leaves\n", "")
     assert nodes.exit_code("d") == 0
     assert "d left after step" in nodes.text("d")
@@ -368,7 +368,7 @@ def test_ctrl_c_finishes_the_step_and_leaves(three: tuple[Nodes, str]) -> None:
 @pytest.mark.realtime
 def test_status_answers_right_after_the_scheduler_has_died(three: tuple[Nodes, str]) -> None:
     nodes, address = three
-    addresses = {row["node"]: row["address"] for row in client.status(address)["members"]}
+    addresses = {row["node"]: row["addresses"][0] for row in client.status(address)["members"]}
     nodes.signal("a", signal.SIGKILL)
     found = client.status(addresses["b"])
     assert found["scheduler"] == "b"

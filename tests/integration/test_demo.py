@@ -86,9 +86,9 @@ def test_the_longest_gap_is_that_in_the_window() -> None:
 
 def test_the_bound_of_a_join_fills_all_links_of_the_joiner() -> None:
     links = [
-        {"a": "a", "b": "j", "rate_mbit": 80.0, "rtt_ms": 0.0},
-        {"a": "j", "b": "k", "rate_mbit": 80.0, "rtt_ms": 0.0},
-        {"a": "a", "b": "k", "rate_mbit": 8000.0, "rtt_ms": 0.0},
+        {"a": "a", "b": "j", "rate_mbit": 80.0, "rate_back_mbit": 1.0, "rtt_min_ms": 0.0},
+        {"a": "j", "b": "k", "rate_mbit": 1.0, "rate_back_mbit": 80.0, "rtt_min_ms": 0.0},
+        {"a": "a", "b": "k", "rate_mbit": 8000.0, "rate_back_mbit": 8000.0, "rtt_min_ms": 0.0},
     ]
     assert report.join_bound_s(20_000_000, links, "j") == pytest.approx(1.0)
     assert report.join_bound_s(20_000_000, links[2:], "j") == 0.0

@@ -45,6 +45,9 @@ class Ear:
     def closed(self, peer: str, clean: bool) -> None:
         self.note("closed", peer, clean)
 
+    def checked(self, address: str, peer: str, reason: str) -> None:
+        self.note("checked", address, peer, reason)
+
     def dial_failed(self, address: str, reason: str, final: bool) -> None:
         self.note("dial_failed", address, reason, final)
 

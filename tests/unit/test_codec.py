@@ -20,9 +20,9 @@ from chaosnet.protocols.codec import MAGIC, MAX_FRAME_BYTES, decode, encode
 WIRE = Path(__file__).parent.parent / "traces" / "wire"
 REWRITE = os.environ.get("CHAOSNET_REWRITE_TRACES") == "1"
 
-A = m.Member(id="a", address="tcp://10.0.0.1:5555", joined_step=0, life=3)
-B = m.Member(id="b", address="", joined_step=41, life=4)
-J = m.Member(id="j", address="tcp://10.0.0.3:5555", joined_step=57, life=5)
+A = m.Member(id="a", addresses=("10.0.0.1:5555",), joined_step=0, life=3)
+B = m.Member(id="b", joined_step=41, life=4)
+J = m.Member(id="j", addresses=("10.0.0.3:5555",), joined_step=57, life=5)
 VIEW = m.View(
     term=2,
     seq=9,
@@ -45,17 +45,20 @@ BROUGHT = m.Contribution(
 COMMIT = m.Commit(key=(2, 9), step=57, switch=(2, 10), total=BROUGHT)
 
 ROUTED = [
-    m.ScaleOutRequest(node="j", life=5, address="tcp://10.0.0.3:5555", neighbors=("a",), digest="c0ffee"),
+    m.ScaleOutRequest(node="j", life=5, addresses=("10.0.0.3:5555",), neighbors=("a",), digest="c0ffee"),
     m.ScaleOutRefused(reason="the model differs", spec=b"spec"),
     m.NegotiationPlan(neighbors=(A, B)),
     m.NeighborsReady(
-        node="j", links={"a": m.LinkReading(rtt_s=0.002, rate_bps=1e8)}, failed={"b": "refused"}
+        node="j",
+        addresses=("10.0.0.3:5555",),
+        links={"a": m.LinkReading(rate_bps=1e8, rate_age_s=0.5, rate_source="probe")},
+        failed={"b": "refused"},
     ),
     m.ReplicationPlan(view=VIEW, step=57, shard_bytes=65536, shards_by_source={"a": 12}),
     m.ScaleOutReady(node="j"),
     m.ScaleOutAbort(node="j", reason="no memory"),
     m.ScaleInRequest(node="b"),
-    m.ConnectLinkRequest(a="a", b="tcp://10.0.0.3:5555", asker="client"),
+    m.ConnectLinkRequest(a="a", b="10.0.0.3:5555", asker="client"),
     m.DisconnectLinkRequest(a="a", b="b", asker="client"),
     m.Answer(ok=False, text="no such member"),
     m.LeaveCommand(asker="client"),
@@ -82,14 +85,16 @@ ROUTED = [
     m.Expelled(node="b", reason="the cluster went on without it"),
     m.VoteRequest(term=3, candidate="b", key=(2, 9), trial=True),
     m.VoteReply(term=3, voter="a", granted=True, trial=True),
-    m.Report(node="a", step=57, readings={"b": m.LinkReading(rtt_s=0.002)}, counters={"dropped": 1}),
+    m.Report(node="a", step=57, readings={"b": m.LinkReading(rtt_min_s=0.002)}, counters={"dropped": 1}),
+    m.Echo(node="a", asked_s=12.5),
+    m.EchoReply(node="b", asked_s=12.5),
     m.Notice(kind="joined", node="j", detail="now 3 members", step=58, time_s=1.75e9, handling_ms=0.25),
     m.StatusRequest(asker="client"),
     m.StatusReply(status=b"{}"),
 ]
 LINK_LOCAL = [
     m.Envelope(source="j", target=m.EVERYONE, serial=7, body=m.ScaleOutReady(node="j")),
-    m.Hello(node="a", address="tcp://10.0.0.1:5555", incarnation="0011223344556677", cluster="lab"),
+    m.Hello(node="a", address="10.0.0.1:5555", incarnation="0011223344556677", cluster="lab"),
     m.Bye(reason="the link was disconnected"),
     m.Ping(sent_s=12.5, stall_s=0.25),
     m.Pong(sent_s=12.5),
@@ -103,6 +108,10 @@ LINK_LOCAL = [
     m.ShardRequest(step=57, start=0, stop=65536),
     m.Shard(step=57, start=0, stop=65536, digest=b"\x01\x02"),
     m.ReplicationDone(step=57),
+    m.DialBack(addresses=("10.0.0.3:5555", "192.168.1.3:5555")),
+    m.DialBackReply(reached="10.0.0.3:5555"),
+    m.ProbeRequest(kind="in-band"),
+    m.Iperf3Ready(port=5201),
     m.Probe(index=0, count=8),
     m.ProbeResult(rate_bps=1e8),
 ]

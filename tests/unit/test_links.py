@@ -2,6 +2,7 @@
 
 import pytest
 
+from chaosnet.protocols.addresses import AddressBook
 from chaosnet.protocols.connect_link import OPEN_PATIENCE_S, OTHER_END_S, LinkOpener
 from chaosnet.protocols.disconnect_link import LinkCloser
 from chaosnet.protocols.effects import ClosePeer, Dial
@@ -9,8 +10,8 @@ from chaosnet.protocols.messages import Member, PrepareFailed, View
 from chaosnet.protocols.relay import Relay
 
 
-def view(*links, seq=2, nat=()):
-    members = tuple(Member(id=each, address="" if each in nat else f"{each}:1") for each in "abc")
+def view(*links, seq=2, nat=""):
+    members = tuple(Member(id=each, addresses=() if each in nat else (f"{each}:1",)) for each in "abc")
     return View(term=1, seq=seq, scheduler="a", members=members, links=links)
 
 
@@ -18,7 +19,7 @@ def opener(me, *open_peers):
     relay = Relay(me, 0)
     for peer in open_peers:
         relay.opened(peer, client=False)
-    return LinkOpener(me, relay)
+    return LinkOpener(me, relay, AddressBook())
 
 
 def test_the_smaller_id_dials():
@@ -60,7 +61,7 @@ def test_a_link_that_will_not_open_is_reported_with_the_reason():
     one.dial_failed("b:1", "connection refused")
     [effect] = one.tick(OPEN_PATIENCE_S)
     assert effect.message.body == PrepareFailed(
-        key=(1, 2), node="a", link=("a", "b"), reason="connection refused"
+        key=(1, 2), node="a", link=("a", "b"), reason="b:1: connection refused"
     )
     assert one.ready is None
 

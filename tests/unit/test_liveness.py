@@ -4,9 +4,12 @@ import pytest
 
 from chaosnet.protocols.effects import Transmit
 from chaosnet.protocols.liveness import (
+    DEAD_LINK_S,
+    ECHO_GRACE_S,
     PING_EVERY_S,
     PROBE_PATIENCE_S,
     PROOF_WINDOW_S,
+    RTTS_KEPT,
     STALL_MEMORY_S,
     SUSPECT_AFTER_S,
     Liveness,
@@ -25,7 +28,7 @@ def run(liveness, until_s, start_s=0.0, every_s=PING_EVERY_S):
     """Tick regularly; the first peer that is given up, and when."""
     now_s = start_s
     while now_s < until_s:
-        lost, _ = liveness.tick(now_s)
+        lost, _, _ = liveness.tick(now_s)
         if lost:
             return lost, now_s
         now_s += every_s
@@ -33,9 +36,9 @@ def run(liveness, until_s, start_s=0.0, every_s=PING_EVERY_S):
 
 
 def test_a_ping_goes_out_every_quarter_of_a_second(liveness):
-    assert liveness.tick(0.0) == ([], [Transmit("a", Ping(sent_s=0.0))])
-    assert liveness.tick(0.1) == ([], [])
-    assert liveness.tick(PING_EVERY_S) == ([], [Transmit("a", Ping(sent_s=PING_EVERY_S))])
+    assert liveness.tick(0.0) == ([], [], [Transmit("a", Ping(sent_s=0.0))])
+    assert liveness.tick(0.1) == ([], [], [])
+    assert liveness.tick(PING_EVERY_S) == ([], [], [Transmit("a", Ping(sent_s=PING_EVERY_S))])
 
 
 def test_a_ping_is_answered_with_its_own_time_stamp(liveness):
@@ -79,13 +82,13 @@ def test_a_peer_that_says_it_was_held_up_is_given_that_much_more_time(liveness):
 
 def test_our_own_pause_is_not_the_peers_silence(liveness):
     liveness.tick(0.0)
-    lost, _ = liveness.tick(60.0)  # SIGSTOP, SIGCONT.
+    lost, _, _ = liveness.tick(60.0)  # SIGSTOP, SIGCONT.
     assert lost == []
 
 
 def test_our_own_pause_is_told_to_others_and_forgotten_after_a_while(liveness):
     liveness.tick(0.0)
-    _, [ping] = liveness.tick(3.0)
+    _, _, [ping] = liveness.tick(3.0)
     assert ping.message.stall_s == pytest.approx(3.0 - PING_EVERY_S)
     liveness.received("a", Pong(sent_s=3.0), 3.0)
     liveness.stalled_at_s -= STALL_MEMORY_S
@@ -114,16 +117,72 @@ def test_a_close_proves_nothing_when_we_were_away_for_long(liveness):
 
 
 def test_nobody_gives_up_before_a_close_stops_being_a_proof():
-    assert min(PROBE_PATIENCE_S, SUSPECT_AFTER_S) > PROOF_WINDOW_S
+    assert min(PROBE_PATIENCE_S, DEAD_LINK_S, SUSPECT_AFTER_S) > PROOF_WINDOW_S
 
 
-def test_the_round_trip_time_is_the_best_lately(liveness):
+def test_round_trips_are_the_best_and_the_median_of_the_last_ones(liveness):
+    assert liveness.rtt_s("a") == (0.0, 0.0)
     for sent_s, now_s in [(0.0, 0.020), (1.0, 1.010), (2.0, 2.100)]:
         liveness.received("a", Pong(sent_s=sent_s), now_s)
-    assert liveness.peers["a"].rtt_s == pytest.approx(0.0105)
+    assert liveness.rtt_s("a") == (pytest.approx(0.010), pytest.approx(0.020))
+    for number in range(RTTS_KEPT):
+        liveness.received("a", Pong(sent_s=number), number + 0.5)
+    assert liveness.rtt_s("a") == (0.5, 0.5)
+
+
+def fall_silent(liveness, until_s, answers):
+    """Tick every 10 ms; `answers`: when the other end, asked around the link at once, answers."""
+    asked, now_s = [], 0.0
+    while now_s < until_s:
+        lost, silent, _ = liveness.tick(now_s)
+        if lost:
+            return asked, now_s
+        asked += [now_s] if silent else []
+        for answer_s in [each for each in answers if now_s <= each < now_s + 0.01]:
+            liveness.vouched("a", asked[-1], answer_s)
+        now_s += 0.01
+    return asked, None
+
+
+def test_a_silent_link_whose_other_end_answers_around_it_is_dead_sooner(liveness):
+    asked, lost_s = fall_silent(liveness, 2.0, answers=[0.45])
+    assert asked == [pytest.approx(0.4, abs=0.02), pytest.approx(0.65, abs=0.02)]
+    assert lost_s == pytest.approx(DEAD_LINK_S, abs=0.02)
+
+
+def test_a_silent_link_whose_other_end_does_not_answer_either_gets_the_whole_patience(liveness):
+    asked, lost_s = fall_silent(liveness, 2.0, answers=[])
+    assert len(asked) == 4
+    assert lost_s == pytest.approx(SUSPECT_AFTER_S, abs=0.02)
+
+
+def test_an_answer_from_before_the_silence_says_nothing_of_the_link(liveness):
+    liveness.vouched("a", 0.3, 0.35)
+    assert fall_silent(liveness, 2.0, answers=[])[1] == pytest.approx(SUSPECT_AFTER_S, abs=0.02)
+
+
+def test_who_was_held_up_gets_the_time_for_what_it_had_sent_over_the_link(liveness):
+    """Its answer may overtake its heartbeat."""
+    assert fall_silent(liveness, 2.0, answers=[0.9])[1] == pytest.approx(0.9 + ECHO_GRACE_S, abs=0.02)
+    liveness.vouched("a", 0.9, 0.95)
+    liveness.received("a", Pong(sent_s=0.9), 1.0)
+    assert liveness.tick(1.01)[0] == []
+
+
+def test_a_link_with_long_round_trips_is_not_dead_so_soon(liveness):
+    liveness.received("a", Pong(sent_s=-0.1), 0.0)
+    assert fall_silent(liveness, 2.0, answers=[0.45])[1] == pytest.approx(DEAD_LINK_S + 0.4, abs=0.02)
+
+
+def test_it_wakes_when_a_link_is_dead(liveness):
+    liveness.tick(0.0)
+    liveness.vouched("a", 0.4, 0.42)
+    liveness.peers["a"].ping_at_s = 0.9
+    liveness.peers["a"].echo_at_s = 0.8
+    assert liveness.wake_at_s == pytest.approx(DEAD_LINK_S)
 
 
 def test_a_closed_connection_is_watched_no_longer(liveness):
     liveness.closed("a")
     assert liveness.wake_at_s is None
-    assert liveness.tick(100.0) == ([], [])
+    assert liveness.tick(100.0) == ([], [], [])

@@ -3,11 +3,11 @@
 from chaosnet.protocols.messages import Member, Notice, View
 from chaosnet.scheduler.monitor import ClusterMonitor
 
-MEMBERS = {name: Member(id=name, address=f"{name}:1") for name in "abc"}
+MEMBERS = {name: Member(id=name, addresses=(f"{name}:1",)) for name in "abc"}
 
 
 def view(members, observers="", seq=1, joined_step=0):
-    told = [Member(id=name, address=f"{name}:1", joined_step=joined_step) for name in members]
+    told = [Member(id=name, addresses=(f"{name}:1",), joined_step=joined_step) for name in members]
     return View(
         term=1,
         seq=seq,

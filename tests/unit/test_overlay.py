@@ -16,8 +16,8 @@ def view(members, links, observers=(), lives=None):
         term=1,
         seq=1,
         scheduler=members[0],
-        members=tuple(Member(id=each, address="", life=lives.get(each, 0)) for each in members),
-        observers=tuple(Member(id=each, address="", life=lives.get(each, 0)) for each in observers),
+        members=tuple(Member(id=each, life=lives.get(each, 0)) for each in members),
+        observers=tuple(Member(id=each, life=lives.get(each, 0)) for each in observers),
         links=tuple(links),
     )
 

@@ -2,11 +2,21 @@
 
 import pytest
 
-from chaosnet.protocols.effects import Dial, DiscardState, JoinFailed, SendProbe, StateWhole, Transmit
+from chaosnet.protocols.addresses import AddressBook
+from chaosnet.protocols.effects import (
+    Dial,
+    DiscardState,
+    Happened,
+    JoinFailed,
+    MeasureLink,
+    StateWhole,
+    Transmit,
+)
 from chaosnet.protocols.events import (
     BacklogFull,
     CaughtUp,
     DialFailed,
+    LinkMeasured,
     ManifestKnown,
     PeerClosed,
     PeerOpened,
@@ -16,12 +26,13 @@ from chaosnet.protocols.events import (
 )
 from chaosnet.protocols.messages import (
     Answer,
+    DialBack,
+    DialBackReply,
     Envelope,
     LinkReading,
     Member,
     NegotiationPlan,
     NeighborsReady,
-    ProbeResult,
     ReplicationPlan,
     ScaleOutReady,
     ScaleOutRefused,
@@ -38,9 +49,9 @@ from chaosnet.protocols.scale_out import (
     State,
 )
 
-REQUEST = ScaleOutRequest(node="j", address="j:1")
-A, B = Member(id="a", address="a:1"), Member(id="b", address="b:1")
-VIEW = View(term=1, seq=2, scheduler="a", members=(A, B), observers=(Member(id="j", address="j:1"),))
+REQUEST = ScaleOutRequest(node="j", addresses=("j:1",))
+A, B = Member(id="a", addresses=("a:1",)), Member(id="b", addresses=("b:1",))
+VIEW = View(term=1, seq=2, scheduler="a", members=(A, B), observers=(Member(id="j", addresses=("j:1",)),))
 
 
 class Bench:
@@ -48,7 +59,7 @@ class Bench:
 
     def __init__(self, seeds=("a:1", "x:1"), patience_s=20.0):
         self.relay, self.now_s = Relay("j", 0), 0.0
-        self.joiner = Joiner(self.relay, seeds, REQUEST, patience_s, 0.0)
+        self.joiner = Joiner(self.relay, AddressBook(), seeds, REQUEST, patience_s, 0.0)
 
     def handle(self, event):
         effects = self.joiner.handle(event, self.now_s)
@@ -70,11 +81,16 @@ class Bench:
     def plan(self, *members):
         return self.handle(Received("a", NegotiationPlan(neighbors=members)))
 
+    def examined(self, peer, rate_bps, reached="j:1", reason=""):
+        """Its link is measured, and it has tried to dial us."""
+        effects = self.handle(LinkMeasured(peer, rate_bps, "probe"))
+        return effects + self.handle(Received(peer, DialBackReply(reached=reached, reason=reason)))
+
     def to_waiting(self):
         self.handle(Tick())
         self.open("a")
         self.plan(A)
-        return self.handle(Received("a", ProbeResult(rate_bps=1e6)))
+        return self.examined("a", 1e6)
 
     def to_fetching(self, shards=None):
         self.to_waiting()
@@ -130,19 +146,56 @@ def test_a_refusal_is_final_and_carries_the_model_of_the_cluster(bench):
 def test_it_opens_the_planned_links_and_measures_those_that_are_open_already(bench):
     bench.handle(Tick())
     bench.open("a")
-    assert bench.plan(A, B) == [SendProbe("a"), Dial("b:1")]
-    assert bench.open("b") == [SendProbe("b")]
+    ask = DialBack(addresses=REQUEST.addresses)
+    assert bench.plan(A, B) == [MeasureLink("a"), Transmit("a", ask), Dial("b:1")]
+    assert bench.open("b") == [MeasureLink("b"), Transmit("b", ask)]
 
 
 def test_it_reports_the_links_when_all_are_measured_or_have_failed(bench):
     bench.handle(Tick())
     bench.open("a")
     bench.plan(A, B)
-    assert bench.handle(Received("a", ProbeResult(rate_bps=5e6))) == []
+    assert bench.examined("a", 5e6) == []
     [report] = bodies(bench.handle(DialFailed("b:1", "connection refused")))
     assert report == NeighborsReady(
-        node="j", links={"a": LinkReading(rate_bps=5e6)}, failed={"b": "connection refused"}
+        node="j",
+        addresses=("j:1",),
+        links={"a": LinkReading(rate_bps=5e6, rate_source="probe")},
+        failed={"b": "b:1: connection refused"},
     )
+
+
+def test_one_neighbour_that_can_dial_it_is_enough(bench):
+    bench.handle(Tick())
+    bench.open("a")
+    bench.plan(A, B)
+    bench.open("b")
+    assert (
+        bench.handle(LinkMeasured("a", 5e6, "probe")) == bench.handle(LinkMeasured("b", 5e6, "probe")) == []
+    )
+    [report] = bodies(bench.handle(Received("b", DialBackReply(reached="j:1"))))
+    assert report.addresses == ("j:1",)
+
+
+def test_if_nobody_can_dial_it_that_is_told_plainly_and_its_addresses_are_not_passed_on(bench):
+    bench.handle(Tick())
+    bench.open("a")
+    bench.plan(A)
+    warning, report = bench.examined("a", 5e6, reached="", reason="j:1: no answer in 1.5 s")
+    assert isinstance(warning, Happened) and warning.kind == "unreachable"
+    assert "nobody can open a link to it at j:1 (a: j:1: no answer in 1.5 s)" in warning.detail
+    assert report.message.body.addresses == ()
+
+
+def test_all_addresses_of_a_neighbour_are_tried_and_it_has_failed_when_all_have(bench):
+    bench.handle(Tick())
+    bench.open("a")
+    two = Member(id="b", addresses=("b:1", "b:2"))
+    assert bench.plan(A, two)[-2:] == [Dial("b:1"), Dial("b:2")]
+    bench.examined("a", 5e6)
+    assert bench.handle(DialFailed("b:1", "no route")) == []
+    [report] = bodies(bench.handle(DialFailed("b:2", "refused")))
+    assert report.failed == {"b": "b:1: no route; b:2: refused"}
 
 
 def test_it_does_not_wait_for_a_slow_link_for_ever(bench):

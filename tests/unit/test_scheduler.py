@@ -44,7 +44,7 @@ TRIANGLE = [("a", "b"), ("a", "c"), ("b", "c")]
 
 
 def member(name, joined_step=0):
-    return Member(id=name, address=f"{name}:1", joined_step=joined_step)
+    return Member(id=name, addresses=(f"{name}:1",), joined_step=joined_step)
 
 
 def make_view(members, links, observers="", **kwargs):
@@ -236,7 +236,7 @@ def test_a_lost_link_between_live_nodes_costs_that_link_and_nobody(bench):
 
 
 def join(bench, node="j", **kwargs):
-    request = ScaleOutRequest(node=node, address=f"{node}:1", digest="d", **kwargs)
+    request = ScaleOutRequest(node=node, addresses=(f"{node}:1",), digest="d", **kwargs)
     return bench.receive(node, request)
 
 
@@ -268,7 +268,7 @@ def test_a_blocking_joiner_is_a_member_at_once(bench):
 
 
 def test_a_joiner_with_another_model_is_refused_and_told_the_clusters(bench):
-    _, sent = bench.receive("j", ScaleOutRequest(node="j", address="", digest="other"))
+    _, sent = bench.receive("j", ScaleOutRequest(node="j", digest="other"))
     assert sent == [("j", ScaleOutRefused(reason="the model differs", spec=b"s"))]
 
 

@@ -19,7 +19,7 @@ MANIFEST, SHARD = ManifestRequest(step=7), ShardRequest(step=7, start=0, stop=10
 
 
 def view(*joiners, blocking=False, sources=("a",)):
-    members = tuple(Member(id=name, address=f"{name}:1") for name in ("a", "b", *joiners))
+    members = tuple(Member(id=name, addresses=(f"{name}:1",)) for name in ("a", "b", *joiners))
     joining = tuple(Joining(node=name, sources=sources, blocking=blocking) for name in joiners)
     return View(term=1, seq=4, scheduler="a", members=members, joining=joining)
 

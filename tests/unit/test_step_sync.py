@@ -29,8 +29,8 @@ def view(members, parent, root, *, observers=(), term=1, seq=1, **kwargs):
         term=term,
         seq=seq,
         scheduler=members[0],
-        members=tuple(Member(id=each, address="") for each in members),
-        observers=tuple(Member(id=each, address="") for each in observers),
+        members=tuple(Member(id=each) for each in members),
+        observers=tuple(Member(id=each) for each in observers),
         trees=trees,
         **kwargs,
     )

@@ -1,0 +1,54 @@
+"""The network interfaces of this machine: the addresses that others may reach it at, and the bytes they moved."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+import psutil
+
+from .transport import ANY_HOST, join_address, split_address
+
+MAX_ADDRESSES = 16  # As many as a message takes.
+
+
+def advertised(listen: str) -> tuple[str, ...]:
+    """What to tell others if we listen at "HOST:PORT": that, or, if it means all interfaces, one for each."""
+    if not listen:
+        return ()
+    host, port = split_address(listen)
+    if host not in ANY_HOST:
+        return (listen,)
+    found = tuple(join_address(each, str(port)) for each in _own(v6=host == "::"))
+    return found[:MAX_ADDRESSES] or (f"127.0.0.1:{port}",)
+
+
+def _own(v6: bool) -> list[str]:
+    """Addresses of interfaces that are up; neither loopback nor link-local ones, which others cannot use."""
+    stats = psutil.net_if_stats()
+    found = []
+    for name, addresses in psutil.net_if_addrs().items():
+        for each in addresses if name in stats and stats[name].isup else ():
+            try:
+                address = ipaddress.ip_address(each.address)
+            except ValueError:  # A hardware address; a link-local one with its zone.
+                continue
+            if (address.version == 4 or v6) and not (address.is_loopback or address.is_link_local):
+                found.append(str(address))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes since the machine was started."""
+
+    sent: int
+    received: int
+
+
+def traffic() -> Traffic:
+    """Of all interfaces but loopback."""
+    counters = [
+        each for name, each in psutil.net_io_counters(pernic=True).items() if not name.startswith("lo")
+    ]
+    return Traffic(sum(each.bytes_sent for each in counters), sum(each.bytes_recv for each in counters))

@@ -1,0 +1,109 @@
+"""Measuring a link with iperf3, as the paper does (Chaos, Sec. VI): an alternative to in-band probes.
+
+It needs libiperf (package iperf3 or libiperf0). The Python package measures rightly only once in a process
+(docs/testbed.md), so each run has a process of its own:
+
+    python -m ...iperf3_probe serve               prints the port, serves both directions, ends
+    python -m ...iperf3_probe run HOST PORT       prints {"in_bps": ..., "out_bps": ...}
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+SECONDS = 1  # The package takes whole ones only.
+PATIENCE_S = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Rates in bit/s of what came and what went; or why there are none."""
+
+    in_bps: float = 0.0
+    out_bps: float = 0.0
+    error: str = ""
+
+
+def serve(on_port: Callable[[int], None]) -> None:
+    """Let one peer measure both directions. Says nothing if iperf3 does not work: the peer gives up waiting."""
+    with _process("serve") as serving:
+        try:
+            assert serving.stdout is not None
+            port = serving.stdout.readline().strip()
+            if port.isdigit():
+                on_port(int(port))
+                serving.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            serving.kill()
+
+
+def run(address: str) -> Outcome:
+    """Measure both directions against the server at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    with _process("run", host, port) as running:
+        try:
+            out, err = running.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            return Outcome(error=f"no result in {PATIENCE_S:g} s")
+    if running.returncode != 0:
+        return Outcome(error=(err.strip().splitlines() or ["iperf3 failed"])[-1])
+    return Outcome(**json.loads(out.splitlines()[-1]))
+
+
+def _process(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", __name__, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _once(*arguments: str) -> str:
+    """One use of the library, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", __spec__.name if __spec__ else __name__, *arguments],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        sys.exit((done.stderr.strip().splitlines() or ["iperf3 failed"])[-1])
+    return done.stdout
+
+
+def _main(what: str, *rest: str) -> None:
+    import iperf3  # Loads libiperf, which may be missing.
+
+    if what == "serve":
+        port = _free_port()
+        print(port, flush=True)
+        for _ in range(2):
+            _once("serve-once", str(port))
+    elif what == "serve-once":
+        server = iperf3.Server()
+        server.port, server.verbose = int(rest[0]), False
+        server.run()
+    elif what == "run":
+        rates = {name: float(_once("run-once", *rest, name)) for name in ("in_bps", "out_bps")}
+        print(json.dumps(rates))
+    elif what == "run-once":
+        client = iperf3.Client()
+        client.server_hostname, client.port, client.duration = rest[0], int(rest[1]), SECONDS
+        client.reverse = rest[2] == "in_bps"
+        found = client.run()
+        if found.error:
+            sys.exit(found.error)
+        print(found.received_bps)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,0 +1,80 @@
+"""Where peers can be dialled.
+
+A node names one address for each network that it is in, and which of them leads to it depends on who dials. So
+all are tried at once, and the one that answered is kept. Nothing is ever looked up by a host's name but what a
+person has typed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .effects import CheckReach, Effect, Transmit
+from .events import NotReached, Reached
+from .messages import Addresses, DialBack, DialBackReply, Member
+
+
+class AddressBook:
+    """`given`: what the user says of certain peers (id: address, "" for no way); nothing else is tried then."""
+
+    def __init__(self, given: Mapping[str, str] | None = None) -> None:
+        self.given = dict(given or {})
+        self.answered: dict[str, str] = {}  # Peer: where it answered last.
+
+    def reached(self, peer: str, address: str) -> None:
+        """`peer` answers there."""
+        self.answered[peer] = address
+
+    def ways_to(self, member: Member) -> tuple[str, ...]:
+        """Addresses to try, the likeliest first."""
+        return self.ways(member.id, member.addresses)
+
+    def ways(self, peer: str, addresses: Addresses) -> tuple[str, ...]:
+        """As `ways_to`, of a peer that is no member yet."""
+        if peer in self.given:
+            return tuple(filter(None, (self.given[peer],)))
+        return tuple(dict.fromkeys(filter(None, (self.answered.get(peer, ""), *addresses))))
+
+    def forget(self, peer: str) -> None:
+        """Its process has gone; another of that name may live elsewhere."""
+        self.answered.pop(peer, None)
+
+
+class DialBacks:
+    """A joiner asks whether others can reach it at the addresses that it names: try, and answer."""
+
+    def __init__(self, book: AddressBook) -> None:
+        self.book = book
+        self.waiting: dict[str, dict[str, str]] = {}  # Asker: address, and why it failed ("": not known yet).
+
+    def asked(self, peer: str, message: DialBack) -> list[Effect]:
+        """Try all at once."""
+        addresses = self.book.ways(peer, message.addresses)
+        if not addresses:
+            return [Transmit(peer, DialBackReply(reached="", reason="no way there is known"))]
+        self.waiting[peer] = dict.fromkeys(addresses, "")
+        return [CheckReach(address) for address in addresses]
+
+    def handle(self, event: Reached | NotReached) -> list[Effect]:
+        """One of the tries has ended."""
+        effects: list[Effect] = []
+        for asker, tries in list(self.waiting.items()):
+            if event.address not in tries:
+                continue
+            if isinstance(event, Reached) and event.peer == asker:
+                effects += self._answer(asker, event.address, "")
+                continue
+            other = f"{event.peer} answers there" if isinstance(event, Reached) else ""
+            tries[event.address] = other or getattr(event, "reason", "")
+            if all(tries.values()):
+                reasons = "; ".join(f"{address}: {reason}" for address, reason in tries.items())
+                effects += self._answer(asker, "", reasons[:2000])
+        return effects
+
+    def closed(self, peer: str) -> None:
+        """Nobody waits for the answer any more."""
+        self.waiting.pop(peer, None)
+
+    def _answer(self, asker: str, reached: str, reason: str) -> list[Effect]:
+        del self.waiting[asker]
+        return [Transmit(asker, DialBackReply(reached=reached, reason=reason))]

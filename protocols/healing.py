@@ -1,0 +1,71 @@
+"""Links of the view that went silent while both ends live: try now and then whether they carry again.
+
+Whoever lost one looks whether the other end answers, without opening a link, and asks the scheduler for it once
+it does (connect-link). Each loss of the same link doubles the wait, so a flapping link does not hold up
+training again and again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .addresses import AddressBook
+from .effects import CheckReach, Effect
+from .messages import EVERYONE, ConnectLinkRequest, View
+from .relay import Relay
+
+FIRST_WAIT_S = 1.0
+MAX_WAIT_S = 60.0
+CALM_S = 300.0  # A link that was in use for so long has forgotten its losses.
+
+
+@dataclass(slots=True)
+class _LostLink:
+    wait_s: float
+    lost_at_s: float
+    try_at_s: float | None  # None: it is in use again.
+
+
+class LostLinks:
+    """Of node `me`."""
+
+    def __init__(self, me: str, relay: Relay, book: AddressBook) -> None:
+        self.me, self.relay, self.book = me, relay, book
+        self.by_peer: dict[str, _LostLink] = {}
+
+    @property
+    def wake_at_s(self) -> float | None:
+        times = (each.try_at_s for each in self.by_peer.values())
+        return min((time for time in times if time is not None), default=None)
+
+    def lost(self, peer: str, now_s: float) -> None:
+        """The link to `peer`, one of the view, is closed."""
+        before = self.by_peer.get(peer)
+        again = before is not None and now_s - before.lost_at_s < CALM_S
+        wait_s = min(2 * before.wait_s, MAX_WAIT_S) if before and again else FIRST_WAIT_S
+        self.by_peer[peer] = _LostLink(wait_s, now_s, now_s + wait_s)
+
+    def entered(self, view: View) -> None:
+        """Links that are back need no more tries, nor do those to nodes that have gone."""
+        for peer in list(self.by_peer):
+            if view.find(peer) is None or view.find(self.me) is None:
+                del self.by_peer[peer]
+            elif peer in view.neighbors(self.me) and peer in self.relay.peers:
+                self.by_peer[peer].try_at_s = None
+
+    def tick(self, view: View, now_s: float) -> list[Effect]:
+        """Look whether the peers whose time has come answer."""
+        effects: list[Effect] = []
+        for peer, link in sorted(self.by_peer.items()):
+            member = view.find(peer)
+            if link.try_at_s is not None and now_s >= link.try_at_s and member is not None:
+                link.try_at_s = now_s + link.wait_s
+                effects += [CheckReach(address) for address in self.book.ways_to(member)]
+        return effects
+
+    def reached(self, peer: str, view: View) -> list[Effect]:
+        """It answers: the link can be had again."""
+        link = self.by_peer.get(peer)
+        if link is None or link.try_at_s is None or peer in view.neighbors(self.me):
+            return []
+        return self.relay.send(EVERYONE, ConnectLinkRequest(a=self.me, b=peer, asker=self.me, healed=True))

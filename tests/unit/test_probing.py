@@ -1,0 +1,144 @@
+"""`chaosnet.protocols.probing`: how fast new links are, one at a time."""
+
+import statistics
+
+import pytest
+
+from chaosnet.protocols.addresses import AddressBook
+from chaosnet.protocols.effects import Measured, RunIperf3, SendProbe, ServeIperf3, Transmit
+from chaosnet.protocols.events import Iperf3Done, Iperf3Serving, Received, Tick
+from chaosnet.protocols.messages import Iperf3Ready, Probe, ProbeRequest, ProbeResult
+from chaosnet.protocols.probing import PATIENCE_S, PROBE_BYTES, PROBES, Prober, enough, slope_bps
+
+PARTS = 8
+PART = bytes(PROBE_BYTES // PARTS)
+
+
+class Pair:
+    """Two probers over a link; `rates` in bit/s by receiver. Parts arrive at that rate, words at once."""
+
+    def __init__(self, rates, kind="in-band"):
+        self.now_s, self.rates, self.probes = 0.0, rates, []
+        self.probers = {me: Prober(me, kind, AddressBook()) for me in rates}
+        for me, other in (tuple(rates), tuple(rates)[::-1]):
+            self.probers[me].book.reached(other, f"{other}:1")
+        self.found = {}
+
+    def perform(self, me, effects):
+        (other,) = set(self.probers) - {me}
+        for effect in effects:
+            match effect:
+                case Transmit(peer, message):
+                    self.hand(peer, Received(me, message))
+                case SendProbe(peer):
+                    self.probes.append((me, peer))
+                    for index in range(PARTS):
+                        self.now_s += 8 * len(PART) / self.rates[peer]
+                        self.hand(peer, Received(me, Probe(index=index, count=PARTS), PART))
+                case Measured(peer, rate, source):
+                    self.found[me] = (peer, rate, source)
+                case ServeIperf3(peer):
+                    self.hand(me, Iperf3Serving(peer, 5201))
+                case RunIperf3(peer, address):
+                    assert address == f"{other}:5201"
+                    self.hand(me, self.iperf3(peer))
+        for prober in self.probers.values():
+            assert prober.session is None or prober.wake_at_s is not None
+
+    def hand(self, me, event):
+        self.perform(me, self.probers[me].handle(event, self.now_s))
+
+    def want(self, me):
+        (other,) = set(self.probers) - {me}
+        self.perform(me, self.probers[me].want(other, self.now_s))
+
+
+def test_both_ends_learn_the_rate_of_what_comes_to_them():
+    pair = Pair({"a": 100e6, "b": 900e6})
+    pair.want("a")
+    assert pair.found == {
+        "a": ("b", pytest.approx(100e6), "probe"),
+        "b": ("a", pytest.approx(900e6), "probe"),
+    }
+    assert pair.probes == [("b", "a")] * PROBES + [("a", "b")] * PROBES
+    assert not any(prober.session for prober in pair.probers.values())
+
+
+def test_a_slow_link_is_probed_once():
+    pair = Pair({"a": 10e6, "b": 20e6})
+    pair.want("a")
+    assert pair.probes == [("b", "a"), ("a", "b")]
+    assert pair.found["a"][1] == pytest.approx(10e6)
+
+
+def test_the_median_counts():
+    prober = Prober("a", "in-band", AddressBook())
+    prober.want("b", 0.0)
+    rates, now_s = [80e6, 500e6, 100e6], 0.0
+    for rate in rates:
+        for index in range(PARTS):
+            now_s += 8 * len(PART) / rate
+            prober.handle(Received("b", Probe(index=index, count=PARTS), PART), now_s)
+    assert statistics.median(prober.session.rates_in) == pytest.approx(100e6)
+
+
+def test_the_rate_is_the_slope_of_the_second_half():
+    """The first half comes on the burst that a shaper allows: at once."""
+    parts = [(0.0, 100)] * 4 + [(1.0, 100), (2.0, 100), (3.0, 100), (4.0, 100)]
+    assert slope_bps(parts) == pytest.approx(8 * 100 / 1.0)
+    assert slope_bps(parts[:1]) == 0.0
+
+
+def test_one_link_at_a_time():
+    prober = Prober("m", "in-band", AddressBook())
+    ask = Received("x", ProbeRequest())
+    assert prober.handle(ask, 0.0) == [SendProbe("x")]
+    assert prober.handle(Received("y", ProbeRequest()), 0.0) == []
+    assert prober.want("z", 0.0) == []
+    [gone, other] = prober.closed("x", 1.0)
+    assert (gone, other) == (Measured("x", 0.0, "probe"), SendProbe("y"))
+    assert prober.handle(Tick(), 1.0 + PATIENCE_S["in-band"]) == [
+        Measured("y", 0.0, "probe"),
+        Transmit("z", ProbeRequest()),
+    ]
+
+
+def test_both_asking_at_once_is_one_measurement():
+    probers = {me: Prober(me, "in-band", AddressBook()) for me in "ab"}
+    (to_b,), (to_a,) = probers["a"].want("b", 0.0), probers["b"].want("a", 0.0)
+    assert probers["a"].handle(Received("b", to_a.message), 0.0) == []
+    assert probers["b"].handle(Received("a", to_b.message), 0.0) == [SendProbe("a")]
+
+
+def test_a_probe_that_is_cut_short_still_tells_something():
+    prober = Prober("a", "in-band", AddressBook())
+    prober.want("b", 0.0)
+    for index in range(4):
+        prober.handle(Received("b", Probe(index=index, count=16), bytes(1000)), 0.5 * index)
+    assert prober.handle(Tick(), PATIENCE_S["in-band"]) == [Measured("b", pytest.approx(16_000.0), "probe")]
+
+
+def test_enough_is_known_to_both_ends():
+    assert not enough([1e9, 1e9]) and enough([1e9, 1e9, 1e9]) and enough([1e6])
+
+
+def test_iperf3_measures_both_directions_from_one_end():
+    pair = Pair({"a": 1.0, "b": 1.0}, kind="iperf3")
+    pair.iperf3 = lambda peer: Iperf3Done(peer, in_bps=95e6, out_bps=480e6)
+    pair.want("a")
+    assert pair.found == {"a": ("b", 95e6, "iperf3"), "b": ("a", 480e6, "iperf3")}
+    assert pair.probes == []
+
+
+def test_where_iperf3_fails_the_link_is_probed():
+    pair = Pair({"a": 100e6, "b": 200e6}, kind="iperf3")
+    pair.iperf3 = lambda peer: Iperf3Done(peer, error="no libiperf")
+    pair.want("a")
+    assert pair.found["a"] == ("b", pytest.approx(100e6), "probe")
+    assert pair.found["b"] == ("a", pytest.approx(200e6), "probe")
+
+
+def test_late_words_of_a_measurement_that_is_over_change_nothing():
+    prober = Prober("a", "in-band", AddressBook())
+    for message in (ProbeResult(rate_bps=1.0), Probe(index=0, count=2), Iperf3Ready(port=1)):
+        assert prober.handle(Received("b", message, PART), 0.0) == []
