@@ -61,7 +61,7 @@ def _worker(
         model, optimizer, join=join, name=name, neighbors=neighbors, blocking=blocking, quiet=True
     )
     member_s = time.monotonic()
-    pipe.send(trainer.status()["members"][-1]["address"] if not join else "in")
+    pipe.send(trainer.status()["members"][-1]["addresses"][0] if not join else "in")
     times: list[float] = []
     while not pipe.poll():
         nn.functional.mse_loss(model(x), y).backward()

@@ -590,7 +590,7 @@ class Agent:
             self.opener.done()
         self.overlay.enter(view)
         self.lost_links.entered(view)
-        self.closer.switched(before, view)
+        self.closer.switched(before, view, self.overlay.reborn)
         self.monitor.entered(view)
         effects: list[Effect] = [] if self.parked is None else [Parked(None)]
         self._adopt_term(view.term)

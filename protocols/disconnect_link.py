@@ -7,6 +7,8 @@ before it.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from .effects import ClosePeer, Effect
 from .messages import View
 
@@ -18,12 +20,14 @@ class LinkCloser:
         self.me = me
         self.retiring: set[str] = set()
 
-    def switched(self, before: View | None, view: View) -> None:
-        """A new view is active: note which neighbours are none any more."""
-        now = set(view.neighbors(self.me))
+    def switched(self, before: View | None, view: View, reborn: Set[str] = frozenset()) -> None:
+        """A new view is active: note which neighbours are none any more.
+
+        `reborn`: names whose open connection is that of a later process, which is about to join.
+        """
         if before is not None:
-            self.retiring |= set(before.neighbors(self.me))
-        self.retiring -= now
+            self.retiring |= set(before.neighbors(self.me)) - reborn
+        self.retiring -= set(view.neighbors(self.me))
 
     def settled(self, open_peers: set[str]) -> list[Effect]:
         """A step was completed in the view: nothing of the old one is under way any more."""

@@ -43,8 +43,22 @@ class _Peer:
     doubted_at_s: float | None = None
     stall_s: float = 0.0
     rtts_s: deque[float] = field(default_factory=lambda: deque(maxlen=RTTS_KEPT))
-    echo_at_s: float | None = None  # When the other end is asked around the link, again.
+    asked_s: float = -1.0  # When the other end was last asked around the link.
     vouched_s: tuple[float, float] = (-1.0, -1.0)  # Its last answer: asked and heard at.
+
+    @property
+    def dead_at_s(self) -> float | None:
+        """When the link is dead, for its other end has answered around it since it fell silent."""
+        asked_s, answered_s = self.vouched_s
+        if asked_s < self.heard_s + ECHO_AFTER_S:
+            return None
+        patience_s = DEAD_LINK_S + RTT_SLACK * max(self.rtts_s, default=0.0)
+        return max(self.heard_s + patience_s, answered_s + ECHO_GRACE_S)
+
+    @property
+    def wake_at_s(self) -> float:
+        dead_at_s = self.dead_at_s
+        return self.ping_at_s if dead_at_s is None else min(self.ping_at_s, dead_at_s)
 
 
 class Liveness:
@@ -59,9 +73,7 @@ class Liveness:
 
     @property
     def wake_at_s(self) -> float | None:
-        times = [min(peer.ping_at_s, self._deadline_s(peer)) for peer in self.peers.values()]
-        times += [peer.echo_at_s for peer in self.peers.values() if peer.echo_at_s is not None]
-        return min(times, default=None)
+        return min((peer.wake_at_s for peer in self.peers.values()), default=None)
 
     def opened(self, peer: str, now_s: float) -> None:
         """Watch a new connection."""
@@ -136,23 +148,16 @@ class Liveness:
         return lost, silent, effects
 
     def _ask_around(self, state: _Peer, now_s: float) -> bool:
-        if now_s < state.heard_s + ECHO_AFTER_S:
-            state.echo_at_s = state.heard_s + ECHO_AFTER_S
+        if now_s < max(state.heard_s + ECHO_AFTER_S, state.asked_s + PING_EVERY_S):
             return False
-        if state.echo_at_s is not None and now_s < state.echo_at_s:
-            return False
-        state.echo_at_s = now_s + PING_EVERY_S
+        state.asked_s = now_s
         return True
 
     def _deadline_s(self, state: _Peer) -> float:
-        patience_s = self._patience_s(state)
-        asked_s, answered_s = state.vouched_s
-        if asked_s < state.heard_s + ECHO_AFTER_S:
-            return patience_s
-        dead_s = state.heard_s + DEAD_LINK_S + RTT_SLACK * max(state.rtts_s, default=0.0)
-        return min(patience_s, max(dead_s, answered_s + ECHO_GRACE_S))
+        dead_at_s, silent_at_s = state.dead_at_s, self._silent_at_s(state)
+        return silent_at_s if dead_at_s is None else min(silent_at_s, dead_at_s)
 
-    def _patience_s(self, state: _Peer) -> float:
+    def _silent_at_s(self, state: _Peer) -> float:
         slack_s = 2 * min(max(state.stall_s, self.stall_s), MAX_STALL_S)
         if state.doubted_at_s is not None:
             return min(state.doubted_at_s + PROBE_PATIENCE_S, state.heard_s + SUSPECT_AFTER_S) + slack_s

@@ -94,7 +94,7 @@ class Overlay:
 
     def settled(self) -> None:
         """Nobody acts in an older view any more: what is known of nodes that have gone can go."""
-        back = self._reborn()
+        back = self.reborn
         gone, self.departed = self.departed - back, self.departed & back
         self.news = {ends: news for ends, news in self.news.items() if not gone & {*ends}}
         for node in gone:
@@ -151,7 +151,9 @@ class Overlay:
     def _is_current(self, node: str, life: int) -> bool:
         return life >= self.life.get(node, 0)
 
-    def _reborn(self) -> set[str]:
+    @property
+    def reborn(self) -> set[str]:
+        """Nodes of the view, or an earlier one, whose name a later process has."""
         return {node for node, life in self.life.items() if self.latest_life.get(node, 0) > life}
 
     def denied(self, a: str, b: str) -> bool:
@@ -171,7 +173,7 @@ class Overlay:
         live = self.graph.copy()
         live.remove_edges_from(self.lost)
         live.add_edges_from(self._found())
-        live.remove_nodes_from(self._reborn())
+        live.remove_nodes_from(self.reborn)
         live.add_node(self.me)
         heard = {observer: set(live[observer]) for observer in self.observers if observer in live}
         live.remove_nodes_from(self.observers - {self.me})

@@ -2,18 +2,22 @@
 
 from chaosnet.protocols.messages import (
     EVERYONE,
+    DialBack,
+    DialBackReply,
     Envelope,
     LinkNews,
     Notice,
     Ping,
     Pong,
     Probe,
+    ProbeRequest,
     ProbeResult,
     Report,
 )
 from chaosnet.simulator.cluster import SimCluster
 
-CHATTER = (Ping, Pong, Probe, ProbeResult, Notice, LinkNews, Report)  # Always there, of no event.
+MEASURING = (ProbeRequest, Probe, ProbeResult, DialBack, DialBackReply)
+CHATTER = (Ping, Pong, Notice, LinkNews, Report, *MEASURING)  # Always there, of no event.
 TRAINING = ("Up", "Down", "Ready", "Commit")
 
 

@@ -10,7 +10,7 @@ from chaosnet.protocols.election import Election
 from chaosnet.scheduler.core import Scheduler
 from chaosnet.simulator import Violation, run
 
-SEEDS = 80  # Tried in order; the first that notices ends the search.
+SEEDS = 250  # Tried in order; the first that notices ends the search.
 
 
 def no_quorum(monkeypatch):

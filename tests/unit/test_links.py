@@ -95,3 +95,9 @@ def test_a_link_that_comes_back_before_that_stays_open(closer):
 def test_a_connection_that_never_was_a_link_is_left_alone(closer):
     closer.switched(view(("a", "b"), ("a", "c")), view(("a", "b"), ("a", "c"), seq=3))
     assert closer.settled({"b", "c", "joiner"}) == []
+
+
+def test_a_link_to_a_later_process_of_a_neighbour_that_has_gone_stays_open(closer):
+    """It is about to join; the view that drops its earlier life comes after its connection."""
+    closer.switched(view(("a", "b"), ("a", "c")), view(("a", "c"), seq=3), reborn={"b"})
+    assert closer.settled({"b", "c"}) == []

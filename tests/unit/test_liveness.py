@@ -178,7 +178,6 @@ def test_it_wakes_when_a_link_is_dead(liveness):
     liveness.tick(0.0)
     liveness.vouched("a", 0.4, 0.42)
     liveness.peers["a"].ping_at_s = 0.9
-    liveness.peers["a"].echo_at_s = 0.8
     assert liveness.wake_at_s == pytest.approx(DEAD_LINK_S)
 
 
