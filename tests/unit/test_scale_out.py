@@ -240,8 +240,7 @@ def test_joiners_that_reach_only_each_other_go_on_knocking_at_the_others():
     bench.open("k")  # Started at the same moment, and knows as little as we do.
     for _ in range(MAX_UNANSWERED + 2):
         assert bench.after(ASK_EVERY_S)[:3] == [DiscardState(), Dial("a:1"), Dial("k:1")]
-    [asked] = bodies(bench.open("a"))
-    assert asked == REQUEST
+    assert REQUEST in bodies(bench.open("a"))
     bench.plan(A)
     assert Dial("k:1") not in bench.joiner.orphaned("dropped", bench.now_s)
 
