@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format bench clean docker-image docker-rates testbed-docker
 
 demo: $(VENV)/installed
 	$(BIN)/chaosnet demo
@@ -23,6 +23,21 @@ format: $(VENV)/installed
 bench: $(VENV)/installed
 	$(BIN)/chaosnet bench join --json runs/bench/join.json
 	$(BIN)/chaosnet bench allreduce --json runs/bench/allreduce.json
+
+# Where pip knows a build of torch for CPUs (a folder or index of your own), it comes from there; else docker build asks
+# PyTorch's own index.
+docker-image:
+	mkdir -p wheels
+	$(PYTHON) -m pip download --quiet --no-deps --dest wheels "$$(grep '^torch==' constraints.txt)+cpu" 2>/dev/null || true
+	docker build --build-arg PIP_INDEX_URL --tag chaosnet .
+
+# For what `docker-compose up` has started (root): rates for all links, and others every three minutes, for half an hour.
+docker-rates: $(VENV)/installed
+	$(BIN)/chaosnet testbed up examples/compose.yaml --backend docker --name chaosnet
+	$(BIN)/chaosnet testbed trace examples/compose-rates.csv --name chaosnet
+
+testbed-docker: $(VENV)/installed
+	$(BIN)/python -m pytest -rs tests/testbed/test_docker.py
 
 $(VENV)/installed: setup.cfg constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: python is %d.%d (expected 3.11 or newer; set PYTHON=...)" % sys.version_info[:2])'

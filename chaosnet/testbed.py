@@ -17,6 +17,7 @@ from rich.table import Table
 
 from .netem import LinkSpec, TestbedError, Topology, Trace, commands, store
 from .netem.backend import Backend
+from .netem.docker import Docker
 from .netem.measure import measure, summary
 from .netem.netns import Netns, remove
 from .netem.relay import Relay
@@ -25,7 +26,11 @@ from .netem.trace import CUT, specs_after
 from .protocols.errors import ConfigError
 
 NAME = "default"
-BACKENDS: dict[str, type[Netns] | type[Relay]] = {"netns": Netns, "relay": Relay}
+BACKENDS: dict[str, type[Netns] | type[Relay] | type[Docker]] = {
+    "netns": Netns,
+    "relay": Relay,
+    "docker": Docker,
+}
 DRY_RUN = "dry-run"
 
 
@@ -55,7 +60,8 @@ backend_option = partial(
     "--backend",
     default=Netns.kind,
     show_default=True,
-    help="netns: network namespaces (root); relay: a process that relays, without root.",
+    help="netns: network namespaces (root); relay: a process that relays, without root; "
+    "docker: the containers of the Compose project --name (root).",
 )
 a_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 

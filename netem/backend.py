@@ -31,6 +31,7 @@ class Backend(Protocol):
     """
 
     kind: ClassVar[str]
+    python: ClassVar[str]  # The interpreter that nodes have chaosnet in.
     name: str
     topology: Topology
     routes: bool  # Are nodes that are no neighbours reached through others?

@@ -1,4 +1,4 @@
-"""The commands that make a testbed of network namespaces, as text. Pure: what runs them is netns.py.
+"""The commands that make links, as text. Pure: what runs them is netns.py, and docker.py for links that are there.
 
 Per overlay link one veth pair between two namespaces, a /30 network of its own, and at each end a token bucket (tbf)
 for what leaves there; where the kernel has netem and the link needs it, delay, jitter and loss under it.
@@ -99,14 +99,20 @@ def _routes(testbed: str, topology: Topology, node: str, far: bool) -> list[Comm
 
 def shape(testbed: str, link: Link, spec: LinkSpec, netem: bool) -> list[Command]:
     """Set what leaves at both ends; also under connections that run over the link."""
-    made: list[Command] = []
-    for end in link:
-        target = ("tc", "-n", namespace(testbed, end), "qdisc", "replace", "dev", device(testbed, link, end))
-        rate = spec.rate_from(end == link[0])
-        bucket = ("tbf", "rate", f"{rate:g}mbit", "burst", str(burst_bytes(rate)), "latency", f"{QUEUE_MS}ms")
-        made.append((*target, "root", "handle", "1:", *bucket))
-        if netem:
-            made.append((*target, "parent", "1:", "handle", "10:", "netem", *netem_options(spec)))
+    return [
+        ("tc", "-n", namespace(testbed, end), *told)
+        for end in link
+        for told in shape_end(device(testbed, link, end), spec, end == link[0], netem)
+    ]
+
+
+def shape_end(name: str, spec: LinkSpec, first: bool, netem: bool) -> list[Command]:
+    """Set what leaves at the device `name`, a link's first end or its other one: what `tc` is told, without `tc`."""
+    rate, target = spec.rate_from(first), ("qdisc", "replace", "dev", name)
+    bucket = ("tbf", "rate", f"{rate:g}mbit", "burst", str(burst_bytes(rate)), "latency", f"{QUEUE_MS}ms")
+    made: list[Command] = [(*target, "root", "handle", "1:", *bucket)]
+    if netem:
+        made.append((*target, "parent", "1:", "handle", "10:", "netem", *netem_options(spec)))
     return made
 
 
@@ -128,16 +134,23 @@ def needs_netem(specs: Iterable[LinkSpec]) -> bool:
 
 
 def cut(testbed: str, link: Link) -> list[Command]:
-    """Drop all that leaves at both ends, for it never fits into the bucket.
+    """Drop all that leaves at both ends."""
+    return [("tc", "-n", namespace(testbed, end), *cut_end(device(testbed, link, end))) for end in link]
+
+
+def cut_end(name: str) -> Command:
+    """Drop all that leaves at a device, for it never fits into the bucket: what `tc` is told.
 
     Devices, addresses and routes stay as they are, so nobody is told: what a pulled cable two switches away looks
     like. (A device that is set down takes its routes along, and connecting fails at once.)
     """
-    return [
-        ("tc", "-n", namespace(testbed, end), "qdisc", "replace", "dev", device(testbed, link, end),
-         "root", "handle", "1:", "tbf", "rate", "8bit", "burst", "1", "latency", "1ms")
-        for end in link
-    ]  # fmt: skip
+    bucket = ("tbf", "rate", "8bit", "burst", "1", "latency", "1ms")
+    return ("qdisc", "replace", "dev", name, "root", "handle", "1:", *bucket)
+
+
+def in_process(pid: int, tool: str, *arguments: str) -> Command:
+    """Run `ip` or `tc` of this machine in the network of a process, which is that of its container."""
+    return ("nsenter", "-t", str(pid), "-n", tool, *arguments)
 
 
 def down(spaces: Sequence[str]) -> list[Command]:
@@ -146,17 +159,24 @@ def down(spaces: Sequence[str]) -> list[Command]:
 
 
 def batches(commands: Iterable[Command]) -> list[tuple[Command, str]]:
-    """The same in few processes: runs of `tc -n SPACE` or `ip -n SPACE` become one with `-batch -`."""
+    """The same in few processes: runs of `ip` or `tc` in one network become one with `-batch -`."""
     made: list[tuple[Command, str]] = []
     for command in commands:
-        takes_batch = command[0] in ("ip", "tc") and command[1] == "-n"
-        head: Command = (*command[:3], "-batch", "-") if takes_batch else command
-        text = " ".join(command[3:]) + "\n" if takes_batch else ""
-        if made and takes_batch and made[-1][0] == head:
+        words = _before_batch(command)
+        head: Command = (*command[:words], "-batch", "-") if words else command
+        text = " ".join(command[words:]) + "\n" if words else ""
+        if made and words and made[-1][0] == head:
             made[-1] = (head, made[-1][1] + text)
         else:
             made.append((head, text))
     return made
+
+
+def _before_batch(command: Command) -> int:
+    """How many words say where to run; 0 for a command that takes no batch."""
+    if command[0] == "nsenter":
+        return len(in_process(0, "tc"))
+    return 3 if command[0] in ("ip", "tc") and command[1] == "-n" else 0
 
 
 def environment(topology: Topology, node: str, listen: str, at: Mapping[str, str]) -> dict[str, str]:

@@ -17,11 +17,15 @@ PINGS = 20
 WARM_UP_S = 0.3
 BLOCK = bytes(256 << 10)
 CONNECT_PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 
 
 def receive(host: str, port: int) -> None:
     """Serve one measurement; prints READY once it listens."""
     with socket.create_server((host, port)) as server:
+        server.settimeout(
+            PATIENCE_S
+        )  # Whoever has started us cannot always end us: in a container, we would stay.
         print("READY", flush=True)
         connection, _ = server.accept()
     with connection:

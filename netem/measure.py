@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -47,7 +46,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _flow(backend: Backend, sender: str, receiver: str, seconds: float) -> dict[str, Any]:
-    program = [sys.executable, "-m", f"{__package__}.flow"]
+    program = [backend.python, "-m", f"{__package__}.flow"]
     listen, at = backend.endpoints(sender, receiver, PORT)
     serving = backend.start(
         receiver, [*program, "recv", *listen.split(":")], stdout=subprocess.PIPE, stderr=subprocess.PIPE

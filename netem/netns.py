@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ class Netns:
     """One testbed."""
 
     kind: ClassVar[str] = "netns"
+    python: ClassVar[str] = sys.executable
 
     def __init__(self, name: str, topology: Topology, routes: bool = True) -> None:
         self.name, self.topology, self.routes = check_name(name), topology, routes
@@ -100,7 +102,7 @@ class Netns:
             for end in link:
                 space, name = commands.namespace(self.name, end), commands.device(self.name, link, end)
                 found = json.loads(run(("tc", "-j", "-n", space, "qdisc", "show", "dev", name)))
-                rows.append({"link": link, "from": end, "qdiscs": found} | _tbf(found))
+                rows.append({"link": link, "from": end, "qdiscs": found} | tbf(found))
         return rows
 
     def alive(self) -> int:
@@ -112,7 +114,7 @@ class Netns:
         return len(remove(f"{PREFIX}-{self.name}-"))
 
 
-def _tbf(qdiscs: list[dict[str, Any]]) -> dict[str, Any]:
+def tbf(qdiscs: list[dict[str, Any]]) -> dict[str, Any]:
     """Rate and state of a device from its token bucket."""
     options: dict[str, float] = next((each["options"] for each in qdiscs if each["kind"] == "tbf"), {})
     rate = options.get("rate", 0) * 8 / 1e6

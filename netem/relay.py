@@ -32,6 +32,7 @@ class Relay:
     """One testbed."""
 
     kind: ClassVar[str] = "relay"
+    python: ClassVar[str] = sys.executable
 
     def __init__(self, name: str, topology: Topology, routes: bool = True) -> None:
         self.name, self.topology, self.routes = check_name(name), topology, routes

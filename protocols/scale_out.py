@@ -98,6 +98,8 @@ class Joiner:
                 return self._fail(f"{address}: {reason}") if final else self._give_up_if_late(now_s)
             case State.KNOCKING, PeerOpened(client=False):
                 return self._ask(now_s)
+            case State.ASKED, PeerOpened(client=False) if not self.scheduler:
+                return self._ask(now_s)  # This way may lead to the cluster.
             case _, Received(_, ScaleOutRefused() as refusal):
                 return self._fail(refusal.reason, refusal.spec)
             case State.ASKED, Received(scheduler, NegotiationPlan() as plan):
@@ -174,13 +176,17 @@ class Joiner:
 
     def _ask_again(self, reason: str, now_s: float) -> list[Effect]:
         self.unanswered += 1
-        if self.unanswered > MAX_UNANSWERED:
+        # Whom we have reached may be joiners, too, and reach nobody else: then we go on knocking at the others.
+        lost = not self.scheduler
+        late = self.give_up_at_s is None or now_s >= self.give_up_at_s
+        if self.unanswered > MAX_UNANSWERED and (late or not lost):
             return self._fail(f"{DEAD} ({reason})")
         if not self.relay.peers - self.relay.leaves:
             self.state, self.wake_at_s, self.give_up_at_s = State.KNOCKING, now_s, now_s + self.patience_s
             return [DiscardState()]
         self.replication = None
-        return [DiscardState(), *self._ask(now_s)]
+        knocks = [Dial(seed) for seed in self.seeds] if lost else []
+        return [DiscardState(), *knocks, *self._ask(now_s)]
 
     def _fail(self, reason: str, spec: bytes = b"") -> list[Effect]:
         self.state, self.wake_at_s = State.FAILED, None

@@ -106,6 +106,7 @@ class Scheduler:
         self.seq = 0
         self.namesakes: set[str] = set()  # Members whose name a later process has asked for.
         self.unwanted: set[Link] = set()  # Links that somebody had removed: no repair brings them back.
+        self.out_of_reach: set[Link] = set()  # Nodes that could not open one: no repair tries it again.
         self.leaving_at_flush = ""  # A node that wants out, and that no vote will let go soon.
 
     @property
@@ -250,6 +251,8 @@ class Scheduler:
             return []
         for peer, reading in message.links.items():
             self.monitor.reading(message.node, peer, reading, now_s)
+        self.out_of_reach = {each for each in self.out_of_reach if message.node not in each}
+        self.out_of_reach |= {link(message.node, peer) for peer in message.failed}
         neighbors = tuple(sorted(message.links))
         change = AddJoiner(
             node=message.node,
@@ -359,6 +362,8 @@ class Scheduler:
             return []
         change, self.proposal = self.proposal.change, None
         a, b = message.link
+        if isinstance(change, AddLink) and change.repair:
+            self.out_of_reach.add(change.link)
         effects = self._answer(change, False, f"the link {a} - {b} cannot be opened ({message.reason})")
         if isinstance(change, Remove):
             return effects + self._leave_by_flush(change.node, "no link can take its place", now_s)
@@ -385,6 +390,7 @@ class Scheduler:
                 return [Happened("left", node, f"now {count}", step)]
             case AddLink(link=(a, b)):
                 self.unwanted.discard((a, b))
+                self.out_of_reach.discard((a, b))
                 answer = self._answer(change, True, f"the link {a} - {b} is open")
                 return [*answer, Happened("link-up", f"{a} - {b}", f"now {count}", step)]
             case RemoveLink(link=(a, b), lost=lost):
@@ -397,7 +403,9 @@ class Scheduler:
     def _repair(self, view: View) -> list[Effect]:
         """Where a loss has left the overlay thin, add links as if somebody had asked."""
         if not any(isinstance(change, AddLink) and change.repair for change in self.queue):
-            missing = views.missing_links(view.members, view.observers, view.links, MIN_DEGREE)
+            missing = views.missing_links(
+                view.members, view.observers, view.links, MIN_DEGREE, self.out_of_reach
+            )
             wanted = [each for each in missing if self._can_be_had(each)]
             self.queue.extend(AddLink(link=each, repair=True) for each in wanted)
         return []

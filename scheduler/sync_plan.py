@@ -16,7 +16,7 @@ which nodes and links were added.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import networkx as nx
@@ -194,9 +194,14 @@ def attach_leaf(trees: Sequence[Tree], leaf: str, neighbours: Iterable[str]) -> 
 
 
 def repair_links(
-    nodes: Iterable[str], links: Iterable[tuple[str, str]], min_degree: int = 2
+    nodes: Iterable[str],
+    links: Iterable[tuple[str, str]],
+    min_degree: int = 2,
+    impossible: Collection[tuple[str, str]] = (),
 ) -> list[tuple[str, str]]:
     """Links to add so that the overlay is connected and every node has min(min_degree, n - 1) of them.
+
+    Without the `impossible` ones, (name, later name), and so perhaps with less than that.
 
     Greedy: first the components are joined, each through its node of lowest degree, then the node of lowest
     degree gets a link to the node of lowest degree that it has none to; ties by name.
@@ -210,7 +215,7 @@ def repair_links(
             raise PlanInfeasible(f"link {u!r} - {v!r}: expected two of {list(overlay)!r}")
         overlay.add_edge(u, v)
     added = []
-    while (link := _joining_link(overlay) or _degree_link(overlay, min_degree)) is not None:
+    while link := _joining_link(overlay, impossible) or _degree_link(overlay, min_degree, impossible):
         overlay.add_edge(*link)
         added.append(link)
     return added
@@ -348,23 +353,29 @@ def _partitions(count: int) -> Iterator[list[int]]:
             yield [*part, last]
 
 
-def _joining_link(overlay: nx.Graph) -> tuple[str, str] | None:
+def _joining_link(overlay: nx.Graph, impossible: Collection[tuple[str, str]]) -> tuple[str, str] | None:
     """Between the two components whose nodes of lowest degree are lowest; None if there is one component."""
-    ends = sorted(
-        min((overlay.degree(node), node) for node in part) for part in nx.connected_components(overlay)
-    )
-    return _sorted_pair(ends[0][1], ends[1][1]) if len(ends) > 1 else None
+    part = {node: number for number, nodes in enumerate(nx.connected_components(overlay)) for node in nodes}
+    lowest = sorted(overlay, key=lambda node: (overlay.degree(node), node))
+    for node in lowest if len(set(part.values())) > 1 else ():
+        for other in lowest:
+            if part[other] != part[node] and _sorted_pair(node, other) not in impossible:
+                return _sorted_pair(node, other)
+    return None
 
 
-def _degree_link(overlay: nx.Graph, min_degree: int) -> tuple[str, str] | None:
+def _degree_link(
+    overlay: nx.Graph, min_degree: int, impossible: Collection[tuple[str, str]]
+) -> tuple[str, str] | None:
     """From the node of lowest degree, if that is too low, to the lowest it can be linked with."""
-    if not overlay:
-        return None
-    degree, node = min((overlay.degree(node), node) for node in overlay)
-    if degree >= min(min_degree, len(overlay) - 1):
-        return None
-    _, other = min((overlay.degree(other), other) for other in nx.non_neighbors(overlay, node))
-    return _sorted_pair(node, other)
+    for degree, node in sorted((overlay.degree(node), node) for node in overlay):
+        if degree >= min(min_degree, len(overlay) - 1):
+            return None
+        others = sorted((overlay.degree(other), other) for other in nx.non_neighbors(overlay, node))
+        for _, other in others:
+            if _sorted_pair(node, other) not in impossible:
+                return _sorted_pair(node, other)
+    return None
 
 
 def _sorted_pair(u: str, v: str) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -170,12 +170,16 @@ def _add_joiner(view: View, change: AddJoiner, key: tuple[int, int], step: int) 
 
 
 def missing_links(
-    members: Iterable[Member], observers: Iterable[Member], links: Iterable[Link], min_degree: int
+    members: Iterable[Member],
+    observers: Iterable[Member],
+    links: Iterable[Link],
+    min_degree: int,
+    impossible: Collection[Link] = (),
 ) -> list[Link]:
     """Links to add so that the members are connected among themselves and each observer hears one of them."""
     ids = [member.id for member in members]
     inside = [each for each in links if {*each} <= {*ids}]
-    added = sync_plan.repair_links(ids, inside, min_degree)
+    added = sync_plan.repair_links(ids, inside, min_degree, impossible)
     heard = {node for each in links for node in each if {*each} & {*ids}}
     return added + [link(observer.id, ids[0]) for observer in observers if observer.id not in heard]
 

@@ -230,8 +230,19 @@ def test_it_says_again_that_it_is_ready_until_it_is_a_member(bench):
 def test_without_an_answer_it_asks_again(bench):
     bench.handle(Tick())
     bench.open("a")
-    [_, again] = bench.after(ASK_EVERY_S)
+    [*_, again] = bench.after(ASK_EVERY_S)
     assert again.message.body == REQUEST
+
+
+def test_joiners_that_reach_only_each_other_go_on_knocking_at_the_others():
+    bench = Bench(seeds=("a:1", "k:1"), patience_s=100.0)
+    bench.handle(Tick())
+    bench.open("k")  # Started at the same moment, and knows as little as we do.
+    for _ in range(MAX_UNANSWERED + 2):
+        assert bench.after(ASK_EVERY_S)[:3] == [DiscardState(), Dial("a:1"), Dial("k:1")]
+    assert REQUEST in bodies(bench.open("a"))
+    bench.plan(A)
+    assert Dial("k:1") not in bench.joiner.orphaned("dropped", bench.now_s)
 
 
 def test_it_gives_up_on_a_cluster_that_does_not_go_on(bench):

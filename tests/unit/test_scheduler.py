@@ -180,6 +180,29 @@ def test_a_thin_overlay_is_repaired_as_if_somebody_had_asked():
     assert bench.proposed().links == (("a", "b"), ("a", "c"), ("b", "c"))
 
 
+def test_a_repair_that_cannot_be_is_not_tried_again_until_its_end_joins_anew():
+    """Nodes may share no network. Each attempt takes seconds, in which no other change gets its turn."""
+    bench = Bench("abc", [("a", "b"), ("b", "c")])
+    failed = PrepareFailed(
+        key=bench.scheduler.proposal.view.key, node="a", link=("a", "c"), reason="no route"
+    )
+    bench.receive("a", failed)
+    assert bench.scheduler.proposal is None
+    bench.enter(make_view("abcd", [("a", "b"), ("b", "c"), ("c", "d")]), 11)
+    assert bench.proposed().links == (("a", "b"), ("a", "d"), ("b", "c"), ("c", "d"))
+    assert bench.scheduler.out_of_reach == {("a", "c")}
+
+
+def test_what_a_joiner_could_not_reach_is_left_out_of_repairs():
+    bench = Bench("ab", [("a", "b")])
+    bench.receive("c", ScaleOutRequest(node="c", addresses=("c:1",), degree=2, digest="d"))
+    reading = LinkReading(rate_bps=1e6)
+    bench.receive("c", NeighborsReady(node="c", links={"b": reading}, failed={"a": "no answer"}))
+    assert bench.scheduler.out_of_reach == {("a", "c")}
+    bench.receive("c", NeighborsReady(node="c", links={"a": reading}, failed={"b": "no answer"}))
+    assert bench.scheduler.out_of_reach == {("b", "c")}
+
+
 def test_a_link_that_cannot_be_opened_is_answered_and_forgotten(bench):
     bench.enter(make_view("abcd", [("a", "b"), ("b", "c"), ("c", "d"), ("a", "d")]), 11)
     bench.take_sent()

@@ -382,6 +382,15 @@ def test_repair_joins_parts_first_then_the_lowest_degrees_then_goes_by_name():
     assert repair_links("a", []) == repair_links("", []) == []
 
 
+def test_repair_takes_the_next_best_link_where_one_is_impossible():
+    chain = [("a", "b"), ("b", "c"), ("c", "d")]
+    assert repair_links("abcd", chain) == [("a", "d")]
+    assert repair_links("abcd", chain, impossible={("a", "d")}) == [("a", "c"), ("b", "d")]
+    assert repair_links("abcd", chain, impossible={("a", "d"), ("a", "c")}) == [("b", "d")]
+    assert repair_links("abc", [("a", "b")], 1, impossible={("a", "c")}) == [("b", "c")]
+    assert repair_links("ab", [], impossible={("a", "b")}) == []
+
+
 @pytest.mark.parametrize("link", [("a", "gone"), ("a", "a")])
 def test_repair_refuses_a_link_that_cannot_be(link):
     with pytest.raises(PlanInfeasible, match=f"link 'a' - '{link[1]}'"):
