@@ -50,7 +50,7 @@ class Netns:
         """Make all namespaces and links."""
         self.check(topology)
         self.down()
-        self.topology = topology
+        self.topology, self.netem = topology, commands.needs_netem(topology.links.values())
         try:
             run_all(commands.up(self.name, topology, self.routes, self.netem))
         except BaseException:
@@ -100,7 +100,7 @@ class Netns:
             for end in link:
                 space, name = commands.namespace(self.name, end), commands.device(self.name, link, end)
                 found = json.loads(run(("tc", "-j", "-n", space, "qdisc", "show", "dev", name)))
-                rows.append({"link": link, "from": end, "qdiscs": found} | _tbf(found))
+                rows.append({"link": link, "from": end, "qdiscs": found} | _tbf(found) | _netem(found))
         return rows
 
     def down(self) -> None:
@@ -110,9 +110,24 @@ class Netns:
 
 def _tbf(qdiscs: list[dict[str, Any]]) -> dict[str, Any]:
     """Rate and state of a device from its token bucket."""
-    options: dict[str, float] = next((each["options"] for each in qdiscs if each["kind"] == "tbf"), {})
-    rate = options.get("rate", 0) * 8 / 1e6
+    rate = _options(qdiscs, "tbf").get("rate", 0) * 8 / 1e6
     return {"rate_mbit": rate, "cut": 0 < rate < 0.001}
+
+
+def _netem(qdiscs: list[dict[str, Any]]) -> dict[str, float]:
+    """Delay, jitter and loss of a device; tc tells seconds and shares."""
+    options = _options(qdiscs, "netem")
+    delay, loss = options.get("delay", {}), options.get("loss-random", {})
+    return {
+        "delay_ms": round(delay.get("delay", 0.0) * 1e3, 6),
+        "jitter_ms": round(delay.get("jitter", 0.0) * 1e3, 6),
+        "loss_pct": round(loss.get("loss", 0.0) * 1e2, 6),
+    }
+
+
+def _options(qdiscs: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = next((each["options"] for each in qdiscs if each["kind"] == kind), {})
+    return found
 
 
 def spaces_of(prefix: str) -> list[str]:
