@@ -99,11 +99,11 @@ class Stream:
         time.sleep(seconds)
         return (self.total - before) * 8e-6 / (time.perf_counter() - began_s)
 
-    def mbit_once(self, least: float, within_s: float) -> float:
-        """What arrives in the first second in which it is `least` or more, or else in the last one looked at."""
-        until_s = time.perf_counter() + within_s
-        while (found := self.mbit(1.0)) < least and time.perf_counter() < until_s:
-            pass
+    def mbit_once(self, least: float, windows: int, window_s: float) -> float:
+        """What arrives in the first window of time in which it is `least` or more, or else in the last one."""
+        for _ in range(windows):
+            if (found := self.mbit(window_s)) >= least:
+                break
         return found
 
     def close(self) -> None:
