@@ -68,36 +68,43 @@ def _datagram_socket() -> socket.socket:
 
 
 class Stream:
-    """One TCP connection that always has something to send."""
+    """TCP connections that always have something to send; counted together."""
 
-    def __init__(self, sender: str, receiver: str, host: str) -> None:
+    def __init__(self, sender: str, receiver: str, host: str, connections: int = 1) -> None:
+        self.sockets: list[socket.socket] = []
+        self.threads: list[threading.Thread] = []
+        self.arrived = [0] * connections
         with inside(receiver, lambda: socket.create_server(("0.0.0.0", 0))) as server:
             at = (host, server.getsockname()[1])
-            self.sending = inside(sender, lambda: socket.create_connection(at, timeout=10))
-            self.receiving, _ = server.accept()
-        self.sending.settimeout(None)
-        self.total = 0
-        self.threads = [threading.Thread(target=each, daemon=True) for each in (self._send, self._receive)]
+            for index in range(connections):
+                sending = inside(sender, lambda: socket.create_connection(at, timeout=10))
+                sending.settimeout(None)
+                receiving, _ = server.accept()
+                self.sockets += [sending, receiving]
+                self.threads.append(threading.Thread(target=self._send, args=[sending], daemon=True))
+                self.threads.append(
+                    threading.Thread(target=self._receive, args=[receiving, index], daemon=True)
+                )
         for thread in self.threads:
             thread.start()
 
-    def _send(self) -> None:
+    def _send(self, sending: socket.socket) -> None:
         block = bytes(256 << 10)
         with contextlib.suppress(OSError):  # Closed.
             while True:
-                self.sending.sendall(block)
+                sending.sendall(block)
 
-    def _receive(self) -> None:
+    def _receive(self, receiving: socket.socket, index: int) -> None:
         space = memoryview(bytearray(1 << 20))
         with contextlib.suppress(OSError):  # Closed, or reset by the other end's closing.
-            while got := self.receiving.recv_into(space):
-                self.total += got
+            while got := receiving.recv_into(space):
+                self.arrived[index] += got
 
     def mbit(self, seconds: float) -> float:
         """What arrives from now on."""
-        before, began_s = self.total, time.perf_counter()
+        before, began_s = sum(self.arrived), time.perf_counter()
         time.sleep(seconds)
-        return (self.total - before) * 8e-6 / (time.perf_counter() - began_s)
+        return (sum(self.arrived) - before) * 8e-6 / (time.perf_counter() - began_s)
 
     def mbit_once(self, least: float, windows: int, window_s: float) -> float:
         """What arrives in the first window of time in which it is `least` or more, or else in the last one."""
@@ -107,13 +114,13 @@ class Stream:
         return found
 
     def close(self) -> None:
-        for each in (self.sending, self.receiving):
+        for each in self.sockets:
             with contextlib.suppress(OSError):  # The other end was quicker.
                 each.shutdown(socket.SHUT_RDWR)
         for thread in self.threads:
             thread.join()
-        self.sending.close()
-        self.receiving.close()
+        for each in self.sockets:
+            each.close()
 
 
 def share(values: list[float], of: float) -> float:
