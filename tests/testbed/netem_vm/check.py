@@ -167,6 +167,7 @@ def check_delay_that_comes_and_goes() -> None:
     testbed.up(plain)
     flow = stream(testbed, "a", "b")
     testbed.change({("a", "b"): slow})
+    check_rate("delay added: the same connection", flow, slow)
     flow.close()
     check_in_force("delay added", testbed)
     check_delay(testbed, "a", "b")
