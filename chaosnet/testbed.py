@@ -31,6 +31,7 @@ BACKENDS: dict[str, type[Netns] | type[Relay] | type[Docker]] = {
     "relay": Relay,
     "docker": Docker,
 }
+OWN = (Netns, Relay)  # Back ends that make the nodes as well.
 DRY_RUN = "dry-run"
 
 
@@ -97,13 +98,16 @@ def _up(backend: str, name: str, topology: Topology, routes: bool = True) -> Bac
 def _opened(name: str) -> Backend:
     """A testbed that is up."""
     saved, topology = store.load(name)
-    return BACKENDS[saved.backend](name, topology, saved.routes)
+    made = BACKENDS[saved.backend](name, topology, saved.routes)
+    made.cuts |= set(saved.cuts)
+    return made
 
 
 def _down(name: str) -> int:
     """Also what a crashed run has left, that nothing is saved of."""
     nothing = Topology({})
-    removed = sum(kind(name, nothing).down() for kind in BACKENDS.values())
+    left: list[Backend] = [_opened(name)] if name in store.saved() else [kind(name, nothing) for kind in OWN]
+    removed = sum(each.down() for each in left)
     store.forget(name)
     return removed
 
@@ -148,7 +152,7 @@ def exec_(node: str, command: tuple[str, ...], name: str) -> None:
 @click.argument("topology", type=a_file)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @named
-@backend_option(type=click.Choice([*BACKENDS]))
+@backend_option(type=click.Choice([kind.kind for kind in OWN]))
 def run_(topology: Path, command: tuple[str, ...], name: str, backend: str) -> None:
     """Make the overlay, run COMMAND on every node, remove the overlay.
 
@@ -200,7 +204,9 @@ def _changed(spec: LinkSpec, text: str) -> LinkSpec:
 @named
 def cut(a: str, b: str, name: str) -> None:
     """Nothing passes over the link A B any more, and nobody is told."""
-    _opened(name).cut(link_name(a, b))
+    made = _opened(name)
+    made.cut(link_name(a, b))
+    store.save(made)
 
 
 @testbed.command()
@@ -209,7 +215,9 @@ def cut(a: str, b: str, name: str) -> None:
 @named
 def heal(a: str, b: str, name: str) -> None:
     """Undo `cut`."""
-    _opened(name).heal(link_name(a, b))
+    made = _opened(name)
+    made.heal(link_name(a, b))
+    store.save(made)
 
 
 @testbed.command()
@@ -270,8 +278,8 @@ def plot(topology: Path, picture: Path) -> None:
 @named
 @click.option("--all", "everything", is_flag=True, help="All testbeds, also what a crashed run has left.")
 def down(name: str, everything: bool) -> None:
-    """Remove the overlay, and end what runs on its nodes."""
+    """Remove the overlay, and end what runs on its nodes. Containers stay; only their rates go."""
     names = {*store.saved(), *Relay.names()} if everything else {name}
     removed = sum(_down(each) for each in sorted(names))
     removed += len(remove()) if everything else 0
-    click.echo(f"{removed} nodes removed")
+    click.echo(f"{removed} nodes down")

@@ -35,6 +35,7 @@ class Backend(Protocol):
     name: str
     topology: Topology
     routes: bool  # Are nodes that are no neighbours reached through others?
+    cuts: set[Link]
 
     def check(self, topology: Topology) -> None:
         """Can it be done here? Changes nothing."""
@@ -43,7 +44,7 @@ class Backend(Protocol):
         """Make it; what an earlier `up` of the same name has left is replaced."""
 
     def change(self, links: Mapping[Link, LinkSpec]) -> None:
-        """Give links other properties, under the connections that run over them."""
+        """Give links other properties, under the connections that run over them; a cut one gets them healed."""
 
     def cut(self, link: Link) -> None:
         """Nothing passes any more, and nobody is told."""

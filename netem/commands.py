@@ -1,7 +1,7 @@
 """The commands that make links, as text. Pure: what runs them is netns.py, and docker.py for links that are there.
 
 Per overlay link one veth pair between two namespaces, a /30 network of its own, and at each end a token bucket (tbf)
-for what leaves there; where the kernel has netem and the link needs it, delay, jitter and loss under it.
+for what leaves there; where the kernel has netem and a link needs it, delay, jitter and loss before the bucket.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from .topology import Link, LinkSpec, Topology, burst_bytes, link_name
 
 PREFIX = "chaos"  # Of every namespace and device that is ours.
 NETWORK = ipaddress.IPv4Network("10.211.0.0/16")
-QUEUE_MS = 20  # How long a packet may wait for its token before it is dropped.
+QUEUE_MS = 20  # How long a packet may wait for its token before it is dropped, if no round trip takes longer.
+MAX_QUEUE_MS = 200
+# A handle of its own for whatever may stand at the root: `replace` then makes it anew, and keeps nothing of the last.
+PLAIN, DELAYED, DELAYED_BUCKET, CUT = "1:", "2:", "3:", "4:"
+IN_ORDER = ("rate", "1000gbit")  # With any rate netem keeps the order of packets; this one slows nothing.
 Command = tuple[str, ...]
 
 
@@ -107,18 +111,30 @@ def shape(testbed: str, link: Link, spec: LinkSpec, netem: bool) -> list[Command
 
 
 def shape_end(name: str, spec: LinkSpec, first: bool, netem: bool) -> list[Command]:
-    """Set what leaves at the device `name`, a link's first end or its other one: what `tc` is told, without `tc`."""
+    """Set what leaves at the device `name`, a link's first end or its other one: what `tc` is told, without `tc`.
+
+    netem comes first and hands on to the bucket what is due. Under the bucket it would be the bucket's queue, and
+    that of a hundred thousand packets (docs/testbed.md).
+    """
     rate, target = spec.rate_from(first), ("qdisc", "replace", "dev", name)
-    bucket = ("tbf", "rate", f"{rate:g}mbit", "burst", str(burst_bytes(rate)), "latency", f"{QUEUE_MS}ms")
-    made: list[Command] = [(*target, "root", "handle", "1:", *bucket)]
-    if netem:
-        made.append((*target, "parent", "1:", "handle", "10:", "netem", *netem_options(spec)))
-    return made
+    latency = ("latency", f"{queue_ms(spec):g}ms")
+    bucket = ("tbf", "rate", f"{rate:g}mbit", "burst", str(burst_bytes(rate)), *latency)
+    if not netem:
+        return [(*target, "root", "handle", PLAIN, *bucket)]
+    return [
+        (*target, "root", "handle", DELAYED, "netem", *netem_options(spec)),
+        (*target, "parent", f"{DELAYED}1", "handle", DELAYED_BUCKET, *bucket),
+    ]
+
+
+def queue_ms(spec: LinkSpec) -> float:
+    """How long a packet may wait for its token: a round trip, for a shorter queue starves a lone Cubic connection."""
+    return min(max(QUEUE_MS, 2 * spec.delay_ms), MAX_QUEUE_MS)
 
 
 def netem_options(spec: LinkSpec) -> list[str]:
-    """What netem adds: delay, jitter, loss."""
-    options = ["limit", "100000"]
+    """What netem adds: delay, jitter, loss. Packets keep their order, as they mostly do in queues elsewhere."""
+    options = ["limit", "100000", *IN_ORDER]
     if spec.delay_ms or spec.jitter_ms:
         options += ["delay", f"{spec.delay_ms:g}ms"]
     if spec.jitter_ms:
@@ -142,10 +158,10 @@ def cut_end(name: str) -> Command:
     """Drop all that leaves at a device, for it never fits into the bucket: what `tc` is told.
 
     Devices, addresses and routes stay as they are, so nobody is told: what a pulled cable two switches away looks
-    like. (A device that is set down takes its routes along, and connecting fails at once.)
+    like. (A device that is set down takes its routes along, and connecting fails at once.) What waits is lost.
     """
     bucket = ("tbf", "rate", "8bit", "burst", "1", "latency", "1ms")
-    return ("qdisc", "replace", "dev", name, "root", "handle", "1:", *bucket)
+    return ("qdisc", "replace", "dev", name, "root", "handle", CUT, *bucket)
 
 
 def in_process(pid: int, tool: str, *arguments: str) -> Command:

@@ -56,6 +56,7 @@ class Docker:
     def __init__(self, name: str, topology: Topology, routes: bool = False) -> None:
         self.name, self.topology = check_name(name), topology
         self.routes = False  # Docker lets nothing pass from one network to another.
+        self.cuts: set[Link] = set()
         self.netem = commands.needs_netem(topology.links.values())
 
     def check(self, topology: Topology) -> None:
@@ -89,16 +90,18 @@ class Docker:
             self.netem = True
         for link, spec in links.items():
             self.topology.set_spec(link, spec)
-        self._shape(links)
+        self._shape({link: spec for link, spec in links.items() if link not in self.cuts})
 
     def cut(self, link: Link) -> None:
         """Silently."""
         self.topology.spec(link)
         run_all([in_process(end.pid, "tc", *commands.cut_end(end.device)) for end in self._ends([link])])
+        self.cuts.add(link)
 
     def heal(self, link: Link) -> None:
         """As it was before the cut."""
         self._shape({link: self.topology.spec(link)})
+        self.cuts.discard(link)
 
     def environment(self, node: str) -> dict[str, str]:
         """As commands.environment. A neighbour has another address on each link; this is the one seen from here."""
@@ -248,9 +251,9 @@ def containers_of(project: str) -> dict[str, Container]:
 
 
 def shaped_devices(pid: int) -> list[str]:
-    """Devices of a container with a bucket at their root: that is ours, for docker sets none."""
+    """Devices of a container with a bucket or netem at their root: those are ours, for docker sets none."""
     told = json.loads(run(in_process(pid, "tc", "-j", "qdisc", "show")))
-    return [row["dev"] for row in told if row["kind"] == "tbf" and row.get("root")]
+    return [row["dev"] for row in told if row["kind"] in ("tbf", "netem") and row.get("root")]
 
 
 def _docker(*arguments: str) -> str:

@@ -28,6 +28,7 @@ class Netns:
 
     def __init__(self, name: str, topology: Topology, routes: bool = True) -> None:
         self.name, self.topology, self.routes = check_name(name), topology, routes
+        self.cuts: set[Link] = set()
         self.netem = commands.needs_netem(topology.links.values())
 
     def check(self, topology: Topology) -> None:
@@ -47,7 +48,7 @@ class Netns:
         """Make all namespaces and links."""
         self.check(topology)
         self.down()
-        self.topology = topology
+        self.topology, self.netem = topology, commands.needs_netem(topology.links.values())
         try:
             run_all(commands.up(self.name, topology, self.routes, self.netem))
         except BaseException:
@@ -63,6 +64,7 @@ class Netns:
         shaped = [
             command
             for link, spec in links.items()
+            if link not in self.cuts
             for command in commands.shape(self.name, link, spec, self.netem)
         ]
         run_all(sorted(shaped, key=lambda command: command[2]))
@@ -73,10 +75,12 @@ class Netns:
         """Silently."""
         self.topology.spec(link)
         run_all(commands.cut(self.name, link))
+        self.cuts.add(link)
 
     def heal(self, link: Link) -> None:
         """As it was before the cut."""
         run_all(commands.shape(self.name, link, self.topology.spec(link), self.netem))
+        self.cuts.discard(link)
 
     def environment(self, node: str) -> dict[str, str]:
         """Names and addresses (commands.py)."""
@@ -102,7 +106,7 @@ class Netns:
             for end in link:
                 space, name = commands.namespace(self.name, end), commands.device(self.name, link, end)
                 found = json.loads(run(("tc", "-j", "-n", space, "qdisc", "show", "dev", name)))
-                rows.append({"link": link, "from": end, "qdiscs": found} | tbf(found))
+                rows.append({"link": link, "from": end, "qdiscs": found} | tbf(found) | _netem(found))
         return rows
 
     def alive(self) -> int:
@@ -116,9 +120,24 @@ class Netns:
 
 def tbf(qdiscs: list[dict[str, Any]]) -> dict[str, Any]:
     """Rate and state of a device from its token bucket."""
-    options: dict[str, float] = next((each["options"] for each in qdiscs if each["kind"] == "tbf"), {})
-    rate = options.get("rate", 0) * 8 / 1e6
+    rate = _options(qdiscs, "tbf").get("rate", 0) * 8 / 1e6
     return {"rate_mbit": rate, "cut": 0 < rate < 0.001}
+
+
+def _netem(qdiscs: list[dict[str, Any]]) -> dict[str, float]:
+    """Delay, jitter and loss of a device; tc tells seconds and shares."""
+    options = _options(qdiscs, "netem")
+    delay, loss = options.get("delay", {}), options.get("loss-random", {})
+    return {
+        "delay_ms": round(delay.get("delay", 0.0) * 1e3, 6),
+        "jitter_ms": round(delay.get("jitter", 0.0) * 1e3, 6),
+        "loss_pct": round(loss.get("loss", 0.0) * 1e2, 6),
+    }
+
+
+def _options(qdiscs: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = next((each["options"] for each in qdiscs if each["kind"] == kind), {})
+    return found
 
 
 def spaces_of(prefix: str) -> list[str]:

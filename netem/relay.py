@@ -36,6 +36,7 @@ class Relay:
 
     def __init__(self, name: str, topology: Topology, routes: bool = True) -> None:
         self.name, self.topology, self.routes = check_name(name), topology, routes
+        self.cuts: set[Link] = set()
         self._process: dict[str, Any] | None = None
 
     def check(self, topology: Topology) -> None:
@@ -70,11 +71,13 @@ class Relay:
         """Silently: connections stay open, and nothing passes."""
         self.topology.spec(link)
         self._ask(Cut(*link, True))
+        self.cuts.add(link)
 
     def heal(self, link: Link) -> None:
         """What was held back arrives."""
         self.topology.spec(link)
         self._ask(Cut(*link, False))
+        self.cuts.discard(link)
 
     def environment(self, node: str) -> dict[str, str]:
         """As commands.environment, and the addresses of the relay at which this node reaches each other one."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from .backend import Backend, TestbedError
-from .topology import Topology
+from .topology import Link, Topology
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -18,6 +18,7 @@ class Saved(msgspec.Struct, frozen=True):
     backend: str
     routes: bool
     topology: str  # As YAML.
+    cuts: list[Link] = []
 
 
 def folder() -> Path:
@@ -29,7 +30,9 @@ def save(made: Backend) -> None:
     """Remember a testbed as it is now."""
     folder().mkdir(parents=True, exist_ok=True)
     new = folder() / f".{made.name}.{os.getpid()}"
-    new.write_bytes(msgspec.json.encode(Saved(made.kind, made.routes, made.topology.to_text())))
+    new.write_bytes(
+        msgspec.json.encode(Saved(made.kind, made.routes, made.topology.to_text(), sorted(made.cuts)))
+    )
     new.replace(folder() / f"{made.name}.json")
 
 

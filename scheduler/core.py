@@ -12,6 +12,7 @@ of two successive views overlap (DESIGN, section 6). Source: Chaos, Sec. IV-B an
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -404,17 +405,16 @@ class Scheduler:
         """Where a loss has left the overlay thin, add links as if somebody had asked."""
         if not any(isinstance(change, AddLink) and change.repair for change in self.queue):
             missing = views.missing_links(
-                view.members, view.observers, view.links, MIN_DEGREE, self.out_of_reach
+                view.members, view.observers, view.links, MIN_DEGREE, self._impossible(view)
             )
-            wanted = [each for each in missing if self._can_be_had(each)]
-            self.queue.extend(AddLink(link=each, repair=True) for each in wanted)
+            self.queue.extend(AddLink(link=each, repair=True) for each in missing)
         return []
 
-    def _can_be_had(self, each: Link) -> bool:
-        """Nobody wanted it away, it is not known to be dead, and one end can be dialled."""
-        if each in self.unwanted or self.overlay.denied(*each):
-            return False
-        return any(member.addresses for member in self.view.members if member.id in each)
+    def _impossible(self, view: View) -> set[Link]:
+        """Links that somebody wanted away, that are dead or could not be opened, or whose ends can only dial."""
+        dead = {link(*ends) for ends in self.overlay.news if self.overlay.denied(*ends)}
+        silent = [member.id for member in view.members if not member.addresses]
+        return self.unwanted | self.out_of_reach | dead | set(itertools.combinations(sorted(silent), 2))
 
     # --- flush and install ---
 

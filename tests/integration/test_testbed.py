@@ -58,13 +58,13 @@ def test_links_have_the_rates_that_were_set(tmp_path):
         found = json.loads((tmp_path / "m.json").read_text())
         assert [row["set_mbit"] for row in found["links"]] == [100.0, 300.0]
         assert found["worst_error"] < 0.3  # Of a busy machine; an idle one is right to 1 %.
-        assert chaosnet("ls")[1] == f"{NAME}: 2 nodes, 1 links\n"
+        assert chaosnet("ls")[1] == f"{NAME} (netns): 2 nodes, 1 links\n"
         assert chaosnet("change", "y", "x", "rate_mbit=200", "--name", NAME) == (0, "", "")
         rows = json.loads(chaosnet("show", "--json", "--name", NAME)[1])
         assert [round(row["rate_mbit"]) for row in rows] == [100, 200]
     finally:
-        assert chaosnet("down", "--name", NAME) == (0, "2 nodes removed\n", "")
-    assert chaosnet("down", "--name", NAME) == (0, "0 nodes removed\n", "")
+        assert chaosnet("down", "--name", NAME) == (0, "2 nodes down\n", "")
+    assert chaosnet("down", "--name", NAME) == (0, "0 nodes down\n", "")
 
 
 def test_a_cut_is_silent_and_nodes_that_are_no_neighbours_are_reached_around_it():
@@ -129,7 +129,7 @@ def test_what_a_killed_harness_leaves_is_removed_by_name(tmp_path):
         while len(spaces_of(f"chaos-{NAME}-")) < 3 or not _sleepers():
             time.sleep(0.05)
         harness.send_signal(signal.SIGKILL)
-    assert chaosnet("down", "--name", NAME) == (0, "3 nodes removed\n", "")
+    assert chaosnet("down", "--name", NAME) == (0, "3 nodes down\n", "")
     assert _sleepers() == []
 
 

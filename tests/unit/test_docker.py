@@ -100,7 +100,7 @@ def test_an_end_is_cut_and_delayed_as_in_a_namespace():
     ]
     assert commands.cut("t", link)[0] == ("tc", "-n", "chaos-t-a", *commands.cut_end(device))
     assert " ".join(commands.cut_end("eth3")) == (
-        "qdisc replace dev eth3 root handle 1: tbf rate 8bit burst 1 latency 1ms"
+        "qdisc replace dev eth3 root handle 4: tbf rate 8bit burst 1 latency 1ms"
     )
 
 

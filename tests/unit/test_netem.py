@@ -139,12 +139,31 @@ def test_a_testbed_of_two_nodes_takes_these_commands():
     ]
 
 
-def test_netem_comes_under_the_bucket():
+def test_netem_comes_before_the_bucket():
     spec = LinkSpec(rate_mbit=100.0, delay_ms=20.0, jitter_ms=2.5, loss_pct=0.1)
-    under = [line for line in text(commands.shape("t", ("a", "b"), spec, netem=True)) if "netem" in line]
-    assert under[0].endswith(
-        "parent 1: handle 10: netem limit 100000 delay 20ms 2.5ms distribution normal loss 0.1%"
-    )
+    device = commands.device("t", ("a", "b"), "a")
+    assert text(commands.shape("t", ("a", "b"), spec, netem=True))[:2] == [
+        f"tc -n chaos-t-a qdisc replace dev {device} root handle 2: netem limit 100000 rate 1000gbit "
+        "delay 20ms 2.5ms distribution normal loss 0.1%",
+        f"tc -n chaos-t-a qdisc replace dev {device} parent 2:1 handle 3: "
+        "tbf rate 100mbit burst 131072 latency 40ms",
+    ]
+
+
+@pytest.mark.parametrize(("delay_ms", "queue_ms"), [(0.0, 20.0), (5.0, 20.0), (50.0, 100.0), (1000.0, 200.0)])
+def test_the_bucket_has_a_queue_of_a_round_trip_within_limits(delay_ms, queue_ms):
+    assert commands.queue_ms(LinkSpec(delay_ms=delay_ms)) == queue_ms
+
+
+def test_what_may_stand_at_the_root_has_a_handle_of_its_own():
+    link, spec = ("a", "b"), LinkSpec(delay_ms=5.0)
+    made = [
+        *commands.shape("t", link, spec, netem=False),
+        *commands.shape("t", link, spec, netem=True),
+        *commands.cut("t", link),
+    ]
+    kinds = {(each[each.index("handle") + 1], "root" in each) for each in made}
+    assert kinds == {("1:", True), ("2:", True), ("3:", False), ("4:", True)}
 
 
 def test_routes_to_far_nodes_are_left_out_on_request():
