@@ -37,8 +37,10 @@ def measure(rate_mbit: float) -> dict[str, Any]:
             assert founder.stdout is not None
             if founder.stdout.readline().strip() != READY.encode():
                 raise ConfigError("bench probe: the founder did not come up")
-            found = {kind: [_join(testbed, kind) for _ in range(TURNS)] for kind in ("in-band", "iperf3")}
-            founder.terminate()
+            try:
+                found = {kind: [_join(testbed, kind) for _ in range(TURNS)] for kind in ("in-band", "iperf3")}
+            finally:
+                founder.terminate()
     finally:
         testbed.down()
     rates = {kind: statistics.median(turn["mbit"] for turn in turns) for kind, turns in found.items()}

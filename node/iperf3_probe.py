@@ -13,11 +13,13 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 SECONDS = 1  # The package takes whole ones only.
 PATIENCE_S = 8.0
+LISTEN_PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +72,15 @@ def _free_port() -> int:
 
 
 def _once(*arguments: str) -> str:
-    """One use of the library, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", __spec__.name if __spec__ else __name__, *arguments],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode != 0:
-        sys.exit((done.stderr.strip().splitlines() or ["iperf3 failed"])[-1])
-    return done.stdout
+    """One use of the library, in a process of its own. A server that does not listen yet is given some time."""
+    deadline_s = time.monotonic() + LISTEN_PATIENCE_S
+    while True:
+        command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return done.stdout
+        if "refused" not in done.stderr or time.monotonic() > deadline_s:
+            sys.exit((done.stderr.strip().splitlines() or ["iperf3 failed"])[-1])
 
 
 def _main(what: str, *rest: str) -> None:

@@ -52,7 +52,7 @@ from .transport import Transport
 
 log = logging.getLogger("chaosnet")
 
-PROBE_PARTS = 16  # Of PROBE_BYTES: behind a burst of 128 KiB, as shapers allow it, less tells nothing.
+PROBE_PARTS = 64
 READ_EVERY_S = 1.0
 MIN_TICK_S = 0.001  # A core that wants a Tick at once must not keep the loop from its sockets.
 BACKLOG_SHARE = 0.25  # Of available memory, for results that a joiner cannot apply yet.

@@ -82,11 +82,22 @@ def test_the_median_counts():
     assert statistics.median(prober.session.rates_in) == pytest.approx(100e6)
 
 
-def test_the_rate_is_the_slope_of_the_second_half():
-    """The first half comes on the burst that a shaper allows: at once."""
-    parts = [(0.0, 100)] * 4 + [(1.0, 100), (2.0, 100), (3.0, 100), (4.0, 100)]
+def test_the_rate_is_the_slope_of_all_but_the_first_parts():
+    """Those come on the burst that a shaper allows: at once."""
+    parts = [(0.0, 100)] * 3 + [(1.0, 100), (2.0, 100), (3.0, 100), (4.0, 100), (5.0, 100)]
     assert slope_bps(parts) == pytest.approx(8 * 100 / 1.0)
     assert slope_bps(parts[:1]) == 0.0
+    assert slope_bps([(1.0, 100)] * 8) > 1e8  # All at once: faster than we can tell.
+
+
+def test_networks_that_hand_over_several_parts_at_once_do_not_fool_it():
+    """64 parts of 16 KiB over 100 Mbit/s in pieces of 65160 bytes, and what is left."""
+    size, piece, rate = PROBE_BYTES, 65160, 100e6
+    pieces = [*range(20_000, size, piece), size]
+    arrivals = [
+        next(each for each in pieces if each >= part) * 8 / rate for part in range(16384, size + 1, 16384)
+    ]
+    assert slope_bps([(at_s, 16384) for at_s in arrivals]) == pytest.approx(rate, rel=0.03)
 
 
 def test_one_link_at_a_time():
