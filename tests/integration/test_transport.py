@@ -153,6 +153,21 @@ def raw_dealer(address: str, routing_id: bytes = b"") -> Any:
 
 
 @real
+async def test_a_check_says_who_answers_and_leaves_no_link() -> None:
+    async with nodes("a", "b") as (a, b):
+        a[0].check(b[0].address)
+        assert await a[1].until("checked") == ("checked", b[0].address, "b", "")
+        a[0].check("127.0.0.1:1")
+        _, address, peer, reason = await a[1].until("checked", times=2)
+        assert (address, peer) == ("127.0.0.1:1", "") and "does not accept" in reason
+        assert not a[1].count("opened") and not b[1].count("opened") and not b[1].count("foreign")
+        await link(a, b)
+        a[0].check(b[0].address)
+        await a[1].until("checked", times=3)
+        assert not a[1].count("closed") and not b[1].count("closed")
+
+
+@real
 async def test_both_ends_learn_who_the_other_is_and_where_it_can_be_dialled() -> None:
     async with nodes("a", "b") as [a, b]:
         await link(a, b)

@@ -1,6 +1,8 @@
 """`chaosnet.scheduler.monitor`: the table of Sec. IV-A, as each node keeps it."""
 
-from chaosnet.protocols.messages import Member, Notice, View
+import pytest
+
+from chaosnet.protocols.messages import LinkReading, Member, Notice, View
 from chaosnet.scheduler.monitor import ClusterMonitor
 
 MEMBERS = {name: Member(id=name, addresses=(f"{name}:1",)) for name in "abc"}
@@ -61,3 +63,43 @@ def test_a_late_notice_of_a_failure_does_not_count_against_the_next_life():
     monitor.entered(view("abc", joined_step=20))
     monitor.notice(notice("node-failure", "c", step=10))
     assert states(monitor)["c"] == "active"
+
+
+def reading(rate_bps=0.0, age_s=0.0, source="probe", rtt_s=0.0):
+    found = {"rate_bps": rate_bps, "rate_age_s": age_s, "rate_source": source} if rate_bps else {}
+    return LinkReading(rtt_min_s=rtt_s, rtt_median_s=rtt_s, **found)
+
+
+@pytest.fixture
+def measured():
+    """b gets 100 Mbit/s from a, and a 20 from b."""
+    monitor = ClusterMonitor()
+    monitor.entered(view("ab"))
+    monitor.reading("b", "a", reading(100e6, age_s=2.0, rtt_s=0.004), 10.0)
+    monitor.reading("a", "b", reading(20e6, source="replication"), 10.0)
+    return monitor
+
+
+def test_rates_are_kept_by_direction_with_age_and_source(measured):
+    (row,) = measured.status(now_s=15.0)["links"]
+    assert (row["a"], row["b"]) == ("a", "b")
+    assert (row["rate_mbit"], row["rate_age_s"], row["rate_source"]) == (100.0, 7.0, "probe")
+    assert (row["rate_back_mbit"], row["rate_back_age_s"], row["rate_back_source"]) == (
+        20.0,
+        5.0,
+        "replication",
+    )
+    assert (row["rtt_min_ms"], row["rtt_median_ms"]) == (4.0, 4.0)
+
+
+def test_an_all_reduce_is_as_fast_as_the_slower_direction_and_a_join_as_that_to_the_joiner(measured):
+    graph = measured.graph("ab", [("a", "b")])
+    assert graph.edges["a", "b"] == {"rate_bps": 20e6, "rtt_s": 0.004}
+    assert measured.sources("b", ["a"])["a"].seconds_per_byte == pytest.approx(8 / 100e6)
+    assert measured.sources("a", ["b"])["b"].seconds_per_byte == pytest.approx(8 / 20e6)
+
+
+def test_what_was_not_measured_this_time_stays(measured):
+    measured.reading("b", "a", reading(rtt_s=0.001), 20.0)
+    (row,) = measured.status(now_s=20.0)["links"]
+    assert (row["rate_mbit"], row["rate_age_s"], row["rtt_min_ms"]) == (100.0, 12.0, 1.0)

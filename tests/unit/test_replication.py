@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from chaosnet.errors import RemoteProtocolError
 from chaosnet.protocols import replication
-from chaosnet.protocols.effects import DiscardState, ReadManifest, StateWhole, StoreShard, Transmit
+from chaosnet.protocols.effects import DiscardState, Measured, ReadManifest, StateWhole, StoreShard, Transmit
 from chaosnet.protocols.events import (
     ManifestBad,
     ManifestKnown,
@@ -26,7 +26,7 @@ from chaosnet.protocols.messages import (
     Shard,
     ShardRequest,
 )
-from chaosnet.protocols.replication import MANIFEST_PATIENCE_S, WINDOW, Replication
+from chaosnet.protocols.replication import MANIFEST_PATIENCE_S, SAMPLES, WINDOW, Replication
 
 STEP = 7
 PIECE = replication.MAX_PIECE_BYTES
@@ -198,3 +198,25 @@ def test_a_source_without_a_copy_is_left_out():
     assert pull.failed == (
         "no neighbour is left to pull the state from (the last was b: it has no copy of the state)"
     )
+
+
+def test_what_comes_in_from_a_backlogged_source_tells_the_rate_of_its_link():
+    pull, effects = with_manifest({"a": 8}, 8 * PIECE)
+    now_s, measured, wanted = 0.0, [], asked(effects)
+    while wanted:
+        source, start, stop = wanted.pop(0)
+        now_s += 0.1
+        effects = pull.handle(Received(source, shard(start, stop), b""), now_s)
+        measured += [effect for effect in effects if isinstance(effect, Measured)]
+        wanted += asked(pull.handle(ShardStored(source, start, stop), now_s))
+    assert [each.rate_bps for each in measured] == [pytest.approx(8 * pull.piece_bytes / 0.1)] * len(measured)
+    assert len(measured) == 16 - SAMPLES[0]  # The first piece only starts the clock.
+
+
+def test_a_source_that_may_have_waited_for_us_tells_nothing_of_its_link():
+    pull, effects = with_manifest({"a": 1, "b": 1}, 2 * PIECE)
+    found = []
+    for number, (source, start, stop) in enumerate(asked(effects)):
+        found += pull.handle(Received(source, shard(start, stop), b""), float(number))
+        found += pull.handle(ShardStored(source, start, stop), float(number))
+    assert not [effect for effect in found if isinstance(effect, Measured)]

@@ -1,0 +1,191 @@
+"""`chaosnet testbed --backend relay`: real sockets and processes, no root."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from chaosnet.netem import LinkSpec, TestbedError, Topology
+from chaosnet.netem.measure import measure
+from chaosnet.netem.relay import MARK, Relay
+from chaosnet.netem.topology import line, ring
+
+pytestmark = pytest.mark.realtime
+NAME = f"r{os.getpid()}"
+CHAOSNET = [sys.executable, "-c", "from chaosnet.cli import main; main()", "testbed"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(tmp_path, monkeypatch):
+    monkeypatch.setenv("CHAOSNET_TESTBEDS", str(tmp_path / "up"))
+    yield
+    left = ours()
+    subprocess.run([*CHAOSNET, "down", "--name", NAME], check=True, capture_output=True)
+    assert left == []
+
+
+def ours():
+    """Processes of this testbed that are still there."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == NAME or (
+                process.environ().get("CHAOSNET_TESTBEDS") == os.environ["CHAOSNET_TESTBEDS"]
+                and "relay_process" in " ".join(process.cmdline())
+            ):
+                found.append(process.cmdline())
+    return found
+
+
+@contextlib.contextmanager
+def up(topology, routes=True):
+    made = Relay(NAME, topology, routes)
+    made.up(topology)
+    try:
+        yield made
+    finally:
+        made.down()
+
+
+def chaosnet(*args):
+    done = subprocess.run([*CHAOSNET, *map(str, args)], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def file_of(topology, folder):
+    path = folder / "topology.yaml"
+    path.write_text(topology.to_text())
+    return path
+
+
+def address(text):
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+def test_links_have_the_rates_and_delays_that_were_set():
+    links = {
+        ("x", "y"): LinkSpec(rate_mbit=100.0, rate_back_mbit=300.0),
+        ("y", "z"): LinkSpec(rate_mbit=200.0, delay_ms=10.0),
+    }
+    with up(Topology(links)) as made:
+        rows = list(measure(made, made.topology, seconds=0.5))
+    assert [row["set_mbit"] for row in rows] == [100.0, 300.0, 200.0, 200.0]
+    assert max(abs(row["error"]) for row in rows) < 0.3  # Of a busy machine; an idle one is right to 1 %.
+    for row in rows:
+        assert row["set_rtt_ms"] <= row["rtt_ms"] < row["set_rtt_ms"] + 15.0
+
+
+class Echo:
+    """A server at one node's address that sends everything back."""
+
+    def __init__(self, at):
+        self.server = socket.create_server(address(at))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.server.close()
+
+    def connect(self, at):
+        near = socket.create_connection(address(at), timeout=2.0)
+        near.settimeout(0.5)
+        far, _ = self.server.accept()
+        far.settimeout(0.5)
+        return near, far
+
+
+def at_of(made, node, other):
+    return dict(each.split("=") for each in made.environment(node)["CHAOSNET_PEERS_AT"].split(","))[other]
+
+
+def test_a_cut_is_silent_and_what_was_under_way_arrives_when_it_is_healed():
+    with up(ring(3)) as made, Echo(made.environment("n1")["CHAOSNET_LISTEN"]) as server:
+        near, far = server.connect(at_of(made, "n0", "n1"))
+        near.sendall(b"one")
+        assert far.recv(3) == b"one"
+        made.cut(("n0", "n1"))
+        near.sendall(b"two")
+        far.sendall(b"too")
+        for end in (near, far):
+            with pytest.raises(TimeoutError):
+                end.recv(3)
+        made.heal(("n0", "n1"))
+        assert (far.recv(3), near.recv(3)) == (b"two", b"too")
+
+
+def test_the_end_of_a_program_is_seen_at_the_other_end_of_the_link():
+    with up(ring(3)) as made, Echo(made.environment("n1")["CHAOSNET_LISTEN"]) as server:
+        near, far = server.connect(at_of(made, "n0", "n1"))
+        far.sendall(b"last words")
+        far.close()
+        assert near.recv(100) == b"last words"
+        assert near.recv(100) == b""
+
+
+def test_where_nobody_listens_a_connection_ends_at_once():
+    with up(ring(3)) as made:
+        near = socket.create_connection(address(at_of(made, "n0", "n1")), timeout=2.0)
+        with pytest.raises(ConnectionResetError):
+            near.recv(1)
+
+
+def test_who_is_no_neighbour_is_reached_link_by_link_or_not_at_all():
+    slow = {("n0", "n1"): LinkSpec(delay_ms=20.0), ("n1", "n2"): LinkSpec(delay_ms=30.0)}
+    with up(Topology(slow)) as made, Echo(made.environment("n2")["CHAOSNET_LISTEN"]) as server:
+        near, far = server.connect(at_of(made, "n0", "n2"))
+        sent_s = time.perf_counter()
+        near.sendall(b"x")
+        far.recv(1)
+        assert 0.05 <= time.perf_counter() - sent_s < 0.2
+    with up(line(3), routes=False) as made:
+        assert at_of(made, "n0", "n2") == ""
+        assert at_of(made, "n0", "n1")
+
+
+def test_links_change_under_connections():
+    with up(ring(3)) as made:
+        made.change({("n0", "n1"): LinkSpec(rate_mbit=50.0, delay_ms=5.0)})
+        rows = {(*row["link"], row["from"]): row for row in made.in_force()}
+        assert rows["n0", "n1", "n0"]["rate_mbit"] == rows["n0", "n1", "n1"]["rate_mbit"] == 50.0
+        assert rows["n0", "n2", "n0"]["rate_mbit"] == 1000.0
+        found = next(iter(measure(made, made.topology, seconds=0.3, links=[("n0", "n1")])))
+        assert found["mbit"] < 60.0
+
+
+def test_a_command_runs_on_every_node_and_nothing_stays(tmp_path):
+    path = file_of(ring(3), tmp_path)
+    script = "import os, subprocess; print(os.environ['CHAOSNET_NAME']); subprocess.Popen(['sleep', '100'])"
+    code, out, err = chaosnet(
+        "run", path, "--name", NAME, "--backend", "relay", "--", sys.executable, "-c", script
+    )
+    assert (code, sorted(out.split()), err) == (0, ["n0", "n1", "n2"], "")
+
+
+def test_what_a_killed_harness_leaves_is_removed_by_name(tmp_path):
+    path = file_of(ring(3), tmp_path)
+    command = [*CHAOSNET, "run", str(path), "--name", NAME, "--backend", "relay", "--", "sleep", "100"]
+    with subprocess.Popen(command) as harness:
+        while len([each for each in ours() if each == ["sleep", "100"]]) < 3:
+            time.sleep(0.05)
+        harness.send_signal(signal.SIGKILL)
+    assert chaosnet("ls")[1] == f"{NAME} (relay): 3 nodes, 3 links\n"
+    assert chaosnet("down", "--name", NAME) == (0, "3 nodes down\n", "")
+
+
+def test_a_testbed_whose_relay_has_died_says_so(tmp_path):
+    with up(ring(3)) as made:
+        pid = json.loads((tmp_path / "up" / f"{NAME}.relay").read_text())["pid"]
+        os.kill(pid, signal.SIGKILL)
+        while made.alive():
+            time.sleep(0.02)
+        with pytest.raises(TestbedError, match=r"the process that relays for .* has ended"):
+            made.cut(("n0", "n1"))
