@@ -1,6 +1,9 @@
 """`chaosnet bench`: that it runs, among real processes, and says what it promises. Not how fast."""
 
 import json
+import os
+import shutil
+from ctypes.util import find_library
 from pathlib import Path
 
 import pytest
@@ -31,3 +34,13 @@ def test_a_join_is_measured(tmp_path, how):
     assert 0 < found["bound_seconds"] < found["seconds"]
     assert found["ratio_to_bound"] == pytest.approx(found["seconds"] / found["bound_seconds"], rel=0.02)
     assert found["survivor_longest_gap_seconds"] > 0
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None or find_library("iperf") is None,
+    reason="it needs root, iproute2 and libiperf",
+)
+def test_probes_are_compared_with_iperf3(tmp_path):
+    (row,) = bench(tmp_path / "found.json", "probe", "--rates", "200")
+    assert row["ratio"] == pytest.approx(1.0, abs=0.25)  # On a busy machine; 0.02 on an idle one.
+    assert 0 < row["probe_seconds"] < row["iperf3_seconds"]
