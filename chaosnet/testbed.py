@@ -21,8 +21,8 @@ from .netem.docker import Docker
 from .netem.measure import measure, summary
 from .netem.netns import Netns, remove
 from .netem.relay import Relay
-from .netem.topology import link_name
-from .netem.trace import CUT, specs_after
+from .netem.topology import FAST, line, link_name, mesh, random_overlay, ring, star, two_sites
+from .netem.trace import CUT, PAPER_PERIOD_S, specs_after
 from .protocols.errors import ConfigError
 
 NAME = "default"
@@ -33,6 +33,7 @@ BACKENDS: dict[str, type[Netns] | type[Relay] | type[Docker]] = {
 }
 OWN = (Netns, Relay)  # Back ends that make the nodes as well.
 DRY_RUN = "dry-run"
+SHAPES = {"ring": ring, "line": line, "star": star, "mesh": mesh, "two-sites": two_sites}
 
 
 @contextmanager
@@ -65,6 +66,34 @@ backend_option = partial(
     "docker: the containers of the Compose project --name (root).",
 )
 a_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@testbed.command()
+@click.argument("shape", type=click.Choice([*SHAPES, "random"]))
+@click.argument("nodes", type=int)
+@click.option(
+    "--rate", default=1000.0, show_default=True, help="Of all links, Mbit/s; random ones have their own."
+)
+@click.option("--delay", default=0.0, show_default=True, help="Of all links, ms one way.")
+@click.option("--links", type=int, help="How many, if random. Default: as the paper's, two to four a node.")
+@click.option("--seed", default=0, show_default=True, help="Of a random one.")
+def new(shape: str, nodes: int, rate: float, delay: float, links: int | None, seed: int) -> None:
+    """Print an overlay as YAML: new random 8 > overlay.yaml. Random ones have links of 100 to 1000 Mbit/s."""
+    spec = FAST.with_value("rate_mbit", rate).with_value("delay_ms", delay)
+    made = random_overlay(nodes, seed, links) if shape == "random" else SHAPES[shape](nodes, spec)
+    click.echo(made.to_text(), nl=False)
+
+
+@testbed.command()
+@click.argument("topology", type=a_file)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--every", default=PAPER_PERIOD_S, show_default=True, help="Seconds.")
+@click.option("--for", "until", default=10 * PAPER_PERIOD_S, show_default=True, help="Seconds.")
+def rates(topology: Path, seed: int, every: float, until: float) -> None:
+    """Print a trace as CSV: every link gets another rate of 100 to 1000 Mbit/s, again and again."""
+    if not 0 < every <= until:
+        raise TestbedError(f"--every {every:g} --for {until:g} (expected 0 < EVERY <= FOR)")
+    click.echo(Trace.random_rates(Topology.read(topology), seed, until, every).to_text(), nl=False)
 
 
 @testbed.command()
@@ -131,10 +160,11 @@ def show(name: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
-    table = Table("from", "to", "Mbit/s", "state")
+    table = Table("from", "to", "Mbit/s", "delay ms", "jitter ms", "loss %", "state")
     for row in rows:
         to = row["link"][1] if row["from"] == row["link"][0] else row["link"][0]
-        table.add_row(row["from"], to, f"{row['rate_mbit']:.0f}", "cut" if row["cut"] else "up")
+        figures = (f"{row[name]:g}" for name in ("rate_mbit", "delay_ms", "jitter_ms", "loss_pct"))
+        table.add_row(row["from"], to, *figures, "cut" if row["cut"] else "up")
     Console().print(table)
 
 

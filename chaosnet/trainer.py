@@ -597,7 +597,8 @@ class Trainer:
         return self._loop
 
     def _on_notice(self, notice: Notice) -> None:
-        self._say(f"step {notice.step}: {notice.kind} {notice.node}: {notice.detail}")
+        when = f"step {notice.step}: " if notice.step else ""  # Who joins does not know it yet.
+        self._say(f"{when}{notice.kind} {notice.node}: {notice.detail}")
 
     def _on_parked(self, reason: str | None) -> None:
         self._say(f"waiting: {reason}" if reason else "going on")

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 from . import commands
 from .backend import TestbedError, check_name
 from .commands import Command, in_process
-from .netns import has_netem, run, run_all, tbf
+from .netns import has_netem, in_force, run, run_all
 from .topology import Link, LinkSpec, Topology
 
 PORT = 5555
@@ -131,7 +131,7 @@ class Docker:
         rows = []
         for end in self._ends(self.topology.links):
             found = json.loads(run(in_process(end.pid, "tc", "-j", "qdisc", "show", "dev", end.device)))
-            rows.append({"link": end.link, "from": end.node, "qdiscs": found} | tbf(found))
+            rows.append({"link": end.link, "from": end.node, "qdiscs": found} | in_force(found))
         return rows
 
     def alive(self) -> int:

@@ -106,7 +106,7 @@ class Netns:
             for end in link:
                 space, name = commands.namespace(self.name, end), commands.device(self.name, link, end)
                 found = json.loads(run(("tc", "-j", "-n", space, "qdisc", "show", "dev", name)))
-                rows.append({"link": link, "from": end, "qdiscs": found} | tbf(found) | _netem(found))
+                rows.append({"link": link, "from": end, "qdiscs": found} | in_force(found))
         return rows
 
     def alive(self) -> int:
@@ -118,7 +118,12 @@ class Netns:
         return len(remove(f"{PREFIX}-{self.name}-"))
 
 
-def tbf(qdiscs: list[dict[str, Any]]) -> dict[str, Any]:
+def in_force(qdiscs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is set on a device, from what `tc -j` says of it."""
+    return _tbf(qdiscs) | _netem(qdiscs)
+
+
+def _tbf(qdiscs: list[dict[str, Any]]) -> dict[str, Any]:
     """Rate and state of a device from its token bucket."""
     rate = _options(qdiscs, "tbf").get("rate", 0) * 8 / 1e6
     return {"rate_mbit": rate, "cut": 0 < rate < 0.001}

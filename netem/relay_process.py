@@ -258,6 +258,8 @@ def answer(relays: Relays, request: Request) -> object:
                     "from": ends[0],
                     "rate_mbit": line.spec.rate_from(line.first),
                     "delay_ms": line.spec.delay_ms,
+                    "jitter_ms": line.spec.jitter_ms,
+                    "loss_pct": line.spec.loss_pct,
                     "cut": line.cut,
                 }
                 for ends, line in relays.lines.items()

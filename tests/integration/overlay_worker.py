@@ -1,4 +1,4 @@
-"""What the nodes of a testbed run in test_dead_links.py: trains until Ctrl+C, and prints what it does as JSON."""
+"""What the nodes of a testbed run in test_silent_links.py: trains until Ctrl+C, and prints what it does as JSON."""
 
 import json
 import sys

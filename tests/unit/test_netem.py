@@ -2,12 +2,14 @@
 
 import networkx as nx
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chaosnet.netem import LinkSpec, TestbedError, Topology, Trace, commands
 from chaosnet.netem.topology import burst_bytes, line, mesh, random_overlay, ring, star, two_sites
 from chaosnet.netem.trace import specs_after
+from chaosnet.testbed import testbed
 
 PAIR = Topology({("b", "a"): LinkSpec(rate_mbit=200.0, rate_back_mbit=50.0)}, ["a", "b"])
 
@@ -204,3 +206,24 @@ def test_a_program_learns_its_address_and_whom_to_join():
     assert "CHAOSNET_JOIN" not in first
     assert last["CHAOSNET_JOIN"] == "n1:1"
     assert last["CHAOSNET_LISTEN"] == "n2:1"
+
+
+def printed(*args):
+    done = CliRunner().invoke(testbed, [*map(str, args)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_overlays_and_traces_are_printed_and_read_back(tmp_path):
+    path = tmp_path / "overlay.yaml"
+    path.write_text(printed("new", "random", 8, "--seed", 3, "--links", 12))
+    assert Topology.read(path).links == random_overlay(8, 3, 12).links
+    sites = Topology.from_text(printed("new", "two-sites", 4, "--rate", 500, "--delay", 1))
+    assert sites.spec(("n0", "n1")) == LinkSpec(rate_mbit=500.0, delay_ms=1.0)
+    told = printed("rates", path, "--every", 60, "--for", 180)
+    trace = Trace.from_text(told, Topology.read(path))
+    assert [(due_s, len(changes)) for due_s, changes in trace.moments()] == [
+        (60.0, 12),
+        (120.0, 12),
+        (180.0, 12),
+    ]
