@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,13 @@ BACKENDS: dict[str, type[Netns] | type[Relay] | type[Docker]] = {
 }
 OWN = (Netns, Relay)  # Back ends that make the nodes as well.
 DRY_RUN = "dry-run"
-SHAPES = {"ring": ring, "line": line, "star": star, "mesh": mesh, "two-sites": two_sites}
+SHAPES: dict[str, Callable[..., Topology]] = {
+    "ring": ring,
+    "line": line,
+    "star": star,
+    "mesh": mesh,
+    "two-sites": two_sites,
+}
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from chaosnet.netem import LinkSpec, TestbedError, Topology, Trace, commands
 from chaosnet.netem.topology import burst_bytes, line, mesh, random_overlay, ring, star, two_sites
 from chaosnet.netem.trace import specs_after
-from chaosnet.testbed import testbed
+from chaosnet.testbed import testbed as command_line
 
 PAIR = Topology({("b", "a"): LinkSpec(rate_mbit=200.0, rate_back_mbit=50.0)}, ["a", "b"])
 
@@ -209,7 +209,7 @@ def test_a_program_learns_its_address_and_whom_to_join():
 
 
 def printed(*args):
-    done = CliRunner().invoke(testbed, [*map(str, args)], catch_exceptions=False)
+    done = CliRunner().invoke(command_line, [*map(str, args)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
 
