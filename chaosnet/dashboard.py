@@ -46,15 +46,16 @@ def members(status: Status) -> Table:
     for name in ("step", "samples/s"):
         table.add_column(name, justify="right")
     table.add_column("neighbours", overflow="fold")
-    for name in ("cpu", "memory"):
+    battery = any(row.get("battery_pct", -1.0) >= 0 for row in status["members"])
+    for name in ("sync", "cpu", "memory", "sent", "received", *(["battery"] if battery else [])):
         table.add_column(name, justify="right")
     table.add_column("address", overflow="fold")
     for row in sorted(status["members"], key=lambda row: (row["state"] in ("failed", "left"), row["node"])):
-        table.add_row(*_member_cells(row, status["scheduler"]))
+        table.add_row(*_member_cells(row, status["scheduler"], battery))
     return table
 
 
-def _member_cells(row: Status, scheduler: str) -> list[Text | str]:
+def _member_cells(row: Status, scheduler: str, battery: bool) -> list[Text | str]:
     here = row["state"] in ("active", "standby")
     told = here and "cpu_pct" in row  # A new scheduler hears its first reports within a second.
     return [
@@ -64,9 +65,21 @@ def _member_cells(row: Status, scheduler: str) -> list[Text | str]:
         f"{row['step']:,}" if told else ABSENT,
         f"{row['samples_per_s']:,.0f}" if told else ABSENT,
         ", ".join(row["neighbors"]) or ABSENT,
-        f"{row['cpu_pct']:.0f} %" if told else ABSENT,
-        size(row["memory_bytes"]) if told else ABSENT,
+        *(_readings(row, battery) if told else [ABSENT] * (5 + battery)),
         ", ".join(row["addresses"]) or "(dials only)",
+    ]
+
+
+def _readings(row: Status, battery: bool) -> list[str]:
+    """What a node reports of itself: waiting for the all-reduce of its last step, and its machine."""
+    charge = f"{row['battery_pct']:.0f} %" if row["battery_pct"] >= 0 else ABSENT
+    return [
+        f"{row['sync_delay_s'] * 1e3:.0f} ms",
+        f"{row['cpu_pct']:.0f} %",
+        size(row["memory_bytes"]),
+        size(row["nic_sent_bytes"]),
+        size(row["nic_received_bytes"]),
+        *([charge] if battery else []),
     ]
 
 
