@@ -174,7 +174,7 @@ USAGE = {
     "leave here": "ADDRESS: 'here' has no port (expected",
     "link add h:1": "B: missing (expected HOST:PORT or a node's name",
     "link cut h:1 b": "chaosnet link: No such command 'cut'",
-    "bench nothing": "'nothing' is no benchmark (expected one of join, allreduce)",
+    "bench nothing": "'nothing' is no benchmark (expected one of join, allreduce, probe)",
     "simulate --seeds some": "--seeds: 'some' is no number (expected a whole number",
     "frobnicate": "chaosnet: No such command 'frobnicate'",
 }
