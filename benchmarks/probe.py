@@ -57,7 +57,11 @@ def measure(rate_mbit: float) -> dict[str, Any]:
 
 def _join(testbed: Netns, kind: str) -> dict[str, Any]:
     with _start(testbed, "joiner", kind, subprocess.PIPE) as joiner:
-        out, _ = joiner.communicate(timeout=PATIENCE_S)
+        try:
+            out, _ = joiner.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            joiner.kill()
+            raise ConfigError(f"bench probe: no join within {PATIENCE_S:g} s") from None
     found: dict[str, Any] = json.loads(out.splitlines()[-1])
     if found["source"] != {"in-band": "probe"}.get(kind, kind):
         raise ConfigError(f"bench probe: the link was not measured by {kind} (is libiperf installed?)")
