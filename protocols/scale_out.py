@@ -76,9 +76,7 @@ class Joiner:
         self.wake_at_s: float | None = now_s
         self.refusals: dict[str, str] = {}  # Seed: why it did not answer.
         self.scheduler = ""
-        self.ways: dict[
-            str, dict[str, str]
-        ] = {}  # Neighbour: its addresses, and why each has failed ("": not yet).
+        self.ways: dict[str, dict[str, str]] = {}  # Neighbour: why each of its addresses failed; "": not yet.
         self.open: dict[str, bool] = {}  # Neighbour: is its link open?
         self.measured: dict[str, LinkReading] = {}
         self.dialled_back: dict[str, DialBackReply] = {}
