@@ -71,6 +71,12 @@ backend_option = partial(
     help="netns: network namespaces (root); relay: a process that relays, without root; "
     "docker: the containers of the Compose project --name (root).",
 )
+routes_option = click.option(
+    "--routes/--no-routes",
+    default=True,
+    show_default=True,
+    help="Reach nodes that are no neighbours through others. Without, a cluster's overlay is that of the testbed.",
+)
 a_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -106,9 +112,7 @@ def rates(topology: Path, seed: int, every: float, until: float) -> None:
 @click.argument("topology", type=a_file)
 @named
 @backend_option(type=click.Choice([*BACKENDS, DRY_RUN]))
-@click.option(
-    "--routes/--no-routes", default=True, show_default=True, help="Reach nodes that are no neighbours."
-)
+@routes_option
 def up(topology: Path, name: str, backend: str, routes: bool) -> None:
     """Make the overlay that a YAML file describes; one of the same name is replaced."""
     wanted = Topology.read(topology)
@@ -189,13 +193,14 @@ def exec_(node: str, command: tuple[str, ...], name: str) -> None:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @named
 @backend_option(type=click.Choice([kind.kind for kind in OWN]))
-def run_(topology: Path, command: tuple[str, ...], name: str, backend: str) -> None:
+@routes_option
+def run_(topology: Path, command: tuple[str, ...], name: str, backend: str, routes: bool) -> None:
     """Make the overlay, run COMMAND on every node, remove the overlay.
 
     The environment has CHAOSNET_NAME, CHAOSNET_LISTEN, CHAOSNET_JOIN (all but the first node), CHAOSNET_NODES, and
     CHAOSNET_NEIGHBORS_AT (NODE=HOST:PORT,...). So `chaosnet run train.py` needs no further option.
     """
-    made = _up(backend, name, Topology.read(topology))
+    made = _up(backend, name, Topology.read(topology), routes)
     try:
         codes = _wait([made.start(node, command) for node in made.topology.nodes])
     finally:

@@ -21,6 +21,7 @@ MAX_QUEUE_MS = 200
 # A handle of its own for whatever may stand at the root: `replace` then makes it anew, and keeps nothing of the last.
 PLAIN, DELAYED, DELAYED_BUCKET, CUT = "1:", "2:", "3:", "4:"
 IN_ORDER = ("rate", "1000gbit")  # With any rate netem keeps the order of packets; this one slows nothing.
+MAX_NEIGHBORS = 64  # That a node may ask for.
 Command = tuple[str, ...]
 
 
@@ -195,7 +196,9 @@ def _before_batch(command: Command) -> int:
     return 3 if command[0] in ("ip", "tc") and command[1] == "-n" else 0
 
 
-def environment(topology: Topology, node: str, listen: str, at: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    topology: Topology, node: str, listen: str, at: Mapping[str, str], routes: bool = True
+) -> dict[str, str]:
     """What a program on `node` needs to know, as variables. `at`: where it reaches the others.
 
     CHAOSNET_JOIN are neighbours on the way to the first node, which has none and founds the cluster.
@@ -210,4 +213,8 @@ def environment(topology: Topology, node: str, listen: str, at: Mapping[str, str
         "CHAOSNET_NODES": ",".join(topology.nodes),
         "CHAOSNET_NEIGHBORS_AT": ",".join(f"{each}={address}" for each, address in around.items()),
     }
+    if (
+        not routes
+    ):  # Then a cluster's overlay is that of the testbed: all want all links, and get those that are.
+        found["CHAOSNET_NEIGHBORS"] = str(min(len(topology.nodes) - 1, MAX_NEIGHBORS))
     return found | ({"CHAOSNET_JOIN": ",".join(nearer)} if nearer else {})

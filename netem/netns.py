@@ -85,7 +85,7 @@ class Netns:
     def environment(self, node: str) -> dict[str, str]:
         """Names and addresses (commands.py)."""
         at = {each: f"{commands.own_address(self.topology, each)}:{PORT}" for each in self.topology.nodes}
-        return commands.environment(self.topology, node, at[node], at)
+        return commands.environment(self.topology, node, at[node], at, self.routes)
 
     def endpoints(self, sender: str, receiver: str, port: int) -> tuple[str, str]:
         """Where `receiver` is to listen, and where `sender` finds it: HOST:PORT."""

@@ -87,7 +87,7 @@ class Relay:
             for other in self.topology.nodes
             if other != node
         }
-        found = commands.environment(self.topology, node, f"{HOST}:{ports[node]}", at)
+        found = commands.environment(self.topology, node, f"{HOST}:{ports[node]}", at, self.routes)
         return found | {"CHAOSNET_PEERS_AT": ",".join(f"{each}={address}" for each, address in at.items())}
 
     def _leads(self, node: str, other: str) -> bool:
