@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
+import networkx as nx
 import psutil
 import zmq
 
@@ -91,7 +92,8 @@ class Relay:
         return found | {"CHAOSNET_PEERS_AT": ",".join(f"{each}={address}" for each, address in at.items())}
 
     def _leads(self, node: str, other: str) -> bool:
-        return self.routes or self.topology.graph.has_edge(node, other)
+        graph = self.topology.graph
+        return bool(nx.has_path(graph, node, other) if self.routes else graph.has_edge(node, other))
 
     def endpoints(self, sender: str, receiver: str, port: int) -> tuple[str, str]:
         """Where `receiver` is to listen, and where `sender` finds it: HOST:PORT."""

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import random
+import select
 import selectors
 import shutil
 import socket
@@ -40,6 +41,8 @@ PACKET_BYTES = 1448
 MIN_STALL_S = 0.01  # Nobody retransmits a packet sooner.
 SWITCH_S = 0.0005  # Threads must not wait 5 ms for each other.
 CONNECT_S = 3.0
+TAKEN_S = 0.1  # After it has arrived, something should have been taken.
+LOOK_S = 0.2  # Who tries to connect over a cut link may give up: so often that is looked for.
 
 
 class Line:
@@ -95,11 +98,12 @@ class Line:
                 return
             time.sleep(late_s)
 
-    def wait_while_cut(self) -> None:
-        """Until bytes pass."""
-        if self.cut:
-            with self.changed:
-                self.changed.wait_for(lambda: not self.cut)
+    def wait_while_cut(self, patience_s: float | None = None) -> bool:
+        """Until bytes pass; False if they do not by then."""
+        if not self.cut:
+            return True
+        with self.changed:
+            return self.changed.wait_for(lambda: not self.cut, patience_s)
 
 
 class _Flow:
@@ -115,6 +119,7 @@ class _Flow:
         arrives_s = 0.0
         while True:
             self.line.wait_for_room()
+            self._wait_for_taker()
             try:
                 data = self.source.recv(self.line.slice_bytes)
             except OSError:
@@ -126,11 +131,17 @@ class _Flow:
             if not data:
                 return
 
+    def _wait_for_taker(self) -> None:
+        """What has arrived and is not taken holds up its sender, as a full TCP window does."""
+        with self.ready:
+            self.ready.wait_for(lambda: not self.queue or time.monotonic() < self.queue[0][0] + TAKEN_S)
+
     def _write(self) -> None:
         while True:
             with self.ready:
                 self.ready.wait_for(lambda: self.queue)
                 arrives_s, data = self.queue.popleft()
+                self.ready.notify()
             wait_s = arrives_s - time.monotonic()
             if wait_s > 0:
                 time.sleep(wait_s)
@@ -186,7 +197,10 @@ class Relays:
 def _serve(connection: socket.socket, lines: tuple[Line, Line], port: int) -> None:
     """Both directions of one connection, until both have ended."""
     there, back = lines
-    there.wait_while_cut()
+    while not there.wait_while_cut(LOOK_S):
+        if _has_hung_up(connection):
+            connection.close()
+            return
     try:
         onward = socket.create_connection((HOST, port), timeout=CONNECT_S)
     except OSError:
@@ -205,6 +219,13 @@ def _serve(connection: socket.socket, lines: tuple[Line, Line], port: int) -> No
             thread.start()
         for thread in threads:
             thread.join()
+
+
+def _has_hung_up(connection: socket.socket) -> bool:
+    """Also if it has sent something before."""
+    poll = select.poll()
+    poll.register(connection, getattr(select, "POLLRDHUP", 0))  # Without: POLLHUP, which is always told.
+    return bool(poll.poll(0))
 
 
 # --- what the back end asks of this process ---
@@ -267,11 +288,13 @@ def answer(relays: Relays, request: Request) -> object:
     return None
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at now."""
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
-        return [server.getsockname()[1] for server in servers]
+def reserved_ports(count: int) -> list[socket.socket]:
+    """Sockets bound to ports for others to listen at; while they are open, nobody gets these ports by chance."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        each.bind((HOST, 0))
+    return sockets
 
 
 def main() -> None:
@@ -283,7 +306,8 @@ def main() -> None:
     context = zmq.Context()
     control = context.socket(zmq.REP)
     control.bind(f"ipc://{folder}/control")
-    ports = dict(zip(topology.nodes, free_ports(len(topology.nodes)), strict=True))
+    kept = reserved_ports(len(topology.nodes))
+    ports = {node: each.getsockname()[1] for node, each in zip(topology.nodes, kept, strict=True)}
     print(json.dumps({"pid": os.getpid(), "control": f"ipc://{folder}/control", "ports": ports}), flush=True)
     try:
         while True:

@@ -593,6 +593,7 @@ class Agent:
             self.opener.done()
         self.overlay.enter(view)
         self.lost_links.entered(view)
+        self.book.keep({*view.node_ids, *self.relay.peers})
         self.closer.switched(before, view, self.overlay.reborn)
         self.monitor.entered(view)
         effects: list[Effect] = [] if self.parked is None else [Parked(None)]

@@ -10,16 +10,23 @@ It needs libiperf (package iperf3 or libiperf0). The Python package measures rig
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 SECONDS = 1  # The package takes whole ones only.
 PATIENCE_S = 8.0
 LISTEN_PATIENCE_S = 2.0
+MAX_SERVING = 4  # Peers, at once. One is measured at a time; others may have gone in the middle of it.
+
+_serving = threading.Semaphore(MAX_SERVING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +40,17 @@ class Outcome:
 
 def serve(on_port: Callable[[int], None]) -> None:
     """Let one peer measure both directions. Says nothing if iperf3 does not work: the peer gives up waiting."""
-    with _process("serve") as serving:
-        try:
+    if not _serving.acquire(blocking=False):
+        return
+    try:
+        with _process("serve") as serving, _ended_after(PATIENCE_S, serving):
             assert serving.stdout is not None
             port = serving.stdout.readline().strip()
             if port.isdigit():
                 on_port(int(port))
-                serving.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            serving.kill()
+                serving.wait()
+    finally:
+        _serving.release()
 
 
 def run(address: str) -> Outcome:
@@ -53,7 +60,7 @@ def run(address: str) -> Outcome:
         try:
             out, err = running.communicate(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
-            running.kill()
+            _end(running)
             return Outcome(error=f"no result in {PATIENCE_S:g} s")
     if running.returncode != 0:
         return Outcome(error=(err.strip().splitlines() or ["iperf3 failed"])[-1])
@@ -62,7 +69,28 @@ def run(address: str) -> Outcome:
 
 def _process(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", __name__, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+@contextmanager
+def _ended_after(patience_s: float, process: subprocess.Popen[str]) -> Iterator[None]:
+    """However it goes on, also if it says nothing at all."""
+    timer = threading.Timer(patience_s, _end, (process,))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """With the processes that it has started: a server waits for ever for who does not come."""
+    with suppress(ProcessLookupError):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _free_port() -> int:
@@ -78,7 +106,8 @@ def _once(*arguments: str) -> str:
     deadline_s = time.monotonic() + LISTEN_PATIENCE_S
     while True:
         command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        # The limit is for when whoever wanted this is gone.
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
         if done.returncode == 0:
             return done.stdout
         if time.monotonic() > deadline_s:

@@ -7,7 +7,7 @@ person has typed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from .effects import CheckReach, Effect, Transmit
 from .events import NotReached, Reached
@@ -35,9 +35,9 @@ class AddressBook:
             return tuple(filter(None, (self.given[peer],)))
         return tuple(dict.fromkeys(filter(None, (self.answered.get(peer, ""), *addresses))))
 
-    def forget(self, peer: str) -> None:
-        """Its process has gone; another of that name may live elsewhere."""
-        self.answered.pop(peer, None)
+    def keep(self, peers: Collection[str]) -> None:
+        """Forget the others: their processes have gone, and another of the same name may live elsewhere."""
+        self.answered = {peer: address for peer, address in self.answered.items() if peer in peers}
 
 
 class DialBacks:
@@ -48,7 +48,9 @@ class DialBacks:
         self.waiting: dict[str, dict[str, str]] = {}  # Asker: address, and why it failed ("": not known yet).
 
     def asked(self, peer: str, message: DialBack) -> list[Effect]:
-        """Try all at once."""
+        """Try all at once; who asks again before it is answered adds nothing, so it cannot make us scan ports."""
+        if peer in self.waiting:
+            return []
         addresses = self.book.ways(peer, message.addresses)
         if not addresses:
             return [Transmit(peer, DialBackReply(reached="", reason="no way there is known"))]

@@ -2,7 +2,8 @@
 
 Whoever lost one looks whether the other end answers, without opening a link, and asks the scheduler for it once
 it does (connect-link). Each loss of the same link doubles the wait, so a flapping link does not hold up
-training again and again.
+training again and again; so does each request that has not helped, for a link that answers and cannot be
+opened would hold up all other changes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class _LostLink:
     wait_s: float
     lost_at_s: float
     try_at_s: float | None  # None: it is in use again.
+    requested: bool = False  # Since the last try.
 
 
 class LostLinks:
@@ -57,15 +59,19 @@ class LostLinks:
         """Look whether the peers whose time has come answer."""
         effects: list[Effect] = []
         for peer, link in sorted(self.by_peer.items()):
+            if link.try_at_s is None or now_s < link.try_at_s:
+                continue
+            if link.requested:
+                link.wait_s, link.requested = min(2 * link.wait_s, MAX_WAIT_S), False
+            link.try_at_s = now_s + link.wait_s
             member = view.find(peer)
-            if link.try_at_s is not None and now_s >= link.try_at_s and member is not None:
-                link.try_at_s = now_s + link.wait_s
-                effects += [CheckReach(address) for address in self.book.ways_to(member)]
+            effects += [CheckReach(address) for address in self.book.ways_to(member)] if member else []
         return effects
 
     def reached(self, peer: str, view: View) -> list[Effect]:
         """It answers: the link can be had again."""
         link = self.by_peer.get(peer)
-        if link is None or link.try_at_s is None or peer in view.neighbors(self.me):
+        if link is None or link.try_at_s is None or link.requested or peer in view.neighbors(self.me):
             return []
+        link.requested = True
         return self.relay.send(EVERYONE, ConnectLinkRequest(a=self.me, b=peer, asker=self.me, healed=True))

@@ -26,7 +26,9 @@ SUSPECT_AFTER_S = 1.25  # Five heartbeats; with the flush below the 2 s promised
 PROBE_PATIENCE_S = 0.6
 ECHO_AFTER_S = 0.4  # Of silence: one heartbeat is missing.
 DEAD_LINK_S = 0.75  # Two more are, while the other end answers around the link.
-ECHO_GRACE_S = 0.15  # If the other end was held up, what it had sent over the link comes with its answer.
+# If the other end was held up, what it had sent over the link comes with its answer, or, if the way around is the
+# shorter one, up to a round trip later.
+ECHO_GRACE_S = 0.15
 RTTS_KEPT = 20
 RTT_SLACK = 4  # Round trips that a heartbeat may take longer.
 STALL_MEMORY_S = 60.0
@@ -53,8 +55,8 @@ class _Peer:
         if asked_s < self.heard_s + ECHO_AFTER_S:
             return None
         # The median: single late heartbeats come from busy machines, and this one answers.
-        patience_s = DEAD_LINK_S + RTT_SLACK * (statistics.median(self.rtts_s) if self.rtts_s else 0.0)
-        return max(self.heard_s + patience_s, answered_s + ECHO_GRACE_S)
+        rtt_s = statistics.median(self.rtts_s) if self.rtts_s else 0.0
+        return max(self.heard_s + DEAD_LINK_S + RTT_SLACK * rtt_s, answered_s + ECHO_GRACE_S + rtt_s)
 
     @property
     def wake_at_s(self) -> float:

@@ -56,9 +56,9 @@ def enough(rates_bps: list[float]) -> bool:
 def slope_bps(parts: list[tuple[float, int]]) -> float:
     """Rate at which the parts of a probe, (arrival time, bytes), came in; 0 if there are too few."""
     tail = parts[int(len(parts) * HEAD) :]
-    if len(tail) < 2:
-        return 0.0
     sizes = list(itertools.accumulate(size for _, size in tail))
+    if len(set(sizes)) < 2:  # Too few, or (not from us) empty ones.
+        return 0.0
     seconds_per_byte = statistics.linear_regression(sizes, [time_s for time_s, _ in tail]).slope
     return 8 / max(seconds_per_byte, SHORTEST_S / sizes[-1])
 
@@ -70,7 +70,7 @@ class Prober:
         self.me, self.kind, self.book = me, kind, book
         self.session: _Session | None = None
         self.wanted: deque[str] = deque()  # To be asked by us.
-        self.asked: dict[str, Kind] = {}  # Have asked us, and wait.
+        self.asked: dict[str, tuple[Kind, float]] = {}  # Have asked us, and wait until then.
         self.took_s = 0.0  # The last measurement, both directions.
 
     @property
@@ -125,18 +125,22 @@ class Prober:
         if session is not None and session.peer == peer:
             if session.asker and self.me < peer:
                 return []  # Both have asked: ours counts.
+            if not session.asker and session.kind == kind == "iperf3":
+                return []  # Each would start processes.
             self.session = None  # Theirs; or they ask again, in-band because iperf3 has failed.
         if len(self.asked) < MAX_WAITING:
-            self.asked[peer] = kind
+            self.asked[peer] = (kind, now_s + PATIENCE_S[kind])
         return self._next(now_s)
 
     def _next(self, now_s: float) -> list[Effect]:
         """Who has asked comes first: it cannot go on without us."""
         if self.session is not None:
             return []
-        if self.asked:
+        while self.asked:
             peer = next(iter(self.asked))
-            kind = self.asked.pop(peer)
+            kind, until_s = self.asked.pop(peer)
+            if now_s >= until_s:
+                continue  # It has given up, and would not listen.
             self.session = _Session(peer, False, kind, now_s, now_s + PATIENCE_S[kind])
             return [SendProbe(peer) if kind == "in-band" else ServeIperf3(peer)]
         if self.wanted:

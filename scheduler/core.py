@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..protocols.effects import Effect, Happened, Parked
@@ -31,6 +31,7 @@ from ..protocols.messages import (
     FlushOk,
     Install,
     Link,
+    LinkReading,
     Member,
     NegotiationPlan,
     NeighborsReady,
@@ -103,6 +104,8 @@ class Scheduler:
         self.last_flush = 0
         self.last_install: Install | None = None
         self.requests: dict[str, ScaleOutRequest] = {}  # Joiners that are not in a view yet.
+        # What waiting joiners have measured, and when. The monitor forgets links that are not in the next view.
+        self.links_of: dict[str, tuple[float, Mapping[str, LinkReading]]] = {}
         self.parked = ""
         self.seq = 0
         self.namesakes: set[str] = set()  # Members whose name a later process has asked for.
@@ -188,6 +191,8 @@ class Scheduler:
     def switched(self, view: View, now_s: float) -> list[Effect]:
         """The host entered a new view: finish what it was for, go on with the next change."""
         effects = self._tell_joiner(view)
+        known = {*view.node_ids, *self.requests}
+        self.out_of_reach = {each for each in self.out_of_reach if known.issuperset(each)}
         proposal, self.proposal = self.proposal, None
         if proposal is not None and proposal.view.key == view.key:
             effects += self._done(proposal.change, view)
@@ -250,8 +255,7 @@ class Scheduler:
         request = self.requests.get(message.node)
         if request is None:
             return []
-        for peer, reading in message.links.items():
-            self.monitor.reading(message.node, peer, reading, now_s)
+        self.links_of[message.node] = (now_s, message.links)
         self.out_of_reach = {each for each in self.out_of_reach if message.node not in each}
         self.out_of_reach |= {link(message.node, peer) for peer in message.failed}
         neighbors = tuple(sorted(message.links))
@@ -269,6 +273,7 @@ class Scheduler:
         effects: list[Effect] = []
         for joining in view.joining:
             self.requests.pop(joining.node, None)
+            self.links_of.pop(joining.node, None)
             sources = self.monitor.sources(joining.node, joining.sources)
             total, smallest, largest = self.monitor.state_sizes()
             total = max(total, 1)
@@ -340,9 +345,15 @@ class Scheduler:
         effects: list[Effect] = []
         while self.queue and self.proposal is None and self.flush is None and not self.sync.frozen:
             change = self.queue.popleft()
+            if isinstance(change, AddJoiner):
+                measured_s, links = self.links_of.get(change.node, (0.0, {}))
+                for peer, reading in links.items():
+                    self.monitor.reading(change.node, peer, reading, measured_s)
             try:
                 view = self._planned(
-                    views.apply_change(self.view, change, self._next_key(), self.sync.step + 1)
+                    views.apply_change(
+                        self.view, change, self._next_key(), self.sync.step + 1, self._impossible(self.view)
+                    )
                 )
             except (Nothing, PlanInfeasible) as reason:
                 effects += self._answer(change, False, str(reason))
@@ -363,10 +374,13 @@ class Scheduler:
             return []
         change, self.proposal = self.proposal.change, None
         a, b = message.link
-        if isinstance(change, AddLink) and change.repair:
-            self.out_of_reach.add(change.link)
+        another = message.link not in self.out_of_reach and message.link not in self.view.links
+        if isinstance(change, Remove) or (isinstance(change, AddLink) and change.repair):
+            self.out_of_reach.add(message.link)
         effects = self._answer(change, False, f"the link {a} - {b} cannot be opened ({message.reason})")
-        if isinstance(change, Remove):
+        if isinstance(change, Remove) and another:
+            self.queue.appendleft(change)  # Another link may take the place of this one.
+        elif isinstance(change, Remove):
             return effects + self._leave_by_flush(change.node, "no link can take its place", now_s)
         return effects + self._propose_next(now_s)
 

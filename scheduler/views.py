@@ -66,8 +66,10 @@ class Nothing(Exception):
     """The change has nothing to change any more; the text says why."""
 
 
-def apply_change(view: View, change: Change, key: tuple[int, int], step: int) -> View:
-    """The view after `change`, without trees, named `key` (term, seq).
+def apply_change(
+    view: View, change: Change, key: tuple[int, int], step: int, impossible: Collection[Link] = ()
+) -> View:
+    """The view after `change`, without trees, named `key` (term, seq); no link of its own is an `impossible` one.
 
     Raises: Nothing if the change is void in `view`; PlanInfeasible if it would cut the overlay.
     """
@@ -77,7 +79,7 @@ def apply_change(view: View, change: Change, key: tuple[int, int], step: int) ->
         case Promote(node=node):
             return _promote(view, node, key, step)
         case Remove(node=node):
-            return _remove(view, node, key)
+            return _remove(view, node, key, impossible)
         case AddLink(link=each):
             if each in view.links or not {*each} <= {*view.node_ids} or each[0] == each[1]:
                 raise Nothing(
@@ -184,6 +186,11 @@ def missing_links(
     return added + [link(observer.id, ids[0]) for observer in observers if observer.id not in heard]
 
 
+def _among(members: Iterable[Member], links: Iterable[Link]) -> list[Link]:
+    ids = {member.id for member in members}
+    return [each for each in links if {*each} <= ids]
+
+
 def _promote(view: View, node: str, key: tuple[int, int], step: int) -> View:
     observer = next((each for each in view.observers if each.id == node), None)
     if observer is None:
@@ -193,8 +200,11 @@ def _promote(view: View, node: str, key: tuple[int, int], step: int) -> View:
     return _next(view, key, view.links, members=(*view.members, member), observers=observers)
 
 
-def _remove(view: View, node: str, key: tuple[int, int]) -> View:
-    """Without the node; links that keep the rest connected come with it."""
+def _remove(view: View, node: str, key: tuple[int, int], impossible: Collection[Link]) -> View:
+    """Without the node; links that keep the rest connected come with it.
+
+    Possible ones if there are enough of them; else it is worth a try.
+    """
     if node not in view.node_ids:
         raise Nothing(f"{node} is not in the cluster")
     members = tuple(each for each in view.members if each.id != node)
@@ -202,7 +212,10 @@ def _remove(view: View, node: str, key: tuple[int, int]) -> View:
     if not members:
         raise Nothing(f"{node} is the last member")
     links = [each for each in view.links if node not in each]
-    links += missing_links(members, observers, links, min_degree=1)
+    added = missing_links(members, observers, links, 1, impossible)
+    if not is_connected([member.id for member in members], _among(members, [*links, *added])):
+        added = missing_links(members, observers, links, 1)
+    links += added
     scheduler = "" if view.scheduler == node else view.scheduler
     return _next(view, key, tuple(sorted(links)), members=members, observers=observers, scheduler=scheduler)
 

@@ -59,3 +59,20 @@ def test_who_has_gone_is_not_answered():
     dial_backs.asked("b", ASKED)
     dial_backs.closed("b")
     assert dial_backs.handle(Reached("10.0.0.2:5", "b")) == []
+
+
+def test_who_asks_again_before_it_is_answered_adds_nothing():
+    """Else anybody could make us scan ports."""
+    dial_backs = DialBacks(AddressBook())
+    dial_backs.asked("b", ASKED)
+    assert dial_backs.asked("b", DialBack(addresses=("10.0.0.9:22",))) == []
+    dial_backs.handle(Reached("10.0.0.2:5", "b"))
+    assert dial_backs.asked("b", DialBack(addresses=("10.0.0.9:22",))) == [CheckReach("10.0.0.9:22")]
+
+
+def test_who_is_neither_member_nor_connected_is_forgotten():
+    book = AddressBook()
+    for peer in "bc":
+        book.reached(peer, f"{peer}:1")
+    book.keep({"b"})
+    assert book.answered == {"b": "b:1"}

@@ -60,3 +60,19 @@ def test_each_loss_doubles_the_wait_until_the_link_was_calm_for_long(lost):
 def test_a_node_that_has_gone_is_not_waited_for(lost):
     lost.entered(view((), members="ac"))
     assert lost.by_peer == {}
+
+
+def test_each_request_in_vain_doubles_the_wait_and_is_made_once(lost):
+    now_s, waits = FIRST_WAIT_S, []
+    for _ in range(8):
+        lost.tick(view(WITHOUT), now_s)
+        waits.append(lost.wake_at_s - now_s)
+        assert len(lost.reached("b", view(WITHOUT))) == 1
+        assert lost.reached("b", view(WITHOUT)) == []  # It answered at another address, too.
+        now_s = lost.wake_at_s
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, MAX_WAIT_S, MAX_WAIT_S]
+
+
+def test_there_is_always_a_next_time(lost):
+    lost.tick(view(WITH, "ac"), FIRST_WAIT_S)
+    assert lost.wake_at_s > FIRST_WAIT_S

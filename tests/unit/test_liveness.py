@@ -185,3 +185,12 @@ def test_a_closed_connection_is_watched_no_longer(liveness):
     liveness.closed("a")
     assert liveness.wake_at_s is None
     assert liveness.tick(100.0) == ([], [], [])
+
+
+def test_news_that_took_the_long_link_may_come_later_than_an_answer_around_it(liveness):
+    """The other end was held up, and has said so; the way around is shorter than the link."""
+    liveness.received("a", Pong(sent_s=-0.4, stall_s=3.0), 0.0)
+    assert run(liveness, 3.0) == ([], 3.0)
+    liveness.vouched("a", 2.75, 3.0)
+    lost, now_s = run(liveness, 5.0, start_s=3.0, every_s=0.05)
+    assert lost == ["a"] and now_s == pytest.approx(3.0 + ECHO_GRACE_S + 0.4, abs=0.06)

@@ -153,3 +153,29 @@ def test_late_words_of_a_measurement_that_is_over_change_nothing():
     prober = Prober("a", "in-band", AddressBook())
     for message in (ProbeResult(rate_bps=1.0), Probe(index=0, count=2), Iperf3Ready(port=1)):
         assert prober.handle(Received("b", message, PART), 0.0) == []
+
+
+def test_probes_without_payload_tell_nothing():
+    prober = Prober("a", "in-band", AddressBook())
+    prober.handle(Received("b", ProbeRequest()), 0.0)
+    for index in range(2):
+        assert prober.handle(Received("b", Probe(index=index, count=2)), 0.1) == []
+    prober.handle(Received("b", Probe(index=0, count=2)), 0.1)
+    prober.handle(Received("b", Probe(index=0, count=3)), 0.1)
+    assert prober.handle(Tick(), PATIENCE_S["in-band"]) == [Measured("b", 0.0, "probe")]
+
+
+def test_who_has_given_up_waiting_is_not_probed():
+    prober = Prober("m", "in-band", AddressBook())
+    for peer in "xy":
+        prober.handle(Received(peer, ProbeRequest()), 0.0)
+    assert prober.handle(Tick(), PATIENCE_S["in-band"]) == [Measured("x", 0.0, "probe")]
+    assert prober.session is None and not prober.asked
+
+
+def test_one_peer_starts_one_iperf3():
+    prober = Prober("m", "in-band", AddressBook())
+    ask = Received("x", ProbeRequest(kind="iperf3"))
+    assert prober.handle(ask, 0.0) == [ServeIperf3("x")]
+    assert prober.handle(ask, 0.1) == []
+    assert prober.handle(Received("x", ProbeRequest()), 0.2) == [SendProbe("x")]

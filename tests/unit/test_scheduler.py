@@ -226,6 +226,25 @@ def test_a_leaver_whose_substitute_link_will_not_open_goes_with_a_flush():
     assert installs(sent)[0].view.member_ids == ("a", "b")
 
 
+def test_a_leavers_substitute_link_is_one_that_can_be_opened():
+    bench = Bench("abcdh", [("a", "b"), ("a", "h"), ("b", "h"), ("c", "d"), ("c", "h"), ("d", "h")])
+    bench.receive("h", ScaleInRequest(node="h"))
+    first = bench.scheduler.proposal.view
+    assert ("a", "c") in first.links
+    bench.receive("a", PrepareFailed(key=first.key, node="a", link=("a", "c"), reason="no"))
+    second = bench.scheduler.proposal.view
+    assert ("a", "d") in second.links and ("a", "c") not in second.links
+
+
+def test_what_a_joiner_has_measured_outlives_other_views(bench):
+    for node in "jk":
+        bench.receive(node, ScaleOutRequest(node=node, life=1, degree=1))
+        reading = LinkReading(rate_bps=5e6, rate_source="probe")
+        bench.receive(node, NeighborsReady(node=node, links={"a": reading}))
+    bench.enter(bench.scheduler.proposal.view, 11)
+    assert bench.monitor.links["a", "k"].to("k") == 5e6
+
+
 def test_when_nobody_trains_a_leaver_goes_with_a_flush(bench):
     bench.receive("c", ScaleInRequest(node="c"))
     bench.take_sent()
