@@ -128,6 +128,7 @@ REDIAL_EVERY_S = 1.0  # Members out of reach are tried directly, in case another
 ABORT_EVERY_S = 1.0
 FROZEN_PATIENCE_S = 1.0  # After a flush without its install, say again where we are.
 REPORT_EVERY_S = 1.0
+SECONDS_PER_LINK = {"in-band": 0.0, "iperf3": 4.0}  # That measuring adds to a joiner's patience.
 
 
 class Phase(enum.Enum):
@@ -218,7 +219,9 @@ class Agent:
             blocking=blocking,
         )
         self.phase = Phase.JOINING
-        self.joiner = Joiner(self.relay, self.book, seeds, request, patience_s, now_s)
+        self.joiner = Joiner(
+            self.relay, self.book, seeds, request, patience_s, now_s, SECONDS_PER_LINK[self.settings.probe]
+        )
         return self._finish(self.joiner.handle(Tick(), now_s), now_s)
 
     # --- events ---

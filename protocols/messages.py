@@ -280,7 +280,7 @@ class Probe(Message, frozen=True, kw_only=True):
 class ProbeResult(Message, frozen=True, kw_only=True):
     """Receiver of a probe to its sender: the rate I saw."""
 
-    rate_bps: Annotated[float, Meta(gt=0)]
+    rate_bps: Annotated[float, Meta(gt=0, le=1e15)]
 
 
 # --- routed: scale-out (Fig. 4a) ---

@@ -67,11 +67,11 @@ class Joiner:
 
     def __init__(
         self, relay: Relay, book: AddressBook, seeds: tuple[str, ...], request: ScaleOutRequest, patience_s: float,
-        now_s: float,
+        now_s: float, seconds_per_link: float = 0.0,
     ) -> None:  # fmt: skip
         self.relay, self.book, self.seeds, self.request = relay, book, seeds, request
         self.state = State.KNOCKING
-        self.patience_s = patience_s
+        self.patience_s, self.seconds_per_link = patience_s, seconds_per_link
         self.give_up_at_s: float | None = now_s + patience_s
         self.wake_at_s: float | None = now_s
         self.refusals: dict[str, str] = {}  # Seed: why it did not answer.
@@ -193,7 +193,8 @@ class Joiner:
     # --- links ---
 
     def _open_links(self, plan: NegotiationPlan, now_s: float) -> list[Effect]:
-        self.state, self.wake_at_s = State.LINKING, now_s + LINK_PATIENCE_S
+        patience_s = LINK_PATIENCE_S + self.seconds_per_link * len(plan.neighbors)
+        self.state, self.wake_at_s = State.LINKING, now_s + patience_s
         self.ways = {m.id: dict.fromkeys(self.book.ways_to(m), "") for m in plan.neighbors}
         self.open = {member.id: member.id in self.relay.peers for member in plan.neighbors}
         self.measured, self.dialled_back = {}, {}
@@ -209,7 +210,7 @@ class Joiner:
     def _failed(self, peer: str) -> str:
         """Why there is no link to it, if there will be none."""
         tries = self.ways[peer]
-        return "; ".join(f"{way}: {why}" for way, why in tries.items()) if all(tries.values()) else ""
+        return "; ".join(f"{way}: {why}" for way, why in tries.items())[:2000] if all(tries.values()) else ""
 
     def _settled(self, peer: str) -> bool:
         if not self.open[peer]:
