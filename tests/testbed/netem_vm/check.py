@@ -10,14 +10,14 @@ import json
 import os
 import sys
 import time
-from functools import partial
 
 from links import Stream, datagrams, namespaces, share, swapped
 
 from chaosnet.netem import LinkSpec, Topology, commands
 from chaosnet.netem.commands import queue_ms
-from chaosnet.netem.measure import GOODPUT, measure
+from chaosnet.netem.measure import measure
 from chaosnet.netem.netns import Netns, has_netem, run, spaces_of
+from chaosnet.netem.topology import GOODPUT
 
 NAME = "vm"
 EARLY_MS, LATE_MS = 0.1, 4.0
@@ -91,8 +91,7 @@ def check_full_links(testbed: Netns) -> None:
 
 def check_measure(testbed: Netns) -> None:
     """`chaosnet testbed measure`: an average of one connection, which a loss or a late window may hold up."""
-    address_of = partial(commands.own_address, testbed.topology)
-    for row in measure(testbed, testbed.topology, address_of, WINDOW_S, [("a", "b"), ("b", "c")]):
+    for row in measure(testbed, testbed.topology, WINDOW_S, [("a", "b"), ("b", "c")]):
         way, control = f"measure {row['from']} to {row['to']}", row["congestion_control"]
         least, most = 0.7 * GOODPUT * row["set_mbit"], 1.05 * GOODPUT * row["set_mbit"]
         check(f"{way}: rate ({control})", row["mbit"], least, most, "Mbit/s")
