@@ -142,6 +142,14 @@ def _opened(name: str) -> Backend:
     return made
 
 
+@contextmanager
+def _changing(name: str) -> Iterator[Backend]:
+    """A testbed that is up; what becomes of it is remembered."""
+    made = _opened(name)
+    yield made
+    store.save(made)
+
+
 def _down(name: str) -> int:
     """Also what a crashed run has left, that nothing is saved of."""
     nothing = Topology({})
@@ -223,12 +231,11 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
 @named
 def change(a: str, b: str, values: tuple[str, ...], name: str) -> None:
     """Change the link A B, e.g. rate_mbit=50 delay_ms=20. rate_mbit is that from A to B."""
-    made = _opened(name)
-    spec = made.topology.spec_from(a, b)
-    for value in values:
-        spec = _changed(spec, value)
-    made.change({link_name(a, b): spec if a < b else spec.reversed()})
-    store.save(made)
+    with _changing(name) as made:
+        spec = made.topology.spec_from(a, b)
+        for value in values:
+            spec = _changed(spec, value)
+        made.change({link_name(a, b): spec if a < b else spec.reversed()})
 
 
 def _changed(spec: LinkSpec, text: str) -> LinkSpec:
@@ -245,9 +252,8 @@ def _changed(spec: LinkSpec, text: str) -> LinkSpec:
 @named
 def cut(a: str, b: str, name: str) -> None:
     """Nothing passes over the link A B any more, and nobody is told."""
-    made = _opened(name)
-    made.cut(link_name(a, b))
-    store.save(made)
+    with _changing(name) as made:
+        made.cut(link_name(a, b))
 
 
 @testbed.command()
@@ -256,9 +262,8 @@ def cut(a: str, b: str, name: str) -> None:
 @named
 def heal(a: str, b: str, name: str) -> None:
     """Undo `cut`."""
-    made = _opened(name)
-    made.heal(link_name(a, b))
-    store.save(made)
+    with _changing(name) as made:
+        made.heal(link_name(a, b))
 
 
 @testbed.command()

@@ -255,14 +255,10 @@ class Agent:
         match event:
             case Tick():
                 return self._tick(now_s)
-            case Received(peer, Up() | Down() | Ready() | Commit()):
-                self.relay.silent.discard(peer)
-                effects = self.liveness.received(event.peer, event.message, now_s)
-                return effects + self.sync.handle(event)
-            case Received(peer):
-                self.relay.silent.discard(peer)
-                effects = self.liveness.received(event.peer, event.message, now_s)
-                return effects + self._received(event, now_s)
+            case Received(_, Up() | Down() | Ready() | Commit()):
+                return self._heard(event, now_s) + self.sync.handle(event)
+            case Received():
+                return self._heard(event, now_s) + self._received(event, now_s)
             case PeerOpened():
                 return self._on_opened(event, now_s)
             case PeerClosed():
@@ -298,6 +294,11 @@ class Agent:
                 self.last_readings = event
                 return []
         raise TypeError(f"nobody handles {event!r}")
+
+    def _heard(self, event: Received, now_s: float) -> list[Effect]:
+        """Whatever it is, its link carries."""
+        self.relay.silent.discard(event.peer)
+        return self.liveness.received(event.peer, event.message, now_s)
 
     def _tick(self, now_s: float) -> list[Effect]:
         lost, silent, effects = self.liveness.tick(now_s)

@@ -1,7 +1,7 @@
 """Measuring a link with iperf3, as the paper does (Chaos, Sec. VI): an alternative to in-band probes.
 
 It needs libiperf (package iperf3 or libiperf0). The Python package measures rightly only once in a process
-(docs/testbed.md), so each run has a process of its own:
+(later runs fail with OSError), so each run has a process of its own:
 
     python -m ...iperf3_probe serve               prints the port, serves both directions, ends
     python -m ...iperf3_probe run HOST PORT       prints {"in_bps": ..., "out_bps": ...}

@@ -165,6 +165,17 @@ def test_it_reports_the_links_when_all_are_measured_or_have_failed(bench):
     )
 
 
+def test_it_waits_longer_for_links_that_take_long_to_measure():
+    bench = Bench()
+    bench.joiner.seconds_per_link = 4.0
+    bench.handle(Tick())
+    bench.open("a")
+    bench.plan(A, B)
+    assert bench.after(LINK_PATIENCE_S + 7.9) == []
+    [report] = bodies(bench.after(0.1))
+    assert report.failed == {"b": "no answer"}
+
+
 def test_one_neighbour_that_can_dial_it_is_enough(bench):
     bench.handle(Tick())
     bench.open("a")
