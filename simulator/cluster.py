@@ -41,6 +41,7 @@ from ..scheduler.sync_plan import POLICIES
 PROBE_PARTS, PROBE_PART = 2, bytes(64 << 10)
 BULK = (Up, Down, Shard, ManifestReply, Probe)
 STORY_LINES = 60
+ROUNDING_S = 1e-9
 MAX_ACTIONS = 2_000_000  # A life of a minute takes some 30,000.
 DATASET = 997  # Samples of an epoch; prime, so that the last step of an epoch is never whole.
 
@@ -161,8 +162,11 @@ class SimCluster:
 
     # --- faults ---
 
-    def crash(self, name: str) -> None:
-        """Kill -9: what is in flight from it is cut off anywhere, per connection; then its peers notice."""
+    def crash(self, name: str, arrives: float | None = None) -> None:
+        """Kill -9: what is in flight from it is cut off, per connection; then its peers notice.
+
+        `arrives`: the share of it that gets through, in time; default: drawn, often nothing.
+        """
         node = self.nodes[name]
         node.alive = False
         self._say(name, "CRASHES")
@@ -172,12 +176,11 @@ class SimCluster:
             other = pair[0] if pair[1] == name else pair[1]
             connection.open_at.discard(name)
             horizon = max((t for (to, _), t in connection.last_arrival_s.items() if to == other), default=0.0)
-            cut_s = self.now_s + self.rng.random() * max(0.0, horizon - self.now_s) * self.rng.choice(
-                [0, 0, 1]
-            )
+            share = self.rng.random() * self.rng.choice([0, 0, 1]) if arrives is None else arrives
+            cut_s = self.now_s + share * max(0.0, horizon - self.now_s)
             self.queue = [
                 entry for entry in self.queue
-                if not (getattr(entry[2], "route", None) == (name, other) and entry[0] > cut_s)
+                if not (getattr(entry[2], "route", None) == (name, other) and entry[0] > cut_s + ROUNDING_S)
             ]  # fmt: skip
             heapq.heapify(self.queue)
             if pair not in self.cuts:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from .random_run import Outcome, Violation, run
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Progress = Callable[["Summary"], None]
 
 
@@ -46,7 +50,7 @@ def run_many(
     Returns: outcomes in the order of their seeds.
     """
     summary = Summary()
-    for seed, result in _results(list(seeds), processes or os.cpu_count() or 1):
+    for seed, result in in_processes(_run, list(seeds), processes):
         if isinstance(result, Outcome):
             summary.outcomes.append(result)
         else:
@@ -57,13 +61,22 @@ def run_many(
     return summary
 
 
-def _results(seeds: list[int], processes: int) -> Iterable[tuple[int, Outcome | str]]:
-    if processes == 1 or len(seeds) < 2:
-        yield from map(_run, seeds)
+def in_processes(
+    run_one: Callable[[Item], Result], items: Sequence[Item], processes: int | None = None
+) -> Iterator[Result]:
+    """`run_one` of each item, in order, over several processes. Default: one per core; 1 runs all here."""
+    processes = processes or os.cpu_count() or 1
+    if processes == 1 or len(items) < 2:
+        yield from map(run_one, items)
         return
     # Not fork: whoever calls this may have threads.
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield from pool.imap_unordered(_run, seeds, chunksize=2)
+    with multiprocessing.get_context("spawn").Pool(processes, _ignore_interrupts) as pool:
+        yield from pool.imap(run_one, items, chunksize=2)
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl+C reaches all processes of a terminal; the first of them ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _run(seed: int) -> tuple[int, Outcome | str]:
