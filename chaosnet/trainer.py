@@ -203,7 +203,7 @@ class Trainer:
                     if loaded:
                         loop.post(CaughtUp())
                 case StateDiscarded():
-                    loaded, waiting = False, []
+                    loaded, admitted, waiting = False, False, []
                 case StepOutcome() as outcome:
                     if loaded:
                         self._apply_if_new(outcome)

@@ -371,11 +371,12 @@ class Agent:
                 return self._leave_all()
             case Out(reason) if self._is_joining:
                 assert self.joiner is not None
+                self.phase, self.scheduler = Phase.JOINING, None
                 return self.joiner.orphaned(reason, now_s)
             case Out():
                 return self._leave_all()
             case DiscardState() if self.phase is Phase.MEMBER and self._asks_again:
-                return self._on_torn(f"{self.me} could not get the state", now_s, without_me=True)
+                return self._go_without_me(now_s)
             case Parked(reason):
                 self.parked = reason
             case MeasureLink(peer):
@@ -446,6 +447,10 @@ class Agent:
         self.torn = AbortRequest(node=self.me, key=key, step=step, reason=reason, without_me=without_me)
         self.abort_at_s = now_s + ABORT_EVERY_S
         return self.relay.send(EVERYONE, self.torn)
+
+    def _go_without_me(self, now_s: float) -> list[Effect]:
+        """We are a member, and have no state to train on."""
+        return self._on_torn(f"{self.me} could not get the state", now_s, without_me=True)
 
     def _ask_abort_again(self, now_s: float) -> list[Effect]:
         """Until a flush has come, or the step was completed after all."""
@@ -633,7 +638,8 @@ class Agent:
     def _become_member(self, step: int, now_s: float) -> list[Effect]:
         assert self.joiner is not None
         self.phase, self.report_at_s = Phase.MEMBER, now_s
-        return [*self._joined_if_ready(), Joined(step, self.sync.deal)]
+        effects = [*self._joined_if_ready(), Joined(step, self.sync.deal)]
+        return effects + (self._go_without_me(now_s) if self._asks_again else [])
 
     def _joined_if_ready(self) -> list[Effect]:
         """A blocking joiner is a member before it has the state, a streaming one after."""

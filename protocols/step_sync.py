@@ -371,7 +371,7 @@ class StepSync:
             if self.me in before.member_ids:
                 return [Left("it asked to")]
             return [Out("the cluster dropped this node before it had joined")]
-        prior = Electorate(key=before.key, members=before.member_ids)
+        prior = Electorate(key=before.key, members=before.voter_ids)
         return self.enter(following, self.step, (prior,), self.deal)
 
     def _replay_early(self) -> list[Effect]:
@@ -402,7 +402,7 @@ class StepSync:
     def electorates(self) -> list[Electorate]:
         """All whose quorum a decision needs: of our view and of those that others may still be in."""
         assert self.view is not None
-        return [Electorate(key=self.view.key, members=self.view.member_ids), *self.priors]
+        return [Electorate(key=self.view.key, members=self.view.voter_ids), *self.priors]
 
     def check_invariants(self) -> None:
         """What holds between any two events."""

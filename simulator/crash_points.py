@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..node.core import Phase
 from ..protocols import events as ev
+from ..protocols.errors import ConfigError
 from ..protocols.messages import (
     ConnectLinkRequest,
     DisconnectLinkRequest,
@@ -36,6 +37,7 @@ from .cluster import SimCluster, SimNode
 from .many_runs import in_processes
 from .random_run import Violation
 
+MAX_NODES = 5
 BESIDE = (Ping, Pong, Report, Notice)  # No part of any negotiation: heartbeats, and news for people.
 STEP_S = 0.005
 LONGEST_WINDOW_S = 20.0
@@ -89,8 +91,8 @@ class Point:
 class Stage(SimCluster):
     """A small cluster that plays one negotiation; `point` is where somebody crashes."""
 
-    def __init__(self, seed: int, point: Point | None = None) -> None:
-        super().__init__(seed, chunks=2, record=True)
+    def __init__(self, seed: int, point: Point | None = None, record: bool = False) -> None:
+        super().__init__(seed, chunks=2, record=record)
         self.compute_s, self.retract_odds, self.state_bytes = 0.1, 0.0, 200 << 10
         self.point = point
         self.subject = ""
@@ -372,9 +374,25 @@ def points(negotiation: Negotiation, nodes: int, seed: int, restart: bool = Fals
             yield Point(negotiation.name, nodes, seed, index, when, each, restart)
 
 
-def play(point: Point) -> Stage:
-    """One life with one crash, until all have come to rest. Raises: Violation with the story."""
-    stage = Stage(point.seed, point)
+def point_named(name: str) -> Point:
+    """The point of that name. Raises: ConfigError if there is none."""
+    parts = name.removesuffix("/restart").split("/")
+    if len(parts) == 5 and parts[0] in NEGOTIATIONS and all(part.isdigit() for part in parts[1:4]):
+        negotiation, nodes, seed = NEGOTIATIONS[parts[0]], int(parts[1]), int(parts[2])
+        if negotiation.least <= nodes <= MAX_NODES:
+            found = points(negotiation, nodes, seed, name.endswith("/restart"))
+            if point := next((each for each in found if each.name == name), None):
+                return point
+    raise ConfigError(f"--crash-point: {name!r} is none (expected NEGOTIATION/NODES/SEED/INDEX/WHEN)")
+
+
+def play(point: Point, on_stage: Callable[[Stage], None] = lambda stage: None, record: bool = False) -> Stage:
+    """One life with one crash, until all have come to rest. Raises: Violation with the story.
+
+    `on_stage` gets the stage before anything happens; `record` keeps its whole story.
+    """
+    stage = Stage(point.seed, point, record)
+    on_stage(stage)
     try:
         _play(stage, NEGOTIATIONS[point.negotiation], point.nodes)
     except Exception as error:
@@ -420,10 +438,65 @@ def _check(stage: Stage) -> None:
 
 def _too_few_live(stage: Stage, node: SimNode) -> bool:
     """Of the members of its view. Half is enough: nobody is silent, so all deaths are seen."""
-    members = [stage.nodes[name] for name in node.view.member_ids]
+    members = [stage.nodes[name] for name in node.view.voter_ids]
     return 2 * sum(each.alive and each.done != "Left" for each in members) < len(members)
 
 
 def _describe(point: Point) -> str:
     sent = point.sent
     return f"{sent.kind} from {sent.sender} to {sent.receiver}, crash: {point.when.value}"
+
+
+# --- running them all ---
+
+
+@dataclass(slots=True)
+class Played:
+    """What came of the points of one negotiation, or of all."""
+
+    points: int = 0
+    not_reached: int = 0  # The message was never delivered, or its sender had left: nobody crashed there.
+    by_kind: Counter[str] = field(default_factory=Counter)
+    violations: dict[str, str] = field(default_factory=dict)  # Point: which rule broke, and the story.
+
+
+def enumerate_points(
+    nodes: Iterable[int], seeds: Iterable[int], names: Iterable[str] = (), restart: bool = False
+) -> list[Point]:
+    """All points of clusters of these sizes; `names` of negotiations, default: all."""
+    chosen = [NEGOTIATIONS[name] for name in names or NEGOTIATIONS]
+    seeds = list(seeds)
+    return [
+        point
+        for negotiation in chosen
+        for size in nodes
+        if size >= negotiation.least
+        for seed in seeds
+        for point in points(negotiation, size, seed, restart)
+    ]
+
+
+def play_all(
+    chosen: Sequence[Point],
+    processes: int | None = None,
+    on_progress: Callable[[dict[str, Played]], None] | None = None,
+) -> dict[str, Played]:
+    """Play each point once. Returns: what came of them, by negotiation."""
+    played = {point.negotiation: Played() for point in chosen}
+    for point, reached, violation in in_processes(_outcome, chosen, processes):
+        of = played[point.negotiation]
+        of.points += 1
+        of.not_reached += not reached
+        of.by_kind[point.sent.kind] += 1
+        if violation:
+            of.violations[point.name] = violation
+        if on_progress is not None:
+            on_progress(played)
+    return played
+
+
+def _outcome(point: Point) -> tuple[Point, bool, str]:
+    try:
+        return point, bool(play(point).victims), ""
+    except Violation as violation:
+        return point, True, str(violation)

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from ..protocols import events as ev
 from ..protocols.messages import ConnectLinkRequest, DisconnectLinkRequest, Envelope, Message
 from .cluster import SimCluster
+from .coverage import crashed, delivered, watched
 
 FAULTS_UNTIL_S = 15.0
 LONGEST_PAUSE_S = 4.0
 QUIET_S = 3.0
+NODES = 2, 7  # At first; as many and four more may join.
 SETTLED_BY_S = 80.0  # A joiner that is left alone asks for 24 s and knocks for 20 s, perhaps twice.
 AIMS = (
     "Prepare", "Flush", "FlushOk", "Install", "VoteRequest", "VoteReply", "NegotiationPlan", "NeighborsReady",
@@ -40,19 +42,19 @@ class Outcome:
     leaves: int
     rejoins: int
     digest: str
-    aims: set[str] = field(default_factory=set)
+    coverage: set[str] = field(default_factory=set)  # Names of coverage.py.
 
 
 class RandomRun:
     """All choices come from the seed."""
 
-    def __init__(self, seed: int, record: bool = False) -> None:
+    def __init__(self, seed: int, record: bool = False, nodes: tuple[int, int] = NODES) -> None:
         self.seed = seed
         self.rng = random.Random(f"run {seed}")
         chunks = self.rng.choice([1, 2, 5])
         policy = self.rng.choice(["single", "fapt"])
         self.sim = SimCluster(seed, chunks, policy, record)
-        self.size = self.rng.randint(2, 7)
+        self.size = self.rng.randint(*nodes)
         self.crashes = self.joins = self.leaves = self.rejoins = 0
         self.max_crashes = self.rng.choice([0, 1, 2, 4])
         self.hunted = set(self.rng.sample(AIMS, 3))
@@ -64,7 +66,8 @@ class RandomRun:
     def run(self) -> Outcome:
         """Grow, suffer, heal, rest. Raises Violation with the story."""
         try:
-            self._live()
+            with watched() as transitions:
+                self._live()
         except Exception as error:
             raise Violation(
                 f"seed {self.seed}: {type(error).__name__}: {error}\n{self.sim.story()}"
@@ -78,7 +81,7 @@ class RandomRun:
             self.leaves,
             self.rejoins,
             sim.digest.hexdigest(),
-            self.struck,
+            transitions | self.struck | {delivered(kind.__name__) for kind in sim.delivered},
         )
 
     def _live(self) -> None:
@@ -166,9 +169,9 @@ class RandomRun:
             return
         victim = self.rng.choice([sender, receiver])
         if self.sim.nodes[victim].alive and self._crash(victim):
-            self.struck.add(kind)
+            self.struck.add(crashed("sender" if victim == sender else "receiver", kind))
 
 
-def run(seed: int, record: bool = False) -> Outcome:
-    """One life from one seed."""
-    return RandomRun(seed, record).run()
+def run(seed: int, record: bool = False, nodes: tuple[int, int] = NODES) -> Outcome:
+    """One life from one seed. `nodes`: the least and the most that it may begin with."""
+    return RandomRun(seed, record, nodes).run()
