@@ -25,6 +25,7 @@ from ..protocols.messages import (
     DisconnectLinkRequest,
     Envelope,
     Link,
+    Member,
     Message,
     Notice,
     Ping,
@@ -134,6 +135,11 @@ class Stage(SimCluster):
 
     def living(self) -> list[SimNode]:
         return [node for node in self.nodes.values() if node.alive and not node.done]
+
+    def lives(self, member: Member) -> bool:
+        """Does it act still, and not a later process of its name?"""
+        node = self.nodes[member.id]
+        return node.alive and node.done != "Left" and node.agent.settings.first_serial == member.life
 
     def rests(self) -> bool:
         """Is everybody in, in one view that a step was completed in, and nothing under way?"""
@@ -438,8 +444,9 @@ def _check(stage: Stage) -> None:
 
 def _too_few_live(stage: Stage, node: SimNode) -> bool:
     """Of the members of its view. Half is enough: nobody is silent, so all deaths are seen."""
-    members = [stage.nodes[name] for name in node.view.voter_ids]
-    return 2 * sum(each.alive and each.done != "Left" for each in members) < len(members)
+    voters = [member for member in node.view.members if member.id in node.view.voter_ids]
+    live = [each for each in voters if stage.lives(each)]
+    return 2 * len(live) < len(voters)
 
 
 def _describe(point: Point) -> str:

@@ -1,8 +1,8 @@
 """Cores broken on purpose. A simulation that finds nothing may look at nothing: it must catch each of these.
 
-Each mutant breaks one rule for as long as its context lasts. `hunt` first plays every negotiation once (crash_points.py)
-and then random lives, seed after seed, until an invariant breaks; a mutant that breaks none within its budget
-has survived. What has no effect but a hang is caught because all must come to rest.
+Each mutant breaks one rule for as long as its context lasts. `hunt` plays every negotiation once, then every so many
+of its crash points (crash_points.py), then random lives, seed after seed, until an invariant breaks; a mutant that
+breaks none within its budget has survived. What has no effect but a hang is caught because all must come to rest.
 
 Not here, because breaking it breaks nothing that can be seen from outside: the scheduler's queue (whoever waits asks
 again), a promotion of a joiner that has no state yet (that is what blocking mode is), two voters changed by one view
@@ -12,6 +12,7 @@ again), a promotion of a joiner that has no state yet (that is what blocking mod
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -30,11 +31,12 @@ from ..protocols.messages import Shard
 from ..protocols.replication import Replication
 from ..scheduler import core as scheduler_core
 from . import cluster
-from .crash_points import NEGOTIATIONS, record
+from .crash_points import NEGOTIATIONS, play, points
 from .many_runs import in_processes
-from .random_run import Violation, run
+from .random_run import run
 
-SEEDS = 1000  # The budget of each.
+EVERY = 30  # Of the crash points of three nodes.
+SEEDS = 1000  # The budget of random lives of each.
 NODES = 2, 4  # Small clusters lose their quorum more often, and live faster.
 ACTIONS = 300_000  # A life of a minute takes some 30,000; a flood is to be noticed soon.
 
@@ -83,21 +85,25 @@ def _mutant(breaks: str) -> Callable[[Callable[[Patch], None]], None]:
 
 def hunt(name: str, seeds: Iterable[int] = range(SEEDS)) -> Hunt:
     """Look for a life in which the mutant breaks an invariant."""
-    lives = 0
     with MUTANTS[name].alive(), mock.patch.object(cluster, "MAX_ACTIONS", ACTIONS):
-        for each in NEGOTIATIONS.values():
-            lives += 1
+        for lives, (ground, play_it) in enumerate(_grounds(seeds), 1):
             try:
-                record(each, max(each.least, 3), seed=0)
+                play_it()
             except Exception as error:
-                return Hunt(name, lives, f"negotiation {each.name}", _first_line(error))
-        for seed in seeds:
-            lives += 1
-            try:
-                run(seed, nodes=NODES)
-            except Violation as violation:
-                return Hunt(name, lives, f"seed {seed}", _first_line(violation))
+                return Hunt(name, lives, ground, _first_line(error))
     return Hunt(name, lives, "", "")
+
+
+def _grounds(seeds: Iterable[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Lives to look at, the short ones first."""
+    recorded = []
+    for each in NEGOTIATIONS.values():
+        yield f"negotiation {each.name}", lambda each=each: recorded.append(list(points(each, 3, 0)))  # type: ignore[misc]
+    for found in recorded:
+        for point in found[::EVERY]:
+            yield f"crash point {point.name}", functools.partial(play, point)
+    for seed in seeds:
+        yield f"seed {seed}", functools.partial(run, seed, nodes=NODES)
 
 
 def hunt_all(names: Iterable[str] = (), processes: int | None = None) -> Iterator[Hunt]:
