@@ -473,8 +473,12 @@ def bench() -> None:
 )
 @click.option("--seed", type=Whole(0, 10**12), metavar="SEED", help="Replay the life of one seed.")
 @click.option("--crash-points", is_flag=True, help="Crash everybody at every message of every negotiation.")
-@click.option("--seeds", type=Whole(1, 1000), default=1, metavar="N", help="Networks per crash point. Default: 1.")
-@click.option("--restart", is_flag=True, help="Who crashes at a crash point is started again half a second later.")
+@click.option(
+    "--seeds", type=Whole(1, 1000), default=1, metavar="N", help="Networks per crash point. Default: 1."
+)
+@click.option(
+    "--restart", is_flag=True, help="Who crashes at a crash point is started again half a second later."
+)
 @click.option("--crash-point", metavar="POINT", help="Replay one crash point.")
 @click.option("--mutants", is_flag=True, help="Break the cores on purpose: is it noticed?")
 @click.option(

@@ -121,7 +121,9 @@ def run_crash_points(nodes: tuple[int, int], seeds: int, restart: bool, report: 
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(each.by_kind.items()))
         click.echo(f"{name}: {each.points} crash points ({kinds})")
     reached = sum(each.points - each.not_reached for each in played.values())
-    click.echo(f"{len(points)} crash points, {reached} reached, {len(violations)} broke a rule in {seconds:.0f} s")
+    click.echo(
+        f"{len(points)} crash points, {reached} reached, {len(violations)} broke a rule in {seconds:.0f} s"
+    )
     _write(
         report,
         {

@@ -19,7 +19,16 @@ from ..protocols.healing import _LostLink
 from ..scheduler.core import Scheduler
 
 # Kinds that no simulated process sends: they are the transport's, a client's, or come from readings of the machine.
-UNPLAYED = {"Envelope", "Hello", "Bye", "Iperf3Ready", "StatusRequest", "StatusReply", "LeaveCommand", "Report"}
+UNPLAYED = {
+    "Envelope",
+    "Hello",
+    "Bye",
+    "Iperf3Ready",
+    "StatusRequest",
+    "StatusReply",
+    "LeaveCommand",
+    "Report",
+}
 UNPLAYED |= {"ScaleOutAbort", "ScaleOutRefused"}  # Nobody sends the one; the other is for models that differ.
 KINDS = frozenset(
     each.__name__ for union in (messages.WireMessage, messages.Routed) for each in typing.get_args(union)

@@ -161,7 +161,9 @@ class Stage(SimCluster):
         scheduler = next((node.name for node in self.living() if node.agent.scheduler), "")
         self.sent.append(Sent(type(body).__name__, sender, receiver, scheduler))
         if self.point is not None and len(self.sent) == self.point.index + 1:
-            assert self.sent[-1] == self.point.sent, "the negotiation went another way than when it was recorded"
+            assert self.sent[-1] == self.point.sent, (
+                "the negotiation went another way than when it was recorded"
+            )
             self.aimed = True
             if self.point.when is When.SENDER_BEFORE:
                 self.strike(sender)
@@ -218,7 +220,9 @@ class Negotiation:
     name: str
     least: int
     play: Callable[[Stage], Callable[[], bool]]
-    kinds: frozenset[str]  # What it is made of: each of these must be among the messages of some small cluster.
+    kinds: frozenset[
+        str
+    ]  # What it is made of: each of these must be among the messages of some small cluster.
     joiners: int = 0  # Of the nodes.
 
 
@@ -437,7 +441,9 @@ def _check(stage: Stage) -> None:
     complaints = stage.unsettled(stage.now_s - QUIET_S)
     assert not complaints, "; ".join(complaints)
     for node in stage.living():
-        assert not node.agent.parked or _too_few_live(stage, node), f"{node.name} is parked ({node.agent.parked})"
+        assert not node.agent.parked or _too_few_live(stage, node), (
+            f"{node.name} is parked ({node.agent.parked})"
+        )
     parked = [node.name for node in stage.living() if node.agent.parked]
     assert parked or not stage.living() or stage.rests(), "not all are in one view"
 
