@@ -57,9 +57,6 @@ READ_EVERY_S = 1.0
 MIN_TICK_S = 0.001  # A core that wants a Tick at once must not keep the loop from its sockets.
 BACKLOG_SHARE = 0.25  # Of available memory, for results that a joiner cannot apply yet.
 TIMED = (ScaleInRequest, ConnectLinkRequest, DisconnectLinkRequest)
-AllReduceTypes = (
-    fx.Accumulate, fx.SendUp, fx.FinishChunk, fx.AdoptChunk, fx.SendDown, fx.ResetAttempt,
-)  # fmt: skip
 
 
 # --- what the training thread hears ---
@@ -284,7 +281,7 @@ class NodeLoop:
     def _perform_all(self, effects: list[fx.Effect], took_ms: float) -> None:
         only_chunks = bool(effects)
         for effect in effects:
-            if isinstance(effect, AllReduceTypes):
+            if isinstance(effect, fx.ChunkEffect):
                 self.all_reduce.perform(effect)
             else:
                 only_chunks = False
@@ -292,7 +289,7 @@ class NodeLoop:
         for outcome in self._pending:
             self.outcomes.put(outcome)
         self._pending.clear()
-        if not only_chunks:  # Chunks move no deadline, and there are many of them.
+        if not only_chunks:
             self._set_timer()
 
     def _set_timer(self) -> None:
@@ -319,6 +316,8 @@ class NodeLoop:
         match effect:
             case fx.Transmit(peer, message):
                 self.transport.send(peer, encode(message))
+            case fx.ResetAttempt():
+                self.all_reduce.perform(effect)
             case fx.StepCompleted():
                 self._step_completed(effect)
             case fx.Dial(address):
