@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from ..protocols.addresses import AddressBook, DialBacks
 from ..protocols.connect_link import LinkOpener
+from ..protocols.deaths import Deaths
 from ..protocols.disconnect_link import LinkCloser
 from ..protocols.effects import (
     AnswerStatus,
@@ -171,6 +172,7 @@ class Agent:
         self.monitor = ClusterMonitor()
         self.book = AddressBook(settings.peers_at)
         self.dial_backs = DialBacks(self.book)
+        self.deaths = Deaths(self.book)
         self.prober = Prober(me, settings.probe, self.book)
         self.readings = Readings(self.liveness)
         self.lost_links = LostLinks(me, self.relay, self.book)
@@ -241,8 +243,8 @@ class Agent:
         """When the next Tick is due."""
         soonest: float | None = self.redial_at_s
         for core in (
-            self.liveness, self.election, self.opener, self.prober, self.lost_links, self.leaver, self.joiner,
-            self.scheduler,
+            self.liveness, self.deaths, self.election, self.opener, self.prober, self.lost_links, self.leaver,
+            self.joiner, self.scheduler,
         ):  # fmt: skip
             if (
                 core is not None
@@ -317,6 +319,8 @@ class Agent:
         for peer in lost:
             effects += [ClosePeer(peer, "nothing was heard from you")]
             effects += self._on_closed(PeerClosed(peer, clean=False), now_s, silent=True)
+        for peer in self.deaths.overdue(now_s):
+            effects += self._tell_link(peer, LinkState.SILENT)
         effects += self.prober.handle(Tick(), now_s)
         if self.sync.view is not None:
             effects += self.lost_links.tick(self.sync.view, now_s)
@@ -403,6 +407,7 @@ class Agent:
         peer = event.peer
         self.relay.opened(peer, event.client)
         self.liveness.opened(peer, now_s)
+        self.deaths.opened(peer)
         effects = self._joining(event, now_s)
         if event.dialled:
             self.book.reached(peer, event.address)
@@ -416,7 +421,7 @@ class Agent:
         peer = event.peer
         if peer not in self.relay.peers:
             return []
-        client, died = peer in self.relay.leaves, self._has_died(event, silent, now_s)
+        client, may_be_dead = peer in self.relay.leaves, self._may_be_dead(event, silent, now_s)
         self.relay.closed(peer)
         self.liveness.closed(peer)
         self.readings.closed(peer)
@@ -428,10 +433,11 @@ class Agent:
             effects += self._on_torn(f"lost the link {self.me} - {peer}", now_s)
         if client:
             return effects
-        return effects + self._tell_link(peer, LinkState.CLOSED if died else LinkState.SILENT)
+        looking = self.deaths.broke(peer, now_s) if may_be_dead else []
+        return effects + (looking or self._tell_link(peer, LinkState.SILENT))
 
-    def _has_died(self, event: PeerClosed, silent: bool, now_s: float) -> bool:
-        """Who says Bye is alive, whatever it thinks of us: no proof of a crash."""
+    def _may_be_dead(self, event: PeerClosed, silent: bool, now_s: float) -> bool:
+        """Who says Bye is alive, whatever it thinks of us."""
         return not silent and not event.clean and self.liveness.spoke_lately(event.peer, now_s)
 
     def _tell_losses(self, peer: str) -> list[Effect]:
@@ -514,6 +520,8 @@ class Agent:
 
     def _on_reached(self, event: Reached | NotReached) -> list[Effect]:
         effects = self.dial_backs.handle(event)
+        for peer, died in self.deaths.handle(event).items():
+            effects += self._tell_link(peer, LinkState.CLOSED if died else LinkState.SILENT)
         if isinstance(event, NotReached):
             return effects
         self.book.reached(event.peer, event.address)

@@ -27,6 +27,7 @@ import zmq
 from ..protocols import effects as fx
 from ..protocols import events as ev
 from ..protocols.codec import decode, encode
+from ..protocols.deaths import PROOF_S
 from ..protocols.errors import LocalProtocolError, MalformedMessage, RemoteProtocolError
 from ..protocols.messages import (
     EVERYONE,
@@ -48,7 +49,7 @@ from .core import Agent
 from .memory import keep_freed_frames
 from .replica import Replica
 from .training_state import Arrival, Snapshot
-from .transport import Transport
+from .transport import Transport, refuses
 
 log = logging.getLogger("chaosnet")
 
@@ -142,6 +143,7 @@ class NodeLoop:
         self._member = False
         self._backlog_bytes = 0
         self._backlog_limit = int(BACKLOG_SHARE * psutil.virtual_memory().available)
+        self._looks: set[asyncio.Task[None]] = set()  # The loop itself keeps no task alive.
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s: float | None = None
         self._process = psutil.Process()
@@ -434,8 +436,15 @@ class NodeLoop:
         self._guarded(lambda: self._event(ev.DialFailed(address, reason, final)))
 
     def checked(self, address: str, peer: str, reason: str) -> None:
-        found = ev.Reached(address, peer) if peer else ev.NotReached(address, reason)
-        self._guarded(lambda: self._event(found))
+        if peer:
+            self._guarded(lambda: self._event(ev.Reached(address, peer)))
+        else:
+            self._looks = {task for task in self._looks if not task.done()}
+            self._looks.add(self._loop.create_task(self._not_reached(address, reason)))
+
+    async def _not_reached(self, address: str, reason: str) -> None:
+        refused = await refuses(address, PROOF_S)
+        self._guarded(lambda: self._event(ev.NotReached(address, reason, refused)))
 
     def control(self, peer: str, body: bytes) -> None:
         self._guarded(lambda: self._receive(peer, body, None))
