@@ -467,7 +467,7 @@ class Trainer:
         return True
 
     def _copy_state(self, outcome: StepOutcome) -> None:
-        """For a joiner, a checkpoint, or both: the state as it is now, the bulk of it while the next step computes."""
+        """For a joiner, a checkpoint or both: as it is now, but the bulk of it while the next step computes."""
         joiner, checkpointing, mark = outcome.snapshot, self._checkpointing, None
         if checkpointing is not None:
             mark = checkpointing.due(self.step, self._run, outcome.commit)

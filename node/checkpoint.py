@@ -5,10 +5,11 @@
 
 Any tool that reads safetensors opens the first, a person reads the second. Nothing is pickled. Each file gets
 its name only when all of it is on disk, and the tensors before the index; so a crash leaves no torn file, and
-a shard is there when its index is. What is torn all the same (a damaged disk, a broken copy) is found by size and hash.
+a shard is there when its index is. What is torn all the same (a damaged disk, a broken copy) is found by size
+and hash.
 
-The format is written and read here, not by the safetensors package: that wants a copy of every tensor, and reads through
-mmap, where a disk's error kills the process instead of naming the file. No torch.
+The format is written and read here, not by the safetensors package: that wants a copy of every tensor, and
+reads through mmap, where a disk's error kills the process instead of naming the file. No torch.
 """
 
 from __future__ import annotations
@@ -278,7 +279,7 @@ def read_index(checkpoint: Checkpoint, shard: int) -> Index:
         data = path.read_bytes()
     try:
         index = msgspec.json.decode(data, type=Index)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         raise CheckpointError(f"{path} is torn: {error}") from None
     if index.signed().digest != index.digest:
         raise CheckpointError(f"{path} is damaged: it does not match its hash")
