@@ -44,7 +44,7 @@ SAFETENSORS_NAMES = {
 }  # fmt: skip
 
 
-class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+class Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One tensor of a shard; `position`: in the order of the whole state's manifest."""
 
     position: int
@@ -59,7 +59,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
         return self.nbytes // max(math.prod(self.shape), 1)
 
 
-class Index(msgspec.Struct, frozen=True, kw_only=True):
+class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the JSON beside a shard says.
 
     Attributes:

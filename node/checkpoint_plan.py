@@ -20,7 +20,7 @@ from ..protocols.errors import CheckpointError
 DIGITS = 8  # Of the step in a folder's name; more where they are needed.
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
+class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a checkpoint is of; equal on all that write it, and in no other history of the same run.
 
     Attributes:
