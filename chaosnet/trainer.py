@@ -260,7 +260,10 @@ class Trainer:
         assert self._checkpointing is not None
         arrival = None if self.settings.join else self._checkpointing.to_resume()
         if arrival is not None:
-            self._load_arrival(arrival)
+            try:
+                self._load_arrival(arrival)
+            except ConfigError as error:
+                raise ConfigError(f"cannot resume from {self._checkpointing.directory}: {error}") from None
             self._run = secrets.token_hex(8)
 
     def _load_arrival(self, arrival: Arrival) -> None:
