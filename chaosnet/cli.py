@@ -31,6 +31,7 @@ PLAIN_WIDTH = 160  # Of tables that go to a file or a pipe: nothing is cut off.
 BENCHMARKS = {
     "join": "Join a large state over loopback: how long, how close to the bound, who waits.",
     "allreduce": "All-reduce over loopback, beside Gloo.",
+    "checkpoint": "Steps with and without a checkpoint, in one run.",
     "probe": "Rates of shaped links as the monitor sees them, beside iperf3 (root).",
 }
 COMMON = {"help_option_names": ["-h", "--help"]}
