@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,6 @@ def show(folder: Path, found: list[dict[str, Any]]) -> None:
             f"{row['present']} of {row['shards'] or '?'}",
             size(row["bytes"]),
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["written_s"])) if row["written_s"] else "",
-            row["problem"] or "complete",
+            row["problem"].replace(f"{folder}{os.sep}", "") or "complete",
         )
     console.print(table)
