@@ -196,10 +196,14 @@ class Agent:
 
     # --- start ---
 
-    def found(self, now_s: float, view: View | None = None) -> list[Effect]:
-        """Start a cluster: of one, or of all members of a first `view` that each of them is given."""
+    def found(self, now_s: float, view: View | None = None, step: int = 0) -> list[Effect]:
+        """Start a cluster: of one, or of all members of a first `view` that each of them is given.
+
+        `step`: the first one it does, if it goes on from a checkpoint.
+        """
         if view is None:
-            me = Member(id=self.me, addresses=self.settings.addresses, life=self.settings.first_serial)
+            life = self.settings.first_serial
+            me = Member(id=self.me, addresses=self.settings.addresses, joined_step=step, life=life)
             alone = View(term=1, seq=1, scheduler=self.me, members=(me,))
             view = with_trees(alone, self.monitor.graph((self.me,), ()), self.settings.policy)
         self.election.term = self.election.voted_term = view.term
@@ -208,7 +212,7 @@ class Agent:
             self.scheduler = self._new_scheduler(view.term)
         self.phase = Phase.MEMBER
         self.report_at_s = now_s
-        return self._finish([*self.sync.enter(view, 0), Joined(0, ())], now_s)
+        return self._finish([*self.sync.enter(view, step), Joined(step, ())], now_s)
 
     def join(
         self, seeds: tuple[str, ...], neighbors: tuple[str, ...], degree: int, blocking: bool, patience_s: float,

@@ -156,13 +156,13 @@ class NodeLoop:
         self._thread.start()
         return self._started.result()
 
-    def found(self, view: View | None = None) -> None:
-        """Start a cluster of one, or one whose first view is given to all of its members."""
+    def found(self, view: View | None = None, step: int = 0) -> None:
+        """Start a cluster of one, or one whose first view is given to all of its members, at `step`."""
 
         def begin() -> None:
             if view is None:
                 self.transport.cluster = secrets.token_hex(4)
-            self._perform_all(self.agent.found(self._now_s(), view), 0.0)
+            self._perform_all(self.agent.found(self._now_s(), view, step), 0.0)
 
         self._call(begin)
 
