@@ -16,6 +16,8 @@ PROTOCOL_VERSION = 2  # Bump when a field is removed or changes meaning.
 
 EVERYONE = "*"  # Destination of an envelope that all nodes take and pass on.
 
+REFUSED = "refused: "  # Counters of a Report that begin with it are shown by their sum over all nodes.
+
 MAX_NODES = 20_000
 MAX_KEYS = 2 * MAX_NODES  # Room for every node to change its key once.
 
@@ -585,7 +587,9 @@ class Report(Message, frozen=True, kw_only=True):
     battery_pct: float = -1.0  # -1: has none.
     nic_sent_bytes: Count = 0  # By all interfaces of the machine but loopback, since it was started.
     nic_received_bytes: Count = 0
-    counters: dict[Annotated[str, Meta(max_length=64)], Count] = {}
+    counters: dict[
+        Annotated[str, Meta(max_length=64)], Count
+    ] = {}  # REFUSED + reason: strangers' connections.
 
 
 class Notice(Message, frozen=True, kw_only=True):
