@@ -509,20 +509,20 @@ def invite(address: str, minutes: int, at: str | None) -> None:
 
 @cli.command(short_help="Let a key in.")
 @click.argument("address", type=Address())
-@click.argument("key", type=PublicKey())
+@click.argument("public", type=PublicKey(), metavar="KEY")
 @_keyed
-def allow(address: str, key: str) -> None:
+def allow(address: str, public: str) -> None:
     """Let the holder of KEY, a public one, into the cluster of the node at ADDRESS."""
-    _command_key(address, "allow", key)
+    _command_key(address, "allow", public)
 
 
 @cli.command(short_help="Throw a key out, for good.")
 @click.argument("address", type=Address())
-@click.argument("key", type=PublicKey())
+@click.argument("public", type=PublicKey(), metavar="KEY")
 @_keyed
-def revoke(address: str, key: str) -> None:
+def revoke(address: str, public: str) -> None:
     """Shut KEY out of the cluster of the node at ADDRESS; a member that uses it is expelled."""
-    _command_key(address, "revoke", key)
+    _command_key(address, "revoke", public)
 
 
 def _command_key(address: str, verb: Literal["allow", "revoke"], key: str) -> None:

@@ -86,8 +86,9 @@ def why_dial_failed(event: int, value: int, keyed: bool) -> str:
             if keyed
             else "it wants to see a key (chaosnet keygen makes one), or is no chaosnet node"
         )
+    # Of two that do not fit, the first to notice hangs up, and the other may not see why.
     if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and keyed:
-        return "it does not hold the key of this address, or takes no more connections now"
+        return "it does not hold the key of this address, uses no keys, or takes no more connections now"
     return ""
 
 

@@ -93,9 +93,10 @@ class Strangers:
         """A connection is over. Returns: was that a refusal for `reason`, not counted before?"""
         if gone not in self._waiting:
             return False
+        was_turned_away = self._turned_away[gone.host] > 0
+        self._turned_away[gone.host] -= was_turned_away
         self._forget(gone)
-        if self._turned_away[gone.host] > 0:
-            self._turned_away[gone.host] -= 1
+        if was_turned_away:
             return False
         fresh = not gone.settled
         self.refuse(gone, reason, now_s)

@@ -750,7 +750,7 @@ class Transport:
                 self._dial_failed(
                     link,
                     conn.port.failure
-                    or "it hung up before it said Hello (no chaosnet node, or one that is shutting down)"
+                    or "it hung up before it said Hello (it wants to see a key, is no chaosnet node, or shuts down)"
                     if conn.port.connected
                     else "it does not accept connections (refused, no route, or no such host)",
                 )
