@@ -418,7 +418,8 @@ class Transport:
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            self._lost(conn)  # Before its DISCONNECTED was read.
+            self._read_monitor(conn.port)  # It knows why, and has perhaps not been read yet.
+            self._lost(conn)
             return False
         # Sending may take the wake-up that a received message had left in the socket's descriptor.
         self._wake(conn.port)
