@@ -115,7 +115,7 @@ class _Expecting(click.ParamType):
 
 class Address(_Expecting):
     name = "[KEY@]HOST:PORT"
-    expected = "HOST:PORT or KEY@HOST:PORT, e.g. 10.0.0.2:5555"
+    expected = "HOST:PORT, e.g. 10.0.0.2:5555"
 
     def __init__(self, any_port: bool = False) -> None:
         self.any_port = any_port

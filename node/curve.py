@@ -59,7 +59,7 @@ class Zap:
 
     def read(self) -> None:
         """Answer all that is asked; to be called whenever the socket's descriptor says so."""
-        while self.socket.get(zmq.EVENTS) & zmq.POLLIN:
+        while int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
             version, request, _, host, _, mechanism, *credentials = self.socket.recv_multipart(zmq.NOBLOCK)
             key = key_text(credentials[0]) if mechanism == b"CURVE" and credentials else ""
             verdict = self.keyring.verdict(key, time.monotonic())

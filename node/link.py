@@ -117,9 +117,11 @@ def introduces(conn: Conn, body: bytes) -> bool:
         envelope = decode(body)
     except (MalformedMessage, VersionMismatch):
         return False
-    said = envelope.body if isinstance(envelope, Envelope) and not conn.bulk else None
-    own = isinstance(said, Introduction) and said.invite == conn.link.key
-    return own and envelope.source == said.asker == guest_name(conn.link.key)
+    guest = guest_name(conn.link.key)
+    match envelope:
+        case Envelope(source=source, body=Introduction(invite=conn.link.key, asker=asker)) if not conn.bulk:
+            return source == asker == guest
+    return False
 
 
 def parse_hello(frames: list[zmq.Frame]) -> Hello:

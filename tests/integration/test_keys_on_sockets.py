@@ -62,7 +62,9 @@ def ring_of(node: Node) -> Keyring:
 NO_KEY = ("no key", "hung up or silent")  # Of two that do not fit, the first to notice hangs up.
 
 
-async def refusals(node: Node, reasons: str | tuple[str, ...], count: int = 1, timeout_s: float = 5.0) -> None:
+async def refusals(
+    node: Node, reasons: str | tuple[str, ...], count: int = 1, timeout_s: float = 5.0
+) -> None:
     """Wait until so many are counted."""
     deadline_s = time.monotonic() + timeout_s
     wanted = (reasons,) if isinstance(reasons, str) else reasons
@@ -323,7 +325,9 @@ async def test_of_a_thousand_half_open_connections_few_stay_and_who_has_a_key_st
                     await asyncio.sleep(0.02)
             assert refused["too many at once"] >= strangers.FAILURE_BURST and refused["too often"]
             assert len(a[0]._door.strangers) <= strangers.MAX_STRANGERS_PER_HOST
-            async with asyncio.timeout(15):  # From the flood's own host: a chance FAILURES_PER_S times a second.
+            async with asyncio.timeout(
+                15
+            ):  # From the flood's own host: a chance FAILURES_PER_S times a second.
                 while not b[1].count("opened"):
                     b[0].dial(a[0].address)
                     await asyncio.sleep(0.1)

@@ -105,9 +105,10 @@ class _Reporting(Trainer):
         settings = worker.settings
         chosen = {
             key: settings[key]
-            for key in ("join", "join_patience_s", "links", "neighbors", "blocking", "chunk_bytes")
+            for key in ("join", "join_patience_s", "links", "neighbors", "blocking", "chunk_bytes", "key",
+                        "allowed_keys")
             if key in settings
-        }
+        }  # fmt: skip
         super().__init__(*args, name=worker.name, **chosen, **kwargs)
 
     def attach(self, *args: Any, **kwargs: Any) -> None:

@@ -89,7 +89,9 @@ ROUTED = [
     m.Report(node="a", step=57, readings={"b": m.LinkReading(rtt_min_s=0.002)}, counters={"dropped": 1}),
     m.Echo(node="a", asked_s=12.5),
     m.EchoReply(node="b", asked_s=12.5),
-    m.KeyringNews(allowed=(KEY,), revoked=(OTHER_KEY,), used=((INVITE, KEY),), invites=((INVITE, 600.0),), whole=True),
+    m.KeyringNews(
+        allowed=(KEY,), revoked=(OTHER_KEY,), used=((INVITE, KEY),), invites=((INVITE, 600.0),), whole=True
+    ),
     m.KeyCommand(verb="invite", key=INVITE, asker="client", seconds=600.0),
     m.Introduction(invite=INVITE, key=KEY, asker="invite-cccc"),
     m.Notice(kind="joined", node="j", detail="now 3 members", step=58, time_s=1.75e9, handling_ms=0.25),

@@ -28,7 +28,11 @@ def with_invite(until_s: float = MINUTES_10) -> Keyring:
 
 def test_a_key_is_unknown_until_it_is_allowed_and_never_again_once_it_is_revoked():
     ring = Keyring(OWN, given=[B])
-    assert [ring.verdict(key, 0.0) for key in (OWN, B, C)] == [Verdict.MEMBER, Verdict.MEMBER, Verdict.UNKNOWN]
+    assert [ring.verdict(key, 0.0) for key in (OWN, B, C)] == [
+        Verdict.MEMBER,
+        Verdict.MEMBER,
+        Verdict.UNKNOWN,
+    ]
     ring.merge(KeyringNews(allowed=(C,)), 0.0)
     assert ring.verdict(C, 0.0) is Verdict.MEMBER
     ring.merge(KeyringNews(revoked=(C,)), 0.0)
@@ -164,9 +168,9 @@ class Members:
         for effect in effects:
             if not isinstance(effect, Transmit):
                 self.asides.append((name, effect))
-            elif isinstance(effect.message, Envelope) and effect.peer in self.rings:
-                if not self.cut & {name, effect.peer}:
-                    self.deliver(effect.peer, name, effect.message)
+            elif effect.peer in self.rings and not self.cut & {name, effect.peer}:
+                assert isinstance(effect.message, Envelope)
+                self.deliver(effect.peer, name, effect.message)
 
     def deliver(self, name: str, peer: str, envelope: Envelope) -> None:
         self.sent += 1
@@ -189,7 +193,9 @@ def test_what_is_told_to_one_is_known_to_all_and_to_who_was_away_when_he_meets_a
     members = Members("a", "b", "c", "d")
     members.cut = {"d"}
     members.do("b", KeyCommand(verb="allow", key=OTHER, asker="cli"))
-    assert [members.rings[name].verdict(OTHER, 0.0) for name in "abcd"] == 3 * [Verdict.MEMBER] + [Verdict.UNKNOWN]
+    assert [members.rings[name].verdict(OTHER, 0.0) for name in "abcd"] == 3 * [Verdict.MEMBER] + [
+        Verdict.UNKNOWN
+    ]
     members.cut = set()
     members.meet("c", "d")
     assert members.agree() and members.rings["d"].verdict(OTHER, 0.0) is Verdict.MEMBER
