@@ -33,6 +33,7 @@ VIEW = m.View(
     trees=(m.Tree(root="a", parent={"b": "a", "j": "a"}, share=1.0),),
     joining=(m.Joining(node="j", sources=("a",)),),
 )
+KEY, OTHER_KEY, INVITE = (51 * letter + "a" for letter in "abc")
 BOTH = m.Electorate(key=(2, 8), members=("a", "b"))
 BROUGHT = m.Contribution(
     weight=16.0,
@@ -88,6 +89,11 @@ ROUTED = [
     m.Report(node="a", step=57, readings={"b": m.LinkReading(rtt_min_s=0.002)}, counters={"dropped": 1}),
     m.Echo(node="a", asked_s=12.5),
     m.EchoReply(node="b", asked_s=12.5),
+    m.KeyringNews(
+        allowed=(KEY,), revoked=(OTHER_KEY,), used=((INVITE, KEY),), invites=((INVITE, 600.0),), whole=True
+    ),
+    m.KeyCommand(verb="invite", key=INVITE, asker="client", seconds=600.0),
+    m.Introduction(invite=INVITE, key=KEY, asker="invite-cccc"),
     m.Notice(kind="joined", node="j", detail="now 3 members", step=58, time_s=1.75e9, handling_ms=0.25),
     m.StatusRequest(asker="client"),
     m.StatusReply(status=b"{}"),
@@ -96,6 +102,7 @@ LINK_LOCAL = [
     m.Envelope(source="j", target=m.EVERYONE, serial=7, body=m.ScaleOutReady(node="j")),
     m.Hello(node="a", address="10.0.0.1:5555", incarnation="0011223344556677", cluster="lab"),
     m.Bye(reason="the link was disconnected"),
+    m.Losses(news=(m.LinkNews(reporter="a", peer="b", version=12, state="closed", peer_life=4),)),
     m.Ping(sent_s=12.5, stall_s=0.25),
     m.Pong(sent_s=12.5),
     m.Up(key=(2, 9), step=57, chunk=3, weight=16.0),
