@@ -297,6 +297,7 @@ class ScaleOutRequest(Message, frozen=True, kw_only=True):
     digest: Annotated[str, Meta(max_length=64)] = ""  # Of the model's manifest.
     blocking: bool = False
     again: bool = False  # Wanted neighbours that are gone meanwhile are replaced, not complained about.
+    founds: bool = False  # Unless a member answers, it will found a cluster.
 
 
 class ScaleOutRefused(Message, frozen=True, kw_only=True):
@@ -304,6 +305,13 @@ class ScaleOutRefused(Message, frozen=True, kw_only=True):
 
     reason: Text
     spec: Bytes = b""
+
+
+class Outlived(Message, frozen=True, kw_only=True):
+    """Member to joiner: your name has had a `later` life than yours; your clock was set back, so take one after it."""
+
+    life: Count
+    later: Count
 
 
 class NegotiationPlan(Message, frozen=True, kw_only=True):
@@ -491,10 +499,11 @@ class Install(Message, frozen=True, kw_only=True):
 
 
 class Expelled(Message, frozen=True, kw_only=True):
-    """Scheduler to a node: the cluster went on without you."""
+    """To a node: the cluster went on without you, in the view `key`. Who acts in a later one is not meant."""
 
     node: Id
     reason: Text
+    key: ViewKey = (0, 0)
 
 
 # --- routed: election ---
@@ -579,6 +588,7 @@ class StatusReply(Message, frozen=True, kw_only=True):
 Routed = (
     ScaleOutRequest
     | ScaleOutRefused
+    | Outlived
     | NegotiationPlan
     | NeighborsReady
     | ReplicationPlan

@@ -151,6 +151,11 @@ class Overlay:
     def _is_current(self, node: str, life: int) -> bool:
         return life >= self.life.get(node, 0)
 
+    def life_of(self, node: str) -> int:
+        """The latest life of that name that was heard of; 0 if none."""
+        left = self.left.get(node, (0, (0, 0)))[0]
+        return max(left, self.life.get(node, 0), self.latest_life.get(node, 0))
+
     @property
     def reborn(self) -> set[str]:
         """Nodes of the view, or an earlier one, whose name a later process has."""

@@ -295,13 +295,13 @@ class Scheduler:
         if node in self.view.observer_ids:
             coming: list[Effect] = [] if self.parked else self.send(node, Answer(ok=True, text="next"))
             return coming + self._enqueue(Promote(node=node), now_s)
-        return self.send(node, Expelled(node=node, reason="it is not in the view any more"))
+        return self.send(node, Expelled(node=node, reason="it is not in the view any more", key=self.view.key))
 
     # --- scale-in, connect-link, disconnect-link (Fig. 4b to d) ---
 
     def _on_scale_in(self, node: str, now_s: float) -> list[Effect]:
         if self.view.find(node) is None:
-            return self.send(node, Expelled(node=node, reason="it is not in the view any more"))
+            return self.send(node, Expelled(node=node, reason="it is not in the view any more", key=self.view.key))
         if self._is_queued(Remove(node=node)):
             return []
         told: list[Effect] = [Happened("scale-in", node, "asks to leave", self.sync.step)]
@@ -471,7 +471,8 @@ class Scheduler:
         return self.send(node, self.last_install)
 
     def _expel(self, node: str) -> list[Effect]:
-        return self.send(node, Expelled(node=node, reason="the cluster went on without it"))
+        key = max(self.view.key, self.last_install.view.key if self.last_install else (0, 0))
+        return self.send(node, Expelled(node=node, reason="the cluster went on without it", key=key))
 
     def _install_if_complete(self) -> list[Effect]:
         assert self.flush is not None
