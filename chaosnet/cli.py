@@ -269,6 +269,8 @@ def cli() -> None:
 @click.option(
     "--blocking", is_flag=True, help="Join as the paper does: neighbours wait until they have sent."
 )
+@click.option("--found", is_flag=True, help="Start a cluster if --join leads to none. For one node only.")
+@click.option("--no-rejoin", is_flag=True, help="End with an error when the cluster has gone on without it.")
 @click.option("--probe", type=OneOf(PROBES), help="Measures new links: in-band (default), iperf3.")
 @click.option("--policy", type=OneOf(POLICIES), help="Trees of the all-reduce: fapt (default), single, ring.")
 @click.argument("script", type=Script())
@@ -281,6 +283,8 @@ def run(
     probe: str | None,
     links: tuple[str, ...],
     blocking: bool,
+    found: bool,
+    no_rejoin: bool,
     policy: str | None,
     script: Path,
     args: tuple[str, ...],
@@ -304,6 +308,8 @@ def run(
         "PROBE": probe,
         "LINKS": ",".join(links),
         "BLOCKING": "1" if blocking else None,
+        "FOUND": "1" if found else None,
+        "REJOIN": "0" if no_rejoin else None,
         "POLICY": policy,
     }
     for option, value in options.items():

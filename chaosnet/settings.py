@@ -35,6 +35,9 @@ class NodeSettings:
         join_patience_s: How long to knock where nobody answers (yet).
         policy: Sync plan: "single", "ring", "fapt".
         probe: How new links are measured: "in-band", "iperf3".
+        found: With `join`: if none of these addresses leads into a cluster within `join_patience_s`, found one.
+            For one node of a deployment only: two would found two clusters.
+        rejoin: Come back by itself when the cluster has gone on without this node; else update() raises Expelled.
         peers_at: Where this node reaches others, by their names, if not where they say (a forwarded port);
             "" for nowhere.
     """
@@ -48,6 +51,8 @@ class NodeSettings:
     join_patience_s: float = JOIN_PATIENCE_S
     policy: str = "fapt"
     probe: Kind = "in-band"
+    found: bool = False
+    rejoin: bool = True
     peers_at: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -61,6 +66,8 @@ def node_settings(
     join_patience_s: float | None = None,
     policy: str | None = None,
     probe: str | None = None,
+    found: bool | None = None,
+    rejoin: bool | None = None,
 ) -> NodeSettings:
     """Merge arguments and environment. Raises: ConfigError that names the setting and its value."""
     return NodeSettings(
@@ -71,12 +78,14 @@ def node_settings(
         join=_addresses("join", join if join is not None else os.environ.get("CHAOSNET_JOIN", "")),
         neighbors=_number("neighbors", neighbors, "CHAOSNET_NEIGHBORS", DEFAULT_NEIGHBORS, int, least=1),
         links=links if links is not None else _split(os.environ.get("CHAOSNET_LINKS", "")),
-        blocking=blocking if blocking is not None else os.environ.get("CHAOSNET_BLOCKING", "") == "1",
+        blocking=_switch(blocking, "CHAOSNET_BLOCKING"),
         join_patience_s=_number(
             "join_patience_s", join_patience_s, "CHAOSNET_JOIN_PATIENCE_S", JOIN_PATIENCE_S, float, least=0
         ),
         policy=_choice("policy", policy or os.environ.get("CHAOSNET_POLICY") or "fapt", tuple(POLICIES)),
         probe=_choice("probe", probe or os.environ.get("CHAOSNET_PROBE") or "in-band", get_args(Kind)),
+        found=_switch(found, "CHAOSNET_FOUND"),
+        rejoin=_switch(rejoin, "CHAOSNET_REJOIN", default=True),
         peers_at=_peers_at(os.environ.get("CHAOSNET_PEERS_AT", "")),
     )
 
@@ -124,6 +133,15 @@ def _number(
     if value is None or value < least:
         raise ConfigError(f"{what}: {text!r} (expected a number of at least {least})")
     return value
+
+
+def _switch(given: bool | None, variable: str, default: bool = False) -> bool:
+    if given is not None:
+        return given
+    text = os.environ.get(variable, "")
+    if text not in ("", "0", "1"):
+        raise ConfigError(f"{variable}: {text!r} (expected 0 or 1)")
+    return text == "1" if text else default
 
 
 def _choice(what: str, text: str, choices: tuple[Choice, ...]) -> Choice:

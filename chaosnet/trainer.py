@@ -18,7 +18,7 @@ from . import exit_event
 from .data import Batch, EpochOrder, fetch, split
 from .node.core import Agent, Settings
 from .node.gradients import DEFAULT_CHUNK_BYTES, Gradients
-from .node.loop import Admitted, Ended, NodeLoop, StateArrived, StateDiscarded, StepOutcome
+from .node.loop import Admitted, Ended, Founded, NodeLoop, StateArrived, StateDiscarded, StepOutcome
 from .node.plain import decode, encode
 from .node.training_state import Arrival, Capture, TrainingState, first_difference
 from .node.transport import Transport
@@ -26,6 +26,7 @@ from .protocols.data_cursor import DataCursor
 from .protocols.errors import ChaosnetError, ConfigError, Expelled, ScaleOutFailed
 from .protocols.events import CaughtUp, Contributed, LeaveWanted, LocalReady, Retracted, StateRejected
 from .protocols.messages import Contribution, Notice, Range
+from .protocols.scale_out import Otherwise
 from .scheduler.sync_plan import POLICIES, Policy, custom
 from .settings import NodeSettings, node_settings
 
@@ -56,6 +57,9 @@ class Trainer:
     and holds the cluster's training state: parameters, buffers, optimizer, LR scheduler, RNG, epoch and step,
     `extra_state`. Model, optimizer and the rest may also be given later, to `attach`.
 
+    When the cluster has gone on without this node (it was cut off, or slept), the next update() rejoins: it
+    pulls the state anew and returns. What this node had for that step is not counted.
+
     Args:
         model: Any module; all members have the same one.
         optimizer: Any torch.optim over its parameters.
@@ -69,7 +73,7 @@ class Trainer:
         blocking: Join as the paper does: neighbours wait until they have sent the state.
         chunk_bytes: Size of what the all-reduce moves as one.
         quiet: Print nothing.
-        join, listen, name, neighbors, links, join_patience_s, probe: See `NodeSettings`.
+        join, listen, name, neighbors, links, join_patience_s, probe, found, rejoin: See `NodeSettings`.
     Raises: ScaleOutFailed if the cluster cannot be reached or refuses, ConfigError for a setting or model
         that cannot work.
     """
@@ -92,12 +96,14 @@ class Trainer:
         seed: int = 0,
         sync_policy: str | Policy | None = None,
         probe: str | None = None,
+        found: bool | None = None,
+        rejoin: bool | None = None,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         quiet: bool = False,
     ) -> None:
         named = sync_policy if isinstance(sync_policy, str) else None
         self.settings: NodeSettings = node_settings(
-            join, listen, name, neighbors, links, blocking, join_patience_s, named, probe
+            join, listen, name, neighbors, links, blocking, join_patience_s, named, probe, found, rejoin
         )
         self._policy = custom(sync_policy) if callable(sync_policy) else POLICIES[self.settings.policy]
         self.name = self.settings.name
@@ -107,9 +113,11 @@ class Trainer:
         self.metrics: dict[str, float] = {}  # Cluster's means of the last step.
         self.joined_step = 0
         self.updates_here = 0
+        self.rejoins = 0
         self.join_seconds = 0.0
         self.join_bytes = 0  # Of the state that this node received, and by whom they were sent.
         self.join_bytes_by_source: dict[str, int] = {}
+        self._updates = 0  # Calls of update() that the cluster has answered, if only by "you are out".
         self._round = 0  # Steps of the all-reduce, also those in which nobody had samples.
         self._cursor: DataCursor | None = None
         self._deal: tuple[tuple[str, int], ...] = ()
@@ -164,15 +172,17 @@ class Trainer:
             )
             s = self.settings
             places = self._state.places()
-            self._loop.join(s.join, s.links, s.neighbors, s.blocking, s.join_patience_s, places)
+            otherwise = Otherwise.FOUND if s.found else Otherwise.FAIL
+            self._loop.join(s.join, s.links, s.neighbors, s.blocking, s.join_patience_s, places, otherwise)
         else:
             self._say(f"{self.name} founds a cluster; join it with CHAOSNET_JOIN={' or '.join(addresses)}")
             self._loop.found()
-        self._become_member()
+        if ended := self._become_member(loaded=not self.settings.join):
+            self._fail_to_join(ended)
         self.join_seconds = time.monotonic() - started_s
         self._start_step()
 
-    def _make_agent(self, addresses: tuple[str, ...]) -> Agent:
+    def _make_agent(self, addresses: tuple[str, ...], least_life: int) -> Agent:
         settings = Settings(
             addresses=addresses,
             peers_at=self.settings.peers_at,
@@ -181,17 +191,20 @@ class Trainer:
             digest=self._state.spec_digest(),
             spec=encode(self._state.spec(), "spec"),
             policy=self._policy,
-            first_serial=time.time_ns(),
+            first_serial=max(time.time_ns(), least_life),  # If the clock was set back: Agent, `Outlived`.
         )
         return Agent(self.name, settings, random.Random())
 
     def _make_transport(self, loop: NodeLoop) -> Transport:
         return Transport(self.name, self.settings.listen, loop)
 
-    def _become_member(self) -> None:
-        """Wait for the state and for membership; apply what the others trained meanwhile."""
+    def _become_member(self, loaded: bool) -> Ended | None:
+        """Wait for the state and for membership; apply what the others trained meanwhile.
+
+        Returns: why there is none; None if all is well.
+        """
         loop = self._running()
-        loaded, admitted = not self.settings.join, False
+        admitted = False
         waiting: list[StepOutcome] = []
         while not (loaded and admitted):
             match loop.outcomes.get():
@@ -203,7 +216,9 @@ class Trainer:
                     if loaded:
                         loop.post(CaughtUp())
                 case StateDiscarded():
-                    loaded, waiting = False, []
+                    loaded, admitted, waiting = False, False, []
+                case Founded():
+                    loaded = True
                 case StepOutcome() as outcome:
                     if loaded:
                         self._apply_if_new(outcome)
@@ -212,7 +227,8 @@ class Trainer:
                 case Admitted(step, deal):
                     admitted, self.joined_step, self._deal = True, step, deal
                 case Ended() as ended:
-                    self._fail_to_join(ended)
+                    return ended
+        return None
 
     def _load(self, arrived: StateArrived) -> bool:
         loop = self._running()
@@ -246,13 +262,36 @@ class Trainer:
     def _fail_to_join(self, ended: Ended) -> None:
         self._ended = ended
         self._running().stop()
-        reason = ended.reason
-        if ended.spec:
-            theirs = decode(ended.spec)
-            reason = f"{reason}: {first_difference(self._state.spec(), theirs) or 'in its details'}"
-        raise ScaleOutFailed(
-            f"{self.name} cannot join {', '.join(self.settings.join)}: {reason}"
-        ) from ended.error
+        seeds = ", ".join(self.settings.join)
+        raise ScaleOutFailed(f"{self.name} cannot join {seeds}: {self._reason(ended)}") from ended.error
+
+    def _reason(self, ended: Ended) -> str:
+        if not ended.spec:
+            return ended.reason
+        difference = first_difference(self._state.spec(), decode(ended.spec))
+        return f"{ended.reason}: {difference or 'in its details'}"
+
+    # --- rejoining ---
+
+    def _rejoin(self, reason: str) -> None:
+        """The cluster went on without us: pull its state, and go on as if we had been there."""
+        loop, before = self._running(), self.step
+        self._finish_capture()
+        self.optimizer.zero_grad(set_to_none=True)
+        settings = self.settings
+        ways = loop.rejoin(settings.neighbors, settings.blocking, settings.join_patience_s)
+        if not ways:
+            self._end(Ended("out", f"{reason}; it knows no address of any other member"))
+        self._say(f"{self.name} is out of the cluster: {reason}; it rejoins through {', '.join(ways)}")
+        self._on_exit_if_wanted()
+        if ended := self._become_member(loaded=False):
+            self._end(ended)
+            return
+        self.rejoins += 1
+        for mean in self._means:  # The step that they were of is lost.
+            mean.value = self.metrics.get(mean.name, math.nan)
+        self._means.clear()
+        self._say(f"{self.name} is in again at step {self.step}: {self.step - before} steps went by without it")
 
     # --- one step ---
 
@@ -273,8 +312,8 @@ class Trainer:
         Args:
             samples: Behind this node's gradients since the last update. Default: those of the batches that
                 `batches` gave out; with your own loader 1, so that all nodes count the same.
-        Raises: Expelled if the cluster went on without this node; ConfigError for a gradient that cannot be
-            averaged.
+        Raises: Expelled if the cluster went on without this node and does not take it back (or with
+            rejoin=False); ConfigError for a gradient that cannot be averaged.
         """
         self._running()
         if self._leave_if_wanted():
@@ -318,20 +357,28 @@ class Trainer:
         loop, waited_s = self._running(), time.monotonic()
         loop.post(LocalReady(contribution))
         outcome = self._await_outcome()
-        if outcome is None:
+        self._updates += 1
+        if self._ended is not None:
             return False
-        loop.rates.sync_delay_s = time.monotonic() - waited_s
-        self._apply(outcome)
-        self._measure(weight)
+        if outcome is not None:
+            loop.rates.sync_delay_s = time.monotonic() - waited_s
+            self._apply(outcome)
+            self._measure(weight)
         self._start_step()
         return True
 
     def _await_outcome(self) -> StepOutcome | None:
-        """The next completed step; None if this node has left."""
+        """The next completed step; None if this node has left, or was out and has rejoined."""
         while True:
             match self._running().outcomes.get():
                 case StepOutcome() as outcome:
                     return outcome
+                case Ended("out", reason) if exit_event.exit_wanted() or self._leaving:
+                    self._end(Ended("left", reason))
+                    return None
+                case Ended("out", reason) if self.settings.rejoin:
+                    self._rejoin(reason)
+                    return None
                 case Ended() as ended:
                     self._end(ended)
                     return None
@@ -346,7 +393,8 @@ class Trainer:
         self._running().stop()
         if ended.error is not None:
             raise ended.error
-        raise Expelled(f"{self.name} is out of the cluster: {ended.reason}")
+        again = " and cannot rejoin" if ended.how == "refused" else ""
+        raise Expelled(f"{self.name} is out of the cluster{again}: {self._reason(ended)}")
 
     def _apply(self, outcome: StepOutcome) -> None:
         """What every member does with a completed step, to the same effect."""
@@ -492,7 +540,7 @@ class Trainer:
         if not mine:
             self._skip()
             return
-        self._ranges, this_round = list(mine), self._round
+        self._ranges, before = list(mine), self._updates
         weight = float(sum(stop - start for start, stop in mine))
         parts = list(split(mine, accumulate)) if accumulate > 1 else [list(mine)]
         for index, part in enumerate(parts):
@@ -503,7 +551,7 @@ class Trainer:
             batch.last, batch.share = index == len(parts) - 1, batch.samples / weight
             self._in_hand = float(batch.samples)
             yield batch
-        if self._round == this_round and not self._done:
+        if self._updates == before and not self._done:
             raise ConfigError(
                 "batches: the next batch was asked for without update(); to accumulate gradients over "
                 "several batches, pass accumulate=N"
@@ -559,6 +607,11 @@ class Trainer:
             self.request_node_exit()
             raise SystemExit(0)
         return True
+
+    def _on_exit_if_wanted(self) -> None:
+        """A signal that came while nobody could act upon it."""
+        if exit_event.exit_wanted():
+            self._on_exit_wanted()
 
     def _on_exit_wanted(self) -> None:
         """A signal: the request to leave goes out while the step is still under way."""

@@ -42,9 +42,10 @@ from ..protocols.messages import (
     View,
 )
 from ..protocols.probing import PROBE_BYTES
+from ..protocols.scale_out import LIFE_STEP, Otherwise
 from . import interfaces, iperf3_probe
 from .all_reduce import AllReduce, ChunkStore
-from .core import Agent
+from .core import Agent, Phase
 from .memory import keep_freed_frames
 from .replica import Replica
 from .training_state import Arrival, Snapshot
@@ -91,6 +92,11 @@ class StateDiscarded:
 
 
 @dataclass(slots=True)
+class Founded:
+    """Nobody was there to join: the state is what this node began with."""
+
+
+@dataclass(slots=True)
 class Admitted:
     """This node is a member from `step` on."""
 
@@ -100,7 +106,7 @@ class Admitted:
 
 @dataclass(slots=True)
 class Ended:
-    """This node is out: "left", "out" (against its will), "refused" or "broken"."""
+    """This node is out: "left", "out" (against its will; it may rejoin), "refused" or "broken"."""
 
     how: str
     reason: str
@@ -108,7 +114,7 @@ class Ended:
     error: BaseException | None = None
 
 
-Outcome = StepOutcome | StateArrived | StateDiscarded | Admitted | Ended
+Outcome = StepOutcome | StateArrived | StateDiscarded | Founded | Admitted | Ended
 
 
 @dataclass(slots=True)
@@ -123,11 +129,15 @@ class Rates:
 
 
 class NodeLoop:
-    """Runs an Agent. Methods for the training thread may be called from any thread."""
+    """Runs an Agent, and after it, if that is out, another. Methods for the training thread: from any thread.
+
+    Args:
+        make_agent: From this node's addresses, and the least life that it may live.
+    """
 
     def __init__(
         self,
-        make_agent: Callable[[tuple[str, ...]], Agent],
+        make_agent: Callable[[tuple[str, ...], int], Agent],
         transport: Callable[[NodeLoop], Transport],
         store: ChunkStore,
         on_notice: Callable[[Notice], None] = lambda notice: None,
@@ -175,14 +185,38 @@ class NodeLoop:
         blocking: bool,
         patience_s: float,
         places: dict[str, torch.Tensor] | None = None,
+        otherwise: Otherwise = Otherwise.FAIL,
     ) -> None:
         """Ask for membership; Admitted or Ended follows. `places`: see Arrival."""
-        self.replica.places = places or {}
-        self._call(
-            lambda: self._perform_all(
-                self.agent.join(seeds, neighbors, degree, blocking, patience_s, self._now_s()), 0.0
-            )
-        )
+
+        def begin() -> None:
+            self.replica.places = places or {}
+            self._join(seeds, neighbors, degree, blocking, patience_s, otherwise)
+
+        self._call(begin)
+
+    def rejoin(self, degree: int, blocking: bool, patience_s: float) -> tuple[str, ...]:
+        """Come back as a process would that was started again. Admitted or Ended follows.
+
+        The state is not received in place: what is there now stays whole until all of the new one has come.
+        Returns: the addresses at which it asks; if none, nothing follows.
+        """
+        return tuple(self.ask(lambda: self._rejoin(degree, blocking, patience_s)))
+
+    def _rejoin(self, degree: int, blocking: bool, patience_s: float) -> tuple[str, ...]:
+        ways, life = self.agent.ways_back, self.agent.settings.first_serial
+        if ways:
+            self.transport.restart("it is out, and starts anew")
+            self._begin_life(life + LIFE_STEP)
+            self._join(ways, (), degree, blocking, patience_s, Otherwise.KEEP_TRYING)
+        return ways
+
+    def _join(
+        self, seeds: tuple[str, ...], neighbors: tuple[str, ...], degree: int, blocking: bool, patience_s: float,
+        otherwise: Otherwise,
+    ) -> None:  # fmt: skip
+        effects = self.agent.join(seeds, neighbors, degree, blocking, patience_s, self._now_s(), otherwise)
+        self._perform_all(effects, 0.0)
 
     def post(self, event: ev.Event) -> None:
         """Hand an event to the core."""
@@ -199,7 +233,7 @@ class NodeLoop:
 
     def serving(self, step: int) -> bool:
         """Is the snapshot of that step still needed by a joiner?"""
-        return step in self.agent.serving.snapshots
+        return self.agent.phase is not Phase.OUT and step in self.agent.serving.snapshots
 
     def backlog_applied(self, size: int) -> None:
         """The training thread has used a result that was set aside."""
@@ -247,13 +281,18 @@ class NodeLoop:
         self._ended = self._loop.create_future()
         self.transport = self._make_transport(self)
         await self.transport.start()
-        addresses = interfaces.advertised(self.transport.address)
-        self.agent = self._make_agent(addresses)
+        self._addresses = interfaces.advertised(self.transport.address)
+        self._begin_life(0)
+        self._loop.call_later(0.1, self._take_readings)
+        self._started.set_result(self._addresses)
+        await self._ended
+
+    def _begin_life(self, least: int) -> None:
+        """Nothing of an earlier life is left but the transport and its address."""
+        self.agent = self._make_agent(self._addresses, least)
         self.all_reduce = AllReduce(self._store, self.transport.send_bulk)
         self.replica = Replica(self.transport.send_bulk)
-        self._loop.call_later(0.1, self._take_readings)
-        self._started.set_result(addresses)
-        await self._ended
+        self._member, self._backlog_bytes = False, 0
 
     def _stop(self, linger_s: float) -> None:
         if not self._ended.done():
@@ -344,6 +383,9 @@ class NodeLoop:
                 pass  # From core to core.
             case fx.ViewEntered():
                 log.debug("view %s from step %d", effect.view.key, effect.step)
+            case fx.Founded():
+                self.transport.cluster = secrets.token_hex(4)
+                self._pending.append(Founded())
             case fx.Joined(step, deal):
                 self._member = True
                 self._pending.append(Admitted(step, deal))
@@ -373,7 +415,7 @@ class NodeLoop:
             case fx.StateWhole(step):
                 self._pending.append(StateArrived(step, self.replica.arrived(), self.replica.bytes_by_source))
             case fx.DiscardState():
-                self.replica.arrival, self._backlog_bytes = None, 0
+                self.replica.arrival, self._backlog_bytes, self._member = None, 0, False
                 self._pending.append(StateDiscarded())
             case _:
                 raise LocalProtocolError(f"nobody performs {effect!r}")

@@ -42,7 +42,7 @@ from ..scheduler.sync_plan import POLICIES
 PROBE_PARTS, PROBE_PART = 2, bytes(64 << 10)
 BULK = (Up, Down, Shard, ManifestReply, Probe)
 STORY_LINES = 60
-MAX_ACTIONS = 2_000_000  # A life of a minute takes some 30,000.
+MAX_ACTIONS = 500_000  # A life of a minute takes some 30,000.
 CLOCK_HZ = 1000 * LIFE_STEP  # Of lives. A restart comes later than the messages of the life before it.
 DATASET = 997  # Samples of an epoch; prime, so that the last step of an epoch is never whole.
 
