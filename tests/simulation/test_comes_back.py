@@ -11,7 +11,9 @@ NAMES = ("n1", "n2", "n3", "n4", "n5")
 
 
 def cluster_of(*names):
-    return Scripted().grow(*names)
+    cluster = Scripted()
+    cluster.run(2.0)
+    return cluster.grow(*names)
 
 
 def split(cluster, side, change="cut"):
