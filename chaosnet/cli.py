@@ -184,6 +184,23 @@ class Whole(_Expecting):
         return number
 
 
+class Amount(_Expecting):
+    name = "NUMBER"
+
+    def __init__(self, least: float, most: float) -> None:
+        self.least, self.most = least, most
+        self.expected = f"a number from {least:g} to {most:g}"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            self.refuse(value, "is no number", param, ctx)
+        if not self.least <= number <= self.most:
+            self.refuse(value, "is out of range", param, ctx)
+        return number
+
+
 class OneOf(_Expecting):
     name = "NAME"
 
@@ -429,6 +446,31 @@ def demo(out: Path, seed: int) -> None:
     from .demo import run_demo
 
     run_demo(out, seed)
+
+
+@cli.command(short_help="Harm a cluster on this machine for a long time, and check that nothing is lost.")
+@click.option("--minutes", type=Amount(0.1, 10_000), default=60.0, show_default=True, metavar="M")
+@click.option(
+    "--every", type=Amount(0.1, 600), default=5.0, show_default=True, metavar="SECONDS",
+    help="Between two faults, on average.",
+)  # fmt: skip
+@click.option(
+    "--kill-scheduler", "kills", type=Whole(1, 100_000), metavar="N",
+    help="Nothing but kill -9 of whoever is the scheduler, N times, as fast as the cluster recovers.",
+)  # fmt: skip
+@click.option("--seed", type=Whole(0, 2**31), default=0, show_default=True, help="Of the choice of faults.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("runs/soak"), show_default=True,
+    help="Folder for the summary, the picture and the nodes' logs.",
+)  # fmt: skip
+def soak(minutes: float, every: float, kills: int | None, seed: int, out: Path) -> None:
+    """Train on six processes that are killed, stopped, cut off, that leave and join, every few seconds.
+
+    Exit code 1 if a step was lost, states differ, memory grew, or a new scheduler took too long.
+    """
+    from .soak import run_soak
+
+    run_soak(minutes, 0.0 if kills else every, seed, out, kills)
 
 
 @cli.command(
