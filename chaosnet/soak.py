@@ -55,6 +55,7 @@ class Process(NodeProcess):
         self.life, self.address = life, address
         self.born_s = time.time()
         self.stopped = False
+        self.frozen = False  # It was stopped for so long that the others may have gone on without it.
         super().__init__(life.label, out, life.add, **how)
 
     @property
@@ -174,14 +175,10 @@ class Soak:
                 raise SoakFailed(f"{life.label} was to leave and ended with {code}: {process.last_words()}")
             return
         words = process.last_words()
-        if EXPELLED in words:
-            frozen = life.fate == "expelled"
-            life.fate = "expelled"
-        elif not life.joined:
-            frozen, life.fate = False, "expelled"
-        else:
+        if life.joined and EXPELLED not in words:
             raise SoakFailed(f"{life.label} ended with exit code {code}: {words}")
-        if not frozen:
+        life.fate = "expelled"
+        if not process.frozen:
             self.unasked.append(f"{life.label} after step {life.steps[-1] if life.steps else -1}: {words}")
             self.say(f"   unasked: {self.unasked[-1]}")
         self.later(RESTART_S, lambda: self.start_again(life.node))
@@ -273,6 +270,7 @@ class Soak:
             case Kind.PAUSE | Kind.FREEZE:
                 process.process.send_signal(signal.SIGSTOP)
                 process.stopped = True
+                process.frozen |= fault.kind is Kind.FREEZE
                 self.later(fault.seconds, lambda: self._continue(process))
 
     def _continue(self, process: Process) -> None:
