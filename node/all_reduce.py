@@ -59,6 +59,16 @@ class AllReduce:
         self.parts: dict[int, list[Array]] = {}  # Chunk: what children have sent.
         self.results: dict[int, dict[int, Array]] = {}  # Step: chunk: mean (or maximum).
 
+    def check(self, message: Up | Down, payload: zmq.Frame | None) -> None:
+        """Before the core counts on it. Raises: RemoteProtocolError for a payload that is not that chunk's."""
+        if message.chunk < len(self.own):
+            expected = self.own[message.chunk].nbytes if message.weight else 0
+            got = 0 if payload is None else len(payload.buffer)
+            if got != expected:
+                raise RemoteProtocolError(
+                    f"chunk {message.chunk} came with {got} bytes (expected {expected})"
+                )
+
     def perform(self, effect: AllReduceEffect) -> None:
         """Do one effect."""
         match effect:
@@ -133,12 +143,8 @@ class AllReduce:
         for peer in effect.peers:
             self.send_bulk(peer, header, payload if effect.weight else None)
 
-    def _array(self, chunk: int, payload: zmq.Frame | None) -> Array:
-        expected = self.own[chunk]
-        got = 0 if payload is None else len(payload.buffer)
-        if payload is None or got != expected.nbytes:
-            raise RemoteProtocolError(f"chunk {chunk} came with {got} bytes (expected {expected.nbytes})")
-        return np.frombuffer(payload.buffer, dtype=expected.dtype)
+    def _array(self, chunk: int, payload: zmq.Frame) -> Array:
+        return np.frombuffer(payload.buffer, dtype=self.own[chunk].dtype)
 
 
 def _bytes(array: Array) -> memoryview:

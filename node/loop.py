@@ -34,11 +34,13 @@ from ..protocols.messages import (
     ConnectLinkRequest,
     Deal,
     DisconnectLinkRequest,
+    Down,
     Envelope,
     Notice,
     Probe,
     ScaleInRequest,
     StatusReply,
+    Up,
     View,
 )
 from ..protocols.probing import PROBE_BYTES
@@ -457,7 +459,11 @@ class NodeLoop:
             return
         if isinstance(message, Envelope) and isinstance(message.body, Notice) and message.target == EVERYONE:
             self._heard_notice(message)
-        self._event(ev.Received(peer, message, payload if payload is None or payload.buffer.nbytes else None))
+        if payload is not None and not payload.buffer.nbytes:
+            payload = None
+        if isinstance(message, Up | Down):
+            self.all_reduce.check(message, payload)
+        self._event(ev.Received(peer, message, payload))
 
     def _heard_notice(self, envelope: Envelope) -> None:
         assert isinstance(envelope.body, Notice)
