@@ -14,6 +14,8 @@ import networkx as nx
 
 from .messages import Electorate, Link, LinkNews, View, ViewKey, link
 
+MAX_STRANGERS = 1024  # Nodes of no view, and links of theirs, that something is remembered of.
+
 
 class LinkState(enum.Enum):
     """What one end says of a link."""
@@ -108,14 +110,30 @@ class Overlay:
         if before is not None and before.version >= told.version:
             return False
         old = (self.reachable, self.live_links(), self.crashed)
+        self.news.pop(ends, None)  # The newest come last.
         self.news[ends] = News(told.version, LinkState(told.state), told.peer_life)
-        self.latest_life[told.reporter] = max(told.life, self.latest_life.get(told.reporter, 0))
+        self.latest_life[told.reporter] = max(told.life, self.latest_life.pop(told.reporter, 0))
+        self._forget_strangers()
         self._update()
         return old != (self.reachable, self.live_links(), self.crashed)
 
     def farewell(self, node: str, life: int, key: ViewKey) -> None:
         """A node has left for good; `key`: of the last view that it acted in."""
-        self.left[node] = max((life, key), self.left.get(node, (0, (0, 0))))
+        self.left[node] = max((life, key), self.left.pop(node, (0, (0, 0))))
+        self._forget_strangers()
+
+    def _forget_strangers(self) -> None:
+        """Who is in no view, and may never be, was heard of by others; there is no end to names."""
+        most = 2 * MAX_STRANGERS
+        if len(self.news) > most and len(self.news) > most + 2 * self.graph.number_of_edges():
+            odd = [ends for ends in self.news if not self.life.keys() >= {*ends}]
+            for ends in odd[:-MAX_STRANGERS]:
+                del self.news[ends]
+        for known in (self.left, self.latest_life):
+            if len(known) > most + len(self.life):
+                odd_names = [node for node in known if node not in self.life]
+                for node in odd_names[:-MAX_STRANGERS]:
+                    del known[node]
 
     @property
     def lost(self) -> set[Link]:
