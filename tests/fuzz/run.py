@@ -48,10 +48,10 @@ def fuzz(name, inputs, seed):
 
 
 def keep(target):
-    """An input for each way in which a frame was refused, if it is new."""
-    folder = CORPUS / "frames"
+    """An input for each way in which one was refused, if it is new."""
+    folder = CORPUS / target.kept
     folder.mkdir(parents=True, exist_ok=True)
-    for kind, frame in sorted(target.example.items()):
+    for kind, frame in sorted(target.refusals.example.items()):
         path = folder / f"refused-{hashlib.sha256(kind.encode()).hexdigest()[:12]}.bin"
         if not path.exists() and len(frame) <= 4096:
             path.write_bytes(frame)
@@ -70,7 +70,7 @@ def main():
     for name, share in shares.items():
         report[name], target = fuzz(name, max(1, round(share * options.inputs)), options.seed)
         print(f"{name:8} {report[name]}", flush=True)
-        if options.keep and name == "codec":
+        if options.keep and hasattr(target, "kept"):
             keep(target)
     print(f"{sum(each['inputs'] for each in report.values()):,} inputs, nothing broke")
     if options.json:

@@ -43,13 +43,26 @@ def frames():
     return traces + corpus("frames")
 
 
+class Refusals:
+    """By kind; `example` has an input of each."""
+
+    def __init__(self):
+        self.counts, self.example = Counter(), {}
+
+    def add(self, data, reason):
+        kind = re.sub(r"b?'[^']*'|`[^`]*`|[0-9]+|0x\w+|\[.*\]", "_", reason)[:60]
+        self.counts[kind] += 1
+        self.example.setdefault(kind, data)
+
+
 class Codec:
     """Frames that were tampered with: refused, or a message whose own frame is read as the same."""
 
+    kept = "frames"
+
     def __init__(self, rng):
         self.rng, self.frames = rng, frames()
-        self.refusals = Counter()  # By kind; `example` has an input of each.
-        self.example = {}
+        self.refusals = Refusals()
         self.taken = 0
 
     def one(self):
@@ -59,24 +72,20 @@ class Codec:
         try:
             message = decode(frame)
         except (MalformedMessage, VersionMismatch) as error:
-            self._refused(frame, str(error))
+            self.refusals.add(frame, str(error))
             return
         self.taken += 1
         again = decode(encode(message))
         assert again == message or "nan" in repr(message)
 
-    def _refused(self, frame, reason):
-        kind = re.sub(r"b?'[^']*'|`[^`]*`|[0-9]+|0x\w+", "_", reason)[:60]
-        self.refusals[kind] += 1
-        if kind not in self.example:
-            self.example[kind] = frame
-
 
 class State:
     """The parsers of a training state that arrives: manifest, plain data, and the pieces that follow."""
 
+    kept = "state"
+
     def __init__(self, rng):
-        self.rng = rng
+        self.rng, self.refusals = rng, Refusals()
         rows = (Entry("w", "float32", (8,), 0, 32), Entry("b", "uint8", (5,), 32, 37))
         nested = {"a": (1, 2**80), "b": [None, 1.5, {1: b"x"}], "c": Counter(a=1)}
         data = plain.encode(nested, "nested")
@@ -91,8 +100,8 @@ class State:
             try:
                 parse(data)
                 self.taken += 1
-            except MalformedMessage:
-                pass
+            except MalformedMessage as error:
+                self.refusals.add(data, f"{parse.__qualname__}: {error}")
         if self.rng.random() < 0.05:
             self._arrive(data)
 
