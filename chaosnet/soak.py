@@ -168,6 +168,8 @@ class Soak:
         process.close()
         life, code = process.life, process.process.returncode
         del self.processes[life.node]
+        if life.fate == "killed":
+            self.later(RESTART_S, lambda: self.start_again(life.node))
         if life.fate == "killed" or life.final:
             return
         if life.fate == "left":
@@ -263,7 +265,6 @@ class Soak:
             case Kind.KILL | Kind.KILL_SCHEDULER | Kind.KILL_JOINER:
                 process.life.fate = "killed"
                 process.process.kill()
-                self.later(RESTART_S, lambda: self.start_again(fault.node))
             case Kind.LEAVE:
                 process.life.fate = "left"
                 process.process.send_signal(signal.SIGINT)

@@ -143,7 +143,9 @@ def audit(lives: Iterable[Life]) -> Audit:
                     disagreeing.append(f"step {step}: {first} and {seen}")
         skipped += [
             f"{life.label}: {life.steps[index]} after the state before {step}"
-            for index, step in life.loads
+            for index, step in dict(
+                life.loads
+            ).items()  # Of several states with no step between them, the last.
             if index < len(life.steps) and life.steps[index] != step
         ]
         dead_end = {life.steps[index] for each, index in lasts if each is life}

@@ -83,6 +83,15 @@ def test_who_was_out_goes_on_from_the_state_that_it_was_sent():
     assert report.audit([others, back]).skipped == ("b.1: 3 after the state before 2",)
 
 
+def test_a_joiner_whose_first_state_was_overtaken_begins_with_the_next():
+    """The scheduler died while it pulled; nothing was applied on top of the first state."""
+    joiner = Life("b")
+    for step in (1, 3):
+        joiner.add(json.dumps({"time_s": 0.3, "loaded": step, "hash": f"x{step}"}))
+    joiner.add(json.dumps({"time_s": 0.4, "step": 3, "loss": 1 / 4, "samples": 24.0}))
+    assert report.audit([life("a"), joiner]).skipped == ()
+
+
 def test_half_a_line_tells_nothing():
     made = life()
     made.add('{"time_s": 3.0, "st')
