@@ -573,7 +573,7 @@ class KeyringNews(Message, frozen=True, kw_only=True):
     allowed: Annotated[tuple[Key, ...], Meta(max_length=MAX_KEYS)] = ()
     revoked: Annotated[tuple[Key, ...], Meta(max_length=MAX_KEYS)] = ()
     used: Annotated[tuple[tuple[Key, Key], ...], Meta(max_length=MAX_KEYS)] = ()
-    invites: Annotated[tuple[tuple[Key, Annotated[float, Meta(gt=0)]], ...], Meta(max_length=MAX_KEYS)] = ()
+    invites: Annotated[tuple[tuple[Key, Annotated[float, Meta(gt=0, le=1e18)]], ...], Meta(max_length=MAX_KEYS)] = ()
     whole: bool = False
 
 
@@ -583,7 +583,7 @@ class KeyCommand(Message, frozen=True, kw_only=True):
     verb: Literal["allow", "revoke", "invite"]
     key: Key
     asker: Id
-    seconds: Annotated[float, Meta(ge=0)] = 0.0  # That an invite is good for.
+    seconds: Positive = 0.0  # That an invite is good for.
 
 
 class Introduction(Message, frozen=True, kw_only=True):

@@ -17,7 +17,9 @@ import zmq
 from hostile import TEXTS, Hostile, tampered
 
 from chaosnet.cli import Address, Addresses, Name, Peer
+from chaosnet.invite import Token
 from chaosnet.node import plain
+from chaosnet.node.endpoint import Endpoint
 from chaosnet.node.replica import Replica, digest
 from chaosnet.node.training_state import Entry, Manifest
 from chaosnet.node.transport import Transport, split_address
@@ -138,11 +140,12 @@ class Texts:
             text = "".join(
                 chr(rng.choice((rng.randrange(1, 128), rng.randrange(1, 0xD800)))) for _ in range(9)
             )
-        try:
-            split_address(text)
-            self.taken += 1
-        except ConfigError:
-            pass
+        for parse in (split_address, Endpoint.parse, Token.parse):
+            try:
+                parse(text)
+                self.taken += 1
+            except ConfigError:
+                pass
         self._settings(text)
 
     def _settings(self, text):
