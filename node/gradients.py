@@ -313,6 +313,18 @@ class Gradients:
             for number, lane in enumerate(self.lanes)
         ]
 
+    @torch.no_grad()
+    def revert_buffers(self) -> None:
+        """Take back what this step's forward did to averaged buffers: put in what all members agreed on."""
+        for agreed, places in zip(self._agreed, self._buffers, strict=True):
+            for place in places if agreed.numel() else ():
+                buffer, start = _reals(self._buffer(place)), place.start - places[0].start
+                buffer.copy_(agreed[start : start + buffer.numel()].view(buffer.shape))
+
+    def judge_first(self) -> None:
+        """From now on no chunk leaves before `finish`, so that a gradient can be judged as a whole."""
+        self._eager_allowed = False
+
     def detach(self) -> None:
         """Leave the model alone from now on."""
         for hook in self._hooks:
