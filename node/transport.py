@@ -789,6 +789,19 @@ def split_address(address: str) -> tuple[str, int]:
     return bare, int(port)
 
 
+async def refuses(address: str, patience_s: float) -> bool:
+    """Is the machine there, and nothing listens at `address`? libzmq does not tell why it could not connect."""
+    host, port = split_address(address)
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), patience_s)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return False
+
+
 def join_address(host: str, port: str) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
