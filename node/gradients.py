@@ -308,16 +308,13 @@ class Gradients:
 
         Not calling it costs one average of unchanged buffers.
         """
-        self._agreed = [
-            self._gather_buffers(number).clone() if lane.op == "mean" else torch.empty(0, dtype=lane.dtype)
-            for number, lane in enumerate(self.lanes)
-        ]
+        self._agreed = [self._gather_buffers(number).clone() for number in range(len(self.lanes))]
 
     @torch.no_grad()
     def revert_buffers(self) -> None:
-        """Take back what this step's forward did to averaged buffers: put in what all members agreed on."""
+        """Take back what this step's forward did to the buffers: put in what all members agreed on."""
         for agreed, places in zip(self._agreed, self._buffers, strict=True):
-            for place in places if agreed.numel() else ():
+            for place in places:
                 buffer, start = _reals(self._buffer(place)), place.start - places[0].start
                 buffer.copy_(agreed[start : start + buffer.numel()].view(buffer.shape))
 

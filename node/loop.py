@@ -497,12 +497,16 @@ class NodeLoop:
                     battery_pct=battery.percent if battery else -1.0,
                     nic_sent_bytes=traffic.sent,
                     nic_received_bytes=traffic.received,
-                    counters=dict(self.counters),
+                    counters=self._counted(),
                 )
             )
         )
         if not self._ended.done():
             self._loop.call_later(READ_EVERY_S, self._take_readings)
+
+    def _counted(self) -> dict[str, int]:
+        dropped = {"guard_dropped_parts": self.all_reduce.dropped_parts}
+        return {**self.counters, **{name: count for name, count in dropped.items() if count}}
 
     def status(self) -> dict[str, Any]:
         """The cluster as this node sees it; whole on the scheduler."""
