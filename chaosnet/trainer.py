@@ -20,6 +20,7 @@ from . import exit_event
 from .checkpointing import Checkpointing
 from .data import Batch, EpochOrder, fetch, split
 from .guard import Guard
+from .invite import introduce
 from .node.core import Agent, Settings
 from .node.gradients import DEFAULT_CHUNK_BYTES, Gradients
 from .node.loop import Admitted, Ended, NodeLoop, StateArrived, StateDiscarded, StepOutcome
@@ -84,6 +85,9 @@ class Trainer:
         guard_factor: So many times the median norm of late is "far larger".
         chunk_bytes: Size of what the all-reduce moves as one.
         quiet: Print nothing.
+        key: File with this node's key (`chaosnet keygen`). Default: the user's own, if there is one.
+        allowed_keys: File with public keys of others that may join, one a line.
+        insecure: Use no key: everybody who reaches the port can join.
         join, listen, name, neighbors, links, join_patience_s, probe: See `NodeSettings`.
     Raises: ScaleOutFailed if the cluster cannot be reached or refuses, ConfigError for a setting or model
         that cannot work, CheckpointError if it cannot be resumed.
@@ -115,13 +119,18 @@ class Trainer:
         resume_from: int | None = None,
         guard: str | None = None,
         guard_factor: float = 10.0,
+        key: str | None = None,
+        allowed_keys: str | None = None,
+        insecure: bool | None = None,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         quiet: bool = False,
     ) -> None:
         named = sync_policy if isinstance(sync_policy, str) else None
         self.settings: NodeSettings = node_settings(
-            join, listen, name, neighbors, links, blocking, join_patience_s, named, probe
-        )
+            join, listen, name, neighbors, links, blocking, join_patience_s, named, probe,
+            key, allowed_keys, insecure,
+        )  # fmt: skip
+        self._keyring = self.settings.keyring()
         self._checkpoints: CheckpointSettings | None = checkpoint_settings(
             checkpoint_dir, every, checkpoint_copies, checkpoints_kept, resume, resume_from
         )
@@ -202,6 +211,8 @@ class Trainer:
                 f"{self.name} at {', '.join(addresses)} joins the cluster at {', '.join(self.settings.join)}"
             )
             s = self.settings
+            if s.invite and s.keys:
+                introduce(s.invite, s.keys)
             places = self._state.places()
             self._loop.join(s.join, s.links, s.neighbors, s.blocking, s.join_patience_s, places)
         else:
@@ -223,11 +234,13 @@ class Trainer:
             spec=encode(self._state.spec(), "spec"),
             policy=self._policy,
             first_serial=time.time_ns(),
+            keyring=self._keyring,
         )
         return Agent(self.name, settings, random.Random())
 
     def _make_transport(self, loop: NodeLoop) -> Transport:
-        return Transport(self.name, self.settings.listen, loop)
+        s = self.settings
+        return Transport(self.name, s.listen, loop, keys=s.keys, keyring=self._keyring)
 
     def _become_member(self) -> None:
         """Wait for the state and for membership; apply what the others trained meanwhile."""

@@ -64,6 +64,7 @@ from ..protocols.events import (
     Tick,
 )
 from ..protocols.healing import LostLinks
+from ..protocols.keyring import KeyKeeper, Keyring
 from ..protocols.liveness import Liveness
 from ..protocols.messages import (
     EVERYONE,
@@ -81,7 +82,10 @@ from ..protocols.messages import (
     Flush,
     FlushOk,
     Install,
+    Introduction,
     Iperf3Ready,
+    KeyCommand,
+    KeyringNews,
     LeaveCommand,
     LinkNews,
     Losses,
@@ -156,6 +160,7 @@ class Settings:
     policy: Policy = POLICIES["fapt"]
     strategy: str = "adaptive"  # How a joiner's shards are assigned (scheduler/shard_plan.py).
     first_serial: int = 0
+    keyring: Keyring | None = None  # None: without keys.
 
 
 class Agent:
@@ -175,6 +180,7 @@ class Agent:
         self.deaths = Deaths(self.book)
         self.prober = Prober(me, settings.probe, self.book)
         self.readings = Readings(self.liveness)
+        self.keys = KeyKeeper(me, settings.keyring, self.relay)
         self.lost_links = LostLinks(me, self.relay, self.book)
         self.opener = LinkOpener(me, self.relay, self.book)
         self.closer = LinkCloser(me)
@@ -418,6 +424,7 @@ class Agent:
             wanted = self.opener.view
             effects += [MeasureLink(peer)] if wanted and peer in wanted.neighbors(self.me) else []
         if not event.client:
+            effects += self.keys.opened(peer, now_s)
             effects += self._tell_link(peer, LinkState.OPEN) + self._tell_losses(peer)
         return effects + self._vote_if_prepared()
 
@@ -587,6 +594,8 @@ class Agent:
             case Notice():
                 self.monitor.notice(message)
                 return []
+            case KeyringNews() | KeyCommand() | Introduction():
+                return self.keys.handle(message, now_s, scheduling=self.scheduler is not None)
             case LeaveCommand(asker=asker):
                 answer = Answer(ok=True, text=f"{self.me} leaves")
                 return self.relay.send(asker, answer) + self._on_leave_wanted(now_s)

@@ -31,6 +31,7 @@ from ..protocols.deaths import PROOF_S
 from ..protocols.errors import LocalProtocolError, MalformedMessage, RemoteProtocolError
 from ..protocols.messages import (
     EVERYONE,
+    REFUSED,
     Commit,
     ConnectLinkRequest,
     Deal,
@@ -46,10 +47,11 @@ from ..protocols.probing import PROBE_BYTES
 from . import interfaces, iperf3_probe
 from .all_reduce import AllReduce, ChunkStore
 from .core import Agent
+from .endpoint import refuses
 from .memory import keep_freed_frames
 from .replica import Replica
 from .training_state import Arrival, Snapshot
-from .transport import Transport, refuses
+from .transport import Transport
 
 log = logging.getLogger("chaosnet")
 
@@ -328,6 +330,8 @@ class NodeLoop:
                 self.transport.check(address)
             case fx.ClosePeer(peer, reason):
                 self.transport.close_peer(peer, reason)
+            case fx.KeysChanged():
+                self.transport.enforce_keys()
             case fx.SendProbe(peer):
                 self._send_probe(peer)
             case fx.Happened():
@@ -337,6 +341,8 @@ class NodeLoop:
             case fx.AnswerStatus(asker):
                 reply = StatusReply(status=json.dumps(self.status()).encode())
                 self._perform_all(self.agent.relay.send(asker, reply), 0.0)
+            case fx.ServeIperf3() if self.transport.keys:
+                pass  # Its port would be open to everybody. The asker gives up, and measures in-band.
             case fx.ServeIperf3(peer):
                 self._iperf3(lambda: iperf3_probe.serve(partial(self._iperf3_serves, peer)))
             case fx.RunIperf3(peer, address):
@@ -505,8 +511,10 @@ class NodeLoop:
             self._loop.call_later(READ_EVERY_S, self._take_readings)
 
     def _counted(self) -> dict[str, int]:
+        """All that went wrong here so far, by its name."""
+        refused = {f"{REFUSED}{reason}": count for reason, count in self.transport.refused.items()}
         dropped = {"guard_dropped_parts": self.all_reduce.dropped_parts}
-        return {**self.counters, **{name: count for name, count in dropped.items() if count}}
+        return {**self.counters, **refused, **{name: count for name, count in dropped.items() if count}}
 
     def status(self) -> dict[str, Any]:
         """The cluster as this node sees it; whole on the scheduler."""

@@ -115,10 +115,12 @@ class _Reporting(Trainer):
                 "neighbors",
                 "blocking",
                 "chunk_bytes",
+                "key",
+                "allowed_keys",
                 *CHECKPOINTS,
             )
             if key in settings
-        }
+        }  # fmt: skip
         super().__init__(*args, name=worker.name, **chosen, **kwargs)
 
     def attach(self, *args: Any, **kwargs: Any) -> None:
