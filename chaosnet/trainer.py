@@ -19,6 +19,7 @@ from torch import nn
 from . import exit_event
 from .checkpointing import Checkpointing
 from .data import Batch, EpochOrder, fetch, split
+from .guard import Guard
 from .invite import introduce
 from .node.core import Agent, Settings
 from .node.gradients import DEFAULT_CHUNK_BYTES, Gradients
@@ -79,6 +80,9 @@ class Trainer:
         resume: Start the cluster with the newest complete checkpoint, if the directory has any. Who joins a cluster
             gets the state from there.
         resume_from: Or with the checkpoint of this step.
+        guard: What to do with a gradient that is not finite, or far larger than usual: "skip", "clip" or "evict"
+            (docs/guard.md). The same on all nodes. Default: nothing.
+        guard_factor: So many times the median norm of late is "far larger".
         chunk_bytes: Size of what the all-reduce moves as one.
         quiet: Print nothing.
         key: File with this node's key (`chaosnet keygen`). Default: the user's own, if there is one.
@@ -113,6 +117,8 @@ class Trainer:
         checkpoints_kept: int | None = None,
         resume: bool | None = None,
         resume_from: int | None = None,
+        guard: str | None = None,
+        guard_factor: float = 10.0,
         key: str | None = None,
         allowed_keys: str | None = None,
         insecure: bool | None = None,
@@ -131,6 +137,7 @@ class Trainer:
         self._policy = custom(sync_policy) if callable(sync_policy) else POLICIES[self.settings.policy]
         self.name = self.settings.name
         self.max_grad_norm, self.seed, self.chunk_bytes, self.quiet = max_grad_norm, seed, chunk_bytes, quiet
+        self._guard = None if guard is None else Guard(guard, guard_factor)
         self.step = 0  # Updates of the model, by anybody, since the cluster began.
         self.samples = 0.0  # Behind them.
         self.metrics: dict[str, float] = {}  # Cluster's means of the last step.
@@ -179,8 +186,11 @@ class Trainer:
         if self._loop is not None:
             raise ConfigError("attach: this trainer has a model already")
         self.model, self.optimizer, self.lr_scheduler = model, optimizer, lr_scheduler
-        self._state = TrainingState(model, optimizer, lr_scheduler, extra_state)
+        terms = {} if self._guard is None else {"guard": self._guard.policy}
+        self._state = TrainingState(model, optimizer, lr_scheduler, extra_state, terms)
         self._gradients = Gradients(model, self.chunk_bytes, self._on_chunk_ready)
+        if self._guard is not None:
+            self._gradients.judge_first()
         started_s = time.monotonic()
         loop = NodeLoop(
             self._make_agent, self._make_transport, self._gradients, self._on_notice, self._on_parked
@@ -191,6 +201,7 @@ class Trainer:
             self._resume()
         self._loop = loop
         addresses = self._loop.start()
+        self._loop.all_reduce.guarded = self._guard is not None
         self._loop.rates.state_bytes = self._state.state_bytes()
         self._loop.rates.layer_bytes = self._state.layer_bytes()
         exit_event.install(self._on_exit_wanted)
@@ -346,12 +357,44 @@ class Trainer:
         self._eager = samples is None
         if weight < 0 or not math.isfinite(weight):
             raise ConfigError(f"update: samples is {samples} (expected a number of at least 0)")
+        if self._guard is not None and weight > 0:
+            weight = self._guarded(self._guard, weight)
         finished = self._gradients.finish(weight)
         if finished.retracted:
             self._running().post(Retracted(weight, f"{self.name} changed gradients that were on their way"))
         else:
             self._running().post(Contributed(tuple(finished.chunks), weight))
         self._finish_step(weight, finished.present)
+
+    def _guarded(self, guard: Guard, weight: float) -> float:
+        """Judge our own gradient before anybody gets it. Returns: the weight that it is to have."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        verdict = guard.judge(float(nn.utils.get_total_norm(gradients)))
+        if verdict.action == "pass":
+            return weight
+        self._running().counters[f"guard_{verdict.action}"] += 1
+        self._say(f"guard at step {self.step + 1}: {self.name}: {verdict.reason}: {verdict.action}")
+        if verdict.action == "clip":
+            torch._foreach_mul_(gradients, verdict.scale)
+            return weight
+        self.optimizer.zero_grad(set_to_none=True)
+        self._gradients.revert_buffers()
+        self._pending_metrics = {}
+        if verdict.action == "evict":
+            self._ranges = []  # Others are to have these samples: it may not be the data.
+            self.request_node_exit()
+            raise Expelled(f"{self.name} has put itself out of the cluster: {verdict.reason}")
+        return 0.0
+
+    def _is_acceptable(self, outcome: StepOutcome) -> bool:
+        """Is the cluster's gradient finite? All members see the same bits, so all refuse it, or nobody does."""
+        if self._guard is None or all(bool(result.isfinite().all()) for result in outcome.results):
+            return True
+        self._running().counters["guard_refused"] += 1
+        self._say(f"guard after step {self.step}: the cluster's gradient is not finite: nobody applies it")
+        self.optimizer.zero_grad(set_to_none=True)
+        self._gradients.revert_buffers()
+        return False
 
     def _skip(self) -> bool:
         """Take part in a step without samples. Returns: False if this node is out."""
@@ -418,7 +461,8 @@ class Trainer:
         total = outcome.commit.total
         if self._checkpointing is not None:
             self._checkpointing.next_step_done()
-        if total.weight:
+        applied = bool(total.weight) and self._is_acceptable(outcome)
+        if applied:
             self._gradients.adopt(total.present, outcome.results)
             if self.max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
@@ -437,7 +481,7 @@ class Trainer:
         for mean in self._means:
             mean.value = self.metrics.get(mean.name, math.nan)
         self._means.clear()
-        self._copy_state(outcome)
+        self._copy_state(outcome, applied)
 
     def _step_lr_scheduler(self, metrics: dict[str, tuple[float, float]]) -> None:
         """ReduceLROnPlateau wants a value: the cluster's mean loss, which all members agree on."""
@@ -482,10 +526,10 @@ class Trainer:
         self._blocked_on = None
         return True
 
-    def _copy_state(self, outcome: StepOutcome) -> None:
+    def _copy_state(self, outcome: StepOutcome, applied: bool) -> None:
         """For a joiner, a checkpoint or both: as it is now, but the bulk of it while the next step computes."""
         joiner, checkpointing, mark = outcome.snapshot, self._checkpointing, None
-        if checkpointing is not None:
+        if checkpointing is not None and applied:
             mark = checkpointing.due(self.step, self._run, outcome.commit)
         if joiner is None and mark is None:
             return

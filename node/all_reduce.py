@@ -57,6 +57,8 @@ class AllReduce:
             np.maximum if store.lanes[chunk.lane].op == "max" else np.add for chunk in store.chunks
         ]
         self.parts: dict[int, list[Array]] = {}  # Chunk: what children have sent.
+        self.guarded = False  # Look at what children send (docs/guard.md).
+        self.dropped_parts = 0
         self.results: dict[int, dict[int, Array]] = {}  # Step: chunk: mean (or maximum).
 
     def check(self, message: Up | Down, payload: zmq.Frame | None) -> None:
@@ -95,8 +97,11 @@ class AllReduce:
 
     def _accumulate(self, chunk: int, payload: zmq.Frame) -> None:
         """Keep a child's part; adding is cheapest when all parts are there, and memory is bounded."""
-        parts = self.parts.setdefault(chunk, [])
-        parts.append(self._array(chunk, payload))
+        parts, part = self.parts.setdefault(chunk, []), self._array(chunk, payload)
+        if self.guarded and not _is_finite(part):
+            part[:] = 0  # With its weight: all chunks of a step keep one total, whoever dropped what.
+            self.dropped_parts += 1
+        parts.append(part)
         if len(parts) > MAX_PARTS:
             self._add_up(chunk, parts, parts[0])
             del parts[1:]
@@ -145,6 +150,12 @@ class AllReduce:
 
     def _array(self, chunk: int, payload: zmq.Frame) -> Array:
         return np.frombuffer(payload.buffer, dtype=self.own[chunk].dtype)
+
+
+def _is_finite(part: Array) -> bool:
+    """One fast pass, and a slow one only if the sum of finite numbers may have overflowed."""
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(part.sum()) or np.isfinite(part).all())
 
 
 def _bytes(array: Array) -> memoryview:

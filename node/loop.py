@@ -509,15 +509,18 @@ class NodeLoop:
                     battery_pct=battery.percent if battery else -1.0,
                     nic_sent_bytes=traffic.sent,
                     nic_received_bytes=traffic.received,
-                    counters={**self.counters, **self._refused()},
+                    counters=self._counted(),
                 )
             )
         )
         if not self._ended.done():
             self._loop.call_later(READ_EVERY_S, self._take_readings)
 
-    def _refused(self) -> dict[str, int]:
-        return {f"{REFUSED}{reason}": count for reason, count in self.transport.refused.items()}
+    def _counted(self) -> dict[str, int]:
+        """All that went wrong here so far, by its name."""
+        refused = {f"{REFUSED}{reason}": count for reason, count in self.transport.refused.items()}
+        dropped = {"guard_dropped_parts": self.all_reduce.dropped_parts}
+        return {**self.counters, **refused, **{name: count for name, count in dropped.items() if count}}
 
     def status(self) -> dict[str, Any]:
         """The cluster as this node sees it; whole on the scheduler."""
