@@ -16,7 +16,6 @@ from hostile import LINK_LOCAL, NAMES, ROUTED, as_received
 
 from chaosnet.node.all_reduce import AllReduce
 from chaosnet.node.core import Agent, Phase
-from chaosnet.node.loop import AllReduceTypes
 from chaosnet.node.replica import Replica
 from chaosnet.node.training_state import Entry, Manifest, Snapshot
 from chaosnet.protocols import effects as fx
@@ -166,7 +165,7 @@ class Attacked:
 
     def perform(self, effects):
         for effect in effects:
-            if isinstance(effect, AllReduceTypes):
+            if isinstance(effect, fx.ChunkEffect | fx.ResetAttempt):
                 self.all_reduce.perform(effect)
                 continue
             match effect:

@@ -22,7 +22,7 @@ from chaosnet.node import plain
 from chaosnet.node.endpoint import Endpoint
 from chaosnet.node.replica import Replica, digest
 from chaosnet.node.training_state import Entry, Manifest
-from chaosnet.node.transport import Transport, split_address
+from chaosnet.node.transport import Transport
 from chaosnet.protocols import effects as fx
 from chaosnet.protocols.codec import decode, encode
 from chaosnet.protocols.errors import ConfigError, MalformedMessage, VersionMismatch
@@ -140,7 +140,7 @@ class Texts:
             text = "".join(
                 chr(rng.choice((rng.randrange(1, 128), rng.randrange(1, 0xD800)))) for _ in range(9)
             )
-        for parse in (split_address, Endpoint.parse, Token.parse):
+        for parse in (Endpoint.parse, Token.parse):
             try:
                 parse(text)
                 self.taken += 1
