@@ -68,6 +68,7 @@ from ..protocols.events import (
     Tick,
 )
 from ..protocols.healing import LostLinks
+from ..protocols.keyring import KeyKeeper, Keyring
 from ..protocols.liveness import Liveness
 from ..protocols.messages import (
     EVERYONE,
@@ -85,7 +86,10 @@ from ..protocols.messages import (
     Flush,
     FlushOk,
     Install,
+    Introduction,
     Iperf3Ready,
+    KeyCommand,
+    KeyringNews,
     LeaveCommand,
     LinkNews,
     Losses,
@@ -161,6 +165,8 @@ class Settings:
     policy: Policy = POLICIES["fapt"]
     strategy: str = "adaptive"  # How a joiner's shards are assigned (scheduler/shard_plan.py).
     first_serial: int = 0  # Also the life that this agent lives: later than any before under its name.
+    first_step: int = 0  # Of a cluster that this node founds: a checkpoint's, if it goes on from one.
+    keyring: Keyring | None = None  # None: without keys.
 
 
 class Agent:
@@ -180,6 +186,7 @@ class Agent:
         self.deaths = Deaths(self.book)
         self.prober = Prober(me, settings.probe, self.book)
         self.readings = Readings(self.liveness)
+        self.keys = KeyKeeper(me, settings.keyring, self.relay)
         self.lost_links = LostLinks(me, self.relay, self.book)
         self.opener = LinkOpener(me, self.relay, self.book)
         self.closer = LinkCloser(me)
@@ -207,8 +214,10 @@ class Agent:
         return self._finish(self._found(view, now_s), now_s)
 
     def _found(self, view: View | None, now_s: float) -> list[Effect]:
+        step = self.settings.first_step
         if view is None:
-            me = Member(id=self.me, addresses=self.settings.addresses, life=self.settings.first_serial)
+            life = self.settings.first_serial
+            me = Member(id=self.me, addresses=self.settings.addresses, joined_step=step, life=life)
             alone = View(term=1, seq=1, scheduler=self.me, members=(me,))
             view = with_trees(alone, self.monitor.graph((self.me,), ()), self.settings.policy)
         self.election.term = self.election.voted_term = view.term
@@ -217,7 +226,7 @@ class Agent:
             self.scheduler = self._new_scheduler(view.term)
         self.phase = Phase.MEMBER
         self.report_at_s = now_s
-        return [*self.sync.enter(view, 0), Joined(0, ())]
+        return [*self.sync.enter(view, step), Joined(step, ())]
 
     def join(
         self, seeds: tuple[str, ...], neighbors: tuple[str, ...], degree: int, blocking: bool, patience_s: float,
@@ -437,6 +446,7 @@ class Agent:
             wanted = self.opener.view
             effects += [MeasureLink(peer)] if wanted and peer in wanted.neighbors(self.me) else []
         if not event.client:
+            effects += self.keys.opened(peer, now_s)
             effects += self._tell_link(peer, LinkState.OPEN) + self._tell_losses(peer)
         return effects + self._vote_if_prepared()
 
@@ -610,6 +620,8 @@ class Agent:
             case Notice():
                 self.monitor.notice(message)
                 return []
+            case KeyringNews() | KeyCommand() | Introduction():
+                return self.keys.handle(message, now_s, scheduling=self.scheduler is not None)
             case LeaveCommand(asker=asker):
                 answer = Answer(ok=True, text=f"{self.me} leaves")
                 return self.relay.send(asker, answer) + self._on_leave_wanted(now_s)
@@ -631,7 +643,11 @@ class Agent:
 
     def _on_outlived(self, message: Outlived, now_s: float) -> list[Effect]:
         """Our clock was set back. Whatever was said in our earlier life has later numbers than we: exceed them."""
-        if self.phase is not Phase.JOINING or self.joiner is None or message.life != self.settings.first_serial:
+        if (
+            self.phase is not Phase.JOINING
+            or self.joiner is None
+            or message.life != self.settings.first_serial
+        ):
             return []
         life = message.later + LIFE_STEP
         self.settings.first_serial = self.news_version = self.relay.serial = life

@@ -31,15 +31,18 @@ from ..protocols.deaths import PROOF_S
 from ..protocols.errors import LocalProtocolError, MalformedMessage, RemoteProtocolError
 from ..protocols.messages import (
     EVERYONE,
+    REFUSED,
     Commit,
     ConnectLinkRequest,
     Deal,
     DisconnectLinkRequest,
+    Down,
     Envelope,
     Notice,
     Probe,
     ScaleInRequest,
     StatusReply,
+    Up,
     View,
 )
 from ..protocols.probing import PROBE_BYTES
@@ -47,10 +50,11 @@ from ..protocols.scale_out import LIFE_STEP, Otherwise
 from . import interfaces, iperf3_probe
 from .all_reduce import AllReduce, ChunkStore
 from .core import Agent, Phase
+from .endpoint import refuses
 from .memory import keep_freed_frames
 from .replica import Replica
 from .training_state import Arrival, Snapshot
-from .transport import Transport, refuses
+from .transport import Transport
 
 log = logging.getLogger("chaosnet")
 
@@ -367,6 +371,8 @@ class NodeLoop:
                 self.transport.check(address)
             case fx.ClosePeer(peer, reason):
                 self.transport.close_peer(peer, reason)
+            case fx.KeysChanged():
+                self.transport.enforce_keys()
             case fx.SendProbe(peer):
                 self._send_probe(peer)
             case fx.Happened():
@@ -376,6 +382,8 @@ class NodeLoop:
             case fx.AnswerStatus(asker):
                 reply = StatusReply(status=json.dumps(self.status()).encode())
                 self._perform_all(self.agent.relay.send(asker, reply), 0.0)
+            case fx.ServeIperf3() if self.transport.keys:
+                pass  # Its port would be open to everybody. The asker gives up, and measures in-band.
             case fx.ServeIperf3(peer):
                 self._iperf3(lambda: iperf3_probe.serve(partial(self._iperf3_serves, peer)))
             case fx.RunIperf3(peer, address):
@@ -507,7 +515,11 @@ class NodeLoop:
             return
         if isinstance(message, Envelope) and isinstance(message.body, Notice) and message.target == EVERYONE:
             self._heard_notice(message)
-        self._event(ev.Received(peer, message, payload if payload is None or payload.buffer.nbytes else None))
+        if payload is not None and not payload.buffer.nbytes:
+            payload = None
+        if isinstance(message, Up | Down):
+            self.all_reduce.check(message, payload)
+        self._event(ev.Received(peer, message, payload))
 
     def _heard_notice(self, envelope: Envelope) -> None:
         assert isinstance(envelope.body, Notice)
@@ -539,12 +551,18 @@ class NodeLoop:
                     battery_pct=battery.percent if battery else -1.0,
                     nic_sent_bytes=traffic.sent,
                     nic_received_bytes=traffic.received,
-                    counters=dict(self.counters),
+                    counters=self._counted(),
                 )
             )
         )
         if not self._ended.done():
             self._loop.call_later(READ_EVERY_S, self._take_readings)
+
+    def _counted(self) -> dict[str, int]:
+        """All that went wrong here so far, by its name."""
+        refused = {f"{REFUSED}{reason}": count for reason, count in self.transport.refused.items()}
+        dropped = {"guard_dropped_parts": self.all_reduce.dropped_parts}
+        return {**self.counters, **refused, **{name: count for name, count in dropped.items() if count}}
 
     def status(self) -> dict[str, Any]:
         """The cluster as this node sees it; whole on the scheduler."""

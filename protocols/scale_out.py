@@ -166,7 +166,7 @@ class Joiner:
                 return self._give_up(DEAD, now_s) if hopeless else self._say_ready(now_s)
             case State.READY, Received(_, Answer()):
                 self.unanswered = 0
-            case (State.KNOCKING | State.ASKED), Received(source, Answer()):
+            case ((State.KNOCKING | State.ASKED), Received(source, Answer())):
                 self.found_member = source
             case ((State.FETCHING | State.LOADING | State.READY), StateRejected(reason)):
                 return self._ask_again(f"the state was unusable ({reason})", now_s)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import networkx as nx
 
-from ..protocols.messages import Link, LinkReading, Notice, Report, View, link
+from ..protocols.messages import REFUSED, Link, LinkReading, Notice, Report, View, link
 from .shard_plan import Source
 from .sync_plan import DEFAULT_RATE_BPS, DEFAULT_RTT_S
 
 EVENTS_KEPT = 200
+GONE_KEPT = 100  # Nodes that are out, of which people are still told.
 FAILURES = ("node-failure", "expelled")  # Kinds of events after which a node is out against its will.
 
 
@@ -70,6 +71,9 @@ class ClusterMonitor:
             if view.find(node) is None:
                 record.state = "left" if record.state in ("active", "standby") else record.state
                 record.neighbors = ()
+        gone = [node for node in self.nodes if view.find(node) is None]
+        for node in gone[:-GONE_KEPT]:
+            del self.nodes[node]
         for member in (*view.members, *view.observers):
             record = self.nodes.setdefault(member.id, NodeRecord(member.id, "standby"))
             record.state = "active" if member.id in view.member_ids else "standby"
@@ -91,7 +95,8 @@ class ClusterMonitor:
             return
         record.report = report
         for peer, reading in report.readings.items():
-            self.reading(report.node, peer, reading, now_s)
+            if peer in self.nodes:
+                self.reading(report.node, peer, reading, now_s)
 
     def reading(self, node: str, peer: str, reading: LinkReading, now_s: float) -> None:
         """What `node` knows of its link to `peer`; what it has not measured stays as it was."""
@@ -136,7 +141,17 @@ class ClusterMonitor:
             "members": [_row(record) for record in self.nodes.values()],
             "links": [_link_row(each, record, now_s) for each, record in sorted(self.links.items())],
             "events": [_event(notice) for notice in self.events],
+            "strangers_refused": self._refused(),
         }
+
+    def _refused(self) -> dict[str, int]:
+        """Connections of strangers that all nodes together have refused, by reason, the most frequent first."""
+        found: Counter[str] = Counter()
+        for record in self.nodes.values():
+            for name, count in record.report.counters.items() if record.report else ():
+                if name.startswith(REFUSED):
+                    found[name.removeprefix(REFUSED)] += count
+        return dict(found.most_common())
 
 
 def _link_row(each: Link, record: LinkRecord, now_s: float) -> dict[str, Any]:

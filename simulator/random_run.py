@@ -213,7 +213,9 @@ class RandomRun:
         dead = sorted(n.name for n in self.sim.nodes.values() if not n.alive or n.done == "Left")
         if dead and self.rejoins < self.size:
             self.rejoins += 1
-            clock_s = self.rng.choice([None, self.rng.uniform(0.0, 1e-4), self.rng.uniform(0.0, self.sim.now_s)])
+            clock_s = self.rng.choice(
+                [None, self.rng.uniform(0.0, 1e-4), self.rng.uniform(0.0, self.sim.now_s)]
+            )
             self._join(self.rng.choice(dead), clock_s=clock_s)
 
     def _crash(self, name: str) -> bool:

@@ -39,7 +39,10 @@ class Run:
         env = {"CHAOSNET_NEIGHBORS": str(len(self.nodes) - 1), "OMP_NUM_THREADS": "1"}
         env["CHAOSNET_JOIN_PATIENCE_S"] = str(START_S)
         for node in self.nodes:
-            with (self.folder / f"{node}.out").open("wb") as out, (self.folder / f"{node}.err").open("wb") as err:
+            with (
+                (self.folder / f"{node}.out").open("wb") as out,
+                (self.folder / f"{node}.err").open("wb") as err,
+            ):
                 started = self.testbed.start(node, [sys.executable, WORKER], env=env, stdout=out, stderr=err)
             self.processes[node] = started
         for node in self.nodes:
@@ -131,7 +134,9 @@ class Run:
         assert done == set(range(1, max(done) + 1)), "steps are lost"
 
 
-@pytest.mark.parametrize("minority", [("n3", "n4"), ("n0", "n1")], ids=["scheduler-stays", "scheduler-cut-off"])
+@pytest.mark.parametrize(
+    "minority", [("n3", "n4"), ("n0", "n1")], ids=["scheduler-stays", "scheduler-cut-off"]
+)
 def test_the_majority_goes_on_and_the_minority_waits_and_rejoins(minority, tmp_path):
     with Run(tmp_path, 5) as run:
         majority = [node for node in run.nodes if node not in minority]

@@ -30,7 +30,9 @@ def assert_one_cluster(cluster, *names, seconds=12.0):
     assert sorted(cluster.members(names[0])) == sorted(names), cluster.story()
 
 
-@pytest.mark.parametrize("minority", [("n4", "n5"), ("n1", "n2")], ids=["scheduler-stays", "scheduler-cut-off"])
+@pytest.mark.parametrize(
+    "minority", [("n4", "n5"), ("n1", "n2")], ids=["scheduler-stays", "scheduler-cut-off"]
+)
 def test_the_minority_waits_says_why_and_rejoins(minority):
     cluster = cluster_of(*NAMES)
     majority = [name for name in NAMES if name not in minority]
