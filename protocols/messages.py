@@ -573,7 +573,9 @@ class KeyringNews(Message, frozen=True, kw_only=True):
     allowed: Annotated[tuple[Key, ...], Meta(max_length=MAX_KEYS)] = ()
     revoked: Annotated[tuple[Key, ...], Meta(max_length=MAX_KEYS)] = ()
     used: Annotated[tuple[tuple[Key, Key], ...], Meta(max_length=MAX_KEYS)] = ()
-    invites: Annotated[tuple[tuple[Key, Annotated[float, Meta(gt=0, le=1e18)]], ...], Meta(max_length=MAX_KEYS)] = ()
+    invites: Annotated[
+        tuple[tuple[Key, Annotated[float, Meta(gt=0, le=1e18)]], ...], Meta(max_length=MAX_KEYS)
+    ] = ()
     whole: bool = False
 
 
