@@ -122,7 +122,10 @@ def audit(lives: Iterable[Life]) -> Audit:
     """Check the steps of all processes against each other."""
     ledger: dict[int, tuple[float, float, str]] = {}  # Step: loss, samples, who saw it first.
     states: dict[int, tuple[str, str]] = {}
-    skipped, repeated, disagreeing, lasts = [], [], [], []
+    skipped: list[str] = []
+    repeated: list[str] = []
+    disagreeing: list[str] = []
+    lasts = []
     compared, hashes_compared = set(), set()
     for life in lives:
         for stretch in life.stretches():
