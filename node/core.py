@@ -121,7 +121,7 @@ from ..protocols.messages import (
     VoteReply,
     VoteRequest,
 )
-from ..protocols.overlay import LinkState, Overlay, lacking
+from ..protocols.overlay import LinkState, News, Overlay, lacking
 from ..protocols.probing import Kind, Prober
 from ..protocols.readings import Readings
 from ..protocols.relay import Relay
@@ -141,7 +141,7 @@ ABORT_EVERY_S = 1.0
 FROZEN_PATIENCE_S = 1.0  # After a flush without its install, say again where we are.
 REPORT_EVERY_S = 1.0
 STEP_MESSAGES = (Up, Down, Ready, Commit)
-FOLLOWED_UP = (ViewEntered, StepCompleted, Left, Out, DiscardState, Parked, MeasureLink, Measured)
+FOLLOWED_UP = (ViewEntered, StepCompleted, Founded, Left, Out, DiscardState, Parked, MeasureLink, Measured)
 SECONDS_PER_LINK = {"in-band": 0.0, "iperf3": 4.0}  # That measuring adds to a joiner's patience.
 
 
@@ -814,6 +814,8 @@ class Agent:
 
     def _on_link_news(self, news: LinkNews, now_s: float) -> list[Effect]:
         mine = self.overlay.news.get((news.reporter, news.peer))
+        if news.reporter == self.me and news.version > self.news_version:
+            return self._tell_link_now(news, mine)
         if news.reporter == self.me and mine is not None and mine.version > news.version:
             return self._tell_link(news.peer, mine.state)  # Somebody had not heard yet.
         expel = self._expel_stranger(news.reporter, news.key) if news.key > (0, 0) else []
@@ -822,6 +824,13 @@ class Agent:
         lost = news.state != LinkState.OPEN.value and news.peer != self.me
         doubt = self.liveness.doubt(news.peer, now_s) if lost else []
         return expel + doubt + self._overlay_changed(now_s)
+
+    def _tell_link_now(self, past: LinkNews, mine: News | None) -> list[Effect]:
+        """An earlier life of ours, before our clock was set back, is still quoted: what we say counts from now on."""
+        self.news_version = past.version
+        is_open = past.peer in self.relay.peers
+        state = mine.state if mine else LinkState.OPEN if is_open else LinkState.SILENT
+        return self._tell_link(past.peer, state)
 
     @property
     def _named_scheduler(self) -> str:
