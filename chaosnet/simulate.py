@@ -16,8 +16,8 @@ from .simulator.crash_points import (
     Played,
     enumerate_points,
     play,
-    point_named,
     play_all,
+    point_named,
 )
 from .simulator.many_runs import COUNTS
 from .simulator.mutants import MUTANTS, Hunt, hunt_all

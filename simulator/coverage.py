@@ -29,6 +29,7 @@ UNPLAYED = {
     "LeaveCommand",
     "Report",
 }
+UNPLAYED |= {"KeyCommand", "KeyringNews", "Introduction"}  # The simulated network has no keys.
 UNPLAYED |= {"ScaleOutAbort", "ScaleOutRefused"}  # Nobody sends the one; the other is for models that differ.
 KINDS = frozenset(
     each.__name__ for union in (messages.WireMessage, messages.Routed) for each in typing.get_args(union)
@@ -103,7 +104,7 @@ _LEADS_TO = {  # Every transition that the code allows, by core; "x" and "not x"
         "not flushed": "flushed", "flushed": "not flushed",
     },
     "Joiner": {
-        "knocking": "asked failed",
+        "knocking": "asked failed joined",
         "asked": "linking fetching knocking failed",
         "linking": "waiting asked knocking failed",
         "waiting": "fetching asked knocking failed",

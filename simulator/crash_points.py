@@ -234,6 +234,8 @@ JOIN = OPENING | REPLICATION | {
     "ScaleOutRequest", "NegotiationPlan", "DialBack", "DialBackReply", "NeighborsReady", "Prepare", "ReplicationPlan",
 }  # fmt: skip
 STREAMING = JOIN | {"ScaleOutReady", "Answer"}
+LEAVE = frozenset({"ScaleInRequest", "Farewell"})
+LINK = frozenset({"Prepare", "Answer"})
 
 
 def _step(stage: Stage) -> Callable[[], bool]:
@@ -345,12 +347,12 @@ NEGOTIATIONS = {
         Negotiation("step", 2, _step, TRAINING),
         Negotiation("join-streaming", 2, _join(blocking=False), TRAINING | STREAMING, joiners=1),
         Negotiation("join-blocking", 2, _join(blocking=True), TRAINING | JOIN, joiners=1),
-        Negotiation("leave", 2, _leave("last"), TRAINING | {"ScaleInRequest", "Prepare", "Farewell"}),
+        Negotiation("leave", 2, _leave("last"), TRAINING | LEAVE | {"Prepare"}),
         Negotiation("leave-of-the-scheduler", 2, _leave("scheduler"), TRAINING | {"ScaleInRequest", "Prepare"}),
-        Negotiation("connect-link", 3, _connect_link, TRAINING | OPENING | {"ConnectLinkRequest", "Prepare", "Answer"}),
-        Negotiation("disconnect-link", 3, _disconnect_link, TRAINING | {"DisconnectLinkRequest", "Prepare", "Answer"}),
+        Negotiation("connect-link", 3, _connect_link, TRAINING | OPENING | LINK | {"ConnectLinkRequest"}),
+        Negotiation("disconnect-link", 3, _disconnect_link, TRAINING | LINK | {"DisconnectLinkRequest"}),
         Negotiation("lost-link", 3, _lose_link, TRAINING | OPENING | FLUSH | {"Echo", "EchoReply", "AbortRequest"}),
-        Negotiation("view-switches", 3, _switch_twice, TRAINING | STREAMING | {"ScaleInRequest", "Farewell"}, joiners=1),
+        Negotiation("view-switches", 3, _switch_twice, TRAINING | STREAMING | LEAVE, joiners=1),
         Negotiation("election", 3, _election, FLUSH | {"VoteRequest", "VoteReply", "LinkNews"}),
         Negotiation("lost-member", 3, _lose_member, FLUSH | {"AbortRequest", "LinkNews"}),
         Negotiation("taken-back", 2, _take_back, FLUSH | {"AbortRequest"}),

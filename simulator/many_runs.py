@@ -18,7 +18,7 @@ from .random_run import AIMS, NODES, Outcome, Violation, run
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Progress = Callable[["Summary"], None]
-COUNTS = ("steps", "crashes", "joins", "leaves", "rejoins")
+COUNTS = ("steps", "crashes", "joins", "leaves", "rejoins", "returns")
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Summary:
     digest: str = ""  # Of all that happened in all runs.
 
     def total(self, what: str) -> int:
-        """Sum of a count ("steps", "crashes", "joins", "leaves", "rejoins") over the runs."""
+        """Sum of a count ("steps", "crashes", "joins", "leaves", "rejoins", "returns") over the runs."""
         return self.totals[what]
 
     def add(self, seed: int, result: Outcome | str) -> None:

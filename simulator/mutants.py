@@ -25,8 +25,9 @@ from ..node import core as node_core
 from ..protocols import disconnect_link, election, overlay, relay, scale_out, step_sync
 from ..protocols import liveness as liveness_module
 from ..protocols.data_cursor import DataCursor
+from ..protocols.deaths import Deaths
 from ..protocols.effects import ResetAttempt
-from ..protocols.events import PeerClosed, Received
+from ..protocols.events import Received
 from ..protocols.messages import Shard
 from ..protocols.replication import Replication
 from ..scheduler import core as scheduler_core
@@ -144,17 +145,13 @@ def _any_half_will_do(patch: Patch) -> None:
 
 @_mutant("Who cannot be reached passes for dead.")
 def _silence_proves_a_crash(patch: Patch) -> None:
-    patch(overlay.Overlay, "crashed", property(lambda self: {*self.graph} - self.reachable))
+    patch(overlay.Overlay, "crashed", property(lambda self: self.nodes - self.reachable))
 
 
-@_mutant("A connection that was closed with a goodbye passes for a crash.")
-def _a_goodbye_proves_a_crash(patch: Patch) -> None:
-    original = node_core.Agent._has_died
-
-    def has_died(self: Any, event: PeerClosed, silent: bool, now_s: float) -> bool:
-        return original(self, PeerClosed(event.peer, clean=False), silent, now_s)
-
-    patch(node_core.Agent, "_has_died", has_died)
+@_mutant("A connection that broke passes for a crash, whatever is found where the peer had answered.")
+def _a_broken_connection_proves_a_crash(patch: Patch) -> None:
+    original = Deaths.handle
+    patch(Deaths, "handle", lambda self, event: dict.fromkeys(original(self, event), True))
 
 
 @_mutant("A voter gives its vote to everybody who asks, however often in a term.")
