@@ -315,6 +315,20 @@ def _election(stage: Stage) -> Callable[[], bool]:
     return lambda: all(node.view.scheduler not in ("", scheduler) for node in stage.living())
 
 
+def _rejoin(stage: Stage) -> Callable[[], bool]:
+    """The last in seniority is cut off; the others go on, it is told so when the links heal, and comes back."""
+    away = stage.founders[-1]
+    ways = [link(away, other) for other in stage.founders[:-1]]
+    for each in ways:
+        stage.cut(*each)
+    stage.until(lambda: away not in stage.view_of("n1").member_ids)
+    stage.expected.add(away)
+    stage.begin(away)
+    for each in ways:
+        stage.heal(*each)
+    return lambda: away in stage.view_of("n1").member_ids and stage.nodes[away].loaded
+
+
 def _lose_member(stage: Stage) -> Callable[[], bool]:
     """The last in seniority dies in the middle of a step."""
     victim = stage.founders[-1]
@@ -355,6 +369,7 @@ NEGOTIATIONS = {
         Negotiation("view-switches", 3, _switch_twice, TRAINING | STREAMING | LEAVE, joiners=1),
         Negotiation("election", 3, _election, FLUSH | {"VoteRequest", "VoteReply", "LinkNews"}),
         Negotiation("lost-member", 3, _lose_member, FLUSH | {"AbortRequest", "LinkNews"}),
+        Negotiation("rejoin", 3, _rejoin, TRAINING | JOIN | {"Expelled"}),
         Negotiation("taken-back", 2, _take_back, FLUSH | {"AbortRequest"}),
     )
 }  # fmt: skip
