@@ -28,6 +28,7 @@ from ..protocols.effects import (
     Dial,
     DiscardState,
     Effect,
+    FellBehind,
     Founded,
     Happened,
     Joined,
@@ -141,7 +142,18 @@ ABORT_EVERY_S = 1.0
 FROZEN_PATIENCE_S = 1.0  # After a flush without its install, say again where we are.
 REPORT_EVERY_S = 1.0
 STEP_MESSAGES = (Up, Down, Ready, Commit)
-FOLLOWED_UP = (ViewEntered, StepCompleted, Founded, Left, Out, DiscardState, Parked, MeasureLink, Measured)
+FOLLOWED_UP = (
+    FellBehind,
+    ViewEntered,
+    StepCompleted,
+    Founded,
+    Left,
+    Out,
+    DiscardState,
+    Parked,
+    MeasureLink,
+    Measured,
+)
 SECONDS_PER_LINK = {"in-band": 0.0, "iperf3": 4.0}  # That measuring adds to a joiner's patience.
 
 
@@ -424,6 +436,8 @@ class Agent:
                 return self._found(None, now_s)
             case DiscardState() if self.phase is Phase.MEMBER and self._asks_again:
                 return self._go_without_me(now_s)
+            case FellBehind(peer):
+                return self._on_torn(f"{self.me} fell behind {peer}", now_s)
             case Parked(reason):
                 self.parked = reason
             case MeasureLink(peer):
