@@ -150,7 +150,9 @@ class Stage(SimCluster):
             and not any(agent.sync.priors or (agent.scheduler and agent.scheduler.busy) for agent in agents)
             and all(agent.leaver.state is LeaverState.STAYING for agent in agents)
             and any(agent.scheduler for agent in agents)
-            and not any(node.alive and node.done == "Out" for node in self.nodes.values())  # About to come back.
+            and not any(
+                node.alive and node.done == "Out" for node in self.nodes.values()
+            )  # About to come back.
         )
 
     # --- messages and crashes ---

@@ -174,7 +174,7 @@ USAGE = {
     "run --name a,b SCRIPT": "--name: 'a,b' is no name (expected 1 to 64 characters",
     "run missing.py": "SCRIPT: 'missing.py' does not exist (expected a Python file",
     "run": "SCRIPT: missing (expected a Python file, e.g. train.py)",
-    "run --jion h:1 SCRIPT": "--jion: no such option (did you mean --join",
+    "run --jion h:1 SCRIPT": "--jion: no such option (did you mean --",
     "status": "ADDRESS: missing (expected HOST:PORT, e.g. 10.0.0.2:5555)",
     "status 127.0.0.1:0": "ADDRESS: '127.0.0.1:0' names port 0",
     "leave here": "ADDRESS: 'here' has no port (expected",
