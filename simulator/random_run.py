@@ -15,7 +15,7 @@ from .coverage import crashed, delivered, watched
 
 NODES = 2, 7  # At first; as many and four more may join.
 PAUSES_S = (0.1, 0.8, 4.0)
-SLEEPS_S = (5.0, 5.0, 10.0, 10.0, 20.0, 60.0)
+SLEEPS_S = (5.0, 5.0, 10.0, 10.0, 20.0, 30.0)
 WAITED_S = 30.0
 PATIENCE_S = 65.0  # A joiner that is left alone asks for 24 s and knocks for 20 s, perhaps twice.
 FAULTS = (
