@@ -388,6 +388,8 @@ class NodeLoop:
                 self._iperf3(lambda: iperf3_probe.serve(partial(self._iperf3_serves, peer)))
             case fx.RunIperf3(peer, address):
                 self._iperf3(partial(self._run_iperf3, peer, address))
+            case fx.FellBehind():
+                self.counters["fell_behind"] += 1
             case fx.MeasureLink() | fx.Measured():
                 pass  # From core to core.
             case fx.ViewEntered():

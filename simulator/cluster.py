@@ -375,7 +375,7 @@ class SimCluster:
                 self._close(node.name, peer, reason)
             case fx.CheckReach(address):
                 self._check_reach(node, address)
-            case fx.MeasureLink() | fx.Measured():
+            case fx.MeasureLink() | fx.Measured() | fx.FellBehind():
                 pass  # From core to core.
             case fx.SendProbe(peer):
                 for index in range(PROBE_PARTS):
