@@ -27,11 +27,13 @@ POLICIES = (
     "ring",
 )  # As in scheduler/sync_plan.py, whose import takes longer than --help may.
 PROBES = ("in-band", "iperf3")  # As in protocols/probing.py.
+COPIES = ("shard", "whole")  # As in settings.py.
 WATCH_EVERY_S = 0.5
 PLAIN_WIDTH = 160  # Of tables that go to a file or a pipe: nothing is cut off.
 BENCHMARKS = {
     "join": "Join a large state over loopback: how long, how close to the bound, who waits.",
     "allreduce": "All-reduce over loopback, beside Gloo.",
+    "checkpoint": "Steps with and without a checkpoint, in one run.",
     "probe": "Rates of shaped links as the monitor sees them, beside iperf3 (root).",
 }
 COMMON = {"help_option_names": ["-h", "--help"]}
@@ -231,6 +233,17 @@ class Script(_Expecting):
         return path
 
 
+class Folder(_Expecting):
+    name = "DIR"
+    expected = "a folder, which need not exist yet"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
+        path = Path(value)
+        if path.exists() and not path.is_dir():
+            self.refuse(str(value), "is a file", param, ctx)
+        return path
+
+
 # --- commands ---
 
 
@@ -320,6 +333,16 @@ def cli() -> None:
 @_keyed
 @click.option("--allowed-keys", metavar="FILE", help="Public keys of others that may join, one a line.")
 @click.option("--policy", type=OneOf(POLICIES), help="Trees of the all-reduce: fapt (default), single, ring.")
+@click.option("--checkpoint-dir", type=Folder(), help="Write the state there. Default: nowhere.")
+@click.option(
+    "--every", type=Whole(1, 10**9), metavar="STEPS", help="From one checkpoint to the next. Default: 100."
+)
+@click.option(
+    "--checkpoint-copies", type=OneOf(COPIES),
+    help="shard (default): each node writes a part, to a folder that all share; whole: each writes all of it.",
+)  # fmt: skip
+@click.option("--resume", is_flag=True, help="Start the cluster with the newest checkpoint, if there is one.")
+@click.option("--resume-from", type=Whole(0, 10**12), metavar="STEP", help="Or with that of this step.")
 @click.argument("script", type=Script())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
@@ -331,6 +354,11 @@ def run(
     links: tuple[str, ...],
     blocking: bool,
     policy: str | None,
+    checkpoint_dir: Path | None,
+    every: int | None,
+    checkpoint_copies: str | None,
+    resume: bool,
+    resume_from: int | None,
     allowed_keys: str | None,
     script: Path,
     args: tuple[str, ...],
@@ -341,6 +369,12 @@ def run(
     if links and neighbors is not None:
         raise click.BadOptionUsage(
             "--link", f"{links[0]!r} beside --neighbors {neighbors} (expected one of them)"
+        )
+    if (resume or resume_from is not None) and not (
+        checkpoint_dir or os.environ.get("CHAOSNET_CHECKPOINT_DIR")
+    ):
+        raise click.BadOptionUsage(
+            "--resume", "without --checkpoint-dir (expected the folder to resume from)"
         )
     if links and not join:
         raise click.BadOptionUsage(
@@ -355,10 +389,15 @@ def run(
         "LINKS": ",".join(links),
         "BLOCKING": "1" if blocking else None,
         "POLICY": policy,
+        "CHECKPOINT_DIR": checkpoint_dir,
+        "EVERY": every,
+        "CHECKPOINT_COPIES": checkpoint_copies,
+        "RESUME": "1" if resume else None,
+        "RESUME_FROM": resume_from,
         "ALLOWED_KEYS": allowed_keys,
     }
     for option, value in options.items():
-        if value:
+        if value not in (None, ""):
             os.environ[f"CHAOSNET_{option}"] = str(value)
     run_script(script, args)
 
@@ -469,6 +508,20 @@ def _change_link(a: str, b: str, connect: bool) -> None:
     if not answer.ok:
         raise ConfigError(f"link {'add' if connect else 'remove'} {a} {b}: {answer.text}")
     click.echo(answer.text)
+
+
+@cli.command(short_help="List the checkpoints in a folder.")
+@click.argument("folder", type=Folder(), metavar="DIR")
+@click.option("--verify", is_flag=True, help="Read all of them and compare every tensor with its hash.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def checkpoints(folder: Path, verify: bool, as_json: bool) -> None:
+    """List the checkpoints in DIR: which are complete, and what the others lack. Exit code 1 if one is damaged."""
+    from . import checkpoint_list
+
+    rows = checkpoint_list.rows(folder, verify)
+    click.echo(json.dumps(rows, indent=2)) if as_json else checkpoint_list.show(folder, rows)
+    if any(row["problem"] for row in rows if row["complete"]):
+        sys.exit(1)
 
 
 @cli.command(short_help="Make a key for this machine's nodes.")

@@ -22,6 +22,9 @@ from .scheduler.sync_plan import POLICIES
 DEFAULT_LISTEN = "127.0.0.1:0"
 DEFAULT_NEIGHBORS = 2  # Any one node or link may fail.
 JOIN_PATIENCE_S = 10.0
+DEFAULT_EVERY = 100
+DEFAULT_CHECKPOINTS_KEPT = 2  # If the newest turns out to be damaged, there is another.
+COPIES = ("shard", "whole")
 
 Number = TypeVar("Number", int, float)
 Choice = TypeVar("Choice", bound=str)
@@ -66,6 +69,57 @@ class NodeSettings:
         """What this node knows of keys at its start."""
         named = (Endpoint.parse(address).key for address in (*self.join, *self.peers_at.values()) if address)
         return Keyring(self.keys.public, self.allowed_keys, filter(None, named)) if self.keys else None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSettings:
+    """Where and when the state goes to disk.
+
+    Attributes:
+        directory: One that all nodes share, or (with "whole") one of each node's own.
+        every: Steps from one checkpoint to the next.
+        copies: "shard": each node writes a part. "whole": each node writes all of it.
+        kept: Complete checkpoints that are not removed.
+        resume: Found the cluster with the newest complete checkpoint, if there is any.
+        resume_from: Or with that of this step.
+    """
+
+    directory: str
+    every: int = DEFAULT_EVERY
+    copies: str = "shard"
+    kept: int = DEFAULT_CHECKPOINTS_KEPT
+    resume: bool = False
+    resume_from: int | None = None
+
+
+def checkpoint_settings(
+    directory: str | os.PathLike[str] | None = None,
+    every: int | None = None,
+    copies: str | None = None,
+    kept: int | None = None,
+    resume: bool | None = None,
+    resume_from: int | None = None,
+) -> CheckpointSettings | None:
+    """Merge arguments and environment; None for no checkpoints. Raises: ConfigError as `node_settings`."""
+    folder = os.fspath(directory or os.environ.get("CHAOSNET_CHECKPOINT_DIR", ""))
+    step = _number("resume_from", resume_from, "CHAOSNET_RESUME_FROM", -1, int, least=-1)
+    resuming = resume if resume is not None else os.environ.get("CHAOSNET_RESUME", "") == "1"
+    if not folder:
+        if resuming or step >= 0:
+            raise ConfigError("resume: no checkpoint_dir (expected the folder that the checkpoints are in)")
+        return None
+    return CheckpointSettings(
+        directory=folder,
+        every=_number("every", every, "CHAOSNET_EVERY", DEFAULT_EVERY, int, least=1),
+        copies=_choice(
+            "checkpoint_copies", copies or os.environ.get("CHAOSNET_CHECKPOINT_COPIES") or "shard", COPIES
+        ),
+        kept=_number(
+            "checkpoints_kept", kept, "CHAOSNET_CHECKPOINTS_KEPT", DEFAULT_CHECKPOINTS_KEPT, int, least=1
+        ),
+        resume=resuming or step >= 0,
+        resume_from=step if step >= 0 else None,
+    )
 
 
 def node_settings(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from ..protocols.addresses import AddressBook, DialBacks
 from ..protocols.connect_link import LinkOpener
+from ..protocols.deaths import Deaths
 from ..protocols.disconnect_link import LinkCloser
 from ..protocols.effects import (
     AnswerStatus,
@@ -32,6 +33,7 @@ from ..protocols.effects import (
     Out,
     Parked,
     StepCompleted,
+    Transmit,
     ViewEntered,
 )
 from ..protocols.election import Election, Role
@@ -86,6 +88,7 @@ from ..protocols.messages import (
     KeyringNews,
     LeaveCommand,
     LinkNews,
+    Losses,
     ManifestReply,
     ManifestRequest,
     Member,
@@ -132,6 +135,8 @@ REDIAL_EVERY_S = 1.0  # Members out of reach are tried directly, in case another
 ABORT_EVERY_S = 1.0
 FROZEN_PATIENCE_S = 1.0  # After a flush without its install, say again where we are.
 REPORT_EVERY_S = 1.0
+STEP_MESSAGES = (Up, Down, Ready, Commit)
+FOLLOWED_UP = (ViewEntered, StepCompleted, Left, Out, DiscardState, Parked, MeasureLink, Measured)
 SECONDS_PER_LINK = {"in-band": 0.0, "iperf3": 4.0}  # That measuring adds to a joiner's patience.
 
 
@@ -172,6 +177,7 @@ class Agent:
         self.monitor = ClusterMonitor()
         self.book = AddressBook(settings.peers_at)
         self.dial_backs = DialBacks(self.book)
+        self.deaths = Deaths(self.book)
         self.prober = Prober(me, settings.probe, self.book)
         self.readings = Readings(self.liveness)
         self.keys = KeyKeeper(me, settings.keyring, self.relay)
@@ -196,10 +202,14 @@ class Agent:
 
     # --- start ---
 
-    def found(self, now_s: float, view: View | None = None) -> list[Effect]:
-        """Start a cluster: of one, or of all members of a first `view` that each of them is given."""
+    def found(self, now_s: float, view: View | None = None, step: int = 0) -> list[Effect]:
+        """Start a cluster: of one, or of all members of a first `view` that each of them is given.
+
+        `step`: the first one it does, if it goes on from a checkpoint.
+        """
         if view is None:
-            me = Member(id=self.me, addresses=self.settings.addresses, life=self.settings.first_serial)
+            life = self.settings.first_serial
+            me = Member(id=self.me, addresses=self.settings.addresses, joined_step=step, life=life)
             alone = View(term=1, seq=1, scheduler=self.me, members=(me,))
             view = with_trees(alone, self.monitor.graph((self.me,), ()), self.settings.policy)
         self.election.term = self.election.voted_term = view.term
@@ -208,7 +218,7 @@ class Agent:
             self.scheduler = self._new_scheduler(view.term)
         self.phase = Phase.MEMBER
         self.report_at_s = now_s
-        return self._finish([*self.sync.enter(view, 0), Joined(0, ())], now_s)
+        return self._finish([*self.sync.enter(view, step), Joined(step, ())], now_s)
 
     def join(
         self, seeds: tuple[str, ...], neighbors: tuple[str, ...], degree: int, blocking: bool, patience_s: float,
@@ -241,30 +251,35 @@ class Agent:
     @property
     def wake_at_s(self) -> float | None:
         """When the next Tick is due."""
-        times = (
-            self.liveness.wake_at_s,
-            self.election.wake_at_s,
-            self.opener.wake_at_s,
-            self.prober.wake_at_s,
-            self.lost_links.wake_at_s,
-            self.leaver.wake_at_s,
-            self.redial_at_s,
+        soonest: float | None = self.redial_at_s
+        for core in (
+            self.liveness, self.deaths, self.election, self.opener, self.prober, self.lost_links, self.leaver,
+            self.joiner, self.scheduler,
+        ):  # fmt: skip
+            if (
+                core is not None
+                and (at_s := core.wake_at_s) is not None
+                and (soonest is None or at_s < soonest)
+            ):
+                soonest = at_s
+        own = (
             self.report_at_s,
-            self.joiner.wake_at_s if self.joiner else None,
-            self.scheduler.wake_at_s if self.scheduler else None,
             self.abort_at_s if self.torn else None,
             self.frozen_at_s + FROZEN_PATIENCE_S if self.flushed else None,
         )
-        return min([time for time in times if time is not None], default=None)
+        for at_s in own:
+            if at_s is not None and (soonest is None or at_s < soonest):
+                soonest = at_s
+        return soonest
 
     def _dispatch(self, event: Event, now_s: float) -> list[Effect]:
         match event:
+            case Received(_, message):
+                heard = self._heard(event, now_s)
+                is_step = isinstance(message, STEP_MESSAGES)
+                return heard + (self.sync.handle(event) if is_step else self._received(event, now_s))
             case Tick():
                 return self._tick(now_s)
-            case Received(_, Up() | Down() | Ready() | Commit()):
-                return self._heard(event, now_s) + self.sync.handle(event)
-            case Received():
-                return self._heard(event, now_s) + self._received(event, now_s)
             case PeerOpened():
                 return self._on_opened(event, now_s)
             case PeerClosed():
@@ -314,6 +329,8 @@ class Agent:
         for peer in lost:
             effects += [ClosePeer(peer, "nothing was heard from you")]
             effects += self._on_closed(PeerClosed(peer, clean=False), now_s, silent=True)
+        for peer in self.deaths.overdue(now_s):
+            effects += self._tell_link(peer, LinkState.SILENT)
         effects += self.prober.handle(Tick(), now_s)
         if self.sync.view is not None:
             effects += self.lost_links.tick(self.sync.view, now_s)
@@ -349,8 +366,11 @@ class Agent:
     def _followed_up(self, effects: list[Effect], now_s: float) -> list[Effect]:
         done: list[Effect] = []
         for effect in effects:
+            if type(effect) not in FOLLOWED_UP:
+                done.append(effect)
+                continue
             following = self._followed_up(self._follow_up(effect, now_s), now_s)
-            ends = isinstance(effect, Left | Out)  # The farewell goes first: after it nothing is sent.
+            ends = isinstance(effect, (Left, Out))  # The farewell goes first: after it nothing is sent.
             if isinstance(effect, Out) and self._is_joining:
                 done += following  # It asks again; nobody need know.
             else:
@@ -397,6 +417,7 @@ class Agent:
         peer = event.peer
         self.relay.opened(peer, event.client)
         self.liveness.opened(peer, now_s)
+        self.deaths.opened(peer)
         effects = self._joining(event, now_s)
         if event.dialled:
             self.book.reached(peer, event.address)
@@ -404,14 +425,14 @@ class Agent:
             effects += [MeasureLink(peer)] if wanted and peer in wanted.neighbors(self.me) else []
         if not event.client:
             effects += self.keys.opened(peer, now_s)
-            effects += self._tell_link(peer, LinkState.OPEN) + self._tell_losses()
+            effects += self._tell_link(peer, LinkState.OPEN) + self._tell_losses(peer)
         return effects + self._vote_if_prepared()
 
     def _on_closed(self, event: PeerClosed, now_s: float, silent: bool = False) -> list[Effect]:
         peer = event.peer
         if peer not in self.relay.peers:
             return []
-        client, died = peer in self.relay.leaves, self._has_died(event, silent, now_s)
+        client, may_be_dead = peer in self.relay.leaves, self._may_be_dead(event, silent, now_s)
         self.relay.closed(peer)
         self.liveness.closed(peer)
         self.readings.closed(peer)
@@ -423,26 +444,29 @@ class Agent:
             effects += self._on_torn(f"lost the link {self.me} - {peer}", now_s)
         if client:
             return effects
-        return effects + self._tell_link(peer, LinkState.CLOSED if died else LinkState.SILENT)
+        looking = self.deaths.broke(peer, now_s) if may_be_dead else []
+        return effects + (looking or self._tell_link(peer, LinkState.SILENT))
 
-    def _has_died(self, event: PeerClosed, silent: bool, now_s: float) -> bool:
-        """Who says Bye is alive, whatever it thinks of us: no proof of a crash."""
+    def _may_be_dead(self, event: PeerClosed, silent: bool, now_s: float) -> bool:
+        """Who says Bye is alive, whatever it thinks of us."""
         return not silent and not event.clean and self.liveness.spoke_lately(event.peer, now_s)
 
-    def _tell_losses(self) -> list[Effect]:
+    def _tell_losses(self, peer: str) -> list[Effect]:
         """Two parts of the overlay may have met again: what one knows of lost links, the other must know, too."""
-        told: list[Effect] = []
-        for (reporter, peer), news in sorted(self.overlay.news.items(), key=lambda item: item[0]):
-            if news.state is not LinkState.OPEN:
-                again = LinkNews(
-                    reporter=reporter,
-                    peer=peer,
-                    version=news.version,
-                    state=news.state.value,
-                    peer_life=news.peer_life,
-                )
-                told += self.relay.send(EVERYONE, again)
-        return told
+        losses = self.overlay.losses()
+        return [Transmit(peer, Losses(news=losses))] if losses else []
+
+    def _on_losses(self, peer: str, losses: Losses) -> list[Effect]:
+        """Pass on what is news to our part; answer with what has been overtaken."""
+        effects: list[Effect] = []
+        newer: list[LinkNews] = []
+        for news in losses.news:
+            known = self.overlay.known(news.reporter, news.peer)
+            if known is None or known.version < news.version:
+                effects += self.relay.send(EVERYONE, news)
+            elif known.version > news.version:
+                newer.append(known)
+        return effects + ([Transmit(peer, Losses(news=tuple(newer)))] if newer else [])
 
     def _on_torn(self, reason: str, now_s: float, without_me: bool = False) -> list[Effect]:
         """Messages of the attempt under way may be lost for good, even if the link opens again."""
@@ -507,6 +531,8 @@ class Agent:
 
     def _on_reached(self, event: Reached | NotReached) -> list[Effect]:
         effects = self.dial_backs.handle(event)
+        for peer, died in self.deaths.handle(event).items():
+            effects += self._tell_link(peer, LinkState.CLOSED if died else LinkState.SILENT)
         if isinstance(event, NotReached):
             return effects
         self.book.reached(event.peer, event.address)
@@ -525,6 +551,8 @@ class Agent:
                 return effects + (self._routed(envelope.source, envelope.body, now_s) if ours else [])
             case Ping() | Pong():
                 return []
+            case Losses() as losses:
+                return self._on_losses(peer, losses)
             case ProbeRequest() | Probe() | ProbeResult() | Iperf3Ready():
                 return self.prober.handle(event, now_s)
             case DialBack() as wanted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import dataclass, replace
 
@@ -59,3 +60,16 @@ class Endpoint:
     def dialable(self) -> bool:
         """Can somebody be reached there?"""
         return bool(self.host and self.port)
+
+
+async def refuses(address: str, patience_s: float) -> bool:
+    """Is the machine there, and nothing listens at `address`? libzmq does not tell why it could not connect."""
+    try:
+        end = Endpoint.parse(address)
+        _, writer = await asyncio.wait_for(asyncio.open_connection(end.host, end.port), patience_s)
+    except ConnectionRefusedError:
+        return True
+    except (ConfigError, OSError, TimeoutError):
+        return False
+    writer.close()
+    return False

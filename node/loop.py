@@ -27,6 +27,7 @@ import zmq
 from ..protocols import effects as fx
 from ..protocols import events as ev
 from ..protocols.codec import decode, encode
+from ..protocols.deaths import PROOF_S
 from ..protocols.errors import LocalProtocolError, MalformedMessage, RemoteProtocolError
 from ..protocols.messages import (
     EVERYONE,
@@ -46,6 +47,7 @@ from ..protocols.probing import PROBE_BYTES
 from . import interfaces, iperf3_probe
 from .all_reduce import AllReduce, ChunkStore
 from .core import Agent
+from .endpoint import refuses
 from .memory import keep_freed_frames
 from .replica import Replica
 from .training_state import Arrival, Snapshot
@@ -58,9 +60,6 @@ READ_EVERY_S = 1.0
 MIN_TICK_S = 0.001  # A core that wants a Tick at once must not keep the loop from its sockets.
 BACKLOG_SHARE = 0.25  # Of available memory, for results that a joiner cannot apply yet.
 TIMED = (ScaleInRequest, ConnectLinkRequest, DisconnectLinkRequest)
-AllReduceTypes = (
-    fx.Accumulate, fx.SendUp, fx.FinishChunk, fx.AdoptChunk, fx.SendDown, fx.ResetAttempt,
-)  # fmt: skip
 
 
 # --- what the training thread hears ---
@@ -146,6 +145,7 @@ class NodeLoop:
         self._member = False
         self._backlog_bytes = 0
         self._backlog_limit = int(BACKLOG_SHARE * psutil.virtual_memory().available)
+        self._looks: set[asyncio.Task[None]] = set()  # The loop itself keeps no task alive.
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s: float | None = None
         self._process = psutil.Process()
@@ -158,13 +158,13 @@ class NodeLoop:
         self._thread.start()
         return self._started.result()
 
-    def found(self, view: View | None = None) -> None:
-        """Start a cluster of one, or one whose first view is given to all of its members."""
+    def found(self, view: View | None = None, step: int = 0) -> None:
+        """Start a cluster of one, or one whose first view is given to all of its members, at `step`."""
 
         def begin() -> None:
             if view is None:
                 self.transport.cluster = secrets.token_hex(4)
-            self._perform_all(self.agent.found(self._now_s(), view), 0.0)
+            self._perform_all(self.agent.found(self._now_s(), view, step), 0.0)
 
         self._call(begin)
 
@@ -285,7 +285,7 @@ class NodeLoop:
     def _perform_all(self, effects: list[fx.Effect], took_ms: float) -> None:
         only_chunks = bool(effects)
         for effect in effects:
-            if isinstance(effect, AllReduceTypes):
+            if isinstance(effect, fx.ChunkEffect):
                 self.all_reduce.perform(effect)
             else:
                 only_chunks = False
@@ -293,7 +293,7 @@ class NodeLoop:
         for outcome in self._pending:
             self.outcomes.put(outcome)
         self._pending.clear()
-        if not only_chunks:  # Chunks move no deadline, and there are many of them.
+        if not only_chunks:
             self._set_timer()
 
     def _set_timer(self) -> None:
@@ -320,6 +320,8 @@ class NodeLoop:
         match effect:
             case fx.Transmit(peer, message):
                 self.transport.send(peer, encode(message))
+            case fx.ResetAttempt():
+                self.all_reduce.perform(effect)
             case fx.StepCompleted():
                 self._step_completed(effect)
             case fx.Dial(address):
@@ -440,8 +442,15 @@ class NodeLoop:
         self._guarded(lambda: self._event(ev.DialFailed(address, reason, final)))
 
     def checked(self, address: str, peer: str, reason: str) -> None:
-        found = ev.Reached(address, peer) if peer else ev.NotReached(address, reason)
-        self._guarded(lambda: self._event(found))
+        if peer:
+            self._guarded(lambda: self._event(ev.Reached(address, peer)))
+        else:
+            self._looks = {task for task in self._looks if not task.done()}
+            self._looks.add(self._loop.create_task(self._not_reached(address, reason)))
+
+    async def _not_reached(self, address: str, reason: str) -> None:
+        refused = await refuses(address, PROOF_S)
+        self._guarded(lambda: self._event(ev.NotReached(address, reason, refused)))
 
     def control(self, peer: str, body: bytes) -> None:
         self._guarded(lambda: self._receive(peer, body, None))

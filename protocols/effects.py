@@ -143,6 +143,9 @@ class ResetAttempt(Effect):
     """Forget what has come in for the step under way; own contributions stay."""
 
 
+ChunkEffect = Accumulate | SendUp | FinishChunk | AdoptChunk | SendDown  # Many; they move no deadline.
+
+
 @dataclass(frozen=True, slots=True)
 class StepCompleted(Effect):
     """All results of `step` are here. `deal`: who gets samples in the step after it."""

@@ -34,11 +34,11 @@ class LostLinks:
     def __init__(self, me: str, relay: Relay, book: AddressBook) -> None:
         self.me, self.relay, self.book = me, relay, book
         self.by_peer: dict[str, _LostLink] = {}
+        self.wake_at_s: float | None = None
 
-    @property
-    def wake_at_s(self) -> float | None:
+    def _plan(self) -> None:
         times = (each.try_at_s for each in self.by_peer.values())
-        return min((time for time in times if time is not None), default=None)
+        self.wake_at_s = min((time for time in times if time is not None), default=None)
 
     def lost(self, peer: str, now_s: float) -> None:
         """The link to `peer`, one of the view, is closed."""
@@ -46,6 +46,7 @@ class LostLinks:
         again = before is not None and now_s - before.lost_at_s < CALM_S
         wait_s = min(2 * before.wait_s, MAX_WAIT_S) if before and again else FIRST_WAIT_S
         self.by_peer[peer] = _LostLink(wait_s, now_s, now_s + wait_s)
+        self._plan()
 
     def entered(self, view: View) -> None:
         """Links that are back need no more tries, nor do those to nodes that have gone."""
@@ -54,6 +55,7 @@ class LostLinks:
                 del self.by_peer[peer]
             elif peer in view.neighbors(self.me) and peer in self.relay.peers:
                 self.by_peer[peer].try_at_s = None
+        self._plan()
 
     def tick(self, view: View, now_s: float) -> list[Effect]:
         """Look whether the peers whose time has come answer."""
@@ -66,6 +68,7 @@ class LostLinks:
             link.try_at_s = now_s + link.wait_s
             member = view.find(peer)
             effects += [CheckReach(address) for address in self.book.ways_to(member)] if member else []
+        self._plan()
         return effects
 
     def reached(self, peer: str, view: View) -> list[Effect]:

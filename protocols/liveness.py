@@ -73,18 +73,21 @@ class Liveness:
         self.stalled_at_s = 0.0
         self.back_at_s = -PROOF_WINDOW_S  # When the loop last went on after a long stop.
         self.last_tick_s: float | None = None
+        self.wake_at_s: float | None = None
 
-    @property
-    def wake_at_s(self) -> float | None:
-        return min((peer.wake_at_s for peer in self.peers.values()), default=None)
+    def _plan(self) -> None:
+        """What is heard meanwhile may put a deadline off: then the Tick comes early, and finds nothing to do."""
+        self.wake_at_s = min((peer.wake_at_s for peer in self.peers.values()), default=None)
 
     def opened(self, peer: str, now_s: float) -> None:
         """Watch a new connection."""
         self.peers[peer] = _Peer(heard_s=now_s, spoke_s=now_s, ping_at_s=now_s)
+        self._plan()
 
     def closed(self, peer: str) -> None:
         """Watch it no longer."""
         self.peers.pop(peer, None)
+        self._plan()
 
     def received(self, peer: str, message: Message, now_s: float) -> list[Effect]:
         """Anything that comes from a peer is a sign of life."""
@@ -111,6 +114,7 @@ class Liveness:
         """It has answered around the link: its process lives."""
         if state := self.peers.get(peer):
             state.vouched_s = (asked_s, now_s)
+            self._plan()
 
     def spoke_lately(self, peer: str, now_s: float) -> bool:
         """If its connection closes now, has its process died?
@@ -131,6 +135,7 @@ class Liveness:
             return []
         state.doubted_at_s = now_s
         state.ping_at_s = min(state.ping_at_s, now_s + PING_EVERY_S)
+        self._plan()
         return [Transmit(peer, Ping(sent_s=now_s, stall_s=self._stall(now_s)))]
 
     def tick(self, now_s: float) -> tuple[list[str], list[str], list[Effect]]:
@@ -148,6 +153,7 @@ class Liveness:
                 effects.append(Transmit(name, Ping(sent_s=now_s, stall_s=self._stall(now_s))))
             if name not in lost and self._ask_around(state, now_s):
                 silent.append(name)
+        self._plan()
         return lost, silent, effects
 
     def _ask_around(self, state: _Peer, now_s: float) -> bool:

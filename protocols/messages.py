@@ -436,6 +436,12 @@ class LinkNews(Message, frozen=True, kw_only=True):
     peer_life: Count = 0
 
 
+class Losses(Message, frozen=True, kw_only=True):
+    """Link-local, when a link opens, and in answer: news that you may have missed while we were apart."""
+
+    news: Annotated[tuple[LinkNews, ...], Meta(max_length=5 * MAX_NODES)]
+
+
 class Farewell(Message, frozen=True, kw_only=True):
     """Node to all: I have left, and act in no view any more. `key`: the last in which I did."""
 
@@ -664,6 +670,7 @@ WireMessage = (
     Envelope
     | Hello
     | Bye
+    | Losses
     | Ping
     | Pong
     | Up

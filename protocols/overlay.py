@@ -10,8 +10,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-import networkx as nx
-
 from .messages import Electorate, Link, LinkNews, View, ViewKey, link
 
 
@@ -73,54 +71,88 @@ class Overlay:
 
     def __init__(self, me: str) -> None:
         self.me = me
-        self.graph = nx.Graph()
+        self.nodes: set[str] = set()  # Of the view.
         self.observers: set[str] = set()
+        self.links: set[Link] = set()  # Of the view.
+        self.lost: set[Link] = set()  # Of these, those that one end has lost.
+        self.live: dict[str, set[str]] = {}  # Neighbours over live links: of the view and not lost, or found.
         self.news: dict[tuple[str, str], News] = {}  # (reporter, peer)
+        self.closed: set[tuple[str, str]] = set()  # Of these, who saw whom die.
         self.key: ViewKey = (0, 0)
         self.left: dict[str, tuple[int, ViewKey]] = {}  # Who said farewell: the life, and its last view.
         self.life: dict[str, int] = {}  # Of each node that is, or was, in a view.
         self.latest_life: dict[str, int] = {}  # Of each node that was heard of.
+        self.reborn: set[str] = set()  # Nodes of the view, or an earlier one, whose name a later process has.
         self.departed: set[str] = set()  # Nodes of earlier views.
         self.reachable: set[str] = {me}
 
     def enter(self, view: View) -> None:
         """Take over the links of a new view; news about them stays, for it may be newer than the view."""
-        self.departed = (self.departed | {*self.graph}) - {*view.node_ids}
-        self.graph = nx.Graph(view.links)
-        self.graph.add_nodes_from(view.node_ids)
-        self.observers, self.key = set(view.observer_ids), view.key
+        self.departed = (self.departed | self.nodes) - {*view.node_ids}
+        self.nodes, self.observers, self.key = {*view.node_ids}, {*view.observer_ids}, view.key
+        self.links, self.lost, self.live = {*view.links}, set(), {}
         self.life |= {member.id: member.life for member in (*view.members, *view.observers)}
-        self._update()
+        self.reborn = {node for node, life in self.life.items() if self.latest_life.get(node, 0) > life}
+        for a, b in self.links | {link(*ends) for ends in self.news}:
+            self._settle(a, b)
+        self._explore()
 
     def settled(self) -> None:
         """Nobody acts in an older view any more: what is known of nodes that have gone can go."""
         back = self.reborn
         gone, self.departed = self.departed - back, self.departed & back
-        self.news = {ends: news for ends, news in self.news.items() if not gone & {*ends}}
+        if gone:
+            self.news = {ends: news for ends, news in self.news.items() if not gone & {*ends}}
+            self.closed &= self.news.keys()
         for node in gone:
             self.left.pop(node, None)
             self.life.pop(node, None)
             self.latest_life.pop(node, None)
 
     def heard(self, told: LinkNews) -> bool:
-        """One end tells of a link; True if that changes anything."""
-        ends, before = (told.reporter, told.peer), self.news.get((told.reporter, told.peer))
+        """One end tells of a link; True if that changes what can be reached, or who is known to have died."""
+        a, b = ends = (told.reporter, told.peer)
+        before = self.news.get(ends)
         if before is not None and before.version >= told.version:
             return False
-        old = (self.reachable, self.live_links(), self.crashed)
+        crashed = self.crashed
         self.news[ends] = News(told.version, LinkState(told.state), told.peer_life)
-        self.latest_life[told.reporter] = max(told.life, self.latest_life.get(told.reporter, 0))
-        self._update()
-        return old != (self.reachable, self.live_links(), self.crashed)
+        if told.state == LinkState.CLOSED.value:
+            self.closed.add(ends)
+        else:
+            self.closed.discard(ends)
+        changed = self._settle(a, b)
+        explore = changed and (a in self.reachable or b in self.reachable)
+        if told.life > self.latest_life.get(a, 0):
+            self.latest_life[a] = told.life
+            if a in self.life and told.life > self.life[a] and a not in self.reborn:
+                self.reborn.add(a)
+                explore = changed = True
+        if explore:
+            self._explore()
+        return changed or crashed != self.crashed
 
     def farewell(self, node: str, life: int, key: ViewKey) -> None:
         """A node has left for good; `key`: of the last view that it acted in."""
         self.left[node] = max((life, key), self.left.get(node, (0, (0, 0))))
 
-    @property
-    def lost(self) -> set[Link]:
-        """Links of the view that one end has lost."""
-        return {link(a, b) for a, b in self.graph.edges if self.denied(a, b)}
+    def known(self, reporter: str, peer: str) -> LinkNews | None:
+        """The newest news of that end, as anybody may repeat it."""
+        news = self.news.get((reporter, peer))
+        if news is None:
+            return None
+        return LinkNews(
+            reporter=reporter,
+            peer=peer,
+            version=news.version,
+            state=news.state.value,
+            peer_life=news.peer_life,
+        )
+
+    def losses(self) -> tuple[LinkNews, ...]:
+        """All that is known of lost links."""
+        lost = sorted(ends for ends, news in self.news.items() if news.state is not LinkState.OPEN)
+        return tuple(news for ends in lost if (news := self.known(*ends)))
 
     @property
     def crashed(self) -> set[str]:
@@ -131,10 +163,8 @@ class Overlay:
         """
         died = {
             peer
-            for (by, peer), news in self.news.items()
-            if news.state is LinkState.CLOSED
-            and by in self.reachable
-            and self._is_current(peer, news.peer_life)
+            for by, peer in self.closed
+            if by in self.reachable and self._is_current(peer, self.news[by, peer].peer_life)
         }
         left = {
             node
@@ -145,37 +175,41 @@ class Overlay:
 
     def live_links(self) -> set[Link]:
         """Links between nodes in reach: of the view and not lost, or found."""
-        live = {link(a, b) for a, b in self.graph.edges} - self.lost | self._found()
-        return {each for each in live if self.reachable.issuperset(each)}
+        reachable = self.reachable
+        return {link(a, b) for a, around in self.live.items() if a in reachable for b in around & reachable}
 
     def _is_current(self, node: str, life: int) -> bool:
         return life >= self.life.get(node, 0)
 
-    @property
-    def reborn(self) -> set[str]:
-        """Nodes of the view, or an earlier one, whose name a later process has."""
-        return {node for node, life in self.life.items() if self.latest_life.get(node, 0) > life}
-
     def denied(self, a: str, b: str) -> bool:
         """Does one end say that the link is lost?"""
-        both = (self.news.get((a, b)), self.news.get((b, a)))
-        return any(news is not None and news.state is not LinkState.OPEN for news in both)
+        ours, theirs = self.news.get((a, b)), self.news.get((b, a))
+        return (ours is not None and ours.state is not LinkState.OPEN) or (
+            theirs is not None and theirs.state is not LinkState.OPEN
+        )
 
-    def _found(self) -> set[Link]:
-        return {
-            link(a, b)
-            for (a, b), news in self.news.items()
-            if news.state is LinkState.OPEN and a in self.graph and b in self.graph and not self.denied(a, b)
-        }
+    def _settle(self, a: str, b: str) -> bool:
+        """After news of this link, or a new view: is it live, is it lost? True if that has changed."""
+        if a not in self.nodes or b not in self.nodes:
+            return False
+        denied = self.denied(a, b)
+        is_live = not denied and (link(a, b) in self.links or (a, b) in self.news or (b, a) in self.news)
+        if denied and link(a, b) in self.links:
+            self.lost.add(link(a, b))
+        else:
+            self.lost.discard(link(a, b))
+        if is_live == (b in self.live.get(a, ())):
+            return False
+        for end, other in ((a, b), (b, a)):
+            around = self.live.setdefault(end, set())
+            around.add(other) if is_live else around.discard(other)
+        return True
 
-    def _update(self) -> None:
-        """Observers are at the edge: they can be reached, but no path leads through them."""
-        live = self.graph.copy()
-        live.remove_edges_from(self.lost)
-        live.add_edges_from(self._found())
-        live.remove_nodes_from(self.reborn)
-        live.add_node(self.me)
-        heard = {observer: set(live[observer]) for observer in self.observers if observer in live}
-        live.remove_nodes_from(self.observers - {self.me})
-        self.reachable = set(nx.node_connected_component(live, self.me))
-        self.reachable |= {observer for observer, members in heard.items() if members & self.reachable}
+    def _explore(self) -> None:
+        """Who is in reach. Observers are at the edge: no path leads through them."""
+        found, edge = {self.me}, [self.me]
+        while edge:
+            around = self.live.get(edge.pop(), set()) - found - self.reborn
+            found |= around
+            edge.extend(around - self.observers)
+        self.reachable = found

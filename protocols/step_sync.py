@@ -40,6 +40,7 @@ from .errors import LocalProtocolError, RemoteProtocolError
 from .events import Contributed, Event, LocalReady, Received, Retracted
 from .messages import Commit, Contribution, Deal, Down, Electorate, Install, Ready, Tree, Up, View, ViewKey
 
+STEP_MESSAGES = (Up, Down, Ready, Commit)
 MAX_EARLY = 100_000  # Messages kept because they are ahead of us; a neighbour can be one step ahead.
 
 
@@ -202,6 +203,8 @@ class StepSync:
     def handle(self, event: Event) -> list[Effect]:
         """One event of this step: from the training thread or from a neighbour."""
         match event:
+            case Received(_, message) if isinstance(message, STEP_MESSAGES):
+                return self._received(event)
             case Contributed(chunks, weight):
                 self.own_weight |= dict.fromkeys(chunks, weight)
                 return [e for chunk in chunks for e in self._forward_up(chunk)]
@@ -215,13 +218,11 @@ class StepSync:
                 # Frozen, or catching up: nothing of ours is in this attempt.
                 self.tainted = not (self.frozen or self.catching_up)
                 return [ResetAttempt()] if self.tainted else []
-            case Received(_, Up() | Down() | Ready() | Commit()):
-                return self._received(event)
         raise LocalProtocolError(f"{self.me}: {type(event).__name__} is not for the all-reduce")
 
     def _received(self, event: Received) -> list[Effect]:
         message = event.message
-        assert isinstance(message, Up | Down | Ready | Commit)
+        assert isinstance(message, STEP_MESSAGES)
         here = (self.view.key if self.view else (0, 0), self.step)
         there = (message.key, message.step)
         if self.install and isinstance(message, Down) and there == (here[0], self.step - 1):
@@ -408,8 +409,9 @@ class StepSync:
         """What holds between any two events."""
         assert self.attempt.results <= self.chunk_count
         if self.view and not self.frozen and self.attempt.chunks:
-            assert self.attempt.results == sum(chunk.done for chunk in self.attempt.chunks)
-        assert all(key > (self.view.key if self.view else (0, 0)) for key in self.prepared)
+            assert self.attempt.results == [chunk.done for chunk in self.attempt.chunks].count(True)
+        if self.prepared:
+            assert min(self.prepared) > (self.view.key if self.view else (0, 0))
 
 
 def _place(tree: Tree, me: str, members: set[str]) -> _Place:

@@ -26,6 +26,7 @@ from ..protocols.messages import (
     Deal,
     Down,
     ManifestReply,
+    Member,
     Message,
     Notice,
     Probe,
@@ -36,10 +37,12 @@ from ..protocols.messages import (
 )
 from ..protocols.overlay import lacking
 from ..protocols.scale_in import State as LeaverState
+from ..scheduler.monitor import ClusterMonitor
 from ..scheduler.sync_plan import POLICIES
+from ..scheduler.views import with_trees
 
 PROBE_PARTS, PROBE_PART = 2, bytes(64 << 10)
-BULK = (Up, Down, Shard, ManifestReply, Probe)
+BULK = {Up, Down, Shard, ManifestReply, Probe}
 STORY_LINES = 60
 MAX_ACTIONS = 2_000_000  # A life of a minute takes some 30,000.
 DATASET = 997  # Samples of an epoch; prime, so that the last step of an epoch is never whole.
@@ -107,13 +110,12 @@ class SimCluster:
         self.history: dict[int, tuple[SimNode, Any]] = {}  # Step: who completed it first, and with what.
         self.schedulers: dict[int, str] = {}
         self.views: dict[tuple[int, int], Any] = {}
-        self.record = record  # Keep the whole story, and let the digest cover every word of it.
+        self.record = record  # Keep the whole story.
         self.told: deque[tuple[float, str, str | ev.Event]] = deque(maxlen=None if record else STORY_LINES)
-        self.digest = hashlib.sha256()
         self.max_delay_s = self.rng.choice([0.002, 0.01, 0.05])
         lag = self.rng.choice([1, 1, 4, 12])  # Bulk fills its connection; control overtakes it.
         self.max_bulk_delay_s = min(lag * self.max_delay_s, 0.3)
-        self.compute_s = self.rng.choice([0.03, 0.1, 0.3])
+        self.compute_s = self.rng.choice([0.03, *7 * [0.1, 0.3]])
         self.state_bytes = self.rng.choice([100, 3 << 20, 40 << 20])
         self.retract_odds = self.rng.choice([0.0, 0.0, 0.01])
         self.on_message: Callable[[str, str, Message], None] | None = None
@@ -129,6 +131,32 @@ class SimCluster:
         neighbors: tuple[str, ...] = (),
     ) -> SimNode:
         """A new machine: founds a cluster, or joins through `seeds` (names)."""
+        node = self._machine(name)
+        self._say(name, f"starts, seeds {sorted(seeds)}")
+        addresses = tuple(f"{seed}:1" for seed in seeds)
+        if addresses:
+            self._perform_all(node, node.agent.join(addresses, neighbors, degree, blocking, 20.0, self.now_s))
+        else:
+            node.loaded = True
+            self._perform_all(node, node.agent.found(self.now_s))
+        return node
+
+    def found(self, names: Iterable[str], links: Iterable[tuple[str, str]]) -> None:
+        """New machines that are a cluster from the start: each is given the first view, with these links."""
+        nodes = [self._machine(name) for name in names]
+        members = tuple(
+            Member(id=node.name, addresses=(f"{node.name}:1",), life=self._life(node.name)) for node in nodes
+        )
+        alone = View(term=1, seq=1, scheduler=members[0].id, members=members, links=tuple(sorted(links)))
+        graph = ClusterMonitor().graph(alone.member_ids, alone.links)
+        view = with_trees(alone, graph, POLICIES[self.policy])
+        for pair in view.links:
+            self._open(pair, dialler=pair[0])
+        for node in nodes:
+            node.loaded = True
+            self._perform_all(node, node.agent.found(self.now_s, view))
+
+    def _machine(self, name: str) -> SimNode:
         settings = Settings(
             addresses=(f"{name}:1",),
             chunks=self.chunks,
@@ -138,13 +166,6 @@ class SimCluster:
         agent = Agent(name, settings, random.Random(self.rng.random()))
         node = self.nodes[name] = SimNode(name, agent, self.rng.choice([1, 8, 32]))
         node.last_progress_s = self.now_s
-        self._say(name, f"starts, seeds {sorted(seeds)}")
-        addresses = tuple(f"{seed}:1" for seed in seeds)
-        if addresses:
-            self._perform_all(node, agent.join(addresses, neighbors, degree, blocking, 20.0, self.now_s))
-        else:
-            node.loaded = True
-            self._perform_all(node, agent.found(self.now_s))
         return node
 
     # --- what people do ---
@@ -212,6 +233,19 @@ class SimCluster:
         for end in sorted(connection.open_at) if given_up else ():
             self._after(self._after_last(connection, end), self._close_end(connection, end, clean=lingers))
 
+    def reset(self, a: str, b: str) -> None:
+        """The connection breaks, both processes live: a tunnel was restarted, a router forgot it."""
+        connection = self.connections.get(_pair(a, b))
+        self._say(a, f"connection to {b} RESET")
+        if connection is None or _pair(a, b) in self.cuts:
+            return
+        self.queue = [
+            entry for entry in self.queue if getattr(entry[2], "connection", None) is not connection
+        ]
+        heapq.heapify(self.queue)
+        for end in sorted(connection.open_at):
+            self._after(self._delay(), self._close_end(connection, end, clean=False))
+
     def pause(self, name: str, seconds: float) -> None:
         """SIGSTOP, and SIGCONT later."""
         node = self.nodes[name]
@@ -259,9 +293,15 @@ class SimCluster:
         self._perform_all(node, effects)
 
     def _perform_all(self, node: SimNode, effects: list[fx.Effect]) -> None:
+        only_chunks = bool(effects)
         for effect in effects:
-            self._perform(node, effect)
-        self._post_tick(node)
+            if isinstance(effect, fx.ChunkEffect):
+                self._perform_chunk(node, effect)
+            else:
+                only_chunks = False
+                self._perform(node, effect)
+        if not only_chunks:
+            self._post_tick(node)
         self._check(node)
 
     def _post_tick(self, node: SimNode) -> None:
@@ -316,10 +356,14 @@ class SimCluster:
                 self._completed(node, effect)
             case fx.AnswerStatus():
                 pass
+            case fx.ResetAttempt():
+                node.sums.clear()
             case _:
-                self._perform_data(node, effect)
+                self._perform_replication(node, effect)
 
-    def _perform_data(self, node: SimNode, effect: fx.Effect) -> None:
+    def _perform_chunk(self, node: SimNode, effect: fx.Effect) -> None:
+        if not node.alive:
+            return
         match effect:
             case fx.Accumulate(chunk, payload):
                 old = node.sums.get(chunk, frozenset())
@@ -339,10 +383,6 @@ class SimCluster:
                 content = (payload or node.results[step][chunk]) if weight else None
                 for peer in peers:
                     self._send(node.name, peer, down, content)
-            case fx.ResetAttempt():
-                node.sums.clear()
-            case _:
-                self._perform_replication(node, effect)
 
     def _store(self, node: SimNode, chunk: int, result: _Result) -> None:
         node.results.setdefault(result.step, {})[chunk] = result
@@ -486,7 +526,7 @@ class SimCluster:
                 return
             if other is None or not other.alive or other.done or silent:
                 reason = "timed out" if silent else "connection refused"
-                self._event(node, ev.NotReached(address, reason))
+                self._event(node, ev.NotReached(address, reason, refused=not silent))
             else:
                 self._event(node, ev.Reached(address, name))
 
@@ -525,7 +565,7 @@ class SimCluster:
             self._arrive_later(connection, receiver, event)
 
     def _arrive_later(self, connection: _Connection, receiver: str, event: ev.Event) -> None:
-        bulk = isinstance(event, ev.Received) and isinstance(event.message, BULK)
+        bulk = type(event) is ev.Received and type(event.message) in BULK
         earliest = connection.last_arrival_s.get((receiver, bulk), 0.0)
         delay_s = self.rng.uniform(0.0001, self.max_bulk_delay_s) if bulk else self._delay()
         arrival = max(self.now_s + delay_s, earliest + 1e-7)
@@ -652,6 +692,7 @@ class SimCluster:
     def is_quiet(self, since_s: float) -> bool:
         """Has everybody come to rest: all members in one view, nobody on the way in or out, all making steps?"""
         alive = [n for n in self.nodes.values() if n.alive and not n.done]
+        alive = [n for n in alive if not (n.agent.parked and self._must_park(n))]
         views = {n.agent.sync.view.key for n in alive if n.agent.sync.view}
         return (
             len(views) <= 1
@@ -661,6 +702,11 @@ class SimCluster:
             and not self.unsettled(since_s)
         )
 
+    def digest(self) -> str:
+        """Equal for two runs only if they were the same: of the generator that made every delay, and the story."""
+        told = "\n".join(_line(*each) for each in self.told)
+        return hashlib.sha256(f"{self.rng.getstate()} {self.count}\n{told}".encode()).hexdigest()
+
     def story(self) -> str:
         """The last events, for a person."""
         return "\n".join(_line(*each) for each in list(self.told)[-STORY_LINES:])
@@ -668,23 +714,20 @@ class SimCluster:
     def _say(self, node: str, what: str | ev.Event) -> None:
         """Note it for the story; texts are made of it when somebody asks."""
         self.told.append((self.now_s, node, what))
-        self.digest.update(
-            (_line(self.now_s, node, what) if self.record else f"{self.now_s:.9f} {node}").encode()
-        )
 
 
 class _Arrival:
     """A message in flight; `route` lets a crash of the sender cut it off."""
 
-    __slots__ = ("args", "cluster", "route")
+    __slots__ = ("cluster", "connection", "event", "route")
 
     def __init__(
         self, cluster: SimCluster, connection: _Connection, route: tuple[str, str], event: ev.Event
     ) -> None:
-        self.cluster, self.route, self.args = cluster, route, (connection, route[1], event)
+        self.cluster, self.connection, self.route, self.event = cluster, connection, route, event
 
     def __call__(self) -> None:
-        self.cluster.arrive(*self.args)
+        self.cluster.arrive(self.connection, self.route[1], self.event)
 
 
 def _line(now_s: float, node: str, what: str | ev.Event) -> str:

@@ -9,13 +9,11 @@ import random
 from dataclasses import dataclass, field
 
 from ..protocols import events as ev
-from ..protocols.messages import ConnectLinkRequest, DisconnectLinkRequest, Envelope, Message
+from ..protocols.messages import ConnectLinkRequest, DisconnectLinkRequest, Envelope, Message, link
 from .cluster import SimCluster
 
-FAULTS_UNTIL_S = 15.0
 LONGEST_PAUSE_S = 4.0
-QUIET_S = 3.0
-SETTLED_BY_S = 80.0  # A joiner that is left alone asks for 24 s and knocks for 20 s, perhaps twice.
+SETTLED_AFTER_S = 65.0  # A joiner that is left alone asks for 24 s and knocks for 20 s, perhaps twice.
 AIMS = (
     "Prepare", "Flush", "FlushOk", "Install", "VoteRequest", "VoteReply", "NegotiationPlan", "NeighborsReady",
     "ReplicationPlan", "ScaleOutReady", "ScaleInRequest", "Up", "Down", "Ready", "Commit", "Shard", "ManifestReply",
@@ -49,17 +47,21 @@ class RandomRun:
     def __init__(self, seed: int, record: bool = False) -> None:
         self.seed = seed
         self.rng = random.Random(f"run {seed}")
-        chunks = self.rng.choice([1, 2, 5])
+        chunks = self.rng.choice([1, 1, 2, 3])
         policy = self.rng.choice(["single", "fapt"])
         self.sim = SimCluster(seed, chunks, policy, record)
-        self.size = self.rng.randint(2, 7)
+        self.size = self.rng.choice([2, 3, 3, 4, 4, 5, 5, 6, 7])
         self.crashes = self.joins = self.leaves = self.rejoins = 0
         self.max_crashes = self.rng.choice([0, 1, 2, 4])
         self.hunted = set(self.rng.sample(AIMS, 3))
         self.hunt_odds = self.rng.choice([0.0, 0.01, 0.1])
         self.struck: set[str] = set()
         self.sim.on_message = self._maybe_strike
+        self.faults = self.rng.choice([3, 5, 8])
+        self.faults_per_s = self.rng.choice([2.0, 5.0])
+        self.grows = self.rng.random() < 0.2  # One by one, or all are there from the start.
         self.calm = False
+        self.quiet_s = 1.0 + 12 * self.sim.max_bulk_delay_s  # No step takes longer.
 
     def run(self) -> Outcome:
         """Grow, suffer, heal, rest. Raises Violation with the story."""
@@ -77,40 +79,58 @@ class RandomRun:
             self.joins,
             self.leaves,
             self.rejoins,
-            sim.digest.hexdigest(),
+            sim.digest(),
             self.struck,
         )
 
     def _live(self) -> None:
         self.calm = True
-        self.sim.add("n0")
-        for index in range(1, self.size):
-            self.sim.run(self.sim.now_s + self.rng.uniform(0.0, 0.5))
-            self._join(f"n{index}", founders=True)
-        self.sim.run(5.0)
+        if self.grows:
+            self._grow()
+        else:
+            self._found()
         self.calm = False
-        while self.sim.now_s < FAULTS_UNTIL_S:
-            self.sim.run(self.sim.now_s + self.rng.expovariate(1.5))
+        for _ in range(self.faults):
+            self.sim.run(self.sim.now_s + self.rng.expovariate(self.faults_per_s))
             self._fault()
         self.calm = True
         for pair in sorted(self.sim.cuts):
             self.sim.heal(*pair)
         self._rest()
-        complaints = self.sim.unsettled(self.sim.now_s - QUIET_S)
+        complaints = self.sim.unsettled(self.sim.now_s - self.quiet_s)
         assert not complaints, "; ".join(complaints)
 
+    def _grow(self) -> None:
+        self.sim.add("n0")
+        for index in range(1, self.size):
+            self.sim.run(self.sim.now_s + self.rng.uniform(0.0, 0.5))
+            self._join(f"n{index}", founders=True)
+        self.sim.run(self.sim.now_s + 2.0)
+
+    def _found(self) -> None:
+        """Any connected overlay: a random tree, and some links more."""
+        names = [f"n{index}" for index in range(self.size)]
+        links = {link(name, self.rng.choice(names[:index])) for index, name in enumerate(names) if index}
+        for _ in range(self.rng.randint(0, self.size)):
+            links.add(link(*self.rng.sample(names, 2)))
+        self.sim.found(names, links)
+        self.sim.run(self.rng.uniform(0.2, 1.0))
+
     def _rest(self) -> None:
-        """Until nothing but training goes on any more; at the latest until SETTLED_BY_S."""
+        """Until nothing but training goes on any more; at the latest after SETTLED_AFTER_S."""
         sim = self.sim
-        while sim.now_s < SETTLED_BY_S:
-            sim.run(sim.now_s + 1.0)
-            if sim.now_s > FAULTS_UNTIL_S + LONGEST_PAUSE_S + QUIET_S and sim.is_quiet(sim.now_s - QUIET_S):
+        calm_s = sim.now_s
+        while sim.now_s < calm_s + SETTLED_AFTER_S:
+            sim.run(sim.now_s + 0.25)
+            if sim.now_s > calm_s + self.quiet_s and sim.is_quiet(sim.now_s - self.quiet_s):
                 return
 
     def _fault(self) -> None:
         rng, sim = self.rng, self.sim
         active = sorted(node.name for node in sim.active())
-        kind = rng.choice(["join", "leave", "crash", "cut", "heal", "pause", "restart", "nothing", "link"])
+        kind = rng.choice(
+            ["join", "leave", "crash", "cut", "heal", "pause", "restart", "nothing", "link", "reset"]
+        )
         if not active:
             return
         if kind == "join" and self.joins < self.size + 4:
@@ -128,6 +148,8 @@ class RandomRun:
             sim.heal(*rng.choice(sorted(sim.cuts)))
         elif kind == "pause":
             sim.pause(rng.choice(active), rng.choice([0.1, 0.8, LONGEST_PAUSE_S]))
+        elif kind == "reset" and sim.connections:
+            sim.reset(*rng.choice(sorted(sim.connections)))
         elif kind == "link" and len(active) > 2:
             self._change_link(*rng.sample(active, 2))
 

@@ -6,6 +6,7 @@ from chaosnet.protocols.messages import (
     DialBackReply,
     Envelope,
     LinkNews,
+    Losses,
     Notice,
     Ping,
     Pong,
@@ -17,7 +18,7 @@ from chaosnet.protocols.messages import (
 from chaosnet.simulator.cluster import SimCluster
 
 MEASURING = (ProbeRequest, Probe, ProbeResult, DialBack, DialBackReply)
-CHATTER = (Ping, Pong, Notice, LinkNews, Report, *MEASURING)  # Always there, of no event.
+CHATTER = (Ping, Pong, Notice, LinkNews, Losses, Report, *MEASURING)  # Always there, of no event.
 TRAINING = ("Up", "Down", "Ready", "Commit")
 
 

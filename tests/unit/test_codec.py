@@ -102,6 +102,7 @@ LINK_LOCAL = [
     m.Envelope(source="j", target=m.EVERYONE, serial=7, body=m.ScaleOutReady(node="j")),
     m.Hello(node="a", address="10.0.0.1:5555", incarnation="0011223344556677", cluster="lab"),
     m.Bye(reason="the link was disconnected"),
+    m.Losses(news=(m.LinkNews(reporter="a", peer="b", version=12, state="closed", peer_life=4),)),
     m.Ping(sent_s=12.5, stall_s=0.25),
     m.Pong(sent_s=12.5),
     m.Up(key=(2, 9), step=57, chunk=3, weight=16.0),
