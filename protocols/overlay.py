@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from .messages import Electorate, Link, LinkNews, View, ViewKey, link
 
+MAX_STRANGERS = 1024  # Nodes of no view, and links of theirs, that something is remembered of.
+
 
 class LinkState(enum.Enum):
     """What one end says of a link."""
@@ -116,6 +118,7 @@ class Overlay:
         if before is not None and before.version >= told.version:
             return False
         crashed = self.crashed
+        self.news.pop(ends, None)  # The newest come last.
         self.news[ends] = News(told.version, LinkState(told.state), told.peer_life)
         if told.state == LinkState.CLOSED.value:
             self.closed.add(ends)
@@ -128,13 +131,29 @@ class Overlay:
             if a in self.life and told.life > self.life[a] and a not in self.reborn:
                 self.reborn.add(a)
                 explore = changed = True
+        self._forget_strangers()
         if explore:
             self._explore()
         return changed or crashed != self.crashed
 
     def farewell(self, node: str, life: int, key: ViewKey) -> None:
         """A node has left for good; `key`: of the last view that it acted in."""
-        self.left[node] = max((life, key), self.left.get(node, (0, (0, 0))))
+        self.left[node] = max((life, key), self.left.pop(node, (0, (0, 0))))
+        self._forget_strangers()
+
+    def _forget_strangers(self) -> None:
+        """Who is in no view, and may never be, was heard of by others; there is no end to names."""
+        most = 2 * MAX_STRANGERS
+        if len(self.news) > most + 2 * len(self.links):
+            odd = [ends for ends in self.news if not self.life.keys() >= {*ends}]
+            for ends in odd[:-MAX_STRANGERS]:
+                del self.news[ends]
+            self.closed &= self.news.keys()
+        for known in (self.left, self.latest_life):
+            if len(known) > most + len(self.life):
+                odd_names = [node for node in known if node not in self.life]
+                for node in odd_names[:-MAX_STRANGERS]:
+                    del known[node]
 
     def known(self, reporter: str, peer: str) -> LinkNews | None:
         """The newest news of that end, as anybody may repeat it."""
@@ -180,6 +199,11 @@ class Overlay:
 
     def _is_current(self, node: str, life: int) -> bool:
         return life >= self.life.get(node, 0)
+
+    def life_of(self, node: str) -> int:
+        """The latest life of that name that was heard of; 0 if none."""
+        left = self.left.get(node, (0, (0, 0)))[0]
+        return max(left, self.life.get(node, 0), self.latest_life.get(node, 0))
 
     def denied(self, a: str, b: str) -> bool:
         """Does one end say that the link is lost?"""

@@ -67,11 +67,14 @@ class Relay:
 
     def _note(self, peer: str, envelope: Envelope) -> bool:
         """Learn the way back; False if the envelope was here before."""
-        if envelope.source not in self.seen and len(self.seen) >= MAX_SOURCES:
-            self.seen.pop(next(iter(self.seen)))
-        serials = self.seen.setdefault(envelope.source, {})
+        serials = self.seen.pop(envelope.source, {})
+        self.seen[envelope.source] = serials  # Last: who was silent longest is forgotten first.
         if envelope.serial in serials:
             return False
+        if len(self.seen) > MAX_SOURCES:
+            forgotten = next(iter(self.seen))
+            del self.seen[forgotten]
+            self.way.pop(forgotten, None)
         serials[envelope.serial] = None
         if len(serials) > SEEN_PER_SOURCE:
             serials.pop(next(iter(serials)))

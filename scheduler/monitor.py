@@ -14,6 +14,7 @@ from .shard_plan import Source
 from .sync_plan import DEFAULT_RATE_BPS, DEFAULT_RTT_S
 
 EVENTS_KEPT = 200
+GONE_KEPT = 100  # Nodes that are out, of which people are still told.
 FAILURES = ("node-failure", "expelled")  # Kinds of events after which a node is out against its will.
 
 
@@ -70,6 +71,9 @@ class ClusterMonitor:
             if view.find(node) is None:
                 record.state = "left" if record.state in ("active", "standby") else record.state
                 record.neighbors = ()
+        gone = [node for node in self.nodes if view.find(node) is None]
+        for node in gone[:-GONE_KEPT]:
+            del self.nodes[node]
         for member in (*view.members, *view.observers):
             record = self.nodes.setdefault(member.id, NodeRecord(member.id, "standby"))
             record.state = "active" if member.id in view.member_ids else "standby"
@@ -91,7 +95,8 @@ class ClusterMonitor:
             return
         record.report = report
         for peer, reading in report.readings.items():
-            self.reading(report.node, peer, reading, now_s)
+            if peer in self.nodes:
+                self.reading(report.node, peer, reading, now_s)
 
     def reading(self, node: str, peer: str, reading: LinkReading, now_s: float) -> None:
         """What `node` knows of its link to `peer`; what it has not measured stays as it was."""
