@@ -112,7 +112,9 @@ class Attack:
         if keys:
             curve.dial(dealer, keys, self.target.key)
         dealer.connect(f"tcp://{self.source}:0;{self.target.place}")
-        dealer.send_multipart([b"", encode(Hello(node="stranger", address="", incarnation="1"))])
+        with suppress(zmq.Again):  # Hung up on already.
+            hello = encode(Hello(node="stranger", address="", incarnation="1"))
+            dealer.send_multipart([b"", hello], zmq.NOBLOCK)
         return dealer
 
 
