@@ -252,7 +252,7 @@ def measure(rate: float, seconds: float, rounds: int) -> dict[str, Any]:
 def strangers_command(rate: float, seconds: float, rounds: int, json_file: Path | None) -> None:
     """Steps of a cluster that trains with and without strangers at its door, in one run."""
     found = measure(rate, seconds, min(rounds, 40))
-    for kind, row in [("noise", found["noise"]), *found["attacks"].items()]:
+    for kind, row in [("nobody (noise)", found["noise"]), *found["attacks"].items()]:
         without_ms, with_ms = (1e3 * statistics.median(row[key]) for key in ("without_s", "with_s"))
         pairs = [b / a for a, b in zip(row["without_s"], row["with_s"], strict=True)]
         click.echo(
