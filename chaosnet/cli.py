@@ -209,6 +209,20 @@ class Whole(_Expecting):
         return number
 
 
+class NodeRange(_Expecting):
+    name = "A..B"
+    expected = "a number of nodes from 2 to 10000, or two of them, e.g. 3..12"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, int]:
+        least, _, most = str(value).partition("..")
+        parts = [least, most or least]
+        if not all(part.isascii() and part.isdigit() for part in parts):
+            self.refuse(value, "is no number of nodes", param, ctx)
+        if not 2 <= int(parts[0]) <= int(parts[1]) <= 10_000:
+            self.refuse(value, "is out of range", param, ctx)
+        return int(parts[0]), int(parts[1])
+
+
 class Amount(_Expecting):
     name = "NUMBER"
 
@@ -670,15 +684,54 @@ def bench() -> None:
 
 
 @cli.command(short_help="Run the protocol on a virtual network that fails.")
-@click.option("--seeds", type=Whole(1, 10**9), required=True, metavar="N", help="How many runs.")
+@click.option("--schedules", type=Whole(1, 10**9), metavar="N", help="How many random lives.")
 @click.option(
-    "--from", "first", type=Whole(0, 10**12), default=0, metavar="SEED", help="First seed. Default: 0."
+    "--from", "first", type=Whole(0, 10**12), default=0, metavar="SEED", help="Seed of the first. Default: 0."
+)
+@click.option(
+    "--nodes", type=NodeRange(), help="How many nodes a life begins with. Default: 2..7; crash points: 2..4."
+)
+@click.option("--seed", type=Whole(0, 10**12), metavar="SEED", help="Replay the life of one seed.")
+@click.option("--crash-points", is_flag=True, help="Crash everybody at every message of every negotiation.")
+@click.option(
+    "--seeds", type=Whole(1, 1000), default=1, metavar="N", help="Networks per crash point. Default: 1."
+)
+@click.option(
+    "--restart", is_flag=True, help="Who crashes at a crash point is started again half a second later."
+)
+@click.option("--crash-point", metavar="POINT", help="Replay one crash point.")
+@click.option("--mutants", is_flag=True, help="Break the cores on purpose: is it noticed?")
+@click.option(
+    "--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write the story of what is replayed."
 )
 @click.option(
     "--json", "report", type=click.Path(dir_okay=False, path_type=Path), help="Write what was found."
 )
-def simulate(seeds: int, first: int, report: Path | None) -> None:
-    """Run the real protocol on a virtual network with random crashes, joins, leaves and cut links."""
-    from .simulate import run_seeds
+def simulate(
+    schedules: int | None, first: int, nodes: tuple[int, int] | None, seed: int | None, crash_points: bool,
+    seeds: int, restart: bool, crash_point: str | None, mutants: bool, trace: Path | None, report: Path | None,
+) -> None:  # fmt: skip
+    """Run the real protocol on a virtual network with random crashes, joins, leaves and cut links.
 
-    run_seeds(first, seeds, report)
+    Exactly one of --schedules, --seed, --crash-points, --crash-point and --mutants says what to run.
+    """
+    chosen = [schedules is not None, seed is not None, crash_points, crash_point is not None, mutants]
+    if sum(chosen) != 1:
+        raise click.UsageError(
+            f"{sum(chosen)} things to run (expected exactly one of --schedules, --seed, --crash-points,"
+            " --crash-point, --mutants)"
+        )
+    if trace is not None and seed is None and crash_point is None:
+        raise click.UsageError("--trace: nothing is replayed (expected --seed or --crash-point with it)")
+    from . import simulate as simulation
+
+    if schedules is not None:
+        simulation.run_seeds(first, schedules, nodes or (2, 7), report)
+    elif seed is not None:
+        simulation.replay_seed(seed, nodes or (2, 7), trace)
+    elif crash_points:
+        simulation.run_crash_points(nodes or (2, 4), seeds, restart, report)
+    elif crash_point is not None:
+        simulation.replay_point(crash_point, trace)
+    else:
+        simulation.run_mutants(report)

@@ -67,6 +67,7 @@ class _FlushState:
     number: int
     answers: dict[str, FlushOk] = field(default_factory=dict)
     repeat_at_s: float = 0.0
+    repeated: bool = False
     reason: str = ""
 
 
@@ -165,8 +166,9 @@ class Scheduler:
         """Repeat what may have been lost."""
         effects: list[Effect] = []
         if self.flush and now_s >= self.flush.repeat_at_s:
-            self.flush.repeat_at_s = now_s + REPEAT_EVERY_S
+            self.flush.repeat_at_s, self.flush.repeated = now_s + REPEAT_EVERY_S, True
             effects += self.send(EVERYONE, self._flush_message())
+            effects += self._install_if_complete()
         if self.proposal and now_s >= self.proposal.repeat_at_s:
             self.proposal.repeat_at_s = now_s + REPEAT_EVERY_S
             effects += self.send(EVERYONE, Prepare(view=self.proposal.view))
@@ -294,8 +296,10 @@ class Scheduler:
         return effects
 
     def _on_ready(self, node: str, now_s: float) -> list[Effect]:
-        if node in self.view.member_ids:
+        if node in self.view.voter_ids:
             return []  # It is in already, and about to notice.
+        if node in self.view.member_ids:
+            return self._enqueue(Promote(node=node), now_s)
         if node in self.view.observer_ids:
             coming: list[Effect] = [] if self.parked else self.send(node, Answer(ok=True, text="next"))
             return coming + self._enqueue(Promote(node=node), now_s)
@@ -493,7 +497,9 @@ class Scheduler:
             return []
         known = [self.view, *(answer.view for answer in answers.values() if answer.view)]
         base = max(known, key=lambda view: view.key)
-        if any(node not in answers for node in base.member_ids if node in reachable):
+        # A blocking joiner that has not heard of the view it entered with cannot answer.
+        awaited = base.voter_ids if self.flush.repeated else base.member_ids
+        if any(node not in answers for node in awaited if node in reachable):
             return []
         priors = self._priors(base, answers)
         missing = self._without_quorum(base, priors, set(answers))
@@ -523,8 +529,11 @@ class Scheduler:
         self, base: View, priors: tuple[Electorate, ...], answers: dict[str, FlushOk]
     ) -> list[Effect]:
         assert self.flush is not None
-        top = max(answers.values(), key=lambda answer: (answer.step, answer.node == self.me, answer.node))
         leaver = self.leaving_at_flush
+        top = max(
+            answers.values(),
+            key=lambda answer: (answer.step, answer.node != leaver, answer.node == self.me, answer.node),
+        )
         alive = {node for node, answer in answers.items() if answer.step >= top.step - 1}
         alive = self._without_leaver(alive, base, top.node)
         behind = any(answers[node].step == top.step - 1 for node in alive if base.find(node))

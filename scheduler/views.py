@@ -34,7 +34,7 @@ class AddJoiner(Change):
 
 @dataclass(frozen=True, slots=True)
 class Promote(Change):
-    """Scale-out, second half: the observer has caught up and becomes a member."""
+    """Scale-out, second half: the observer has caught up and becomes a member; who is one already may vote."""
 
     node: str = ""
 
@@ -143,7 +143,7 @@ def with_trees(view: View, graph: nx.Graph, policy: sync_plan.Policy) -> View:
 
 def electorate(view: View) -> Electorate:
     """Who votes in `view`."""
-    return Electorate(key=view.key, members=view.member_ids)
+    return Electorate(key=view.key, members=view.voter_ids)
 
 
 def is_connected(nodes: Iterable[str], links: Iterable[Link]) -> bool:
@@ -192,6 +192,8 @@ def _among(members: Iterable[Member], links: Iterable[Link]) -> list[Link]:
 
 
 def _promote(view: View, node: str, key: tuple[int, int], step: int) -> View:
+    if node in {*view.member_ids} - {*view.voter_ids}:
+        return _next(view, key, view.links)
     observer = next((each for each in view.observers if each.id == node), None)
     if observer is None:
         raise Nothing(f"{node} is no observer")
