@@ -19,7 +19,9 @@ Status = Mapping[str, Any]
 
 def cluster(status: Status) -> RenderableType:
     """All of it: one line on the cluster, members, links, what happened lately."""
-    return Group(headline(status), members(status), links(status), events(status), *keys(status), *strangers(status))
+    return Group(
+        headline(status), members(status), links(status), events(status), *keys(status), *strangers(status)
+    )
 
 
 def headline(status: Status) -> Text:
