@@ -1,7 +1,9 @@
 # A node that trains, on a CPU. docs/testbed.md, "Docker", has how to use it; docker-compose.yml has other builds of it.
 #
 #     docker build -t chaosnet .
-#     docker run --rm --init --network host chaosnet run --join 10.0.0.2:5555 examples/endless.py
+#     docker run --rm --init --network host -e CHAOSNET_JOIN=TOKEN chaosnet    # TOKEN: of `chaosnet invite`
+#
+# It listens on all interfaces, so it wants a key: an invite gives it one (a volume at /home/node/.config/chaosnet keeps it).
 
 ARG BASE=python:3.11-slim-bookworm
 

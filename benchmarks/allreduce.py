@@ -24,9 +24,11 @@ import torch
 import torch.distributed as dist
 
 from ..node.core import Agent, Settings
+from ..node.keys import KeyPair
 from ..node.loop import Admitted, NodeLoop, StepOutcome
 from ..node.transport import Transport
 from ..protocols.events import Contributed, LocalReady
+from ..protocols.keyring import Keyring
 from ..protocols.messages import Contribution, Member, View
 from ..scheduler.sync_plan import POLICIES
 from ..scheduler.views import with_trees
@@ -62,9 +64,9 @@ class Vector:
 
 
 class Ours:
-    """One member of a chaosnet cluster that reduces a Vector."""
+    """One member of a chaosnet cluster that reduces a Vector. `keys`: that of all members, if they use one."""
 
-    def __init__(self, rank: int, vector: Vector) -> None:
+    def __init__(self, rank: int, vector: Vector, keys: KeyPair | None = None) -> None:
         self.vector, self.name = vector, f"n{rank}"
         settings = Settings(chunks=len(vector.chunks))
 
@@ -72,7 +74,12 @@ class Ours:
             settings.addresses = addresses
             return Agent(self.name, settings, random.Random(rank))
 
-        self.loop = NodeLoop(make_agent, lambda loop: Transport(self.name, "127.0.0.1:0", loop), vector)
+        keyring = Keyring(keys.public) if keys else None
+
+        def make_transport(loop: NodeLoop) -> Transport:
+            return Transport(self.name, "127.0.0.1:0", loop, keys=keys, keyring=keyring)
+
+        self.loop = NodeLoop(make_agent, make_transport, vector)
         (self.address,) = self.loop.start()
 
     def connect(self, addresses: list[str], policy: str) -> None:
@@ -112,50 +119,60 @@ def _worker(
     store: str,
     policy: str,
     threads: int,
+    keys: KeyPair | None,
 ) -> dict[str, Any]:
     torch.set_num_threads(threads)
-    vector = Vector(elements, chunk_bytes)
-    ours = Ours(rank, vector)
-    pipe.send(ours.address)
-    ours.connect(pipe.receive(), policy)
-    times: dict[str, list[float]] = {"ours": [], "gloo": []}
+    clusters = {"ours": Ours(rank, Vector(elements, chunk_bytes))}
+    if keys:
+        clusters["keyed"] = Ours(rank, Vector(elements, chunk_bytes), keys)
+    for ours in clusters.values():
+        pipe.send(ours.address)
+        ours.connect(pipe.receive(), policy)
+    times: dict[str, list[float]] = {"gloo": [], **{name: [] for name in clusters}}
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=nodes)
     values = torch.full((elements,), float(rank + 1))
     for round_number in range(WARM_UP + ROUNDS):
-        gloo = values.clone()
-        vector.own.copy_(values)
+        gloo, took_s = values.clone(), {}
         dist.barrier()
         started = time.perf_counter()
         dist.all_reduce(gloo)
-        gloo_s = time.perf_counter() - started
-        dist.barrier()
-        started = time.perf_counter()
-        mean = ours.reduce()
-        ours_s = time.perf_counter() - started
-        assert torch.equal(torch.cat(mean) * nodes, gloo), "the two disagree"
-        if round_number >= WARM_UP:
-            times["ours"].append(ours_s)
-            times["gloo"].append(gloo_s)
+        took_s["gloo"] = time.perf_counter() - started
+        for name, ours in clusters.items():
+            ours.vector.own.copy_(values)
+            dist.barrier()
+            started = time.perf_counter()
+            mean = ours.reduce()
+            took_s[name] = time.perf_counter() - started
+            assert torch.equal(torch.cat(mean) * nodes, gloo), "the two disagree"
+        for name, each_s in took_s.items() if round_number >= WARM_UP else ():
+            times[name].append(each_s)
     dist.destroy_process_group()
     return times
 
 
 def measure(
-    size_bytes: int, nodes: int, chunk_bytes: int, policy: str, threads: int, out: Path
+    size_bytes: int, nodes: int, chunk_bytes: int, policy: str, threads: int, out: Path, keys: bool = False
 ) -> dict[str, float]:
-    """Compare among `nodes` processes. A round takes as long as its slowest process."""
+    """Compare among `nodes` processes. A round takes as long as its slowest process.
+
+    `keys`: also with encryption, as `keyed_s`, and the time it takes relative to none as `keyed_ratio`.
+    """
+    pair = KeyPair.new() if keys else None
     store = out / f"gloo-{nodes}-{time.time_ns()}"
     with Workers() as workers:
         for rank in range(nodes):
-            args = (rank, nodes, size_bytes // 4, chunk_bytes, str(store), policy, threads)
+            args = (rank, nodes, size_bytes // 4, chunk_bytes, str(store), policy, threads, pair)
             workers.start(f"n{rank}", _worker, *args)
-        addresses = [workers.receive(f"n{rank}") for rank in range(nodes)]
-        for rank in range(nodes):
-            workers.tell(f"n{rank}", addresses)
+        for _ in range(1 + keys):
+            addresses = [workers.receive(f"n{rank}") for rank in range(nodes)]
+            for rank in range(nodes):
+                workers.tell(f"n{rank}", addresses)
         results = [workers.receive(f"n{rank}") for rank in range(nodes)]
-    rounds = {name: [max(r[name][i] for r in results) for i in range(ROUNDS)] for name in ("ours", "gloo")}
+    rounds = {name: [max(r[name][i] for r in results) for i in range(ROUNDS)] for name in results[0]}
     ours_s, gloo_s = statistics.median(rounds["ours"]), statistics.median(rounds["gloo"])
+    keyed_s = statistics.median(rounds["keyed"]) if keys else 0.0
     return {
+        **({"keyed_s": keyed_s, "keyed_ratio": keyed_s / ours_s} if keys else {}),
         "ours_s": ours_s,
         "gloo_s": gloo_s,
         "ratio": gloo_s / ours_s,
@@ -170,19 +187,31 @@ def measure(
 @click.option("--chunk-bytes", default=2 << 20, show_default=True)
 @click.option("--policy", type=click.Choice(sorted(POLICIES)), default="fapt", show_default=True)
 @click.option("--threads", default=1, show_default=True, help="Of torch, per process.")
+@click.option("--keys", is_flag=True, help="Also with encryption.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
 def allreduce_command(
-    size_bytes: int, nodes: str, chunk_bytes: int, policy: str, threads: int, json_file: Path | None
+    size_bytes: int,
+    nodes: str,
+    chunk_bytes: int,
+    policy: str,
+    threads: int,
+    keys: bool,
+    json_file: Path | None,
 ) -> None:
     """All-reduce against Gloo in the same run."""
     figures = {}
     with tempfile.TemporaryDirectory() as folder:
         for count in (int(part) for part in nodes.split(",")):
-            figures[str(count)] = measure(size_bytes, count, chunk_bytes, policy, threads, Path(folder))
+            figures[str(count)] = measure(size_bytes, count, chunk_bytes, policy, threads, Path(folder), keys)
             f = figures[str(count)]
             click.echo(
                 f"{count} nodes, {size_bytes / 1e6:.0f} MB: ours {f['ours_s'] * 1e3:.0f} ms, "
                 f"gloo {f['gloo_s'] * 1e3:.0f} ms, ratio {f['ratio']:.2f}"
+                + (
+                    f", with keys {f['keyed_s'] * 1e3:.0f} ms ({f['keyed_ratio']:.2f} times as long)"
+                    if keys
+                    else ""
+                )
             )
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)

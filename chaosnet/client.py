@@ -42,9 +42,9 @@ LINGER_S = 0.2
 Question = Callable[[str, str], Routed]  # (id of the client, id of the node at the address) -> what to ask
 
 
-def status(address: str, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
-    """The cluster as its scheduler sees it, asked through the node at `address`. Raises: as `ask`."""
-    reply = ask(address, lambda me, node: StatusRequest(asker=me), deadline_s)
+def status(address: str, deadline_s: float = DEADLINE_S, keys: KeyPair | None = None) -> dict[str, Any]:
+    """The cluster as its scheduler sees it, asked through the node at `address`. Raises, `keys`: as `ask`."""
+    reply = ask(address, lambda me, node: StatusRequest(asker=me), deadline_s, keys=keys)
     assert isinstance(reply, StatusReply)
     return dict(json.loads(reply.status))
 
@@ -73,13 +73,18 @@ def command_key(
     key: str,
     seconds: float = 0.0,
     deadline_s: float = DEADLINE_S,
+    keys: KeyPair | None = None,
 ) -> Answer:
-    """Have the node at `address`, and through it all others, allow, revoke or invite a key. Raises: as `ask`."""
+    """Have the node at `address`, and through it all others, allow, revoke or invite a key.
+
+    Raises, `keys`: as `ask`.
+    """
     reply = ask(
         address,
         lambda me, node: KeyCommand(verb=verb, key=key, seconds=seconds, asker=me),
         deadline_s,
         of_scheduler=False,
+        keys=keys,
     )
     assert isinstance(reply, Answer)
     return reply

@@ -19,7 +19,9 @@ Status = Mapping[str, Any]
 
 def cluster(status: Status) -> RenderableType:
     """All of it: one line on the cluster, members, links, what happened lately."""
-    return Group(headline(status), members(status), links(status), events(status), *strangers(status))
+    return Group(
+        headline(status), members(status), links(status), events(status), *keys(status), *strangers(status)
+    )
 
 
 def headline(status: Status) -> Text:
@@ -66,7 +68,7 @@ def _member_cells(row: Status, scheduler: str, battery: bool) -> list[Text | str
         f"{row['samples_per_s']:,.0f}" if told else ABSENT,
         ", ".join(row["neighbors"]) or ABSENT,
         *(_readings(row, battery) if told else [ABSENT] * (5 + battery)),
-        ", ".join(row["addresses"]) or "(dials only)",
+        ", ".join(_without_key(each) for each in row["addresses"]) or "(dials only)",
     ]
 
 
@@ -122,6 +124,17 @@ def events(status: Status, shown: int = EVENTS_SHOWN) -> Table:
         clock = time.strftime("%H:%M:%S", time.localtime(event["time_s"]))
         table.add_row(clock, f"{event['step']:,}", event["kind"], event["node"], event["detail"])
     return table
+
+
+def keys(status: Status) -> list[Text]:
+    """Members' addresses with their keys, a line each, to be copied; nothing of a cluster without keys."""
+    named = {each: row["node"] for row in status["members"] for each in row["addresses"] if "@" in each}
+    lines = [Text(f" {address}  {node}", no_wrap=True, overflow="ignore") for address, node in named.items()]
+    return [Text("addresses with keys", style="bold"), *lines] if named else []
+
+
+def _without_key(address: str) -> str:
+    return address.rpartition("@")[2]
 
 
 def strangers(status: Status) -> list[Text]:

@@ -18,6 +18,8 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from ..protocols.addresses import AddressBook, DialBacks
 from ..protocols.connect_link import LinkOpener
 from ..protocols.deaths import Deaths
@@ -323,8 +325,12 @@ class Agent:
                 return self._on_reached(event)
             case Iperf3Serving() | Iperf3Done():
                 return self.prober.handle(event, now_s)
-            case Contributed() | LocalReady():
+            case Contributed():
                 return self.sync.handle(event)
+            case LocalReady(contribution):
+                # Its script may not know yet. Who is alone, or whose peers all leave, gets out by this.
+                leaving = contribution.leaving or self.leaver.state is LeaverState.LEAVING
+                return self.sync.handle(LocalReady(replace(contribution, leaving=leaving)))
             case Retracted(_, reason):
                 effects = self.sync.handle(event)
                 return effects + (self._on_torn(reason, now_s) if self.sync.tainted else [])
@@ -427,7 +433,7 @@ class Agent:
             case Left():
                 self.leaver.left()
                 return self._leave_all()
-            case Out(reason) if self._is_joining:
+            case Out(reason, final=False) if self._is_joining:
                 return self._orphaned(reason, now_s)
             case Out():
                 return self._leave_all()

@@ -402,8 +402,8 @@ class NodeLoop:
                 self._pending.append(Admitted(step, deal))
             case fx.Left(reason):
                 self._pending.append(Ended("left", reason))
-            case fx.Out(reason):
-                self._pending.append(Ended("out", reason))
+            case fx.Out(reason, final):
+                self._pending.append(Ended("refused" if final else "out", reason))
             case fx.JoinFailed(reason, spec):
                 self._pending.append(Ended("refused", reason, spec))
             case _:

@@ -188,9 +188,10 @@ class Founded(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Out(Effect):
-    """This node is out against its will."""
+    """This node is out against its will. `final`: it need not try to come back."""
 
     reason: str
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ class KeyKeeper:
             return []
         told = self.relay.send(EVERYONE, fresh) if tell else []
         if self.keyring.own in fresh.revoked:
-            return [*told, Out("its key was revoked")]
+            return [*told, Out("its key was revoked", final=True)]
         return [*told, KeysChanged()] if fresh.revoked or fresh.used else told
 
     def _obey(self, command: KeyCommand, now_s: float) -> list[Effect]:

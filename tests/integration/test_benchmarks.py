@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 from ctypes.util import find_library
 from pathlib import Path
 
@@ -41,6 +42,21 @@ def test_the_cost_of_checkpoints_is_measured(tmp_path):
     found = bench(tmp_path / "found.json", "checkpoint", *args)
     assert found["written"] + found["left_out"] >= 2
     assert len(found["ratios"]) == 2 and min(found["ratios"]) <= found["ratio"] <= max(found["ratios"])
+
+
+def test_the_cost_of_encryption_is_measured(tmp_path):
+    args = ("allreduce", "--keys", "--bytes", "4000000", "--nodes", "2")
+    found = bench(tmp_path / "found.json", *args)["2"]
+    assert found["keyed_ratio"] == pytest.approx(found["keyed_s"] / found["ours_s"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it needs more addresses on loopback than one")
+def test_steps_are_measured_with_and_without_strangers(tmp_path):
+    found = bench(tmp_path / "found.json", "strangers", "--rounds", "1", "--seconds", "1")
+    assert found["noise"]["opened"] == 0 and len(found["attacks"]) == 5
+    for kind, row in found["attacks"].items():
+        assert row["opened"] > 50 and sum(row["refused"].values()) > 50, (kind, row)
+        assert row["ratio"] == pytest.approx(row["with_s"][0] / row["without_s"][0])
 
 
 @pytest.mark.skipif(

@@ -407,6 +407,15 @@ def test_leave_sends_a_node_away_even_if_its_script_never_asks(
 
 
 @pytest.mark.realtime
+def test_leave_sends_the_only_node_away(nodes: Nodes, chaosnet: Main) -> None:
+    nodes.start("a", script=TRAIN)
+    nodes.await_text("a", "trains")
+    assert chaosnet("leave", nodes.founded("a"))[0] == 0
+    assert nodes.exit_code("a") == 0
+    assert "a left after step" in nodes.text("a")
+
+
+@pytest.mark.realtime
 def test_ctrl_c_finishes_the_step_and_leaves(three: tuple[Nodes, str]) -> None:
     nodes, address = three
     nodes.signal("c", signal.SIGINT)

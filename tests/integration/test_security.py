@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,10 @@ import pytest
 from cluster import Cluster, Node
 
 from chaosnet import cli, client
+from chaosnet.benchmarks.strangers import REPORT_S, Attack, used_invite
 from chaosnet.invite import Token, make
+from chaosnet.node import strangers
+from chaosnet.node.curve import MALFORMED
 from chaosnet.node.endpoint import Endpoint
 from chaosnet.node.keys import KeyPair, load, save
 
@@ -24,18 +28,14 @@ pytestmark = pytest.mark.realtime
 QUIET_S = 4.0  # Of steps whose median is taken.
 NOISE = 1.5  # By which medians of one run differ on a machine that others use as well.
 Main = Callable[..., tuple[int, str, str]]
-FLOOD = """
-import socket, sys, time
-host, port = sys.argv[1], int(sys.argv[2])
-kept = []
-for _ in range(1000):
-    try:
-        kept.append(socket.create_connection((host, port), timeout=5))
-    except OSError:
-        pass
-print(len(kept), flush=True)
-sys.stdin.read()
-"""
+RATE = 250.0  # Connections a second.
+REFUSED_AS = {  # Besides "too often". Of two that do not fit, the first to notice hangs up.
+    "no key": ("no key", "hung up or silent"),
+    "wrong key": ("unknown key",),
+    "replayed invite": ("used invite",),
+    "oversized frame": (MALFORMED,),
+    "half-open": ("too many at once", "hung up or silent"),
+}
 
 
 class Keyed(Cluster):
@@ -187,36 +187,38 @@ def test_who_holds_no_key_gets_no_status(cluster: Keyed, monkeypatch: pytest.Mon
     cluster.finish()
 
 
-def test_a_half_open_flood_of_a_thousand_leaves_the_step_time_alone_and_shows_in_the_status(
+def test_strangers_of_every_kind_are_refused_and_counted_and_leave_the_step_time_alone(
     cluster: Keyed,
 ) -> None:
-    a, *_ = cluster.train()
-    there = Endpoint.parse(cluster.address)
-    quiet = [median_step_s(a)]
-    with subprocess.Popen(
-        [sys.executable, "-c", FLOOD, there.host, str(there.port)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as flood:
-        assert flood.stdout and flood.stdin
-        opened = int(flood.stdout.readline())
-        flooded = median_step_s(a)
-        status = client_status_through_another(cluster)
-        flood.stdin.close()
-    quiet.append(median_step_s(a))
-    told = {"quiet_ms": [1e3 * each for each in quiet], "flooded_ms": 1e3 * flooded, "opened": opened}
-    print(json.dumps({**told, "refused": status["strangers_refused"]}))
-    assert opened > 900
-    assert sum(status["strangers_refused"].values()) > 800
-    assert flooded < NOISE * max(quiet), told
+    """250 connections a second for each kind: a thousand half-open ones are open at once."""
+    a, b, _ = cluster.train()
+    there, seen_at = Endpoint.parse(cluster.address), str(b.last("joined")["address"])
+    used = used_invite(cluster.address, load(cluster.folder / "a.key"))
+    quiet, counted = [median_step_s(a)], refused(seen_at)
+    for number, (kind, reasons) in enumerate(REFUSED_AS.items()):
+        attack = Attack(there, f"127.0.0.{2 + number}", used)
+        attacking = threading.Thread(target=attack.go_on, args=(kind, RATE, QUIET_S))
+        attacking.start()
+        attacked = median_step_s(a)
+        attacking.join()
+        before, counted = counted, refused(seen_at)
+        attack.stop()
+        quiet.append(median_step_s(a))
+        told = {"kind": kind, "quiet_s": quiet, "attacked_s": attacked, "refused": counted - before}
+        print(json.dumps(told))
+        assert attack.opened > 0.9 * RATE * QUIET_S, told
+        assert sum((counted - before)[reason] for reason in reasons) >= strangers.FAILURE_BURST, told
+        assert (counted - before).total() > 0.8 * attack.opened, told
+        assert attacked < NOISE * max(quiet[-2:]), told
     assert not cluster.notices("node-failure", "link-failure", "expelled")
-    cluster.finish()
+    cluster.leave()
+    cluster.check_steps()
 
 
-def client_status_through_another(cluster: Keyed) -> dict[str, dict[str, int]]:
-    """The flooded node hangs up on most who come from the flood's host: ask its neighbour."""
-    time.sleep(1.5)  # Until its next report.
-    return client.status(str(cluster.nodes[1].last("joined")["address"]))
+def refused(address: str) -> Counter[str]:
+    """By all nodes, when all have told."""
+    time.sleep(REPORT_S)
+    return Counter(client.status(address)["strangers_refused"])
 
 
 def median_step_s(node: Node) -> float:

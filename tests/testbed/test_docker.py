@@ -216,6 +216,7 @@ def test_a_worker_on_the_host_joins(project):
         "-m",
         "chaosnet",
         "run",
+        "--insecure",
         "--listen",
         f"0.0.0.0:{free_port()}",
         "--join",

@@ -221,7 +221,7 @@ def test_a_new_scheduler_knows_which_invites_are_used():
 def test_who_is_revoked_is_told_and_goes_and_the_others_close_its_connections():
     members = Members("a", "b", "c")
     members.do("a", KeyCommand(verb="revoke", key=members.rings["c"].own, asker="cli"))
-    assert ("c", Out("its key was revoked")) in members.asides
+    assert ("c", Out("its key was revoked", final=True)) in members.asides
     assert [name for name, effect in members.asides if effect == KeysChanged()] == ["b", "a"]
 
 
