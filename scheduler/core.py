@@ -367,7 +367,9 @@ class Scheduler:
         return (self.term, self.seq)
 
     def _planned(self, view: View) -> View:
-        return views.with_trees(view, self.monitor.graph(view.member_ids, view.links), self.policy)
+        graph = self.monitor.graph(view.member_ids, view.links)
+        graph.graph["roots"] = tuple(tree.root for tree in self.view.trees)
+        return views.with_trees(view, graph, self.policy)
 
     def _on_prepare_failed(self, message: PrepareFailed, now_s: float) -> list[Effect]:
         if self.proposal is None or message.key != self.proposal.view.key:
