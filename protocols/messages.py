@@ -7,6 +7,8 @@ Field types and bounds are checked by msgspec on arrival (codec.py); past it, co
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Literal
 
 import msgspec
@@ -46,12 +48,20 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     life: Count = 0  # Grows from one start of the process to the next.
 
 
-class Tree(msgspec.Struct, frozen=True, kw_only=True):
+class Tree(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Gradients go up to `root` and results come down; carries `share` of all chunks."""
 
     root: Id
     parent: dict[Id, Id]
     share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+
+    @cached_property
+    def children(self) -> Mapping[str, tuple[str, ...]]:
+        """Of each node that has any, sorted."""
+        found: dict[str, list[str]] = {}
+        for child in sorted(self.parent):
+            found.setdefault(self.parent[child], []).append(child)
+        return {parent: tuple(children) for parent, children in found.items()}
 
 
 class Joining(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +72,7 @@ class Joining(msgspec.Struct, frozen=True, kw_only=True):
     blocking: bool = False
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything the cluster agrees on: who is in, over which links, and the plan.
 
     `members` contribute and vote. `observers` (joiners catching up) only listen to results: they are
@@ -82,25 +92,49 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> ViewKey:
         return (self.term, self.seq)
 
-    @property
+    @cached_property
     def member_ids(self) -> tuple[str, ...]:
         return tuple(member.id for member in self.members)
 
-    @property
+    @cached_property
     def observer_ids(self) -> tuple[str, ...]:
         return tuple(member.id for member in self.observers)
 
-    @property
+    @cached_property
     def node_ids(self) -> tuple[str, ...]:
         return self.member_ids + self.observer_ids
 
+    @cached_property
+    def member_set(self) -> frozenset[str]:
+        return frozenset(self.member_ids)
+
+    @cached_property
+    def node_set(self) -> frozenset[str]:
+        return frozenset(self.node_ids)
+
+    @cached_property
+    def link_set(self) -> frozenset[Link]:
+        return frozenset(self.links)
+
+    @cached_property
+    def _by_id(self) -> Mapping[str, Member]:
+        return {each.id: each for each in (*self.observers, *self.members)}
+
+    @cached_property
+    def _around(self) -> Mapping[str, tuple[str, ...]]:
+        around: dict[str, set[str]] = {}
+        for a, b in self.links:
+            around.setdefault(a, set()).add(b)
+            around.setdefault(b, set()).add(a)
+        return {node: tuple(sorted(peers)) for node, peers in around.items()}
+
     def find(self, node: str) -> Member | None:
         """The member or observer of that id."""
-        return next((m for m in (*self.members, *self.observers) if m.id == node), None)
+        return self._by_id.get(node)
 
     def neighbors(self, node: str) -> tuple[str, ...]:
         """Ids at the other ends of the links of `node`, sorted."""
-        return tuple(sorted({b if a == node else a for a, b in self.links if node in (a, b)}))
+        return self._around.get(node, ())
 
 
 class Electorate(msgspec.Struct, frozen=True, kw_only=True):
