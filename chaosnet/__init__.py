@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .data import Batch
-    from .errors import ChaosnetError, ConfigError, Expelled, ScaleOutFailed
+    from .errors import ChaosnetError, CheckpointError, ConfigError, Expelled, ScaleOutFailed
     from .exit_event import capture_exit_event
     from .trainer import ClusterMean, Trainer
 
 _MODULE_BY_NAME = {
     "Batch": "data",
     "ChaosnetError": "errors",
+    "CheckpointError": "errors",
     "ClusterMean": "trainer",
     "ConfigError": "errors",
     "Expelled": "errors",
@@ -31,6 +32,7 @@ _MODULE_BY_NAME = {
 __all__ = [
     "Batch",
     "ChaosnetError",
+    "CheckpointError",
     "ClusterMean",
     "ConfigError",
     "Expelled",

@@ -9,11 +9,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import sys
 import time
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import click
 
@@ -25,11 +27,13 @@ POLICIES = (
     "ring",
 )  # As in scheduler/sync_plan.py, whose import takes longer than --help may.
 PROBES = ("in-band", "iperf3")  # As in protocols/probing.py.
+COPIES = ("shard", "whole")  # As in settings.py.
 WATCH_EVERY_S = 0.5
 PLAIN_WIDTH = 160  # Of tables that go to a file or a pipe: nothing is cut off.
 BENCHMARKS = {
     "join": "Join a large state over loopback: how long, how close to the bound, who waits.",
     "allreduce": "All-reduce over loopback, beside Gloo.",
+    "checkpoint": "Steps with and without a checkpoint, in one run.",
     "probe": "Rates of shaped links as the monitor sees them, beside iperf3 (root).",
 }
 COMMON = {"help_option_names": ["-h", "--help"]}
@@ -112,14 +116,17 @@ class _Expecting(click.ParamType):
 
 
 class Address(_Expecting):
-    name = "HOST:PORT"
+    name = "[KEY@]HOST:PORT"
     expected = "HOST:PORT, e.g. 10.0.0.2:5555"
 
     def __init__(self, any_port: bool = False) -> None:
         self.any_port = any_port
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
-        host, colon, port = str(value).rpartition(":")
+        key, at, place = str(value).rpartition("@")
+        if at and not is_key(key):
+            self.refuse(value, f"has a key that is none: {key!r}", param, ctx)
+        host, colon, port = place.rpartition(":")
         if not colon or not port:
             self.refuse(value, "has no port", param, ctx)
         if not host and not self.any_port:
@@ -135,10 +142,12 @@ class Address(_Expecting):
 
 
 class Addresses(_Expecting):
-    name = "HOST:PORT[,HOST:PORT]"
-    expected = Address.expected
+    name = "ADDRESS[,ADDRESS]|INVITE"
+    expected = f"{Address.expected}; or what `chaosnet invite` has printed"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        if str(value).startswith("chaosnet-invite-"):
+            return str(value)  # The node reads it, and its errors do not repeat it.
         parts = [part.strip() for part in str(value).split(",") if part.strip()]
         if not parts:
             self.refuse(value, "names nobody", param, ctx)
@@ -155,6 +164,21 @@ class Peer(_Expecting):
         if not 0 < len(str(value)) <= 255 or "," in str(value):
             self.refuse(value, "is neither", param, ctx)
         return str(value)
+
+
+class PublicKey(_Expecting):
+    name = "KEY"
+    expected = "a public key of 52 letters and digits, as `chaosnet keygen` prints"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        if not is_key(str(value)):
+            self.refuse(value, "is no key", param, ctx)
+        return str(value)
+
+
+def is_key(text: str) -> bool:
+    """As in node/endpoint.py."""
+    return re.fullmatch(r"[a-z2-7]{51}[aq]", text) is not None
 
 
 class Name(_Expecting):
@@ -209,7 +233,41 @@ class Script(_Expecting):
         return path
 
 
+class Folder(_Expecting):
+    name = "DIR"
+    expected = "a folder, which need not exist yet"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
+        path = Path(value)
+        if path.exists() and not path.is_dir():
+            self.refuse(str(value), "is a file", param, ctx)
+        return path
+
+
 # --- commands ---
+
+
+def _keyed(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that say which key to show; they reach nodes and clients through the environment."""
+
+    def into_environment(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        if value:
+            os.environ[f"CHAOSNET_{str(param.name).upper()}"] = "1" if value is True else str(value)
+
+    command = click.option(
+        "--insecure",
+        is_flag=True,
+        expose_value=False,
+        callback=into_environment,
+        help="Use no key: everybody who reaches the port can join.",
+    )(command)
+    return click.option(
+        "--key",
+        metavar="FILE",
+        expose_value=False,
+        callback=into_environment,
+        help="Key of this node or user. Default: that of `chaosnet keygen`, if there is one.",
+    )(command)
 
 
 class Unsorted(click.Group):
@@ -260,7 +318,9 @@ def cli() -> None:
     type=Address(any_port=True),
     help="Where this node can be reached. Default: 127.0.0.1, any port.",
 )
-@click.option("--join", type=Addresses(), help="Any members of the cluster to join. Default: start one.")
+@click.option(
+    "--join", type=Addresses(), help="Members of the cluster to join, or an invite. Default: start one."
+)
 @click.option("--name", type=Name(), help="Unique in the cluster. Default: from the host's name.")
 @click.option("--neighbors", type=Whole(1, 64), metavar="K", help="Number of links to ask for. Default: 2.")
 @click.option(
@@ -270,7 +330,19 @@ def cli() -> None:
     "--blocking", is_flag=True, help="Join as the paper does: neighbours wait until they have sent."
 )
 @click.option("--probe", type=OneOf(PROBES), help="Measures new links: in-band (default), iperf3.")
+@_keyed
+@click.option("--allowed-keys", metavar="FILE", help="Public keys of others that may join, one a line.")
 @click.option("--policy", type=OneOf(POLICIES), help="Trees of the all-reduce: fapt (default), single, ring.")
+@click.option("--checkpoint-dir", type=Folder(), help="Write the state there. Default: nowhere.")
+@click.option(
+    "--every", type=Whole(1, 10**9), metavar="STEPS", help="From one checkpoint to the next. Default: 100."
+)
+@click.option(
+    "--checkpoint-copies", type=OneOf(COPIES),
+    help="shard (default): each node writes a part, to a folder that all share; whole: each writes all of it.",
+)  # fmt: skip
+@click.option("--resume", is_flag=True, help="Start the cluster with the newest checkpoint, if there is one.")
+@click.option("--resume-from", type=Whole(0, 10**12), metavar="STEP", help="Or with that of this step.")
 @click.argument("script", type=Script())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
@@ -282,6 +354,12 @@ def run(
     links: tuple[str, ...],
     blocking: bool,
     policy: str | None,
+    checkpoint_dir: Path | None,
+    every: int | None,
+    checkpoint_copies: str | None,
+    resume: bool,
+    resume_from: int | None,
+    allowed_keys: str | None,
     script: Path,
     args: tuple[str, ...],
 ) -> None:
@@ -291,6 +369,12 @@ def run(
     if links and neighbors is not None:
         raise click.BadOptionUsage(
             "--link", f"{links[0]!r} beside --neighbors {neighbors} (expected one of them)"
+        )
+    if (resume or resume_from is not None) and not (
+        checkpoint_dir or os.environ.get("CHAOSNET_CHECKPOINT_DIR")
+    ):
+        raise click.BadOptionUsage(
+            "--resume", "without --checkpoint-dir (expected the folder to resume from)"
         )
     if links and not join:
         raise click.BadOptionUsage(
@@ -305,15 +389,22 @@ def run(
         "LINKS": ",".join(links),
         "BLOCKING": "1" if blocking else None,
         "POLICY": policy,
+        "CHECKPOINT_DIR": checkpoint_dir,
+        "EVERY": every,
+        "CHECKPOINT_COPIES": checkpoint_copies,
+        "RESUME": "1" if resume else None,
+        "RESUME_FROM": resume_from,
+        "ALLOWED_KEYS": allowed_keys,
     }
     for option, value in options.items():
-        if value:
+        if value not in (None, ""):
             os.environ[f"CHAOSNET_{option}"] = str(value)
     run_script(script, args)
 
 
 @cli.command(short_help="Show a running cluster.")
 @click.argument("address", type=Address())
+@_keyed
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--watch", is_flag=True, help="Go on until Ctrl+C.")
 def status(address: str, as_json: bool, watch: bool) -> None:
@@ -379,6 +470,7 @@ def _watch(address: str) -> None:
 
 @cli.command(short_help="Have a node leave; the others go on.")
 @click.argument("address", type=Address())
+@_keyed
 def leave(address: str) -> None:
     """Have the node at HOST:PORT finish its step and leave; the others go on."""
     from . import client
@@ -394,6 +486,7 @@ def link() -> None:
 @link.command("add", short_help="Open a link.")
 @click.argument("a", type=Address(), metavar="A")
 @click.argument("b", type=Peer(), metavar="B")
+@_keyed
 def link_add(a: str, b: str) -> None:
     """Open a link between the node at A (HOST:PORT) and B (HOST:PORT or name)."""
     _change_link(a, b, connect=True)
@@ -402,6 +495,7 @@ def link_add(a: str, b: str) -> None:
 @link.command("remove", short_help="Close a link.")
 @click.argument("a", type=Address(), metavar="A")
 @click.argument("b", type=Peer(), metavar="B")
+@_keyed
 def link_remove(a: str, b: str) -> None:
     """Close the link between the node at A (HOST:PORT) and B (HOST:PORT or name)."""
     _change_link(a, b, connect=False)
@@ -413,6 +507,83 @@ def _change_link(a: str, b: str, connect: bool) -> None:
     answer = client.change_link(a, b, connect)
     if not answer.ok:
         raise ConfigError(f"link {'add' if connect else 'remove'} {a} {b}: {answer.text}")
+    click.echo(answer.text)
+
+
+@cli.command(short_help="List the checkpoints in a folder.")
+@click.argument("folder", type=Folder(), metavar="DIR")
+@click.option("--verify", is_flag=True, help="Read all of them and compare every tensor with its hash.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def checkpoints(folder: Path, verify: bool, as_json: bool) -> None:
+    """List the checkpoints in DIR: which are complete, and what the others lack. Exit code 1 if one is damaged."""
+    from . import checkpoint_list
+
+    rows = checkpoint_list.rows(folder, verify)
+    click.echo(json.dumps(rows, indent=2)) if as_json else checkpoint_list.show(folder, rows)
+    if any(row["problem"] for row in rows if row["complete"]):
+        sys.exit(1)
+
+
+@cli.command(short_help="Make a key for this machine's nodes.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Default: the user's own key file."
+)
+@click.option("--force", is_flag=True, help="Replace a key that is there.")
+def keygen(out: Path | None, force: bool) -> None:
+    """Make a key pair, keep it in a file that only this user can read, and print the public key."""
+    from .identity import default_file
+    from .node.keys import KeyPair, save
+
+    pair, file = KeyPair.new(), out or default_file()
+    save(pair, file, force)
+    click.echo(f"kept in {file}; its public key:", err=True)
+    click.echo(pair.public)
+
+
+@cli.command(short_help="Let one more node in, once.")
+@click.argument("address", type=Address())
+@click.option("--minutes", type=Whole(1, 7 * 24 * 60), default=10, show_default=True, help="Then it expires.")
+@click.option(
+    "--at", type=Address(), help="Where the node is to look for the cluster. Default: as members say."
+)
+@_keyed
+def invite(address: str, minutes: int, at: str | None) -> None:
+    """Print a token that lets one node into the cluster of the node at ADDRESS:
+
+    \b
+    chaosnet run --join TOKEN train.py
+    """
+    from .invite import make
+
+    token = make(address, minutes * 60.0, at)
+    click.echo(f"good for one node, for {minutes} minutes: chaosnet run --join TOKEN SCRIPT", err=True)
+    click.echo(token)
+
+
+@cli.command(short_help="Let a key in.")
+@click.argument("address", type=Address())
+@click.argument("public", type=PublicKey(), metavar="KEY")
+@_keyed
+def allow(address: str, public: str) -> None:
+    """Let the holder of KEY, a public one, into the cluster of the node at ADDRESS."""
+    _command_key(address, "allow", public)
+
+
+@cli.command(short_help="Throw a key out, for good.")
+@click.argument("address", type=Address())
+@click.argument("public", type=PublicKey(), metavar="KEY")
+@_keyed
+def revoke(address: str, public: str) -> None:
+    """Shut KEY out of the cluster of the node at ADDRESS; a member that uses it is expelled."""
+    _command_key(address, "revoke", public)
+
+
+def _command_key(address: str, verb: Literal["allow", "revoke"], key: str) -> None:
+    from . import client
+
+    answer = client.command_key(address, verb, key)
+    if not answer.ok:
+        raise ConfigError(f"{verb} {key}: {answer.text}")
     click.echo(answer.text)
 
 

@@ -10,10 +10,12 @@ import asyncio
 import json
 import secrets
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import zmq
 
+from .identity import completed, identity
+from .node.keys import KeyPair
 from .node.transport import Transport
 from .protocols.codec import decode, encode
 from .protocols.errors import MalformedMessage, PeerUnreachable, VersionMismatch
@@ -23,6 +25,7 @@ from .protocols.messages import (
     ConnectLinkRequest,
     DisconnectLinkRequest,
     Envelope,
+    KeyCommand,
     LeaveCommand,
     Ping,
     Pong,
@@ -64,28 +67,56 @@ def change_link(address: str, other: str, connect: bool, deadline_s: float = LIN
     return reply
 
 
+def command_key(
+    address: str,
+    verb: Literal["allow", "revoke", "invite"],
+    key: str,
+    seconds: float = 0.0,
+    deadline_s: float = DEADLINE_S,
+) -> Answer:
+    """Have the node at `address`, and through it all others, allow, revoke or invite a key. Raises: as `ask`."""
+    reply = ask(
+        address,
+        lambda me, node: KeyCommand(verb=verb, key=key, seconds=seconds, asker=me),
+        deadline_s,
+        of_scheduler=False,
+    )
+    assert isinstance(reply, Answer)
+    return reply
+
+
 def ask(
-    address: str, question: Question, deadline_s: float = DEADLINE_S, of_scheduler: bool = True
+    address: str,
+    question: Question,
+    deadline_s: float = DEADLINE_S,
+    of_scheduler: bool = True,
+    keys: KeyPair | None = None,
+    name: str = "",
 ) -> Answer | StatusReply:
     """Put a question to the scheduler, or to the node at `address` itself, and wait for the reply.
 
+    `keys`: whose to show; default: those of this machine's user, whose key an address without one has, too.
     Raises: PeerUnreachable if nobody answers there, or no scheduler answers in time.
     """
-    return asyncio.run(_Asking(address, question, of_scheduler).run(deadline_s))
+    keys = keys or identity()
+    me = name or f"cli-{secrets.token_hex(4)}"
+    return asyncio.run(_Asking(completed(address, keys), question, of_scheduler, me, keys).run(deadline_s))
 
 
 class _Asking:
     """One question; also the sink of the transport it goes through."""
 
-    def __init__(self, address: str, question: Question, of_scheduler: bool) -> None:
+    def __init__(
+        self, address: str, question: Question, of_scheduler: bool, me: str, keys: KeyPair | None
+    ) -> None:
         self.address, self.question, self.of_scheduler = address, question, of_scheduler
-        self.me = f"cli-{secrets.token_hex(4)}"
+        self.me, self.keys = me, keys
         self.node = ""  # At the address, once the link is open.
         self.serial = 0
 
     async def run(self, deadline_s: float) -> Answer | StatusReply:
         self.reply: asyncio.Future[Answer | StatusReply] = asyncio.get_running_loop().create_future()
-        self.transport = Transport(self.me, "", self, client=True, dial_timeout_s=deadline_s)
+        self.transport = Transport(self.me, "", self, client=True, dial_timeout_s=deadline_s, keys=self.keys)
         await self.transport.start()
         repeating = asyncio.create_task(self._repeat())
         try:

@@ -19,7 +19,7 @@ Status = Mapping[str, Any]
 
 def cluster(status: Status) -> RenderableType:
     """All of it: one line on the cluster, members, links, what happened lately."""
-    return Group(headline(status), members(status), links(status), events(status))
+    return Group(headline(status), members(status), links(status), events(status), *strangers(status))
 
 
 def headline(status: Status) -> Text:
@@ -122,6 +122,13 @@ def events(status: Status, shown: int = EVENTS_SHOWN) -> Table:
         clock = time.strftime("%H:%M:%S", time.localtime(event["time_s"]))
         table.add_row(clock, f"{event['step']:,}", event["kind"], event["node"], event["detail"])
     return table
+
+
+def strangers(status: Status) -> list[Text]:
+    """One line on who was not let in, if anybody."""
+    refused = status.get("strangers_refused", {})
+    said = ", ".join(f"{count:,} {reason}" for reason, count in refused.items())
+    return [Text(f"strangers refused: {said}", style="yellow")] if refused else []
 
 
 def size(count: float) -> str:

@@ -2,6 +2,7 @@
 
 from chaosnet.protocols.errors import (
     ChaosnetError,
+    CheckpointError,
     ConfigError,
     Expelled,
     LocalProtocolError,
@@ -16,6 +17,7 @@ from chaosnet.protocols.errors import (
 
 __all__ = [
     "ChaosnetError",
+    "CheckpointError",
     "ConfigError",
     "Expelled",
     "LocalProtocolError",

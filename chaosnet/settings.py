@@ -7,15 +7,24 @@ import platform
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar, get_args
 
+from .identity import completed, identity, insecure_wanted, is_loopback
+from .invite import Token, is_token
+from .node.endpoint import Endpoint
+from .node.keys import KeyPair, load_allowed
 from .protocols.errors import ConfigError
+from .protocols.keyring import Keyring
 from .protocols.probing import Kind
 from .scheduler.sync_plan import POLICIES
 
 DEFAULT_LISTEN = "127.0.0.1:0"
 DEFAULT_NEIGHBORS = 2  # Any one node or link may fail.
 JOIN_PATIENCE_S = 10.0
+DEFAULT_EVERY = 100
+DEFAULT_CHECKPOINTS_KEPT = 2  # If the newest turns out to be damaged, there is another.
+COPIES = ("shard", "whole")
 
 Number = TypeVar("Number", int, float)
 Choice = TypeVar("Choice", bound=str)
@@ -28,7 +37,7 @@ class NodeSettings:
     Attributes:
         name: Unique in the cluster.
         listen: "HOST:PORT" to be reached at; port 0: any free one; host 0.0.0.0: all interfaces.
-        join: Addresses of members; empty: found a cluster.
+        join: Addresses of members; empty: found a cluster. May be given as an invite's token.
         neighbors: Number of links to ask for, if `links` names none.
         links: Ids or addresses of the members to link to.
         blocking: Join as the paper does, with sources that wait (DESIGN, section 5).
@@ -37,6 +46,9 @@ class NodeSettings:
         probe: How new links are measured: "in-band", "iperf3".
         peers_at: Where this node reaches others, by their names, if not where they say (a forwarded port);
             "" for nowhere.
+        keys: This node's key pair; None: no encryption, and everybody who reaches the port can join.
+        allowed_keys: Public keys of others that may join, beside those that the cluster lets in.
+        invite: The token that lets this node in.
     """
 
     name: str
@@ -49,6 +61,65 @@ class NodeSettings:
     policy: str = "fapt"
     probe: Kind = "in-band"
     peers_at: Mapping[str, str] = field(default_factory=dict)
+    keys: KeyPair | None = None
+    allowed_keys: tuple[str, ...] = ()
+    invite: Token | None = None
+
+    def keyring(self) -> Keyring | None:
+        """What this node knows of keys at its start."""
+        named = (Endpoint.parse(address).key for address in (*self.join, *self.peers_at.values()) if address)
+        return Keyring(self.keys.public, self.allowed_keys, filter(None, named)) if self.keys else None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSettings:
+    """Where and when the state goes to disk.
+
+    Attributes:
+        directory: One that all nodes share, or (with "whole") one of each node's own.
+        every: Steps from one checkpoint to the next.
+        copies: "shard": each node writes a part. "whole": each node writes all of it.
+        kept: Complete checkpoints that are not removed.
+        resume: Found the cluster with the newest complete checkpoint, if there is any.
+        resume_from: Or with that of this step.
+    """
+
+    directory: str
+    every: int = DEFAULT_EVERY
+    copies: str = "shard"
+    kept: int = DEFAULT_CHECKPOINTS_KEPT
+    resume: bool = False
+    resume_from: int | None = None
+
+
+def checkpoint_settings(
+    directory: str | os.PathLike[str] | None = None,
+    every: int | None = None,
+    copies: str | None = None,
+    kept: int | None = None,
+    resume: bool | None = None,
+    resume_from: int | None = None,
+) -> CheckpointSettings | None:
+    """Merge arguments and environment; None for no checkpoints. Raises: ConfigError as `node_settings`."""
+    folder = os.fspath(directory or os.environ.get("CHAOSNET_CHECKPOINT_DIR", ""))
+    step = _number("resume_from", resume_from, "CHAOSNET_RESUME_FROM", -1, int, least=-1)
+    resuming = resume if resume is not None else os.environ.get("CHAOSNET_RESUME", "") == "1"
+    if not folder:
+        if resuming or step >= 0:
+            raise ConfigError("resume: no checkpoint_dir (expected the folder that the checkpoints are in)")
+        return None
+    return CheckpointSettings(
+        directory=folder,
+        every=_number("every", every, "CHAOSNET_EVERY", DEFAULT_EVERY, int, least=1),
+        copies=_choice(
+            "checkpoint_copies", copies or os.environ.get("CHAOSNET_CHECKPOINT_COPIES") or "shard", COPIES
+        ),
+        kept=_number(
+            "checkpoints_kept", kept, "CHAOSNET_CHECKPOINTS_KEPT", DEFAULT_CHECKPOINTS_KEPT, int, least=1
+        ),
+        resume=resuming or step >= 0,
+        resume_from=step if step >= 0 else None,
+    )
 
 
 def node_settings(
@@ -61,24 +132,68 @@ def node_settings(
     join_patience_s: float | None = None,
     policy: str | None = None,
     probe: str | None = None,
+    key: str | None = None,
+    allowed_keys: str | None = None,
+    insecure: bool | None = None,
 ) -> NodeSettings:
-    """Merge arguments and environment. Raises: ConfigError that names the setting and its value."""
-    return NodeSettings(
-        name=_name(
-            name or os.environ.get("CHAOSNET_NAME") or f"{platform.node()[:40]}-{secrets.token_hex(3)}"
+    """Merge arguments and environment. Raises: ConfigError that names the setting and its value.
+
+    `key` and `allowed_keys` are files. Without `key` that of `chaosnet keygen` is taken, if there is one; one who
+    comes with an invite and has none gets one. `insecure`: use no key, and listen wherever that is wanted.
+    """
+    joined = join if join is not None else os.environ.get("CHAOSNET_JOIN", "")
+    invite = Token.parse(joined) if is_token(joined) else None
+    keys = identity(key, insecure, make=invite is not None)
+    allowed = allowed_keys or os.environ.get("CHAOSNET_ALLOWED_KEYS")
+    return _checked(
+        NodeSettings(
+            name=_name(
+                name or os.environ.get("CHAOSNET_NAME") or f"{platform.node()[:40]}-{secrets.token_hex(3)}"
+            ),
+            listen=_address("listen", listen or os.environ.get("CHAOSNET_LISTEN") or DEFAULT_LISTEN),
+            join=invite.seeds
+            if invite
+            else tuple(completed(each, keys) for each in _addresses("join", joined)),
+            neighbors=_number("neighbors", neighbors, "CHAOSNET_NEIGHBORS", DEFAULT_NEIGHBORS, int, least=1),
+            links=links if links is not None else _split(os.environ.get("CHAOSNET_LINKS", "")),
+            blocking=blocking if blocking is not None else os.environ.get("CHAOSNET_BLOCKING", "") == "1",
+            join_patience_s=_number(
+                "join_patience_s",
+                join_patience_s,
+                "CHAOSNET_JOIN_PATIENCE_S",
+                JOIN_PATIENCE_S,
+                float,
+                least=0,
+            ),
+            policy=_choice("policy", policy or os.environ.get("CHAOSNET_POLICY") or "fapt", tuple(POLICIES)),
+            probe=_choice("probe", probe or os.environ.get("CHAOSNET_PROBE") or "in-band", get_args(Kind)),
+            peers_at={
+                name: completed(address, keys)
+                for name, address in _peers_at(os.environ.get("CHAOSNET_PEERS_AT", "")).items()
+            },
+            keys=keys,
+            allowed_keys=load_allowed(Path(allowed)) if allowed else (),
+            invite=invite,
         ),
-        listen=_address("listen", listen or os.environ.get("CHAOSNET_LISTEN") or DEFAULT_LISTEN),
-        join=_addresses("join", join if join is not None else os.environ.get("CHAOSNET_JOIN", "")),
-        neighbors=_number("neighbors", neighbors, "CHAOSNET_NEIGHBORS", DEFAULT_NEIGHBORS, int, least=1),
-        links=links if links is not None else _split(os.environ.get("CHAOSNET_LINKS", "")),
-        blocking=blocking if blocking is not None else os.environ.get("CHAOSNET_BLOCKING", "") == "1",
-        join_patience_s=_number(
-            "join_patience_s", join_patience_s, "CHAOSNET_JOIN_PATIENCE_S", JOIN_PATIENCE_S, float, least=0
-        ),
-        policy=_choice("policy", policy or os.environ.get("CHAOSNET_POLICY") or "fapt", tuple(POLICIES)),
-        probe=_choice("probe", probe or os.environ.get("CHAOSNET_PROBE") or "in-band", get_args(Kind)),
-        peers_at=_peers_at(os.environ.get("CHAOSNET_PEERS_AT", "")),
+        bool(insecure) or insecure_wanted(),
     )
+
+
+def _checked(found: NodeSettings, insecure: bool) -> NodeSettings:
+    """What only makes sense together."""
+    if not (found.keys or insecure or is_loopback(Endpoint.parse(found.listen).host)):
+        raise ConfigError(
+            f"listen: {found.listen!r} can be reached from other machines, and this node has no key, so whoever "
+            "reaches it could join (make one with `chaosnet keygen`; or --insecure, on a network that you trust)"
+        )
+    if found.keys and found.probe == "iperf3":
+        raise ConfigError(
+            "probe: 'iperf3' opens a port to everybody while it measures, and this node has a key "
+            "(expected 'in-band', or --insecure)"
+        )
+    if found.allowed_keys and not found.keys:
+        raise ConfigError("allowed_keys: this node has no key of its own (make one with `chaosnet keygen`)")
+    return found
 
 
 def _split(text: str) -> tuple[str, ...]:
@@ -100,10 +215,12 @@ def _peers_at(text: str) -> dict[str, str]:
 
 
 def _address(what: str, text: str) -> str:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        problem = "has no port" if not colon else "is no address"
-        raise ConfigError(f"{what}: {text!r} {problem} (expected HOST:PORT, e.g. 10.0.0.2:5555)")
+    try:
+        endpoint = Endpoint.parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from None
+    if not endpoint.host:
+        raise ConfigError(f"{what}: {text!r} has no host (expected HOST:PORT, e.g. 10.0.0.2:5555)")
     return text
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import math
+import os
 import random
+import secrets
 import sys
 import threading
 import time
@@ -15,7 +17,9 @@ import torch
 from torch import nn
 
 from . import exit_event
+from .checkpointing import Checkpointing
 from .data import Batch, EpochOrder, fetch, split
+from .invite import introduce
 from .node.core import Agent, Settings
 from .node.gradients import DEFAULT_CHUNK_BYTES, Gradients
 from .node.loop import Admitted, Ended, NodeLoop, StateArrived, StateDiscarded, StepOutcome
@@ -27,7 +31,7 @@ from .protocols.errors import ChaosnetError, ConfigError, Expelled, ScaleOutFail
 from .protocols.events import CaughtUp, Contributed, LeaveWanted, LocalReady, Retracted, StateRejected
 from .protocols.messages import Contribution, Notice, Range
 from .scheduler.sync_plan import POLICIES, Policy, custom
-from .settings import NodeSettings, node_settings
+from .settings import CheckpointSettings, NodeSettings, checkpoint_settings, node_settings
 
 RATE_MEMORY = 0.8  # Of the moving average of samples per second.
 
@@ -67,11 +71,22 @@ class Trainer:
             `rate_bps` and `rtt_s` where known) to trees (scheduler/sync_plan.py); used while this node is
             the scheduler.
         blocking: Join as the paper does: neighbours wait until they have sent the state.
+        checkpoint_dir: Write the state there, so that training survives the death of all nodes (docs/checkpoints.md).
+        every: Steps from one checkpoint to the next. Default: 100.
+        checkpoint_copies: "shard" (default): each node writes a part, into one directory that all share. "whole":
+            each node writes all of the state, to a disk of its own.
+        checkpoints_kept: Complete ones to keep. Default: 2.
+        resume: Start the cluster with the newest complete checkpoint, if the directory has any. Who joins a cluster
+            gets the state from there.
+        resume_from: Or with the checkpoint of this step.
         chunk_bytes: Size of what the all-reduce moves as one.
         quiet: Print nothing.
+        key: File with this node's key (`chaosnet keygen`). Default: the user's own, if there is one.
+        allowed_keys: File with public keys of others that may join, one a line.
+        insecure: Use no key: everybody who reaches the port can join.
         join, listen, name, neighbors, links, join_patience_s, probe: See `NodeSettings`.
     Raises: ScaleOutFailed if the cluster cannot be reached or refuses, ConfigError for a setting or model
-        that cannot work.
+        that cannot work, CheckpointError if it cannot be resumed.
     """
 
     def __init__(
@@ -92,12 +107,26 @@ class Trainer:
         seed: int = 0,
         sync_policy: str | Policy | None = None,
         probe: str | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        every: int | None = None,
+        checkpoint_copies: str | None = None,
+        checkpoints_kept: int | None = None,
+        resume: bool | None = None,
+        resume_from: int | None = None,
+        key: str | None = None,
+        allowed_keys: str | None = None,
+        insecure: bool | None = None,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         quiet: bool = False,
     ) -> None:
         named = sync_policy if isinstance(sync_policy, str) else None
         self.settings: NodeSettings = node_settings(
-            join, listen, name, neighbors, links, blocking, join_patience_s, named, probe
+            join, listen, name, neighbors, links, blocking, join_patience_s, named, probe,
+            key, allowed_keys, insecure,
+        )  # fmt: skip
+        self._keyring = self.settings.keyring()
+        self._checkpoints: CheckpointSettings | None = checkpoint_settings(
+            checkpoint_dir, every, checkpoint_copies, checkpoints_kept, resume, resume_from
         )
         self._policy = custom(sync_policy) if callable(sync_policy) else POLICIES[self.settings.policy]
         self.name = self.settings.name
@@ -123,6 +152,9 @@ class Trainer:
         self._pending_metrics: dict[str, tuple[float, float]] = {}
         self._means: list[ClusterMean] = []
         self._capture: Capture | None = None
+        self._capture_serves = False  # A joiner, and not only a checkpoint.
+        self._checkpointing: Checkpointing | None = None
+        self._run = secrets.token_hex(8)  # Of the cluster since it was founded or resumed.
         self._blocked_on: int | None = None  # Step whose snapshot a blocking joiner still needs.
         self._ended: Ended | None = None
         self._leaving = False  # This node has said that it wants out.
@@ -150,9 +182,14 @@ class Trainer:
         self._state = TrainingState(model, optimizer, lr_scheduler, extra_state)
         self._gradients = Gradients(model, self.chunk_bytes, self._on_chunk_ready)
         started_s = time.monotonic()
-        self._loop = NodeLoop(
+        loop = NodeLoop(
             self._make_agent, self._make_transport, self._gradients, self._on_notice, self._on_parked
         )
+        if self._checkpoints is not None:
+            self._checkpointing = Checkpointing(self._checkpoints, self.name, self._say)
+            self._checkpointing.counters = loop.counters
+            self._resume()
+        self._loop = loop
         addresses = self._loop.start()
         self._loop.rates.state_bytes = self._state.state_bytes()
         self._loop.rates.layer_bytes = self._state.layer_bytes()
@@ -163,12 +200,16 @@ class Trainer:
                 f"{self.name} at {', '.join(addresses)} joins the cluster at {', '.join(self.settings.join)}"
             )
             s = self.settings
+            if s.invite and s.keys:
+                introduce(s.invite, s.keys)
             places = self._state.places()
             self._loop.join(s.join, s.links, s.neighbors, s.blocking, s.join_patience_s, places)
         else:
             self._say(f"{self.name} founds a cluster; join it with CHAOSNET_JOIN={' or '.join(addresses)}")
-            self._loop.found()
+            self._loop.found(step=self._round)
         self._become_member()
+        if self._checkpointing is not None:
+            self._checkpointing.started(self.step, self._run)
         self.join_seconds = time.monotonic() - started_s
         self._start_step()
 
@@ -182,11 +223,13 @@ class Trainer:
             spec=encode(self._state.spec(), "spec"),
             policy=self._policy,
             first_serial=time.time_ns(),
+            keyring=self._keyring,
         )
         return Agent(self.name, settings, random.Random())
 
     def _make_transport(self, loop: NodeLoop) -> Transport:
-        return Transport(self.name, self.settings.listen, loop)
+        s = self.settings
+        return Transport(self.name, s.listen, loop, keys=s.keys, keyring=self._keyring)
 
     def _become_member(self) -> None:
         """Wait for the state and for membership; apply what the others trained meanwhile."""
@@ -225,17 +268,35 @@ class Trainer:
         self.join_bytes_by_source = dict(arrived.bytes_by_source)
         return True
 
+    def _resume(self) -> None:
+        """Who founds the cluster goes on from a checkpoint; the others get the state from the cluster."""
+        assert self._checkpointing is not None
+        arrival = None if self.settings.join else self._checkpointing.to_resume()
+        if arrival is not None:
+            try:
+                self._load_arrival(arrival)
+            except ConfigError as error:
+                raise ConfigError(f"cannot resume from {self._checkpointing.directory}: {error}") from None
+            self._run = secrets.token_hex(8)
+
     def _load_arrival(self, arrival: Arrival) -> None:
         runtime = self._state.load(arrival)
         self._gradients.rebase()
         self._round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
+        self._run = runtime["run"]
         cursor = runtime["cursor"]
         self._cursor = None if cursor is None else DataCursor.from_plain(cursor)
 
     def _runtime(self) -> dict[str, Any]:
         """Our part of the training state."""
         cursor = None if self._cursor is None else self._cursor.to_plain()
-        return {"round": self._round, "step": self.step, "samples": self.samples, "cursor": cursor}
+        return {
+            "run": self._run,
+            "round": self._round,
+            "step": self.step,
+            "samples": self.samples,
+            "cursor": cursor,
+        }
 
     def _apply_if_new(self, outcome: StepOutcome) -> None:
         if outcome.step >= self._round:
@@ -305,6 +366,8 @@ class Trainer:
 
     def _finish_step(self, weight: float, present: bytes) -> bool:
         leaving = exit_event.exit_wanted() or self._leaving
+        if self._checkpointing is not None:
+            self._checkpointing.contribute(self._pending_metrics)
         contribution = Contribution(
             weight=weight,
             ranges=tuple(self._ranges),
@@ -344,6 +407,8 @@ class Trainer:
                 exit_event.want_exit()  # It was `chaosnet leave`: the script hears of it as of Ctrl+C.
             return
         self._running().stop()
+        if self._checkpointing is not None:
+            self._checkpointing.close(abandon=True)
         if ended.error is not None:
             raise ended.error
         raise Expelled(f"{self.name} is out of the cluster: {ended.reason}")
@@ -351,6 +416,8 @@ class Trainer:
     def _apply(self, outcome: StepOutcome) -> None:
         """What every member does with a completed step, to the same effect."""
         total = outcome.commit.total
+        if self._checkpointing is not None:
+            self._checkpointing.next_step_done()
         if total.weight:
             self._gradients.adopt(total.present, outcome.results)
             if self.max_grad_norm is not None:
@@ -370,8 +437,7 @@ class Trainer:
         for mean in self._means:
             mean.value = self.metrics.get(mean.name, math.nan)
         self._means.clear()
-        if outcome.snapshot is not None:
-            self._take_snapshot(outcome.snapshot.step, outcome.snapshot.blocking)
+        self._copy_state(outcome)
 
     def _step_lr_scheduler(self, metrics: dict[str, tuple[float, float]]) -> None:
         """ReduceLROnPlateau wants a value: the cluster's mean loss, which all members agree on."""
@@ -410,25 +476,35 @@ class Trainer:
         """
         loop = self._running()
         if self._blocked_on is None:
-            return self._capture is not None
+            return self._capture is not None and self._capture_serves
         while not self._ended and loop.ask(lambda: loop.serving(self._blocked_on or 0)):
             time.sleep(0.002)
         self._blocked_on = None
         return True
 
-    def _take_snapshot(self, step: int, blocking: bool) -> None:
-        """Copy the state as it is now; the bulk of it while the next step computes."""
+    def _copy_state(self, outcome: StepOutcome) -> None:
+        """For a joiner, a checkpoint or both: as it is now, but the bulk of it while the next step computes."""
+        joiner, checkpointing, mark = outcome.snapshot, self._checkpointing, None
+        if checkpointing is not None:
+            mark = checkpointing.due(self.step, self._run, outcome.commit)
+        if joiner is None and mark is None:
+            return
         self._finish_capture()
-        capture = self._capture = self._state.begin_capture(step, self._runtime())
+        only = checkpointing.tensors_of(mark) if checkpointing and mark and joiner is None else None
+        capture = self._capture = self._state.begin_capture(self._round, self._runtime(), only)
+        self._capture_serves = joiner is not None
+        if checkpointing is not None and mark is not None:
+            checkpointing.begin(capture, mark)
         loop = self._running()
 
         def copy() -> None:
             capture.run()
-            loop.serve_snapshot(step, capture.wait())
+            if joiner is not None:
+                loop.serve_snapshot(joiner.step, capture.wait())
 
-        if blocking:
+        if joiner is not None and joiner.blocking:
             copy()
-            self._capture, self._blocked_on = None, step
+            self._capture, self._blocked_on = None, joiner.step
         else:
             threading.Thread(target=copy, name="chaosnet-snapshot", daemon=True).start()
 
@@ -473,7 +549,6 @@ class Trainer:
                 f"batches: batch_size={batch_size}, accumulate={accumulate} (expected at least 1 each)"
             )
         self._running()
-        order = EpochOrder(len(dataset), self.seed)
         self._share, self._dataset = batch_size * accumulate, len(dataset)
         if self._cursor is not None and self._cursor.length != len(dataset):
             raise ConfigError(
@@ -481,6 +556,7 @@ class Trainer:
             )
         if self._cursor is None:
             self._cursor = DataCursor(len(dataset), self.seed)
+        order = EpochOrder(len(dataset), self._cursor.seed)  # Of the run's beginning, whatever `seed` is now.
         self._gradients.arm(None)
         target = epochs if epochs is not None else self.epoch + 1
         while self.epoch < target and not self._done:
@@ -542,6 +618,8 @@ class Trainer:
             while self._skip():
                 pass
         self._closed = True
+        if self._checkpointing is not None:
+            self._checkpointing.close(abandon=False)
         self._loop.stop()
         assert self._ended is not None
         self._say(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from ..protocols.addresses import AddressBook, DialBacks
 from ..protocols.connect_link import LinkOpener
+from ..protocols.deaths import Deaths
 from ..protocols.disconnect_link import LinkCloser
 from ..protocols.effects import (
     AnswerStatus,
@@ -63,6 +64,7 @@ from ..protocols.events import (
     Tick,
 )
 from ..protocols.healing import LostLinks
+from ..protocols.keyring import KeyKeeper, Keyring
 from ..protocols.liveness import Liveness
 from ..protocols.messages import (
     EVERYONE,
@@ -80,7 +82,10 @@ from ..protocols.messages import (
     Flush,
     FlushOk,
     Install,
+    Introduction,
     Iperf3Ready,
+    KeyCommand,
+    KeyringNews,
     LeaveCommand,
     LinkNews,
     Losses,
@@ -155,6 +160,7 @@ class Settings:
     policy: Policy = POLICIES["fapt"]
     strategy: str = "adaptive"  # How a joiner's shards are assigned (scheduler/shard_plan.py).
     first_serial: int = 0
+    keyring: Keyring | None = None  # None: without keys.
 
 
 class Agent:
@@ -171,8 +177,10 @@ class Agent:
         self.monitor = ClusterMonitor()
         self.book = AddressBook(settings.peers_at)
         self.dial_backs = DialBacks(self.book)
+        self.deaths = Deaths(self.book)
         self.prober = Prober(me, settings.probe, self.book)
         self.readings = Readings(self.liveness)
+        self.keys = KeyKeeper(me, settings.keyring, self.relay)
         self.lost_links = LostLinks(me, self.relay, self.book)
         self.opener = LinkOpener(me, self.relay, self.book)
         self.closer = LinkCloser(me)
@@ -194,10 +202,14 @@ class Agent:
 
     # --- start ---
 
-    def found(self, now_s: float, view: View | None = None) -> list[Effect]:
-        """Start a cluster: of one, or of all members of a first `view` that each of them is given."""
+    def found(self, now_s: float, view: View | None = None, step: int = 0) -> list[Effect]:
+        """Start a cluster: of one, or of all members of a first `view` that each of them is given.
+
+        `step`: the first one it does, if it goes on from a checkpoint.
+        """
         if view is None:
-            me = Member(id=self.me, addresses=self.settings.addresses, life=self.settings.first_serial)
+            life = self.settings.first_serial
+            me = Member(id=self.me, addresses=self.settings.addresses, joined_step=step, life=life)
             alone = View(term=1, seq=1, scheduler=self.me, members=(me,))
             view = with_trees(alone, self.monitor.graph((self.me,), ()), self.settings.policy)
         self.election.term = self.election.voted_term = view.term
@@ -206,7 +218,7 @@ class Agent:
             self.scheduler = self._new_scheduler(view.term)
         self.phase = Phase.MEMBER
         self.report_at_s = now_s
-        return self._finish([*self.sync.enter(view, 0), Joined(0, ())], now_s)
+        return self._finish([*self.sync.enter(view, step), Joined(step, ())], now_s)
 
     def join(
         self, seeds: tuple[str, ...], neighbors: tuple[str, ...], degree: int, blocking: bool, patience_s: float,
@@ -241,8 +253,8 @@ class Agent:
         """When the next Tick is due."""
         soonest: float | None = self.redial_at_s
         for core in (
-            self.liveness, self.election, self.opener, self.prober, self.lost_links, self.leaver, self.joiner,
-            self.scheduler,
+            self.liveness, self.deaths, self.election, self.opener, self.prober, self.lost_links, self.leaver,
+            self.joiner, self.scheduler,
         ):  # fmt: skip
             if (
                 core is not None
@@ -317,6 +329,8 @@ class Agent:
         for peer in lost:
             effects += [ClosePeer(peer, "nothing was heard from you")]
             effects += self._on_closed(PeerClosed(peer, clean=False), now_s, silent=True)
+        for peer in self.deaths.overdue(now_s):
+            effects += self._tell_link(peer, LinkState.SILENT)
         effects += self.prober.handle(Tick(), now_s)
         if self.sync.view is not None:
             effects += self.lost_links.tick(self.sync.view, now_s)
@@ -403,12 +417,14 @@ class Agent:
         peer = event.peer
         self.relay.opened(peer, event.client)
         self.liveness.opened(peer, now_s)
+        self.deaths.opened(peer)
         effects = self._joining(event, now_s)
         if event.dialled:
             self.book.reached(peer, event.address)
             wanted = self.opener.view
             effects += [MeasureLink(peer)] if wanted and peer in wanted.neighbors(self.me) else []
         if not event.client:
+            effects += self.keys.opened(peer, now_s)
             effects += self._tell_link(peer, LinkState.OPEN) + self._tell_losses(peer)
         return effects + self._vote_if_prepared()
 
@@ -416,7 +432,7 @@ class Agent:
         peer = event.peer
         if peer not in self.relay.peers:
             return []
-        client, died = peer in self.relay.leaves, self._has_died(event, silent, now_s)
+        client, may_be_dead = peer in self.relay.leaves, self._may_be_dead(event, silent, now_s)
         self.relay.closed(peer)
         self.liveness.closed(peer)
         self.readings.closed(peer)
@@ -428,10 +444,11 @@ class Agent:
             effects += self._on_torn(f"lost the link {self.me} - {peer}", now_s)
         if client:
             return effects
-        return effects + self._tell_link(peer, LinkState.CLOSED if died else LinkState.SILENT)
+        looking = self.deaths.broke(peer, now_s) if may_be_dead else []
+        return effects + (looking or self._tell_link(peer, LinkState.SILENT))
 
-    def _has_died(self, event: PeerClosed, silent: bool, now_s: float) -> bool:
-        """Who says Bye is alive, whatever it thinks of us: no proof of a crash."""
+    def _may_be_dead(self, event: PeerClosed, silent: bool, now_s: float) -> bool:
+        """Who says Bye is alive, whatever it thinks of us."""
         return not silent and not event.clean and self.liveness.spoke_lately(event.peer, now_s)
 
     def _tell_losses(self, peer: str) -> list[Effect]:
@@ -514,6 +531,8 @@ class Agent:
 
     def _on_reached(self, event: Reached | NotReached) -> list[Effect]:
         effects = self.dial_backs.handle(event)
+        for peer, died in self.deaths.handle(event).items():
+            effects += self._tell_link(peer, LinkState.CLOSED if died else LinkState.SILENT)
         if isinstance(event, NotReached):
             return effects
         self.book.reached(event.peer, event.address)
@@ -575,6 +594,8 @@ class Agent:
             case Notice():
                 self.monitor.notice(message)
                 return []
+            case KeyringNews() | KeyCommand() | Introduction():
+                return self.keys.handle(message, now_s, scheduling=self.scheduler is not None)
             case LeaveCommand(asker=asker):
                 answer = Answer(ok=True, text=f"{self.me} leaves")
                 return self.relay.send(asker, answer) + self._on_leave_wanted(now_s)

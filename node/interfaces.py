@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 import psutil
 
-from .transport import ANY_HOST, join_address, split_address
+from .endpoint import ANY_HOST, Endpoint
 
 MAX_ADDRESSES = 16  # As many as a message takes.
 
 
 def advertised(listen: str) -> tuple[str, ...]:
-    """What to tell others if we listen at "HOST:PORT": that, or, if it means all interfaces, one for each."""
+    """What to tell others if we listen at "[KEY@]HOST:PORT": that, or, if it means all interfaces, one for each."""
     if not listen:
         return ()
-    host, port = split_address(listen)
-    if host not in ANY_HOST:
+    here = Endpoint.parse(listen)
+    if here.host not in ANY_HOST:
         return (listen,)
-    found = tuple(join_address(each, str(port)) for each in _own(v6=host == "::"))
-    return found[:MAX_ADDRESSES] or (f"127.0.0.1:{port}",)
+    found = tuple(str(here.at(each)) for each in _own(v6=here.host == "::"))
+    return found[:MAX_ADDRESSES] or (str(here.at("127.0.0.1")),)
 
 
 def _own(v6: bool) -> list[str]:

@@ -27,9 +27,11 @@ import zmq
 from ..protocols import effects as fx
 from ..protocols import events as ev
 from ..protocols.codec import decode, encode
+from ..protocols.deaths import PROOF_S
 from ..protocols.errors import LocalProtocolError, MalformedMessage, RemoteProtocolError
 from ..protocols.messages import (
     EVERYONE,
+    REFUSED,
     Commit,
     ConnectLinkRequest,
     Deal,
@@ -45,6 +47,7 @@ from ..protocols.probing import PROBE_BYTES
 from . import interfaces, iperf3_probe
 from .all_reduce import AllReduce, ChunkStore
 from .core import Agent
+from .endpoint import refuses
 from .memory import keep_freed_frames
 from .replica import Replica
 from .training_state import Arrival, Snapshot
@@ -142,6 +145,7 @@ class NodeLoop:
         self._member = False
         self._backlog_bytes = 0
         self._backlog_limit = int(BACKLOG_SHARE * psutil.virtual_memory().available)
+        self._looks: set[asyncio.Task[None]] = set()  # The loop itself keeps no task alive.
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s: float | None = None
         self._process = psutil.Process()
@@ -154,13 +158,13 @@ class NodeLoop:
         self._thread.start()
         return self._started.result()
 
-    def found(self, view: View | None = None) -> None:
-        """Start a cluster of one, or one whose first view is given to all of its members."""
+    def found(self, view: View | None = None, step: int = 0) -> None:
+        """Start a cluster of one, or one whose first view is given to all of its members, at `step`."""
 
         def begin() -> None:
             if view is None:
                 self.transport.cluster = secrets.token_hex(4)
-            self._perform_all(self.agent.found(self._now_s(), view), 0.0)
+            self._perform_all(self.agent.found(self._now_s(), view, step), 0.0)
 
         self._call(begin)
 
@@ -326,6 +330,8 @@ class NodeLoop:
                 self.transport.check(address)
             case fx.ClosePeer(peer, reason):
                 self.transport.close_peer(peer, reason)
+            case fx.KeysChanged():
+                self.transport.enforce_keys()
             case fx.SendProbe(peer):
                 self._send_probe(peer)
             case fx.Happened():
@@ -335,6 +341,8 @@ class NodeLoop:
             case fx.AnswerStatus(asker):
                 reply = StatusReply(status=json.dumps(self.status()).encode())
                 self._perform_all(self.agent.relay.send(asker, reply), 0.0)
+            case fx.ServeIperf3() if self.transport.keys:
+                pass  # Its port would be open to everybody. The asker gives up, and measures in-band.
             case fx.ServeIperf3(peer):
                 self._iperf3(lambda: iperf3_probe.serve(partial(self._iperf3_serves, peer)))
             case fx.RunIperf3(peer, address):
@@ -434,8 +442,15 @@ class NodeLoop:
         self._guarded(lambda: self._event(ev.DialFailed(address, reason, final)))
 
     def checked(self, address: str, peer: str, reason: str) -> None:
-        found = ev.Reached(address, peer) if peer else ev.NotReached(address, reason)
-        self._guarded(lambda: self._event(found))
+        if peer:
+            self._guarded(lambda: self._event(ev.Reached(address, peer)))
+        else:
+            self._looks = {task for task in self._looks if not task.done()}
+            self._looks.add(self._loop.create_task(self._not_reached(address, reason)))
+
+    async def _not_reached(self, address: str, reason: str) -> None:
+        refused = await refuses(address, PROOF_S)
+        self._guarded(lambda: self._event(ev.NotReached(address, reason, refused)))
 
     def control(self, peer: str, body: bytes) -> None:
         self._guarded(lambda: self._receive(peer, body, None))
@@ -488,12 +503,15 @@ class NodeLoop:
                     battery_pct=battery.percent if battery else -1.0,
                     nic_sent_bytes=traffic.sent,
                     nic_received_bytes=traffic.received,
-                    counters=dict(self.counters),
+                    counters={**self.counters, **self._refused()},
                 )
             )
         )
         if not self._ended.done():
             self._loop.call_later(READ_EVERY_S, self._take_readings)
+
+    def _refused(self) -> dict[str, int]:
+        return {f"{REFUSED}{reason}": count for reason, count in self.transport.refused.items()}
 
     def status(self) -> dict[str, Any]:
         """The cluster as this node sees it; whole on the scheduler."""

@@ -16,10 +16,10 @@ import math
 import random
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -169,16 +169,20 @@ def _checked_row(fields: Any) -> Row:
 
 
 class Snapshot:
-    """The training state at one step boundary, in parts of consecutive bytes (uint8, 1-D, on the CPU).
+    """The training state at one step boundary, tensor by tensor (uint8, 1-D, on the CPU).
 
     A part is a copy, or a frozen parameter itself: nothing changes that, so it is sent from where it lies.
+    It is None for a tensor that was not to be copied.
     """
 
-    def __init__(self, manifest: Manifest, parts: Sequence[torch.Tensor]) -> None:
+    def __init__(self, manifest: Manifest, parts: Sequence[torch.Tensor | None]) -> None:
         self.manifest = manifest
-        self._parts = [memoryview(part.numpy().data) for part in parts if part.numel()]
-        self._starts = list(accumulate((len(part) for part in self._parts), initial=0))
-        assert self._starts[-1] == manifest.total_bytes, (self._starts[-1], manifest.total_bytes)
+        held = [
+            (entry.start, memoryview(part.numpy().data))
+            for entry, part in zip(manifest.entries, parts, strict=True)
+            if part is not None and part.numel()
+        ]
+        self._starts, self._parts = [start for start, _ in held], [part for _, part in held]
 
     def slice(self, start: int, stop: int) -> memoryview:
         """Bytes [start, stop) of the state; copied only where parts meet."""
@@ -187,6 +191,7 @@ class Snapshot:
         while start < stop:
             offset = start - self._starts[index]
             piece = self._parts[index][offset : offset + stop - start]
+            assert len(piece), f"byte {start} of the state was not copied"
             pieces.append(piece)
             start, index = start + len(piece), index + 1
         return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
@@ -406,11 +411,17 @@ class TrainingState:
 
     # Copying it.
 
-    def begin_capture(self, step: int, runtime: dict[Any, Any]) -> Capture:
+    def begin_capture(
+        self,
+        step: int,
+        runtime: dict[Any, Any],
+        only: Callable[[Sequence[int]], Collection[int]] | None = None,
+    ) -> Capture:
         """Start a snapshot of the state after `step` steps; call it between steps.
 
         Args:
             runtime: The caller's own plain data, e.g. the data cursor; `load` returns it.
+            only: Of the tensors' sizes in bytes, which (by index) to copy. Default: all.
         Returns: a Capture; someone has to call its `run`, and its `wait` before optimizer.step().
         Raises: ConfigError if the user's state holds what cannot be shipped.
         """
@@ -420,18 +431,29 @@ class TrainingState:
         sections["runtime"] = plain.encode(runtime, "runtime")
         rows = map(_row, table.names, table.tensors)
         manifest = Manifest(tuple(_entries(rows)), plain.encode(sections, "state"), step)
-        late = [tensor for tensor in table.tensors[:only_stepped] if not _is_still(tensor)]
-        now = table.tensors[only_stepped:]
+        every = range(len(table.tensors))
+
+        def in_place(index: int) -> bool:
+            return index < only_stepped and _is_still(table.tensors[index])
+
+        wanted = (
+            every if only is None else set(only([entry.stop - entry.start for entry in manifest.entries]))
+        )
+        copies = [index for index in every if index in wanted and not in_place(index)]
+        late = [table.tensors[index] for index in copies if index < only_stepped]
+        now = [table.tensors[index] for index in copies if index >= only_stepped]
         late_bytes = sum(tensor.nbytes for tensor in late)
         copied = torch.empty(late_bytes + sum(tensor.nbytes for tensor in now), dtype=torch.uint8)
         if now:
             _gather(now, copied[late_bytes:])
-        parts, offset = [], 0
-        for index, tensor in enumerate(table.tensors):
-            if index < only_stepped and _is_still(tensor):
-                parts.append(_as_bytes(tensor.detach()))
+        parts: list[torch.Tensor | None] = [None] * len(every)
+        offset = 0
+        for index in sorted(wanted):
+            tensor = table.tensors[index]
+            if in_place(index):
+                parts[index] = _as_bytes(tensor.detach())
             else:
-                parts.append(copied[offset : offset + tensor.nbytes])
+                parts[index] = copied[offset : offset + tensor.nbytes]
                 offset += tensor.nbytes
         return Capture(Snapshot(manifest, parts), late, copied)
 

@@ -28,9 +28,7 @@ import struct
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -38,10 +36,30 @@ import zmq
 
 from ..protocols.codec import decode, encode
 from ..protocols.errors import ConfigError, LocalProtocolError, MalformedMessage, VersionMismatch
+from ..protocols.keyring import Keyring, Verdict
 from ..protocols.messages import Bye, Hello
+from . import curve
+from .curve import MALFORMED
+from .endpoint import Endpoint
+from .keys import KeyPair
+from .link import (
+    MAX_FRAMES,
+    Conn,
+    Link,
+    Peer,
+    Port,
+    State,
+    advertised,
+    guest_name,
+    introduces,
+    parse_hello,
+    receive,
+    size_of,
+    where,
+)
+from .strangers import HELLO_S, Accepted, Door, allow_many_descriptors
 
 MAX_FRAME_BYTES = 64 << 20  # libzmq drops a connection that announces more, before it allocates anything.
-MAX_FRAMES = 2
 # More do not move 1 to 4 MiB frames faster over loopback (measured, 2 cores). With one, a monitor's ACCEPTED
 # always comes before the first frame of that connection.
 IO_THREADS = 1
@@ -52,16 +70,29 @@ CHECK_S = 1.5  # From `check` until nobody has answered; less than a joiner wait
 LINGER_S = 1.0  # Time for what is queued to leave, and for our Bye to be answered.
 GRACE_S = 0.1  # Time for last words: of a connection whose twin is lost, and of a socket that is closed.
 RIVAL_S = 2.5  # Of two nodes of one name the later is refused; for good once the earlier has outlived this.
-HANDSHAKE_MS = 10_000  # A connection that has not said ZMTP's greeting by then is dropped.
+HANDSHAKE_MS = round(1000 * HELLO_S)  # libzmq's own limit to its part of the handshake.
+INTRODUCTION_S = 20.0  # An invite's connection ends after this.
+SWEEP_S = 1.0
 FOREIGN_PLACES = 64  # Places that foreign frames are counted for one by one.
 
 # Not -1: without reconnection libzmq (4.3.5) ends the pipe of a lost connection at once and throws away what
 # was received but not read yet. We close the socket ourselves, long before this.
 NO_RECONNECT_MS = 3_600_000
 
+_HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_DIALER_EVENTS = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_DISCONNECTED
+    | _HANDSHAKE_FAILED
+)
 _OURS = b""  # First frame of the transport's own words; bodies and headers are never empty.
 _EVENT = struct.Struct("=Hi")
-ANY_HOST = ("", "*", "0.0.0.0", "::")
 
 
 class Sink(Protocol):
@@ -87,88 +118,6 @@ class Sink(Protocol):
         """Something malformed or not ours was dropped, and counted in `stats()`."""
 
 
-class _State(Enum):
-    GREETING = "greeting"  # Not both Hellos yet.
-    OPEN = "open"
-    CLOSING = "closing"  # We said Bye: nothing is delivered any more, its Bye is awaited.
-    GONE = "gone"
-
-
-@dataclass(eq=False, slots=True)
-class _Port:
-    """A socket on the loop, and its monitor."""
-
-    socket: zmq.Socket[bytes]
-    monitor: zmq.Socket[bytes]
-    rank: int  # Lower is read first.
-    conn: _Conn | None  # None: the ROUTER, shared by all accepted connections.
-    connected: bool = False
-    lost: list[_Conn | _Accepted] = field(default_factory=list)  # To act upon once the socket is read empty.
-
-
-@dataclass(eq=False, slots=True)
-class _Accepted:
-    """One accepted TCP connection, from ACCEPTED to DISCONNECTED; its file descriptor will be used again."""
-
-    fd: int
-    conn: _Conn | None = None
-    counted: bool = False  # Already reported as foreign.
-
-
-@dataclass(eq=False, slots=True)
-class _Conn:
-    """One connection: half of a link."""
-
-    port: _Port
-    bulk: bool
-    link: _Link
-    route: bytes | None = None  # At the ROUTER; None for a DEALER of our own.
-    hello: Hello | None = None  # What it said.
-    said_bye: bool = False
-    lost: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class _Link:
-    """Two connections. `address`: what we dialled, or where the dialer says it can be dialled."""
-
-    dialled: bool
-    address: str
-    check: bool = False  # Ends as soon as the other end has said who it is.
-    state: _State = _State.GREETING
-    control: _Conn | None = None
-    bulk: _Conn | None = None
-    peer: _Peer | None = None
-    timer: asyncio.TimerHandle | None = None
-
-    def conns(self) -> Iterator[_Conn]:
-        return (conn for conn in (self.control, self.bulk) if conn)
-
-    def usable(self) -> bool:
-        return self.state is _State.OPEN and not any(conn.lost or conn.said_bye for conn in self.conns())
-
-    def set_timer(self, timer: asyncio.TimerHandle | None) -> None:
-        if self.timer:
-            self.timer.cancel()
-        self.timer = timer
-
-
-@dataclass(eq=False, slots=True)
-class _Peer:
-    name: str
-    incarnation: str
-    links: list[_Link] = field(default_factory=list)
-    messages_in: int = 0
-    messages_out: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    queued: int = 0  # Bulk items received and not yet given to the sink.
-    rivals: dict[str, float] = field(default_factory=dict)  # Incarnation of the same name: first refused at.
-
-    def link(self) -> _Link | None:
-        return next((link for link in self.links if link.usable()), None)
-
-
 class Transport:
     """The links of one node. Methods never block and never call the sink; what they cause it hears later.
 
@@ -179,8 +128,11 @@ class Transport:
         cluster: Name of the cluster; "" until known. Nodes of two named clusters refuse each other.
         client: True for one that looks and is no member, e.g. `chaosnet status`.
         dial_timeout_s: From `dial` until `dial_failed` when nobody answers.
+        keys: Ours. With them every connection, either way, is encrypted and proves both ends' keys; without,
+            none is.
+        keyring: Whose keys may connect, and may be dialled; needed with `listen`. None: who dials decides.
 
-    After `start`, `address` is the "HOST:PORT" bound ("" without `listen`).
+    After `start`, `address` is the "HOST:PORT" bound, or "KEY@HOST:PORT" ("" without `listen`).
     """
 
     def __init__(
@@ -192,7 +144,10 @@ class Transport:
         cluster: str = "",
         client: bool = False,
         dial_timeout_s: float = 3.0,
+        keys: KeyPair | None = None,
+        keyring: Keyring | None = None,
     ) -> None:
+        assert not (keys and listen) or keyring, "who listens must know whom to let in"
         self.node = node
         self.incarnation = secrets.token_hex(8)  # Tells a restarted process from the one before it.
         self.cluster = cluster
@@ -201,13 +156,15 @@ class Transport:
         self.dial_timeout_s = dial_timeout_s
         self._listen = listen
         self._sink = sink
-        self._peers: dict[str, _Peer] = {}
-        self._dialling: dict[tuple[str, bool], _Link] = {}  # By address and check, until it opens or fails.
-        self._ports: set[_Port] = set()
-        self._ready: set[_Port] = set()  # To be read in the next turn.
-        self._conns: dict[bytes, _Conn] = {}  # Accepted ones, by route.
-        self._halves: dict[bytes, _Link] = {}  # Accepted links that still greet, by the routes' common part.
-        self._accepted: dict[int, _Accepted] = {}  # By file descriptor.
+        self._peers: dict[str, Peer] = {}
+        self._dialling: dict[tuple[str, bool], Link] = {}  # By address and check, until it opens or fails.
+        self._ports: set[Port] = set()
+        self._ready: set[Port] = set()  # To be read in the next turn.
+        self._conns: dict[bytes, Conn] = {}  # Accepted ones, by route.
+        self._halves: dict[bytes, Link] = {}  # Accepted links that still greet, by the routes' common part.
+        self.keys, self._keyring = keys, keyring
+        self._door = Door(keyed=keys is not None)
+        self._zap: curve.Zap | None = None
         self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=IO_THREADS)
         self._zmq.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._inbox: deque[Callable[[], None]] = deque()  # Calls to the sink; bulk is bounded by credits.
@@ -220,7 +177,9 @@ class Transport:
         """Bind, and serve on the running loop. Raises ConfigError if `listen` cannot be bound."""
         self._loop = asyncio.get_running_loop()
         if self._listen:
+            allow_many_descriptors()
             self._bind()
+            self._loop.call_later(SWEEP_S, self._sweep)
 
     def dial(self, address: str) -> None:
         """Open a link to whoever listens at `address`: `opened` or `dial_failed` follows.
@@ -237,14 +196,13 @@ class Transport:
     def _dial(self, address: str, check: bool) -> None:
         if self._closed or (address, check) in self._dialling:
             return
-        link = self._dialling[address, check] = _Link(dialled=True, address=address, check=check)
+        link = self._dialling[address, check] = Link(dialled=True, address=address, check=check)
         try:
-            _, port = split_address(address)
-            if not port or address.startswith(":"):
-                raise ConfigError(f"{address!r} cannot be dialled (expected HOST:PORT)")
+            there = self._dialable(address)
+            link.key = there.key
             suffix = secrets.token_bytes(12) + b"#" + self.node.encode()[:64]
-            link.control = self._connect(link, b"c" + suffix)
-            link.bulk = None if check else self._connect(link, b"b" + suffix)
+            link.control = self._connect(link, there, b"c" + suffix)
+            link.bulk = None if check else self._connect(link, there, b"b" + suffix)
         except (ConfigError, zmq.ZMQError) as error:
             self._dial_failed(link, str(error))
             return
@@ -252,6 +210,32 @@ class Transport:
         link.set_timer(self._loop.call_later(patience_s, self._dial_timed_out, link))
         for conn in link.conns():
             self._put(conn, _OURS, self._hello(check))
+
+    def _dialable(self, address: str) -> Endpoint:
+        """Raises: ConfigError for an address that we cannot, or must not, dial."""
+        there = Endpoint.parse(address)
+        if not there.dialable:
+            raise ConfigError(f"{address!r} cannot be dialled (expected HOST:PORT)")
+        if self.keys and not there.key:
+            raise ConfigError(
+                f"{address!r} names no key, and this node has one (expected KEY@{there.place}, or --insecure)"
+            )
+        if there.key and not self.keys:
+            raise ConfigError(f"{address!r} names a key, and this node has none (chaosnet keygen makes one)")
+        if self._keyring and (verdict := self._verdict(there.key)) is not Verdict.MEMBER:
+            raise ConfigError(f"{address!r} is not dialled: an {verdict.value}")
+        return there
+
+    def _verdict(self, key: str) -> Verdict:
+        assert self._keyring
+        return self._keyring.verdict(key, time.monotonic())
+
+    def enforce_keys(self) -> None:
+        """Say Bye to all whose keys are not allowed any more, and hang up on who does not go."""
+        for peer in list(self._peers.values()) if self._keyring else []:
+            for link in list(peer.links):
+                if not link.invited and self._verdict(link.key) is not Verdict.MEMBER:
+                    self._say_bye(link, "your key is not allowed any more")
 
     def send(self, peer: str, body: bytes) -> bool:
         """Queue a control message; False if there is no link. In order, without loss while the link lives."""
@@ -287,6 +271,9 @@ class Transport:
         self._inbox.clear()
         for port in list(self._ports):
             self._shut(port, linger_s)
+        if self._zap:
+            self._loop.remove_reader(self._zap.socket.fileno())
+            self._zap.close()
         # Now and then libzmq (4.3.5) never ends `term` if a peer hangs up at this very moment (1 in 2,000
         # here, with or without linger and monitors). Such a context is left to the end of the process.
         term = threading.Thread(target=self._zmq.term, name="chaosnet-zmq-term", daemon=True)
@@ -311,32 +298,45 @@ class Transport:
             "dialling": sorted(address for address, _ in self._dialling),
             "foreign": self._foreign.total(),
             "foreign_by_place": dict(self._foreign),
+            "refused": dict(self.refused),
         }
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Connections that never became a peer's, by reason."""
+        return self._door.strangers.refused
 
     # --- sockets ---------------------------------------------------------------------------------
 
     def _bind(self) -> None:
-        host, port = split_address(self._listen)
-        socket = self._socket(zmq.ROUTER, ipv6=":" in host)
+        here = Endpoint.parse(self._listen)
+        socket = self._socket(zmq.ROUTER, ipv6=":" in here.host)
         socket.set(zmq.ROUTER_MANDATORY, 1)  # Sending to a connection that is gone is an error, not silence.
-        router = self._watch(socket, rank=1, events=zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        if self.keys and self._keyring:
+            curve.serve(socket, self.keys)
+            self._zap = curve.Zap(self._zmq, self._keyring, self._turned_away)
+            self._loop.add_reader(self._zap.socket.fileno(), self._zap.read)
+        router = self._watch(socket, rank=1, events=Door.EVENTS)
         try:
-            socket.bind(f"tcp://{join_address(host or '*', str(port or '*'))}")
+            any_port = here.at(here.host or "*").place.removesuffix(str(here.port))
+            socket.bind(f"tcp://{any_port}{here.port or '*'}")
         except zmq.ZMQError as error:
             self._shut(router, 0)
             raise ConfigError(f"cannot listen on {self._listen!r}: {error}") from None
-        self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
+        bound = Endpoint.parse(socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://"))
+        self.address = str(bound.of(self.keys.public if self.keys else ""))
 
-    def _connect(self, link: _Link, route: bytes) -> _Conn:
-        socket = self._socket(zmq.DEALER, ipv6="[" in link.address)
+    def _connect(self, link: Link, there: Endpoint, route: bytes) -> Conn:
+        socket = self._socket(zmq.DEALER, ipv6=":" in there.host)
+        if self.keys:
+            curve.dial(socket, self.keys, there.key)
         socket.set(zmq.ROUTING_ID, route)
         socket.set(zmq.RECONNECT_IVL, NO_RECONNECT_MS)
         bulk = route.startswith(b"b")
-        events = zmq.EVENT_CONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_DISCONNECTED
-        port = self._watch(socket, rank=2 if bulk else 0, events=events)
-        port.conn = _Conn(port, bulk, link)
+        port = self._watch(socket, rank=2 if bulk else 0, events=_DIALER_EVENTS)
+        port.conn = Conn(port, bulk, link)
         try:
-            socket.connect(f"tcp://{link.address}")
+            socket.connect(f"tcp://{there.place}")
         except zmq.ZMQError:
             self._shut(port, 0)
             raise
@@ -356,7 +356,7 @@ class Transport:
         socket.set(zmq.TCP_KEEPALIVE_CNT, 3)
         return socket
 
-    def _watch(self, socket: zmq.Socket[bytes], rank: int, events: int) -> _Port:
+    def _watch(self, socket: zmq.Socket[bytes], rank: int, events: int) -> Port:
         """Put `socket` and a monitor of it on the loop."""
         self._monitors += 1
         place = f"inproc://monitor-{self._monitors}"
@@ -364,14 +364,14 @@ class Transport:
         monitor = self._zmq.socket(zmq.PAIR)
         monitor.set(zmq.RCVHWM, 0)  # With a bound, a full one would stop the I/O thread.
         monitor.connect(place)
-        port = _Port(socket, monitor, rank, None)
+        port = Port(socket, monitor, rank, None)
         self._ports.add(port)
         for each in (socket, monitor):
             self._loop.add_reader(each.fileno(), self._wake, port)
         self._wake(port)
         return port
 
-    def _shut(self, port: _Port, linger_s: float) -> None:
+    def _shut(self, port: Port, linger_s: float) -> None:
         """Take a socket off the loop; libzmq goes on sending what is queued for at most `linger_s`."""
         if port not in self._ports:
             return
@@ -389,7 +389,7 @@ class Transport:
         peer = self._peers.get(name)
         if peer is None or self._closed:
             return False
-        size = 0 if payload is None else _size(payload)
+        size = 0 if payload is None else size_of(payload)
         if max(len(first), size) > MAX_FRAME_BYTES:
             raise LocalProtocolError(f"a frame of {max(len(first), size)} bytes (at most {MAX_FRAME_BYTES})")
         while link := peer.link():
@@ -401,7 +401,7 @@ class Transport:
                 return True
         return False
 
-    def _put(self, conn: _Conn, first: bytes, second: Any = None, copy: bool = True) -> bool:
+    def _put(self, conn: Conn, first: bytes, second: Any = None, copy: bool = True) -> bool:
         """Queue one item on a connection; False if that turns out to be gone."""
         if conn.port not in self._ports:
             return False
@@ -418,7 +418,8 @@ class Transport:
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            self._lost(conn)  # Before its DISCONNECTED was read.
+            self._read_monitor(conn.port)  # It knows why, and has perhaps not been read yet.
+            self._lost(conn)
             return False
         # Sending may take the wake-up that a received message had left in the socket's descriptor.
         self._wake(conn.port)
@@ -438,7 +439,7 @@ class Transport:
 
     # --- turns of the loop -----------------------------------------------------------------------
 
-    def _wake(self, port: _Port | None = None) -> None:
+    def _wake(self, port: Port | None = None) -> None:
         if port in self._ports:
             self._ready.add(port)
         if not self._turn_is_due and not self._closed:
@@ -466,13 +467,13 @@ class Transport:
             if time.monotonic() >= until_s:
                 return
 
-    def _serve(self, port: _Port) -> None:
+    def _serve(self, port: Port) -> None:
         """Read the monitor, then the socket until it is empty, then act upon what the monitor said."""
         if port not in self._ports:
             return
         self._read_monitor(port)
         for _ in range(READS_PER_TURN):
-            frames = _receive(port.socket)
+            frames = receive(port.socket)
             if frames is None:
                 break
             self._received(port, frames)
@@ -483,31 +484,41 @@ class Transport:
         self._ready.discard(port)
         lost, port.lost = port.lost, []
         for gone in lost:
-            if isinstance(gone, _Conn):
+            if isinstance(gone, Conn):
                 self._lost(gone)
-            elif gone.conn:
+                continue
+            if reason := self._door.ended(gone, time.monotonic()):
+                self._drop(gone.host, reason)
+            if gone.conn:
                 del self._conns[gone.conn.route or b""]
                 self._lost(gone.conn)
-            elif not gone.counted:
-                self._drop(f"a connection to {self.address}", "it ended without a Hello")
 
-    def _read_monitor(self, port: _Port) -> None:
+    def _read_monitor(self, port: Port) -> None:
         while int(port.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
             what, _ = port.monitor.recv_multipart(zmq.NOBLOCK)
             event, value = _EVENT.unpack(what)
-            if port.conn:
-                if event == zmq.EVENT_CONNECTED:
-                    port.connected = True
-                else:  # Closed, to be retried (in an hour) or disconnected: it is over.
-                    port.lost.append(port.conn)
-            elif event == zmq.EVENT_ACCEPTED:
-                self._accepted[value] = _Accepted(value)
-            elif event == zmq.EVENT_DISCONNECTED and value in self._accepted:
-                port.lost.append(self._accepted.pop(value))
+            if port.conn is None:
+                if gone := self._door.event(event, value, time.monotonic()):
+                    port.lost.append(gone)
+            elif event == zmq.EVENT_CONNECTED:
+                port.connected = True
+            elif event & _HANDSHAKE_FAILED:
+                port.failure = curve.why_dial_failed(event, value, self.keys is not None)
+            else:  # Closed, to be retried (in an hour) or disconnected: it is over.
+                port.lost.append(port.conn)
+
+    def _sweep(self) -> None:
+        if not self._closed:
+            self._door.sweep(time.monotonic())
+            self._loop.call_later(SWEEP_S, self._sweep)
+
+    def _turned_away(self, host: str, verdict: Verdict) -> None:
+        self._door.strangers.turned_away(host, verdict.value, time.monotonic())
+        self._drop(host, verdict.value)
 
     # --- receiving -------------------------------------------------------------------------------
 
-    def _received(self, port: _Port, frames: list[zmq.Frame]) -> None:
+    def _received(self, port: Port, frames: list[zmq.Frame]) -> None:
         conn = port.conn
         if conn is None:
             route = frames.pop(0).bytes
@@ -516,71 +527,78 @@ class Transport:
                 self._first_words(port, route, frames)
                 return
         if not 1 <= len(frames) <= MAX_FRAMES:
-            self._drop(_where(conn), f"an item of {len(frames)} frames or more (at most {MAX_FRAMES})")
+            self._drop(where(conn), f"an item of {len(frames)} frames or more (at most {MAX_FRAMES})")
             return
         first = frames[0].bytes
         second = frames[1] if len(frames) > 1 else None
         if first == _OURS:
             self._own_words(conn, second)
-        elif conn.link.state is _State.GREETING:
-            self._drop(_where(conn), "the first item is no Hello")
+        elif conn.link.state is State.GREETING:
+            self._drop(where(conn), "the first item is no Hello")
         elif second is not None and not conn.bulk:
-            self._drop(_where(conn), "a control message of two frames")
-        elif conn.link.state is _State.OPEN and (peer := conn.link.peer):
+            self._drop(where(conn), "a control message of two frames")
+        elif conn.link.state is State.OPEN and (peer := conn.link.peer):
             peer.messages_in += 1
             peer.bytes_in += len(first) + (0 if second is None else len(second))
-            if conn.bulk:
+            if conn.link.invited and not introduces(conn, first):
+                self._drop(where(conn), "an invite's holder said more than an introduction")
+            elif conn.bulk:
                 peer.queued += 1
                 self._tell(partial(self._give_bulk, peer, first, second))
             else:
                 self._sink.control(peer.name, first)
 
-    def _give_bulk(self, peer: _Peer, header: bytes, payload: zmq.Frame | None) -> None:
+    def _give_bulk(self, peer: Peer, header: bytes, payload: zmq.Frame | None) -> None:
         peer.queued -= 1
         self._sink.bulk(peer.name, header, payload)
 
-    def _first_words(self, port: _Port, route: bytes, frames: list[zmq.Frame]) -> None:
-        """Of an accepted connection: a Hello, or it stays a stranger (a ROUTER cannot hang up on one)."""
-        accepted, address = self._source(port, frames)
+    def _first_words(self, port: Port, route: bytes, frames: list[zmq.Frame]) -> None:
+        """Of an accepted connection: a Hello, or it stays a stranger."""
+        accepted, host = self._source(port, frames)
+        key = str(frames[-1].get("User-Id")) if self.keys and frames else ""
         hello: Hello | None = None
         try:
-            hello = _parse_hello(frames)
-            reason = self._refusal(hello)
+            hello = parse_hello(frames)
+            reason = self._refusal(hello) or self._uninvited(hello, key)
             if not route.startswith((b"c", b"b")):
                 reason = "its routing id is not ours"
             if not reason and not hello.check:
-                self._greeted(port, route, hello, address, accepted)
+                self._greeted(port, route, hello, host, accepted, key)
                 return
         except VersionMismatch as error:
             reason = str(error)
         except (MalformedMessage, ConfigError) as error:
-            self._drop(address, str(error), accepted)
+            self._refuse(accepted, host, MALFORMED, str(error))
             return
         # Answer, so that the dialer can name what does not fit: both versions, both clusters.
-        self._put(_Conn(port, False, _Link(False, address), route), _OURS, self._hello())
+        self._put(Conn(port, False, Link(False, host), route), _OURS, self._hello())
         if accepted and hello and (hello.incarnation == self.incarnation or not reason):
-            accepted.counted = True  # We dialled ourselves, and hear of it there; or it was a check.
+            accepted.settled = True  # We dialled ourselves, and hear of it there; or it was a check.
             return
-        self._drop(f"{hello.node} at {address}" if hello else address, reason, accepted)
+        self._refuse(accepted, f"{hello.node} at {host}" if hello else host, "does not fit", reason)
 
-    def _source(self, port: _Port, frames: list[zmq.Frame]) -> tuple[_Accepted | None, str]:
+    def _source(self, port: Port, frames: list[zmq.Frame]) -> tuple[Accepted | None, str]:
         """The accepted connection that an item came over, and the host at its other end."""
         if not frames:
             return None, "?"
         fd = frames[-1].get(zmq.SRCFD)
         self._read_monitor(port)  # If another connection had `fd` before, then its end is in there.
-        ended = (
-            gone for gone in port.lost if isinstance(gone, _Accepted) and gone.fd == fd and not gone.conn
-        )
-        return self._accepted.get(fd) or next(ended, None), str(frames[-1].get("Peer-Address"))
+        ended = (gone for gone in port.lost if isinstance(gone, Accepted) and gone.fd == fd and not gone.conn)
+        return self._door.by_fd.get(fd) or next(ended, None), str(frames[-1].get("Peer-Address"))
+
+    def _uninvited(self, hello: Hello, key: str) -> str:
+        """Who comes by an invite must say so, in a name that nobody else has."""
+        if not key or self._verdict(key) is Verdict.MEMBER:
+            return ""
+        fits = hello.client and hello.node == guest_name(key)
+        return "" if fits else "an invite's holder can only introduce itself"
 
     def _greeted(
-        self, port: _Port, route: bytes, hello: Hello, address: str, accepted: _Accepted | None
+        self, port: Port, route: bytes, hello: Hello, host: str, accepted: Accepted | None, key: str
     ) -> None:
         """A dialer said Hello on one connection; with both, the link is open."""
-        dialable = _advertised(hello.address, address)
-        link = self._halves.setdefault(route[1:], _Link(dialled=False, address=dialable))
-        conn = _Conn(port, route.startswith(b"b"), link, route, hello)
+        link = self._halves.setdefault(route[1:], Link(False, advertised(hello.address, host, key), key=key))
+        conn = Conn(port, route.startswith(b"b"), link, route, accepted, hello)
         if conn.bulk:
             link.bulk = conn
         else:
@@ -591,33 +609,38 @@ class Transport:
         if not (link.control and link.bulk):
             return
         del self._halves[route[1:]]
-        if link.control.hello != link.bulk.hello:
-            self._drop(f"{hello.node} at {address}", "control and bulk are of two nodes", accepted)
+        if link.control.hello != link.bulk.hello or link.key != key:
+            self._refuse(accepted, f"{hello.node} at {host}", MALFORMED, "control and bulk are of two nodes")
             self._bury(link)
             return
         if rival := self._rival(hello):
             for each in link.conns():
                 self._put(each, _OURS, encode(rival))
+                if each.accepted:
+                    each.accepted.settled = True
             self._bury(link)
             return
         for each in link.conns():
+            if each.accepted:
+                self._door.strangers.greeted(each.accepted)
             self._put(each, _OURS, self._hello())
+        link.invited = bool(key) and self._verdict(key) is not Verdict.MEMBER
         self._open(link, hello)
 
-    def _own_words(self, conn: _Conn, frame: zmq.Frame | None) -> None:
+    def _own_words(self, conn: Conn, frame: zmq.Frame | None) -> None:
         link = conn.link
         try:
             message = decode(frame.buffer if frame else b"")
         except (MalformedMessage, VersionMismatch) as error:
-            if link.dialled and link.state is _State.GREETING:
+            if link.dialled and link.state is State.GREETING:
                 self._dial_failed(link, str(error), final=isinstance(error, VersionMismatch))
             else:
-                self._drop(_where(conn), str(error))
+                self._drop(where(conn), str(error))
             return
         match message:
             case Hello() if link.dialled and not conn.hello:
                 conn.hello = message
-                if link.state is not _State.GREETING:
+                if link.state is not State.GREETING:
                     return  # The second answer.
                 if refusal := self._refusal(message):
                     self._dial_failed(link, refusal, final=True)
@@ -629,12 +652,12 @@ class Transport:
                     self._dial_failed(link, rival.reason, rival.final)
                 else:
                     self._open(link, message)
-            case Bye() if link.dialled and link.state is _State.GREETING:
+            case Bye() if link.dialled and link.state is State.GREETING:
                 self._dial_failed(link, f"it hung up: {message.reason}", message.final)
             case Bye():
                 self._heard_bye(conn)
             case _:
-                self._drop(_where(conn), f"{type(message).__name__} is no word of the transport's here")
+                self._drop(where(conn), f"{type(message).__name__} is no word of the transport's here")
 
     def _refusal(self, hello: Hello) -> str:
         """Why the two of us cannot have a link; both ends find the same, "" for nothing."""
@@ -661,8 +684,8 @@ class Transport:
 
     # --- life of a link --------------------------------------------------------------------------
 
-    def _open(self, link: _Link, hello: Hello) -> None:
-        link.state = _State.OPEN
+    def _open(self, link: Link, hello: Hello) -> None:
+        link.state = State.OPEN
         link.set_timer(None)
         if link.dialled:
             self._dialling.pop((link.address, False), None)
@@ -676,16 +699,19 @@ class Transport:
                 self._say_bye(link, "connected already")
             return
         self._deliver()  # Its former link's `closed` comes before this one's `opened`.
-        peer = self._peers[hello.node] = link.peer = _Peer(hello.node, hello.incarnation, [link])
+        peer = self._peers[hello.node] = link.peer = Peer(hello.node, hello.incarnation, [link])
+        if link.invited:
+            late = "an introduction takes no longer"
+            link.set_timer(self._loop.call_later(INTRODUCTION_S, self._say_bye, link, late))
         self._sink.opened(peer.name, link.address, link.dialled, hello.client)
 
-    def _dial_timed_out(self, link: _Link) -> None:
+    def _dial_timed_out(self, link: Link) -> None:
         for conn in link.conns():  # It may have opened the link by now.
             self._put(conn, _OURS, encode(Bye(reason="your answer came too late")))
         self._dial_failed(link, f"no answer in {CHECK_S if link.check else self.dial_timeout_s:g} s")
 
-    def _dial_failed(self, link: _Link, reason: str, final: bool = False) -> None:
-        if link.state is not _State.GREETING:
+    def _dial_failed(self, link: Link, reason: str, final: bool = False) -> None:
+        if link.state is not State.GREETING:
             return
         self._dialling.pop((link.address, link.check), None)
         self._bury(link)
@@ -694,37 +720,38 @@ class Transport:
         else:
             self._tell(partial(self._sink.dial_failed, link.address, reason, final))
 
-    def _say_bye(self, link: _Link, reason: str) -> None:
+    def _say_bye(self, link: Link, reason: str) -> None:
         for conn in link.conns():
             if not conn.lost:
                 self._put(conn, _OURS, encode(Bye(reason=reason[:1000])))
-        self._finish(link, clean=True, state=_State.CLOSING)
+        self._finish(link, clean=True, state=State.CLOSING)
         link.set_timer(self._loop.call_later(LINGER_S, self._bury, link))
 
-    def _heard_bye(self, conn: _Conn) -> None:
+    def _heard_bye(self, conn: Conn) -> None:
         link = conn.link
         conn.said_bye = True
-        if link.state is _State.OPEN:
+        if link.state is State.OPEN:
             self._put(conn, _OURS, encode(Bye(reason="you said so")))
         everything = all(each.said_bye for each in link.conns())
-        if link.state is _State.OPEN and everything:
+        if link.state is State.OPEN and everything:
             self._finish(link, clean=True)
-        elif link.state is _State.OPEN:
+        elif link.state is State.OPEN:
             link.set_timer(self._loop.call_later(LINGER_S, self._end, link))
-        elif link.state is _State.CLOSING and everything:
+        elif link.state is State.CLOSING and everything:
             self._bury(link)
 
-    def _lost(self, conn: _Conn) -> None:
+    def _lost(self, conn: Conn) -> None:
         """Its connection is gone, and all that came over it has been read."""
         if conn.lost:
             return
         conn.lost = True
         link = conn.link
-        if link.state is _State.GREETING:
+        if link.state is State.GREETING:
             if link.dialled:
                 self._dial_failed(
                     link,
-                    "it hung up before it said Hello (no chaosnet node, or one that is shutting down)"
+                    conn.port.failure
+                    or "it hung up before it said Hello (it wants to see a key, is no chaosnet node, or shuts down)"
                     if conn.port.connected
                     else "it does not accept connections (refused, no route, or no such host)",
                 )
@@ -733,20 +760,20 @@ class Transport:
                 self._bury(link)
         elif all(each.lost for each in link.conns()):
             self._end(link)
-        elif link.state is _State.OPEN:
+        elif link.state is State.OPEN:
             link.set_timer(self._loop.call_later(GRACE_S, self._end, link))
 
-    def _end(self, link: _Link) -> None:
+    def _end(self, link: Link) -> None:
         """A connection of this link was lost; by now the other one is, too, or had time to be."""
         for conn in link.conns():
-            if link.state is _State.OPEN and not conn.lost:  # To be rid of it: only its dialer can close it.
+            if link.state is State.OPEN and not conn.lost:  # To be rid of it: only its dialer can close it.
                 self._put(conn, _OURS, encode(Bye(reason="the other connection of this link is gone")))
         self._finish(link, clean=bool(link.control and link.control.said_bye))
 
-    def _finish(self, link: _Link, clean: bool, state: _State = _State.GONE) -> None:
+    def _finish(self, link: Link, clean: bool, state: State = State.GONE) -> None:
         """Nothing more is sent or delivered over `link`; report if it was its peer's last."""
-        was_open = link.state is _State.OPEN
-        if state is _State.GONE:
+        was_open = link.state is State.OPEN
+        if state is State.GONE:
             self._bury(link)
         else:
             link.state = state
@@ -758,75 +785,22 @@ class Transport:
             del self._peers[peer.name]
             self._tell(partial(self._sink.closed, peer.name, clean))
 
-    def _bury(self, link: _Link) -> None:
-        link.state = _State.GONE
+    def _bury(self, link: Link) -> None:
+        link.state = State.GONE
         link.set_timer(None)
         for conn in link.conns():
             if conn.route is None:
                 self._shut(conn.port, 0 if conn.lost or not conn.port.connected else GRACE_S)
+            elif conn.accepted and not conn.lost and not self._closed:  # Its dialer is to close it.
+                self._loop.call_later(LINGER_S, self._door.hang_up, conn.accepted)
 
-    def _drop(self, where: str, reason: str, accepted: _Accepted | None = None) -> None:
+    def _refuse(self, accepted: Accepted | None, where: str, kind: str, reason: str) -> None:
         if accepted:
-            accepted.counted = True
+            self._door.strangers.refuse(accepted, kind, time.monotonic())
+        self._drop(where, reason)
+
+    def _drop(self, where: str, reason: str) -> None:
         if where not in self._foreign and len(self._foreign) >= FOREIGN_PLACES:
             where = "elsewhere"
         self._foreign[where] += 1
         self._tell(partial(self._sink.foreign, where, reason))
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host (no brackets) and port of "HOST:PORT" or "[V6]:PORT". Raises ConfigError."""
-    host, colon, port = address.rpartition(":")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if (
-        not colon
-        or not port.isascii()
-        or not port.isdigit()
-        or int(port) > 65535
-        or (":" in host) != (bare != host)
-    ):
-        raise ConfigError(f"{address!r} is no address (expected HOST:PORT, e.g. 10.0.0.2:5555)")
-    return bare, int(port)
-
-
-def join_address(host: str, port: str) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _advertised(address: str, seen: str) -> str:
-    """Where a dialer can be dialled: what it says, on the host that we see it at if it names none."""
-    if not address:
-        return ""
-    host, port = split_address(address)
-    return join_address(seen.removeprefix("::ffff:") if host in ANY_HOST else host, str(port))
-
-
-def _parse_hello(frames: list[zmq.Frame]) -> Hello:
-    if len(frames) != 2 or len(frames[0]):
-        raise MalformedMessage("the first item is no Hello")
-    message = decode(frames[1].buffer)
-    if not isinstance(message, Hello):
-        raise MalformedMessage(f"the first item is a {type(message).__name__}, no Hello")
-    return message
-
-
-def _where(conn: _Conn) -> str:
-    return conn.link.peer.name if conn.link.peer else conn.link.address
-
-
-def _size(payload: Any) -> int:
-    return len(payload) if isinstance(payload, (bytes, zmq.Frame)) else memoryview(payload).nbytes
-
-
-def _receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
-    """One item, None if there is none. Of one with too many frames only as many as tell that it has."""
-    try:
-        frame = socket.recv(zmq.NOBLOCK, copy=False)
-    except zmq.Again:
-        return None
-    frames = [frame]
-    while frame.more:
-        frame = socket.recv(copy=False)
-        if len(frames) < MAX_FRAMES + 2:
-            frames.append(frame)
-    return frames

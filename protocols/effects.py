@@ -220,6 +220,11 @@ class AnswerStatus(Effect):
     asker: str
 
 
+@dataclass(frozen=True, slots=True)
+class KeysChanged(Effect):
+    """Connections of keys that are not allowed any more must close."""
+
+
 # --- state replication ---
 
 

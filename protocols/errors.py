@@ -41,5 +41,9 @@ class ScaleOutFailed(ChaosnetError):
     """This node could not join the cluster; the text says why."""
 
 
+class CheckpointError(ChaosnetError):
+    """A checkpoint cannot be written, read or found; the text names the file and what is wrong with it."""
+
+
 class Expelled(ChaosnetError):
     """The cluster went on without this node (it was silent for too long, or cut off)."""

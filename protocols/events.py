@@ -58,10 +58,11 @@ class Reached(Event):
 
 @dataclass(frozen=True, slots=True)
 class NotReached(Event):
-    """CheckReach has found nobody, or none of ours."""
+    """CheckReach has found nobody, or none of ours. `refused`: the machine is there, and nothing listens."""
 
     address: str
     reason: str
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

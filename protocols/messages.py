@@ -18,7 +18,10 @@ PROTOCOL_VERSION = 2  # Bump when a field is removed or changes meaning.
 
 EVERYONE = "*"  # Destination of an envelope that all nodes take and pass on.
 
+REFUSED = "refused: "  # Counters of a Report that begin with it are shown by their sum over all nodes.
+
 MAX_NODES = 20_000
+MAX_KEYS = 2 * MAX_NODES  # Room for every node to change its key once.
 
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Address = Annotated[str, Meta(max_length=255)]
@@ -27,6 +30,7 @@ Text = Annotated[str, Meta(max_length=4000)]
 Count = Annotated[int, Meta(ge=0)]
 Bytes = Annotated[bytes, Meta(max_length=4 << 20)]
 RateSource = Literal["", "probe", "iperf3", "replication"]  # How a link's rate was found; "": not at all.
+Key = Annotated[str, Meta(pattern="^[a-z2-7]{51}[aq]$")]  # A public key: 32 bytes in base32.
 Link = tuple[Id, Id]  # Two node ids, sorted.
 ViewKey = tuple[int, int]  # (term, seq): views are ordered by it.
 Range = tuple[Count, Count]  # [start, stop).
@@ -558,6 +562,39 @@ class VoteReply(Message, frozen=True, kw_only=True):
     trial: bool
 
 
+# --- routed: keys ---
+
+
+class KeyringNews(Message, frozen=True, kw_only=True):
+    """Member to all: this is new about keys. Or (`whole`) to whom it has just met: all that I know of them.
+
+    `used`: an invite, and the key that it has let in. `invites`: open ones, and for how many seconds.
+    """
+
+    allowed: Annotated[tuple[Key, ...], Meta(max_length=MAX_KEYS)] = ()
+    revoked: Annotated[tuple[Key, ...], Meta(max_length=MAX_KEYS)] = ()
+    used: Annotated[tuple[tuple[Key, Key], ...], Meta(max_length=MAX_KEYS)] = ()
+    invites: Annotated[tuple[tuple[Key, Annotated[float, Meta(gt=0)]], ...], Meta(max_length=MAX_KEYS)] = ()
+    whole: bool = False
+
+
+class KeyCommand(Message, frozen=True, kw_only=True):
+    """Client to a node: let this key in, throw it out, or let in whom `key`, an invite's, introduces."""
+
+    verb: Literal["allow", "revoke", "invite"]
+    key: Key
+    asker: Id
+    seconds: Annotated[float, Meta(ge=0)] = 0.0  # That an invite is good for.
+
+
+class Introduction(Message, frozen=True, kw_only=True):
+    """Holder of an invite to the scheduler: let `key` in for it."""
+
+    invite: Key
+    key: Key
+    asker: Id
+
+
 # --- routed: monitoring ---
 
 
@@ -590,7 +627,9 @@ class Report(Message, frozen=True, kw_only=True):
     battery_pct: float = -1.0  # -1: has none.
     nic_sent_bytes: Count = 0  # By all interfaces of the machine but loopback, since it was started.
     nic_received_bytes: Count = 0
-    counters: dict[Annotated[str, Meta(max_length=64)], Count] = {}
+    counters: dict[
+        Annotated[str, Meta(max_length=64)], Count
+    ] = {}  # REFUSED + reason: strangers' connections.
 
 
 class Notice(Message, frozen=True, kw_only=True):
@@ -642,6 +681,9 @@ Routed = (
     | VoteReply
     | Echo
     | EchoReply
+    | KeyringNews
+    | KeyCommand
+    | Introduction
     | Report
     | Notice
     | StatusRequest

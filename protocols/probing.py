@@ -107,7 +107,7 @@ class Prober:
             case Iperf3Serving(peer, port):
                 return [Transmit(peer, Iperf3Ready(port=port))]
             case Received(peer, Iperf3Ready(port=port)) if session.asker:
-                host = self.book.answered.get(peer, "").rpartition(":")[0]
+                host = self.book.answered.get(peer, "").rpartition("@")[2].rpartition(":")[0]
                 return [RunIperf3(peer, f"{host}:{port}")]
             case Iperf3Done(peer, in_bps, out_bps, error) if session.asker:
                 return self._on_iperf3(session, in_bps, out_bps, error, now_s)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import networkx as nx
 
-from ..protocols.messages import Link, LinkReading, Notice, Report, View, link
+from ..protocols.messages import REFUSED, Link, LinkReading, Notice, Report, View, link
 from .shard_plan import Source
 from .sync_plan import DEFAULT_RATE_BPS, DEFAULT_RTT_S
 
@@ -136,7 +136,17 @@ class ClusterMonitor:
             "members": [_row(record) for record in self.nodes.values()],
             "links": [_link_row(each, record, now_s) for each, record in sorted(self.links.items())],
             "events": [_event(notice) for notice in self.events],
+            "strangers_refused": self._refused(),
         }
+
+    def _refused(self) -> dict[str, int]:
+        """Connections of strangers that all nodes together have refused, by reason, the most frequent first."""
+        found: Counter[str] = Counter()
+        for record in self.nodes.values():
+            for name, count in record.report.counters.items() if record.report else ():
+                if name.startswith(REFUSED):
+                    found[name.removeprefix(REFUSED)] += count
+        return dict(found.most_common())
 
 
 def _link_row(each: Link, record: LinkRecord, now_s: float) -> dict[str, Any]:

@@ -233,6 +233,19 @@ class SimCluster:
         for end in sorted(connection.open_at) if given_up else ():
             self._after(self._after_last(connection, end), self._close_end(connection, end, clean=lingers))
 
+    def reset(self, a: str, b: str) -> None:
+        """The connection breaks, both processes live: a tunnel was restarted, a router forgot it."""
+        connection = self.connections.get(_pair(a, b))
+        self._say(a, f"connection to {b} RESET")
+        if connection is None or _pair(a, b) in self.cuts:
+            return
+        self.queue = [
+            entry for entry in self.queue if getattr(entry[2], "connection", None) is not connection
+        ]
+        heapq.heapify(self.queue)
+        for end in sorted(connection.open_at):
+            self._after(self._delay(), self._close_end(connection, end, clean=False))
+
     def pause(self, name: str, seconds: float) -> None:
         """SIGSTOP, and SIGCONT later."""
         node = self.nodes[name]
@@ -513,7 +526,7 @@ class SimCluster:
                 return
             if other is None or not other.alive or other.done or silent:
                 reason = "timed out" if silent else "connection refused"
-                self._event(node, ev.NotReached(address, reason))
+                self._event(node, ev.NotReached(address, reason, refused=not silent))
             else:
                 self._event(node, ev.Reached(address, name))
 
@@ -706,15 +719,15 @@ class SimCluster:
 class _Arrival:
     """A message in flight; `route` lets a crash of the sender cut it off."""
 
-    __slots__ = ("args", "cluster", "route")
+    __slots__ = ("cluster", "connection", "event", "route")
 
     def __init__(
         self, cluster: SimCluster, connection: _Connection, route: tuple[str, str], event: ev.Event
     ) -> None:
-        self.cluster, self.route, self.args = cluster, route, (connection, route[1], event)
+        self.cluster, self.connection, self.route, self.event = cluster, connection, route, event
 
     def __call__(self) -> None:
-        self.cluster.arrive(*self.args)
+        self.cluster.arrive(self.connection, self.route[1], self.event)
 
 
 def _line(now_s: float, node: str, what: str | ev.Event) -> str:

@@ -128,7 +128,9 @@ class RandomRun:
     def _fault(self) -> None:
         rng, sim = self.rng, self.sim
         active = sorted(node.name for node in sim.active())
-        kind = rng.choice(["join", "leave", "crash", "cut", "heal", "pause", "restart", "nothing", "link"])
+        kind = rng.choice(
+            ["join", "leave", "crash", "cut", "heal", "pause", "restart", "nothing", "link", "reset"]
+        )
         if not active:
             return
         if kind == "join" and self.joins < self.size + 4:
@@ -146,6 +148,8 @@ class RandomRun:
             sim.heal(*rng.choice(sorted(sim.cuts)))
         elif kind == "pause":
             sim.pause(rng.choice(active), rng.choice([0.1, 0.8, LONGEST_PAUSE_S]))
+        elif kind == "reset" and sim.connections:
+            sim.reset(*rng.choice(sorted(sim.connections)))
         elif kind == "link" and len(active) > 2:
             self._change_link(*rng.sample(active, 2))
 

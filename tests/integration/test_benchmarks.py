@@ -36,6 +36,13 @@ def test_a_join_is_measured(tmp_path, how):
     assert found["survivor_longest_gap_seconds"] > 0
 
 
+def test_the_cost_of_checkpoints_is_measured(tmp_path):
+    args = ("--bytes", "2000000", "--nodes", "2", "--steps", "10", "--pairs", "2", "--dir", str(tmp_path))
+    found = bench(tmp_path / "found.json", "checkpoint", *args)
+    assert found["written"] + found["left_out"] >= 2
+    assert len(found["ratios"]) == 2 and min(found["ratios"]) <= found["ratio"] <= max(found["ratios"])
+
+
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None or find_library("iperf") is None,
     reason="it needs root, iproute2 and libiperf",

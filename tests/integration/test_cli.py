@@ -165,6 +165,12 @@ USAGE = {
     "run --neighbors 2 --link a --join h:1 SCRIPT": "--link: 'a' beside --neighbors 2 (expected one of them)",
     "run --link a SCRIPT": "--link: 'a' without --join",
     "run --policy best SCRIPT": "--policy: 'best' is unknown (expected one of fapt, single, ring)",
+    "run --resume SCRIPT": "--resume: without --checkpoint-dir (expected the folder to resume from)",
+    "run --checkpoint-dir SCRIPT SCRIPT": "--checkpoint-dir: ",
+    "run --checkpoint-dir d --every 0 SCRIPT": "--every: '0' is out of range (expected a whole number from 1",
+    "run --checkpoint-dir d --resume-from x SCRIPT": "--resume-from: 'x' is no number",
+    "run --checkpoint-copies two SCRIPT": "--checkpoint-copies: 'two' is unknown (expected one of shard, whole)",
+    "checkpoints": "DIR: missing (expected a folder",
     "run --name a,b SCRIPT": "--name: 'a,b' is no name (expected 1 to 64 characters",
     "run missing.py": "SCRIPT: 'missing.py' does not exist (expected a Python file",
     "run": "SCRIPT: missing (expected a Python file, e.g. train.py)",
@@ -174,7 +180,7 @@ USAGE = {
     "leave here": "ADDRESS: 'here' has no port (expected",
     "link add h:1": "B: missing (expected HOST:PORT or a node's name",
     "link cut h:1 b": "chaosnet link: No such command 'cut'",
-    "bench nothing": "'nothing' is no benchmark (expected one of join, allreduce, probe)",
+    "bench nothing": "'nothing' is no benchmark (expected one of join, allreduce, checkpoint",
     "simulate --seeds some": "--seeds: 'some' is no number (expected a whole number",
     "frobnicate": "chaosnet: No such command 'frobnicate'",
 }
@@ -245,6 +251,57 @@ def test_an_error_in_a_script_shows_the_scripts_own_traceback(tmp_path: Path) ->
 def test_an_error_of_chaosnet_in_a_script_is_one_line(tmp_path: Path) -> None:
     done = run_script(tmp_path, "from chaosnet import ConfigError\nraise ConfigError('steps: -1')\n")
     assert (done.returncode, done.stderr) == (1, "error: steps: -1\n")
+
+
+# --- checkpoints ---
+
+
+@pytest.mark.realtime
+def test_the_same_command_starts_a_run_and_goes_on_with_it(
+    nodes: Nodes, chaosnet: Main, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoints"
+    options = ("--checkpoint-dir", str(folder), "--every", "10", "--resume")
+    nodes.start("first", *options)
+    assert "starts from scratch" in nodes.await_text("first", "trains")
+    wait_until(lambda: len(list(folder.glob("step-*/*.json"))) >= 2, lambda: "two checkpoints")
+    nodes.signal("first", signal.SIGKILL)
+    nodes.exit_code("first")
+    code, out, err = chaosnet("checkpoints", str(folder), "--json")
+    newest = [row for row in json.loads(out) if row["complete"]][-1]
+    assert (code, err, newest["problem"]) == (0, "", "")
+    nodes.start("second", *options)
+    assert f"goes on from step {newest['step']} in {newest['path']}" in nodes.await_text("second", "trains")
+    nodes.signal("second", signal.SIGINT)
+    assert nodes.exit_code("second") == 0
+
+
+@pytest.mark.realtime
+def test_a_damaged_checkpoint_is_listed_and_refused_in_one_line(
+    nodes: Nodes, chaosnet: Main, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoints"
+    nodes.start("first", "--checkpoint-dir", str(folder), "--every", "10")
+    nodes.await_text("first", "trains")
+    wait_until(lambda: len(list(folder.glob("step-*/*.json"))) >= 1, lambda: "a checkpoint")
+    nodes.signal("first", signal.SIGINT)
+    nodes.exit_code("first")
+    file = sorted(folder.glob("step-*/*.safetensors"))[-1]
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert chaosnet("checkpoints", str(folder))[0] == 0  # All files have their size.
+    code, out, _ = chaosnet("checkpoints", str(folder), "--verify")
+    assert code == 1 and f"{file.name} is damaged" in out
+    nodes.start("second", "--checkpoint-dir", str(folder), "--resume")
+    assert nodes.exit_code("second") == 1
+    (line,) = [line for line in nodes.text("second").splitlines() if line.startswith("error: ")]
+    assert line.startswith(f"error: cannot resume: {file} is damaged: ") and "--resume-from" in line
+
+
+def test_a_folder_without_checkpoints_says_so(chaosnet: Main, tmp_path: Path) -> None:
+    assert chaosnet("checkpoints", str(tmp_path)) == (0, f"no checkpoints in {tmp_path}\n", "")
+    code, _, err = chaosnet("checkpoints", str(tmp_path / "absent"))
+    assert (code, err) == (1, f"error: {tmp_path / 'absent'} does not exist\n")
 
 
 # --- a running cluster ---

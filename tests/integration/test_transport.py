@@ -18,7 +18,8 @@ import uvloop
 import zmq
 
 from chaosnet.node import transport as transport_module
-from chaosnet.node.transport import MAX_FRAME_BYTES, Transport, split_address
+from chaosnet.node.endpoint import Endpoint
+from chaosnet.node.transport import MAX_FRAME_BYTES, Transport
 from chaosnet.protocols.codec import decode, encode
 from chaosnet.protocols.errors import ConfigError, LocalProtocolError
 from chaosnet.protocols.messages import Hello
@@ -193,9 +194,9 @@ async def test_a_node_that_listens_everywhere_is_dialled_where_it_was_seen() -> 
     async with nodes("a") as [a]:
         b = Transport("b", ":0", ear := Ear())
         await b.start()
-        assert split_address(b.address)[0] == "0.0.0.0"
+        assert Endpoint.parse(b.address).host == "0.0.0.0"
         b.dial(a[0].address)
-        _, port = split_address(b.address)
+        port = Endpoint.parse(b.address).port
         assert (await a[1].until("opened"))[2] == f"127.0.0.1:{port}"
         await ear.until("opened")
         b.close()
@@ -362,7 +363,7 @@ def test_an_address_that_cannot_be_bound_is_a_config_error() -> None:
 @pytest.mark.parametrize("address", ["", "host", "host:", "host:x", "::1:5000", "host:70000", "host:²"])
 def test_what_is_no_address_is_a_config_error(address: str) -> None:
     with pytest.raises(ConfigError, match="expected HOST:PORT"):
-        split_address(address)
+        Endpoint.parse(address)
 
 
 # --- carrying -------------------------------------------------------------------------------------------
@@ -493,7 +494,7 @@ async def test_closing_a_peer_is_clean_for_both_whoever_dialled_and_all_that_was
             assert other[1].heard[-1][0] == "closed"
             await asyncio.sleep(0.05)
             assert [len(t._ports) for t, _ in (a, b)] == [1, 1], "the dialer's sockets are closed"
-            assert not b[0]._conns and not b[0]._accepted
+            assert not b[0]._conns and not b[0]._door.by_fd
             a[0].dial(b[0].address)
             await b[1].until("opened", times=2)
 
@@ -570,10 +571,10 @@ async def test_garbage_is_dropped_and_counted_and_the_node_goes_on() -> None:
 @real
 async def test_garbage_of_no_zmq_at_all_is_dropped_and_counted_and_the_node_goes_on() -> None:
     async with nodes("a", "b") as [a, b]:
-        host, port = split_address(b[0].address)
+        there = Endpoint.parse(b[0].address)
         for garbage in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\xff" * 64, b"\x01\x00" * 9):
             before = b[1].count("foreign")
-            with socket.create_connection((host, port)) as raw:
+            with socket.create_connection((there.host, there.port)) as raw:
                 raw.sendall(garbage)
                 await asyncio.sleep(0.02)
             await b[1].until("foreign", times=before + 1)

@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from chaosnet import Trainer, capture_exit_event
+from chaosnet.node import checkpoint
 from chaosnet.node.all_reduce import AllReduce
 from chaosnet.node.loop import StepOutcome
 from chaosnet.node.replica import Replica
@@ -29,10 +30,12 @@ from chaosnet.protocols.messages import Notice
 
 FEATURES, CLASSES = 8, 4
 PR_SET_PDEATHSIG = 1
+CHECKPOINTS = ("checkpoint_dir", "every", "checkpoint_copies", "resume", "resume_from")
 SABOTAGE = {
     "all-reduce": (AllReduce, "perform"),
     "serve": (Replica, "serve_shard"),
     "store": (Replica, "store_shard"),
+    "checkpoint": (checkpoint, "_write_file"),  # Two a checkpoint: the tensors, and their index.
 }
 
 
@@ -105,15 +108,25 @@ class _Reporting(Trainer):
         settings = worker.settings
         chosen = {
             key: settings[key]
-            for key in ("join", "join_patience_s", "links", "neighbors", "blocking", "chunk_bytes")
+            for key in (
+                "join",
+                "join_patience_s",
+                "links",
+                "neighbors",
+                "blocking",
+                "chunk_bytes",
+                "key",
+                "allowed_keys",
+                *CHECKPOINTS,
+            )
             if key in settings
-        }
+        }  # fmt: skip
         super().__init__(*args, name=worker.name, **chosen, **kwargs)
 
     def attach(self, *args: Any, **kwargs: Any) -> None:
         super().attach(*args, **kwargs)
         address = self._running().transport.address
-        self.worker.tell("joined", step=self.step, address=address, seconds=self.join_seconds,
+        self.worker.tell("joined", step=self.step, hash=self.state_hash(), address=address, seconds=self.join_seconds,
                          bytes_by_source=self.join_bytes_by_source)  # fmt: skip
 
     def _load_arrival(self, arrival: Arrival) -> None:

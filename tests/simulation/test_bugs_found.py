@@ -150,3 +150,20 @@ def test_a_joiner_of_a_parked_cluster_gives_up_and_says_why(trio):
     trio.settle(60.0)
     assert trio.nodes["n4"].done == "JoinFailed"
     assert trio.agent("n3").parked
+
+
+def test_a_connection_that_breaks_between_two_who_live_is_no_crash():
+    """Seed 24: both of two went on alone after a reset connection, each sure that the other had died."""
+    pair = Scripted().grow("n1", "n2")
+    pair.reset("n1", "n2")
+    pair.settle(0.3)
+    assert pair.agent("n2").overlay.crashed == set()
+    assert pair.members("n1") == ("n1",)
+    assert pair.agent("n2").parked == "only 1 of 2 members can be reached"
+
+
+def test_two_survive_the_crash_of_either():
+    pair = Scripted().grow("n1", "n2")
+    pair.crash("n1")
+    pair.settle(1.0)
+    assert pair.members("n2") == ("n2",)

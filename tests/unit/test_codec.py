@@ -33,6 +33,7 @@ VIEW = m.View(
     trees=(m.Tree(root="a", parent={"b": "a", "j": "a"}, share=1.0),),
     joining=(m.Joining(node="j", sources=("a",)),),
 )
+KEY, OTHER_KEY, INVITE = (51 * letter + "a" for letter in "abc")
 BOTH = m.Electorate(key=(2, 8), members=("a", "b"))
 BROUGHT = m.Contribution(
     weight=16.0,
@@ -88,6 +89,11 @@ ROUTED = [
     m.Report(node="a", step=57, readings={"b": m.LinkReading(rtt_min_s=0.002)}, counters={"dropped": 1}),
     m.Echo(node="a", asked_s=12.5),
     m.EchoReply(node="b", asked_s=12.5),
+    m.KeyringNews(
+        allowed=(KEY,), revoked=(OTHER_KEY,), used=((INVITE, KEY),), invites=((INVITE, 600.0),), whole=True
+    ),
+    m.KeyCommand(verb="invite", key=INVITE, asker="client", seconds=600.0),
+    m.Introduction(invite=INVITE, key=KEY, asker="invite-cccc"),
     m.Notice(kind="joined", node="j", detail="now 3 members", step=58, time_s=1.75e9, handling_ms=0.25),
     m.StatusRequest(asker="client"),
     m.StatusReply(status=b"{}"),

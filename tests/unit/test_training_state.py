@@ -502,3 +502,26 @@ def test_a_huge_claim_in_few_bytes_costs_nothing():
     for claim in (b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"):
         with pytest.raises(MalformedMessage):
             plain.decode(claim * 30)
+
+
+def test_a_capture_of_some_tensors_copies_only_those():
+    run = Run("adam")
+    run.train(2, seed=1)
+    whole = snapshot_of(run.state)
+    sizes = []
+
+    def odd(given):
+        sizes.extend(given)
+        return range(1, len(given), 2)
+
+    capture = run.state.begin_capture(2, {}, odd)
+    capture.run()
+    part, entries = capture.wait(), whole.manifest.entries
+    assert sizes == [entry.stop - entry.start for entry in entries]
+    for index, entry in enumerate(entries):
+        if index % 2:
+            assert part.slice(entry.start, entry.stop) == whole.slice(entry.start, entry.stop)
+        elif entry.stop > entry.start:
+            with pytest.raises(AssertionError, match="was not copied"):
+                part.slice(entry.start, entry.stop)
+    assert capture._target.nbytes == sum(sizes[1::2])

@@ -1,0 +1,79 @@
+"""`chaosnet checkpoints`: what is in a folder, and whether it could be loaded."""
+
+from __future__ import annotations
+
+import collections
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from .dashboard import size
+from .node.checkpoint import open_checkpoint, read_tensors, scan
+from .node.checkpoint_plan import Checkpoint, describe
+from .protocols.errors import CheckpointError
+
+PLAIN_WIDTH = 160  # Where the output is no terminal, nothing is cut off.
+
+
+def rows(folder: Path, verify: bool) -> list[dict[str, Any]]:
+    """One checkpoint a row, oldest first. `problem`: what keeps it from being loaded, or "".
+
+    Args:
+        verify: Compare every tensor with its hash; else only indexes and sizes of files.
+    Raises: CheckpointError if the folder cannot be read.
+    """
+    if not folder.exists():
+        raise CheckpointError(f"{folder} does not exist")
+    return [
+        {
+            "step": each.step,
+            "shards": each.shards,
+            "present": len(each.present),
+            "bytes": each.size_bytes,
+            "written_s": each.written_s,
+            "complete": each.complete,
+            "problem": _problem(each, verify),
+            "path": str(each.path),
+        }
+        for each in scan(folder)
+    ]
+
+
+def _problem(checkpoint: Checkpoint, verify: bool) -> str:
+    if not checkpoint.complete:
+        return describe(checkpoint)
+    try:
+        opened = open_checkpoint(checkpoint)
+        if verify:
+            collections.deque(read_tensors(opened), maxlen=0)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def show(folder: Path, found: list[dict[str, Any]]) -> None:
+    """As a table."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    if not found:
+        console.print(f"no checkpoints in {folder}")
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("step", "shards", "size"):
+        table.add_column(name, justify="right")
+    table.add_column("written")
+    table.add_column("state", overflow="fold")
+    for row in found:
+        table.add_row(
+            f"{row['step']:,}",
+            f"{row['present']} of {row['shards'] or '?'}",
+            size(row["bytes"]),
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["written_s"])) if row["written_s"] else "",
+            row["problem"].replace(f"{folder}{os.sep}", "") or "complete",
+        )
+    console.print(table)

@@ -1,0 +1,241 @@
+"""A trainer's checkpoints: when to write, what of the state, what to tell people; and going on from one.
+
+    due --capture--> copying (beside the next forward) --the next step is complete--> writing --> pruning
+
+All members come to the same decision from the same commit. Whether somebody is still writing the last one
+travels in each contribution, so all leave a checkpoint out, or nobody does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from .node import plain
+from .node.checkpoint import (
+    Index,
+    Tensor,
+    check_writable,
+    open_checkpoint,
+    prune,
+    read_tensors,
+    scan,
+    set_aside,
+    write_shard,
+)
+from .node.checkpoint_plan import Checkpoint, Mark, assign, choose, describe
+from .node.training_state import Arrival, Capture, Manifest, Snapshot
+from .protocols.errors import CheckpointError, ConfigError, MalformedMessage
+from .protocols.messages import Commit
+from .settings import CheckpointSettings
+
+UNDER_WAY = "checkpoint under way"  # A metric without weight: no mean of it is ever shown.
+CLOSE_PATIENCE_S = 60.0  # A node that leaves ends its write, unless the disk hangs.
+
+Say = Callable[[str], None]
+
+
+class Checkpointing:
+    """One node's part in the cluster's checkpoints.
+
+    Methods are for the training thread; what takes long runs in a thread of its own, one at a time.
+    Raises: ConfigError if the directory cannot be written.
+    """
+
+    def __init__(self, settings: CheckpointSettings, node: str, say: Say) -> None:
+        self.settings, self.node, self.say = settings, node, say
+        self.directory = Path(settings.directory)
+        self.counters: Counter[str] = Counter()
+        self.busy = False
+        self._leaving_out = False
+        self._all_have_it = threading.Event()  # The step of the checkpoint under way.
+        self._abandoned = False
+        self._thread: threading.Thread | None = None
+        self._last: Mark | None = None
+        self._blamed: tuple[str, ...] = ()
+        check_writable(self.directory)
+
+    # --- going on from one ---
+
+    def to_resume(self) -> Arrival | None:
+        """The state to found the cluster with; None to start from scratch.
+
+        Raises: CheckpointError if there is none that can be loaded, by the name of the file; ConfigError if there
+            are checkpoints and the user did not say that he wants to go on from one.
+        """
+        found, settings = scan(self.directory), self.settings
+        if not settings.resume:
+            if found:
+                raise ConfigError(
+                    f"checkpoint_dir: {str(self.directory)!r} holds checkpoints up to step {found[-1].step} already "
+                    "(expected --resume to go on from the newest, or another folder)"
+                )
+            return None
+        if not found and settings.resume_from is None:
+            self.say(f"nothing to resume in {self.directory}: starts from scratch")
+            return None
+        try:
+            chosen = choose(found, settings.resume_from)
+            if settings.resume_from is None:
+                for newer in found[found.index(chosen) + 1 :]:
+                    self.say(f"ignored: {describe(newer)}")
+            arrival = load(chosen)
+        except CheckpointError as error:
+            hint = f"`chaosnet checkpoints {self.directory} --verify` shows which are whole"
+            raise CheckpointError(
+                f"cannot resume: {error} ({hint}, --resume-from STEP takes that one)"
+            ) from error
+        self.say(f"goes on from step {chosen.step} in {chosen.path}")
+        return arrival
+
+    def started(self, step: int, run: str) -> None:
+        """The state is that of `step`: what other runs wrote beyond it is of a history that did not happen."""
+        for path in set_aside(self.directory, step, run):
+            self.say(f"set aside as {path}: it is beyond step {step}, from which this run goes on")
+
+    # --- writing ---
+
+    def due(self, step: int, run: str, commit: Commit) -> Mark | None:
+        """What to write now that `step` is complete here, if anything."""
+        total, settings = commit.total, self.settings
+        if not total.weight or step % settings.every or self.node not in total.shares:
+            return None
+        if UNDER_WAY in total.metrics:
+            self._leave_out(step)
+            return None
+        self._leaving_out = False
+        members = tuple(sorted(total.shares))
+        shards = len(members) if settings.copies == "shard" else 1
+        return Mark(run=run, step=step, key=commit.key, members=members, shards=shards)
+
+    def _leave_out(self, step: int) -> None:
+        self.counters["checkpoints_left_out"] += 1
+        if not self._leaving_out:
+            who = self.node if self.busy else "another node"
+            self.say(
+                f"no checkpoint at step {step}: {who} is still writing the last one (a larger `every` helps)"
+            )
+        self._leaving_out = True
+
+    def tensors_of(self, mark: Mark) -> Callable[[Sequence[int]], Collection[int]]:
+        """Which of the state's tensors this node writes, of their sizes in bytes."""
+        shard = self._shard(mark)
+        return lambda sizes: assign(sizes, mark.shards)[shard]
+
+    def _shard(self, mark: Mark) -> int:
+        return mark.members.index(self.node) if mark.shards > 1 else 0
+
+    def begin(self, capture: Capture, mark: Mark) -> None:
+        """Write `capture` once somebody has run it, and the next step has shown that all have this one."""
+        self.busy, self._all_have_it = True, threading.Event()
+        name = "chaosnet-checkpoint"
+        self._thread = threading.Thread(target=self._write, args=(capture, mark), name=name, daemon=True)
+        self._thread.start()
+
+    def next_step_done(self) -> None:
+        """Nobody takes part in a step before it has completed the one before."""
+        self._all_have_it.set()
+
+    def contribute(self, metrics: dict[str, tuple[float, float]]) -> None:
+        """Tell the others with this node's part of a step that it is still writing."""
+        if self.busy:
+            metrics[UNDER_WAY] = (1.0, 0.0)
+
+    def close(self, abandon: bool) -> None:
+        """End: with the write under way, or without it if the cluster went on without this node."""
+        self._abandoned = abandon
+        self._all_have_it.set()
+        if self._thread is not None and not abandon:
+            self._thread.join(CLOSE_PATIENCE_S)
+
+    def _write(self, capture: Capture, mark: Mark) -> None:
+        try:
+            snapshot = capture.wait()
+            self._all_have_it.wait()
+            if self._abandoned:
+                return
+            self._look_back(mark)
+            started_s = time.monotonic()
+            size = self._write_shard(snapshot, mark)
+            self._last = mark
+            self.counters["checkpoints"] += 1
+            self.counters["checkpoint_step"] = mark.step
+            self.counters["checkpoint_ms"] = round(1e3 * (time.monotonic() - started_s))
+            self.counters["checkpoint_bytes"] = size
+            prune(self.directory, self.settings.kept)
+        except CheckpointError as error:
+            self.counters["checkpoints_failed"] += 1
+            self.say(
+                f"no checkpoint at step {mark.step}: {error}; training goes on, the next try is at step "
+                f"{mark.step + self.settings.every}"
+            )
+        finally:
+            self.busy = False
+
+    def _write_shard(self, snapshot: Snapshot, mark: Mark) -> int:
+        entries, shard = snapshot.manifest.entries, self._shard(mark)
+        index = Index(
+            mark=mark,
+            round=snapshot.manifest.step,
+            shard=shard,
+            node=self.node,
+            count=len(entries),
+            tensors=(),
+            plain=snapshot.manifest.plain if shard == 0 else b"",
+        )
+        tensors = []
+        for position in self.tensors_of(mark)([entry.stop - entry.start for entry in entries]):
+            entry = entries[position]
+            tensors.append(
+                Tensor(
+                    position=position,
+                    name=entry.name,
+                    dtype=entry.dtype,
+                    shape=entry.shape,
+                    nbytes=entry.stop - entry.start,
+                )
+            )
+        return write_shard(
+            self.directory, index, tensors, lambda n: snapshot.slice(entries[n].start, entries[n].stop)
+        )
+
+    def _look_back(self, mark: Mark) -> None:
+        """Whose part of the last checkpoint never came, it is time to know: all had until now."""
+        last, self._last = self._last, None
+        found = {each.path.name: each for each in scan(self.directory)}
+        if last is None or last.folder not in found:
+            return
+        silent = tuple(last.members[n] for n in range(last.shards) if n not in found[last.folder].present)
+        gone = [node for node in silent if node not in mark.members]
+        if not silent or silent == self._blamed:
+            return
+        self.counters["checkpoints_incomplete"] += 1
+        self._blamed = () if gone else silent
+        why = (
+            f"{', '.join(gone)} went before it had written"
+            if gone
+            else "each node needs the same `every` and the same folder: where machines share no file system, set "
+            'checkpoint_copies="whole"'
+        )
+        self.say(f"the checkpoint of step {last.step} lacks the part of {', '.join(silent)} ({why})")
+
+
+def load(chosen: Checkpoint) -> Arrival:
+    """A whole state, all of it checked, in memory of its own. Raises: CheckpointError that names the file."""
+    opened = open_checkpoint(chosen)
+    first, tensors = opened.indexes[0], opened.tensors
+    rows = [[tensor.name, tensor.dtype, list(tensor.shape)] for tensor in tensors]
+    try:
+        manifest = Manifest.from_bytes(plain.encode([first.round, rows, first.plain], "manifest"))
+    except MalformedMessage as error:
+        raise CheckpointError(f"{chosen.path}: {error}") from None
+    sizes = [entry.stop - entry.start for entry in manifest.entries]
+    if sizes != [tensor.nbytes for tensor in tensors]:
+        raise CheckpointError(f"{chosen.path}: sizes do not match shapes")
+    arrival = Arrival(manifest)
+    for position, data in read_tensors(opened):
+        arrival.write(manifest.entries[position].start, data)
+    return arrival

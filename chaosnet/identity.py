@@ -1,0 +1,58 @@
+"""Who this machine's user is to a cluster: the key file that nodes and clients of theirs share."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+
+import click
+
+from .node.endpoint import Endpoint
+from .node.keys import KeyPair, load, save
+from .protocols.errors import ConfigError
+
+
+def default_file() -> Path:
+    """Where `chaosnet keygen` puts the key, and where it is looked for."""
+    return Path(click.get_app_dir("chaosnet")) / "key"
+
+
+def insecure_wanted() -> bool:
+    """Does the environment say to do without keys?"""
+    return os.environ.get("CHAOSNET_INSECURE", "") == "1"
+
+
+def identity(key: str | None = None, insecure: bool | None = None, make: bool = False) -> KeyPair | None:
+    """The key pair to use: that of the file `key` or CHAOSNET_KEY, else the user's own, if there is one.
+
+    Args:
+        insecure: Use none, whatever files there are. Default: CHAOSNET_INSECURE.
+        make: If there is no file, make one.
+    Raises: ConfigError for a file that cannot be used.
+    """
+    named = key or os.environ.get("CHAOSNET_KEY")
+    insecure = insecure_wanted() if insecure is None else insecure
+    if insecure and named:
+        raise ConfigError(f"key: {named!r} beside --insecure, which uses none (expected one of them)")
+    if insecure:
+        return None
+    file = Path(named) if named else default_file()
+    if make and not file.exists():
+        save(KeyPair.new(), file)
+    return load(file) if named or file.exists() else None
+
+
+def completed(address: str, keys: KeyPair | None) -> str:
+    """An address without a key is one of this user's own nodes: it holds the same key, or is not connected to."""
+    if keys is None or not address or Endpoint.parse(address).key:
+        return address
+    return str(Endpoint.parse(address).of(keys.public))
+
+
+def is_loopback(host: str) -> bool:
+    """Can only this machine reach it?"""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

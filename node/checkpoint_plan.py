@@ -1,0 +1,127 @@
+"""Checkpoints, decided: who writes which tensors, which one to load, which ones to remove. No I/O.
+
+Nobody tells anybody to write. All members apply the same committed step, so all derive from it the same `Mark`,
+and from that and the state's manifest what each of them writes. A checkpoint is complete when all of its
+shards are there; nothing else marks it. So its being complete also proves that all members had that step.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from ..protocols.errors import CheckpointError
+
+DIGITS = 8  # Of the step in a folder's name; more where they are needed.
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a checkpoint is of; equal on all that write it, and in no other history of the same run.
+
+    Attributes:
+        run: Drawn anew whenever a cluster is founded or resumed.
+        step: Updates of the model behind it.
+        key: The view in which that step was committed.
+        members: Of that view, sorted.
+        shards: Number of files that make it up.
+    """
+
+    run: str
+    step: int
+    key: tuple[int, int]
+    members: tuple[str, ...]
+    shards: int
+
+    @property
+    def folder(self) -> str:
+        """Its folder's name: unique, so that what two histories wrote at one step never mixes."""
+        return f"step-{self.step:0{DIGITS}}-{xxhash.xxh3_64_hexdigest(msgspec.json.encode(self))[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint as its folder's list of files shows it.
+
+    Attributes:
+        shards: How many it should have; 0 if not one is there.
+        present: Numbers of those that are.
+        written_s: When the last of them was, in seconds since 1970.
+    """
+
+    path: Path
+    step: int
+    shards: int
+    present: frozenset[int]
+    size_bytes: int
+    written_s: float
+
+    @property
+    def missing(self) -> list[int]:
+        return sorted(set(range(self.shards)) - self.present)
+
+    @property
+    def complete(self) -> bool:
+        return self.shards > 0 and not self.missing
+
+
+def assign(sizes: Sequence[int], shards: int) -> list[list[int]]:
+    """Spread tensors over `shards` files: the largest first, each to the file that has least so far.
+
+    Graham's rule: the largest file exceeds the best possible by a third at most. A tensor is never cut.
+    Args:
+        sizes: Bytes by position.
+    Returns: by shard, its positions in order; a function of the arguments alone.
+    """
+    loads = [(0, shard) for shard in range(shards)]
+    positions: list[list[int]] = [[] for _ in range(shards)]
+    for position in sorted(range(len(sizes)), key=lambda position: (-sizes[position], position)):
+        load, shard = loads[0]
+        positions[shard].append(position)
+        heapq.heapreplace(loads, (load + sizes[position], shard))
+    return [sorted(each) for each in positions]
+
+
+def order(checkpoint: Checkpoint) -> tuple[int, float]:
+    """By step; of two histories' the later one."""
+    return checkpoint.step, checkpoint.written_s
+
+
+def choose(found: Iterable[Checkpoint], step: int | None = None) -> Checkpoint:
+    """The newest complete checkpoint, or that of `step`. Raises: CheckpointError if there is none."""
+    found = sorted(found, key=order)
+    wanted = [each for each in found if step is None or each.step == step]
+    complete = [each for each in wanted if each.complete]
+    if complete:
+        return complete[-1]
+    if wanted:
+        raise CheckpointError(f"{describe(wanted[-1])}; {_others(found)}")
+    raise CheckpointError(f"there is no checkpoint of step {step}; {_others(found)}")
+
+
+def describe(checkpoint: Checkpoint) -> str:
+    """What keeps it from being complete, for people."""
+    if not checkpoint.shards:
+        return f"{checkpoint.path} holds nothing whole"
+    missing = ", ".join(map(str, checkpoint.missing))
+    many = "s" if len(checkpoint.missing) > 1 else ""
+    return f"{checkpoint.path} lacks shard{many} {missing} of {checkpoint.shards}"
+
+
+def _others(found: Sequence[Checkpoint]) -> str:
+    steps = sorted({each.step for each in found if each.complete})
+    return f"complete: {', '.join(f'step {step}' for step in steps)}" if steps else "none is complete"
+
+
+def superseded(found: Iterable[Checkpoint], keep: int) -> list[Checkpoint]:
+    """What is not needed once the newest `keep` complete ones are there: older ones, and broken attempts.
+
+    What is newer than all that is complete may still be under way.
+    """
+    ordered = sorted(found, key=order)
+    kept = [each for each in ordered if each.complete][-keep:]
+    return [each for each in ordered if kept and each not in kept and each.step <= kept[-1].step]

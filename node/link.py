@@ -1,0 +1,155 @@
+"""What a transport keeps of its links, and the first words that are said on them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import zmq
+
+from ..protocols.codec import decode
+from ..protocols.errors import MalformedMessage, VersionMismatch
+from ..protocols.messages import Envelope, Hello, Introduction
+from .endpoint import ANY_HOST, Endpoint
+from .strangers import Accepted
+
+MAX_FRAMES = 2
+
+
+class State(Enum):
+    GREETING = "greeting"  # Not both Hellos yet.
+    OPEN = "open"
+    CLOSING = "closing"  # We said Bye: nothing is delivered any more, its Bye is awaited.
+    GONE = "gone"
+
+
+@dataclass(eq=False, slots=True)
+class Port:
+    """A socket on the loop, and its monitor."""
+
+    socket: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+    rank: int  # Lower is read first.
+    conn: Conn | None  # None: the ROUTER, shared by all accepted connections.
+    connected: bool = False
+    lost: list[Conn | Accepted] = field(default_factory=list)  # To act upon once the socket is read empty.
+    failure: str = ""  # Of its handshake.
+
+
+@dataclass(eq=False, slots=True)
+class Conn:
+    """One connection: half of a link."""
+
+    port: Port
+    bulk: bool
+    link: Link
+    route: bytes | None = None  # At the ROUTER; None for a DEALER of our own.
+    accepted: Accepted | None = None
+    hello: Hello | None = None  # What it said.
+    said_bye: bool = False
+    lost: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Link:
+    """Two connections. `address`: what we dialled, or where the dialer says it can be dialled."""
+
+    dialled: bool
+    address: str
+    check: bool = False  # Ends as soon as the other end has said who it is.
+    key: str = ""  # That the other end has proved to hold.
+    invited: bool = False  # By an invite's key: it may introduce somebody, and nothing else.
+    state: State = State.GREETING
+    control: Conn | None = None
+    bulk: Conn | None = None
+    peer: Peer | None = None
+    timer: asyncio.TimerHandle | None = None
+
+    def conns(self) -> Iterator[Conn]:
+        return (conn for conn in (self.control, self.bulk) if conn)
+
+    def usable(self) -> bool:
+        return self.state is State.OPEN and not any(conn.lost or conn.said_bye for conn in self.conns())
+
+    def set_timer(self, timer: asyncio.TimerHandle | None) -> None:
+        if self.timer:
+            self.timer.cancel()
+        self.timer = timer
+
+
+@dataclass(eq=False, slots=True)
+class Peer:
+    name: str
+    incarnation: str
+    links: list[Link] = field(default_factory=list)
+    messages_in: int = 0
+    messages_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    queued: int = 0  # Bulk items received and not yet given to the sink.
+    rivals: dict[str, float] = field(default_factory=dict)  # Incarnation of the same name: first refused at.
+
+    def link(self) -> Link | None:
+        return next((link for link in self.links if link.usable()), None)
+
+
+def advertised(address: str, seen: str, key: str) -> str:
+    """Where a dialer can be dialled: what it says, with the key that it has proved to hold, on the host that we see
+    it at if it names none.
+    """
+    if not address:
+        return ""
+    named = Endpoint.parse(address).of(key)
+    return str(named.at(seen.removeprefix("::ffff:")) if named.host in ANY_HOST else named)
+
+
+def guest_name(invite: str) -> str:
+    """What the holder of an invite calls itself."""
+    return f"invite-{invite[:20]}"
+
+
+def introduces(conn: Conn, body: bytes) -> bool:
+    """Is it what the holder of this connection's invite may say?"""
+    try:
+        envelope = decode(body)
+    except (MalformedMessage, VersionMismatch):
+        return False
+    guest = guest_name(conn.link.key)
+    match envelope:
+        case Envelope(source=source, body=Introduction(invite=conn.link.key, asker=asker)) if not conn.bulk:
+            return source == asker == guest
+    return False
+
+
+def parse_hello(frames: list[zmq.Frame]) -> Hello:
+    if len(frames) != 2 or len(frames[0]):
+        raise MalformedMessage("the first item is no Hello")
+    message = decode(frames[1].buffer)
+    if not isinstance(message, Hello):
+        raise MalformedMessage(f"the first item is a {type(message).__name__}, no Hello")
+    return message
+
+
+def where(conn: Conn) -> str:
+    return conn.link.peer.name if conn.link.peer else conn.link.address
+
+
+def size_of(payload: Any) -> int:
+    return len(payload) if isinstance(payload, (bytes, zmq.Frame)) else memoryview(payload).nbytes
+
+
+def receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
+    """One item, None if there is none. Of one with too many frames only as many as tell that it has."""
+    try:
+        frame = socket.recv(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+    frames = [frame]
+    while frame.more:
+        frame = socket.recv(copy=False)
+        if len(frames) < MAX_FRAMES + 2:
+            frames.append(frame)
+    return frames

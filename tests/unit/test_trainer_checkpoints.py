@@ -1,0 +1,279 @@
+"""Checkpoints of a cluster of one, in this process. More nodes: tests/integration/test_checkpoints.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from chaosnet import CheckpointError, ConfigError, Trainer, checkpointing, exit_event
+from chaosnet.node.checkpoint import scan
+
+pytestmark = pytest.mark.realtime
+
+LENGTH = 50
+
+
+@pytest.fixture(autouse=True)
+def _no_signal_yet(monkeypatch):
+    """Exit events are of the process, so each test gets fresh ones."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(exit_event, "_wanted", threading.Event())
+    monkeypatch.setattr(exit_event, "_asked_for", threading.Event())
+    monkeypatch.setattr(exit_event, "_on_exit", [])
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("CHAOSNET_"):
+            monkeypatch.delenv(name)
+
+
+def data():
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(
+        torch.randn(LENGTH, 4, generator=generator), torch.arange(LENGTH) % 2, torch.arange(LENGTH)
+    )
+
+
+class Script:
+    """A user's script: everything that a state can have, and what it saw on the way."""
+
+    def __init__(self, seed=0, width=16, patient=True, **settings):
+        self.patient = patient
+        torch.manual_seed(0)
+        self.model = nn.Sequential(
+            nn.Linear(4, width), nn.BatchNorm1d(width), nn.Dropout(0.3), nn.Linear(width, 2)
+        )
+        self.optimizer = torch.optim.Adam(self.model.parameters(), 0.01)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.9)
+        self.extra = {"best": 0.0, "ema": torch.zeros(2)}
+        self.trainer = Trainer(self.model, self.optimizer, self.scheduler, self.extra, seed=seed, **settings)
+        self.used, self.losses = [], []
+
+    def train(self, until):
+        """Returns: a hash of the state after step `until`."""
+        for x, y, indices in self.trainer.batches(data(), 8, epochs=100):
+            loss = nn.functional.cross_entropy(self.model(x), y)
+            loss.backward()
+            self.extra["best"] = max(self.extra["best"], loss.item())
+            self.extra["ema"].mul_(0.9).add_(loss.item())
+            if self.patient:
+                self.await_disk()
+            self.trainer.update()
+            self.used.append(indices.tolist())
+            self.losses.append(loss.item())
+            if self.trainer.step == until:
+                break
+        return self.trainer.state_hash()
+
+    def await_disk(self):
+        """A step here takes less than a slow disk does."""
+        checkpointing, trainer = self.trainer._checkpointing, self.trainer
+        if checkpointing and (trainer.step + 1) % checkpointing.settings.every == 0:
+            while checkpointing.busy:
+                time.sleep(0.002)
+
+    def counters(self):
+        return self.trainer._running().counters
+
+    def close(self):
+        self.trainer.close()
+
+
+@pytest.fixture
+def start():
+    scripts = []
+
+    def make(**settings):
+        scripts.append(Script(**settings))
+        return scripts[-1]
+
+    yield make
+    for script in scripts:
+        script.close()
+
+
+def trained(start, directory, steps, every=5, **settings):
+    """A script that has trained, and whose checkpoints are all written."""
+    script = start(checkpoint_dir=directory, every=every, **settings)
+    script.train(steps)
+    script.close()
+    return script
+
+
+# --- going on ---
+
+
+def test_twenty_steps_are_ten_and_ten_more_after_resuming_to_the_bit(start, tmp_path):
+    straight = start()
+    expected = straight.train(20)
+    trained(start, tmp_path, 10)
+    second = start(checkpoint_dir=tmp_path, every=5, resume=True)
+    assert (second.trainer.step, second.trainer.epoch) == (10, 1)
+    assert second.train(20) == expected
+    assert second.losses == straight.losses[10:]
+    assert second.used == straight.used[10:]
+    assert second.extra == {**straight.extra, "ema": second.extra["ema"]}
+    assert second.trainer.samples == straight.trainer.samples
+    assert second.scheduler.state_dict() == straight.scheduler.state_dict()
+
+
+def test_the_order_of_samples_is_that_of_the_run_whatever_the_seed_is_now(start, tmp_path):
+    straight = start(seed=3)
+    straight.train(12)
+    trained(start, tmp_path, 10, seed=3)
+    second = start(checkpoint_dir=tmp_path, every=5, resume=True, seed=4)
+    second.train(12)
+    assert second.used == straight.used[10:]
+
+
+def test_to_resume_where_nothing_is_starts_from_scratch_and_says_so(start, tmp_path, capsys):
+    assert start(checkpoint_dir=tmp_path / "new", resume=True).trainer.step == 0
+    assert f"nothing to resume in {tmp_path / 'new'}: starts from scratch" in capsys.readouterr().err
+
+
+def test_without_resume_a_directory_with_checkpoints_is_refused(start, tmp_path):
+    trained(start, tmp_path, 5)
+    with pytest.raises(ConfigError, match=r"holds checkpoints up to step 5 already \(expected --resume"):
+        start(checkpoint_dir=tmp_path)
+
+
+def test_a_damaged_checkpoint_is_an_error_that_names_the_file_and_an_older_one_can_be_chosen(
+    start, tmp_path, capsys
+):
+    trained(start, tmp_path, 10)
+    (file,) = scan(tmp_path)[-1].path.glob("*.safetensors")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match=rf"cannot resume: {file} is damaged: .*--resume-from STEP"):
+        start(checkpoint_dir=tmp_path, every=5, resume=True)
+    script = start(checkpoint_dir=tmp_path, every=5, resume_from=5)
+    assert script.trainer.step == 5
+    assert "set aside as" in capsys.readouterr().err
+    script.train(10)
+    script.close()
+    assert [each.step for each in scan(tmp_path)] == [5, 10]
+    assert start(checkpoint_dir=tmp_path, every=5, resume=True).trainer.step == 10
+
+
+def test_a_damaged_checkpoint_changes_nothing_in_the_model(start, tmp_path, monkeypatch):
+    trained(start, tmp_path, 5)
+    (file,) = scan(tmp_path)[-1].path.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1] + b"\0")
+    model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 2))
+    before = [value.clone() for value in model.state_dict().values()]
+    with pytest.raises(CheckpointError, match="is damaged"):
+        Trainer(model, torch.optim.Adam(model.parameters()), checkpoint_dir=tmp_path, resume=True)
+    assert all(map(torch.equal, before, model.state_dict().values()))
+
+
+def test_the_checkpoint_of_another_model_is_refused_by_the_name_of_the_difference(start, tmp_path):
+    trained(start, tmp_path, 5)
+    with pytest.raises(ConfigError, match=r"'0.weight' is float32 \[8, 4\] here, float32 \[16, 4\] there"):
+        start(width=8, checkpoint_dir=tmp_path, resume=True)
+
+
+def test_a_step_that_is_not_there_is_refused_with_those_that_are(start, tmp_path):
+    trained(start, tmp_path, 10)
+    with pytest.raises(CheckpointError, match="no checkpoint of step 7; complete: step 5, step 10"):
+        start(checkpoint_dir=tmp_path, resume_from=7)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"resume": True}, "resume: no checkpoint_dir"),
+        ({"checkpoint_dir": "x", "every": 0}, "every: 0"),
+        ({"checkpoint_dir": "x", "checkpoint_copies": "some"}, "checkpoint_copies: 'some'"),
+        ({"checkpoint_dir": "x", "checkpoints_kept": 0}, "checkpoints_kept: 0"),
+        ({"checkpoint_dir": __file__}, "cannot be written"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(start, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        start(**settings)
+
+
+# --- writing ---
+
+
+def test_the_newest_two_are_kept_and_the_last_write_is_waited_for(start, tmp_path):
+    script = trained(start, tmp_path, 30, every=10)
+    assert [(each.step, each.complete) for each in scan(tmp_path)] == [(20, True), (30, True)]
+    assert script.counters()["checkpoint_step"] == 30
+
+
+def test_what_the_optimizer_changes_while_a_checkpoint_is_written_does_not_get_into_it(
+    start, tmp_path, monkeypatch
+):
+    """The write is held up for three steps, and shows the state as it was."""
+    go_on, original = threading.Event(), checkpointing.write_shard
+
+    def slow(*args):
+        go_on.wait(20)
+        return original(*args)
+
+    monkeypatch.setattr(checkpointing, "write_shard", slow)
+    script = start(checkpoint_dir=tmp_path, every=5)
+    expected = script.train(5)
+    script.train(8)
+    go_on.set()
+    script.close()
+    resumed = start(checkpoint_dir=tmp_path, every=5, resume=True)
+    assert (resumed.trainer.step, resumed.trainer.state_hash()) == (5, expected)
+
+
+def test_a_checkpoint_that_is_due_while_one_is_written_is_left_out_and_said(
+    start, tmp_path, monkeypatch, capsys
+):
+    go_on, original = threading.Event(), checkpointing.write_shard
+
+    def slow(*args):
+        go_on.wait(20)
+        return original(*args)
+
+    monkeypatch.setattr(checkpointing, "write_shard", slow)
+    script = start(checkpoint_dir=tmp_path, every=2, name="solo", patient=False)
+    script.train(7)
+    go_on.set()
+    assert script.counters()["checkpoints_left_out"] == 2
+    said = capsys.readouterr().err
+    assert said.count("still writing the last one") == 1 and "no checkpoint at step 4: solo is" in said
+    assert "checkpoint under way" not in script.trainer.metrics
+    script.close()
+    assert [each.step for each in scan(tmp_path)] == [2]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_is_told_and_training_goes_on_and_later_checkpoints_succeed(start, tmp_path, capsys):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=False)
+    if mounted.returncode:
+        pytest.skip("no tmpfs can be mounted here")
+    try:
+        script = start(checkpoint_dir=disk, every=5, width=4000)
+        script.train(9)
+        said = capsys.readouterr().err
+        assert "no checkpoint at step 5: " in said
+        assert "00000-of-00001.safetensors: No space left on device; training goes on" in said
+        assert script.counters()["checkpoints_failed"] == 1
+        subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+        script.train(12)
+        script.close()
+        assert [each.step for each in scan(disk) if each.complete] == [10]
+        assert not list(disk.glob("*/.*"))
+    finally:
+        subprocess.run(["umount", disk], check=True)
