@@ -113,6 +113,25 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return frozenset(self.member_ids)
 
     @cached_property
+    def observer_set(self) -> frozenset[str]:
+        return frozenset(self.observer_ids)
+
+    @cached_property
+    def lives(self) -> frozenset[tuple[str, int]]:
+        return frozenset((each.id, each.life) for each in (*self.members, *self.observers))
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Is there a way from each node to each other that leads through members only?"""
+        found = {*self.member_ids[:1]}
+        edge = list(found)
+        while edge:
+            around = set(self.neighbors(edge.pop())) - found
+            found |= around
+            edge.extend(around & self.member_set)
+        return found >= self.node_set
+
+    @cached_property
     def node_set(self) -> frozenset[str]:
         return frozenset(self.node_ids)
 
