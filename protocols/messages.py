@@ -121,6 +121,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return frozenset((each.id, each.life) for each in (*self.members, *self.observers))
 
     @cached_property
+    def standings(self) -> frozenset[tuple[str, int, str]]:
+        """Of each node: its id, since which step, and as what ("active" or "standby")."""
+        members = {(each.id, each.joined_step, "active") for each in self.members}
+        return frozenset(members | {(each.id, each.joined_step, "standby") for each in self.observers})
+
+    @cached_property
     def is_whole(self) -> bool:
         """Is there a way from each node to each other that leads through members only?"""
         found = {*self.member_ids[:1]}

@@ -9,10 +9,43 @@ connection closes on the way; who waits for an answer has a deadline.
 from __future__ import annotations
 
 from .effects import Effect, Transmit
-from .messages import EVERYONE, Envelope, Routed
+from .messages import EVERYONE, MAX_NODES, Envelope, Routed
 
 SEEN_PER_SOURCE = 512  # Serials remembered; far more than are ever under way from one source.
-MAX_SOURCES = 4096
+MAX_SOURCES = 2 * MAX_NODES  # A source that is forgotten while its envelopes are under way could flood in circles.
+_WINDOW = (1 << SEEN_PER_SOURCE) - 1
+
+
+class _Seen:
+    """Which serials of one source were here: the newest, and a bit for each of those below it.
+
+    A process may be started again with its clock put back, and another life's serials are far away. So two
+    lives are remembered: `other` is the one before, or the later one of which something was late.
+    """
+
+    __slots__ = ("bits", "newest", "other")
+
+    def __init__(self, serial: int, other: tuple[int, int] = (-SEEN_PER_SOURCE, 0)) -> None:
+        self.newest, self.bits, self.other = serial, 1, other
+
+    def note(self, serial: int) -> bool:
+        """False if it was here before."""
+        if not self._is_near(serial, self.newest):
+            here, (self.newest, self.bits) = (self.newest, self.bits), self.other
+            self.other = here
+            if not self._is_near(serial, self.newest):
+                self.newest, self.bits = serial, 0
+        ahead = serial - self.newest
+        if ahead > 0:
+            self.newest, self.bits = serial, (self.bits << ahead | 1) & _WINDOW
+            return True
+        is_new = not self.bits >> -ahead & 1
+        self.bits |= 1 << -ahead
+        return is_new
+
+    @staticmethod
+    def _is_near(serial: int, newest: int) -> bool:
+        return -SEEN_PER_SOURCE < serial - newest < SEEN_PER_SOURCE
 
 
 class Relay:
@@ -25,7 +58,7 @@ class Relay:
         self.leaves: set[str] = set()  # Peers that never pass anything on: clients.
         self.silent: set[str] = set()  # Peers whose links may be dead: nothing is sent by them alone.
         self.way: dict[str, str] = {}  # Source: the peer its envelopes come from.
-        self.seen: dict[str, dict[int, None]] = {}  # Source: serials in order of arrival.
+        self.seen: dict[str, _Seen] = {}  # By source.
         self.local: list[Routed] = []  # Sent by us to us (EVERYONE includes us), to be taken by the owner.
 
     def opened(self, peer: str, client: bool) -> None:
@@ -67,14 +100,13 @@ class Relay:
 
     def _note(self, peer: str, envelope: Envelope) -> bool:
         """Learn the way back; False if the envelope was here before."""
-        if envelope.source not in self.seen and len(self.seen) >= MAX_SOURCES:
-            self.seen.pop(next(iter(self.seen)))
-        serials = self.seen.setdefault(envelope.source, {})
-        if envelope.serial in serials:
+        seen = self.seen.get(envelope.source)
+        if seen is None:
+            if len(self.seen) >= MAX_SOURCES:
+                self.seen.pop(next(iter(self.seen)))
+            self.seen[envelope.source] = _Seen(envelope.serial)
+        elif not seen.note(envelope.serial):
             return False
-        serials[envelope.serial] = None
-        if len(serials) > SEEN_PER_SOURCE:
-            serials.pop(next(iter(serials)))
         self.way[envelope.source] = peer  # The first copy came the quickest way.
         return True
 

@@ -16,7 +16,7 @@ were added.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import networkx as nx
@@ -216,7 +216,7 @@ def repair_links(
     nodes: Iterable[str],
     links: Iterable[tuple[str, str]],
     min_degree: int = 2,
-    impossible: Collection[tuple[str, str]] = (),
+    impossible: Container[tuple[str, str]] = (),
 ) -> list[tuple[str, str]]:
     """Links to add so that the overlay is connected and every node has min(min_degree, n - 1) of them.
 
@@ -427,7 +427,7 @@ def _partitions(count: int) -> Iterator[list[int]]:
             yield [*part, last]
 
 
-def _joining_link(overlay: nx.Graph, impossible: Collection[tuple[str, str]]) -> tuple[str, str] | None:
+def _joining_link(overlay: nx.Graph, impossible: Container[tuple[str, str]]) -> tuple[str, str] | None:
     """Between the two components whose nodes of lowest degree are lowest; None if there is one component."""
     part = {node: number for number, nodes in enumerate(nx.connected_components(overlay)) for node in nodes}
     lowest = sorted(overlay, key=lambda node: (overlay.degree(node), node))
@@ -439,7 +439,7 @@ def _joining_link(overlay: nx.Graph, impossible: Collection[tuple[str, str]]) ->
 
 
 def _degree_link(
-    overlay: nx.Graph, min_degree: int, impossible: Collection[tuple[str, str]]
+    overlay: nx.Graph, min_degree: int, impossible: Container[tuple[str, str]]
 ) -> tuple[str, str] | None:
     """From the node of lowest degree, if that is too low, to the lowest it can be linked with."""
     for degree, node in sorted((overlay.degree(node), node) for node in overlay):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -67,7 +67,7 @@ class Nothing(Exception):
 
 
 def apply_change(
-    view: View, change: Change, key: tuple[int, int], step: int, impossible: Collection[Link] = ()
+    view: View, change: Change, key: tuple[int, int], step: int, impossible: Container[Link] = ()
 ) -> View:
     """The view after `change`, without trees, named `key` (term, seq); no link of its own is an `impossible` one.
 
@@ -176,7 +176,7 @@ def missing_links(
     observers: Iterable[Member],
     links: Iterable[Link],
     min_degree: int,
-    impossible: Collection[Link] = (),
+    impossible: Container[Link] = (),
 ) -> list[Link]:
     """Links to add so that the members are connected among themselves and each observer hears one of them."""
     ids = [member.id for member in members]
@@ -200,7 +200,7 @@ def _promote(view: View, node: str, key: tuple[int, int], step: int) -> View:
     return _next(view, key, view.links, members=(*view.members, member), observers=observers)
 
 
-def _remove(view: View, node: str, key: tuple[int, int], impossible: Collection[Link]) -> View:
+def _remove(view: View, node: str, key: tuple[int, int], impossible: Container[Link]) -> View:
     """Without the node; links that keep the rest connected come with it.
 
     Possible ones if there are enough of them; else it is worth a try.
