@@ -68,7 +68,7 @@ class Ours:
         self.vector, self.name = vector, f"n{rank}"
         settings = Settings(chunks=len(vector.chunks))
 
-        def make_agent(addresses: tuple[str, ...]) -> Agent:
+        def make_agent(addresses: tuple[str, ...], life: int) -> Agent:
             settings.addresses = addresses
             return Agent(self.name, settings, random.Random(rank))
 

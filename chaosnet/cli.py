@@ -208,6 +208,23 @@ class Whole(_Expecting):
         return number
 
 
+class Amount(_Expecting):
+    name = "NUMBER"
+
+    def __init__(self, least: float, most: float) -> None:
+        self.least, self.most = least, most
+        self.expected = f"a number from {least:g} to {most:g}"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            self.refuse(value, "is no number", param, ctx)
+        if not self.least <= number <= self.most:
+            self.refuse(value, "is out of range", param, ctx)
+        return number
+
+
 class OneOf(_Expecting):
     name = "NAME"
 
@@ -329,6 +346,8 @@ def cli() -> None:
 @click.option(
     "--blocking", is_flag=True, help="Join as the paper does: neighbours wait until they have sent."
 )
+@click.option("--found", is_flag=True, help="Start a cluster if --join leads to none. For one node only.")
+@click.option("--no-rejoin", is_flag=True, help="End with an error when the cluster has gone on without it.")
 @click.option("--probe", type=OneOf(PROBES), help="Measures new links: in-band (default), iperf3.")
 @_keyed
 @click.option("--allowed-keys", metavar="FILE", help="Public keys of others that may join, one a line.")
@@ -353,6 +372,8 @@ def run(
     probe: str | None,
     links: tuple[str, ...],
     blocking: bool,
+    found: bool,
+    no_rejoin: bool,
     policy: str | None,
     checkpoint_dir: Path | None,
     every: int | None,
@@ -388,6 +409,8 @@ def run(
         "PROBE": probe,
         "LINKS": ",".join(links),
         "BLOCKING": "1" if blocking else None,
+        "FOUND": "1" if found else None,
+        "REJOIN": "0" if no_rejoin else None,
         "POLICY": policy,
         "CHECKPOINT_DIR": checkpoint_dir,
         "EVERY": every,
@@ -600,6 +623,31 @@ def demo(out: Path, seed: int) -> None:
     from .demo import run_demo
 
     run_demo(out, seed)
+
+
+@cli.command(short_help="Harm a cluster on this machine for a long time, and check that nothing is lost.")
+@click.option("--minutes", type=Amount(0.1, 10_000), default=60.0, show_default=True, metavar="M")
+@click.option(
+    "--every", type=Amount(0.1, 600), default=5.0, show_default=True, metavar="SECONDS",
+    help="Between two faults, on average.",
+)  # fmt: skip
+@click.option(
+    "--kill-scheduler", "kills", type=Whole(1, 100_000), metavar="N",
+    help="Nothing but kill -9 of whoever is the scheduler, N times, as fast as the cluster recovers.",
+)  # fmt: skip
+@click.option("--seed", type=Whole(0, 2**31), default=0, show_default=True, help="Of the choice of faults.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("runs/soak"), show_default=True,
+    help="Folder for the summary, the picture and the nodes' logs.",
+)  # fmt: skip
+def soak(minutes: float, every: float, kills: int | None, seed: int, out: Path) -> None:
+    """Train on six processes that are killed, stopped, cut off, that leave and join, every few seconds.
+
+    Exit code 1 if a step was lost, states differ, memory grew, or a new scheduler took too long.
+    """
+    from .soak import run_soak
+
+    run_soak(minutes, 0.0 if kills else every, seed, out, kills)
 
 
 @cli.command(

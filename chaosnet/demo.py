@@ -10,19 +10,16 @@ import contextlib
 import importlib.metadata
 import itertools
 import json
-import os
 import platform
 import shutil
 import signal
 import socket
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, TextIO
+from types import TracebackType
+from typing import Any
 
 import networkx as nx
 from rich.console import Console, Group
@@ -33,6 +30,7 @@ from rich.text import Text
 from . import client, dashboard
 from . import demo_report as report
 from .demo_report import Happening, NodeLog
+from .node_processes import NodeProcess, end_all, lines_of, run_command, sigterm_as_ctrl_c
 from .protocols.errors import ChaosnetError, PeerUnreachable
 
 FOUNDERS = 4
@@ -50,26 +48,14 @@ class DemoFailed(ChaosnetError):
     """A promise was broken, or a node did what it should not."""
 
 
-class Node:
+class Node(NodeProcess):
     """One process, and what it writes down."""
 
-    def __init__(self, name: str, address: str, out: Path, process: subprocess.Popen[bytes]) -> None:
-        self.name, self.address, self.process = name, address, process
+    def __init__(self, name: str, address: str, out: Path, command: list[str]) -> None:
+        self.name, self.address = name, address
         self.log = NodeLog(name)
         self.fate = ""  # What the demo did to it; "" for a survivor.
-        self._path = out / f"{name}.jsonl"
-        self._text: TextIO | None = None
-        self._rest = ""
-
-    def read(self) -> None:
-        """Take in what was written since the last time."""
-        if self._text is None and self._path.exists():
-            self._text = self._path.open()
-        if self._text is None:
-            return
-        *lines, self._rest = (self._rest + self._text.read()).split("\n")
-        for line in lines:
-            self.log.add(line)
+        super().__init__(name, out, self.log.add, command)
 
     @property
     def step(self) -> int:
@@ -107,7 +93,7 @@ class Stage:
         if self.live:
             self.live.update(self._table(), refresh=True)
             self.live.stop()
-        ended = self.end_all()
+        ended = end_all(self.nodes.values())
         if ended and kind is not None:
             self.console.print(f"ended {len(ended)} node processes: {', '.join(map(str, ended))}")
 
@@ -116,36 +102,16 @@ class Stage:
     def start(self, index: int, join: list[str]) -> Node:
         """Start a node as a user would: `chaosnet run --listen ... --join ... demo_digits.py`."""
         name, address = f"node-{index + 1}", self.addresses[index]
-        script = Path(__file__).with_name("demo_digits.py")
-        command = [sys.executable, "-m", "chaosnet", "run", "--name", name, "--listen", address]
-        command += ["--join", ",".join(join)] if join else []
-        command += [str(script), "--log", str(self.out / f"{name}.jsonl"), "--until", str(self.enough)]
+        options = ["--name", name, "--listen", address, *(["--join", ",".join(join)] if join else [])]
+        command = run_command(Path(__file__).with_name("demo_digits.py"), *options)
+        command += ["--log", str(lines_of(self.out, name)), "--until", str(self.enough)]
         command += ["--steps", str(MIN_STEPS), "--pause", str(PAUSE_S), "--seed", str(self.seed)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CHAOSNET_JOIN_PATIENCE_S": "60"}
-        with (self.out / f"{name}.log").open("wb") as text:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,  # Its end tells the node that we are gone, however that came about.
-                stdout=text,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,  # Ctrl+C in this terminal is for the demo, which ends them.
-            )
-        node = self.nodes[name] = Node(name, address, self.out, process)
+        node = self.nodes[name] = Node(name, address, self.out, command)
         return node
 
     @property
     def enough(self) -> Path:
         return self.out / "enough"
-
-    def end_all(self) -> list[int]:
-        """Kill what still runs. Returns: the process ids."""
-        running = [node.process for node in self.nodes.values() if node.process.poll() is None]
-        for process in running:
-            process.kill()
-        for process in running:
-            process.wait()
-        return [process.pid for process in running]
 
     def alive(self) -> list[Node]:
         """The nodes that the demo has done nothing to."""
@@ -162,7 +128,7 @@ class Stage:
             node.read()
             code = node.process.poll()
             if code is not None and not node.fate and not node.log.final:
-                raise DemoFailed(f"{node.name} ended with exit code {code}: {self.last_words(node)}")
+                raise DemoFailed(f"{node.name} ended with exit code {code}: {node.last_words()}")
         if time.time() - self._asked_s >= POLL_EVERY_S:
             self.poll()
             if self.live:
@@ -226,10 +192,6 @@ class Stage:
             self.live.update(self._table(), refresh=True)
         else:
             self.console.print(f"{since_s:5.1f} s  {text}", soft_wrap=True)
-
-    def last_words(self, node: Node) -> str:
-        text = (self.out / f"{node.name}.log").read_text(errors="replace").strip()
-        return (text.splitlines() or ["it wrote nothing"])[-1]
 
     def _table(self) -> Group:
         scheduler = self.status.get("scheduler", "")
@@ -358,7 +320,7 @@ def _scale_in(stage: Stage) -> None:
     node.fate = "left"
     node.process.send_signal(signal.SIGINT)
     stage.wait(lambda: node.process.poll() is not None, f"{node.name} has left")
-    said = stage.last_words(node).removeprefix("[chaosnet] ")
+    said = node.last_words().removeprefix("[chaosnet] ")
     stage.say(f"   {said.split(' steps with')[0]} steps; exit code {node.process.returncode}")
     stage.wait_until_calm()
 
@@ -509,7 +471,7 @@ def run_demo(out: Path, seed: int) -> None:
     """Play, sum up, draw. Raises: DemoFailed if a promise was broken."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    with _sigterm_as_ctrl_c(), Stage(out, seed) as stage:
+    with sigterm_as_ctrl_c(), Stage(out, seed) as stage:
         join = play(stage)
         summary = summarize(stage, join)
     stage.enough.unlink(missing_ok=True)
@@ -519,17 +481,3 @@ def run_demo(out: Path, seed: int) -> None:
     _show_summary(stage.console, summary, out)
     if broken := report.broken_promises(summary):
         raise DemoFailed(f"demo: {'; '.join(broken)} (the nodes' logs are in {out})")
-
-
-@contextlib.contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """So that a demo that is told to end takes its nodes along."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -44,6 +44,9 @@ class NodeSettings:
         join_patience_s: How long to knock where nobody answers (yet).
         policy: Sync plan: "single", "ring", "fapt".
         probe: How new links are measured: "in-band", "iperf3".
+        found: With `join`: if none of these addresses leads into a cluster within `join_patience_s`, found one.
+            For one node of a deployment only: two would found two clusters.
+        rejoin: Come back by itself when the cluster has gone on without this node; else update() raises Expelled.
         peers_at: Where this node reaches others, by their names, if not where they say (a forwarded port);
             "" for nowhere.
         keys: This node's key pair; None: no encryption, and everybody who reaches the port can join.
@@ -60,6 +63,8 @@ class NodeSettings:
     join_patience_s: float = JOIN_PATIENCE_S
     policy: str = "fapt"
     probe: Kind = "in-band"
+    found: bool = False
+    rejoin: bool = True
     peers_at: Mapping[str, str] = field(default_factory=dict)
     keys: KeyPair | None = None
     allowed_keys: tuple[str, ...] = ()
@@ -103,7 +108,7 @@ def checkpoint_settings(
     """Merge arguments and environment; None for no checkpoints. Raises: ConfigError as `node_settings`."""
     folder = os.fspath(directory or os.environ.get("CHAOSNET_CHECKPOINT_DIR", ""))
     step = _number("resume_from", resume_from, "CHAOSNET_RESUME_FROM", -1, int, least=-1)
-    resuming = resume if resume is not None else os.environ.get("CHAOSNET_RESUME", "") == "1"
+    resuming = _switch(resume, "CHAOSNET_RESUME")
     if not folder:
         if resuming or step >= 0:
             raise ConfigError("resume: no checkpoint_dir (expected the folder that the checkpoints are in)")
@@ -132,6 +137,8 @@ def node_settings(
     join_patience_s: float | None = None,
     policy: str | None = None,
     probe: str | None = None,
+    found: bool | None = None,
+    rejoin: bool | None = None,
     key: str | None = None,
     allowed_keys: str | None = None,
     insecure: bool | None = None,
@@ -156,7 +163,7 @@ def node_settings(
             else tuple(completed(each, keys) for each in _addresses("join", joined)),
             neighbors=_number("neighbors", neighbors, "CHAOSNET_NEIGHBORS", DEFAULT_NEIGHBORS, int, least=1),
             links=links if links is not None else _split(os.environ.get("CHAOSNET_LINKS", "")),
-            blocking=blocking if blocking is not None else os.environ.get("CHAOSNET_BLOCKING", "") == "1",
+            blocking=_switch(blocking, "CHAOSNET_BLOCKING"),
             join_patience_s=_number(
                 "join_patience_s",
                 join_patience_s,
@@ -167,6 +174,8 @@ def node_settings(
             ),
             policy=_choice("policy", policy or os.environ.get("CHAOSNET_POLICY") or "fapt", tuple(POLICIES)),
             probe=_choice("probe", probe or os.environ.get("CHAOSNET_PROBE") or "in-band", get_args(Kind)),
+            found=_switch(found, "CHAOSNET_FOUND"),
+            rejoin=_switch(rejoin, "CHAOSNET_REJOIN", default=True),
             peers_at={
                 name: completed(address, keys)
                 for name, address in _peers_at(os.environ.get("CHAOSNET_PEERS_AT", "")).items()
@@ -241,6 +250,15 @@ def _number(
     if value is None or value < least:
         raise ConfigError(f"{what}: {text!r} (expected a number of at least {least})")
     return value
+
+
+def _switch(given: bool | None, variable: str, default: bool = False) -> bool:
+    if given is not None:
+        return given
+    text = os.environ.get(variable, "")
+    if text not in ("", "0", "1"):
+        raise ConfigError(f"{variable}: {text!r} (expected 0 or 1)")
+    return text == "1" if text else default
 
 
 def _choice(what: str, text: str, choices: tuple[Choice, ...]) -> Choice:

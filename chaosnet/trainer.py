@@ -19,10 +19,11 @@ from torch import nn
 from . import exit_event
 from .checkpointing import Checkpointing
 from .data import Batch, EpochOrder, fetch, split
+from .guard import Guard
 from .invite import introduce
 from .node.core import Agent, Settings
 from .node.gradients import DEFAULT_CHUNK_BYTES, Gradients
-from .node.loop import Admitted, Ended, NodeLoop, StateArrived, StateDiscarded, StepOutcome
+from .node.loop import Admitted, Ended, Founded, NodeLoop, StateArrived, StateDiscarded, StepOutcome
 from .node.plain import decode, encode
 from .node.training_state import Arrival, Capture, TrainingState, first_difference
 from .node.transport import Transport
@@ -30,6 +31,7 @@ from .protocols.data_cursor import DataCursor
 from .protocols.errors import ChaosnetError, ConfigError, Expelled, ScaleOutFailed
 from .protocols.events import CaughtUp, Contributed, LeaveWanted, LocalReady, Retracted, StateRejected
 from .protocols.messages import Contribution, Notice, Range
+from .protocols.scale_out import Otherwise
 from .scheduler.sync_plan import POLICIES, Policy, custom
 from .settings import CheckpointSettings, NodeSettings, checkpoint_settings, node_settings
 
@@ -60,6 +62,9 @@ class Trainer:
     and holds the cluster's training state: parameters, buffers, optimizer, LR scheduler, RNG, epoch and step,
     `extra_state`. Model, optimizer and the rest may also be given later, to `attach`.
 
+    When the cluster has gone on without this node (it was cut off, or slept), the next update() rejoins: it
+    pulls the state anew and returns. What this node had for that step is not counted.
+
     Args:
         model: Any module; all members have the same one.
         optimizer: Any torch.optim over its parameters.
@@ -79,12 +84,15 @@ class Trainer:
         resume: Start the cluster with the newest complete checkpoint, if the directory has any. Who joins a cluster
             gets the state from there.
         resume_from: Or with the checkpoint of this step.
+        guard: What to do with a gradient that is not finite, or far larger than usual: "skip", "clip" or "evict"
+            (docs/guard.md). The same on all nodes. Default: nothing.
+        guard_factor: So many times the median norm of late is "far larger".
         chunk_bytes: Size of what the all-reduce moves as one.
         quiet: Print nothing.
         key: File with this node's key (`chaosnet keygen`). Default: the user's own, if there is one.
         allowed_keys: File with public keys of others that may join, one a line.
         insecure: Use no key: everybody who reaches the port can join.
-        join, listen, name, neighbors, links, join_patience_s, probe: See `NodeSettings`.
+        join, listen, name, neighbors, links, join_patience_s, probe, found, rejoin: See `NodeSettings`.
     Raises: ScaleOutFailed if the cluster cannot be reached or refuses, ConfigError for a setting or model
         that cannot work, CheckpointError if it cannot be resumed.
     """
@@ -107,12 +115,16 @@ class Trainer:
         seed: int = 0,
         sync_policy: str | Policy | None = None,
         probe: str | None = None,
+        found: bool | None = None,
+        rejoin: bool | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         every: int | None = None,
         checkpoint_copies: str | None = None,
         checkpoints_kept: int | None = None,
         resume: bool | None = None,
         resume_from: int | None = None,
+        guard: str | None = None,
+        guard_factor: float = 10.0,
         key: str | None = None,
         allowed_keys: str | None = None,
         insecure: bool | None = None,
@@ -121,7 +133,7 @@ class Trainer:
     ) -> None:
         named = sync_policy if isinstance(sync_policy, str) else None
         self.settings: NodeSettings = node_settings(
-            join, listen, name, neighbors, links, blocking, join_patience_s, named, probe,
+            join, listen, name, neighbors, links, blocking, join_patience_s, named, probe, found, rejoin,
             key, allowed_keys, insecure,
         )  # fmt: skip
         self._keyring = self.settings.keyring()
@@ -131,14 +143,17 @@ class Trainer:
         self._policy = custom(sync_policy) if callable(sync_policy) else POLICIES[self.settings.policy]
         self.name = self.settings.name
         self.max_grad_norm, self.seed, self.chunk_bytes, self.quiet = max_grad_norm, seed, chunk_bytes, quiet
+        self._guard = None if guard is None else Guard(guard, guard_factor)
         self.step = 0  # Updates of the model, by anybody, since the cluster began.
         self.samples = 0.0  # Behind them.
         self.metrics: dict[str, float] = {}  # Cluster's means of the last step.
         self.joined_step = 0
         self.updates_here = 0
+        self.rejoins = 0
         self.join_seconds = 0.0
         self.join_bytes = 0  # Of the state that this node received, and by whom they were sent.
         self.join_bytes_by_source: dict[str, int] = {}
+        self._updates = 0  # Calls of update() that the cluster has answered, if only by "you are out".
         self._round = 0  # Steps of the all-reduce, also those in which nobody had samples.
         self._cursor: DataCursor | None = None
         self._deal: tuple[tuple[str, int], ...] = ()
@@ -179,8 +194,11 @@ class Trainer:
         if self._loop is not None:
             raise ConfigError("attach: this trainer has a model already")
         self.model, self.optimizer, self.lr_scheduler = model, optimizer, lr_scheduler
-        self._state = TrainingState(model, optimizer, lr_scheduler, extra_state)
+        terms = {} if self._guard is None else {"guard": self._guard.policy}
+        self._state = TrainingState(model, optimizer, lr_scheduler, extra_state, terms)
         self._gradients = Gradients(model, self.chunk_bytes, self._on_chunk_ready)
+        if self._guard is not None:
+            self._gradients.judge_first()
         started_s = time.monotonic()
         loop = NodeLoop(
             self._make_agent, self._make_transport, self._gradients, self._on_notice, self._on_parked
@@ -191,6 +209,7 @@ class Trainer:
             self._resume()
         self._loop = loop
         addresses = self._loop.start()
+        self._loop.all_reduce.guarded = self._guard is not None
         self._loop.rates.state_bytes = self._state.state_bytes()
         self._loop.rates.layer_bytes = self._state.layer_bytes()
         exit_event.install(self._on_exit_wanted)
@@ -203,17 +222,17 @@ class Trainer:
             if s.invite and s.keys:
                 introduce(s.invite, s.keys)
             places = self._state.places()
-            self._loop.join(s.join, s.links, s.neighbors, s.blocking, s.join_patience_s, places)
+            otherwise = Otherwise.FOUND if s.found else Otherwise.FAIL
+            self._loop.join(s.join, s.links, s.neighbors, s.blocking, s.join_patience_s, places, otherwise)
         else:
             self._say(f"{self.name} founds a cluster; join it with CHAOSNET_JOIN={' or '.join(addresses)}")
-            self._loop.found(step=self._round)
-        self._become_member()
-        if self._checkpointing is not None:
-            self._checkpointing.started(self.step, self._run)
+            self._loop.found()
+        if ended := self._become_member(loaded=not self.settings.join):
+            self._fail_to_join(ended)
         self.join_seconds = time.monotonic() - started_s
         self._start_step()
 
-    def _make_agent(self, addresses: tuple[str, ...]) -> Agent:
+    def _make_agent(self, addresses: tuple[str, ...], least_life: int) -> Agent:
         settings = Settings(
             addresses=addresses,
             peers_at=self.settings.peers_at,
@@ -222,7 +241,8 @@ class Trainer:
             digest=self._state.spec_digest(),
             spec=encode(self._state.spec(), "spec"),
             policy=self._policy,
-            first_serial=time.time_ns(),
+            first_serial=max(time.time_ns(), least_life),  # If the clock was set back: Agent, `Outlived`.
+            first_step=self._round,
             keyring=self._keyring,
         )
         return Agent(self.name, settings, random.Random())
@@ -231,10 +251,13 @@ class Trainer:
         s = self.settings
         return Transport(self.name, s.listen, loop, keys=s.keys, keyring=self._keyring)
 
-    def _become_member(self) -> None:
-        """Wait for the state and for membership; apply what the others trained meanwhile."""
+    def _become_member(self, loaded: bool) -> Ended | None:
+        """Wait for the state and for membership; apply what the others trained meanwhile.
+
+        Returns: why there is none; None if all is well.
+        """
         loop = self._running()
-        loaded, admitted = not self.settings.join, False
+        admitted = False
         waiting: list[StepOutcome] = []
         while not (loaded and admitted):
             match loop.outcomes.get():
@@ -246,7 +269,9 @@ class Trainer:
                     if loaded:
                         loop.post(CaughtUp())
                 case StateDiscarded():
-                    loaded, waiting = False, []
+                    loaded, admitted, waiting = False, False, []
+                case Founded():
+                    loaded = True
                 case StepOutcome() as outcome:
                     if loaded:
                         self._apply_if_new(outcome)
@@ -255,7 +280,10 @@ class Trainer:
                 case Admitted(step, deal):
                     admitted, self.joined_step, self._deal = True, step, deal
                 case Ended() as ended:
-                    self._fail_to_join(ended)
+                    return ended
+        if self._checkpointing is not None:
+            self._checkpointing.started(self.step, self._run)
+        return None
 
     def _load(self, arrived: StateArrived) -> bool:
         loop = self._running()
@@ -269,9 +297,10 @@ class Trainer:
         return True
 
     def _resume(self) -> None:
-        """Who founds the cluster goes on from a checkpoint; the others get the state from the cluster."""
+        """Who founds the cluster (or may) goes on from a checkpoint; the others get the state from the cluster."""
         assert self._checkpointing is not None
-        arrival = None if self.settings.join else self._checkpointing.to_resume()
+        may_found = self.settings.found or not self.settings.join
+        arrival = self._checkpointing.to_resume() if may_found else None
         if arrival is not None:
             try:
                 self._load_arrival(arrival)
@@ -307,13 +336,38 @@ class Trainer:
     def _fail_to_join(self, ended: Ended) -> None:
         self._ended = ended
         self._running().stop()
-        reason = ended.reason
-        if ended.spec:
-            theirs = decode(ended.spec)
-            reason = f"{reason}: {first_difference(self._state.spec(), theirs) or 'in its details'}"
-        raise ScaleOutFailed(
-            f"{self.name} cannot join {', '.join(self.settings.join)}: {reason}"
-        ) from ended.error
+        seeds = ", ".join(self.settings.join)
+        raise ScaleOutFailed(f"{self.name} cannot join {seeds}: {self._reason(ended)}") from ended.error
+
+    def _reason(self, ended: Ended) -> str:
+        if not ended.spec:
+            return ended.reason
+        difference = first_difference(self._state.spec(), decode(ended.spec))
+        return f"{ended.reason}: {difference or 'in its details'}"
+
+    # --- rejoining ---
+
+    def _rejoin(self, reason: str) -> None:
+        """The cluster went on without us: pull its state, and go on as if we had been there."""
+        loop, before = self._running(), self.step
+        self._finish_capture()
+        self.optimizer.zero_grad(set_to_none=True)
+        settings = self.settings
+        ways = loop.rejoin(settings.neighbors, settings.blocking, settings.join_patience_s)
+        if not ways:
+            self._end(Ended("out", f"{reason}; it knows no address of any other member"))
+        self._say(f"{self.name} is out of the cluster: {reason}; it rejoins through {', '.join(ways)}")
+        self._on_exit_if_wanted()
+        if ended := self._become_member(loaded=False):
+            self._end(ended)
+            return
+        self.rejoins += 1
+        for mean in self._means:  # The step that they were of is lost.
+            mean.value = self.metrics.get(mean.name, math.nan)
+        self._means.clear()
+        self._say(
+            f"{self.name} is in again at step {self.step}: {self.step - before} steps went by without it"
+        )
 
     # --- one step ---
 
@@ -334,8 +388,8 @@ class Trainer:
         Args:
             samples: Behind this node's gradients since the last update. Default: those of the batches that
                 `batches` gave out; with your own loader 1, so that all nodes count the same.
-        Raises: Expelled if the cluster went on without this node; ConfigError for a gradient that cannot be
-            averaged.
+        Raises: Expelled if the cluster went on without this node and does not take it back (or with
+            rejoin=False); ConfigError for a gradient that cannot be averaged.
         """
         self._running()
         if self._leave_if_wanted():
@@ -346,12 +400,44 @@ class Trainer:
         self._eager = samples is None
         if weight < 0 or not math.isfinite(weight):
             raise ConfigError(f"update: samples is {samples} (expected a number of at least 0)")
+        if self._guard is not None and weight > 0:
+            weight = self._guarded(self._guard, weight)
         finished = self._gradients.finish(weight)
         if finished.retracted:
             self._running().post(Retracted(weight, f"{self.name} changed gradients that were on their way"))
         else:
             self._running().post(Contributed(tuple(finished.chunks), weight))
         self._finish_step(weight, finished.present)
+
+    def _guarded(self, guard: Guard, weight: float) -> float:
+        """Judge our own gradient before anybody gets it. Returns: the weight that it is to have."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        verdict = guard.judge(float(nn.utils.get_total_norm(gradients)))
+        if verdict.action == "pass":
+            return weight
+        self._running().counters[f"guard_{verdict.action}"] += 1
+        self._say(f"guard at step {self.step + 1}: {self.name}: {verdict.reason}: {verdict.action}")
+        if verdict.action == "clip":
+            torch._foreach_mul_(gradients, verdict.scale)
+            return weight
+        self.optimizer.zero_grad(set_to_none=True)
+        self._gradients.revert_buffers()
+        self._pending_metrics = {}
+        if verdict.action == "evict":
+            self._ranges = []  # Others are to have these samples: it may not be the data.
+            self.request_node_exit()
+            raise Expelled(f"{self.name} has put itself out of the cluster: {verdict.reason}")
+        return 0.0
+
+    def _is_acceptable(self, outcome: StepOutcome) -> bool:
+        """Is the cluster's gradient finite? All members see the same bits, so all refuse it, or nobody does."""
+        if self._guard is None or all(bool(result.isfinite().all()) for result in outcome.results):
+            return True
+        self._running().counters["guard_refused"] += 1
+        self._say(f"guard after step {self.step}: the cluster's gradient is not finite: nobody applies it")
+        self.optimizer.zero_grad(set_to_none=True)
+        self._gradients.revert_buffers()
+        return False
 
     def _skip(self) -> bool:
         """Take part in a step without samples. Returns: False if this node is out."""
@@ -381,20 +467,28 @@ class Trainer:
         loop, waited_s = self._running(), time.monotonic()
         loop.post(LocalReady(contribution))
         outcome = self._await_outcome()
-        if outcome is None:
+        self._updates += 1
+        if self._ended is not None:
             return False
-        loop.rates.sync_delay_s = time.monotonic() - waited_s
-        self._apply(outcome)
-        self._measure(weight)
+        if outcome is not None:
+            loop.rates.sync_delay_s = time.monotonic() - waited_s
+            self._apply(outcome)
+            self._measure(weight)
         self._start_step()
         return True
 
     def _await_outcome(self) -> StepOutcome | None:
-        """The next completed step; None if this node has left."""
+        """The next completed step; None if this node has left, or was out and has rejoined."""
         while True:
             match self._running().outcomes.get():
                 case StepOutcome() as outcome:
                     return outcome
+                case Ended("out", reason) if exit_event.exit_wanted() or self._leaving:
+                    self._end(Ended("left", reason))
+                    return None
+                case Ended("out", reason) if self.settings.rejoin:
+                    self._rejoin(reason)
+                    return None
                 case Ended() as ended:
                     self._end(ended)
                     return None
@@ -411,14 +505,16 @@ class Trainer:
             self._checkpointing.close(abandon=True)
         if ended.error is not None:
             raise ended.error
-        raise Expelled(f"{self.name} is out of the cluster: {ended.reason}")
+        again = " and cannot rejoin" if ended.how == "refused" else ""
+        raise Expelled(f"{self.name} is out of the cluster{again}: {self._reason(ended)}")
 
     def _apply(self, outcome: StepOutcome) -> None:
         """What every member does with a completed step, to the same effect."""
         total = outcome.commit.total
         if self._checkpointing is not None:
             self._checkpointing.next_step_done()
-        if total.weight:
+        applied = bool(total.weight) and self._is_acceptable(outcome)
+        if applied:
             self._gradients.adopt(total.present, outcome.results)
             if self.max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
@@ -437,7 +533,7 @@ class Trainer:
         for mean in self._means:
             mean.value = self.metrics.get(mean.name, math.nan)
         self._means.clear()
-        self._copy_state(outcome)
+        self._copy_state(outcome, applied)
 
     def _step_lr_scheduler(self, metrics: dict[str, tuple[float, float]]) -> None:
         """ReduceLROnPlateau wants a value: the cluster's mean loss, which all members agree on."""
@@ -482,10 +578,10 @@ class Trainer:
         self._blocked_on = None
         return True
 
-    def _copy_state(self, outcome: StepOutcome) -> None:
+    def _copy_state(self, outcome: StepOutcome, applied: bool) -> None:
         """For a joiner, a checkpoint or both: as it is now, but the bulk of it while the next step computes."""
         joiner, checkpointing, mark = outcome.snapshot, self._checkpointing, None
-        if checkpointing is not None:
+        if checkpointing is not None and applied:
             mark = checkpointing.due(self.step, self._run, outcome.commit)
         if joiner is None and mark is None:
             return
@@ -568,7 +664,7 @@ class Trainer:
         if not mine:
             self._skip()
             return
-        self._ranges, this_round = list(mine), self._round
+        self._ranges, before = list(mine), self._updates
         weight = float(sum(stop - start for start, stop in mine))
         parts = list(split(mine, accumulate)) if accumulate > 1 else [list(mine)]
         for index, part in enumerate(parts):
@@ -579,7 +675,7 @@ class Trainer:
             batch.last, batch.share = index == len(parts) - 1, batch.samples / weight
             self._in_hand = float(batch.samples)
             yield batch
-        if self._round == this_round and not self._done:
+        if self._updates == before and not self._done:
             raise ConfigError(
                 "batches: the next batch was asked for without update(); to accumulate gradients over "
                 "several batches, pass accumulate=N"
@@ -637,6 +733,11 @@ class Trainer:
             self.request_node_exit()
             raise SystemExit(0)
         return True
+
+    def _on_exit_if_wanted(self) -> None:
+        """A signal that came while nobody could act upon it."""
+        if exit_event.exit_wanted():
+            self._on_exit_wanted()
 
     def _on_exit_wanted(self) -> None:
         """A signal: the request to leave goes out while the step is still under way."""

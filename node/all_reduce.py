@@ -57,7 +57,19 @@ class AllReduce:
             np.maximum if store.lanes[chunk.lane].op == "max" else np.add for chunk in store.chunks
         ]
         self.parts: dict[int, list[Array]] = {}  # Chunk: what children have sent.
+        self.guarded = False  # Look at what children send (docs/guard.md).
+        self.dropped_parts = 0
         self.results: dict[int, dict[int, Array]] = {}  # Step: chunk: mean (or maximum).
+
+    def check(self, message: Up | Down, payload: zmq.Frame | None) -> None:
+        """Before the core counts on it. Raises: RemoteProtocolError for a payload that is not that chunk's."""
+        if message.chunk < len(self.own):
+            expected = self.own[message.chunk].nbytes if message.weight else 0
+            got = 0 if payload is None else len(payload.buffer)
+            if got != expected:
+                raise RemoteProtocolError(
+                    f"chunk {message.chunk} came with {got} bytes (expected {expected})"
+                )
 
     def perform(self, effect: AllReduceEffect) -> None:
         """Do one effect."""
@@ -85,8 +97,11 @@ class AllReduce:
 
     def _accumulate(self, chunk: int, payload: zmq.Frame) -> None:
         """Keep a child's part; adding is cheapest when all parts are there, and memory is bounded."""
-        parts = self.parts.setdefault(chunk, [])
-        parts.append(self._array(chunk, payload))
+        parts, part = self.parts.setdefault(chunk, []), self._array(chunk, payload)
+        if self.guarded and not _is_finite(part):
+            part[:] = 0  # With its weight: all chunks of a step keep one total, whoever dropped what.
+            self.dropped_parts += 1
+        parts.append(part)
         if len(parts) > MAX_PARTS:
             self._add_up(chunk, parts, parts[0])
             del parts[1:]
@@ -133,12 +148,14 @@ class AllReduce:
         for peer in effect.peers:
             self.send_bulk(peer, header, payload if effect.weight else None)
 
-    def _array(self, chunk: int, payload: zmq.Frame | None) -> Array:
-        expected = self.own[chunk]
-        got = 0 if payload is None else len(payload.buffer)
-        if payload is None or got != expected.nbytes:
-            raise RemoteProtocolError(f"chunk {chunk} came with {got} bytes (expected {expected.nbytes})")
-        return np.frombuffer(payload.buffer, dtype=expected.dtype)
+    def _array(self, chunk: int, payload: zmq.Frame) -> Array:
+        return np.frombuffer(payload.buffer, dtype=self.own[chunk].dtype)
+
+
+def _is_finite(part: Array) -> bool:
+    """One fast pass, and a slow one only if the sum of finite numbers may have overflowed."""
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(part.sum()) or np.isfinite(part).all())
 
 
 def _bytes(array: Array) -> memoryview:

@@ -2,6 +2,9 @@
 
     OUTSIDE --found or join--> (observer -->) member --leave, expelled--> OUT
 
+A node that is out comes back as a new Agent, as a process does that was started again: of a later life, through
+`ways_back`.
+
 It is made of smaller cores, each with one concern: Relay (how messages travel), Liveness and Overlay (who can
 be reached), StepSync (the all-reduce and its vote), Election, the four negotiations' node halves, and, on one
 node at a time, the Scheduler. This class routes events to them and connects what one finds out to what
@@ -25,6 +28,7 @@ from ..protocols.effects import (
     Dial,
     DiscardState,
     Effect,
+    Founded,
     Happened,
     Joined,
     Left,
@@ -95,6 +99,7 @@ from ..protocols.messages import (
     NegotiationPlan,
     NoSnapshot,
     Notice,
+    Outlived,
     Ping,
     Pong,
     Prepare,
@@ -116,13 +121,13 @@ from ..protocols.messages import (
     VoteReply,
     VoteRequest,
 )
-from ..protocols.overlay import LinkState, Overlay, lacking
+from ..protocols.overlay import LinkState, News, Overlay, lacking
 from ..protocols.probing import Kind, Prober
 from ..protocols.readings import Readings
 from ..protocols.relay import Relay
 from ..protocols.scale_in import Leaver
 from ..protocols.scale_in import State as LeaverState
-from ..protocols.scale_out import Joiner
+from ..protocols.scale_out import LIFE_STEP, Joiner, Otherwise
 from ..protocols.scale_out import State as JoinerState
 from ..protocols.serving import Serving
 from ..protocols.step_sync import StepSync
@@ -136,7 +141,7 @@ ABORT_EVERY_S = 1.0
 FROZEN_PATIENCE_S = 1.0  # After a flush without its install, say again where we are.
 REPORT_EVERY_S = 1.0
 STEP_MESSAGES = (Up, Down, Ready, Commit)
-FOLLOWED_UP = (ViewEntered, StepCompleted, Left, Out, DiscardState, Parked, MeasureLink, Measured)
+FOLLOWED_UP = (ViewEntered, StepCompleted, Founded, Left, Out, DiscardState, Parked, MeasureLink, Measured)
 SECONDS_PER_LINK = {"in-band": 0.0, "iperf3": 4.0}  # That measuring adds to a joiner's patience.
 
 
@@ -159,7 +164,8 @@ class Settings:
     spec: bytes = b""
     policy: Policy = POLICIES["fapt"]
     strategy: str = "adaptive"  # How a joiner's shards are assigned (scheduler/shard_plan.py).
-    first_serial: int = 0
+    first_serial: int = 0  # Also the life that this agent lives: later than any before under its name.
+    first_step: int = 0  # Of a cluster that this node founds: a checkpoint's, if it goes on from one.
     keyring: Keyring | None = None  # None: without keys.
 
 
@@ -186,6 +192,7 @@ class Agent:
         self.closer = LinkCloser(me)
         self.leaver = Leaver(me, self.relay)
         self.joiner: Joiner | None = None
+        self.seeds: tuple[str, ...] = ()
         self.scheduler: Scheduler | None = None
         self.serving = Serving(me)
         self.entered: View | None = None  # The newest view that was acted in.
@@ -202,11 +209,12 @@ class Agent:
 
     # --- start ---
 
-    def found(self, now_s: float, view: View | None = None, step: int = 0) -> list[Effect]:
-        """Start a cluster: of one, or of all members of a first `view` that each of them is given.
+    def found(self, now_s: float, view: View | None = None) -> list[Effect]:
+        """Start a cluster: of one, or of all members of a first `view` that each of them is given."""
+        return self._finish(self._found(view, now_s), now_s)
 
-        `step`: the first one it does, if it goes on from a checkpoint.
-        """
+    def _found(self, view: View | None, now_s: float) -> list[Effect]:
+        step = self.settings.first_step
         if view is None:
             life = self.settings.first_serial
             me = Member(id=self.me, addresses=self.settings.addresses, joined_step=step, life=life)
@@ -218,13 +226,14 @@ class Agent:
             self.scheduler = self._new_scheduler(view.term)
         self.phase = Phase.MEMBER
         self.report_at_s = now_s
-        return self._finish([*self.sync.enter(view, step), Joined(step, ())], now_s)
+        return [*self.sync.enter(view, step), Joined(step, ())]
 
     def join(
         self, seeds: tuple[str, ...], neighbors: tuple[str, ...], degree: int, blocking: bool, patience_s: float,
-        now_s: float,
+        now_s: float, otherwise: Otherwise = Otherwise.FAIL,
     ) -> list[Effect]:  # fmt: skip
         """Ask to be let into the cluster that one of `seeds` belongs to."""
+        self.seeds = seeds
         request = ScaleOutRequest(
             node=self.me,
             life=self.settings.first_serial,
@@ -233,12 +242,23 @@ class Agent:
             degree=degree,
             digest=self.settings.digest,
             blocking=blocking,
+            founds=otherwise is Otherwise.FOUND,
         )
         self.phase = Phase.JOINING
         self.joiner = Joiner(
-            self.relay, self.book, seeds, request, patience_s, now_s, SECONDS_PER_LINK[self.settings.probe]
-        )
+            self.relay, self.book, seeds, request, patience_s, now_s, SECONDS_PER_LINK[self.settings.probe],
+            otherwise,
+        )  # fmt: skip
         return self._finish(self.joiner.handle(Tick(), now_s), now_s)
+
+    @property
+    def ways_back(self) -> tuple[str, ...]:
+        """Where to ask for the cluster that goes on without us: its neighbours of ours, its others, our seeds."""
+        view = self.sync.view
+        near = view.neighbors(self.me) if view else ()
+        members = sorted(view.members, key=lambda m: m.id not in near) if view else ()
+        ways = [way for member in members if member.id != self.me for way in self.book.ways_to(member)]
+        return tuple(dict.fromkeys((*ways, *self.seeds)))
 
     # --- events ---
 
@@ -396,10 +416,12 @@ class Agent:
                 self.leaver.left()
                 return self._leave_all()
             case Out(reason) if self._is_joining:
-                assert self.joiner is not None
-                return self.joiner.orphaned(reason, now_s)
+                return self._orphaned(reason, now_s)
             case Out():
                 return self._leave_all()
+            case Founded():
+                self.joiner = None
+                return self._found(None, now_s)
             case DiscardState() if self.phase is Phase.MEMBER and self._asks_again:
                 return self._on_torn(f"{self.me} could not get the state", now_s, without_me=True)
             case Parked(reason):
@@ -585,12 +607,16 @@ class Agent:
             case EchoReply(node=node, asked_s=asked_s):
                 self.liveness.vouched(node, asked_s, now_s)
                 return []
+            case ScaleOutRequest() if self.phase is Phase.MEMBER:
+                return self._on_newcomer(source, message, now_s)
+            case Outlived():
+                return self._on_outlived(message, now_s)
             case NegotiationPlan() | ScaleOutRefused() | Answer():
                 return self._joining(Received(source, message), now_s)
             case ReplicationPlan(view=view, step=step):
                 return self._on_replication_plan(source, message, view, step, now_s)
-            case Expelled(node=node, reason=reason):
-                return self._on_expelled(node, reason, now_s)
+            case Expelled():
+                return self._on_expelled(message, now_s)
             case Notice():
                 self.monitor.notice(message)
                 return []
@@ -602,6 +628,32 @@ class Agent:
             case StatusRequest(asker=asker):
                 return [AnswerStatus(asker)] if self.scheduler else []
         return self.scheduler.receive(source, message, now_s) if self.scheduler else []
+
+    # --- newcomers and lives ---
+
+    def _on_newcomer(self, source: str, request: ScaleOutRequest, now_s: float) -> list[Effect]:
+        """The scheduler plans; any member knows whether there is a cluster, and of earlier lives of a name."""
+        later = self.overlay.life_of(request.node)
+        if request.life < later:
+            return self.relay.send(request.node, Outlived(life=request.life, later=later))
+        here: list[Effect] = []
+        if request.founds:
+            here = self.relay.send(request.node, Answer(ok=True, text="there is a cluster"))
+        return here + (self.scheduler.receive(source, request, now_s) if self.scheduler else [])
+
+    def _on_outlived(self, message: Outlived, now_s: float) -> list[Effect]:
+        """Our clock was set back. Whatever was said in our earlier life has later numbers than we: exceed them."""
+        if (
+            self.phase is not Phase.JOINING
+            or self.joiner is None
+            or message.life != self.settings.first_serial
+        ):
+            return []
+        life = message.later + LIFE_STEP
+        self.settings.first_serial = self.news_version = self.relay.serial = life
+        neighbors = sorted(self.relay.peers - self.relay.leaves)
+        told = [effect for peer in neighbors for effect in self._tell_link(peer, LinkState.OPEN)]
+        return told + self.joiner.outlived(life, now_s)
 
     # --- views ---
 
@@ -697,14 +749,23 @@ class Agent:
         key = self.entered.key if self.entered else (0, 0)
         return self.relay.send(EVERYONE, Farewell(node=self.me, life=self.settings.first_serial, key=key))
 
-    def _on_expelled(self, node: str, reason: str, now_s: float) -> list[Effect]:
-        if node != self.me:
+    def _orphaned(self, reason: str, now_s: float) -> list[Effect]:
+        """Dropped while joining; who joins in blocking mode was a member before it had the state."""
+        assert self.joiner is not None
+        self.phase, self.scheduler, self.torn = Phase.JOINING, None, None
+        self.election.stand_down()
+        return self.joiner.orphaned(reason, now_s)
+
+    def _on_expelled(self, told: Expelled, now_s: float) -> list[Effect]:
+        if told.node != self.me:
             return []
         if self.phase is Phase.JOINING and self.joiner:
-            return self.joiner.orphaned(reason, now_s)
+            return self.joiner.orphaned(told.reason, now_s)
         if self.leaver.state is LeaverState.LEAVING:
             return [Left("it asked to")]
-        return [Out(reason)] if self.phase is Phase.MEMBER else []
+        if self.sync.view is not None and (0, 0) < told.key <= self.sync.view.key:
+            return []  # It was meant for our earlier life.
+        return [Out(told.reason)] if self.phase is Phase.MEMBER else []
 
     # --- flush and install ---
 
@@ -753,6 +814,8 @@ class Agent:
 
     def _on_link_news(self, news: LinkNews, now_s: float) -> list[Effect]:
         mine = self.overlay.news.get((news.reporter, news.peer))
+        if news.reporter == self.me and news.version > self.news_version:
+            return self._tell_link_now(news, mine)
         if news.reporter == self.me and mine is not None and mine.version > news.version:
             return self._tell_link(news.peer, mine.state)  # Somebody had not heard yet.
         expel = self._expel_stranger(news.reporter, news.key) if news.key > (0, 0) else []
@@ -761,6 +824,13 @@ class Agent:
         lost = news.state != LinkState.OPEN.value and news.peer != self.me
         doubt = self.liveness.doubt(news.peer, now_s) if lost else []
         return expel + doubt + self._overlay_changed(now_s)
+
+    def _tell_link_now(self, past: LinkNews, mine: News | None) -> list[Effect]:
+        """An earlier life of ours, before our clock was set back, is still quoted: what we say counts from now on."""
+        self.news_version = past.version
+        is_open = past.peer in self.relay.peers
+        state = mine.state if mine else LinkState.OPEN if is_open else LinkState.SILENT
+        return self._tell_link(past.peer, state)
 
     @property
     def _named_scheduler(self) -> str:
@@ -833,7 +903,8 @@ class Agent:
         view = self.sync.view
         if view is None or view.find(node) is not None or key >= view.key:
             return []
-        return self.relay.send(node, Expelled(node=node, reason="the cluster went on without it"))
+        expelled = Expelled(node=node, reason="the cluster went on without it", key=view.key)
+        return self.relay.send(node, expelled)
 
     def _tell_term(self, scheduler: str) -> list[Effect]:
         """Its term is over: somebody stood for the next one, even if nobody was elected."""

@@ -308,10 +308,19 @@ class Gradients:
 
         Not calling it costs one average of unchanged buffers.
         """
-        self._agreed = [
-            self._gather_buffers(number).clone() if lane.op == "mean" else torch.empty(0, dtype=lane.dtype)
-            for number, lane in enumerate(self.lanes)
-        ]
+        self._agreed = [self._gather_buffers(number).clone() for number in range(len(self.lanes))]
+
+    @torch.no_grad()
+    def revert_buffers(self) -> None:
+        """Take back what this step's forward did to the buffers: put in what all members agreed on."""
+        for agreed, places in zip(self._agreed, self._buffers, strict=True):
+            for place in places:
+                buffer, start = _reals(self._buffer(place)), place.start - places[0].start
+                buffer.copy_(agreed[start : start + buffer.numel()].view(buffer.shape))
+
+    def judge_first(self) -> None:
+        """From now on no chunk leaves before `finish`, so that a gradient can be judged as a whole."""
+        self._eager_allowed = False
 
     def detach(self) -> None:
         """Leave the model alone from now on."""

@@ -36,17 +36,20 @@ from ..protocols.messages import (
     ConnectLinkRequest,
     Deal,
     DisconnectLinkRequest,
+    Down,
     Envelope,
     Notice,
     Probe,
     ScaleInRequest,
     StatusReply,
+    Up,
     View,
 )
 from ..protocols.probing import PROBE_BYTES
+from ..protocols.scale_out import LIFE_STEP, Otherwise
 from . import interfaces, iperf3_probe
 from .all_reduce import AllReduce, ChunkStore
-from .core import Agent
+from .core import Agent, Phase
 from .endpoint import refuses
 from .memory import keep_freed_frames
 from .replica import Replica
@@ -91,6 +94,11 @@ class StateDiscarded:
 
 
 @dataclass(slots=True)
+class Founded:
+    """Nobody was there to join: the state is what this node began with."""
+
+
+@dataclass(slots=True)
 class Admitted:
     """This node is a member from `step` on."""
 
@@ -100,7 +108,7 @@ class Admitted:
 
 @dataclass(slots=True)
 class Ended:
-    """This node is out: "left", "out" (against its will), "refused" or "broken"."""
+    """This node is out: "left", "out" (against its will; it may rejoin), "refused" or "broken"."""
 
     how: str
     reason: str
@@ -108,7 +116,7 @@ class Ended:
     error: BaseException | None = None
 
 
-Outcome = StepOutcome | StateArrived | StateDiscarded | Admitted | Ended
+Outcome = StepOutcome | StateArrived | StateDiscarded | Founded | Admitted | Ended
 
 
 @dataclass(slots=True)
@@ -123,11 +131,15 @@ class Rates:
 
 
 class NodeLoop:
-    """Runs an Agent. Methods for the training thread may be called from any thread."""
+    """Runs an Agent, and after it, if that is out, another. Methods for the training thread: from any thread.
+
+    Args:
+        make_agent: From this node's addresses, and the least life that it may live.
+    """
 
     def __init__(
         self,
-        make_agent: Callable[[tuple[str, ...]], Agent],
+        make_agent: Callable[[tuple[str, ...], int], Agent],
         transport: Callable[[NodeLoop], Transport],
         store: ChunkStore,
         on_notice: Callable[[Notice], None] = lambda notice: None,
@@ -158,13 +170,13 @@ class NodeLoop:
         self._thread.start()
         return self._started.result()
 
-    def found(self, view: View | None = None, step: int = 0) -> None:
-        """Start a cluster of one, or one whose first view is given to all of its members, at `step`."""
+    def found(self, view: View | None = None) -> None:
+        """Start a cluster of one, or one whose first view is given to all of its members."""
 
         def begin() -> None:
             if view is None:
                 self.transport.cluster = secrets.token_hex(4)
-            self._perform_all(self.agent.found(self._now_s(), view, step), 0.0)
+            self._perform_all(self.agent.found(self._now_s(), view), 0.0)
 
         self._call(begin)
 
@@ -176,14 +188,38 @@ class NodeLoop:
         blocking: bool,
         patience_s: float,
         places: dict[str, torch.Tensor] | None = None,
+        otherwise: Otherwise = Otherwise.FAIL,
     ) -> None:
         """Ask for membership; Admitted or Ended follows. `places`: see Arrival."""
-        self.replica.places = places or {}
-        self._call(
-            lambda: self._perform_all(
-                self.agent.join(seeds, neighbors, degree, blocking, patience_s, self._now_s()), 0.0
-            )
-        )
+
+        def begin() -> None:
+            self.replica.places = places or {}
+            self._join(seeds, neighbors, degree, blocking, patience_s, otherwise)
+
+        self._call(begin)
+
+    def rejoin(self, degree: int, blocking: bool, patience_s: float) -> tuple[str, ...]:
+        """Come back as a process would that was started again. Admitted or Ended follows.
+
+        The state is not received in place: what is there now stays whole until all of the new one has come.
+        Returns: the addresses at which it asks; if none, nothing follows.
+        """
+        return tuple(self.ask(lambda: self._rejoin(degree, blocking, patience_s)))
+
+    def _rejoin(self, degree: int, blocking: bool, patience_s: float) -> tuple[str, ...]:
+        ways, life = self.agent.ways_back, self.agent.settings.first_serial
+        if ways:
+            self.transport.restart("it is out, and starts anew")
+            self._begin_life(life + LIFE_STEP)
+            self._join(ways, (), degree, blocking, patience_s, Otherwise.KEEP_TRYING)
+        return ways
+
+    def _join(
+        self, seeds: tuple[str, ...], neighbors: tuple[str, ...], degree: int, blocking: bool, patience_s: float,
+        otherwise: Otherwise,
+    ) -> None:  # fmt: skip
+        effects = self.agent.join(seeds, neighbors, degree, blocking, patience_s, self._now_s(), otherwise)
+        self._perform_all(effects, 0.0)
 
     def post(self, event: ev.Event) -> None:
         """Hand an event to the core."""
@@ -200,7 +236,7 @@ class NodeLoop:
 
     def serving(self, step: int) -> bool:
         """Is the snapshot of that step still needed by a joiner?"""
-        return step in self.agent.serving.snapshots
+        return self.agent.phase is not Phase.OUT and step in self.agent.serving.snapshots
 
     def backlog_applied(self, size: int) -> None:
         """The training thread has used a result that was set aside."""
@@ -248,13 +284,18 @@ class NodeLoop:
         self._ended = self._loop.create_future()
         self.transport = self._make_transport(self)
         await self.transport.start()
-        addresses = interfaces.advertised(self.transport.address)
-        self.agent = self._make_agent(addresses)
+        self._addresses = interfaces.advertised(self.transport.address)
+        self._begin_life(0)
+        self._loop.call_later(0.1, self._take_readings)
+        self._started.set_result(self._addresses)
+        await self._ended
+
+    def _begin_life(self, least: int) -> None:
+        """Nothing of an earlier life is left but the transport and its address."""
+        self.agent = self._make_agent(self._addresses, least)
         self.all_reduce = AllReduce(self._store, self.transport.send_bulk)
         self.replica = Replica(self.transport.send_bulk)
-        self._loop.call_later(0.1, self._take_readings)
-        self._started.set_result(addresses)
-        await self._ended
+        self._member, self._backlog_bytes = False, 0
 
     def _stop(self, linger_s: float) -> None:
         if not self._ended.done():
@@ -351,6 +392,9 @@ class NodeLoop:
                 pass  # From core to core.
             case fx.ViewEntered():
                 log.debug("view %s from step %d", effect.view.key, effect.step)
+            case fx.Founded():
+                self.transport.cluster = secrets.token_hex(4)
+                self._pending.append(Founded())
             case fx.Joined(step, deal):
                 self._member = True
                 self._pending.append(Admitted(step, deal))
@@ -380,7 +424,7 @@ class NodeLoop:
             case fx.StateWhole(step):
                 self._pending.append(StateArrived(step, self.replica.arrived(), self.replica.bytes_by_source))
             case fx.DiscardState():
-                self.replica.arrival, self._backlog_bytes = None, 0
+                self.replica.arrival, self._backlog_bytes, self._member = None, 0, False
                 self._pending.append(StateDiscarded())
             case _:
                 raise LocalProtocolError(f"nobody performs {effect!r}")
@@ -471,11 +515,15 @@ class NodeLoop:
             return
         if isinstance(message, Envelope) and isinstance(message.body, Notice) and message.target == EVERYONE:
             self._heard_notice(message)
-        self._event(ev.Received(peer, message, payload if payload is None or payload.buffer.nbytes else None))
+        if payload is not None and not payload.buffer.nbytes:
+            payload = None
+        if isinstance(message, Up | Down):
+            self.all_reduce.check(message, payload)
+        self._event(ev.Received(peer, message, payload))
 
     def _heard_notice(self, envelope: Envelope) -> None:
         assert isinstance(envelope.body, Notice)
-        if envelope.serial not in self.agent.relay.seen.get(envelope.source, {}):
+        if self.agent.relay.is_new(envelope):
             self._on_notice(envelope.body)
 
     # --- readings ---
@@ -503,15 +551,18 @@ class NodeLoop:
                     battery_pct=battery.percent if battery else -1.0,
                     nic_sent_bytes=traffic.sent,
                     nic_received_bytes=traffic.received,
-                    counters={**self.counters, **self._refused()},
+                    counters=self._counted(),
                 )
             )
         )
         if not self._ended.done():
             self._loop.call_later(READ_EVERY_S, self._take_readings)
 
-    def _refused(self) -> dict[str, int]:
-        return {f"{REFUSED}{reason}": count for reason, count in self.transport.refused.items()}
+    def _counted(self) -> dict[str, int]:
+        """All that went wrong here so far, by its name."""
+        refused = {f"{REFUSED}{reason}": count for reason, count in self.transport.refused.items()}
+        dropped = {"guard_dropped_parts": self.all_reduce.dropped_parts}
+        return {**self.counters, **refused, **{name: count for name, count in dropped.items() if count}}
 
     def status(self) -> dict[str, Any]:
         """The cluster as this node sees it; whole on the scheduler."""

@@ -18,6 +18,7 @@ from ..protocols.effects import ReadManifest, ServeManifest, ServeShard, StoreSh
 from ..protocols.errors import ChaosnetError
 from ..protocols.events import Event, ManifestBad, ManifestKnown, ShardBad, ShardStored
 from ..protocols.messages import ManifestReply, Shard
+from ..protocols.replication import MAX_PIECE_BYTES
 from .training_state import Arrival, Manifest, Snapshot
 
 
@@ -48,9 +49,10 @@ class Replica:
         self.send_bulk(effect.peer, encode(ManifestReply(step=effect.step, digest=digest(body))), body)
 
     def serve_shard(self, effect: ServeShard) -> None:
-        """Send a range of a snapshot; ranges beyond its end are ignored, as a confused peer's."""
+        """Send a range of a snapshot; one beyond its end, or of more than a piece, is a confused peer's."""
         snapshot = self.snapshots[effect.step]
-        if not effect.start < effect.stop <= snapshot.manifest.total_bytes:
+        size = effect.stop - effect.start
+        if not 0 < size <= MAX_PIECE_BYTES or effect.stop > snapshot.manifest.total_bytes:
             return
         body = snapshot.slice(effect.start, effect.stop)
         shard = Shard(step=effect.step, start=effect.start, stop=effect.stop, digest=digest(body))
@@ -64,8 +66,12 @@ class Replica:
                 return ManifestBad(effect.source, "it does not match its hash")
             manifest = Manifest.from_bytes(bytes(body))
             self.arrival, self.bytes_by_source = Arrival(manifest, self.places), {}
-        except ChaosnetError as error:
-            return ManifestBad(effect.source, str(error))
+        except (
+            ChaosnetError,
+            MemoryError,
+            RuntimeError,
+        ) as error:  # The latter is torch's for want of memory.
+            return ManifestBad(effect.source, str(error)[:1000])
         return ManifestKnown(effect.step, manifest.total_bytes)
 
     def store_shard(self, effect: StoreShard) -> Event:

@@ -308,6 +308,7 @@ class TrainingState:
         lr_scheduler: Anything with torch's state_dict() and load_state_dict(); None for none.
         extra_state: A dict of plain data and tensors of the user's own. A joiner's is filled in place: the
             dict, the dicts and lists in it, and tensors of unchanged shape stay the same objects.
+        terms: What else all nodes must have set alike.
     Raises: ConfigError for what cannot be shipped, by name.
     """
 
@@ -317,8 +318,10 @@ class TrainingState:
         optimizer: torch.optim.Optimizer,
         lr_scheduler: Any = None,
         extra_state: dict[Any, Any] | None = None,
+        terms: Mapping[str, str] | None = None,
     ) -> None:
         self.model = model
+        self.terms = terms or {}
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.extra_state = extra_state
@@ -353,6 +356,7 @@ class TrainingState:
         spec.append(("optimizer", type(self.optimizer).__name__, groups))
         for part, value in (("lr_scheduler", self.lr_scheduler), ("extra_state", self.extra_state)):
             spec.append((part, "None" if value is None else type(value).__name__, ()))
+        spec += [(name, value, ()) for name, value in sorted(self.terms.items())]
         return tuple(spec)
 
     def spec(self) -> Spec:

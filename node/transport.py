@@ -258,6 +258,20 @@ class Transport:
             for link in list(found.links):
                 self._say_bye(link, reason)
 
+    def restart(self, reason: str) -> None:
+        """Go on at the same address as a later process of this node would: without links, unknown to its peers.
+
+        Nothing more is heard of what was before, not even that it has closed.
+        """
+        for name in list(self._peers):
+            self.close_peer(name, reason)
+        for link in list(self._dialling.values()):
+            for conn in link.conns():  # It may have opened the link by now.
+                self._put(conn, _OURS, encode(Bye(reason=reason)))
+            self._dial_failed(link, reason)
+        self._inbox.clear()
+        self.incarnation = secrets.token_hex(8)
+
     def close(self, linger_s: float = LINGER_S) -> None:
         """Bye to all, then close; blocks until what is queued has gone, at most `linger_s`."""
         if self._closed:

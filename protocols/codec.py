@@ -12,7 +12,18 @@ import msgpack
 import msgspec
 
 from .errors import MalformedMessage, VersionMismatch
-from .messages import PROTOCOL_VERSION, Message, WireMessage
+from .messages import (
+    PROTOCOL_VERSION,
+    Envelope,
+    FlushOk,
+    Install,
+    Message,
+    Prepare,
+    ReplicationPlan,
+    Routed,
+    View,
+    WireMessage,
+)
 
 MAGIC = b"CN"
 MAX_FRAME_BYTES = 16 << 20  # A view of MAX_NODES nodes with all its trees stays below.
@@ -41,6 +52,19 @@ def decode(frame: bytes | memoryview) -> WireMessage:
         )
     try:
         plain = msgpack.unpackb(frame[3:])  # Counts and lengths are bounded by the frame itself.
-        return msgspec.convert(plain, _TYPE_BY_NAME[plain["type"]], builtin_types=(bytes,))
+        message = msgspec.convert(plain, _TYPE_BY_NAME[plain["type"]], builtin_types=(bytes,))
     except Exception as error:  # Whatever a library says of foreign bytes means one thing to us.
         raise MalformedMessage(f"{type(error).__name__}: {error}"[:300]) from None
+    if isinstance(message, Envelope) and (flaw := _flaw(message.body)):
+        raise MalformedMessage(f"a {type(message.body).__name__} with a bad view: {flaw}")
+    return message
+
+
+def _flaw(body: Routed) -> str:
+    """Of the view that a message brings: who has passed it on, or made it up, is not who acts in it."""
+    match body:
+        case Prepare(view=view) | Install(view=view) | ReplicationPlan(view=view):
+            return view.flaw() or ("" if view.trees else "nobody has planned the trees")
+        case FlushOk(view=View() as view):
+            return view.flaw()
+    return ""

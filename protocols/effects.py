@@ -182,6 +182,11 @@ class Left(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class Founded(Effect):
+    """Nobody was there to join: this node starts a cluster, and holds its first state. Joined follows."""
+
+
+@dataclass(frozen=True, slots=True)
 class Out(Effect):
     """This node is out against its will."""
 

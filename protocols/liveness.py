@@ -111,8 +111,9 @@ class Liveness:
         return (min(rtts_s), statistics.median(rtts_s)) if rtts_s else (0.0, 0.0)
 
     def vouched(self, peer: str, asked_s: float, now_s: float) -> None:
-        """It has answered around the link: its process lives."""
-        if state := self.peers.get(peer):
+        """It has answered around the link: its process lives. `asked_s`: when we asked, as it says."""
+        state = self.peers.get(peer)
+        if state is not None and asked_s <= state.asked_s:  # Else we have not asked yet.
             state.vouched_s = (asked_s, now_s)
             self._plan()
 

@@ -7,7 +7,7 @@ Field types and bounds are checked by msgspec on arrival (codec.py); past it, co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -27,12 +27,14 @@ Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Address = Annotated[str, Meta(max_length=255)]
 Addresses = Annotated[tuple[Address, ...], Meta(max_length=16)]
 Text = Annotated[str, Meta(max_length=4000)]
-Count = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]  # So that the sum of two still fits into 64 bits.
+Real = Annotated[float, Meta(ge=-1e18, le=1e18)]  # No NaN, and nothing that sums up to infinity.
+Positive = Annotated[float, Meta(ge=0, le=1e18)]
 Bytes = Annotated[bytes, Meta(max_length=4 << 20)]
 RateSource = Literal["", "probe", "iperf3", "replication"]  # How a link's rate was found; "": not at all.
 Key = Annotated[str, Meta(pattern="^[a-z2-7]{51}[aq]$")]  # A public key: 32 bytes in base32.
 Link = tuple[Id, Id]  # Two node ids, sorted.
-ViewKey = tuple[int, int]  # (term, seq): views are ordered by it.
+ViewKey = tuple[Count, Count]  # (term, seq): views are ordered by it.
 Range = tuple[Count, Count]  # [start, stop).
 
 
@@ -67,6 +69,23 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             found.setdefault(self.parent[child], []).append(child)
         return {parent: tuple(children) for parent, children in found.items()}
 
+    def flaw(self, nodes: Set[str], members: Set[str], links: Set[Link]) -> str:
+        """As that of the view whose `nodes`, `members` and `links` these are."""
+        if self.root not in members or self.parent.keys() != nodes - {self.root}:
+            return f"the tree of {self.root!r} does not reach all nodes from a member"
+        if any(link(*each) not in links for each in self.parent.items()):
+            return f"the tree of {self.root!r} leads over what is no link"
+        joined = {self.root}
+        for node in self.parent:
+            path = []
+            while node not in joined:
+                path.append(node)
+                joined.add(node)
+                node = self.parent[node]
+            if node in path:
+                return f"the tree of {self.root!r} has a circle"
+        return ""
+
 
 class Joining(msgspec.Struct, frozen=True, kw_only=True):
     """A node that enters with this view, and the neighbours that serve it the state."""
@@ -86,10 +105,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     term: Count
     seq: Count
     scheduler: Annotated[str, Meta(max_length=64)]
-    members: Annotated[tuple[Member, ...], Meta(max_length=MAX_NODES)]
+    members: Annotated[tuple[Member, ...], Meta(min_length=1, max_length=MAX_NODES)]
     observers: Annotated[tuple[Member, ...], Meta(max_length=MAX_NODES)] = ()
     links: Annotated[tuple[Link, ...], Meta(max_length=10 * MAX_NODES)] = ()
-    trees: Annotated[tuple[Tree, ...], Meta(max_length=64)] = ()
+    trees: Annotated[tuple[Tree, ...], Meta(max_length=64)] = ()  # None while it is being planned.
     joining: Annotated[tuple[Joining, ...], Meta(max_length=64)] = ()
 
     @property
@@ -121,10 +140,13 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return frozenset((each.id, each.life) for each in (*self.members, *self.observers))
 
     @cached_property
-    def standings(self) -> frozenset[tuple[str, int, str]]:
-        """Of each node: its id, since which step, and as what ("active" or "standby")."""
-        members = {(each.id, each.joined_step, "active") for each in self.members}
-        return frozenset(members | {(each.id, each.joined_step, "standby") for each in self.observers})
+    def standings(self) -> frozenset[tuple[str, int, int, str]]:
+        """Of each node: its id and life, since which step, and as what ("active" or "standby")."""
+        return frozenset(
+            (each.id, each.life, each.joined_step, state)
+            for state, nodes in (("standby", self.observers), ("active", self.members))
+            for each in nodes
+        )
 
     @cached_property
     def is_whole(self) -> bool:
@@ -165,6 +187,19 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Ids at the other ends of the links of `node`, sorted."""
         return self._around.get(node, ())
 
+    def flaw(self) -> str:
+        """What no scheduler would propose, for it is no view that a step could run in; "" if there is nothing."""
+        nodes, members, links = self.node_set, self.member_set, self.link_set
+        if len(nodes) != len(self.members) + len(self.observers):
+            return "it names a node twice"
+        if self.scheduler and self.scheduler not in members:
+            return f"its scheduler {self.scheduler!r} is no member"
+        if any(a >= b or a not in nodes or b not in nodes for a, b in links):
+            return "a link has an end that is no node, or its ends are not in order"
+        if any(not {each.node, *each.sources} <= nodes for each in self.joining):
+            return "somebody who joins, or a source, is no node"
+        return next((flaw for tree in self.trees if (flaw := tree.flaw(nodes, members, links))), "")
+
 
 class Electorate(msgspec.Struct, frozen=True, kw_only=True):
     """The voters of a view that some node may still be active in (election.py)."""
@@ -199,15 +234,15 @@ class Bye(Message, frozen=True, kw_only=True):
 class Ping(Message, frozen=True, kw_only=True):
     """To a peer: are you there? `stall_s`: how long my loop was recently held up; be patient that much."""
 
-    sent_s: float
-    stall_s: Annotated[float, Meta(ge=0)] = 0.0
+    sent_s: Real
+    stall_s: Positive = 0.0
 
 
 class Pong(Message, frozen=True, kw_only=True):
     """Answer to a Ping, with its time stamp."""
 
-    sent_s: float
-    stall_s: Annotated[float, Meta(ge=0)] = 0.0
+    sent_s: Real
+    stall_s: Positive = 0.0
 
 
 # --- link-local: one step of training ---
@@ -219,7 +254,7 @@ class Up(Message, frozen=True, kw_only=True):
     key: ViewKey
     step: Count
     chunk: Count
-    weight: Annotated[float, Meta(ge=0)]
+    weight: Positive
 
 
 class Down(Message, frozen=True, kw_only=True):
@@ -228,13 +263,13 @@ class Down(Message, frozen=True, kw_only=True):
     key: ViewKey
     step: Count
     chunk: Count
-    weight: Annotated[float, Meta(ge=0)]
+    weight: Positive
 
 
 class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     """What one node, or a subtree, brings to a step besides the gradient."""
 
-    weight: Annotated[float, Meta(ge=0)] = 0.0  # Samples.
+    weight: Positive = 0.0  # Samples.
     ranges: tuple[Range, ...] = ()  # Positions of the epoch's permutation that were used.
     shares: dict[Id, Count] = {}  # Batch size that each member wants from the next step on.
     metrics: dict[
@@ -250,7 +285,7 @@ class Ready(Message, frozen=True, kw_only=True):
 
     key: ViewKey
     step: Count
-    vote: tuple[int, int] | None
+    vote: ViewKey | None
     contribution: Contribution
 
 
@@ -360,6 +395,7 @@ class ScaleOutRequest(Message, frozen=True, kw_only=True):
     digest: Annotated[str, Meta(max_length=64)] = ""  # Of the model's manifest.
     blocking: bool = False
     again: bool = False  # Wanted neighbours that are gone meanwhile are replaced, not complained about.
+    founds: bool = False  # Unless a member answers, it will found a cluster.
 
 
 class ScaleOutRefused(Message, frozen=True, kw_only=True):
@@ -367,6 +403,13 @@ class ScaleOutRefused(Message, frozen=True, kw_only=True):
 
     reason: Text
     spec: Bytes = b""
+
+
+class Outlived(Message, frozen=True, kw_only=True):
+    """Member to joiner: your name has had a later life than yours (your clock was set back); take one after it."""
+
+    life: Count
+    later: Count
 
 
 class NegotiationPlan(Message, frozen=True, kw_only=True):
@@ -378,10 +421,10 @@ class NegotiationPlan(Message, frozen=True, kw_only=True):
 class LinkReading(msgspec.Struct, frozen=True, kw_only=True):
     """What one end knows of a link; the rate is that of what comes to it. 0 = not measured."""
 
-    rtt_min_s: Annotated[float, Meta(ge=0)] = 0.0
-    rtt_median_s: Annotated[float, Meta(ge=0)] = 0.0
-    rate_bps: Annotated[float, Meta(ge=0)] = 0.0
-    rate_age_s: Annotated[float, Meta(ge=0)] = 0.0
+    rtt_min_s: Positive = 0.0
+    rtt_median_s: Positive = 0.0
+    rate_bps: Positive = 0.0
+    rate_age_s: Positive = 0.0
     rate_source: RateSource = ""
 
 
@@ -560,10 +603,11 @@ class Install(Message, frozen=True, kw_only=True):
 
 
 class Expelled(Message, frozen=True, kw_only=True):
-    """Scheduler to a node: the cluster went on without you."""
+    """To a node: the cluster went on without you, in the view `key`. Who acts in a later one is not meant."""
 
     node: Id
     reason: Text
+    key: ViewKey = (0, 0)
 
 
 # --- routed: election ---
@@ -599,7 +643,9 @@ class KeyringNews(Message, frozen=True, kw_only=True):
     allowed: Annotated[tuple[Key, ...], Meta(max_length=MAX_KEYS)] = ()
     revoked: Annotated[tuple[Key, ...], Meta(max_length=MAX_KEYS)] = ()
     used: Annotated[tuple[tuple[Key, Key], ...], Meta(max_length=MAX_KEYS)] = ()
-    invites: Annotated[tuple[tuple[Key, Annotated[float, Meta(gt=0)]], ...], Meta(max_length=MAX_KEYS)] = ()
+    invites: Annotated[
+        tuple[tuple[Key, Annotated[float, Meta(gt=0, le=1e18)]], ...], Meta(max_length=MAX_KEYS)
+    ] = ()
     whole: bool = False
 
 
@@ -609,7 +655,7 @@ class KeyCommand(Message, frozen=True, kw_only=True):
     verb: Literal["allow", "revoke", "invite"]
     key: Key
     asker: Id
-    seconds: Annotated[float, Meta(ge=0)] = 0.0  # That an invite is good for.
+    seconds: Positive = 0.0  # That an invite is good for.
 
 
 class Introduction(Message, frozen=True, kw_only=True):
@@ -627,14 +673,14 @@ class Echo(Message, frozen=True, kw_only=True):
     """Around a silent link to its other end: are you alive? `asked_s`: the asker's clock."""
 
     node: Id
-    asked_s: float
+    asked_s: Real
 
 
 class EchoReply(Message, frozen=True, kw_only=True):
     """Around the link as well: I am, so it is the link that is dead."""
 
     node: Id
-    asked_s: float
+    asked_s: Real
 
 
 class Report(Message, frozen=True, kw_only=True):
@@ -643,18 +689,18 @@ class Report(Message, frozen=True, kw_only=True):
     node: Id
     step: Count = 0
     readings: dict[Id, LinkReading] = {}
-    samples_per_s: float = 0.0
-    sync_delay_s: float = 0.0
+    samples_per_s: Real = 0.0
+    sync_delay_s: Real = 0.0
     state_bytes: Count = 0
     layer_bytes: tuple[Count, Count] = (0, 0)  # Smallest and largest tensor.
-    cpu_pct: float = 0.0
+    cpu_pct: Real = 0.0
     memory_bytes: Count = 0
-    battery_pct: float = -1.0  # -1: has none.
+    battery_pct: Real = -1.0  # -1: has none.
     nic_sent_bytes: Count = 0  # By all interfaces of the machine but loopback, since it was started.
     nic_received_bytes: Count = 0
-    counters: dict[
-        Annotated[str, Meta(max_length=64)], Count
-    ] = {}  # REFUSED + reason: strangers' connections.
+    counters: Annotated[  # REFUSED + reason: strangers' connections.
+        dict[Annotated[str, Meta(max_length=64)], Count], Meta(max_length=256)
+    ] = {}
 
 
 class Notice(Message, frozen=True, kw_only=True):
@@ -664,8 +710,8 @@ class Notice(Message, frozen=True, kw_only=True):
     node: Annotated[str, Meta(max_length=200)]
     detail: Text
     step: Count
-    time_s: float  # Wall clock of the scheduler.
-    handling_ms: float = 0.0  # Time the scheduler's core took.
+    time_s: Real  # Wall clock of the scheduler.
+    handling_ms: Real = 0.0  # Time the scheduler's core took.
 
 
 class StatusRequest(Message, frozen=True, kw_only=True):
@@ -683,6 +729,7 @@ class StatusReply(Message, frozen=True, kw_only=True):
 Routed = (
     ScaleOutRequest
     | ScaleOutRefused
+    | Outlived
     | NegotiationPlan
     | NeighborsReady
     | ReplicationPlan

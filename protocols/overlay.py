@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from .messages import Electorate, Link, LinkNews, View, ViewKey, link
 
+MAX_STRANGERS = 1024  # Nodes of no view, and links of theirs, that something is remembered of.
+
 
 class LinkState(enum.Enum):
     """What one end says of a link."""
@@ -112,12 +114,10 @@ class Overlay:
         back = self.reborn
         gone, self.departed = self.departed - back, self.departed & back
         for node in gone:
-            for peer in self.told.pop(node, ()):
-                self.told.get(peer, set()).discard(node)
+            for peer in sorted(self.told.get(node, ())):
                 for ends in ((node, peer), (peer, node)):
-                    self.news.pop(ends, None)
-                    self.closed.discard(ends)
-                self._sort(link(node, peer))
+                    if ends in self.news:
+                        self._forget(ends)
             for known in (self.left, self.past_life, self.latest_life):
                 known.pop(node, None)
 
@@ -128,6 +128,7 @@ class Overlay:
         if before is not None and before.version >= told.version:
             return False
         crashed = self.crashed
+        self.news.pop(ends, None)  # The newest come last.
         self.news[ends] = News(told.version, LinkState(told.state), told.peer_life)
         self.told.setdefault(a, set()).add(b)
         self.told.setdefault(b, set()).add(a)
@@ -141,11 +142,42 @@ class Overlay:
             if self._compare_lives(a):
                 changed = True
                 self._explore()
+        self._forget_strangers()
         return changed or crashed != self.crashed
 
     def farewell(self, node: str, life: int, key: ViewKey) -> None:
         """A node has left for good; `key`: of the last view that it acted in."""
-        self.left[node] = max((life, key), self.left.get(node, (0, (0, 0))))
+        self.left[node] = max((life, key), self.left.pop(node, (0, (0, 0))))
+        self._forget_strangers()
+
+    def _forget_strangers(self) -> None:
+        """Who is in no view, and may never be, was heard of by others; there is no end to names."""
+        most = 2 * MAX_STRANGERS
+        if len(self.news) > most + 2 * len(self.view.links):
+            odd = [ends for ends in self.news if not all(self._was_in_view(end) for end in ends)]
+            for ends in odd[:-MAX_STRANGERS]:
+                self._forget(ends)
+        for known in (self.left, self.latest_life):
+            if len(known) > most + len(self.view.node_set) + len(self.past_life):
+                odd_names = [node for node in known if not self._was_in_view(node)]
+                for node in odd_names[:-MAX_STRANGERS]:
+                    del known[node]
+
+    def _was_in_view(self, node: str) -> bool:
+        """Is it in the view, or was it in an earlier one?"""
+        return node in self.view.node_set or node in self.past_life
+
+    def _forget(self, ends: tuple[str, str]) -> None:
+        """What one end said of a link."""
+        a, b = ends
+        del self.news[ends]
+        self.closed.discard(ends)
+        if (b, a) not in self.news:
+            for end, other in (ends, (b, a)):
+                self.told[end].discard(other)
+                if not self.told[end]:
+                    del self.told[end]
+        self._sort(link(a, b))
 
     def known(self, reporter: str, peer: str) -> LinkNews | None:
         """The newest news of that end, as anybody may repeat it."""
@@ -205,6 +237,11 @@ class Overlay:
         self.reborn.discard(node)
         return False
 
+    def life_of(self, node: str) -> int:
+        """The latest life of that name that was heard of; 0 if none."""
+        left = self.left.get(node, (0, (0, 0)))[0]
+        return max(left, self._life(node), self.latest_life.get(node, 0))
+
     def denied(self, a: str, b: str) -> bool:
         """Does one end say that the link is lost?"""
         ours, theirs = self.news.get((a, b)), self.news.get((b, a))
@@ -238,7 +275,9 @@ class Overlay:
 
     def _around(self, node: str) -> list[str]:
         """Neighbours over live links: of the view and not lost, or found."""
-        around = [peer for peer in self.view.neighbors(node) if not self.lost or link(node, peer) not in self.lost]
+        around = [
+            peer for peer in self.view.neighbors(node) if not self.lost or link(node, peer) not in self.lost
+        ]
         return around + [a if b == node else b for a, b in self.found if node in (a, b)]
 
     def _explore(self) -> None:
@@ -257,7 +296,7 @@ class Overlay:
         return found
 
     def _cut(self, a: str, b: str) -> None:
-        """A link between two nodes in reach is gone. Searching from both ends, usually not far, shows what hung on it."""
+        """A link between two nodes in reach is gone. Searching from both ends shows what hung on it."""
         observers = self.view.observer_set
         if self.reborn or observers & {a, b, self.me}:
             self._explore()

@@ -31,6 +31,7 @@ SLOW_BPS = 8 * PROBE_BYTES / 0.25  # A probe that takes longer is the only one.
 HEAD = 3 / 8  # Of a probe, that says nothing.
 PATIENCE_S = {"in-band": 2.5, "iperf3": 10.0}
 MAX_WAITING = 64
+MAX_PARTS = 64  # Of one probe (messages.py).
 SHORTEST_S = 1e-6  # Of parts that came at once: faster than we can tell.
 
 
@@ -99,6 +100,8 @@ class Prober:
             case Received(peer, ProbeResult(rate_bps=rate)) if session.kind == "iperf3":
                 session.rates_in = [rate]
                 return self._end(now_s)
+            case Received(peer, ProbeResult()) if enough(session.rates_out):
+                return []
             case Received(peer, ProbeResult(rate_bps=rate)):
                 session.rates_out.append(rate)
                 if not enough(session.rates_out):
@@ -153,6 +156,8 @@ class Prober:
     def _on_part(self, session: _Session, probe: Probe, payload: object, now_s: float) -> list[Effect]:
         if probe.index == 0:
             session.parts.clear()
+        if len(session.parts) >= MAX_PARTS:
+            return []  # A probe without a beginning or an end.
         session.parts.append((now_s, 0 if payload is None else len(memoryview(payload))))  # type: ignore[arg-type]
         if probe.index + 1 < probe.count:
             return []

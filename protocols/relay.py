@@ -12,7 +12,9 @@ from .effects import Effect, Transmit
 from .messages import EVERYONE, MAX_NODES, Envelope, Routed
 
 SEEN_PER_SOURCE = 512  # Serials remembered; far more than are ever under way from one source.
-MAX_SOURCES = 2 * MAX_NODES  # A source that is forgotten while its envelopes are under way could flood in circles.
+MAX_SOURCES = (
+    2 * MAX_NODES
+)  # A source that is forgotten while its envelopes are under way could flood in circles.
 _WINDOW = (1 << SEEN_PER_SOURCE) - 1
 
 
@@ -42,6 +44,15 @@ class _Seen:
         is_new = not self.bits >> -ahead & 1
         self.bits |= 1 << -ahead
         return is_new
+
+    def has(self, serial: int) -> bool:
+        """Was it here?"""
+        lives = (self.newest, self.bits), self.other
+        return any(
+            self._is_near(serial, newest) and bits >> newest - serial & 1
+            for newest, bits in lives
+            if newest >= serial
+        )
 
     @staticmethod
     def _is_near(serial: int, newest: int) -> bool:
@@ -98,15 +109,24 @@ class Relay:
             return True, []
         return envelope.target == EVERYONE, self._forward(envelope, came_from=peer)
 
+    def is_new(self, envelope: Envelope) -> bool:
+        """Would `receive` take it for one that was not here before?"""
+        seen = self.seen.get(envelope.source)
+        return seen is None or not seen.has(envelope.serial)
+
     def _note(self, peer: str, envelope: Envelope) -> bool:
         """Learn the way back; False if the envelope was here before."""
-        seen = self.seen.get(envelope.source)
-        if seen is None:
-            if len(self.seen) >= MAX_SOURCES:
-                self.seen.pop(next(iter(self.seen)))
+        seen = self.seen.pop(envelope.source, None)
+        if seen is not None:
+            self.seen[envelope.source] = seen  # Last: who was silent longest is forgotten first.
+            if not seen.note(envelope.serial):
+                return False
+        else:
             self.seen[envelope.source] = _Seen(envelope.serial)
-        elif not seen.note(envelope.serial):
-            return False
+            if len(self.seen) > MAX_SOURCES:
+                forgotten = next(iter(self.seen))
+                del self.seen[forgotten]
+                self.way.pop(forgotten, None)
         self.way[envelope.source] = peer  # The first copy came the quickest way.
         return True
 

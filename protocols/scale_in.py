@@ -17,7 +17,7 @@ from .messages import EVERYONE, ScaleInRequest
 from .relay import Relay
 
 ASK_EVERY_S = 1.0  # The scheduler may have changed, or be out of reach for a moment.
-PARKED_PATIENCE_S = 5.0  # With too few members left to decide anything, nobody can let us go.
+PARKED_PATIENCE_S = 1.0  # With too few members left to decide anything, nobody can let us go.
 
 
 class State(enum.Enum):

@@ -4,6 +4,8 @@
        WAITING --ReplicationPlan--> FETCHING --StateWhole--> LOADING --CaughtUp--> READY --view--> JOINED
     any state --refused, nobody answers, no source left and no patience--> FAILED
 
+Instead of failing for want of an answer, a joiner may found a cluster, or keep trying (`Otherwise`).
+
 The scheduler's half is in scheduler/core.py, because it is made of views. A joiner overtaken by a flush or by
 the death of the scheduler is an orphan; after a deadline without news it asks again from ASKED.
 """
@@ -15,7 +17,18 @@ import enum
 import msgspec
 
 from .addresses import AddressBook
-from .effects import Dial, DiscardState, Effect, Happened, JoinFailed, MeasureLink, StateWhole, Transmit
+from .effects import (
+    Dial,
+    DiscardState,
+    Effect,
+    Founded,
+    Happened,
+    JoinFailed,
+    MeasureLink,
+    Parked,
+    StateWhole,
+    Transmit,
+)
 from .events import (
     BacklogFull,
     CaughtUp,
@@ -44,10 +57,26 @@ from .relay import Relay
 from .replication import Replication
 
 KNOCK_EVERY_S = 0.5
+MAX_KNOCK_EVERY_S = 8.0  # Of who keeps trying.
+MAX_PATIENCE_S = 300.0  # So often it says at least that it still waits.
+MAX_KNOCKS = 32  # Seeds dialled at once, in turn.
+HEAR_OUT_S = 1.0  # Time to answer for whom a founder has reached at the last moment.
 LINK_PATIENCE_S = 3.0  # To open and measure links; what is not ready by then is reported as it is.
 ASK_EVERY_S = 3.0  # Without any progress the request is made again.
 MAX_UNANSWERED = 8  # Then the cluster behind the seeds is dead or parked, and the joiner says so.
 DEAD = f"the cluster does not go on: asked {MAX_UNANSWERED} times"
+
+# A later life exceeds the one before by more than the messages that a life sends: serials and versions of news
+# begin with it, and those of an earlier life must be smaller.
+LIFE_STEP = 1 << 32
+
+
+class Otherwise(enum.Enum):
+    """What a joiner does if nobody lets it in, but nobody refuses it for good either."""
+
+    FAIL = "fail"
+    FOUND = "found"  # Unless there is a cluster, if only one that waits.
+    KEEP_TRYING = "keep trying"
 
 
 class State(enum.Enum):
@@ -67,14 +96,18 @@ class Joiner:
 
     def __init__(
         self, relay: Relay, book: AddressBook, seeds: tuple[str, ...], request: ScaleOutRequest, patience_s: float,
-        now_s: float, seconds_per_link: float = 0.0,
+        now_s: float, seconds_per_link: float = 0.0, otherwise: Otherwise = Otherwise.FAIL,
     ) -> None:  # fmt: skip
         self.relay, self.book, self.seeds, self.request = relay, book, seeds, request
+        self.otherwise = otherwise
         self.state = State.KNOCKING
         self.patience_s, self.seconds_per_link = patience_s, seconds_per_link
         self.give_up_at_s: float | None = now_s + patience_s
         self.wake_at_s: float | None = now_s
         self.refusals: dict[str, str] = {}  # Seed: why it did not answer.
+        self.final: set[str] = set()  # Seeds that will not have us.
+        self.knocks, self.knock_every_s = 0, KNOCK_EVERY_S
+        self.found_member = ""  # Who says that there is a cluster; then we found none.
         self.scheduler = ""
         self.ways: dict[str, dict[str, str]] = {}  # Neighbour: why each of its addresses failed; "": not yet.
         self.open: dict[str, bool] = {}  # Neighbour: is its link open?
@@ -92,8 +125,7 @@ class Joiner:
             case State.KNOCKING, Tick() if self._due(now_s):
                 return self._knock(now_s)
             case State.KNOCKING, DialFailed(address, reason, final) if address in self.seeds:
-                self.refusals[address] = reason
-                return self._fail(f"{address}: {reason}") if final else self._give_up_if_late(now_s)
+                return self._refused_at(address, reason, final) or self._give_up_if_late(now_s)
             case State.KNOCKING, PeerOpened(client=False):
                 return self._ask(now_s)
             case State.ASKED, PeerOpened(client=False) if not self.scheduler:
@@ -130,9 +162,12 @@ class Joiner:
                 return self._say_ready(now_s)
             case State.READY, Tick() if self._due(now_s):
                 self.unanswered += 1
-                return self._fail(DEAD) if self.unanswered > MAX_UNANSWERED else self._say_ready(now_s)
+                hopeless = self.unanswered > MAX_UNANSWERED
+                return self._give_up(DEAD, now_s) if hopeless else self._say_ready(now_s)
             case State.READY, Received(_, Answer()):
                 self.unanswered = 0
+            case ((State.KNOCKING | State.ASKED), Received(source, Answer())):
+                self.found_member = source
             case ((State.FETCHING | State.LOADING | State.READY), StateRejected(reason)):
                 return self._ask_again(f"the state was unusable ({reason})", now_s)
             case ((State.ASKED | State.WAITING), Tick()) if self._due(now_s):
@@ -153,38 +188,86 @@ class Joiner:
         """The cluster dropped us: start over."""
         return self._ask_again(reason, now_s) if self.state is not State.KNOCKING else []
 
+    def outlived(self, life: int, now_s: float) -> list[Effect]:
+        """We live in a later life than we thought: ask again, as that."""
+        self.request = msgspec.structs.replace(self.request, life=life)
+        return self._ask(now_s) if self.state is State.ASKED else []
+
     # --- knocking and asking ---
 
     def _due(self, now_s: float) -> bool:
         return self.wake_at_s is not None and now_s >= self.wake_at_s
 
     def _knock(self, now_s: float) -> list[Effect]:
-        self.wake_at_s = now_s + KNOCK_EVERY_S
-        return self._give_up_if_late(now_s) or [Dial(seed) for seed in self.seeds]
+        self.wake_at_s = now_s + self.knock_every_s
+        if self.otherwise is Otherwise.KEEP_TRYING:
+            self.knock_every_s = min(1.5 * self.knock_every_s, MAX_KNOCK_EVERY_S)
+        return self._give_up_if_late(now_s) or self._dial_seeds()
+
+    def _dial_seeds(self) -> list[Effect]:
+        """All of them, or the next few of many."""
+        count = min(len(self.seeds), MAX_KNOCKS)
+        first, self.knocks = self.knocks, (self.knocks + count) % len(self.seeds)
+        return [Dial(self.seeds[(first + index) % len(self.seeds)]) for index in range(count)]
+
+    def _refused_at(self, address: str, reason: str, final: bool) -> list[Effect]:
+        """One seed that will not have us may be another cluster's; all of them are the end."""
+        self.refusals[address] = reason
+        (self.final.add if final else self.final.discard)(address)
+        patient = self.otherwise is Otherwise.KEEP_TRYING
+        return self._fail(f"{address}: {reason}") if self._unwanted and not patient else []
+
+    @property
+    def _unwanted(self) -> bool:
+        return self.final.issuperset(self.seeds)
 
     def _give_up_if_late(self, now_s: float) -> list[Effect]:
         if self.give_up_at_s is None or now_s < self.give_up_at_s:
             return []
         why = "; ".join(f"{seed}: {self.refusals.get(seed, 'no answer')}" for seed in self.seeds)
-        return self._fail(f"nobody answers ({why}; tried for {self.patience_s:g} s)")
+        return self._give_up(f"nobody answers ({why}; tried for {self.patience_s:g} s)", now_s)
 
     def _ask(self, now_s: float) -> list[Effect]:
         self.state, self.wake_at_s = State.ASKED, now_s + ASK_EVERY_S
+        if self.otherwise is Otherwise.FOUND and self.give_up_at_s is not None:
+            self.wake_at_s = min(self.wake_at_s, max(self.give_up_at_s, now_s + HEAR_OUT_S))
         return self.relay.send(EVERYONE, self.request)
 
     def _ask_again(self, reason: str, now_s: float) -> list[Effect]:
         self.unanswered += 1
-        # Whom we have reached may be joiners, too, and reach nobody else: then we go on knocking at the others.
-        lost = not self.scheduler
         late = self.give_up_at_s is None or now_s >= self.give_up_at_s
-        if self.unanswered > MAX_UNANSWERED and (late or not lost):
-            return self._fail(f"{DEAD} ({reason})")
+        if late and self._may_found:
+            return self._found()
+        if self.unanswered > MAX_UNANSWERED and (late or self.scheduler):
+            return self._give_up(f"{DEAD} ({reason})", now_s)
+        return self._start_over(now_s)
+
+    def _start_over(self, now_s: float) -> list[Effect]:
+        self.replication = None
         if not self.relay.peers - self.relay.leaves:
             self.state, self.wake_at_s, self.give_up_at_s = State.KNOCKING, now_s, now_s + self.patience_s
             return [DiscardState()]
-        self.replication = None
-        knocks = [Dial(seed) for seed in self.seeds] if lost else []
+        # Whom we have reached may be joiners, too, and reach nobody else: then we go on knocking at the others.
+        knocks = [] if self.scheduler else self._dial_seeds()
         return [DiscardState(), *knocks, *self._ask(now_s)]
+
+    def _give_up(self, reason: str, now_s: float) -> list[Effect]:
+        """Nobody lets us in, so far."""
+        if self._may_found:
+            return self._found()
+        if self.otherwise is not Otherwise.KEEP_TRYING or self._unwanted:
+            return self._fail(reason)
+        self.patience_s = min(2 * self.patience_s, MAX_PATIENCE_S)
+        self.scheduler, self.unanswered = "", 0
+        return [Parked(reason), *self._start_over(now_s)]
+
+    @property
+    def _may_found(self) -> bool:
+        return self.otherwise is Otherwise.FOUND and not self.scheduler and not self.found_member
+
+    def _found(self) -> list[Effect]:
+        self.state, self.wake_at_s, self.give_up_at_s = State.JOINED, None, None
+        return [Founded()]
 
     def _fail(self, reason: str, spec: bytes = b"") -> list[Effect]:
         self.state, self.wake_at_s = State.FAILED, None
@@ -260,7 +343,8 @@ class Joiner:
         self.unanswered += 1
         if self.unanswered > MAX_UNANSWERED:
             reasons = "; ".join(f"{peer}: {self._failed(peer) or 'no answer'}" for peer in sorted(self.ways))
-            return self._fail(f"none of the planned neighbours can be reached ({reasons or 'no answer'})")
+            reason = f"none of the planned neighbours can be reached ({reasons or 'no answer'})"
+            return self._give_up(reason, now_s)
         self.state, self.wake_at_s = State.ASKED, now_s + KNOCK_EVERY_S
         return []
 

@@ -73,7 +73,8 @@ class Serving:
         if snapshot is None or event.peer not in snapshot.joiners:
             return [Transmit(event.peer, NoSnapshot(step=message.step))]
         if not snapshot.ready:
-            snapshot.waiting.append(event)
+            if len(snapshot.waiting) < MAX_EARLY:
+                snapshot.waiting.append(event)
             return []
         if isinstance(message, ManifestRequest):
             return [ServeManifest(event.peer, message.step)]

@@ -18,6 +18,7 @@ Source: Chaos, Sec. IV-B ("plans after the current all-reduce"; "restart all-red
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +41,7 @@ from .events import Contributed, Event, LocalReady, Received, Retracted
 from .messages import Commit, Contribution, Deal, Down, Electorate, Install, Ready, Tree, Up, View, ViewKey
 
 STEP_MESSAGES = (Up, Down, Ready, Commit)
-MAX_EARLY = 100_000  # Messages kept because they are ahead of us; a neighbour can be one step ahead.
+EARLY_STEPS = 4  # Of one peer, kept because they are ahead of us; a neighbour can be one step ahead.
 
 
 def chunk_trees(chunks: int, trees: tuple[Tree, ...]) -> list[int]:
@@ -129,6 +130,7 @@ class StepSync:
         self.local: Contribution | None = None
         self.install: Install | None = None  # While some node still adopts the result of step - 1.
         self.early: list[Received] = []
+        self.early_from: Counter[str] = Counter()
         self.places: list[_Place] = []
         self.tree_of: list[int] = []
         self.attempt = _Attempt([])
@@ -227,8 +229,14 @@ class StepSync:
         if self.install and isinstance(message, Down) and there == (here[0], self.step - 1):
             return self._pass_on_recovered(event.peer, message, event.payload)
         if there > here or (self.frozen and message.key > here[0]):
-            if len(self.early) >= MAX_EARLY:
-                raise RemoteProtocolError(f"{self.me}: more than {MAX_EARLY} messages from the future")
+            most = (
+                EARLY_STEPS * 2 * (self.chunk_count + 1)
+            )  # Each chunk goes up and down; then ready and commit.
+            self.early_from[event.peer] += 1
+            if self.early_from[event.peer] > most:
+                raise RemoteProtocolError(
+                    f"{self.me}: more than {most} messages from the future of {event.peer}"
+                )
             self.early.append(event)
             return []
         if there != here or self.frozen:
@@ -288,6 +296,7 @@ class StepSync:
 
     def _pass_on_recovered(self, peer: str, down: Down, payload: Any) -> list[Effect]:
         """A result that we have and a node beyond us lacks."""
+        self._chunk(down.chunk)
         peers = tuple(p for p in self.places[self.tree_of[down.chunk]].neighbors if p != peer)
         return [self._send_down(down.chunk, down.step, peers, down.weight, payload)] if peers else []
 
@@ -376,6 +385,7 @@ class StepSync:
 
     def _replay_early(self) -> list[Effect]:
         early, self.early = self.early, []
+        self.early_from.clear()
         return [effect for event in early for effect in self._received(event)]
 
     # --- for the vote, the flush and invariants

@@ -68,7 +68,9 @@ class _FlushState:
     answers: dict[str, FlushOk] = field(default_factory=dict)
     repeat_at_s: float = 0.0
     reason: str = ""
-    awaited: str = ""  # One of those who have to answer still: until it has, there is nothing to look through.
+    awaited: str = (
+        ""  # One of those who have to answer still: until it has, there is nothing to look through.
+    )
 
 
 @dataclass(slots=True)
@@ -236,9 +238,13 @@ class Scheduler:
         if any(isinstance(change, AddJoiner) and change.node == node for change in self.queue):
             return []
         told: list[Effect] = []
-        if node not in self.requests:
+        if self.requests.pop(node, None) is None:
             told.append(Happened("scale-out", node, "asks to join", self.sync.step))
         self.requests[node] = request
+        if len(self.requests) > MAX_QUEUE:
+            forgotten = next(iter(self.requests))  # It asks again, if it is still there.
+            del self.requests[forgotten]
+            self.links_of.pop(forgotten, None)
         return told + self.send(node, NegotiationPlan(neighbors=tuple(neighbors)))
 
     def _neighbors_for(self, request: ScaleOutRequest) -> tuple[list[Member], str]:
@@ -308,13 +314,17 @@ class Scheduler:
         if node in self.view.observer_ids:
             coming: list[Effect] = [] if self.parked else self.send(node, Answer(ok=True, text="next"))
             return coming + self._enqueue(Promote(node=node), now_s)
-        return self.send(node, Expelled(node=node, reason="it is not in the view any more"))
+        return self.send(
+            node, Expelled(node=node, reason="it is not in the view any more", key=self.view.key)
+        )
 
     # --- scale-in, connect-link, disconnect-link (Fig. 4b to d) ---
 
     def _on_scale_in(self, node: str, now_s: float) -> list[Effect]:
         if self.view.find(node) is None:
-            return self.send(node, Expelled(node=node, reason="it is not in the view any more"))
+            return self.send(
+                node, Expelled(node=node, reason="it is not in the view any more", key=self.view.key)
+            )
         if self._is_queued(Remove(node=node)):
             return []
         told: list[Effect] = [Happened("scale-in", node, "asks to leave", self.sync.step)]
@@ -474,7 +484,10 @@ class Scheduler:
         if self.flush is None or answer.number != self.flush.number:
             late = self.last_install is not None and answer.number == self.last_install.number
             return self._again(answer.node) if late else []
-        self.flush.answers[answer.node] = answer
+        answers = self.flush.answers
+        if answer.node not in answers and len(answers) >= MAX_QUEUE + 2 * len(self.view.node_ids):
+            return []  # So many nodes there are not.
+        answers[answer.node] = answer
         if answer.view is not None:
             self.flush.awaited = ""  # Others may have to answer in that view.
         return self._install_if_complete()
@@ -487,7 +500,8 @@ class Scheduler:
         return self.send(node, self.last_install)
 
     def _expel(self, node: str) -> list[Effect]:
-        return self.send(node, Expelled(node=node, reason="the cluster went on without it"))
+        key = max(self.view.key, self.last_install.view.key if self.last_install else (0, 0))
+        return self.send(node, Expelled(node=node, reason="the cluster went on without it", key=key))
 
     def _install_if_complete(self) -> list[Effect]:
         assert self.flush is not None

@@ -14,6 +14,7 @@ from .shard_plan import Source
 from .sync_plan import DEFAULT_RATE_BPS, DEFAULT_RTT_S
 
 EVENTS_KEPT = 200
+GONE_KEPT = 100  # Nodes that are out, of which people are still told.
 FAILURES = ("node-failure", "expelled")  # Kinds of events after which a node is out against its will.
 
 
@@ -71,11 +72,15 @@ class ClusterMonitor:
         for node, *_ in sorted(known - view.standings):
             record = self.nodes[node]
             record.state = "left" if record.state in ("active", "standby") else record.state
-        for node, joined_step, state in sorted(view.standings - known):
+        for node, _, joined_step, state in sorted(view.standings - known):
             member = view.find(node)
             assert member is not None
             record = self.nodes.setdefault(node, NodeRecord(node, state))
             record.state, record.addresses, record.joined_step = state, member.addresses, joined_step
+        if len(self.nodes) > len(view.node_set) + GONE_KEPT:
+            gone = [node for node in self.nodes if node not in view.node_set]
+            for node in gone[:-GONE_KEPT]:
+                del self.nodes[node]
         for each in [each for each in self.links if each not in view.link_set]:
             del self.links[each]
 
@@ -93,7 +98,8 @@ class ClusterMonitor:
             return
         record.report = report
         for peer, reading in report.readings.items():
-            self.reading(report.node, peer, reading, now_s)
+            if peer in self.nodes:
+                self.reading(report.node, peer, reading, now_s)
 
     def reading(self, node: str, peer: str, reading: LinkReading, now_s: float) -> None:
         """What `node` knows of its link to `peer`; what it has not measured stays as it was."""

@@ -37,6 +37,7 @@ from ..protocols.messages import (
 )
 from ..protocols.overlay import lacking
 from ..protocols.scale_in import State as LeaverState
+from ..protocols.scale_out import LIFE_STEP, Otherwise
 from ..scheduler.monitor import ClusterMonitor
 from ..scheduler.sync_plan import POLICIES
 from ..scheduler.views import with_trees
@@ -44,7 +45,8 @@ from ..scheduler.views import with_trees
 PROBE_PARTS, PROBE_PART = 2, bytes(64 << 10)
 BULK = {Up, Down, Shard, ManifestReply, Probe}
 STORY_LINES = 60
-MAX_ACTIONS = 2_000_000  # A life of a minute takes some 30,000.
+MAX_ACTIONS = 500_000  # A life of a minute takes some 30,000.
+CLOCK_HZ = 1000 * LIFE_STEP  # Of lives. A restart comes later than the messages of the life before it.
 DATASET = 997  # Samples of an epoch; prime, so that the last step of an epoch is never whole.
 
 
@@ -87,6 +89,7 @@ class SimNode:
         self.last_progress_s = 0.0
         self.tick_at_s: float | None = None
         self.strays = 0  # Steps completed while left behind.
+        self.ways: tuple[str, ...] = ()  # Where it asks to be let in.
 
     @property
     def view(self) -> View:
@@ -106,7 +109,8 @@ class SimCluster:
         self.count, self.max_actions = 0, MAX_ACTIONS
         self.nodes: dict[str, SimNode] = {}
         self.connections: dict[tuple[str, str], _Connection] = {}
-        self.cuts: set[tuple[str, str]] = set()
+        self.cuts: set[tuple[str, str]] = set()  # (from, to): one direction each.
+        self.returns = 0  # Nodes that were told that they are out, and have begun to rejoin.
         self.history: dict[int, tuple[SimNode, Any]] = {}  # Step: who completed it first, and with what.
         self.schedulers: dict[int, str] = {}
         self.views: dict[tuple[int, int], Any] = {}
@@ -129,13 +133,15 @@ class SimCluster:
         degree: int = 2,
         blocking: bool = False,
         neighbors: tuple[str, ...] = (),
+        otherwise: Otherwise = Otherwise.FAIL,
+        clock_s: float | None = None,
     ) -> SimNode:
-        """A new machine: founds a cluster, or joins through `seeds` (names)."""
-        node = self._machine(name)
+        """A new machine: founds a cluster, or joins through `seeds` (names). `clock_s`: what its clock says."""
+        node = self._machine(name, int((self.now_s if clock_s is None else clock_s) * CLOCK_HZ) + 1)
         self._say(name, f"starts, seeds {sorted(seeds)}")
-        addresses = tuple(f"{seed}:1" for seed in seeds)
-        if addresses:
-            self._perform_all(node, node.agent.join(addresses, neighbors, degree, blocking, 20.0, self.now_s))
+        node.ways = tuple(f"{seed}:1" for seed in seeds)
+        if node.ways:
+            self._join(node, neighbors, degree, blocking, otherwise)
         else:
             node.loaded = True
             self._perform_all(node, node.agent.found(self.now_s))
@@ -143,7 +149,7 @@ class SimCluster:
 
     def found(self, names: Iterable[str], links: Iterable[tuple[str, str]]) -> None:
         """New machines that are a cluster from the start: each is given the first view, with these links."""
-        nodes = [self._machine(name) for name in names]
+        nodes = [self._machine(name, LIFE_STEP) for name in names]
         members = tuple(
             Member(id=node.name, addresses=(f"{node.name}:1",), life=self._life(node.name)) for node in nodes
         )
@@ -156,17 +162,36 @@ class SimCluster:
             node.loaded = True
             self._perform_all(node, node.agent.found(self.now_s, view))
 
-    def _machine(self, name: str) -> SimNode:
+    def _machine(self, name: str, life: int) -> SimNode:
         settings = Settings(
             addresses=(f"{name}:1",),
             chunks=self.chunks,
             policy=POLICIES[self.policy],
-            first_serial=int(self.now_s * 1e6) + 1,
+            first_serial=life,
         )
         agent = Agent(name, settings, random.Random(self.rng.random()))
         node = self.nodes[name] = SimNode(name, agent, self.rng.choice([1, 8, 32]))
         node.last_progress_s = self.now_s
         return node
+
+    def _join(
+        self, node: SimNode, neighbors: tuple[str, ...], degree: int, blocking: bool, otherwise: Otherwise
+    ) -> None:
+        effects = node.agent.join(node.ways, neighbors, degree, blocking, 20.0, self.now_s, otherwise)
+        self._perform_all(node, effects)
+
+    def _return(self, out: SimNode) -> None:
+        """A process that was told that it is out comes back by itself, as a later life."""
+        if not out.alive or self.nodes[out.name] is not out:
+            return
+        if out.paused:
+            self._after(0.1, lambda: self._return(out))
+            return
+        self.returns += 1
+        self._say(out.name, f"rejoins through {out.agent.ways_back}")
+        node = self._machine(out.name, out.agent.settings.first_serial + LIFE_STEP)
+        node.ways = out.agent.ways_back
+        self._join(node, (), self.rng.randint(1, 3), self.rng.random() < 0.3, Otherwise.KEEP_TRYING)
 
     # --- what people do ---
 
@@ -201,7 +226,7 @@ class SimCluster:
                 if not (getattr(entry[2], "route", None) == (name, other) and entry[0] > cut_s)
             ]  # fmt: skip
             heapq.heapify(self.queue)
-            if pair not in self.cuts:
+            if (name, other) not in self.cuts:
                 self._after(
                     max(cut_s - self.now_s, 0) + self._delay(),
                     self._close_end(connection, other, clean=False),
@@ -209,8 +234,17 @@ class SimCluster:
 
     def cut(self, a: str, b: str) -> None:
         """The cable is pulled: nothing passes, nobody is told."""
-        self.cuts.add(_pair(a, b))
+        self.cuts |= {(a, b), (b, a)}
         self._say(a, f"link to {b} CUT")
+
+    def cut_one_way(self, a: str, b: str) -> None:
+        """Nothing gets from `a` to `b` any more; what `b` says still arrives."""
+        self.cuts.add((a, b))
+        self._say(a, f"link CUT on the way to {b}")
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Have something happen at its time."""
+        self._after(delay_s, action)
 
     def heal(self, a: str, b: str) -> None:
         """The cable is back.
@@ -219,7 +253,7 @@ class SimCluster:
         but the reset of a connection that it does not know any more.
         """
         pair = _pair(a, b)
-        self.cuts.discard(pair)
+        self.cuts -= {(a, b), (b, a)}
         self._say(a, f"link to {b} healed")
         connection = self.connections.get(pair)
         if connection is None:
@@ -237,7 +271,7 @@ class SimCluster:
         """The connection breaks, both processes live: a tunnel was restarted, a router forgot it."""
         connection = self.connections.get(_pair(a, b))
         self._say(a, f"connection to {b} RESET")
-        if connection is None or _pair(a, b) in self.cuts:
+        if connection is None or self._is_cut(a, b):
             return
         self.queue = [
             entry for entry in self.queue if getattr(entry[2], "connection", None) is not connection
@@ -348,6 +382,8 @@ class SimCluster:
                 self._say(node.name, f"parked: {reason}")
             case fx.ViewEntered(view, step):
                 self._check_view(node, view)
+            case fx.Founded():
+                node.loaded = True
             case fx.Joined(step, deal):
                 node.training = True
                 if node.loaded:
@@ -424,6 +460,7 @@ class SimCluster:
                     self._compute(node, len(node.log), node.agent.sync.deal)
             case fx.DiscardState():
                 node.loaded, node.backlog, node.log, node.arrived = False, [], [], None
+                node.training = False
             case _:
                 raise TypeError(f"nobody performs {effect!r}")
 
@@ -509,7 +546,7 @@ class SimCluster:
                 return
             if other is None or not other.alive or other.done or name == node.name:
                 self._event(node, ev.DialFailed(address, "connection refused"))
-            elif pair in self.cuts or other.paused:
+            elif self._is_cut(*pair) or other.paused:
                 self._after(1.0, lambda: self._event(node, ev.DialFailed(address, "timed out")))
             else:
                 self._open(pair, dialler=node.name)
@@ -521,7 +558,7 @@ class SimCluster:
 
         def answered() -> None:
             other = self.nodes.get(name)
-            silent = _pair(node.name, name) in self.cuts or (other is not None and other.paused)
+            silent = self._is_cut(node.name, name) or (other is not None and other.paused)
             if not node.alive:
                 return
             if other is None or not other.alive or other.done or silent:
@@ -546,6 +583,10 @@ class SimCluster:
             opened = ev.PeerOpened(other, f"{other}:1", dialled=end == dialler)
             self._event(self.nodes[end], opened)
 
+    def _is_cut(self, a: str, b: str) -> bool:
+        """Can they not talk, or at least one not to the other?"""
+        return (a, b) in self.cuts or (b, a) in self.cuts
+
     def _life(self, name: str) -> int:
         return self.nodes[name].agent.settings.first_serial
 
@@ -559,7 +600,7 @@ class SimCluster:
             if not self.nodes[sender].alive:
                 return
         event = ev.Received(sender, message, payload)
-        if pair in self.cuts:
+        if (sender, receiver) in self.cuts:
             connection.stalled.append((receiver, event))
         else:
             self._arrive_later(connection, receiver, event)
@@ -577,7 +618,8 @@ class SimCluster:
         """A message reaches the other end, if that still has the connection."""
         if receiver not in connection.open_at:
             return
-        if _pair(*connection.ends) in self.cuts:
+        sender = connection.ends[0] if connection.ends[1] == receiver else connection.ends[1]
+        if (sender, receiver) in self.cuts:
             connection.stalled.append((receiver, event))
             return
         self._event(self.nodes[receiver], event)
@@ -588,7 +630,7 @@ class SimCluster:
         if connection is None or name not in connection.open_at:
             return
         self._close_end(connection, name, clean=True)()
-        if pair not in self.cuts:
+        if (name, peer) not in self.cuts:
             self._after(self._after_last(connection, peer), self._close_end(connection, peer, clean=True))
 
     def _after_last(self, connection: _Connection, receiver: str) -> float:
@@ -613,6 +655,8 @@ class SimCluster:
         for pair in list(self.connections):
             if node.name in pair:
                 self._close(node.name, pair[0] if pair[1] == node.name else pair[1], reason)
+        if how == "Out":
+            self._after(self.rng.uniform(0.0, 1.0), lambda: self._return(node))
 
     def _happened(self, node: SimNode, effect: fx.Happened) -> None:
         self._say(node.name, f"EVENT {effect.kind} {effect.node}: {effect.detail} (step {effect.step})")
@@ -662,21 +706,28 @@ class SimCluster:
         return [n for n in self.nodes.values() if n.alive and not n.done and n.agent.phase is Phase.MEMBER]
 
     def unsettled(self, since_s: float) -> list[str]:
-        """With all faults over: who is neither in, nor out, nor making progress since `since_s`?"""
+        """With all faults over: who is not a member of the one view that goes on, and makes steps since `since_s`?
+
+        Excused is who must wait: parked, where too few live who could go on, and nobody has; or on its way
+        back to a cluster of which all that it knows are dead, or parked like that.
+        """
         complaints = []
-        active = self.active()
-        views = {n.agent.sync.view.key for n in active if n.agent.sync.view and not n.agent.parked}
-        if len(views) > 2:
+        alive = [n for n in self.nodes.values() if n.alive and n.done in ("", "Out")]
+        moving = [n for n in alive if n.last_progress_s >= since_s and n.agent.phase is Phase.MEMBER]
+        views = {n.view.key for n in moving}
+        if len(views) > 1:
             complaints.append(f"{len(views)} views are active: {sorted(views)}")
-        for node in self.nodes.values():
-            if not node.alive or node.done:
-                continue
-            moves = node.last_progress_s >= since_s
-            if moves and node.agent.parked:
+        for node in alive:
+            if node in moving and node.agent.parked:
                 complaints.append(f"{node.name} makes steps and says that it is parked ({node.agent.parked})")
-            elif not moves and not (node.agent.parked and self._must_park(node)):
+            elif node not in moving and not self._must_park(node) and not self._finds_nobody(node):
                 complaints.append(f"{node.name} ({node.agent.phase.value}) made no step since {since_s:g} s")
         return complaints
+
+    def _finds_nobody(self, node: SimNode) -> bool:
+        """Is it on its way back, and is nobody that it knows in a cluster that goes on?"""
+        known = [n for n in self.active() if f"{n.name}:1" in node.ways]
+        return node.agent.phase is Phase.JOINING and all(self._must_park(n) for n in known)
 
     def _must_park(self, node: SimNode) -> bool:
         """Are too few left of the view that the node acts in, and has none of them gone on without it?
@@ -684,6 +735,8 @@ class SimCluster:
         A half without the most senior goes on only if it saw the others die, which it may have missed. Who
         came later is not asked: the node does not know where to find them.
         """
+        if node.agent.phase is not Phase.MEMBER or not node.agent.parked:
+            return False
         sync = node.agent.sync
         known = [n for n in self.active() if n.name in node.view.node_ids]
         newer = [n for n in known if n.view.key > node.view.key and not n.agent.parked]

@@ -24,7 +24,7 @@ class Summary:
         return len(self.outcomes) + len(self.violations)
 
     def total(self, what: str) -> int:
-        """Sum of a count ("steps", "crashes", "joins", "leaves", "rejoins") over the outcomes."""
+        """Sum of a count ("steps", "crashes", "joins", "leaves", "rejoins", "returns") over the outcomes."""
         return sum(getattr(outcome, what) for outcome in self.outcomes)
 
     def describe(self, most: int = 3) -> str:

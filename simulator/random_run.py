@@ -12,8 +12,14 @@ from ..protocols import events as ev
 from ..protocols.messages import ConnectLinkRequest, DisconnectLinkRequest, Envelope, Message, link
 from .cluster import SimCluster
 
-LONGEST_PAUSE_S = 4.0
-SETTLED_AFTER_S = 65.0  # A joiner that is left alone asks for 24 s and knocks for 20 s, perhaps twice.
+PAUSES_S = (0.1, 0.8, 4.0)
+SLEEPS_S = (5.0, 5.0, 10.0, 10.0, 20.0, 60.0)
+WAITED_S = 30.0
+PATIENCE_S = 65.0  # A joiner that is left alone asks for 24 s and knocks for 20 s, perhaps twice.
+FAULTS = (
+    "join", "leave", "crash", "cut", "heal", "pause", "restart", "nothing", "link", "partition", "one-way", "flap",
+    "sleep", "reset",
+)  # fmt: skip
 AIMS = (
     "Prepare", "Flush", "FlushOk", "Install", "VoteRequest", "VoteReply", "NegotiationPlan", "NeighborsReady",
     "ReplicationPlan", "ScaleOutReady", "ScaleInRequest", "Up", "Down", "Ready", "Commit", "Shard", "ManifestReply",
@@ -37,6 +43,7 @@ class Outcome:
     joins: int
     leaves: int
     rejoins: int
+    returns: int
     digest: str
     aims: set[str] = field(default_factory=set)
 
@@ -57,11 +64,12 @@ class RandomRun:
         self.hunt_odds = self.rng.choice([0.0, 0.01, 0.1])
         self.struck: set[str] = set()
         self.sim.on_message = self._maybe_strike
-        self.faults = self.rng.choice([3, 5, 8])
-        self.faults_per_s = self.rng.choice([2.0, 5.0])
+        self.faults = self.rng.choice([3, 5, 8, 12])
+        self.faults_per_s = self.rng.choice([0.7, 2.0, 5.0])
         self.grows = self.rng.random() < 0.2  # One by one, or all are there from the start.
         self.calm = False
         self.quiet_s = 1.0 + 12 * self.sim.max_bulk_delay_s  # No step takes longer.
+        self.awake_at_s = 0.0  # When the last of those asleep has woken.
 
     def run(self) -> Outcome:
         """Grow, suffer, heal, rest. Raises Violation with the story."""
@@ -79,6 +87,7 @@ class RandomRun:
             self.joins,
             self.leaves,
             self.rejoins,
+            sim.returns,
             sim.digest(),
             self.struck,
         )
@@ -117,20 +126,20 @@ class RandomRun:
         self.sim.run(self.rng.uniform(0.2, 1.0))
 
     def _rest(self) -> None:
-        """Until nothing but training goes on any more; at the latest after SETTLED_AFTER_S."""
+        """Until nothing but training goes on any more; at the latest for PATIENCE_S."""
         sim = self.sim
-        calm_s = sim.now_s
-        while sim.now_s < calm_s + SETTLED_AFTER_S:
+        calm_s = max(sim.now_s, self.awake_at_s)
+        while sim.now_s < calm_s + PATIENCE_S:
             sim.run(sim.now_s + 0.25)
             if sim.now_s > calm_s + self.quiet_s and sim.is_quiet(sim.now_s - self.quiet_s):
                 return
+            if sim.now_s > calm_s + WAITED_S and not sim.unsettled(sim.now_s - WAITED_S):
+                return  # All the others wait, and must.
 
     def _fault(self) -> None:
         rng, sim = self.rng, self.sim
         active = sorted(node.name for node in sim.active())
-        kind = rng.choice(
-            ["join", "leave", "crash", "cut", "heal", "pause", "restart", "nothing", "link", "reset"]
-        )
+        kind = rng.choice(FAULTS)
         if not active:
             return
         if kind == "join" and self.joins < self.size + 4:
@@ -142,16 +151,49 @@ class RandomRun:
             self._crash(rng.choice(active))
         elif kind == "restart":
             self._restart()
-        elif kind == "cut" and len(active) > 2 and len(sim.cuts) < 2:
+        elif kind == "cut" and len(active) > 2 and len(sim.cuts) < 4:
             sim.cut(*rng.sample(active, 2))
         elif kind == "heal" and sim.cuts:
             sim.heal(*rng.choice(sorted(sim.cuts)))
-        elif kind == "pause":
-            sim.pause(rng.choice(active), rng.choice([0.1, 0.8, LONGEST_PAUSE_S]))
+        elif kind == "partition" and len(sim.nodes) > 1:
+            self._cut_for_a_while(self._two_sides())
+        elif kind == "one-way" and len(active) > 1:
+            sim.cut_one_way(*rng.sample(active, 2))
+        elif kind == "flap" and len(active) > 1:
+            self._flap(rng.choice([[tuple(rng.sample(active, 2))], self._two_sides()]), rng.randint(2, 6))
+        elif kind in ("pause", "sleep"):
+            self._pause(rng.choice(active), rng.choice(PAUSES_S if kind == "pause" else SLEEPS_S))
         elif kind == "reset" and sim.connections:
             sim.reset(*rng.choice(sorted(sim.connections)))
         elif kind == "link" and len(active) > 2:
             self._change_link(*rng.sample(active, 2))
+
+    def _pause(self, name: str, seconds: float) -> None:
+        if not self.sim.nodes[name].paused:
+            self.awake_at_s = max(self.awake_at_s, self.sim.now_s + seconds)
+            self.sim.pause(name, seconds)
+
+    def _two_sides(self) -> list[tuple[str, ...]]:
+        """All pairs of nodes of which one is on either side of a line that is drawn anywhere."""
+        names = sorted(self.sim.nodes)
+        side = set(self.rng.sample(names, self.rng.randint(1, len(names) - 1)))
+        return [(a, b) for a in sorted(side) for b in names if b not in side]
+
+    def _cut_for_a_while(self, pairs: list[tuple[str, ...]], seconds: float | None = None) -> None:
+        """All of these links, or those that are not cut yet; they heal together."""
+        for pair in pairs:
+            self.sim.cut(*pair)
+        self.sim.later(seconds or self.rng.choice([0.5, 2.0, 6.0, 15.0]), lambda: self._heal(pairs))
+
+    def _heal(self, pairs: list[tuple[str, ...]]) -> None:
+        for pair in pairs:
+            self.sim.heal(*pair)
+
+    def _flap(self, pairs: list[tuple[str, ...]], times: int) -> None:
+        if self.calm or not times:
+            return
+        self._cut_for_a_while(pairs, self.rng.uniform(0.1, 2.0))
+        self.sim.later(self.rng.uniform(2.0, 4.0), lambda: self._flap(pairs, times - 1))
 
     def _change_link(self, a: str, b: str) -> None:
         if self.rng.random() < 0.5:
@@ -159,18 +201,22 @@ class RandomRun:
         else:
             self.sim.ask(a, DisconnectLinkRequest(a=a, b=b, asker=a))
 
-    def _join(self, name: str, founders: bool = False) -> None:
+    def _join(self, name: str, founders: bool = False, clock_s: float | None = None) -> None:
         alive = sorted(node.name for node in self.sim.active()) or ["n0"]
         seeds = self.rng.sample(alive, min(len(alive), self.rng.randint(1, 2)))
         self.joins += not founders
-        self.sim.add(name, seeds, degree=self.rng.randint(1, 3), blocking=self.rng.random() < 0.3)
+        blocking = self.rng.random() < 0.3
+        self.sim.add(name, seeds, degree=self.rng.randint(1, 3), blocking=blocking, clock_s=clock_s)
 
     def _restart(self) -> None:
-        """A dead process is started again under the same name, as Docker would."""
-        dead = sorted(n.name for n in self.sim.nodes.values() if not n.alive or n.done in ("Left", "Out"))
+        """A dead process is started again under the same name, as Docker would; perhaps with its clock set back."""
+        dead = sorted(n.name for n in self.sim.nodes.values() if not n.alive or n.done == "Left")
         if dead and self.rejoins < self.size:
             self.rejoins += 1
-            self._join(self.rng.choice(dead))
+            clock_s = self.rng.choice(
+                [None, self.rng.uniform(0.0, 1e-4), self.rng.uniform(0.0, self.sim.now_s)]
+            )
+            self._join(self.rng.choice(dead), clock_s=clock_s)
 
     def _crash(self, name: str) -> bool:
         """Only as many as the rest can bear: a majority of what was, or the last two."""

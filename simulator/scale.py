@@ -13,18 +13,16 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..node.core import Agent, Phase, Settings
 from ..protocols import effects as fx
 from ..protocols import events as ev
 from ..protocols import liveness
 from ..protocols.codec import encode
 from ..protocols.messages import (
-    Commit,
     Contribution,
     Deal,
     Down,
@@ -35,12 +33,12 @@ from ..protocols.messages import (
     Ping,
     Pong,
     Ready,
-    Report,
     Shard,
     Up,
     View,
     link,
 )
+from ..protocols.scale_out import LIFE_STEP
 from ..scheduler.monitor import ClusterMonitor
 from ..scheduler.sync_plan import POLICIES
 from ..scheduler.views import with_trees
@@ -55,7 +53,9 @@ LIFE = 1_700_000_000_000_000_000  # First serials are clocks in nanoseconds, and
 SIZES_KEPT = 4096
 QUIET_S = 1.0
 PATIENCE_S = 60.0  # For one event alone.
-READINGS = ev.ReadingsTaken(100.0, 0.01, 400 << 20, (4096, 8 << 20), 40.0, 2 << 30, -1.0, 1 << 40, 1 << 40, {})
+READINGS = ev.ReadingsTaken(
+    100.0, 0.01, 400 << 20, (4096, 8 << 20), 40.0, 2 << 30, -1.0, 1 << 40, 1 << 40, {}
+)
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class ScaleCluster(SimCluster):
 
     def start(self, names: list[str], links: Iterable[Link]) -> None:
         """All are members of a view, linked, as if they had been for long."""
-        nodes = [self._machine(name) for name in names]
+        nodes = [self._machine(name, LIFE_STEP) for name in names]
         members = tuple(
             Member(id=node.name, addresses=node.agent.settings.addresses, life=self._life(node.name))
             for node in nodes
@@ -156,17 +156,11 @@ class ScaleCluster(SimCluster):
             node.loaded = True
             self._perform_all(node, node.agent.found(self.now_s, view))
 
-    def _machine(self, name: str) -> SimNode:
-        settings = Settings(
-            addresses=(f"{name}:1",),
-            chunks=self.chunks,
-            policy=POLICIES[self.policy],
-            first_serial=LIFE + int(self.now_s * 1e9),
-        )
-        agent = Agent(name, settings, random.Random(self.rng.random()))
-        agent.liveness = agent.readings.liveness = QuietLinks()
-        agent.last_readings = READINGS
-        node = self.nodes[name] = SimNode(name, agent, BATCH)
+    def _machine(self, name: str, life: int) -> SimNode:
+        node = super()._machine(name, LIFE + life)
+        node.batch = BATCH
+        node.agent.liveness = node.agent.readings.liveness = QuietLinks()
+        node.agent.last_readings = READINGS
         self._clock(node)
         return node
 
@@ -397,7 +391,9 @@ class ScaleRun:
             happenings.append(self._happen(self.rng.choice(("join", "join", "leave", "crash"))))
             if time.monotonic() > told_s + 10:
                 told_s = time.monotonic()
-                progress(f"{sim.now_s:.0f} s of {until_s:.0f} s, {len(sim.pending)} of {len(happenings)} under way")
+                progress(
+                    f"{sim.now_s:.0f} s of {until_s:.0f} s, {len(sim.pending)} of {len(happenings)} under way"
+                )
         sim.run(until_s)
         self._note("mixed", happenings, before)
         found.views += len(sim.views) - views

@@ -12,7 +12,7 @@ HASH_EVERY = 25
 
 torch.manual_seed(0)
 model = torch.nn.Linear(64, 64)
-trainer = Trainer(model, torch.optim.Adam(model.parameters()), quiet=True)
+trainer = Trainer(model, torch.optim.Adam(model.parameters()))
 while not capture_exit_event():
     model(torch.randn(8, 64)).square().mean().backward()
     trainer.update()

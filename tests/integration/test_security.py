@@ -42,7 +42,7 @@ class Keyed(Cluster):
     """Each node has a key of its own; the first allows those of the next two. We hold the first one's."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, samples=960)
+        super().__init__(folder, samples=960, pause_s=0.01)
         public = [self.new_key(name) for name in "abc"]
         (folder / "allowed").write_text(
             "".join(f"{key}  # {name}\n" for key, name in zip(public, "abc", strict=True))

@@ -117,7 +117,9 @@ def test_connections_outlive_changes_of_their_links(tmp_path):
 
 def test_a_command_runs_on_every_node_and_nothing_stays(tmp_path):
     path = file_of(ring(3), tmp_path)
-    script = "import os, subprocess; print(os.environ['CHAOSNET_NAME']); subprocess.Popen(['sleep', '100'])"
+    # A line in one write: the nodes share one pipe.
+    write = "os.write(1, os.environ['CHAOSNET_NAME'].encode() + b'\\n')"
+    script = f"import os, subprocess; {write}; subprocess.Popen(['sleep', '100'])"
     code, out, err = chaosnet("run", path, "--name", NAME, "--", sys.executable, "-c", script)
     assert (code, sorted(out.split()), err) == (0, ["n0", "n1", "n2"], "")
 

@@ -48,6 +48,7 @@ COMMIT = m.Commit(key=(2, 9), step=57, switch=(2, 10), total=BROUGHT)
 ROUTED = [
     m.ScaleOutRequest(node="j", life=5, addresses=("10.0.0.3:5555",), neighbors=("a",), digest="c0ffee"),
     m.ScaleOutRefused(reason="the model differs", spec=b"spec"),
+    m.Outlived(life=7, later=9),
     m.NegotiationPlan(neighbors=(A, B)),
     m.NeighborsReady(
         node="j",
@@ -83,7 +84,7 @@ ROUTED = [
     m.Install(
         term=2, number=1, view=VIEW, priors=(BOTH,), step=58, deal=(("a", 8),), holder="b", commit=COMMIT
     ),
-    m.Expelled(node="b", reason="the cluster went on without it"),
+    m.Expelled(node="b", reason="the cluster went on without it", key=(3, 9)),
     m.VoteRequest(term=3, candidate="b", key=(2, 9), trial=True),
     m.VoteReply(term=3, voter="a", granted=True, trial=True),
     m.Report(node="a", step=57, readings={"b": m.LinkReading(rtt_min_s=0.002)}, counters={"dropped": 1}),

@@ -176,7 +176,10 @@ def test_a_link_with_long_round_trips_is_not_dead_so_soon(liveness):
 
 def test_it_wakes_when_a_link_is_dead(liveness):
     liveness.tick(0.0)
-    liveness.peers["a"].ping_at_s = 0.9
+    liveness.tick(0.2)
+    liveness.tick(0.4)
+    for peer in liveness.peers.values():
+        peer.ping_at_s = 0.9
     liveness.vouched("a", 0.4, 0.42)
     assert liveness.wake_at_s == pytest.approx(DEAD_LINK_S)
 

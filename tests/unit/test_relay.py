@@ -103,6 +103,12 @@ def test_a_process_started_again_is_heard_even_if_its_clock_was_put_back(relay, 
     assert arrives(relay, 10**4)
     assert arrives(relay, later)
     assert arrives(relay, 10**4 + 1)  # Late, of the life before.
+    heard = [
+        serial
+        for serial in (later - 1, later, 10**4, 10**4 + 1, 10**4 + 2)
+        if not relay.is_new(envelope("far", "me", serial))
+    ]
+    assert heard == [later, 10**4, 10**4 + 1]
     assert not arrives(relay, later)
     assert not arrives(relay, 10**4)
 

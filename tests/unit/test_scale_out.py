@@ -126,7 +126,8 @@ def test_it_gives_up_when_nobody_answers_and_says_what_each_seed_said():
 
 def test_it_gives_up_at_once_if_the_seeds_speak_another_version(bench):
     bench.handle(Tick())
-    [failed] = bench.handle(DialFailed("a:1", "the peer speaks protocol version 9", final=True))
+    assert bench.handle(DialFailed("a:1", "the peer speaks protocol version 9", final=True)) == []
+    [failed] = bench.handle(DialFailed("x:1", "the peer speaks protocol version 9", final=True))
     assert isinstance(failed, JoinFailed)
 
 

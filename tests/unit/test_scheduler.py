@@ -355,7 +355,7 @@ def test_a_joiner_that_gives_up_is_removed():
 
 def test_a_joiner_that_is_in_no_view_any_more_is_told(bench):
     _, sent = bench.receive("j", ScaleOutReady(node="j"))
-    assert sent == [("j", Expelled(node="j", reason="it is not in the view any more"))]
+    assert sent == [("j", Expelled(node="j", reason="it is not in the view any more", key=(1, 1)))]
 
 
 # --- flush and install ---
@@ -425,7 +425,7 @@ def test_the_role_is_handed_over_by_a_scheduler_that_the_newest_view_has_dropped
     _, sent = bench.flush_ok("c", step=11)
     [install] = installs(sent)
     assert (install.view.member_ids, install.view.scheduler) == (("b", "c"), "")
-    assert ("a", Expelled(node="a", reason="the cluster went on without it")) in sent
+    assert ("a", Expelled(node="a", reason="the cluster went on without it", key=(1, 3))) in sent
 
 
 def test_an_install_that_was_lost_is_sent_again(bench):
@@ -443,7 +443,7 @@ def test_a_node_that_comes_back_after_the_cluster_went_on_is_told(bench):
     bench.flush_ok("a")
     bench.enter(installs(bench.flush_ok("b")[1])[0].view, 10)
     bench.take_sent()
-    told = [("c", Expelled(node="c", reason="the cluster went on without it"))]
+    told = [("c", Expelled(node="c", reason="the cluster went on without it", key=(1, 2)))]
     assert bench.flush_ok("c") == ([], told)
     assert bench.receive("c", AbortRequest(node="c", key=(1, 1), step=10, reason="no link")) == ([], told)
 

@@ -1,0 +1,98 @@
+"""Nodes as processes of their own that write JSON lines: started, read and ended by `chaosnet demo` and `soak`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+JOIN_PATIENCE_S = 60.0  # Whom they join may still be importing torch.
+
+
+class NodeProcess:
+    """One process. What it writes down goes to `OUT/LABEL.jsonl`, what it prints to `OUT/LABEL.log`."""
+
+    def __init__(
+        self, label: str, out: Path, take: Callable[[str], None], command: list[str],
+        start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen, **env: str,
+    ) -> None:  # fmt: skip
+        self.label, self._take = label, take
+        self._lines, self._printed = lines_of(out, label), out / f"{label}.log"
+        self._text: TextIO | None = None
+        self._rest = ""
+        environment = {"OMP_NUM_THREADS": "1", "CHAOSNET_JOIN_PATIENCE_S": f"{JOIN_PATIENCE_S:g}", **env}
+        with self._printed.open("wb") as text:
+            self.process = start(
+                command,
+                stdin=subprocess.PIPE,  # Its end tells the node that we are gone, however that came about.
+                stdout=text,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                start_new_session=True,  # Ctrl+C in this terminal is for us, who end them.
+            )
+
+    def read(self) -> None:
+        """Take in what was written since the last time."""
+        if self._text is None and self._lines.exists():
+            self._text = self._lines.open()
+        if self._text is None:
+            return
+        *lines, self._rest = (self._rest + self._text.read()).split("\n")
+        for line in lines:
+            self._take(line)
+
+    def close(self) -> None:
+        """After the process has ended: read the rest, and let go of files."""
+        self.read()
+        for each in (self._text, self.process.stdin):
+            if each is not None:
+                each.close()
+        self._text = None
+
+    @property
+    def runs(self) -> bool:
+        return self.process.poll() is None
+
+    def last_words(self) -> str:
+        text = self._printed.read_text(errors="replace").strip()
+        return (text.splitlines() or ["it wrote nothing"])[-1]
+
+
+def lines_of(out: Path, label: str) -> Path:
+    """Where a node writes its lines."""
+    return out / f"{label}.jsonl"
+
+
+def run_command(script: Path, *options: str) -> list[str]:
+    """As a user would start a node: `chaosnet run OPTIONS SCRIPT`."""
+    return [sys.executable, "-m", __package__, "run", *options, str(script)]
+
+
+def end_all(nodes: Iterable[NodeProcess]) -> list[int]:
+    """Kill what still runs. Returns: the process ids."""
+    running = [node.process for node in nodes if node.runs]
+    for process in running:
+        process.kill()
+    for process in running:
+        process.wait()
+    return [process.pid for process in running]
+
+
+@contextlib.contextmanager
+def sigterm_as_ctrl_c() -> Iterator[None]:
+    """So that one who is told to end takes its nodes along."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before: Any = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

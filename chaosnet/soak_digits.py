@@ -1,0 +1,99 @@
+"""The script that each node of `chaosnet soak` runs: a small net learns scanned digits until all have seen enough.
+
+What it writes down is what the soak judges by: every completed step that is applied here, whether before this
+node was a member (what others trained while its state arrived), with samples of its own or without; the hash of
+the state and the memory in use every so often; and who was elected scheduler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+from chaosnet import Trainer, capture_exit_event
+from chaosnet.demo_digits import digits, end_with_parent, small_net, write
+from chaosnet.node.loop import StepOutcome
+from chaosnet.node.training_state import Arrival
+from chaosnet.protocols.messages import Notice
+
+WIDTH = 8  # 7 thousand parameters: the soak is about who comes and goes, not about bytes.
+BATCH_SIZE = 16
+ENOUGH = "enough"
+
+
+class RecordedTrainer(Trainer):
+    """Writes down what becomes of the training state. `final` once all members have seen enough."""
+
+    def __init__(self, log: Any, hash_every: int, **settings: Any) -> None:
+        self.log, self.hash_every, self.final = log, hash_every, False
+        self.process = psutil.Process()
+        super().__init__(**settings)
+
+    def _load_arrival(self, arrival: Arrival) -> None:
+        super()._load_arrival(arrival)
+        write(self.log, loaded=self._round, hash=self.state_hash())
+
+    def _apply(self, outcome: StepOutcome) -> None:
+        super()._apply(outcome)
+        told: dict[str, Any] = {"loss": self.metrics.get("loss"), "samples": self.samples}
+        # A mean over the cluster is the same on all members: they stop after the same step.
+        last = not self.final and bool(self.metrics.get(ENOUGH))
+        if last or outcome.step % self.hash_every == 0:
+            told["hash"] = self.state_hash()
+            told["rss"] = self.process.memory_info().rss
+        write(self.log, step=outcome.step, **told)
+        if last:
+            self.final = True
+            write(self.log, final=outcome.step, hash=told["hash"])
+
+    def _on_notice(self, notice: Notice) -> None:
+        super()._on_notice(notice)
+        if notice.kind == "scheduler":
+            write(self.log, elected=notice.node, elected_s=notice.time_s)
+
+
+def main() -> None:
+    options = _options()
+    end_with_parent()
+    torch.set_num_threads(1)
+    torch.manual_seed(options.seed)
+    train, _ = digits(options.seed)
+    model = small_net(WIDTH)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-4)
+    log = options.log.open("w", buffering=1)
+    write(log, started=True)
+    trainer = RecordedTrainer(log, options.hash_every, model=model, optimizer=optimizer, seed=options.seed)
+    write(log, joined=trainer.step, seconds=trainer.join_seconds)
+    for batch in trainer.batches(train, batch_size=BATCH_SIZE, epochs=1_000_000):
+        if trainer.final:
+            break
+        loss = nn.functional.cross_entropy(model(batch.x), batch.y)
+        loss.backward()
+        trainer.mean(loss)
+        trainer.mean(float(options.until.exists()), name=ENOUGH)
+        time.sleep(options.pause)
+        trainer.update()
+        trainer.check_state_replication()
+        if capture_exit_event():
+            break
+    trainer.request_node_exit()
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--log", type=Path, required=True, help="JSON lines")
+    parser.add_argument("--until", type=Path, required=True, help="go on until this file exists")
+    parser.add_argument("--pause", type=float, default=0.03, help="seconds per step")
+    parser.add_argument("--hash-every", type=int, default=10, help="steps")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,372 @@
+"""What a soak promises, computed from what its nodes wrote down; and the picture of it.
+
+Everything but `draw` is a pure function of what the nodes wrote (`soak_digits.py`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+import statistics
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+WARM_UP_S = 30.0  # Of a process, until its memory is compared.
+JUDGED_S = 60.0  # After that: a process that lived shorter shows no growth.
+GROWTH_ALLOWED = 0.05
+ELECTION_S = 1.0  # Median promised, from the kill of a scheduler to the next one.
+DEAD = ("killed", "expelled")
+
+
+@dataclass(slots=True)
+class Life:
+    """One process of a node, as it wrote it down. Times by the wall clock.
+
+    `steps` counts steps of the all-reduce from 0 (the trainer's rounds). A process that was out and has come
+    back has `loads` beyond its first: from the step given on, its state is that of others.
+    """
+
+    node: str
+    number: int = 1
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    times_s: array[float] = field(default_factory=lambda: array("d"))
+    losses: array[float] = field(default_factory=lambda: array("d"))
+    samples: array[float] = field(default_factory=lambda: array("d"))  # In all, since the cluster began.
+    hashes: dict[int, str] = field(default_factory=dict)  # Of the state after that step.
+    rss: list[tuple[float, int]] = field(default_factory=list)  # Time, bytes.
+    loads: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # Length of `steps` then, and the step to come.
+    elections: list[tuple[float, str]] = field(default_factory=list)
+    started_s: float = 0.0
+    joined: bool = False
+    final: tuple[int, str] | None = None
+    fate: str = ""  # "killed", "expelled", "left"; "" for one that lived to the end.
+
+    @property
+    def label(self) -> str:
+        return f"{self.node}.{self.number}"
+
+    def add(self, line: str) -> None:
+        """Take in one line. A node killed while it wrote leaves half a one: that tells nothing."""
+        try:
+            told = json.loads(line)
+        except ValueError:
+            return
+        match told:
+            case {"step": step, "time_s": time_s}:
+                self._add_step(step, time_s, told)
+            case {"loaded": step, "hash": state}:
+                self.loads.append((len(self.steps), step))
+                self.hashes[step - 1] = state
+            case {"elected": node, "elected_s": time_s}:
+                self.elections.append((time_s, node))
+            case {"final": step, "hash": state}:
+                self.final = (step, state)
+            case {"joined": _}:
+                self.joined = True
+            case {"started": _, "time_s": time_s}:
+                self.started_s = time_s
+
+    def _add_step(self, step: int, time_s: float, told: Mapping[str, Any]) -> None:
+        self.steps.append(step)
+        self.times_s.append(time_s)
+        self.losses.append(-1.0 if told["loss"] is None else told["loss"])
+        self.samples.append(told["samples"])
+        if "hash" in told:
+            self.hashes[step] = told["hash"]
+        if "rss" in told:
+            self.rss.append((time_s, told["rss"]))
+
+    def stretches(self) -> list[range]:
+        """Indices of what was done in one piece: between two loads of a state."""
+        cuts = sorted({0, *(index for index, _ in self.loads), len(self.steps)})
+        return [range(a, b) for a, b in itertools.pairwise(cuts)]
+
+    def step_at(self, time_s: float) -> int:
+        """The newest step completed by then; -1 before the first."""
+        index = bisect.bisect_right(self.times_s, time_s)
+        return self.steps[index - 1] if index else -1
+
+    def first_after(self, step: int, time_s: float) -> float | None:
+        """When it first had a step beyond `step`, later than `time_s`."""
+        for index in range(bisect.bisect_right(self.times_s, time_s), len(self.steps)):
+            if self.steps[index] > step:
+                return self.times_s[index]
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What is wrong with steps; all but the counts should be empty.
+
+    The last step of a process that was killed or left behind is not compared: it may have been the only one
+    that had completed it, and then the others did it again among themselves. `undone` counts those.
+    """
+
+    last: int
+    missing: tuple[int, ...]  # Between the first and the last, seen by nobody who lived on.
+    skipped: tuple[str, ...]  # A process that went on from a step to another than the next.
+    repeated: tuple[str, ...]  # A process that applied a step twice, or an old one again.
+    disagreeing: tuple[str, ...]  # Steps that two processes saw differently: loss, samples or state.
+    undone: int
+    compared: int  # Steps that were seen by more than one process.
+    hashes_compared: int
+
+
+def audit(lives: Iterable[Life]) -> Audit:
+    """Check the steps of all processes against each other."""
+    ledger: dict[int, tuple[float, float, str]] = {}  # Step: loss, samples, who saw it first.
+    states: dict[int, tuple[str, str]] = {}
+    skipped: list[str] = []
+    repeated: list[str] = []
+    disagreeing: list[str] = []
+    lasts = []
+    compared, hashes_compared = set(), set()
+    for life in lives:
+        for stretch in life.stretches():
+            last = stretch[-1] if stretch else -1
+            abandoned = stretch and (life.fate in DEAD or last + 1 < len(life.steps))
+            for index in stretch:
+                step = life.steps[index]
+                if index > stretch.start and step != life.steps[index - 1] + 1:
+                    (skipped if step > life.steps[index - 1] else repeated).append(f"{life.label}: {step}")
+                if abandoned and index == last:
+                    lasts.append((life, index))
+                    continue
+                seen = (life.losses[index], life.samples[index], life.label)
+                first = ledger.setdefault(step, seen)
+                if first[2] != life.label:
+                    compared.add(step)
+                if first[:2] != seen[:2]:
+                    disagreeing.append(f"step {step}: {first} and {seen}")
+        skipped += [
+            f"{life.label}: {life.steps[index]} after the state before {step}"
+            for index, step in dict(
+                life.loads
+            ).items()  # Of several states with no step between them, the last.
+            if index < len(life.steps) and life.steps[index] != step
+        ]
+        dead_end = {life.steps[index] for each, index in lasts if each is life}
+        for step, state in life.hashes.items():
+            if step in dead_end:
+                continue
+            before = states.setdefault(step, (state, life.label))
+            if before[1] != life.label:
+                hashes_compared.add(step)
+            if before[0] != state:
+                disagreeing.append(f"state after step {step}: {before[1]} and {life.label} differ")
+    undone = sum(
+        life.steps[index] not in ledger
+        or ledger[life.steps[index]][:2] != (life.losses[index], life.samples[index])
+        for life, index in lasts
+    )
+    last_step = max(ledger, default=-1)
+    return Audit(
+        last=last_step,
+        missing=tuple(sorted(set(range(last_step + 1)) - set(ledger))),
+        skipped=tuple(skipped),
+        repeated=tuple(repeated),
+        disagreeing=tuple(disagreeing),
+        undone=undone,
+        compared=len(compared),
+        hashes_compared=len(hashes_compared),
+    )
+
+
+def recovery_s(lives: Iterable[Life], survivors: Sequence[Life], fault_s: float) -> float | None:
+    """From the fault until every survivor had a step that nobody had before it; None while some have not."""
+    before = max((life.step_at(fault_s) for life in lives), default=-1)
+    firsts = [life.first_after(before, fault_s) for life in survivors]
+    known = [first for first in firsts if first is not None]
+    return max(known) - fault_s if known and len(known) == len(firsts) else None
+
+
+def elected_after(lives: Iterable[Life], fault_s: float) -> tuple[float, str] | None:
+    """Who was elected first after a fault, and how many seconds after."""
+    later = [each for life in lives for each in life.elections if each[0] > fault_s]
+    first = min(later, default=None)
+    return None if first is None else (first[0] - fault_s, first[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Memory of a process that lived long enough: medians of the first and the last quarter after warm-up."""
+
+    life: str
+    seconds: float  # That it lived.
+    first_mb: float
+    last_mb: float
+
+    @property
+    def share(self) -> float:
+        return self.last_mb / self.first_mb - 1
+
+
+def growths(lives: Iterable[Life]) -> list[Growth]:
+    """Of all processes that lived `JUDGED_S` beyond `WARM_UP_S`, counted from their first step."""
+    found = []
+    for life in lives:
+        if not life.rss:
+            continue
+        begin_s, end_s = life.rss[0][0] + WARM_UP_S, life.rss[-1][0]
+        if end_s - begin_s < JUDGED_S:
+            continue
+        quarter_s = (end_s - begin_s) / 4
+        first = [size for time_s, size in life.rss if begin_s <= time_s <= begin_s + quarter_s]
+        last = [size for time_s, size in life.rss if time_s >= end_s - quarter_s]
+        if first and last:
+            medians = [statistics.median(each) / 1e6 for each in (first, last)]
+            found.append(Growth(life.label, round(end_s - life.rss[0][0], 1), *medians))
+    return found
+
+
+def replicas_identical(ended: Iterable[Life]) -> bool:
+    """Did all that lived to the end stop after the same step with the same state, to the bit?"""
+    finals = [life.final for life in ended]
+    return bool(finals) and None not in finals and len(set(finals)) == 1
+
+
+def summarize(lives: Sequence[Life], faults: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """All that is promised, from what was written down."""
+    found, grown = audit(lives), growths(lives)
+    ended = [life for life in lives if not life.fate and life.joined]
+    kinds = sorted({fault["kind"] for fault in faults})
+    elections = [fault["election_s"] for fault in faults if fault.get("election_s") is not None]
+    return {
+        "steps": found.last + 1,
+        "steps_lost": len(found.missing) + len(found.skipped),
+        "steps_applied_twice": len(found.repeated),
+        "steps_disagreeing": len(found.disagreeing),
+        "steps_compared": found.compared,
+        "states_compared": found.hashes_compared,
+        "last_steps_of_the_dead_done_again": found.undone,
+        "wrong": [*map(str, found.missing), *found.skipped, *found.repeated, *found.disagreeing][:20],
+        "replicas_identical": replicas_identical(ended),
+        "final_by_node": {life.label: life.final for life in ended},
+        "faults": len(faults),
+        "recovery_seconds_by_kind": {
+            kind: spread([fault["recovery_s"] for fault in faults if fault["kind"] == kind]) for kind in kinds
+        },
+        "elections": spread(elections),
+        "processes": len(lives),
+        "fates": {fate or "to the end": sum(life.fate == fate for life in lives) for fate in FATES},
+        "memory": {
+            "processes_judged": len(grown),
+            "longest_life_seconds": max((each.seconds for each in grown), default=0.0),
+            "largest_growth": round(max((each.share for each in grown), default=0.0), 4),
+            "median_growth": round(statistics.median([each.share for each in grown]), 4) if grown else 0.0,
+            "processes": [{**asdict(each), "growth": round(each.share, 4)} for each in grown],
+        },
+    }
+
+
+FATES = ("", "killed", "expelled", "left")
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Count, median, 90th percentile and maximum."""
+    if not values:
+        return {"count": 0}
+    ordered = sorted(values)
+    return {
+        "count": len(ordered),
+        "median": round(statistics.median(ordered), 3),
+        "p90": round(ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))], 3),
+        "max": round(ordered[-1], 3),
+    }
+
+
+def broken_promises(summary: Mapping[str, Any]) -> list[str]:
+    """What the summary says that should not be; empty if all went well."""
+    broken = [
+        f"{name} is {summary[name]} (expected 0)"
+        for name in ("steps_lost", "steps_applied_twice", "steps_disagreeing")
+        if summary[name]
+    ]
+    if not summary["replicas_identical"]:
+        broken.append("replicas_identical is false (expected the same state on all that lived to the end)")
+    growth = summary["memory"]["largest_growth"]
+    if growth > GROWTH_ALLOWED:
+        broken.append(f"memory of a process grew by {growth:.1%} (expected at most {GROWTH_ALLOWED:.0%})")
+    median_s = summary["elections"].get("median", 0.0)
+    if median_s > ELECTION_S:
+        broken.append(f"a new scheduler took {median_s:.2f} s (median; expected at most {ELECTION_S:g} s)")
+    return broken
+
+
+# --- the picture ---
+
+COLOR_BY_KIND = {
+    "kill": "#dc2626", "kill-scheduler": "#7f1d1d", "kill-joiner": "#f87171", "pause": "#94a3b8",
+    "freeze": "#2563eb", "join": "#15803d", "leave": "#7c3aed", "cut": "#d97706",
+}  # fmt: skip
+MARK_BY_KIND = {
+    "kill": "X", "kill-scheduler": "X", "kill-joiner": "x", "pause": "|", "freeze": "s", "join": ">",
+    "leave": "o", "cut": "d",
+}  # fmt: skip
+INK, GRID = "#1f2933", "#e4e7eb"
+
+
+def draw(
+    path: Path, lives: Sequence[Life], faults: Sequence[Mapping[str, Any]], start_s: float, title: str
+) -> None:
+    """Step over time, the processes' lives with what happened to them, and their memory."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    style: Any = {"font.size": 10, "axes.edgecolor": "#9aa5b1", "text.color": INK, "axes.labelcolor": INK}
+    with plt.rc_context(style):
+        figure, (top, middle, bottom) = plt.subplots(
+            3, 1, figsize=(12, 9), sharex=True, height_ratios=[1.6, 1.6, 1.2], layout="constrained"
+        )
+        for life in lives:
+            top.plot([t - start_s for t in life.times_s], life.steps, color="#64748b", linewidth=1.0)
+            bottom.plot(
+                [t - start_s for t, _ in life.rss], [size / 1e6 for _, size in life.rss], linewidth=0.9
+            )
+        names = sorted({life.node for life in lives})
+        _draw_lives(middle, lives, names, start_s)
+        _draw_faults(top, middle, faults, names)
+        top.set_ylabel("step")
+        bottom.set_ylabel("memory of each process, MB")
+        bottom.set_ylim(bottom=0)
+        bottom.set_xlabel("seconds")
+        for axes in (top, middle, bottom):
+            axes.grid(True, color=GRID, linewidth=0.8)
+            axes.set_axisbelow(True)
+            axes.spines[["top", "right"]].set_visible(False)
+        figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
+        figure.savefig(path, dpi=120)
+        plt.close(figure)
+
+
+def _draw_lives(axes: Any, lives: Sequence[Life], names: Sequence[str], start_s: float) -> None:
+    for life in lives:
+        if life.steps:
+            times = [life.times_s[0] - start_s, life.times_s[-1] - start_s]
+            axes.plot(
+                times, [names.index(life.node)] * 2, color="#cbd5e1", linewidth=7, solid_capstyle="butt"
+            )
+    axes.set_yticks(range(len(names)), names)
+
+
+def _draw_faults(top: Any, axes: Any, faults: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    for kind, color in COLOR_BY_KIND.items():
+        of_kind = [fault for fault in faults if fault["kind"] == kind]
+        if not of_kind:
+            continue
+        times = [fault["time_s"] for fault in of_kind]
+        top.scatter(times, [fault["step"] for fault in of_kind], color=color, marker=MARK_BY_KIND[kind], s=28,
+                    label=f"{kind} ({len(of_kind)})", zorder=3)  # fmt: skip
+        for end in ("node", "other"):
+            marked = [fault for fault in of_kind if fault[end] in names]
+            axes.scatter([fault["time_s"] for fault in marked], [names.index(fault[end]) for fault in marked],
+                         color=color, marker=MARK_BY_KIND[kind], s=28, zorder=3)  # fmt: skip
+    top.legend(loc="upper left", frameon=False, ncols=4, fontsize=9)

@@ -1,0 +1,132 @@
+"""What the guard thinks of gradients, and what becomes of parts and results that are not finite."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from chaosnet.guard import EVICT_AFTER, LEARNS_FROM, MEMORY, Guard
+from chaosnet.node.all_reduce import AllReduce
+from chaosnet.node.gradients import Gradients
+from chaosnet.protocols.effects import Accumulate
+from chaosnet.protocols.errors import ConfigError
+
+
+def used_to(norm, policy="skip", factor=10.0):
+    guard = Guard(policy, factor)
+    for _ in range(LEARNS_FROM):
+        assert guard.judge(norm).action == "pass"
+    return guard
+
+
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+@pytest.mark.parametrize("policy", ["skip", "clip"])
+def test_what_is_not_finite_never_counts(policy, norm):
+    assert Guard(policy, 10.0).judge(norm).action == "skip"
+
+
+def test_a_norm_far_above_the_usual_is_skipped_or_clipped_to_the_limit():
+    assert used_to(2.0).judge(20.0).action == "pass"
+    verdict = used_to(2.0).judge(21.0)
+    assert (verdict.action, verdict.reason) == ("skip", "its gradient has norm 21 (limit 20)")
+    clipped = used_to(2.0, "clip").judge(40.0)
+    assert (clipped.action, clipped.scale) == ("clip", 0.5)
+
+
+def test_at_first_any_finite_norm_will_do():
+    guard = Guard("skip", 10.0)
+    assert [guard.judge(norm).action for norm in (1e-6, 1e6, 0.0)] == ["pass"] * 3
+
+
+def test_the_third_in_a_row_puts_the_node_out():
+    guard = used_to(1.0, "evict")
+    assert [guard.judge(math.nan).action for _ in range(EVICT_AFTER)] == ["skip", "skip", "evict"]
+    guard = used_to(1.0, "evict")
+    for _ in range(5):
+        assert guard.judge(math.nan).action == guard.judge(math.nan).action == "skip"
+        assert guard.judge(1.0).action == "pass"
+
+
+def test_what_grows_for_good_becomes_usual():
+    guard = used_to(1.0)
+    actions = [guard.judge(1000.0).action for _ in range(4 * MEMORY)]
+    assert actions[0] == "skip" and actions[-1] == "pass"
+
+
+def test_gradients_of_zero_make_no_limit_of_zero():
+    assert used_to(0.0).judge(1.0).action == "pass"
+
+
+@pytest.mark.parametrize(("policy", "factor"), [("trust", 10.0), ("skip", 1.0), ("skip", math.nan)])
+def test_settings_that_cannot_work_are_named(policy, factor):
+    with pytest.raises(ConfigError, match="guard"):
+        Guard(policy, factor)
+
+
+# --- a child's part ---
+
+
+def all_reduce(guarded):
+    lanes = [SimpleNamespace(op="mean"), SimpleNamespace(op="max")]
+    own = [torch.ones(4), torch.ones(4, dtype=torch.int64)]
+    store = SimpleNamespace(
+        lanes=lanes, chunks=[SimpleNamespace(lane=0), SimpleNamespace(lane=1)], contribution=own.__getitem__
+    )
+    reduce = AllReduce(store, lambda *args, **kwargs: True)
+    reduce.guarded = guarded
+    return reduce
+
+
+def frame(*values, dtype=np.float32):
+    return SimpleNamespace(buffer=memoryview(bytearray(np.array(values, dtype).tobytes())))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_childs_part_that_is_not_finite_counts_as_zeros(bad):
+    reduce = all_reduce(guarded=True)
+    reduce.perform(Accumulate(0, frame(1, bad, 3, 4)))
+    reduce.perform(Accumulate(0, frame(1, 2, 3, 4)))
+    assert reduce._sum(0, own=True).tolist() == [2, 3, 4, 5]
+    assert reduce.dropped_parts == 1
+
+
+def test_finite_parts_count_however_large_their_sum():
+    reduce = all_reduce(guarded=True)
+    reduce.perform(Accumulate(0, frame(3e38, 3e38, -3e38, -3e38)))
+    reduce.perform(Accumulate(1, frame(1, 2, 3, 4, dtype=np.int64)))
+    assert reduce.dropped_parts == 0
+    assert reduce._sum(0, own=False).tolist() == pytest.approx([3e38, 3e38, -3e38, -3e38])
+
+
+def test_without_a_guard_nothing_is_looked_at():
+    reduce = all_reduce(guarded=False)
+    reduce.perform(Accumulate(0, frame(1, math.nan, 3, 4)))
+    assert reduce.dropped_parts == 0 and np.isnan(reduce._sum(0, own=True)).any()
+
+
+# --- what a bad batch leaves in the model ---
+
+
+def test_buffers_go_back_to_what_all_agreed_on():
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+    model(torch.randn(8, 3))
+    gradients = Gradients(model)
+    gradients.rebase()
+    agreed = [buffer.clone() for buffer in model.buffers()]
+    model(torch.full((8, 3), math.nan))
+    assert model[0].running_mean.isnan().all()
+    gradients.revert_buffers()
+    assert all(map(torch.equal, agreed, model.buffers()))
+
+
+def test_nothing_leaves_during_backward_once_it_is_to_be_judged_first():
+    gone = []
+    model = nn.Linear(3, 2)
+    gradients = Gradients(model, on_chunk_ready=gone.append)
+    gradients.judge_first()
+    gradients.arm(4.0)
+    model(torch.ones(1, 3)).sum().backward()
+    assert gone == [] and gradients.finish(4.0).chunks == [0]
