@@ -685,6 +685,7 @@ class Agent:
         if self.opener.view is not None and self.opener.view.key <= view.key:
             self.opener.done()
         self.overlay.enter(view)
+        self.relay.by_view = (view.scheduler, view.to_scheduler(self.me))
         self.lost_links.entered(view)
         self.book.keep(view.node_set, self.relay.peers)
         self.closer.switched(before, view, self.overlay.reborn)

@@ -179,6 +179,21 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             around.setdefault(b, set()).add(a)
         return {node: tuple(sorted(peers)) for node, peers in around.items()}
 
+    @cached_property
+    def _to_scheduler(self) -> Mapping[str, str]:
+        """Of each node that has one, the neighbour that is next on a shortest way through members."""
+        nearer: dict[str, str] = {}
+        edge = [self.scheduler]
+        for node in edge:
+            beyond = [peer for peer in self.neighbors(node) if peer not in nearer and peer != self.scheduler]
+            nearer |= dict.fromkeys(beyond, node)
+            edge += [peer for peer in beyond if peer in self.member_set]
+        return nearer
+
+    def to_scheduler(self, node: str) -> str:
+        """The neighbour of `node` that is next on a shortest way to the scheduler; "" if there is none."""
+        return self._to_scheduler.get(node, "")
+
     def find(self, node: str) -> Member | None:
         """The member or observer of that id."""
         return self._by_id.get(node)

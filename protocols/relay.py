@@ -2,14 +2,15 @@
 
 Like a learning switch: an envelope whose way is unknown is flooded, and every envelope that passes
 teaches the way back to its source. So nodes negotiate with whom they have no link to, a dead link costs
-one flood, and a broadcast costs one message per link. Delivery is at most once and may fail when a
+one flood, and a broadcast costs one message per link. Reports are never flooded, for all nodes send one every
+second: while nothing has taught the way, they take the shortest by the view, or none. Delivery is at most once and may fail when a
 connection closes on the way; who waits for an answer has a deadline.
 """
 
 from __future__ import annotations
 
 from .effects import Effect, Transmit
-from .messages import EVERYONE, MAX_NODES, Envelope, Routed
+from .messages import EVERYONE, MAX_NODES, Envelope, Report, Routed
 
 SEEN_PER_SOURCE = 512  # Serials remembered; far more than are ever under way from one source.
 MAX_SOURCES = (
@@ -69,6 +70,10 @@ class Relay:
         self.leaves: set[str] = set()  # Peers that never pass anything on: clients.
         self.silent: set[str] = set()  # Peers whose links may be dead: nothing is sent by them alone.
         self.way: dict[str, str] = {}  # Source: the peer its envelopes come from.
+        self.by_view: tuple[str, str] = (
+            "",
+            "",
+        )  # The scheduler of the view, and the peer that is nearest to it.
         self.seen: dict[str, _Seen] = {}  # By source.
         self.local: list[Routed] = []  # Sent by us to us (EVERYONE includes us), to be taken by the owner.
 
@@ -136,6 +141,10 @@ class Relay:
         via = self.way.get(envelope.target)
         if via in self.peers - self.silent and via != came_from:
             return [Transmit(via, envelope)]
+        if isinstance(envelope.body, Report):
+            target, via = self.by_view
+            usable = target == envelope.target and via in self.peers - self.silent and via != came_from
+            return [Transmit(via, envelope)] if usable else []
         return [
             Transmit(peer, envelope)
             for peer in sorted(self.peers - self.leaves)

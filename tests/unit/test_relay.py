@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaosnet.protocols.effects import Transmit
-from chaosnet.protocols.messages import EVERYONE, Envelope, Expelled, Farewell
+from chaosnet.protocols.messages import EVERYONE, Envelope, Expelled, Farewell, Report
 from chaosnet.protocols.relay import SEEN_PER_SOURCE, Relay
 
 BODY = Farewell(node="x")
@@ -139,3 +139,13 @@ def test_nothing_takes_a_link_that_may_be_dead_as_its_only_way(relay):
 def test_what_goes_around_a_link_takes_all_others(relay):
     relay.opened("client", client=True)
     assert peers(relay.around("a", BODY)) == ["b", "c"]
+
+
+def test_a_report_is_never_flooded(relay):
+    report = Report(node="me", step=1)
+    assert peers(relay.send("far", report)) == []
+    relay.by_view = ("far", "c")
+    assert peers(relay.send("far", report)) == ["c"]
+    relay.receive("b", envelope("far", "me"))
+    assert peers(relay.send("far", report)) == ["b"]
+    assert peers(relay.receive("c", envelope("x", "further", body=report))[1]) == []
