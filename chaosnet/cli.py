@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 import click
 
@@ -206,6 +206,40 @@ class Whole(_Expecting):
         if not self.least <= number <= self.most:
             self.refuse(value, "is out of range", param, ctx)
         return number
+
+
+class NodeRange(_Expecting):
+    name = "A..B"
+    expected = "a number of nodes from 2 to 10000, or two of them, e.g. 3..12"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, int]:
+        least, _, most = str(value).partition("..")
+        parts = [least, most or least]
+        if not all(part.isascii() and part.isdigit() for part in parts):
+            self.refuse(value, "is no number of nodes", param, ctx)
+        if not 2 <= int(parts[0]) <= int(parts[1]) <= 10_000:
+            self.refuse(value, "is out of range", param, ctx)
+        return int(parts[0]), int(parts[1])
+
+
+class PerSecond(_Expecting):
+    """A rate, taken in events per second."""
+
+    name = "NUMBER/s"
+    expected = "events per second, minute or hour, e.g. 1/s, 30/min or 5/h"
+    SECONDS: ClassVar = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        if isinstance(value, float):
+            return value
+        number, _, unit = str(value).partition("/")
+        try:
+            per_s = float(number) / self.SECONDS[unit]
+        except (ValueError, KeyError):
+            self.refuse(value, "is no rate", param, ctx)
+        if not 0 < per_s <= 1000:
+            self.refuse(value, "is out of range", param, ctx)
+        return per_s
 
 
 class Amount(_Expecting):
@@ -669,15 +703,44 @@ def bench() -> None:
 
 
 @cli.command(short_help="Run the protocol on a virtual network that fails.")
-@click.option("--seeds", type=Whole(1, 10**9), required=True, metavar="N", help="How many runs.")
+@click.option("--seeds", type=Whole(1, 10**9), metavar="N", help="How many runs.")
 @click.option(
     "--from", "first", type=Whole(0, 10**12), default=0, metavar="SEED", help="First seed. Default: 0."
+)
+@click.option("--nodes", type=NodeRange(), help="How many nodes, with --churn.")
+@click.option(
+    "--churn", type=PerSecond(), help="Measure what events cost in one cluster of --nodes, so many of them."
+)
+@click.option(
+    "--hours",
+    type=Amount(0.0001, 1000),
+    default=1.0,
+    metavar="H",
+    help="Of virtual time, with --churn. Default: 1.",
 )
 @click.option(
     "--json", "report", type=click.Path(dir_okay=False, path_type=Path), help="Write what was found."
 )
-def simulate(seeds: int, first: int, report: Path | None) -> None:
-    """Run the real protocol on a virtual network with random crashes, joins, leaves and cut links."""
+def simulate(
+    seeds: int | None, first: int, nodes: tuple[int, int] | None, churn: float | None, hours: float,
+    report: Path | None,
+) -> None:  # fmt: skip
+    """Run the real protocol on a virtual network with random crashes, joins, leaves and cut links.
+
+    With --churn: one cluster of --nodes whose nodes and links come and go at that rate, and what each costs.
+    """
+    if (seeds is None) == (churn is None):
+        raise click.UsageError("--seeds, --churn: expected one of them")
+    if churn is not None:
+        if nodes is None or nodes[0] != nodes[1]:
+            raise click.UsageError("--churn: expected one number of --nodes with it, e.g. --nodes 1000")
+        from .simulate_scale import run_scale
+
+        run_scale(nodes[0], churn, hours, first, report)
+        return
+    if nodes is not None:
+        raise click.UsageError("--nodes: expected --churn with it")
     from .simulate import run_seeds
 
+    assert seeds is not None
     run_seeds(first, seeds, report)

@@ -2,9 +2,9 @@
 
 Like a learning switch: an envelope whose way is unknown is flooded, and every envelope that passes
 teaches the way back to its source. So nodes negotiate with whom they have no link to, a dead link costs
-one flood, and a broadcast costs one message per link. Reports are never flooded, for all nodes send one every
-second: while nothing has taught the way, they take the shortest by the view, or none. Delivery is at most once and may fail when a
-connection closes on the way; who waits for an answer has a deadline.
+one flood, and a broadcast costs one message per link. Reports are never flooded, for every node sends one
+a second: while nothing has taught the way, they take the shortest by the view, or none. Delivery is at most
+once and may fail when a connection closes on the way; who waits for an answer has a deadline.
 """
 
 from __future__ import annotations

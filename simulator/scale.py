@@ -1,8 +1,8 @@
 """What an event costs in a large cluster: the real cores and real message sizes on the virtual clock.
 
-First each kind of event alone, then joins, leaves and crashes as a Poisson process. Counted are messages
-and the bytes that the codec makes of them, the processor time of the scheduler's core, and the virtual time
-from the event to the moment when the last node acts in the view that it led to.
+First each kind of event alone, then joins, leaves, crashes and changes of links as a Poisson process. Counted
+are messages and the bytes that the codec makes of them, the processor time of the scheduler's core, and the
+virtual time from the event to the moment when the last node acts in the view that it led to.
 
 Not simulated, but counted: heartbeats. A link that carries says so eight times a second, for ever, and a
 dead process closes its connections. Nor are samples dealt out: every step has positions of its own.
@@ -10,6 +10,7 @@ dead process closes its connections. Nor are samples dealt out: every step has p
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -23,8 +24,10 @@ from ..protocols import events as ev
 from ..protocols import liveness
 from ..protocols.codec import encode
 from ..protocols.messages import (
+    ConnectLinkRequest,
     Contribution,
     Deal,
+    DisconnectLinkRequest,
     Down,
     Envelope,
     Link,
@@ -33,12 +36,14 @@ from ..protocols.messages import (
     Ping,
     Pong,
     Ready,
+    Routed,
     Shard,
     Up,
     View,
     link,
 )
 from ..protocols.scale_out import LIFE_STEP
+from ..scheduler.core import MIN_DEGREE
 from ..scheduler.monitor import ClusterMonitor
 from ..scheduler.sync_plan import POLICIES
 from ..scheduler.views import with_trees
@@ -88,18 +93,19 @@ class Cost:
 
 @dataclass(slots=True)
 class Happening:
-    """One join, leave or crash, and when everybody acted on it."""
+    """One join, leave, crash or change of a link, and when everybody acted on it."""
 
     kind: str
-    node: str
+    node: str  # Of a link, the end that asks.
     at_s: float
+    link: Link | None = None
     converged_s: float | None = None  # From the event on.
 
     def is_in(self, view: View) -> bool:
         """Is it done in this view?"""
-        if self.kind == "join":
-            return self.node in view.member_ids
-        return self.node not in view.node_ids
+        if self.link is not None:
+            return (self.link in view.link_set) == (self.kind == "link")
+        return self.node in view.member_set if self.kind == "join" else self.node not in view.node_set
 
 
 class QuietLinks(liveness.Liveness):
@@ -188,9 +194,9 @@ class ScaleCluster(SimCluster):
 
     # --- what happens ---
 
-    def happens(self, kind: str, node: str) -> Happening:
+    def happens(self, kind: str, node: str, link: Link | None = None) -> Happening:
         """From now on, until all act in a view that shows it."""
-        happening = Happening(kind, node, self.now_s)
+        happening = Happening(kind, node, self.now_s, link)
         self.pending.append(happening)
         return happening
 
@@ -299,6 +305,7 @@ class Row:
     scheduler_ms_per_event: float
     other_node_ms_per_event: float
     converged_s: float | None  # Median, from the event to the last node that acts in its view.
+    converged_p90_s: float | None
     converged_slowest_s: float | None
     unfinished: int = 0  # Not in force everywhere when the run ended.
 
@@ -327,8 +334,14 @@ class Findings:
         return asdict(self)
 
 
+def _p90(ordered: list[float]) -> float | None:
+    """The least that nine of ten do not exceed; None of none."""
+    return ordered[math.ceil(0.9 * len(ordered)) - 1] if ordered else None
+
+
 Progress = Callable[[str], None]
-KINDS = ("join", "leave", "crash", "scheduler crash")
+KINDS = ("join", "leave", "crash", "link", "unlink", "scheduler crash")
+CHURN = ("join", "join", "leave", "crash", "link", "unlink")  # As many come as go.
 
 
 class ScaleRun:
@@ -342,16 +355,20 @@ class ScaleRun:
         self.found = Findings(nodes, 0, churn_per_s, seconds, step_s)
 
     def run(self, progress: Progress, kinds: tuple[str, ...] = KINDS) -> Findings:
-        """Each kind of event alone, then all of them mixed."""
+        """Each kind of event alone, one after the other, then all of them mixed.
+
+        A KeyboardInterrupt while they are mixed ends the run; what was found until then is returned.
+        """
         began_s = time.process_time()
         links = overlay(self.names, self.rng)
         self.found.links = len(links)
         self.sim.start(self.names, links)
         self.found.start_cpu_s = time.process_time() - began_s
         self._rest()
+        progress(f"{self.size} nodes at rest: {len(self.sim.history)} steps")
         for kind in kinds:
             self._alone(kind)
-            progress(f"{self.found.rows[-1]}")
+            progress(f"{kind}: done")
         if self.found.churn_per_s and self.found.seconds:
             self._churn(progress)
         self.found.cpu_s = time.process_time() - began_s
@@ -383,18 +400,20 @@ class ScaleRun:
 
     def _churn(self, progress: Progress) -> None:
         sim, found = self.sim, self.found
-        before, views, told_s = sim.cost.copy(sim.now_s), len(sim.views), time.monotonic()
-        until_s, due_s = sim.now_s + found.seconds, sim.now_s
+        before, views = sim.cost.copy(sim.now_s), len(sim.views)
+        began_s, until_s, due_s = sim.now_s, sim.now_s + found.seconds, sim.now_s
         happenings: list[Happening] = []
-        while (due_s := due_s + self.rng.expovariate(found.churn_per_s)) < until_s:
-            sim.run(due_s)
-            happenings.append(self._happen(self.rng.choice(("join", "join", "leave", "crash"))))
-            if time.monotonic() > told_s + 10:
-                told_s = time.monotonic()
+        try:
+            while (due_s := due_s + self.rng.expovariate(found.churn_per_s)) < until_s:
+                sim.run(due_s)
+                happenings.append(self._happen(self.rng.choice(CHURN)))
                 progress(
-                    f"{sim.now_s:.0f} s of {until_s:.0f} s, {len(sim.pending)} of {len(happenings)} under way"
+                    f"{sim.now_s - began_s:.1f} of {found.seconds:g} s, {len(happenings)} events,"
+                    f" {len(sim.pending)} of them under way"
                 )
-        sim.run(until_s)
+            sim.run(until_s)
+        except KeyboardInterrupt:
+            found.seconds = sim.now_s - began_s
         self._note("mixed", happenings, before)
         found.views += len(sim.views) - views
         found.waiting_at_end = max((len(s.queue) for s in self._schedulers()), default=0)
@@ -414,6 +433,8 @@ class ScaleRun:
             happening = sim.happens(kind, name)
             sim.add(name, seeds, degree=DEGREE)
             return happening
+        if kind in ("link", "unlink"):
+            return self._change_link(kind)
         role = [node.name for node in self._members() if node.agent.scheduler is not None]
         others = [node.name for node in self._members() if node.agent.scheduler is None]
         name = role[0] if kind == "scheduler crash" and role else self.rng.choice(others)
@@ -422,6 +443,23 @@ class ScaleRun:
             sim.tell(name, ev.LeaveWanted())
         else:
             sim.crash(name)
+        return happening
+
+    def _change_link(self, kind: str) -> Happening:
+        """Somebody asks for a link between two nodes, or for one to be closed without which they have two each."""
+        view = self.sim.views[max(self.sim.views)]
+        there = [node.name for node in self._members() if node.name in view.member_set]
+        if kind == "link":
+            pair = link(*self.rng.sample(there, 2))
+            while pair in view.link_set:
+                pair = link(*self.rng.sample(there, 2))
+            request: Routed = ConnectLinkRequest(a=pair[0], b=pair[1], asker=pair[0])
+        else:
+            free = {node for node in there if len(view.neighbors(node)) > MIN_DEGREE}
+            pair = self.rng.choice(sorted(each for each in view.link_set if free.issuperset(each)))
+            request = DisconnectLinkRequest(a=pair[0], b=pair[1], asker=pair[0])
+        happening = self.sim.happens(kind, pair[0], pair)
+        self.sim.ask(pair[0], request)
         return happening
 
     def _members(self) -> list[SimNode]:
@@ -443,6 +481,7 @@ class ScaleRun:
             scheduler_ms_per_event=1e3 * spent.scheduler_s / count,
             other_node_ms_per_event=1e3 * spent.others_s / count / self.size,
             converged_s=statistics.median(took) if took else None,
+            converged_p90_s=_p90(took),
             converged_slowest_s=took[-1] if took else None,
             unfinished=len(happenings) - len(took),
         )
