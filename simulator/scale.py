@@ -446,18 +446,19 @@ class ScaleRun:
         return happening
 
     def _change_link(self, kind: str) -> Happening:
-        """Somebody asks for a link between two nodes, or for one to be closed without which they have two each."""
+        """Somebody asks for a link between two nodes, or, if there is one, for one that they can spare to go."""
         view = self.sim.views[max(self.sim.views)]
         there = [node.name for node in self._members() if node.name in view.member_set]
-        if kind == "link":
-            pair = link(*self.rng.sample(there, 2))
+        free = {node for node in there if len(view.neighbors(node)) > MIN_DEGREE}
+        spare = sorted(each for each in view.link_set if free.issuperset(each))
+        if kind == "unlink" and spare:
+            pair = self.rng.choice(spare)
+            request: Routed = DisconnectLinkRequest(a=pair[0], b=pair[1], asker=pair[0])
+        else:
+            kind, pair = "link", link(*self.rng.sample(there, 2))
             while pair in view.link_set:
                 pair = link(*self.rng.sample(there, 2))
-            request: Routed = ConnectLinkRequest(a=pair[0], b=pair[1], asker=pair[0])
-        else:
-            free = {node for node in there if len(view.neighbors(node)) > MIN_DEGREE}
-            pair = self.rng.choice(sorted(each for each in view.link_set if free.issuperset(each)))
-            request = DisconnectLinkRequest(a=pair[0], b=pair[1], asker=pair[0])
+            request = ConnectLinkRequest(a=pair[0], b=pair[1], asker=pair[0])
         happening = self.sim.happens(kind, pair[0], pair)
         self.sim.ask(pair[0], request)
         return happening
