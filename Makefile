@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format bench clean docker-image docker-rates testbed-docker
+.PHONY: demo test soak lint format bench clean docker-image docker-rates testbed-docker
 
 demo: $(VENV)/installed
 	$(BIN)/chaosnet demo
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest
+
+soak: $(VENV)/installed
+	$(BIN)/chaosnet soak --minutes 3 --every 5
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

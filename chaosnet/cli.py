@@ -703,11 +703,26 @@ def bench() -> None:
 
 
 @cli.command(short_help="Run the protocol on a virtual network that fails.")
-@click.option("--seeds", type=Whole(1, 10**9), metavar="N", help="How many runs.")
+@click.option("--schedules", type=Whole(1, 10**9), metavar="N", help="How many random lives.")
 @click.option(
-    "--from", "first", type=Whole(0, 10**12), default=0, metavar="SEED", help="First seed. Default: 0."
+    "--from", "first", type=Whole(0, 10**12), default=0, metavar="SEED", help="Seed of the first. Default: 0."
 )
-@click.option("--nodes", type=NodeRange(), help="How many nodes, with --churn.")
+@click.option(
+    "--nodes", type=NodeRange(), help="How many nodes a life begins with. Default: 2..7; crash points: 2..4."
+)
+@click.option("--seed", type=Whole(0, 10**12), metavar="SEED", help="Replay the life of one seed.")
+@click.option("--crash-points", is_flag=True, help="Crash everybody at every message of every negotiation.")
+@click.option(
+    "--seeds", type=Whole(1, 1000), default=1, metavar="N", help="Networks per crash point. Default: 1."
+)
+@click.option(
+    "--restart", is_flag=True, help="Who crashes at a crash point is started again half a second later."
+)
+@click.option("--crash-point", metavar="POINT", help="Replay one crash point.")
+@click.option("--mutants", is_flag=True, help="Break the cores on purpose: is it noticed?")
+@click.option(
+    "--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write the story of what is replayed."
+)
 @click.option(
     "--churn", type=PerSecond(), help="Measure what events cost in one cluster of --nodes, so many of them."
 )
@@ -722,25 +737,42 @@ def bench() -> None:
     "--json", "report", type=click.Path(dir_okay=False, path_type=Path), help="Write what was found."
 )
 def simulate(
-    seeds: int | None, first: int, nodes: tuple[int, int] | None, churn: float | None, hours: float,
-    report: Path | None,
+    schedules: int | None, first: int, nodes: tuple[int, int] | None, seed: int | None, crash_points: bool,
+    seeds: int, restart: bool, crash_point: str | None, mutants: bool, churn: float | None, hours: float,
+    trace: Path | None, report: Path | None,
 ) -> None:  # fmt: skip
     """Run the real protocol on a virtual network with random crashes, joins, leaves and cut links.
 
-    With --churn: one cluster of --nodes whose nodes and links come and go at that rate, and what each costs.
+    Exactly one of --schedules, --seed, --crash-points, --crash-point, --mutants and --churn says what to run.
+    --churn is for large clusters: what each event costs, e.g. --nodes 1000 --churn 1/s --hours 0.01.
     """
-    if (seeds is None) == (churn is None):
-        raise click.UsageError("--seeds, --churn: expected one of them")
+    chosen = [schedules is not None, seed is not None, crash_points, crash_point is not None, mutants,
+              churn is not None]  # fmt: skip
+    if sum(chosen) != 1:
+        raise click.UsageError(
+            f"{sum(chosen)} things to run (expected exactly one of --schedules, --seed, --crash-points,"
+            " --crash-point, --mutants, --churn)"
+        )
+    if trace is not None and seed is None and crash_point is None:
+        raise click.UsageError("--trace: nothing is replayed (expected --seed or --crash-point with it)")
     if churn is not None:
-        if nodes is None or nodes[0] != nodes[1]:
-            raise click.UsageError("--churn: expected one number of --nodes with it, e.g. --nodes 1000")
+        if nodes is None or nodes[0] != nodes[1] or nodes[0] < 10:
+            raise click.UsageError(
+                "--churn: expected one number of --nodes from 10 on with it, e.g. --nodes 1000"
+            )
         from .simulate_scale import run_scale
 
         run_scale(nodes[0], churn, hours, first, report)
         return
-    if nodes is not None:
-        raise click.UsageError("--nodes: expected --churn with it")
-    from .simulate import run_seeds
+    from . import simulate as simulation
 
-    assert seeds is not None
-    run_seeds(first, seeds, report)
+    if schedules is not None:
+        simulation.run_seeds(first, schedules, nodes or (2, 7), report)
+    elif seed is not None:
+        simulation.replay_seed(seed, nodes or (2, 7), trace)
+    elif crash_points:
+        simulation.run_crash_points(nodes or (2, 4), seeds, restart, report)
+    elif crash_point is not None:
+        simulation.replay_point(crash_point, trace)
+    else:
+        simulation.run_mutants(report)

@@ -1,55 +1,202 @@
-"""`chaosnet simulate`: many random lives of a virtual cluster, each from one seed."""
+"""`chaosnet simulate`: lives of a virtual cluster, at random, crash by crash, or with a core broken on purpose."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from .protocols.errors import ChaosnetError
 from .simulator import Summary, run_many
+from .simulator.crash_points import (
+    Played,
+    enumerate_points,
+    play,
+    play_all,
+    point_named,
+)
+from .simulator.many_runs import COUNTS
+from .simulator.mutants import MUTANTS, Hunt, hunt_all
+from .simulator.random_run import RandomRun, Violation
 
 TELL_EVERY_S = 5.0
-COUNTS = ("steps", "crashes", "joins", "leaves", "rejoins")
 
 
 class SimulationFailed(ChaosnetError):
-    """A rule was broken; the seeds say how to see it again."""
+    """A rule was broken, or a mutant was not caught; the text says how to see it again."""
 
 
-def run_seeds(first: int, seeds: int, report: Path | None) -> None:
+def run_seeds(first: int, schedules: int, nodes: tuple[int, int], report: Path | None) -> None:
     """Run seeds first, first + 1, ... on all cores; tell what they did. Raises: SimulationFailed."""
-    started_s = told_s = time.monotonic()
+    started_s, tell = time.monotonic(), _Teller()
+    so_far = [Summary(nodes)]
 
     def progress(summary: Summary) -> None:
-        nonlocal told_s
-        if time.monotonic() - told_s > TELL_EVERY_S:
-            told_s = time.monotonic()
-            click.echo(f"{summary.runs} of {seeds} runs, {len(summary.violations)} broke a rule", err=True)
+        so_far[0] = summary
+        tell(lambda: f"{summary.runs} of {schedules} runs, {len(summary.violations)} broke a rule")
 
-    summary = run_many(range(first, first + seeds), on_progress=progress)
-    seconds = time.monotonic() - started_s
-    totals = ", ".join(f"{summary.total(name)} {name}" for name in COUNTS)
-    click.echo(f"{len(summary.outcomes)} of {summary.runs} runs kept all rules: {totals} in {seconds:.1f} s")
-    if report is not None:
-        report.parent.mkdir(parents=True, exist_ok=True)
-        report.write_text(json.dumps(_found(summary, first, seeds, seconds), indent=2) + "\n")
+    interrupted = False
+    try:
+        run_many(range(first, first + schedules), on_progress=progress, nodes=nodes)
+    except KeyboardInterrupt:
+        interrupted = True
+    summary, seconds = so_far[0], time.monotonic() - started_s
+    found = _found(summary, first, seconds)
+    _write(report, found)
+    _tell_summary(summary, found)
+    if interrupted:
+        rest = f"--schedules {schedules - summary.runs} --from {first + summary.runs}"
+        where = "--nodes {}..{}".format(*nodes)
+        done = f"seeds {first} to {first + summary.runs - 1} are done" if summary.runs else "no seed is done"
+        click.echo(f"{done}; go on with: chaosnet simulate {rest} {where}", err=True)
     if summary.violations:
         click.echo(summary.describe(), err=True)
         seeds_named = ", ".join(map(str, sorted(summary.violations)[:10]))
         raise SimulationFailed(
             f"simulate: {len(summary.violations)} of {summary.runs} runs broke a rule (seeds {seeds_named})"
         )
+    if interrupted:
+        raise KeyboardInterrupt
 
 
-def _found(summary: Summary, first: int, seeds: int, seconds: float) -> dict[str, object]:
+def _tell_summary(summary: Summary, found: dict[str, Any]) -> None:
+    kept = summary.runs - len(summary.violations)
+    totals = ", ".join(f"{summary.total(name)} {name}" for name in COUNTS)
+    click.echo(
+        f"{kept} of {summary.runs} runs kept all rules: {totals} in {found['seconds']:.1f} s"
+        f" ({found['rate_per_s']:.1f} a second)"
+    )
+    unreached = summary.unreached()
+    click.echo(f"coverage: {len(summary.coverage)} reached, {len(unreached)} not")
+    for name in unreached:
+        click.echo(f"  not reached: {name}")
+
+
+def _found(summary: Summary, first: int, seconds: float) -> dict[str, Any]:
     return {
         "from": first,
-        "seeds": seeds,
+        "schedules": summary.runs,
+        "nodes": list(summary.nodes),
         "seconds": round(seconds, 2),
+        "rate_per_s": round(summary.runs / seconds, 2),
         "totals": {name: summary.total(name) for name in COUNTS},
-        "violations": {str(seed): story for seed, story in sorted(summary.violations.items())},
-        "digest_by_seed": {str(outcome.seed): outcome.digest for outcome in summary.outcomes},
+        "coverage": {
+            "runs_by_name": dict(sorted(summary.coverage.items())),
+            "unreached": summary.unreached(),
+        },
+        "violations": len(summary.violations),
+        "stories": {str(seed): story for seed, story in sorted(summary.violations.items())},
+        "digest": summary.digest,
     }
+
+
+def replay_seed(seed: int, nodes: tuple[int, int], trace: Path | None) -> None:
+    """Run one seed and tell, or write, its story. Raises: SimulationFailed."""
+    life = RandomRun(seed, trace is not None, nodes)
+    try:
+        outcome = life.run()
+    except Violation as violation:
+        raise SimulationFailed(f"simulate: {violation}") from None
+    finally:
+        _write_trace(trace, life.sim.told_lines)
+    click.echo(f"seed {seed} kept all rules: " + ", ".join(f"{getattr(outcome, n)} {n}" for n in COUNTS))
+
+
+def run_crash_points(nodes: tuple[int, int], seeds: int, restart: bool, report: Path | None) -> None:
+    """Crash at every message of every negotiation; tell how many there were. Raises: SimulationFailed."""
+    started_s, tell = time.monotonic(), _Teller()
+    points = enumerate_points(range(nodes[0], nodes[1] + 1), range(seeds), restart=restart)
+
+    def progress(played: dict[str, Played]) -> None:
+        tell(lambda: f"{sum(each.points for each in played.values())} of {len(points)} crash points")
+
+    played = play_all(points, on_progress=progress)
+    seconds = time.monotonic() - started_s
+    violations = {name: story for each in played.values() for name, story in each.violations.items()}
+    for name, each in played.items():
+        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(each.by_kind.items()))
+        click.echo(f"{name}: {each.points} crash points ({kinds})")
+    reached = sum(each.points - each.not_reached for each in played.values())
+    click.echo(
+        f"{len(points)} crash points, {reached} reached, {len(violations)} broke a rule in {seconds:.0f} s"
+    )
+    _write(
+        report,
+        {
+            "nodes": list(nodes),
+            "seeds": seeds,
+            "restart": restart,
+            "seconds": round(seconds, 2),
+            "points": len(points),
+            "reached": reached,
+            "points_by_negotiation": {name: each.points for name, each in played.items()},
+            "points_by_kind": {name: dict(sorted(each.by_kind.items())) for name, each in played.items()},
+            "violations": len(violations),
+            "stories": violations,
+        },
+    )
+    if violations:
+        first = min(violations)
+        click.echo(violations[first], err=True)
+        raise SimulationFailed(
+            f"simulate: {len(violations)} of {len(points)} crash points broke a rule;"
+            f" replay with: chaosnet simulate --crash-point {first}"
+        )
+
+
+def replay_point(name: str, trace: Path | None) -> None:
+    """Play one crash point and tell, or write, its story. Raises: SimulationFailed, ConfigError."""
+    point, stages = point_named(name), list[Any]()
+    try:
+        play(point, stages.append, record=trace is not None)
+    except Violation as violation:
+        raise SimulationFailed(f"simulate: {violation}") from None
+    finally:
+        _write_trace(trace, stages[0].told_lines)
+    click.echo(f"{name} kept all rules ({point.sent.kind} from {point.sent.sender} to {point.sent.receiver})")
+
+
+def run_mutants(report: Path | None) -> None:
+    """Break the cores on purpose, each rule by itself. Raises: SimulationFailed naming those not caught."""
+    hunts = []
+    for each in hunt_all():
+        hunts.append(each)
+        caught = f"caught after {each.lives} lives by {each.by}: {each.why}" if each.by else "SURVIVED"
+        click.echo(f"{each.mutant}: {MUTANTS[each.mutant].breaks}\n    {caught}")
+    survivors = [each.mutant for each in hunts if not each.by]
+    click.echo(f"{len(hunts) - len(survivors)} of {len(hunts)} mutants were caught")
+    _write(report, {"mutants": {each.mutant: _hunted(each) for each in hunts}, "survivors": survivors})
+    if survivors:
+        raise SimulationFailed(f"simulate: not caught: {', '.join(survivors)}")
+
+
+def _hunted(each: Hunt) -> dict[str, Any]:
+    return {"breaks": MUTANTS[each.mutant].breaks, "lives": each.lives, "by": each.by, "why": each.why}
+
+
+def _write(report: Path | None, found: dict[str, Any]) -> None:
+    if report is not None:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def _write_trace(trace: Path | None, lines: Callable[[], list[str]]) -> None:
+    if trace is not None:
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        trace.write_text("\n".join(lines()) + "\n")
+
+
+class _Teller:
+    """Says how far it is, now and then."""
+
+    def __init__(self) -> None:
+        self.told_s = time.monotonic()
+
+    def __call__(self, text: Callable[[], str]) -> None:
+        if time.monotonic() - self.told_s > TELL_EVERY_S:
+            self.told_s = time.monotonic()
+            click.echo(text(), err=True)

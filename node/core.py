@@ -28,6 +28,7 @@ from ..protocols.effects import (
     Dial,
     DiscardState,
     Effect,
+    FellBehind,
     Founded,
     Happened,
     Joined,
@@ -141,7 +142,18 @@ ABORT_EVERY_S = 1.0
 FROZEN_PATIENCE_S = 1.0  # After a flush without its install, say again where we are.
 REPORT_EVERY_S = 1.0
 STEP_MESSAGES = (Up, Down, Ready, Commit)
-FOLLOWED_UP = (ViewEntered, StepCompleted, Founded, Left, Out, DiscardState, Parked, MeasureLink, Measured)
+FOLLOWED_UP = (
+    FellBehind,
+    ViewEntered,
+    StepCompleted,
+    Founded,
+    Left,
+    Out,
+    DiscardState,
+    Parked,
+    MeasureLink,
+    Measured,
+)
 SECONDS_PER_LINK = {"in-band": 0.0, "iperf3": 4.0}  # That measuring adds to a joiner's patience.
 
 
@@ -423,7 +435,9 @@ class Agent:
                 self.joiner = None
                 return self._found(None, now_s)
             case DiscardState() if self.phase is Phase.MEMBER and self._asks_again:
-                return self._on_torn(f"{self.me} could not get the state", now_s, without_me=True)
+                return self._go_without_me(now_s)
+            case FellBehind(peer):
+                return self._on_torn(f"{self.me} fell behind {peer}", now_s)
             case Parked(reason):
                 self.parked = reason
             case MeasureLink(peer):
@@ -499,6 +513,10 @@ class Agent:
         self.torn = AbortRequest(node=self.me, key=key, step=step, reason=reason, without_me=without_me)
         self.abort_at_s = now_s + ABORT_EVERY_S
         return self.relay.send(EVERYONE, self.torn)
+
+    def _go_without_me(self, now_s: float) -> list[Effect]:
+        """We are a member, and have no state to train on."""
+        return self._on_torn(f"{self.me} could not get the state", now_s, without_me=True)
 
     def _ask_abort_again(self, now_s: float) -> list[Effect]:
         """Until a flush has come, or the step was completed after all."""
@@ -723,7 +741,8 @@ class Agent:
     def _become_member(self, step: int, now_s: float) -> list[Effect]:
         assert self.joiner is not None
         self.phase, self.report_at_s = Phase.MEMBER, now_s
-        return [*self._joined_if_ready(), Joined(step, self.sync.deal)]
+        effects = [*self._joined_if_ready(), Joined(step, self.sync.deal)]
+        return effects + (self._go_without_me(now_s) if self._asks_again else [])
 
     def _joined_if_ready(self) -> list[Effect]:
         """A blocking joiner is a member before it has the state, a streaming one after."""

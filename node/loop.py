@@ -90,7 +90,7 @@ class StateArrived:
 
 @dataclass(slots=True)
 class StateDiscarded:
-    """What arrived, and what was set aside for it, is void."""
+    """What arrived, and what was set aside for it, is void, and so is an admission without it."""
 
 
 @dataclass(slots=True)

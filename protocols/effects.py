@@ -202,6 +202,13 @@ class JoinFailed(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class FellBehind(Effect):
+    """`peer` is further ahead than can be kept, so some of the step under way is lost here."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Parked(Effect):
     """Too few members can be reached to go on (reason), or again enough (None)."""
 

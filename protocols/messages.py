@@ -99,7 +99,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything the cluster agrees on: who is in, over which links, and the plan.
 
     `members` contribute and vote. `observers` (joiners catching up) only listen to results: they are
-    leaves of the trees. `scheduler` is "" when the role is vacant.
+    leaves of the trees. `scheduler` is "" when the role is vacant. A blocking joiner contributes to the view that it
+    enters with, and votes from the next one on.
     """
 
     term: Count
@@ -122,6 +123,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def observer_ids(self) -> tuple[str, ...]:
         return tuple(member.id for member in self.observers)
+
+    @cached_property
+    def voter_ids(self) -> tuple[str, ...]:
+        """Members without those who enter with this view: they may not know of it yet, and could not vote."""
+        new = {joining.node for joining in self.joining}
+        return tuple(member.id for member in self.members if member.id not in new)
 
     @cached_property
     def node_ids(self) -> tuple[str, ...]:

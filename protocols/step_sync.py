@@ -26,6 +26,7 @@ from .effects import (
     Accumulate,
     AdoptChunk,
     Effect,
+    FellBehind,
     FinishChunk,
     Left,
     Out,
@@ -41,7 +42,12 @@ from .events import Contributed, Event, LocalReady, Received, Retracted
 from .messages import Commit, Contribution, Deal, Down, Electorate, Install, Ready, Tree, Up, View, ViewKey
 
 STEP_MESSAGES = (Up, Down, Ready, Commit)
-EARLY_STEPS = 4  # Of one peer, kept because they are ahead of us; a neighbour can be one step ahead.
+EARLY_STEPS = (
+    4  # Of chunks of one peer, kept because they are ahead of us; a neighbour can be one step ahead.
+)
+EARLY_COMMITS = (
+    1024  # To an observer over a slow link they come long before the chunks, on which they do not wait.
+)
 
 
 def chunk_trees(chunks: int, trees: tuple[Tree, ...]) -> list[int]:
@@ -130,7 +136,7 @@ class StepSync:
         self.local: Contribution | None = None
         self.install: Install | None = None  # While some node still adopts the result of step - 1.
         self.early: list[Received] = []
-        self.early_from: Counter[str] = Counter()
+        self.early_from: Counter[tuple[str, bool]] = Counter()  # Peer, with a payload or not.
         self.places: list[_Place] = []
         self.tree_of: list[int] = []
         self.attempt = _Attempt([])
@@ -229,16 +235,7 @@ class StepSync:
         if self.install and isinstance(message, Down) and there == (here[0], self.step - 1):
             return self._pass_on_recovered(event.peer, message, event.payload)
         if there > here or (self.frozen and message.key > here[0]):
-            most = (
-                EARLY_STEPS * 2 * (self.chunk_count + 1)
-            )  # Each chunk goes up and down; then ready and commit.
-            self.early_from[event.peer] += 1
-            if self.early_from[event.peer] > most:
-                raise RemoteProtocolError(
-                    f"{self.me}: more than {most} messages from the future of {event.peer}"
-                )
-            self.early.append(event)
-            return []
+            return self._keep_for_later(event)
         if there != here or self.frozen:
             return []  # Of an attempt that is over: normal after a flush.
         match message:
@@ -380,8 +377,20 @@ class StepSync:
             if self.me in before.member_set:
                 return [Left("it asked to")]
             return [Out("the cluster dropped this node before it had joined")]
-        prior = Electorate(key=before.key, members=before.member_ids)
+        prior = Electorate(key=before.key, members=before.voter_ids)
         return self.enter(following, self.step, (prior,), self.deal)
+
+    def _keep_for_later(self, event: Received) -> list[Effect]:
+        """What is dropped never comes again, so whoever falls too far behind has to begin anew."""
+        is_bulk = isinstance(event.message, Up | Down)
+        most = EARLY_STEPS * 2 * self.chunk_count if is_bulk else EARLY_COMMITS
+        self.early_from[event.peer, is_bulk] += 1
+        self.early.append(event)
+        if self.early_from[event.peer, is_bulk] <= most:
+            return []
+        self.early.clear()
+        self.early_from.clear()
+        return [FellBehind(event.peer)]
 
     def _replay_early(self) -> list[Effect]:
         early, self.early = self.early, []
@@ -412,7 +421,7 @@ class StepSync:
     def electorates(self) -> list[Electorate]:
         """All whose quorum a decision needs: of our view and of those that others may still be in."""
         assert self.view is not None
-        return [Electorate(key=self.view.key, members=self.view.member_ids), *self.priors]
+        return [Electorate(key=self.view.key, members=self.view.voter_ids), *self.priors]
 
     def check_invariants(self) -> None:
         """What holds between any two events."""

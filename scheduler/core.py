@@ -67,10 +67,9 @@ class _FlushState:
     number: int
     answers: dict[str, FlushOk] = field(default_factory=dict)
     repeat_at_s: float = 0.0
+    repeated: bool = False
     reason: str = ""
-    awaited: str = (
-        ""  # One of those who have to answer still: until it has, there is nothing to look through.
-    )
+    awaited: str = ""  # One of those who must answer: until it has, there is nothing to look through.
 
 
 @dataclass(slots=True)
@@ -179,8 +178,10 @@ class Scheduler:
         """Repeat what may have been lost."""
         effects: list[Effect] = []
         if self.flush and now_s >= self.flush.repeat_at_s:
-            self.flush.repeat_at_s = now_s + REPEAT_EVERY_S
+            self.flush.repeat_at_s, self.flush.repeated = now_s + REPEAT_EVERY_S, True
+            self.flush.awaited = ""  # It may be a joiner, which need not answer any more.
             effects += self.send(EVERYONE, self._flush_message())
+            effects += self._install_if_complete()
         if self.proposal and now_s >= self.proposal.repeat_at_s:
             self.proposal.repeat_at_s = now_s + REPEAT_EVERY_S
             effects += self.send(EVERYONE, Prepare(view=self.proposal.view))
@@ -309,8 +310,10 @@ class Scheduler:
         return effects
 
     def _on_ready(self, node: str, now_s: float) -> list[Effect]:
-        if node in self.view.member_ids:
+        if node in self.view.voter_ids:
             return []  # It is in already, and about to notice.
+        if node in self.view.member_ids:
+            return self._enqueue(Promote(node=node), now_s)
         if node in self.view.observer_ids:
             coming: list[Effect] = [] if self.parked else self.send(node, Answer(ok=True, text="next"))
             return coming + self._enqueue(Promote(node=node), now_s)
@@ -513,7 +516,9 @@ class Scheduler:
             return []
         known = [self.view, *(answer.view for answer in answers.values() if answer.view)]
         base = max(known, key=lambda view: view.key)
-        self.flush.awaited = next(iter((base.member_set & reachable) - answers.keys()), "")
+        # A blocking joiner that has not heard of the view it entered with cannot answer.
+        due = {*base.voter_ids} if self.flush.repeated else base.member_set
+        self.flush.awaited = next(iter((due & reachable) - answers.keys()), "")
         if self.flush.awaited:
             return []
         priors = self._priors(base, answers)
@@ -544,8 +549,11 @@ class Scheduler:
         self, base: View, priors: tuple[Electorate, ...], answers: dict[str, FlushOk]
     ) -> list[Effect]:
         assert self.flush is not None
-        top = max(answers.values(), key=lambda answer: (answer.step, answer.node == self.me, answer.node))
         leaver = self.leaving_at_flush
+        top = max(
+            answers.values(),
+            key=lambda answer: (answer.step, answer.node != leaver, answer.node == self.me, answer.node),
+        )
         alive = {node for node, answer in answers.items() if answer.step >= top.step - 1}
         alive = self._without_leaver(alive, base, top.node)
         behind = any(answers[node].step == top.step - 1 for node in alive if base.find(node))

@@ -34,7 +34,7 @@ class AddJoiner(Change):
 
 @dataclass(frozen=True, slots=True)
 class Promote(Change):
-    """Scale-out, second half: the observer has caught up and becomes a member."""
+    """Scale-out, second half: the observer has caught up and becomes a member; who is one already may vote."""
 
     node: str = ""
 
@@ -108,13 +108,12 @@ def survivors(
     inside = sorted(each for each in live_links if nodes.issuperset(each))
     links, heard = [], set[str]()  # Observers with a link to a voter.
     parts = nx.utils.UnionFind(voters)
+    # Links that were found come last, and only where somebody would be cut off without.
     for each in sorted(inside, key=lambda each: each not in base.link_set):
         near = [end for end in each if end in voters]
         cut_off = len(near) == 2 and parts[each[0]] != parts[each[1]]
         deaf = {*each} - voters - heard if len(near) == 1 else set()
-        if (
-            each in base.link_set or cut_off or deaf
-        ):  # Found links only where somebody would be cut off without.
+        if each in base.link_set or cut_off or deaf:
             links.append(each)
             parts.union(*near)
             heard |= deaf
@@ -150,7 +149,7 @@ def with_trees(view: View, graph: nx.Graph, policy: sync_plan.Policy) -> View:
 
 def electorate(view: View) -> Electorate:
     """Who votes in `view`."""
-    return Electorate(key=view.key, members=view.member_ids)
+    return Electorate(key=view.key, members=view.voter_ids)
 
 
 def is_connected(nodes: Iterable[str], links: Iterable[Link]) -> bool:
@@ -199,6 +198,8 @@ def _among(members: Iterable[Member], links: Iterable[Link]) -> list[Link]:
 
 
 def _promote(view: View, node: str, key: tuple[int, int], step: int) -> View:
+    if node in {*view.member_ids} - {*view.voter_ids}:
+        return _next(view, key, view.links)
     observer = next((each for each in view.observers if each.id == node), None)
     if observer is None:
         raise Nothing(f"{node} is no observer")

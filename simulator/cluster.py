@@ -25,6 +25,7 @@ from ..protocols.messages import (
     Contribution,
     Deal,
     Down,
+    Envelope,
     ManifestReply,
     Member,
     Message,
@@ -44,8 +45,10 @@ from ..scheduler.views import with_trees
 
 PROBE_PARTS, PROBE_PART = 2, bytes(64 << 10)
 BULK = {Up, Down, Shard, ManifestReply, Probe}
+INTACT, DAMAGED = b"as sent", b"damaged"  # What a piece of state holds.
 STORY_LINES = 60
-MAX_ACTIONS = 500_000  # A life of a minute takes some 30,000.
+ROUNDING_S = 1e-9
+MAX_ACTIONS = 2_000_000  # A life of a minute takes some 30,000.
 CLOCK_HZ = 1000 * LIFE_STEP  # Of lives. A restart comes later than the messages of the life before it.
 DATASET = 997  # Samples of an epoch; prime, so that the last step of an epoch is never whole.
 
@@ -86,6 +89,7 @@ class SimNode:
         self.sums: dict[int, frozenset[str]] = {}
         self.snapshots: dict[int, tuple[list[Any], Any]] = {}
         self.arrived: Any = None
+        self.damaged = 0  # Pieces of what has arrived that are not what was sent.
         self.last_progress_s = 0.0
         self.tick_at_s: float | None = None
         self.strays = 0  # Steps completed while left behind.
@@ -112,6 +116,7 @@ class SimCluster:
         self.cuts: set[tuple[str, str]] = set()  # (from, to): one direction each.
         self.returns = 0  # Nodes that were told that they are out, and have begun to rejoin.
         self.history: dict[int, tuple[SimNode, Any]] = {}  # Step: who completed it first, and with what.
+        self.dealt: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}  # To whom, in which step.
         self.schedulers: dict[int, str] = {}
         self.views: dict[tuple[int, int], Any] = {}
         self.record = record  # Keep the whole story.
@@ -122,6 +127,7 @@ class SimCluster:
         self.compute_s = self.rng.choice([0.03, *7 * [0.1, 0.3]])
         self.state_bytes = self.rng.choice([100, 3 << 20, 40 << 20])
         self.retract_odds = self.rng.choice([0.0, 0.0, 0.01])
+        self.delivered: set[type[Message]] = set()  # Kinds of messages that have arrived anywhere.
         self.on_message: Callable[[str, str, Message], None] | None = None
 
     # --- building ---
@@ -207,8 +213,11 @@ class SimCluster:
 
     # --- faults ---
 
-    def crash(self, name: str) -> None:
-        """Kill -9: what is in flight from it is cut off anywhere, per connection; then its peers notice."""
+    def crash(self, name: str, arrives: float | None = None) -> None:
+        """Kill -9: what is in flight from it is cut off, per connection; then its peers notice.
+
+        `arrives`: the share of it that gets through, in time; default: drawn, often nothing.
+        """
         node = self.nodes[name]
         node.alive = False
         self._say(name, "CRASHES")
@@ -218,12 +227,11 @@ class SimCluster:
             other = pair[0] if pair[1] == name else pair[1]
             connection.open_at.discard(name)
             horizon = max((t for (to, _), t in connection.last_arrival_s.items() if to == other), default=0.0)
-            cut_s = self.now_s + self.rng.random() * max(0.0, horizon - self.now_s) * self.rng.choice(
-                [0, 0, 1]
-            )
+            share = self.rng.random() * self.rng.choice([0, 0, 1]) if arrives is None else arrives
+            cut_s = self.now_s + share * max(0.0, horizon - self.now_s)
             self.queue = [
                 entry for entry in self.queue
-                if not (getattr(entry[2], "route", None) == (name, other) and entry[0] > cut_s)
+                if not (getattr(entry[2], "route", None) == (name, other) and entry[0] > cut_s + ROUNDING_S)
             ]  # fmt: skip
             heapq.heapify(self.queue)
             if (name, other) not in self.cuts:
@@ -439,16 +447,20 @@ class SimCluster:
             case fx.ServeManifest(peer, step):
                 self._send(node.name, peer, ManifestReply(step=step, digest=b""), node.snapshots[step])
             case fx.ServeShard(peer, step, start, stop):
-                shard = Shard(step=step, start=start, stop=stop, digest=b"")
-                self._send(node.name, peer, shard, (step, len(node.snapshots[step][0])))
+                shard = Shard(step=step, start=start, stop=stop, digest=INTACT)
+                self._send(node.name, peer, shard, (step, len(node.snapshots[step][0]), INTACT))
             case fx.ReadManifest(_, step, _, payload):
-                node.arrived = (step, payload)
+                node.arrived, node.damaged = (step, payload), 0
                 self._soon(node, ev.ManifestKnown(step, self.state_bytes))
-            case fx.StoreShard(source, start, stop, _, payload):
-                assert payload == (node.arrived[0], node.arrived[0]), "bytes of another step"
-                bad = self.rng.random() < 0.01
-                self._soon(node, (ev.ShardBad if bad else ev.ShardStored)(source, start, stop))
+            case fx.StoreShard(source, start, stop, digest, payload):
+                *steps, content = payload
+                assert steps == [node.arrived[0], node.arrived[0]], "bytes of another step"
+                content = DAMAGED if self.rng.random() < 0.01 else content
+                whole = is_whole(content, digest)
+                node.damaged += whole and content == DAMAGED
+                self._soon(node, (ev.ShardStored if whole else ev.ShardBad)(source, start, stop))
             case fx.StateWhole(step):
+                assert not node.damaged, f"{node.damaged} damaged pieces in the state"
                 log, cursor = node.arrived[1]
                 node.log, node.cursor, node.loaded = list(log), DataCursor.from_plain(cursor), True
                 backlog, node.backlog = node.backlog, []
@@ -459,8 +471,7 @@ class SimCluster:
                 if node.training:
                     self._compute(node, len(node.log), node.agent.sync.deal)
             case fx.DiscardState():
-                node.loaded, node.backlog, node.log, node.arrived = False, [], [], None
-                node.training = False
+                node.loaded, node.training, node.backlog, node.log, node.arrived = False, False, [], [], None
             case _:
                 raise TypeError(f"nobody performs {effect!r}")
 
@@ -511,6 +522,7 @@ class SimCluster:
             shares={node.name: node.batch},
             leaving=node.agent.leaver.state is not LeaverState.STAYING,
         )
+        self.dealt[step, node.name] = ranges
         node.step = step
         eager = self.rng.randint(0, self.chunks)
         first, rest = tuple(range(eager)), tuple(range(eager, self.chunks))
@@ -618,6 +630,9 @@ class SimCluster:
         """A message reaches the other end, if that still has the connection."""
         if receiver not in connection.open_at:
             return
+        if isinstance(event, ev.Received):
+            body = event.message.body if isinstance(event.message, Envelope) else event.message
+            self.delivered.add(type(body))
         sender = connection.ends[0] if connection.ends[1] == receiver else connection.ends[1]
         if (sender, receiver) in self.cuts:
             connection.stalled.append((receiver, event))
@@ -690,12 +705,21 @@ class SimCluster:
             node.strays += step not in self.history or known != what
             assert node.strays <= 1, f"{node.name} goes on by itself: step {step}"
             return
+        self._check_samples(node, step, what)
         redone = not holder.alive or holder.done or self._left_behind(holder)
         assert known == what or redone, (
             f"FORK at step {step}: {holder.name} has {known}, {node.name} has {what}"
         )
         if known != what or step not in self.history:
             self.history[step] = (node, what)
+
+    def _check_samples(self, node: SimNode, step: int, what: tuple[frozenset[str], Any]) -> None:
+        """The samples that a step consumes are those that its contributors were dealt, all of them."""
+        who, ranges = what
+        dealt = sorted(each for name in who for each in self.dealt.get((step, name), ()))
+        assert dealt == sorted(ranges), (
+            f"step {step} of {node.name}: samples {ranges} are not those of {sorted(who)}: {dealt}"
+        )
 
     def _left_behind(self, node: SimNode) -> bool:
         newest = self.views[max(self.views)]
@@ -762,7 +786,11 @@ class SimCluster:
 
     def story(self) -> str:
         """The last events, for a person."""
-        return "\n".join(_line(*each) for each in list(self.told)[-STORY_LINES:])
+        return "\n".join(self.told_lines()[-STORY_LINES:])
+
+    def told_lines(self) -> list[str]:
+        """All that is kept of the story; the whole of it with `record`."""
+        return [_line(*each) for each in self.told]
 
     def _say(self, node: str, what: str | ev.Event) -> None:
         """Note it for the story; texts are made of it when somebody asks."""
@@ -790,6 +818,11 @@ def _line(now_s: float, node: str, what: str | ev.Event) -> str:
         case ev.Event():
             what = f"<- {what!r}"
     return f"{now_s:10.4f} {node:>4} {what[:170]}"
+
+
+def is_whole(content: bytes, digest: bytes) -> bool:
+    """Does a piece of state match its hash? Stands for node/replica.py, with bytes that are their own hash."""
+    return content == digest
 
 
 def _pair(a: str, b: str) -> tuple[str, str]:

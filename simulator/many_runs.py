@@ -2,72 +2,108 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from .random_run import Outcome, Violation, run
+from .coverage import expected
+from .random_run import AIMS, NODES, Outcome, Violation, run
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Progress = Callable[["Summary"], None]
+COUNTS = ("steps", "crashes", "joins", "leaves", "rejoins", "returns")
 
 
 @dataclass(slots=True)
 class Summary:
-    """What many runs came to, so far or at the end."""
+    """What many runs came to, so far or at the end. Seeds are counted in order, so what is done is a range."""
 
-    outcomes: list[Outcome] = field(default_factory=list)  # Of those that kept all rules.
+    nodes: tuple[int, int] = NODES
+    runs: int = 0
+    totals: Counter[str] = field(default_factory=Counter)  # Of those that kept all rules.
+    coverage: Counter[str] = field(default_factory=Counter)  # Name: in how many runs it was reached.
     violations: dict[int, str] = field(default_factory=dict)  # Seed: which rule broke, and the story.
-
-    @property
-    def runs(self) -> int:
-        return len(self.outcomes) + len(self.violations)
+    digest: str = ""  # Of all that happened in all runs.
 
     def total(self, what: str) -> int:
-        """Sum of a count ("steps", "crashes", "joins", "leaves", "rejoins", "returns") over the outcomes."""
-        return sum(getattr(outcome, what) for outcome in self.outcomes)
+        """Sum of a count ("steps", "crashes", "joins", "leaves", "rejoins", "returns") over the runs."""
+        return self.totals[what]
+
+    def add(self, seed: int, result: Outcome | str) -> None:
+        """One more run, and what came of it."""
+        self.runs += 1
+        if isinstance(result, str):
+            self.violations[seed] = result
+            return
+        self.totals.update({name: getattr(result, name) for name in COUNTS})
+        self.coverage.update(result.coverage)
+        self.digest = hashlib.sha256(f"{self.digest} {result.digest}".encode()).hexdigest()
+
+    def unreached(self) -> list[str]:
+        """What no run has come by, by name."""
+        return sorted(expected(AIMS) - self.coverage.keys())
 
     def describe(self, most: int = 3) -> str:
         """How many broke a rule; the stories of the first of them, and how to see them again."""
         told = [self.violations[seed] for seed in sorted(self.violations)[:most]]
+        where = "" if self.nodes == NODES else " --nodes {}..{}".format(*self.nodes)
         again = [
-            f"replay with: chaosnet simulate --from {seed} --seeds 1" for seed in sorted(self.violations)[:1]
+            f"replay with: chaosnet simulate --seed {seed}{where}" for seed in sorted(self.violations)[:1]
         ]
         return "\n\n".join([f"{len(self.violations)} of {self.runs} runs broke a rule", *told, *again])
 
 
 def run_many(
-    seeds: Iterable[int], processes: int | None = None, on_progress: Progress | None = None
+    seeds: Iterable[int],
+    processes: int | None = None,
+    on_progress: Progress | None = None,
+    nodes: tuple[int, int] = NODES,
 ) -> Summary:
     """Run each seed once. `on_progress` is called after each run, in the calling process.
 
     Args:
         processes: default: one per core; 1 runs everything here.
-    Returns: outcomes in the order of their seeds.
+        nodes: the least and the most that a life may begin with.
     """
-    summary = Summary()
-    for seed, result in _results(list(seeds), processes or os.cpu_count() or 1):
-        if isinstance(result, Outcome):
-            summary.outcomes.append(result)
-        else:
-            summary.violations[seed] = result
+    summary = Summary(nodes)
+    for seed, result in in_processes(functools.partial(_run, nodes=nodes), _listed(seeds), processes):
+        summary.add(seed, result)
         if on_progress is not None:
             on_progress(summary)
-    summary.outcomes.sort(key=lambda outcome: outcome.seed)
     return summary
 
 
-def _results(seeds: list[int], processes: int) -> Iterable[tuple[int, Outcome | str]]:
-    if processes == 1 or len(seeds) < 2:
-        yield from map(_run, seeds)
+def in_processes(
+    run_one: Callable[[Item], Result], items: Sequence[Item], processes: int | None = None
+) -> Iterator[Result]:
+    """`run_one` of each item, in order, over several processes. Default: one per core; 1 runs all here."""
+    processes = processes or os.cpu_count() or 1
+    if processes == 1 or len(items) < 2:
+        yield from map(run_one, items)
         return
     # Not fork: whoever calls this may have threads.
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield from pool.imap_unordered(_run, seeds, chunksize=2)
+    with multiprocessing.get_context("spawn").Pool(processes, _ignore_interrupts) as pool:
+        yield from pool.imap(run_one, items, chunksize=2)
 
 
-def _run(seed: int) -> tuple[int, Outcome | str]:
+def _listed(seeds: Iterable[int]) -> Sequence[int]:
+    return seeds if isinstance(seeds, range) else list(seeds)
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl+C reaches all processes of a terminal; the first of them ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _run(seed: int, nodes: tuple[int, int]) -> tuple[int, Outcome | str]:
     try:
-        return seed, run(seed)
+        return seed, run(seed, nodes=nodes)
     except Violation as violation:
         return seed, str(violation)

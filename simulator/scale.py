@@ -281,6 +281,9 @@ class ScaleCluster(SimCluster):
         contributed = ev.Contributed((0,), contribution.weight)
         self._train(node, took_s, step, contributed, ev.LocalReady(contribution))
 
+    def _check_samples(self, node: SimNode, step: int, what: tuple[frozenset[str], Any]) -> None:
+        pass  # Nobody dealt them.
+
     def _apply(self, node: SimNode, effect: fx.StepCompleted) -> None:
         assert len(node.log) == effect.step, f"step {effect.step} applied on top of {len(node.log)} steps"
         node.log.append(effect.commit.total.ranges)  # type: ignore[arg-type]

@@ -174,14 +174,16 @@ USAGE = {
     "run --name a,b SCRIPT": "--name: 'a,b' is no name (expected 1 to 64 characters",
     "run missing.py": "SCRIPT: 'missing.py' does not exist (expected a Python file",
     "run": "SCRIPT: missing (expected a Python file, e.g. train.py)",
-    "run --jion h:1 SCRIPT": "--jion: no such option (did you mean --join",
+    "run --jion h:1 SCRIPT": "--jion: no such option (did you mean --",
     "status": "ADDRESS: missing (expected HOST:PORT, e.g. 10.0.0.2:5555)",
     "status 127.0.0.1:0": "ADDRESS: '127.0.0.1:0' names port 0",
     "leave here": "ADDRESS: 'here' has no port (expected",
     "link add h:1": "B: missing (expected HOST:PORT or a node's name",
     "link cut h:1 b": "chaosnet link: No such command 'cut'",
     "bench nothing": "'nothing' is no benchmark (expected one of join, allreduce, checkpoint",
-    "simulate --seeds some": "--seeds: 'some' is no number (expected a whole number",
+    "simulate --schedules some": "--schedules: 'some' is no number (expected a whole number",
+    "simulate --schedules 5 --seed 3": "chaosnet simulate: 2 things to run (expected exactly one of --schedules,",
+    "simulate --schedules 5 --nodes 9..3": "--nodes: '9..3' is out of range (expected a number of nodes from 2",
     "frobnicate": "chaosnet: No such command 'frobnicate'",
 }
 

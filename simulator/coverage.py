@@ -1,0 +1,145 @@
+"""What lives of a cluster have come by: messages delivered, crashes at them, and what the cores went through.
+
+A transition of a core is an assignment to its state, so that is what is watched: it costs nothing while nothing
+changes. `EXPECTED` names all there is to come by; what was not reached is told by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from typing import Any
+
+from ..node.core import Agent
+from ..protocols import election, messages, scale_in, scale_out
+from ..protocols.connect_link import LinkOpener
+from ..protocols.healing import _LostLink
+from ..scheduler.core import Scheduler
+
+# Kinds that no simulated process sends: they are the transport's, a client's, or come from readings of the machine.
+UNPLAYED = {
+    "Envelope",
+    "Hello",
+    "Bye",
+    "Iperf3Ready",
+    "StatusRequest",
+    "StatusReply",
+    "LeaveCommand",
+    "Report",
+}
+UNPLAYED |= {"KeyCommand", "KeyringNews", "Introduction"}  # The simulated network has no keys.
+UNPLAYED |= {"ScaleOutAbort", "ScaleOutRefused"}  # Nobody sends the one; the other is for models that differ.
+KINDS = frozenset(
+    each.__name__ for union in (messages.WireMessage, messages.Routed) for each in typing.get_args(union)
+) - UNPLAYED  # fmt: skip
+
+_WATCHED: dict[type, dict[str, str]] = {  # Core: attribute: what a value that is not an Enum stands for.
+    Agent: {"phase": "", "parked": "parked", "torn": "torn", "flushed": "flushed"},
+    scale_out.Joiner: {"state": ""},
+    scale_in.Leaver: {"state": ""},
+    election.Election: {"role": ""},
+    Scheduler: {"flush": "flushing", "proposal": "proposing", "parked": "parked"},
+    LinkOpener: {"view": "opening"},
+    _LostLink: {"try_at_s": "looking", "requested": "asked for"},
+}
+
+
+def delivered(kind: str) -> str:
+    return f"delivered: {kind}"
+
+
+def crashed(end: str, kind: str) -> str:
+    """`end`: sender or receiver."""
+    return f"crash: {end} of {kind}"
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[set[str]]:
+    """The transitions of all cores in here."""
+    seen: set[str] = set()
+    for core, attributes in _WATCHED.items():
+        core.__setattr__ = _noting(core, attributes, seen)  # type: ignore[method-assign, assignment]
+    try:
+        yield seen
+    finally:
+        for core in _WATCHED:
+            del core.__setattr__
+
+
+def _noting(core: type, attributes: dict[str, str], seen: set[str]) -> Callable[[Any, str, Any], None]:
+    plain, name_of = object.__setattr__, core.__name__.lstrip("_")
+
+    def set_attribute(self: Any, name: str, value: Any) -> None:
+        if name in attributes:
+            before = getattr(self, name, value)
+            if before is not value:
+                old, new = _stands_for(before, attributes[name]), _stands_for(value, attributes[name])
+                if old != new:
+                    seen.add(f"{name_of}: {old} -> {new}")
+        plain(self, name, value)
+
+    return set_attribute
+
+
+def _stands_for(value: Any, word: str) -> str:
+    if isinstance(value, Enum):
+        return str(value.value)
+    return word if value else f"not {word}"
+
+
+def _words(following: str) -> list[str]:
+    """States separated by spaces; one of several words stands alone."""
+    return [following] if following.startswith(("not ", "asked for")) else following.split()
+
+
+_LEADS_TO = {  # Every transition that the code allows, by core; "x" and "not x" for attributes that are set or not.
+    "Agent": {
+        "outside": "joining member",
+        "joining": "member out",
+        "member": "joining out",
+        "not parked": "parked", "parked": "not parked",
+        "not torn": "torn", "torn": "not torn",
+        "not flushed": "flushed", "flushed": "not flushed",
+    },
+    "Joiner": {
+        "knocking": "asked failed joined",
+        "asked": "linking fetching knocking failed",
+        "linking": "waiting asked knocking failed",
+        "waiting": "fetching asked knocking failed",
+        "fetching": "loading asked knocking failed",
+        "loading": "ready asked knocking failed",
+        "ready": "joined fetching asked knocking failed",
+    },
+    "Leaver": {"staying": "leaving", "leaving": "left"},
+    "Election": {
+        "follower": "trial elected",
+        "trial": "candidate follower",
+        "candidate": "elected follower trial",
+        "elected": "follower",
+    },
+    "Scheduler": {
+        "not flushing": "flushing", "flushing": "not flushing",
+        "not proposing": "proposing", "proposing": "not proposing",
+        "not parked": "parked", "parked": "not parked",
+    },
+    "LinkOpener": {"not opening": "opening", "opening": "not opening"},
+    "LostLink": {
+        "looking": "not looking",
+        "not asked for": "asked for", "asked for": "not asked for",
+    },
+}  # fmt: skip
+
+TRANSITIONS = frozenset(
+    f"{core}: {old} -> {new}"
+    for core, leads_to in _LEADS_TO.items()
+    for old, following in leads_to.items()
+    for new in _words(following)
+)
+
+
+def expected(aims: Iterable[str]) -> set[str]:
+    """All there is to come by in random lives that aim crashes at these kinds of messages."""
+    ends = {crashed(end, kind) for kind in aims for end in ("sender", "receiver")}
+    return {delivered(kind) for kind in KINDS} | ends | TRANSITIONS

@@ -1,0 +1,525 @@
+"""Cores broken on purpose. A simulation that finds nothing may look at nothing: it must catch each of these.
+
+Each mutant breaks one rule for as long as its context lasts. `hunt` plays every negotiation once, then every so many
+of its crash points (crash_points.py), then random lives, seed after seed, until an invariant breaks; a mutant that
+breaks none within its budget has survived. What has no effect but a hang is caught because all must come to rest.
+
+Not here, because breaking it breaks nothing that can be seen from outside: the scheduler's queue (whoever waits asks
+again), a promotion of a joiner that has no state yet (that is what blocking mode is), two voters changed by one view
+(until a step is completed in it, decisions need a quorum of the view before it as well).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import msgspec
+
+from ..node import core as node_core
+from ..protocols import disconnect_link, election, overlay, relay, scale_out, step_sync
+from ..protocols import liveness as liveness_module
+from ..protocols.data_cursor import DataCursor
+from ..protocols.deaths import Deaths
+from ..protocols.effects import ResetAttempt
+from ..protocols.events import Received
+from ..protocols.messages import Shard
+from ..protocols.replication import Replication
+from ..scheduler import core as scheduler_core
+from . import cluster
+from .crash_points import NEGOTIATIONS, play, points
+from .many_runs import in_processes
+from .random_run import run
+
+EVERY = 30  # Of the crash points of three nodes.
+SEEDS = 1000  # The budget of random lives of each.
+NODES = 2, 4  # Small clusters lose their quorum more often, and live faster.
+ACTIONS = 300_000  # A life of a minute takes some 30,000; a flood is to be noticed soon.
+
+Patch = Callable[[Any, str, Any], None]
+"""Sets an attribute for as long as the mutant lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One rule that is broken."""
+
+    name: str
+    breaks: str
+    patch: Callable[[Patch], None]
+
+    @contextlib.contextmanager
+    def alive(self) -> Iterator[None]:
+        """The rule is broken in here."""
+        with contextlib.ExitStack() as stack:
+            self.patch(
+                lambda target, name, value: stack.enter_context(mock.patch.object(target, name, value))
+            )
+            yield
+
+
+@dataclass(frozen=True, slots=True)
+class Hunt:
+    """How a mutant was caught: after so many lives; `by` "" if it was not."""
+
+    mutant: str
+    lives: int
+    by: str
+    why: str
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def _mutant(breaks: str) -> Callable[[Callable[[Patch], None]], None]:
+    def register(patch: Callable[[Patch], None]) -> None:
+        name = patch.__name__.lstrip("_").replace("_", "-")
+        MUTANTS[name] = Mutant(name, breaks, patch)
+
+    return register
+
+
+def hunt(name: str, seeds: Iterable[int] = range(SEEDS)) -> Hunt:
+    """Look for a life in which the mutant breaks an invariant."""
+    with MUTANTS[name].alive(), mock.patch.object(cluster, "MAX_ACTIONS", ACTIONS):
+        for lives, (ground, play_it) in enumerate(_grounds(seeds), 1):
+            try:
+                play_it()
+            except Exception as error:
+                return Hunt(name, lives, ground, _first_line(error))
+    return Hunt(name, lives, "", "")
+
+
+def _grounds(seeds: Iterable[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Lives to look at, the short ones first."""
+    recorded = []
+    for each in NEGOTIATIONS.values():
+        yield f"negotiation {each.name}", lambda each=each: recorded.append(list(points(each, 3, 0)))  # type: ignore[misc]
+    for found in recorded:
+        for point in found[::EVERY]:
+            yield f"crash point {point.name}", functools.partial(play, point)
+    for seed in seeds:
+        yield f"seed {seed}", functools.partial(run, seed, nodes=NODES)
+
+
+def hunt_all(names: Iterable[str] = (), processes: int | None = None) -> Iterator[Hunt]:
+    """Hunt these mutants, default: all, over several processes."""
+    return iter(in_processes(hunt, list(names or MUTANTS), processes))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).split("\n")[0]
+
+
+# --- quorums, votes and terms ---
+
+
+@_mutant("Whoever can be reached goes on, in all parts of a partition.")
+def _no_quorum(patch: Patch) -> None:
+    patch(overlay, "has_quorum", lambda electorate, alive, crashed: True)
+
+
+@_mutant("A quorum of the present view is enough, whoever may still act in the one before.")
+def _older_views_do_not_count(patch: Patch) -> None:
+    original = overlay.lacking
+
+    def lacking(electorates: Any, alive: Any, crashed: Any) -> Any:
+        return original(electorates[:1], alive, crashed)
+
+    for module in (overlay, election, node_core, scheduler_core):
+        patch(module, "lacking", lacking)
+
+
+@_mutant("An exact half goes on without the most senior member and without proof that the others are dead.")
+def _any_half_will_do(patch: Patch) -> None:
+    def has_quorum(electorate: Any, alive: set[str], crashed: set[str]) -> bool:
+        return 2 * sum(voter in alive for voter in electorate.members) >= len(electorate.members)
+
+    patch(overlay, "has_quorum", has_quorum)
+
+
+@_mutant("Who cannot be reached passes for dead.")
+def _silence_proves_a_crash(patch: Patch) -> None:
+    patch(overlay.Overlay, "crashed", property(lambda self: self.nodes - self.reachable))
+
+
+@_mutant("A connection that broke passes for a crash, whatever is found where the peer had answered.")
+def _a_broken_connection_proves_a_crash(patch: Patch) -> None:
+    original = Deaths.handle
+    patch(Deaths, "handle", lambda self, event: dict.fromkeys(original(self, event), True))
+
+
+@_mutant("A voter gives its vote to everybody who asks, however often in a term.")
+def _several_votes_a_term(patch: Patch) -> None:
+    original = election.Election.on_request
+
+    def forgetful(self: Any, request: Any, key: Any, scheduler_missing: bool) -> Any:
+        self.voted_term = 0
+        self.term = min(self.term, request.term - 1)
+        return original(self, request, key, scheduler_missing)
+
+    patch(election.Election, "on_request", forgetful)
+
+
+@_mutant("One of the votes is counted twice.")
+def _a_vote_counts_twice(patch: Patch) -> None:
+    original = overlay.lacking
+
+    def lacking(electorates: Any, votes: set[str], crashed: Any) -> Any:
+        more = next((voter for voter in electorates[0].members if voter not in votes), "")
+        return original(electorates, votes | {more} if len(votes) > 1 else votes, crashed)
+
+    patch(election, "lacking", lacking)
+
+
+@_mutant("A voter does not look whether the candidate's view is older than its own.")
+def _a_candidate_may_be_behind(patch: Patch) -> None:
+    original = election.Election.on_request
+
+    def on_request(self: Any, request: Any, key: Any, scheduler_missing: bool) -> Any:
+        return original(self, msgspec.structs.replace(request, key=key), key, scheduler_missing)
+
+    patch(election.Election, "on_request", on_request)
+
+
+@_mutant("PREPARE of an older term is taken.")
+def _prepare_of_any_term(patch: Patch) -> None:
+    original = node_core.Agent._on_prepare
+
+    def on_prepare(self: Any, source: str, view: Any, now_s: float) -> Any:
+        term, self.election.term = self.election.term, min(self.election.term, view.term)
+        effects = original(self, source, view, now_s)
+        self.election.term = max(term, self.election.term)
+        return effects
+
+    patch(node_core.Agent, "_on_prepare", on_prepare)
+
+
+@_mutant("FLUSH of an older term, or an older one of this term, is obeyed.")
+def _flush_of_any_term(patch: Patch) -> None:
+    original = node_core.Agent._on_flush
+
+    def on_flush(self: Any, flush: Any, now_s: float) -> Any:
+        term, self.election.term = self.election.term, min(self.election.term, flush.term)
+        self.installed = (0, 0)
+        effects = original(self, flush, now_s)
+        self.election.term = max(term, self.election.term)
+        return effects
+
+    patch(node_core.Agent, "_on_flush", on_flush)
+
+
+@_mutant("INSTALL is taken without the FLUSH that it ends, so an older view is entered again.")
+def _install_without_its_flush(patch: Patch) -> None:
+    original = node_core.Agent._on_install
+
+    def on_install(self: Any, install: Any) -> Any:
+        if self.sync.view is not None and self.flushed is None:
+            self.flushed = scheduler_core.Flush(
+                term=install.term, number=install.number, scheduler="", key=(0, 0), step=0
+            )
+        return original(self, install)
+
+    patch(node_core.Agent, "_on_install", on_install)
+
+
+# --- views ---
+
+
+@_mutant("The view that somebody is prepared for is switched to, by all.")
+def _views_are_switched_to_unprepared(patch: Patch) -> None:
+    patch(step_sync, "merge_votes", lambda votes: max((vote for vote in votes if vote), default=None))
+
+
+@_mutant("A view is switched to without its links being open.")
+def _links_are_not_waited_for(patch: Patch) -> None:
+    patch(node_core.LinkOpener, "ready", property(lambda self: self.view))
+
+
+@_mutant("A link that is needed no more closes at once, under the last step of the old view.")
+def _links_close_at_the_switch(patch: Patch) -> None:
+    original = disconnect_link.LinkCloser.switched
+    closed: dict[int, set[str]] = {}
+
+    def switched(self: Any, before: Any, view: Any, reborn: Any = frozenset()) -> None:
+        original(self, before, view, reborn)
+        closed[id(self)] = set(self.retiring)
+
+    on_view = node_core.Agent._on_view
+
+    def act(self: Any, view: Any, step: int, now_s: float) -> Any:
+        effects = on_view(self, view, step, now_s)
+        return effects + self.closer.settled(self.relay.peers)
+
+    patch(disconnect_link.LinkCloser, "switched", switched)
+    patch(node_core.Agent, "_on_view", act)
+
+
+@_mutant("Whom the cluster went on without is not told.")
+def _the_expelled_are_not_told(patch: Patch) -> None:
+    patch(node_core.Agent, "_expel_stranger", lambda self, node, key: [])
+    patch(scheduler_core.Scheduler, "_expel", lambda self, node: [])
+
+
+@_mutant("News of a link counts though newer news of it has come before.")
+def _older_news_counts(patch: Patch) -> None:
+    original = overlay.Overlay.heard
+
+    def heard(self: Any, told: Any) -> bool:
+        self.news.pop((told.reporter, told.peer), None)
+        return original(self, told)
+
+    patch(overlay.Overlay, "heard", heard)
+
+
+@_mutant("Links are never given up, however long they are silent.")
+def _nothing_is_suspected(patch: Patch) -> None:
+    patch(liveness_module.Liveness, "_deadline_s", lambda self, state: math.inf)
+
+
+@_mutant("Whoever lost something of the step under way keeps it to itself.")
+def _a_torn_step_is_not_told(patch: Patch) -> None:
+    original = node_core.Agent._on_torn
+
+    def on_torn(self: Any, reason: str, now_s: float, without_me: bool = False) -> Any:
+        joining = self.phase is node_core.Phase.JOINING
+        return original(self, reason, now_s, without_me) if joining or without_me else []
+
+    patch(node_core.Agent, "_on_torn", on_torn)
+
+
+@_mutant("An envelope that was here before is passed on again.")
+def _floods_never_end(patch: Patch) -> None:
+    original = relay.Relay._note
+
+    def note(self: Any, peer: str, envelope: Any) -> bool:
+        original(self, peer, envelope)
+        return True
+
+    patch(relay.Relay, "_note", note)
+
+
+# --- step recovery ---
+
+
+@_mutant("What had come in for a step stays when its attempt is over.")
+def _sums_survive_a_flush(patch: Patch) -> None:
+    original = node_core.Agent.handle
+
+    def handle(self: Any, event: Any, now_s: float) -> Any:
+        return [each for each in original(self, event, now_s) if not isinstance(each, ResetAttempt)]
+
+    patch(node_core.Agent, "handle", handle)
+
+
+@_mutant("Messages count by their step alone, whichever attempt they are of.")
+def _attempts_have_no_name(patch: Patch) -> None:
+    original = step_sync.StepSync._received
+
+    def received(self: Any, event: Received) -> Any:
+        message: Any = event.message
+        if self.view is not None and message.step == self.step and not self.frozen:
+            message = msgspec.structs.replace(message, key=self.view.key)
+        return original(self, Received(event.peer, message, event.payload))
+
+    patch(step_sync.StepSync, "_received", received)
+
+
+@_mutant("Messages that are ahead of the receiver are dropped.")
+def _nothing_is_kept_for_later(patch: Patch) -> None:
+    original = step_sync.StepSync._replay_early
+
+    def replay_early(self: Any) -> Any:
+        self.early = []
+        return original(self)
+
+    patch(step_sync.StepSync, "_replay_early", replay_early)
+
+
+@_mutant("Who has completed the step that others have not keeps the result for itself.")
+def _results_are_not_passed_on(patch: Patch) -> None:
+    patch(step_sync.StepSync, "_serve_last_result", lambda self: [])
+
+
+@_mutant("A result is given up as soon as its step is complete, though others may need it.")
+def _results_are_given_up_early(patch: Patch) -> None:
+    original = cluster.SimCluster._check_result
+
+    def check_result(self: Any, node: Any, effect: Any) -> Any:
+        who = original(self, node, effect)
+        node.results = {}
+        return who
+
+    patch(cluster.SimCluster, "_check_result", check_result)
+
+
+@_mutant("A flush asks the others, and not those who are ahead: a completed step is done over.")
+def _completed_steps_are_done_over(patch: Patch) -> None:
+    original = scheduler_core.Scheduler._on_flush_ok
+
+    def on_flush_ok(self: Any, answer: Any) -> Any:
+        behind = msgspec.structs.replace(answer, step=min(answer.step, self.sync.step))
+        return original(self, behind)
+
+    patch(scheduler_core.Scheduler, "_on_flush_ok", on_flush_ok)
+
+
+@_mutant("The scheduler installs its own view, though somebody has switched to a newer one.")
+def _newer_views_are_ignored(patch: Patch) -> None:
+    original = scheduler_core.Scheduler._on_flush_ok
+
+    def on_flush_ok(self: Any, answer: Any) -> Any:
+        return original(self, msgspec.structs.replace(answer, view=None))
+
+    patch(scheduler_core.Scheduler, "_on_flush_ok", on_flush_ok)
+
+
+@_mutant("Answers to an earlier flush count for the one under way.")
+def _answers_to_any_flush_count(patch: Patch) -> None:
+    original = scheduler_core.Scheduler._on_flush_ok
+
+    def on_flush_ok(self: Any, answer: Any) -> Any:
+        number = self.flush.number if self.flush else answer.number
+        return original(self, msgspec.structs.replace(answer, number=number, term=self.term))
+
+    patch(scheduler_core.Scheduler, "_on_flush_ok", on_flush_ok)
+
+
+@_mutant("A flush ends with the first answers, and leaves out who is slower.")
+def _flushes_do_not_wait(patch: Patch) -> None:
+    original = scheduler_core.Scheduler._install_if_complete
+
+    def install_if_complete(self: Any) -> Any:
+        reachable, overlay_seen = {*self.flush.answers}, self.overlay
+        self.overlay = mock.Mock(wraps=overlay_seen, reachable=reachable, crashed=overlay_seen.crashed)
+        try:
+            return original(self)
+        finally:
+            self.overlay = overlay_seen
+
+    patch(scheduler_core.Scheduler, "_install_if_complete", install_if_complete)
+
+
+# --- the all-reduce ---
+
+
+@_mutant("A child's part is added twice.")
+def _parts_are_added_twice(patch: Patch) -> None:
+    original = step_sync.StepSync._on_up
+
+    def on_up(self: Any, peer: str, up: Any, payload: Any) -> Any:
+        effects = original(self, peer, up, payload)
+        return effects[:1] + effects
+
+    patch(step_sync.StepSync, "_on_up", on_up)
+
+
+@_mutant("A sum goes up before all children's parts have come.")
+def _children_are_not_waited_for(patch: Patch) -> None:
+    original = step_sync.StepSync._forward_up
+
+    def forward_up(self: Any, index: int) -> Any:
+        if not (self.frozen or self.tainted or self.catching_up):
+            self.attempt.chunks[index].missing = set(sorted(self.attempt.chunks[index].missing)[1:])
+        return original(self, index)
+
+    patch(step_sync.StepSync, "_forward_up", forward_up)
+
+
+@_mutant("What a leaving node's subtree has contributed is not put down as used.")
+def _samples_of_a_subtree_are_forgotten(patch: Patch) -> None:
+    original = step_sync.merge
+
+    def merge(parts: Any) -> Any:
+        total = original(parts)
+        leaving = any(part.leaving for part in parts)
+        return msgspec.structs.replace(total, ranges=total.ranges[:-1]) if leaving else total
+
+    patch(step_sync, "merge", merge)
+
+
+@_mutant("Every member is dealt the first samples that are left.")
+def _samples_are_dealt_twice(patch: Patch) -> None:
+    original = DataCursor.deal
+
+    def deal(self: Any, shares: Any) -> Any:
+        return {name: original(self, [(name, size)])[name] for name, size in shares}
+
+    patch(DataCursor, "deal", deal)
+
+
+@_mutant("Samples are used up when they are dealt, so those of a crashed node are never dealt again.")
+def _samples_are_used_up_when_dealt(patch: Patch) -> None:
+    original = DataCursor.deal
+
+    def deal(self: Any, shares: Any) -> Any:
+        ranges = original(self, shares)
+        self.commit(each for parts in ranges.values() for each in parts)
+        return ranges
+
+    patch(DataCursor, "deal", deal)
+    patch(DataCursor, "commit", _commit_what_is_not_used_up(DataCursor.commit))
+
+
+def _commit_what_is_not_used_up(original: Any) -> Any:
+    def commit(self: Any, ranges: Any) -> None:
+        used = {position for start, stop in self.consumed for position in range(start, stop)}
+        original(self, [each for each in ranges if each[0] not in used])
+
+    return commit
+
+
+# --- joining ---
+
+
+@_mutant("Pieces of state are not compared with their hash.")
+def _hashes_are_not_checked(patch: Patch) -> None:
+    patch(cluster, "is_whole", lambda content, digest: True)
+
+
+@_mutant("A joiner takes pieces of whatever step they are.")
+def _shards_of_any_step(patch: Patch) -> None:
+    original = Replication.handle
+
+    def handle(self: Any, event: Any, now_s: float) -> Any:
+        if isinstance(event, Received) and isinstance(event.message, Shard):
+            event = Received(
+                event.peer, msgspec.structs.replace(event.message, step=self.step), event.payload
+            )
+        return original(self, event, now_s)
+
+    patch(Replication, "handle", handle)
+
+
+@_mutant("What a source owes when it dies is asked of nobody else.")
+def _a_dead_sources_rest_is_lost(patch: Patch) -> None:
+    original = Replication._drop
+
+    def drop(self: Any, name: str, reason: str, now_s: float) -> Any:
+        if name in self.sources and len(self.sources) > 1:
+            self.sources[name].rest.clear()
+        return original(self, name, reason, now_s)
+
+    patch(Replication, "_drop", drop)
+
+
+@_mutant("A joiner whose request was lost does not ask again.")
+def _joiners_ask_once(patch: Patch) -> None:
+    patch(scale_out.Joiner, "_ask_again", lambda self, reason, now_s: [])
+
+
+@_mutant("A joiner drops the results that come while it loads the state.")
+def _results_are_not_set_aside(patch: Patch) -> None:
+    original = cluster.SimCluster._completed
+
+    def completed(self: Any, node: Any, effect: Any) -> None:
+        original(self, node, effect)
+        if not node.loaded:
+            node.backlog.clear()
+
+    patch(cluster.SimCluster, "_completed", completed)
