@@ -31,16 +31,6 @@ def run_scale(nodes: int, churn_per_s: float, hours: float, seed: int, report: P
             told_s = time.monotonic()
             click.echo(f"[{told_s - started_s:.0f} s] {text}", err=True)
 
-    found = ScaleRun(nodes, churn_per_s, seconds, STEP_S, seed).run(progress)
-    wall_s = time.monotonic() - started_s
-    _tell(found, wall_s)
-    if report is not None:
-        report.parent.mkdir(parents=True, exist_ok=True)
-        plain = {"seed": seed, "wall_s": round(wall_s, 1), **found.to_plain()}
-        report.write_text(json.dumps(plain, indent=2) + "\n")
-
-
-def _tell(found: Findings, wall_s: float) -> None:
     click.echo(
         COLUMNS.format(
             "",
@@ -54,8 +44,17 @@ def _tell(found: Findings, wall_s: float) -> None:
             "90 %",
         )
     )
-    for row in found.rows:
-        click.echo(_line(row))
+    run = ScaleRun(nodes, churn_per_s, seconds, STEP_S, seed)
+    found = run.run(progress, on_row=lambda row: click.echo(_line(row)))
+    wall_s = time.monotonic() - started_s
+    _tell(found, wall_s)
+    if report is not None:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        plain = {"seed": seed, "wall_s": round(wall_s, 1), **found.to_plain()}
+        report.write_text(json.dumps(plain, indent=2) + "\n")
+
+
+def _tell(found: Findings, wall_s: float) -> None:
     click.echo(
         "per event: messages, each counted on every link it takes; bytes; processor time of the scheduler's core"
         " and, each, of the others'; virtual time until all act in the view, median and 90 %"

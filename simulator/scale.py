@@ -51,6 +51,7 @@ from .cluster import SimCluster, SimNode, _Connection
 
 DEGREE = 3
 BATCH = 8
+LEAST_LEFT = 0.8  # Of the nodes; with fewer, the next that happens is a join.
 HOP_S = 0.01  # No message takes longer over one link.
 STEP_KINDS = ("Up", "Down", "Ready", "Commit")
 BACKGROUND = (*STEP_KINDS, "Report")  # What nodes send while nothing happens.
@@ -357,7 +358,12 @@ class ScaleRun:
         self.names = [f"n{index:07d}" for index in range(nodes)]
         self.found = Findings(nodes, 0, churn_per_s, seconds, step_s)
 
-    def run(self, progress: Progress, kinds: tuple[str, ...] = KINDS) -> Findings:
+    def run(
+        self,
+        progress: Progress,
+        kinds: tuple[str, ...] = KINDS,
+        on_row: Callable[[Row], None] = lambda row: None,
+    ) -> Findings:
         """Each kind of event alone, one after the other, then all of them mixed.
 
         A KeyboardInterrupt while they are mixed ends the run; what was found until then is returned.
@@ -371,9 +377,10 @@ class ScaleRun:
         progress(f"{self.size} nodes at rest: {len(self.sim.history)} steps")
         for kind in kinds:
             self._alone(kind)
-            progress(f"{kind}: done")
+            on_row(self.found.rows[-1])
         if self.found.churn_per_s and self.found.seconds:
             self._churn(progress)
+            on_row(self.found.rows[-1])
         self.found.cpu_s = time.process_time() - began_s
         return self.found
 
@@ -409,7 +416,8 @@ class ScaleRun:
         try:
             while (due_s := due_s + self.rng.expovariate(found.churn_per_s)) < until_s:
                 sim.run(due_s)
-                happenings.append(self._happen(self.rng.choice(CHURN)))
+                few = len(self._members()) < LEAST_LEFT * self.size
+                happenings.append(self._happen("join" if few else self.rng.choice(CHURN)))
                 progress(
                     f"{sim.now_s - began_s:.1f} of {found.seconds:g} s, {len(happenings)} events,"
                     f" {len(sim.pending)} of them under way"

@@ -21,7 +21,7 @@ def rows_by_size():
 def test_with_twice_the_nodes_an_event_takes_twice_the_messages_and_no_more_than_twice_the_bytes_a_node(
     kind, rows_by_size
 ):
-    """A flood is a message a link; a view names every node, and each node passes it on. Half as much again: chance."""
+    """A flood is a message a link, and a view names every node. Half as much again is left to chance."""
     small, large = rows_by_size[SMALL][kind], rows_by_size[LARGE][kind]
     # Who stands for scheduler is answered by each on a way that grows, slowly, with the nodes.
     assert large.messages_per_event < 1.5 * 2 * small.messages_per_event
