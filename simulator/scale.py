@@ -201,9 +201,9 @@ class ScaleCluster(SimCluster):
         self.pending.append(happening)
         return happening
 
-    def crash(self, name: str) -> None:
+    def crash(self, name: str, arrives: float | None = None) -> None:
         """As every crash, and the node counts no more."""
-        super().crash(name)
+        super().crash(name, arrives)
         self._forget(name)
 
     def _finish(self, node: SimNode, how: str, reason: str) -> None:
