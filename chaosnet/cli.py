@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 import click
 
@@ -221,6 +221,26 @@ class NodeRange(_Expecting):
         if not 2 <= int(parts[0]) <= int(parts[1]) <= 10_000:
             self.refuse(value, "is out of range", param, ctx)
         return int(parts[0]), int(parts[1])
+
+
+class PerSecond(_Expecting):
+    """A rate, taken in events per second."""
+
+    name = "NUMBER/s"
+    expected = "events per second, minute or hour, e.g. 1/s, 30/min or 5/h"
+    SECONDS: ClassVar = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        if isinstance(value, float):
+            return value
+        number, _, unit = str(value).partition("/")
+        try:
+            per_s = float(number) / self.SECONDS[unit]
+        except (ValueError, KeyError):
+            self.refuse(value, "is no rate", param, ctx)
+        if not 0 < per_s <= 1000:
+            self.refuse(value, "is out of range", param, ctx)
+        return per_s
 
 
 class Amount(_Expecting):
@@ -705,24 +725,46 @@ def bench() -> None:
     "--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write the story of what is replayed."
 )
 @click.option(
+    "--churn", type=PerSecond(), help="Measure what events cost in one cluster of --nodes, so many of them."
+)
+@click.option(
+    "--hours",
+    type=Amount(0.0001, 1000),
+    default=1.0,
+    metavar="H",
+    help="Of virtual time, with --churn. Default: 1.",
+)
+@click.option(
     "--json", "report", type=click.Path(dir_okay=False, path_type=Path), help="Write what was found."
 )
 def simulate(
     schedules: int | None, first: int, nodes: tuple[int, int] | None, seed: int | None, crash_points: bool,
-    seeds: int, restart: bool, crash_point: str | None, mutants: bool, trace: Path | None, report: Path | None,
+    seeds: int, restart: bool, crash_point: str | None, mutants: bool, churn: float | None, hours: float,
+    trace: Path | None, report: Path | None,
 ) -> None:  # fmt: skip
     """Run the real protocol on a virtual network with random crashes, joins, leaves and cut links.
 
-    Exactly one of --schedules, --seed, --crash-points, --crash-point and --mutants says what to run.
+    Exactly one of --schedules, --seed, --crash-points, --crash-point, --mutants and --churn says what to run.
+    --churn is for large clusters: what each event costs, e.g. --nodes 1000 --churn 1/s --hours 0.01.
     """
-    chosen = [schedules is not None, seed is not None, crash_points, crash_point is not None, mutants]
+    chosen = [schedules is not None, seed is not None, crash_points, crash_point is not None, mutants,
+              churn is not None]  # fmt: skip
     if sum(chosen) != 1:
         raise click.UsageError(
             f"{sum(chosen)} things to run (expected exactly one of --schedules, --seed, --crash-points,"
-            " --crash-point, --mutants)"
+            " --crash-point, --mutants, --churn)"
         )
     if trace is not None and seed is None and crash_point is None:
         raise click.UsageError("--trace: nothing is replayed (expected --seed or --crash-point with it)")
+    if churn is not None:
+        if nodes is None or nodes[0] != nodes[1] or nodes[0] < 10:
+            raise click.UsageError(
+                "--churn: expected one number of --nodes from 10 on with it, e.g. --nodes 1000"
+            )
+        from .simulate_scale import run_scale
+
+        run_scale(nodes[0], churn, hours, first, report)
+        return
     from . import simulate as simulation
 
     if schedules is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -555,9 +555,9 @@ class Agent:
     def _overlay_changed(self, now_s: float) -> list[Effect]:
         """Somebody may have gone or come back."""
         assert self.sync.view is not None
-        if self.phase is Phase.JOINING and not self.overlay.reachable & set(self.sync.view.member_ids):
+        if self.phase is Phase.JOINING and not self.overlay.reachable & self.sync.view.member_set:
             return self.joiner.orphaned("no member can be reached", now_s) if self.joiner else []
-        missing = set(self.sync.view.member_ids) - self.overlay.reachable
+        missing = self.sync.view.member_set - self.overlay.reachable
         if not self.parked:
             missing -= self.overlay.crashed
         if not missing:
@@ -571,7 +571,7 @@ class Agent:
     def _redial(self, now_s: float) -> list[Effect]:
         assert self.sync.view is not None
         self.redial_at_s = now_s + REDIAL_EVERY_S
-        missing = set(self.sync.view.node_ids) - self.overlay.reachable
+        missing = self.sync.view.node_set - self.overlay.reachable
         members = [self.sync.view.find(node) for node in sorted(missing)]
         return [Dial(way) for member in members if member for way in self.book.ways_to(member)]
 
@@ -709,17 +709,18 @@ class Agent:
         if self.opener.view is not None and self.opener.view.key <= view.key:
             self.opener.done()
         self.overlay.enter(view)
+        self.relay.by_view = (view.scheduler, view.to_scheduler(self.me))
         self.lost_links.entered(view)
-        self.book.keep({*view.node_ids, *self.relay.peers})
+        self.book.keep(view.node_set, self.relay.peers)
         self.closer.switched(before, view, self.overlay.reborn)
         self.monitor.entered(view)
         effects: list[Effect] = [] if self.parked is None else [Parked(None)]
         self._adopt_term(view.term)
-        if self.me in view.member_ids and self.phase is Phase.JOINING and self.joiner:
+        if self.me in view.member_set and self.phase is Phase.JOINING and self.joiner:
             effects += self._become_member(step, now_s)
         effects += self.serving.entered(view, step)
         if self.scheduler:
-            if view.scheduler not in (self.me, "") or self.me not in view.member_ids:
+            if view.scheduler not in (self.me, "") or self.me not in view.member_set:
                 self.scheduler = None
             else:
                 effects += self.scheduler.switched(view, now_s)
@@ -876,18 +877,20 @@ class Agent:
         if not self._scheduler_missing:
             self.election.stand_down()
             return []
-        seniors = [node for node in view.member_ids if node in self.overlay.reachable]
-        if self.me not in seniors:
+        if self.me not in view.member_set:
             return []
-        leaves = self.leaver.state is not LeaverState.STAYING  # Stands only if nobody else does.
-        self.election.scheduler_missing(seniors.index(self.me) + leaves * len(seniors), now_s)
-        effects = self.election.tick(view.key, self.sync.electorates(), set(seniors), now_s)
-        effects += self._count(set(seniors))
+        seniors = view.member_set & self.overlay.reachable
+        if self.election.wake_at_s is None:
+            leaves = self.leaver.state is not LeaverState.STAYING  # Stands only if nobody else does.
+            rank = sum(node in seniors for node in view.member_ids[: view.member_ids.index(self.me)])
+            self.election.scheduler_missing(rank + leaves * len(seniors), now_s)
+        effects = self.election.tick(view.key, self.sync.electorates(), seniors, now_s)
+        effects += self._count(seniors)
         if self.election.role is Role.ELECTED:
             return effects + self._take_role(now_s)
         return effects + self._park_without_quorum()
 
-    def _count(self, voters: set[str]) -> list[Effect]:
+    def _count(self, voters: Set[str]) -> list[Effect]:
         assert self.sync.view is not None
         electorates = self.sync.electorates()
         return self.election.count(self.sync.view.key, electorates, voters, self.overlay.crashed)
@@ -906,16 +909,16 @@ class Agent:
 
     def _on_vote(self, message: VoteRequest | VoteReply, now_s: float) -> list[Effect]:
         view = self.sync.view
-        if view is None or self.me not in view.member_ids:
+        if view is None or self.me not in view.member_set:
             return []
         if isinstance(message, VoteRequest):
-            if message.candidate not in view.member_ids:
+            if message.candidate not in view.member_set:
                 return self._expel_stranger(message.candidate, message.key)
             vacant = self._scheduler_missing or message.candidate == self._named_scheduler  # It stands again.
             effects = self.election.on_request(message, view.key, vacant)
             self._adopt_term(self.election.term)
             return effects
-        voters = set(view.member_ids) & self.overlay.reachable
+        voters = view.member_set & self.overlay.reachable
         electorates, crashed = self.sync.electorates(), self.overlay.crashed
         effects = self.election.on_reply(message, view.key, electorates, voters, crashed)
         self._adopt_term(self.election.term)

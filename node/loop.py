@@ -525,7 +525,7 @@ class NodeLoop:
 
     def _heard_notice(self, envelope: Envelope) -> None:
         assert isinstance(envelope.body, Notice)
-        if envelope.serial not in self.agent.relay.seen.get(envelope.source, {}):
+        if self.agent.relay.is_new(envelope):
             self._on_notice(envelope.body)
 
     # --- readings ---

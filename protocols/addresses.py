@@ -35,9 +35,10 @@ class AddressBook:
             return tuple(filter(None, (self.given[peer],)))
         return tuple(dict.fromkeys(filter(None, (self.answered.get(peer, ""), *addresses))))
 
-    def keep(self, peers: Collection[str]) -> None:
+    def keep(self, *peers: Collection[str]) -> None:
         """Forget the others: their processes have gone, and another of the same name may live elsewhere."""
-        self.answered = {peer: address for peer, address in self.answered.items() if peer in peers}
+        for peer in [peer for peer in self.answered if not any(peer in some for some in peers)]:
+            del self.answered[peer]
 
 
 class DialBacks:

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from .effects import Effect
-from .messages import Electorate, Routed, ViewKey, VoteReply, VoteRequest
+from .messages import EVERYONE, Electorate, Routed, ViewKey, VoteReply, VoteRequest
 from .overlay import lacking
 
 STAGGER_S = 0.02  # Times the rank in seniority: the head start of the more senior.
@@ -64,7 +64,7 @@ class Election:
             self.wake_at_s = now_s + STAGGER_S * rank
 
     def tick(
-        self, key: ViewKey, electorates: list[Electorate], voters: set[str], now_s: float
+        self, key: ViewKey, electorates: list[Electorate], voters: Set[str], now_s: float
     ) -> list[Effect]:
         """Stand, or stand again, when it is time. `voters`: all members that can be reached, and we."""
         if self.wake_at_s is None or now_s < self.wake_at_s:
@@ -98,8 +98,8 @@ class Election:
         reply: VoteReply,
         key: ViewKey,
         electorates: list[Electorate],
-        voters: set[str],
-        crashed: set[str],
+        voters: Set[str],
+        crashed: Set[str],
     ) -> list[Effect]:
         """A voter answers. When a quorum said yes: TRIAL becomes CANDIDATE, CANDIDATE becomes ELECTED."""
         if not reply.granted:
@@ -114,7 +114,7 @@ class Election:
         return self.count(key, electorates, voters, crashed)
 
     def count(
-        self, key: ViewKey, electorates: list[Electorate], voters: set[str], crashed: set[str]
+        self, key: ViewKey, electorates: list[Electorate], voters: Set[str], crashed: Set[str]
     ) -> list[Effect]:
         """Look whether the votes suffice; also called after standing, for a cluster of one."""
         if self.role not in (Role.TRIAL, Role.CANDIDATE):
@@ -129,6 +129,6 @@ class Election:
         effects = self._ask(key, voters, self.term, trial=False)
         return effects + self.count(key, electorates, voters, crashed)
 
-    def _ask(self, key: ViewKey, voters: set[str], term: int, trial: bool) -> list[Effect]:
+    def _ask(self, key: ViewKey, voters: Set[str], term: int, trial: bool) -> list[Effect]:
         request = VoteRequest(term=term, candidate=self.me, key=key, trial=trial)
-        return [effect for voter in sorted(voters - {self.me}) for effect in self.send(voter, request)]
+        return self.send(EVERYONE, request) if voters - {self.me} else []

@@ -7,7 +7,8 @@ Field types and bounds are checked by msgspec on arrival (codec.py); past it, co
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
+from functools import cached_property
 from typing import Annotated, Literal
 
 import msgspec
@@ -53,12 +54,20 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     life: Count = 0  # Grows from one start of the process to the next.
 
 
-class Tree(msgspec.Struct, frozen=True, kw_only=True):
+class Tree(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Gradients go up to `root` and results come down; carries `share` of all chunks."""
 
     root: Id
     parent: dict[Id, Id]
     share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+
+    @cached_property
+    def children(self) -> Mapping[str, tuple[str, ...]]:
+        """Of each node that has any, sorted."""
+        found: dict[str, list[str]] = {}
+        for child in sorted(self.parent):
+            found.setdefault(self.parent[child], []).append(child)
+        return {parent: tuple(children) for parent, children in found.items()}
 
     def flaw(self, nodes: Set[str], members: Set[str], links: Set[Link]) -> str:
         """As that of the view whose `nodes`, `members` and `links` these are."""
@@ -86,7 +95,7 @@ class Joining(msgspec.Struct, frozen=True, kw_only=True):
     blocking: bool = False
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything the cluster agrees on: who is in, over which links, and the plan.
 
     `members` contribute and vote. `observers` (joiners catching up) only listen to results: they are
@@ -107,35 +116,102 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> ViewKey:
         return (self.term, self.seq)
 
-    @property
+    @cached_property
     def member_ids(self) -> tuple[str, ...]:
         return tuple(member.id for member in self.members)
 
-    @property
+    @cached_property
     def observer_ids(self) -> tuple[str, ...]:
         return tuple(member.id for member in self.observers)
 
-    @property
+    @cached_property
     def voter_ids(self) -> tuple[str, ...]:
         """Members without those who enter with this view: they may not know of it yet, and could not vote."""
         new = {joining.node for joining in self.joining}
         return tuple(member.id for member in self.members if member.id not in new)
 
-    @property
+    @cached_property
     def node_ids(self) -> tuple[str, ...]:
         return self.member_ids + self.observer_ids
 
+    @cached_property
+    def member_set(self) -> frozenset[str]:
+        return frozenset(self.member_ids)
+
+    @cached_property
+    def observer_set(self) -> frozenset[str]:
+        return frozenset(self.observer_ids)
+
+    @cached_property
+    def lives(self) -> frozenset[tuple[str, int]]:
+        return frozenset((each.id, each.life) for each in (*self.members, *self.observers))
+
+    @cached_property
+    def standings(self) -> frozenset[tuple[str, int, int, str]]:
+        """Of each node: its id and life, since which step, and as what ("active" or "standby")."""
+        return frozenset(
+            (each.id, each.life, each.joined_step, state)
+            for state, nodes in (("standby", self.observers), ("active", self.members))
+            for each in nodes
+        )
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Is there a way from each node to each other that leads through members only?"""
+        found = {*self.member_ids[:1]}
+        edge = list(found)
+        while edge:
+            around = set(self.neighbors(edge.pop())) - found
+            found |= around
+            edge.extend(around & self.member_set)
+        return found >= self.node_set
+
+    @cached_property
+    def node_set(self) -> frozenset[str]:
+        return frozenset(self.node_ids)
+
+    @cached_property
+    def link_set(self) -> frozenset[Link]:
+        return frozenset(self.links)
+
+    @cached_property
+    def _by_id(self) -> Mapping[str, Member]:
+        return {each.id: each for each in (*self.observers, *self.members)}
+
+    @cached_property
+    def _around(self) -> Mapping[str, tuple[str, ...]]:
+        around: dict[str, set[str]] = {}
+        for a, b in self.links:
+            around.setdefault(a, set()).add(b)
+            around.setdefault(b, set()).add(a)
+        return {node: tuple(sorted(peers)) for node, peers in around.items()}
+
+    @cached_property
+    def _to_scheduler(self) -> Mapping[str, str]:
+        """Of each node that has one, the neighbour that is next on a shortest way through members."""
+        nearer: dict[str, str] = {}
+        edge = [self.scheduler]
+        for node in edge:
+            beyond = [peer for peer in self.neighbors(node) if peer not in nearer and peer != self.scheduler]
+            nearer |= dict.fromkeys(beyond, node)
+            edge += [peer for peer in beyond if peer in self.member_set]
+        return nearer
+
+    def to_scheduler(self, node: str) -> str:
+        """The neighbour of `node` that is next on a shortest way to the scheduler; "" if there is none."""
+        return self._to_scheduler.get(node, "")
+
     def find(self, node: str) -> Member | None:
         """The member or observer of that id."""
-        return next((m for m in (*self.members, *self.observers) if m.id == node), None)
+        return self._by_id.get(node)
 
     def neighbors(self, node: str) -> tuple[str, ...]:
         """Ids at the other ends of the links of `node`, sorted."""
-        return tuple(sorted({b if a == node else a for a, b in self.links if node in (a, b)}))
+        return self._around.get(node, ())
 
     def flaw(self) -> str:
         """What no scheduler would propose, for it is no view that a step could run in; "" if there is nothing."""
-        nodes, members, links = set(self.node_ids), set(self.member_ids), set(self.links)
+        nodes, members, links = self.node_set, self.member_set, self.link_set
         if len(nodes) != len(self.members) + len(self.observers):
             return "it names a node twice"
         if self.scheduler and self.scheduler not in members:

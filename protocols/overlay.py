@@ -8,6 +8,7 @@ reachable; a node that lost one link still is. Members that are not reachable ar
 from __future__ import annotations
 
 import enum
+from collections.abc import Set
 from dataclasses import dataclass
 
 from .messages import Electorate, Link, LinkNews, View, ViewKey, link
@@ -32,7 +33,7 @@ class News:
     peer_life: int  # Which life of the other end it spoke of.
 
 
-def has_quorum(electorate: Electorate, alive: set[str], crashed: set[str]) -> bool:
+def has_quorum(electorate: Electorate, alive: Set[str], crashed: Set[str]) -> bool:
     """May `alive` go on for the whole electorate? (DESIGN, section 6.)
 
     A majority may. An exact half may if it holds the most senior member, or if all others are known to
@@ -47,7 +48,7 @@ def has_quorum(electorate: Electorate, alive: set[str], crashed: set[str]) -> bo
     return voters[0] in alive or all(voter in crashed for voter in missing)
 
 
-def lacking(electorates: list[Electorate], alive: set[str], crashed: set[str]) -> Electorate | None:
+def lacking(electorates: list[Electorate], alive: Set[str], crashed: Set[str]) -> Electorate | None:
     """The first electorate without whose quorum `alive` may not go on; None if it may.
 
     The first is that of the present view and needs a quorum. The others are of views that some of their
@@ -73,43 +74,52 @@ class Overlay:
 
     def __init__(self, me: str) -> None:
         self.me = me
-        self.nodes: set[str] = set()  # Of the view.
-        self.observers: set[str] = set()
-        self.links: set[Link] = set()  # Of the view.
-        self.lost: set[Link] = set()  # Of these, those that one end has lost.
-        self.live: dict[str, set[str]] = {}  # Neighbours over live links: of the view and not lost, or found.
+        self.view = View(term=0, seq=0, scheduler="", members=())
         self.news: dict[tuple[str, str], News] = {}  # (reporter, peer)
-        self.closed: set[tuple[str, str]] = set()  # Of these, who saw whom die.
-        self.key: ViewKey = (0, 0)
+        self.told: dict[str, set[str]] = {}  # Node: the other ends of its links that there is news of.
+        self.denials: set[Link] = set()  # Links that one end has lost.
+        self.extra: set[Link] = set()  # Open connections that are no link of the view and that nobody denies.
+        self.lost: set[Link] = set()  # Links of the view that one end has lost.
+        self.found: set[Link] = set()  # Extra ones between nodes of the view.
+        self.closed: set[tuple[str, str]] = set()  # Of the news, who saw whom die.
         self.left: dict[str, tuple[int, ViewKey]] = {}  # Who said farewell: the life, and its last view.
-        self.life: dict[str, int] = {}  # Of each node that is, or was, in a view.
+        self.past_life: dict[str, int] = {}  # Of each node that was in an earlier view.
         self.latest_life: dict[str, int] = {}  # Of each node that was heard of.
         self.reborn: set[str] = set()  # Nodes of the view, or an earlier one, whose name a later process has.
         self.departed: set[str] = set()  # Nodes of earlier views.
-        self.reachable: set[str] = {me}
+        self.reachable: Set[str] = {me}
+
+    @property
+    def key(self) -> ViewKey:
+        return self.view.key
 
     def enter(self, view: View) -> None:
         """Take over the links of a new view; news about them stays, for it may be newer than the view."""
-        self.departed = (self.departed | self.nodes) - {*view.node_ids}
-        self.nodes, self.observers, self.key = {*view.node_ids}, {*view.observer_ids}, view.key
-        self.links, self.lost, self.live = {*view.links}, set(), {}
-        self.life |= {member.id: member.life for member in (*view.members, *view.observers)}
-        self.reborn = {node for node, life in self.life.items() if self.latest_life.get(node, 0) > life}
-        for a, b in self.links | {link(*ends) for ends in self.news}:
-            self._settle(a, b)
+        before, self.view = self.view, view
+        gone = before.node_set - view.node_set
+        self.departed = (self.departed | gone) - view.node_set
+        for node, life in before.lives - view.lives:
+            self.past_life[node] = life
+            self._compare_lives(node)
+        for node, _ in view.lives - before.lives:
+            self._compare_lives(node)
+        for each in before.link_set ^ view.link_set:
+            self._sort(each)
+        self.lost = self.denials & view.link_set
+        self.found = {each for each in self.extra if view.node_set.issuperset(each)}
         self._explore()
 
     def settled(self) -> None:
         """Nobody acts in an older view any more: what is known of nodes that have gone can go."""
         back = self.reborn
         gone, self.departed = self.departed - back, self.departed & back
-        if gone:
-            self.news = {ends: news for ends, news in self.news.items() if not gone & {*ends}}
-            self.closed &= self.news.keys()
         for node in gone:
-            self.left.pop(node, None)
-            self.life.pop(node, None)
-            self.latest_life.pop(node, None)
+            for peer in sorted(self.told.get(node, ())):
+                for ends in ((node, peer), (peer, node)):
+                    if ends in self.news:
+                        self._forget(ends)
+            for known in (self.left, self.past_life, self.latest_life):
+                known.pop(node, None)
 
     def heard(self, told: LinkNews) -> bool:
         """One end tells of a link; True if that changes what can be reached, or who is known to have died."""
@@ -120,20 +130,19 @@ class Overlay:
         crashed = self.crashed
         self.news.pop(ends, None)  # The newest come last.
         self.news[ends] = News(told.version, LinkState(told.state), told.peer_life)
+        self.told.setdefault(a, set()).add(b)
+        self.told.setdefault(b, set()).add(a)
         if told.state == LinkState.CLOSED.value:
             self.closed.add(ends)
         else:
             self.closed.discard(ends)
-        changed = self._settle(a, b)
-        explore = changed and (a in self.reachable or b in self.reachable)
+        changed = self._settle(link(a, b))
         if told.life > self.latest_life.get(a, 0):
             self.latest_life[a] = told.life
-            if a in self.life and told.life > self.life[a] and a not in self.reborn:
-                self.reborn.add(a)
-                explore = changed = True
+            if self._compare_lives(a):
+                changed = True
+                self._explore()
         self._forget_strangers()
-        if explore:
-            self._explore()
         return changed or crashed != self.crashed
 
     def farewell(self, node: str, life: int, key: ViewKey) -> None:
@@ -144,16 +153,31 @@ class Overlay:
     def _forget_strangers(self) -> None:
         """Who is in no view, and may never be, was heard of by others; there is no end to names."""
         most = 2 * MAX_STRANGERS
-        if len(self.news) > most + 2 * len(self.links):
-            odd = [ends for ends in self.news if not self.life.keys() >= {*ends}]
+        if len(self.news) > most + 2 * len(self.view.links):
+            odd = [ends for ends in self.news if not all(self._was_in_view(end) for end in ends)]
             for ends in odd[:-MAX_STRANGERS]:
-                del self.news[ends]
-            self.closed &= self.news.keys()
+                self._forget(ends)
         for known in (self.left, self.latest_life):
-            if len(known) > most + len(self.life):
-                odd_names = [node for node in known if node not in self.life]
+            if len(known) > most + len(self.view.node_set) + len(self.past_life):
+                odd_names = [node for node in known if not self._was_in_view(node)]
                 for node in odd_names[:-MAX_STRANGERS]:
                     del known[node]
+
+    def _was_in_view(self, node: str) -> bool:
+        """Is it in the view, or was it in an earlier one?"""
+        return node in self.view.node_set or node in self.past_life
+
+    def _forget(self, ends: tuple[str, str]) -> None:
+        """What one end said of a link."""
+        a, b = ends
+        del self.news[ends]
+        self.closed.discard(ends)
+        if (b, a) not in self.news:
+            for end, other in (ends, (b, a)):
+                self.told[end].discard(other)
+                if not self.told[end]:
+                    del self.told[end]
+        self._sort(link(a, b))
 
     def known(self, reporter: str, peer: str) -> LinkNews | None:
         """The newest news of that end, as anybody may repeat it."""
@@ -194,16 +218,29 @@ class Overlay:
 
     def live_links(self) -> set[Link]:
         """Links between nodes in reach: of the view and not lost, or found."""
-        reachable = self.reachable
-        return {link(a, b) for a, around in self.live.items() if a in reachable for b in around & reachable}
+        return {each for each in (self.view.link_set - self.lost) | self.found if self.reachable >= {*each}}
+
+    def _life(self, node: str) -> int:
+        member = self.view.find(node)
+        return member.life if member is not None else self.past_life.get(node, 0)
 
     def _is_current(self, node: str, life: int) -> bool:
-        return life >= self.life.get(node, 0)
+        return life >= self._life(node)
+
+    def _compare_lives(self, node: str) -> bool:
+        """Has a later process taken the name of this node of a view? True if that is new."""
+        known = self.view.find(node) is not None or node in self.past_life
+        if known and self.latest_life.get(node, 0) > self._life(node):
+            is_new = node not in self.reborn
+            self.reborn.add(node)
+            return is_new
+        self.reborn.discard(node)
+        return False
 
     def life_of(self, node: str) -> int:
         """The latest life of that name that was heard of; 0 if none."""
         left = self.left.get(node, (0, (0, 0)))[0]
-        return max(left, self.life.get(node, 0), self.latest_life.get(node, 0))
+        return max(left, self._life(node), self.latest_life.get(node, 0))
 
     def denied(self, a: str, b: str) -> bool:
         """Does one end say that the link is lost?"""
@@ -212,28 +249,70 @@ class Overlay:
             theirs is not None and theirs.state is not LinkState.OPEN
         )
 
-    def _settle(self, a: str, b: str) -> bool:
-        """After news of this link, or a new view: is it live, is it lost? True if that has changed."""
-        if a not in self.nodes or b not in self.nodes:
+    def _sort(self, each: Link) -> None:
+        """Put a link where it belongs, as far as that does not depend on who is in the view."""
+        denied = self.denied(*each)
+        (self.denials.add if denied else self.denials.discard)(each)
+        extra = not denied and each not in self.view.link_set and each[1] in self.told.get(each[0], ())
+        (self.extra.add if extra else self.extra.discard)(each)
+
+    def _settle(self, each: Link) -> bool:
+        """After news of this link: True if it has become live, or is no more."""
+        was_live = each in self.found or (each in self.view.link_set and each not in self.lost)
+        self._sort(each)
+        if not self.view.node_set.issuperset(each):
             return False
-        denied = self.denied(a, b)
-        is_live = not denied and (link(a, b) in self.links or (a, b) in self.news or (b, a) in self.news)
-        if denied and link(a, b) in self.links:
-            self.lost.add(link(a, b))
-        else:
-            self.lost.discard(link(a, b))
-        if is_live == (b in self.live.get(a, ())):
+        (self.lost.add if each in self.denials & self.view.link_set else self.lost.discard)(each)
+        (self.found.add if each in self.extra else self.found.discard)(each)
+        is_live = each in self.found or (each in self.view.link_set and each not in self.lost)
+        if is_live is was_live:
             return False
-        for end, other in ((a, b), (b, a)):
-            around = self.live.setdefault(end, set())
-            around.add(other) if is_live else around.discard(other)
+        if is_live and len(self.reachable & {*each}) == 1:
+            self._explore()
+        elif was_live and self.reachable >= {*each}:
+            self._cut(*each)
         return True
+
+    def _around(self, node: str) -> list[str]:
+        """Neighbours over live links: of the view and not lost, or found."""
+        around = [
+            peer for peer in self.view.neighbors(node) if not self.lost or link(node, peer) not in self.lost
+        ]
+        return around + [a if b == node else b for a, b in self.found if node in (a, b)]
 
     def _explore(self) -> None:
         """Who is in reach. Observers are at the edge: no path leads through them."""
-        found, edge = {self.me}, [self.me]
+        if self.view.is_whole and not self.lost and not self.reborn and self.me in self.view.node_set:
+            self.reachable = self.view.node_set
+        else:
+            self.reachable = self._part_of(self.me)
+
+    def _part_of(self, node: str) -> set[str]:
+        found, edge = {node}, [node]
         while edge:
-            around = self.live.get(edge.pop(), set()) - found - self.reborn
+            around = set(self._around(edge.pop())) - found - self.reborn
             found |= around
-            edge.extend(around - self.observers)
-        self.reachable = found
+            edge.extend(around - self.view.observer_set)
+        return found
+
+    def _cut(self, a: str, b: str) -> None:
+        """A link between two nodes in reach is gone. Searching from both ends shows what hung on it."""
+        observers = self.view.observer_set
+        if self.reborn or observers & {a, b, self.me}:
+            self._explore()
+            return
+        sides, edges = ({a}, {b}), ([a], [b])
+        while edges[0] and edges[1]:
+            near = 0 if len(sides[0]) <= len(sides[1]) else 1
+            around = set(self._around(edges[near].pop(0))) - sides[near] - observers
+            if around & sides[1 - near]:
+                return  # There is another way.
+            sides[near].update(around)
+            edges[near].extend(sorted(around))
+        part = sides[0] if not edges[0] else sides[1]
+        if self.me in part:
+            self._explore()
+            return
+        rest = self.reachable - part
+        deaf = {each for each in observers & rest if not (set(self._around(each)) & rest) - observers}
+        self.reachable = rest - deaf

@@ -2,17 +2,62 @@
 
 Like a learning switch: an envelope whose way is unknown is flooded, and every envelope that passes
 teaches the way back to its source. So nodes negotiate with whom they have no link to, a dead link costs
-one flood, and a broadcast costs one message per link. Delivery is at most once and may fail when a
-connection closes on the way; who waits for an answer has a deadline.
+one flood, and a broadcast costs one message per link. Reports are never flooded, for every node sends one
+a second: while nothing has taught the way, they take the shortest by the view, or none. Delivery is at most
+once and may fail when a connection closes on the way; who waits for an answer has a deadline.
 """
 
 from __future__ import annotations
 
 from .effects import Effect, Transmit
-from .messages import EVERYONE, Envelope, Routed
+from .messages import EVERYONE, MAX_NODES, Envelope, Report, Routed
 
 SEEN_PER_SOURCE = 512  # Serials remembered; far more than are ever under way from one source.
-MAX_SOURCES = 4096
+MAX_SOURCES = (
+    2 * MAX_NODES
+)  # A source that is forgotten while its envelopes are under way could flood in circles.
+_WINDOW = (1 << SEEN_PER_SOURCE) - 1
+
+
+class _Seen:
+    """Which serials of one source were here: the newest, and a bit for each of those below it.
+
+    A process may be started again with its clock put back, and another life's serials are far away. So two
+    lives are remembered: `other` is the one before, or the later one of which something was late.
+    """
+
+    __slots__ = ("bits", "newest", "other")
+
+    def __init__(self, serial: int, other: tuple[int, int] = (-SEEN_PER_SOURCE, 0)) -> None:
+        self.newest, self.bits, self.other = serial, 1, other
+
+    def note(self, serial: int) -> bool:
+        """False if it was here before."""
+        if not self._is_near(serial, self.newest):
+            here, (self.newest, self.bits) = (self.newest, self.bits), self.other
+            self.other = here
+            if not self._is_near(serial, self.newest):
+                self.newest, self.bits = serial, 0
+        ahead = serial - self.newest
+        if ahead > 0:
+            self.newest, self.bits = serial, (self.bits << ahead | 1) & _WINDOW
+            return True
+        is_new = not self.bits >> -ahead & 1
+        self.bits |= 1 << -ahead
+        return is_new
+
+    def has(self, serial: int) -> bool:
+        """Was it here?"""
+        lives = (self.newest, self.bits), self.other
+        return any(
+            self._is_near(serial, newest) and bits >> newest - serial & 1
+            for newest, bits in lives
+            if newest >= serial
+        )
+
+    @staticmethod
+    def _is_near(serial: int, newest: int) -> bool:
+        return -SEEN_PER_SOURCE < serial - newest < SEEN_PER_SOURCE
 
 
 class Relay:
@@ -25,7 +70,11 @@ class Relay:
         self.leaves: set[str] = set()  # Peers that never pass anything on: clients.
         self.silent: set[str] = set()  # Peers whose links may be dead: nothing is sent by them alone.
         self.way: dict[str, str] = {}  # Source: the peer its envelopes come from.
-        self.seen: dict[str, dict[int, None]] = {}  # Source: serials in order of arrival.
+        self.by_view: tuple[str, str] = (
+            "",
+            "",
+        )  # The scheduler of the view, and the peer that is nearest to it.
+        self.seen: dict[str, _Seen] = {}  # By source.
         self.local: list[Routed] = []  # Sent by us to us (EVERYONE includes us), to be taken by the owner.
 
     def opened(self, peer: str, client: bool) -> None:
@@ -65,19 +114,24 @@ class Relay:
             return True, []
         return envelope.target == EVERYONE, self._forward(envelope, came_from=peer)
 
+    def is_new(self, envelope: Envelope) -> bool:
+        """Would `receive` take it for one that was not here before?"""
+        seen = self.seen.get(envelope.source)
+        return seen is None or not seen.has(envelope.serial)
+
     def _note(self, peer: str, envelope: Envelope) -> bool:
         """Learn the way back; False if the envelope was here before."""
-        serials = self.seen.pop(envelope.source, {})
-        self.seen[envelope.source] = serials  # Last: who was silent longest is forgotten first.
-        if envelope.serial in serials:
-            return False
-        if len(self.seen) > MAX_SOURCES:
-            forgotten = next(iter(self.seen))
-            del self.seen[forgotten]
-            self.way.pop(forgotten, None)
-        serials[envelope.serial] = None
-        if len(serials) > SEEN_PER_SOURCE:
-            serials.pop(next(iter(serials)))
+        seen = self.seen.pop(envelope.source, None)
+        if seen is not None:
+            self.seen[envelope.source] = seen  # Last: who was silent longest is forgotten first.
+            if not seen.note(envelope.serial):
+                return False
+        else:
+            self.seen[envelope.source] = _Seen(envelope.serial)
+            if len(self.seen) > MAX_SOURCES:
+                forgotten = next(iter(self.seen))
+                del self.seen[forgotten]
+                self.way.pop(forgotten, None)
         self.way[envelope.source] = peer  # The first copy came the quickest way.
         return True
 
@@ -87,6 +141,10 @@ class Relay:
         via = self.way.get(envelope.target)
         if via in self.peers - self.silent and via != came_from:
             return [Transmit(via, envelope)]
+        if isinstance(envelope.body, Report):
+            target, via = self.by_view
+            usable = target == envelope.target and via in self.peers - self.silent and via != came_from
+            return [Transmit(via, envelope)] if usable else []
         return [
             Transmit(peer, envelope)
             for peer in sorted(self.peers - self.leaves)

@@ -46,7 +46,7 @@ class Serving:
         if mine:
             self.snapshots[step] = _Snapshot({joining.node for joining in mine})
             effects.append(TakeSnapshot(step, blocking=any(joining.blocking for joining in mine)))
-        for joiner in sorted(self.joiners - set(view.node_ids)):
+        for joiner in sorted(self.joiners - view.node_set):
             effects += self.drop(joiner)
         return effects
 

@@ -19,7 +19,6 @@ Source: Chaos, Sec. IV-B ("plans after the current all-reduce"; "restart all-red
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,7 +151,7 @@ class StepSync:
         self.view, self.step, self.priors, self.frozen = view, step, priors, False
         self.deal = deal or self.deal
         self.prepared = {key: each for key, each in self.prepared.items() if key > view.key}
-        self.places = [_place(tree, self.me, set(view.member_ids)) for tree in view.trees]
+        self.places = [_place(tree, self.me, view.member_set) for tree in view.trees]
         self.tree_of = chunk_trees(self.chunk_count, view.trees)
         self._restart()
         return [ViewEntered(view, step)]
@@ -342,7 +341,7 @@ class StepSync:
             return []
         assert self.view is not None
         if commit.switch and not self.catching_up and commit.switch not in self.prepared:
-            if self.me in self.view.member_ids:
+            if self.me in self.view.member_set:
                 raise LocalProtocolError(f"{self.me}: never prepared view {commit.switch}, but voted for it")
             self.frozen = True
             return [Out("the cluster switched to a view that this joiner had not prepared")]
@@ -373,9 +372,9 @@ class StepSync:
         return effects + self._replay_early()
 
     def _switch(self, before: View, following: View) -> list[Effect]:
-        if self.me not in following.node_ids:
+        if self.me not in following.node_set:
             self.frozen, self.view, self.prepared = True, following, {}
-            if self.me in before.member_ids:
+            if self.me in before.member_set:
                 return [Left("it asked to")]
             return [Out("the cluster dropped this node before it had joined")]
         prior = Electorate(key=before.key, members=before.voter_ids)
@@ -408,7 +407,7 @@ class StepSync:
     def depends_on(self, peer: str) -> bool:
         """Does the attempt under way need what only this peer can send, or does this peer need us?"""
         assert self.view is not None
-        if self.frozen or (peer in self.view.observer_ids and peer not in self.view.member_ids):
+        if self.frozen or (peer in self.view.observer_ids and peer not in self.view.member_set):
             return False
         return any(peer in place.neighbors for place in self.places)
 
@@ -433,9 +432,7 @@ class StepSync:
             assert min(self.prepared) > (self.view.key if self.view else (0, 0))
 
 
-def _place(tree: Tree, me: str, members: set[str]) -> _Place:
-    parents: Mapping[str, str] = tree.parent
-    below = tuple(sorted(child for child, parent in parents.items() if parent == me))
-    parent = parents.get(me)
+def _place(tree: Tree, me: str, members: frozenset[str]) -> _Place:
+    below, parent = tree.children.get(me, ()), tree.parent.get(me)
     around = below if parent is None else (parent, *below)
     return _Place(parent, frozenset(below) & members, below, around)

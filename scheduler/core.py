@@ -12,9 +12,8 @@ of two successive views overlap (DESIGN, section 6). Source: Chaos, Sec. IV-B an
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 
 from ..protocols.effects import Effect, Happened, Parked
@@ -56,6 +55,7 @@ from .views import AddJoiner, AddLink, Change, Nothing, Promote, Remove, RemoveL
 
 REPEAT_EVERY_S = 0.5  # PREPARE and FLUSH are sent again to make up for what was lost with a connection.
 MAX_QUEUE = 1024
+MEMBERS_NAMED, MEMBERS_TEXT = 20, 3000  # In a refusal, whose text is bounded.
 MIN_DEGREE = 2  # Below it the overlay is repaired: any one node or link may fail.
 LEAVE_PATIENCE_S = 5.0  # If no step carries the vote by then (everybody is paused), a flush does it.
 
@@ -69,6 +69,7 @@ class _FlushState:
     repeat_at_s: float = 0.0
     repeated: bool = False
     reason: str = ""
+    awaited: str = ""  # One of those who must answer: until it has, there is nothing to look through.
 
 
 @dataclass(slots=True)
@@ -77,6 +78,17 @@ class _Proposal:
     change: Change
     since_s: float
     repeat_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Impossible:
+    """Links that no plan of ours may count on: the named ones, and those between two who can only dial."""
+
+    links: Set[Link]
+    silent: frozenset[str]
+
+    def __contains__(self, each: object) -> bool:
+        return each in self.links or (isinstance(each, tuple) and self.silent.issuperset(each))
 
 
 class Scheduler:
@@ -167,6 +179,7 @@ class Scheduler:
         effects: list[Effect] = []
         if self.flush and now_s >= self.flush.repeat_at_s:
             self.flush.repeat_at_s, self.flush.repeated = now_s + REPEAT_EVERY_S, True
+            self.flush.awaited = ""  # It may be a joiner, which need not answer any more.
             effects += self.send(EVERYONE, self._flush_message())
             effects += self._install_if_complete()
         if self.proposal and now_s >= self.proposal.repeat_at_s:
@@ -181,10 +194,10 @@ class Scheduler:
         """A link was lost or found. Whose step is torn by that says so itself (AbortRequest)."""
         if self.flush:
             return self._install_if_complete()
-        if gone := sorted(set(self.view.member_ids) - self.overlay.reachable):
+        if gone := sorted(self.view.member_set - self.overlay.reachable):
             return self.start_flush(f"lost {', '.join(gone)}", now_s)
         effects: list[Effect] = []
-        for observer in sorted(set(self.view.observer_ids) - self.overlay.reachable):
+        for observer in sorted(self.view.observer_set - self.overlay.reachable):
             effects += self._enqueue(Remove(node=observer), now_s)
         for each in sorted(self.overlay.lost):
             effects += self._enqueue(RemoveLink(link=each, lost=True), now_s)
@@ -249,10 +262,11 @@ class Scheduler:
 
     @property
     def _members(self) -> str:
-        """Who is there, for people."""
-        return ", ".join(
-            f"{member.id} ({', '.join(member.addresses) or 'dials only'})" for member in self.view.members
-        )
+        """Who is there, for people: the first of them, if they are many."""
+        named = self.view.members[:MEMBERS_NAMED]
+        told = ", ".join(f"{member.id} ({', '.join(member.addresses) or 'dials only'})" for member in named)
+        more = len(self.view.members) - len(named)
+        return (f"{told} and {more} more" if more else told)[:MEMBERS_TEXT]
 
     def _find(self, name: str) -> Member | None:
         return next((m for m in self.view.members if name in (m.id, *m.addresses)), None)
@@ -379,7 +393,9 @@ class Scheduler:
         return (self.term, self.seq)
 
     def _planned(self, view: View) -> View:
-        return views.with_trees(view, self.monitor.graph(view.member_ids, view.links), self.policy)
+        graph = self.monitor.graph(view.member_ids, view.links)
+        graph.graph["roots"] = tuple(tree.root for tree in self.view.trees)
+        return views.with_trees(view, graph, self.policy)
 
     def _on_prepare_failed(self, message: PrepareFailed, now_s: float) -> list[Effect]:
         if self.proposal is None or message.key != self.proposal.view.key:
@@ -436,11 +452,10 @@ class Scheduler:
             self.queue.extend(AddLink(link=each, repair=True) for each in missing)
         return []
 
-    def _impossible(self, view: View) -> set[Link]:
+    def _impossible(self, view: View) -> _Impossible:
         """Links that somebody wanted away, that are dead or could not be opened, or whose ends can only dial."""
-        dead = {link(*ends) for ends in self.overlay.news if self.overlay.denied(*ends)}
-        silent = [member.id for member in view.members if not member.addresses]
-        return self.unwanted | self.out_of_reach | dead | set(itertools.combinations(sorted(silent), 2))
+        silent = frozenset(member.id for member in view.members if not member.addresses)
+        return _Impossible(self.unwanted | self.out_of_reach | self.overlay.denials, silent)
 
     # --- flush and install ---
 
@@ -476,6 +491,8 @@ class Scheduler:
         if answer.node not in answers and len(answers) >= MAX_QUEUE + 2 * len(self.view.node_ids):
             return []  # So many nodes there are not.
         answers[answer.node] = answer
+        if answer.view is not None:
+            self.flush.awaited = ""  # Others may have to answer in that view.
         return self._install_if_complete()
 
     def _again(self, node: str) -> list[Effect]:
@@ -492,14 +509,17 @@ class Scheduler:
     def _install_if_complete(self) -> list[Effect]:
         assert self.flush is not None
         answers, reachable = self.flush.answers, self.overlay.reachable
+        if self.flush.awaited in reachable and self.flush.awaited not in answers:
+            return []
         answers = {node: answer for node, answer in answers.items() if node in reachable}
         if self.me not in answers:
             return []
         known = [self.view, *(answer.view for answer in answers.values() if answer.view)]
         base = max(known, key=lambda view: view.key)
         # A blocking joiner that has not heard of the view it entered with cannot answer.
-        awaited = base.voter_ids if self.flush.repeated else base.member_ids
-        if any(node not in answers for node in awaited if node in reachable):
+        due = {*base.voter_ids} if self.flush.repeated else base.member_set
+        self.flush.awaited = next(iter((due & reachable) - answers.keys()), "")
+        if self.flush.awaited:
             return []
         priors = self._priors(base, answers)
         missing = self._without_quorum(base, priors, set(answers))

@@ -25,7 +25,6 @@ class NodeRecord:
     id: str
     state: str  # "standby" (joining), "active", "failed" or "left".
     addresses: tuple[str, ...] = ()
-    neighbors: tuple[str, ...] = ()
     joined_step: int = 0
     report: Report | None = None
 
@@ -61,25 +60,29 @@ class LinkRecord:
 class ClusterMonitor:
     """Fed with views, reports and notices; answers planners and people."""
 
+    view: View | None = None
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
     links: dict[Link, LinkRecord] = field(default_factory=dict)
     events: deque[Notice] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
 
     def entered(self, view: View) -> None:
         """A new view is active; who is no longer in it has left, unless a notice says otherwise."""
-        for node, record in self.nodes.items():
-            if view.find(node) is None:
-                record.state = "left" if record.state in ("active", "standby") else record.state
-                record.neighbors = ()
-        gone = [node for node in self.nodes if view.find(node) is None]
-        for node in gone[:-GONE_KEPT]:
-            del self.nodes[node]
-        for member in (*view.members, *view.observers):
-            record = self.nodes.setdefault(member.id, NodeRecord(member.id, "standby"))
-            record.state = "active" if member.id in view.member_ids else "standby"
-            record.addresses, record.joined_step = member.addresses, member.joined_step
-            record.neighbors = view.neighbors(member.id)
-        self.links = {each: reading for each, reading in self.links.items() if each in view.links}
+        before, self.view = self.view, view
+        known = before.standings if before else frozenset()
+        for node, *_ in sorted(known - view.standings):
+            record = self.nodes[node]
+            record.state = "left" if record.state in ("active", "standby") else record.state
+        for node, _, joined_step, state in sorted(view.standings - known):
+            member = view.find(node)
+            assert member is not None
+            record = self.nodes.setdefault(node, NodeRecord(node, state))
+            record.state, record.addresses, record.joined_step = state, member.addresses, joined_step
+        if len(self.nodes) > len(view.node_set) + GONE_KEPT:
+            gone = [node for node in self.nodes if node not in view.node_set]
+            for node in gone[:-GONE_KEPT]:
+                del self.nodes[node]
+        for each in [each for each in self.links if each not in view.link_set]:
+            del self.links[each]
 
     def notice(self, notice: Notice) -> None:
         """Something happened. Every node is told of it: the next scheduler knows who failed before its time."""
@@ -138,7 +141,10 @@ class ClusterMonitor:
     def status(self, now_s: float) -> dict[str, Any]:
         """Members, links and events as plain data."""
         return {
-            "members": [_row(record) for record in self.nodes.values()],
+            "members": [
+                _row(record, self.view.neighbors(record.id) if self.view else ())
+                for record in self.nodes.values()
+            ],
             "links": [_link_row(each, record, now_s) for each, record in sorted(self.links.items())],
             "events": [_event(notice) for notice in self.events],
             "strangers_refused": self._refused(),
@@ -168,14 +174,14 @@ def _link_row(each: Link, record: LinkRecord, now_s: float) -> dict[str, Any]:
     return row
 
 
-def _row(record: NodeRecord) -> dict[str, Any]:
+def _row(record: NodeRecord, neighbors: tuple[str, ...]) -> dict[str, Any]:
     report: Mapping[str, Any] = (
         {name: getattr(record.report, name) for name in record.report.__struct_fields__ if name != "readings"}
         if record.report
         else {}
     )
     row = {name: value for name, value in asdict(record).items() if name != "report"}
-    return {**report, **row, "node": record.id}
+    return {**report, **row, "neighbors": neighbors, "node": record.id}
 
 
 def _event(notice: Notice) -> dict[str, Any]:

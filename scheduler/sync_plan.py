@@ -10,16 +10,19 @@ which no plan can push above `packing_bound`. The overlay is an undirected `netw
 Its links may carry `rate_bps` (measured, bits per second) and `rtt_s` (seconds); a link not measured yet
 counts with the defaults below, so that every policy has an answer before the first measurement.
 
-Spanning trees and shortest paths come from networkx: on six nodes and ten links it needs 30 and 8
-microseconds for them, and the scheduler has a millisecond per event. Answers do not depend on the order in
-which nodes and links were added.
+Spanning trees come from networkx and shortest paths from scipy, which needs half a millisecond for those
+from one of 1,000 nodes, a twentieth of networkx's. Answers do not depend on the order in which nodes and links
+were added.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import networkx as nx
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import dijkstra
 
 from ..protocols.errors import ConfigError, PlanInfeasible
 
@@ -37,6 +40,20 @@ FAPT_ROOTS = 4
 
 Random overlays of 6 and 8 nodes, median throughput over `packing_bound`: 0.36-0.52 with one root, 0.47-0.63
 with two, 0.54-0.67 with three, 0.57-0.68 with five; each further root is one more stream of chunks.
+"""
+
+MAX_SEARCHES = 32
+"""Roots from which shortest paths are searched for one plan.
+
+Enough for an overlay of as many nodes to be looked through; beyond, a root that was not looked at has a path at
+least as slow as the bounds say that led elsewhere. Overlays of 100 to 1,000 nodes, rates from 10 to 1,000 Mbit/s:
+the slowest path of the four roots chosen was that of the four best of all (tests/unit/test_sync_plan.py).
+"""
+
+KEEP_ROOTS = 1.1
+"""A root of the plan before stays if its slowest path is at most this many times as slow as that of the best.
+
+Another root is another tree for everybody; that of the same root differs where the overlay does.
 """
 
 MAX_RING_STEPS = 1_000
@@ -70,8 +87,8 @@ def best_single_tree(graph: nx.Graph) -> list[Tree]:
     overlay = _overlay(graph)
     links = nx.maximum_spanning_edges(overlay, weight="rate_bps")
     bottleneck_bps = min((link["rate_bps"] for *_, link in links), default=0.0)
-    fast = _links_from(overlay, bottleneck_bps)
-    return [min(_shortest_path_trees(fast, "hop_s"))[2]._replace(share=1.0)]
+    fast = _Paths(_links_from(overlay, bottleneck_bps), "hop_s")
+    return [fast.tree(root, 1.0) for root in fast.centres(1)]
 
 
 def ring(graph: nx.Graph) -> list[Tree]:
@@ -89,15 +106,17 @@ def fapt(graph: nx.Graph, roots: int = FAPT_ROOTS) -> list[Tree]:
     """NetStorm's R-rooted FAPT: trees of fastest paths from `roots` roots, the gradient shared equally.
 
     The length of a link is the time of one bit, 1 / rate. Per root the tree of shortest paths; the R roots
-    whose slowest leaf path is fastest, ties by name.
+    whose slowest leaf path is fastest, ties by name. `graph.graph["roots"]` may name those of the plan before:
+    they stay first choice while they are nearly as good (`KEEP_ROOTS`).
     Args:
         roots: R, >= 1; an overlay with fewer nodes has one tree per node.
     Raises: ConfigError for no roots, PlanInfeasible as `best_single_tree`.
     """
     if roots < 1:
         raise ConfigError(f"roots: {roots} (expected >= 1)")
-    chosen = sorted(_shortest_path_trees(_overlay(graph), "seconds_per_bit"))[:roots]
-    return [tree._replace(share=1 / len(chosen)) for _, _, tree in chosen]
+    paths = _Paths(_overlay(graph), "seconds_per_bit")
+    chosen = paths.centres(roots, graph.graph.get("roots", ()))
+    return [paths.tree(root, 1 / len(chosen)) for root in chosen]
 
 
 def custom(plan_trees: Callable[[nx.Graph], Iterable[Tree]]) -> Policy:
@@ -197,7 +216,7 @@ def repair_links(
     nodes: Iterable[str],
     links: Iterable[tuple[str, str]],
     min_degree: int = 2,
-    impossible: Collection[tuple[str, str]] = (),
+    impossible: Container[tuple[str, str]] = (),
 ) -> list[tuple[str, str]]:
     """Links to add so that the overlay is connected and every node has min(min_degree, n - 1) of them.
 
@@ -275,17 +294,74 @@ def _links_from(overlay: nx.Graph, rate_bps: float) -> nx.Graph:
     return fast
 
 
-def _shortest_path_trees(overlay: nx.Graph, length: str) -> list[tuple[float, str, Tree]]:
-    """Per node: length of its longest shortest path, its name, and the tree of them (of share 0).
+class _Paths:
+    """Shortest paths in an overlay with links of length > 0."""
 
-    A node with several parents on shortest paths takes the one that sorts first.
-    """
-    trees = []
-    for root in overlay:
-        parents, distance = nx.dijkstra_predecessor_and_distance(overlay, root, weight=length)
-        parent = {node: min(parents[node]) for node in overlay if node != root}
-        trees.append((max(distance.values()), root, Tree(root, parent, 0.0)))
-    return trees
+    def __init__(self, overlay: nx.Graph, length: str) -> None:
+        self.nodes = list(overlay)
+        at = {node: index for index, node in enumerate(self.nodes)}
+        ends = [(at[u], at[v]) for u, v in overlay.edges]
+        self.ends = np.array(ends + [(v, u) for u, v in ends], dtype=np.int32).reshape(-1, 2)
+        lengths = [length_of for *_, length_of in overlay.edges(data=length)]
+        self.lengths = np.array(2 * lengths, dtype=float)
+        shape = (len(self.nodes), len(self.nodes))
+        self.matrix = csr_array((self.lengths, (self.ends[:, 0], self.ends[:, 1])), shape=shape)
+        self.found: dict[int, np.ndarray] = {}
+
+    def distances(self, root: int) -> np.ndarray:
+        """From one node to each."""
+        if root not in self.found:
+            self.found[root] = dijkstra(self.matrix, indices=root)
+        return self.found[root]
+
+    def centres(self, count: int, before: Sequence[str] = ()) -> list[str]:
+        """The `count` nodes whose longest shortest path is shortest, ties by name; those of `before` if near that.
+
+        A node's longest path is no shorter than its path to any node whose distances are known. So the search
+        goes on from where this bound is least, and from what is farthest from there, until no bound is below
+        the best found (Takes and Kosters, 2011), or `MAX_SEARCHES` have been made.
+        """
+        at_least = np.zeros(len(self.nodes))
+        longest: dict[int, float] = {}
+
+        def look(root: int) -> int:
+            """At the paths of one root. Returns: the node that is farthest from it."""
+            distances = self.distances(root)
+            longest[root] = float(distances.max())
+            np.maximum(
+                at_least, distances * (1 - 1e-12), out=at_least
+            )  # They sum up otherwise from the other end.
+            at_least[root] = np.inf
+            return int(distances.argmax())
+
+        kept = [index for index, node in enumerate(self.nodes) if node in set(before)]
+        for root in kept:
+            look(root)
+        while len(longest) < min(len(self.nodes), MAX_SEARCHES):
+            ranked = sorted(longest.values())
+            root = int(at_least.argmin())
+            if len(ranked) >= count and at_least[root] > ranked[count - 1]:
+                break
+            farthest = look(root)
+            if farthest not in longest:
+                look(farthest)
+        best = sorted(longest, key=lambda root: (longest[root], root))
+        limit = KEEP_ROOTS * longest[best[:count][-1]]
+        stay = [root for root in best if root in kept and longest[root] <= limit][:count]
+        return [self.nodes[root] for root in (stay + [root for root in best if root not in stay])[:count]]
+
+    def tree(self, root: str, share: float) -> Tree:
+        """The shortest paths from `root`. A node with several parents on such takes the one that sorts first."""
+        distances = self.distances(self.nodes.index(root))
+        parents, children = self.ends.T
+        order = np.lexsort((parents, distances[parents] + self.lengths, children))
+        nodes, first = np.unique(children[order], return_index=True)
+        parent = {
+            self.nodes[child]: self.nodes[parents[order[at]]]
+            for child, at in zip(nodes.tolist(), first.tolist(), strict=True)
+            if self.nodes[child] != root
+        }
+        return Tree(root, parent, share)
 
 
 def _path(nodes: list[str], share: float) -> Tree:
@@ -353,7 +429,7 @@ def _partitions(count: int) -> Iterator[list[int]]:
             yield [*part, last]
 
 
-def _joining_link(overlay: nx.Graph, impossible: Collection[tuple[str, str]]) -> tuple[str, str] | None:
+def _joining_link(overlay: nx.Graph, impossible: Container[tuple[str, str]]) -> tuple[str, str] | None:
     """Between the two components whose nodes of lowest degree are lowest; None if there is one component."""
     part = {node: number for number, nodes in enumerate(nx.connected_components(overlay)) for node in nodes}
     lowest = sorted(overlay, key=lambda node: (overlay.degree(node), node))
@@ -365,7 +441,7 @@ def _joining_link(overlay: nx.Graph, impossible: Collection[tuple[str, str]]) ->
 
 
 def _degree_link(
-    overlay: nx.Graph, min_degree: int, impossible: Collection[tuple[str, str]]
+    overlay: nx.Graph, min_degree: int, impossible: Container[tuple[str, str]]
 ) -> tuple[str, str] | None:
     """From the node of lowest degree, if that is too low, to the lowest it can be linked with."""
     for degree, node in sorted((overlay.degree(node), node) for node in overlay):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -67,7 +67,7 @@ class Nothing(Exception):
 
 
 def apply_change(
-    view: View, change: Change, key: tuple[int, int], step: int, impossible: Collection[Link] = ()
+    view: View, change: Change, key: tuple[int, int], step: int, impossible: Container[Link] = ()
 ) -> View:
     """The view after `change`, without trees, named `key` (term, seq); no link of its own is an `impossible` one.
 
@@ -106,11 +106,17 @@ def survivors(
     voters = {member.id for member in members}
     nodes = voters | {member.id for member in base.observers} & alive
     inside = sorted(each for each in live_links if nodes.issuperset(each))
-    links = [each for each in inside if each in base.links]
-    for each in inside:  # Found links only where somebody would be cut off without.
-        if not _joined(voters, links, each):
+    links, heard = [], set[str]()  # Observers with a link to a voter.
+    parts = nx.utils.UnionFind(voters)
+    # Links that were found come last, and only where somebody would be cut off without.
+    for each in sorted(inside, key=lambda each: each not in base.link_set):
+        near = [end for end in each if end in voters]
+        cut_off = len(near) == 2 and parts[each[0]] != parts[each[1]]
+        deaf = {*each} - voters - heard if len(near) == 1 else set()
+        if each in base.link_set or cut_off or deaf:
             links.append(each)
-    heard = {node for each in links if voters & {*each} for node in each}
+            parts.union(*near)
+            heard |= deaf
     observers = tuple(member for member in base.observers if member.id in alive & heard)
     nodes = voters | {member.id for member in observers}
     links = [each for each in links if nodes.issuperset(each)]
@@ -176,7 +182,7 @@ def missing_links(
     observers: Iterable[Member],
     links: Iterable[Link],
     min_degree: int,
-    impossible: Collection[Link] = (),
+    impossible: Container[Link] = (),
 ) -> list[Link]:
     """Links to add so that the members are connected among themselves and each observer hears one of them."""
     ids = [member.id for member in members]
@@ -202,7 +208,7 @@ def _promote(view: View, node: str, key: tuple[int, int], step: int) -> View:
     return _next(view, key, view.links, members=(*view.members, member), observers=observers)
 
 
-def _remove(view: View, node: str, key: tuple[int, int], impossible: Collection[Link]) -> View:
+def _remove(view: View, node: str, key: tuple[int, int], impossible: Container[Link]) -> View:
     """Without the node; links that keep the rest connected come with it.
 
     Possible ones if there are enough of them; else it is worth a try.
@@ -220,18 +226,6 @@ def _remove(view: View, node: str, key: tuple[int, int], impossible: Collection[
     links += added
     scheduler = "" if view.scheduler == node else view.scheduler
     return _next(view, key, tuple(sorted(links)), members=members, observers=observers, scheduler=scheduler)
-
-
-def _joined(voters: set[str], links: list[Link], each: Link) -> bool:
-    """Is there a way between these ends without this link? It leads through voters; an observer needs one."""
-    observers = set(each) - voters
-    if len(observers) == 2:
-        return True
-    if observers:
-        return any(observers & {*other} and voters & {*other} for other in links)
-    graph = nx.Graph(other for other in links if voters.issuperset(other))
-    graph.add_nodes_from(voters)
-    return nx.has_path(graph, *each)
 
 
 def _next(

@@ -110,7 +110,7 @@ class SimCluster:
         self.chunks, self.policy = chunks, policy
         self.now_s = 0.0
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
-        self.count = 0
+        self.count, self.max_actions = 0, MAX_ACTIONS
         self.nodes: dict[str, SimNode] = {}
         self.connections: dict[tuple[str, str], _Connection] = {}
         self.cuts: set[tuple[str, str]] = set()  # (from, to): one direction each.
@@ -307,7 +307,7 @@ class SimCluster:
     def run(self, until_s: float) -> None:
         """Process events up to a time, checking every invariant after each."""
         while self.queue and self.queue[0][0] <= until_s:
-            assert self.count < MAX_ACTIONS, "it runs hot: far more happens than should in that time"
+            assert self.count < self.max_actions, "it runs hot: far more happens than should in that time"
             self.now_s, _, action = heapq.heappop(self.queue)
             action()
         self.now_s = until_s

@@ -54,7 +54,7 @@ def test_no_bytes_on_a_socket_keep_others_out():
 # --- nothing grows with what peers make up ---
 
 WORLD = cores.Scenes()
-BOUND = 40  # Of what is remembered, in place of the thousands of a real node.
+BOUND = 16  # Of what is remembered, in place of the thousands of a real node.
 ROUNDS = 400
 NAMING = [m.LinkNews, m.Farewell, m.Notice, m.Report, m.ScaleOutRequest, m.NeighborsReady, m.FlushOk, m.AbortRequest,
           m.VoteReply, m.VoteRequest, m.ConnectLinkRequest, m.DialBack, m.Probe, m.ShardRequest, m.Up, m.Ready,

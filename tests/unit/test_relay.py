@@ -1,9 +1,11 @@
 """`chaosnet.protocols.relay`: envelopes find their way hop by hop."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chaosnet.protocols.effects import Transmit
-from chaosnet.protocols.messages import EVERYONE, Envelope, Expelled, Farewell
+from chaosnet.protocols.messages import EVERYONE, Envelope, Expelled, Farewell, Report
 from chaosnet.protocols.relay import SEEN_PER_SOURCE, Relay
 
 BODY = Farewell(node="x")
@@ -79,10 +81,36 @@ def test_floods_do_not_go_to_clients(relay):
     assert peers(relay.send("client", Expelled(node="client", reason=""))) == ["client"]
 
 
+def arrives(relay, serial):
+    return relay.receive("a", envelope("far", "me", serial))[0]
+
+
 def test_what_is_remembered_is_bounded(relay):
     for serial in range(3 * SEEN_PER_SOURCE):
-        relay.receive("a", envelope("far", "me", serial))
-    assert len(relay.seen["far"]) == SEEN_PER_SOURCE
+        assert arrives(relay, serial)
+    assert relay.seen["far"].bits.bit_length() == SEEN_PER_SOURCE
+
+
+@given(st.permutations(range(SEEN_PER_SOURCE // 8)))
+def test_envelopes_that_overtake_each_other_arrive_once_each(serials):
+    relay = Relay("me", first_serial=0)
+    assert all(arrives(relay, serial) for serial in serials)
+    assert not any(arrives(relay, serial) for serial in serials)
+
+
+@pytest.mark.parametrize("later", [10**6, 10])
+def test_a_process_started_again_is_heard_even_if_its_clock_was_put_back(relay, later):
+    assert arrives(relay, 10**4)
+    assert arrives(relay, later)
+    assert arrives(relay, 10**4 + 1)  # Late, of the life before.
+    heard = [
+        serial
+        for serial in (later - 1, later, 10**4, 10**4 + 1, 10**4 + 2)
+        if not relay.is_new(envelope("far", "me", serial))
+    ]
+    assert heard == [later, 10**4, 10**4 + 1]
+    assert not arrives(relay, later)
+    assert not arrives(relay, 10**4)
 
 
 def test_over_any_overlay_a_message_arrives_exactly_once():
@@ -111,3 +139,13 @@ def test_nothing_takes_a_link_that_may_be_dead_as_its_only_way(relay):
 def test_what_goes_around_a_link_takes_all_others(relay):
     relay.opened("client", client=True)
     assert peers(relay.around("a", BODY)) == ["b", "c"]
+
+
+def test_a_report_is_never_flooded(relay):
+    report = Report(node="me", step=1)
+    assert peers(relay.send("far", report)) == []
+    relay.by_view = ("far", "c")
+    assert peers(relay.send("far", report)) == ["c"]
+    relay.receive("b", envelope("far", "me"))
+    assert peers(relay.send("far", report)) == ["b"]
+    assert peers(relay.receive("c", envelope("x", "further", body=report))[1]) == []

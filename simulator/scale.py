@@ -1,0 +1,503 @@
+"""What an event costs in a large cluster: the real cores and real message sizes on the virtual clock.
+
+First each kind of event alone, then joins, leaves, crashes and changes of links as a Poisson process. Counted
+are messages and the bytes that the codec makes of them, the processor time of the scheduler's core, and the
+virtual time from the event to the moment when the last node acts in the view that it led to.
+
+Not simulated, but counted: heartbeats. A link that carries says so eight times a second, for ever, and a
+dead process closes its connections. Nor are samples dealt out: every step has positions of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..protocols import effects as fx
+from ..protocols import events as ev
+from ..protocols import liveness
+from ..protocols.codec import encode
+from ..protocols.messages import (
+    ConnectLinkRequest,
+    Contribution,
+    Deal,
+    DisconnectLinkRequest,
+    Down,
+    Envelope,
+    Link,
+    Member,
+    Message,
+    Ping,
+    Pong,
+    Ready,
+    Routed,
+    Shard,
+    Up,
+    View,
+    link,
+)
+from ..protocols.scale_out import LIFE_STEP
+from ..scheduler.core import MIN_DEGREE
+from ..scheduler.monitor import ClusterMonitor
+from ..scheduler.sync_plan import POLICIES
+from ..scheduler.views import with_trees
+from .cluster import SimCluster, SimNode, _Connection
+
+DEGREE = 3
+BATCH = 8
+LEAST_LEFT = 0.8  # Of the nodes; with fewer, the next that happens is a join.
+HOP_S = 0.01  # No message takes longer over one link.
+STEP_KINDS = ("Up", "Down", "Ready", "Commit")
+BACKGROUND = (*STEP_KINDS, "Report")  # What nodes send while nothing happens.
+LIFE = 1_700_000_000_000_000_000  # First serials are clocks in nanoseconds, and count in every message.
+SIZES_KEPT = 4096
+QUIET_S = 1.0
+PATIENCE_S = 60.0  # For one event alone.
+READINGS = ev.ReadingsTaken(
+    100.0, 0.01, 400 << 20, (4096, 8 << 20), 40.0, 2 << 30, -1.0, 1 << 40, 1 << 40, {}
+)
+
+
+@dataclass(slots=True)
+class Cost:
+    """What was sent and computed, so far or between two moments."""
+
+    at_s: float = 0.0
+    messages: Counter[str] = field(default_factory=Counter)  # By type; a flood is one for each link and way.
+    bytes: Counter[str] = field(default_factory=Counter)
+    sent_by: Counter[str] = field(default_factory=Counter)  # Node: bytes, without those of steps.
+    scheduler_s: float = 0.0  # Processor time of the cores that had the role, without steps.
+    others_s: float = 0.0
+
+    def since(self, before: Cost) -> Cost:
+        """What was added after `before`."""
+        return Cost(
+            self.at_s - before.at_s,
+            self.messages - before.messages,
+            self.bytes - before.bytes,
+            self.sent_by - before.sent_by,
+            self.scheduler_s - before.scheduler_s,
+            self.others_s - before.others_s,
+        )
+
+    def copy(self, now_s: float) -> Cost:
+        """As it stands."""
+        counts = Counter(self.messages), Counter(self.bytes), Counter(self.sent_by)
+        return Cost(now_s, *counts, self.scheduler_s, self.others_s)
+
+
+@dataclass(slots=True)
+class Happening:
+    """One join, leave, crash or change of a link, and when everybody acted on it."""
+
+    kind: str
+    node: str  # Of a link, the end that asks.
+    at_s: float
+    link: Link | None = None
+    converged_s: float | None = None  # From the event on.
+
+    def is_in(self, view: View) -> bool:
+        """Is it done in this view?"""
+        if self.link is not None:
+            return (self.link in view.link_set) == (self.kind == "link")
+        return self.node in view.member_set if self.kind == "join" else self.node not in view.node_set
+
+
+class QuietLinks(liveness.Liveness):
+    """Heartbeats of links that always carry: none is sent, and a connection that closes is proof of a death."""
+
+    def opened(self, peer: str, now_s: float) -> None:
+        pass
+
+    def received(self, peer: str, message: Message, now_s: float) -> list[fx.Effect]:
+        return []
+
+    def doubt(self, peer: str, now_s: float) -> list[fx.Effect]:
+        return []
+
+    def spoke_lately(self, peer: str, now_s: float) -> bool:
+        return True
+
+    def tick(self, now_s: float) -> tuple[list[str], list[str], list[fx.Effect]]:
+        return [], [], []
+
+
+class ScaleCluster(SimCluster):
+    """A cluster from a given first view, whose traffic is counted."""
+
+    def __init__(self, seed: int, step_s: float) -> None:
+        super().__init__(seed, chunks=1)
+        self.max_delay_s = self.max_bulk_delay_s = HOP_S
+        self.compute_s, self.state_bytes, self.retract_odds = step_s, 1 << 20, 0.0
+        self.cost = Cost()
+        self.sizes: OrderedDict[int, tuple[Message, int]] = OrderedDict()
+        self.size_by_kind: dict[str, int] = {}
+        self.key_of: dict[str, tuple[int, int]] = {}  # Node: the view that it acts in.
+        self.nodes_at: Counter[tuple[int, int]] = Counter()
+        self.pending: list[Happening] = []
+        self.max_actions = 10**12
+
+    # --- building ---
+
+    def start(self, names: list[str], links: Iterable[Link]) -> None:
+        """All are members of a view, linked, as if they had been for long."""
+        nodes = [self._machine(name, LIFE_STEP) for name in names]
+        members = tuple(
+            Member(id=node.name, addresses=node.agent.settings.addresses, life=self._life(node.name))
+            for node in nodes
+        )
+        alone = View(term=1, seq=1, scheduler=names[0], members=members, links=tuple(sorted(links)))
+        graph = ClusterMonitor().graph(alone.member_ids, alone.links)
+        view = with_trees(alone, graph, POLICIES[self.policy])
+        for pair in view.links:
+            self.connections[pair] = _Connection(pair, (self._life(pair[0]), self._life(pair[1])), {*pair})
+            for end, other in (pair, pair[::-1]):
+                self.nodes[end].agent.relay.opened(other, client=False)
+        for node in nodes:
+            node.loaded = True
+            self._perform_all(node, node.agent.found(self.now_s, view))
+
+    def _machine(self, name: str, life: int) -> SimNode:
+        node = super()._machine(name, LIFE + life)
+        node.batch = BATCH
+        node.agent.liveness = node.agent.readings.liveness = QuietLinks()
+        node.agent.last_readings = READINGS
+        self._clock(node)
+        return node
+
+    def _clock(self, node: SimNode) -> None:
+        """Count the processor time that this core takes."""
+        agent, handle = node.agent, node.agent.handle
+
+        def timed(event: ev.Event, now_s: float) -> list[fx.Effect]:
+            if isinstance(event, (ev.Contributed, ev.LocalReady)) or (
+                isinstance(event, ev.Received) and isinstance(event.message, (Up, Down, Ready))
+            ):
+                return handle(event, now_s)
+            started_s = time.process_time()
+            had_role = agent.scheduler is not None
+            try:
+                return handle(event, now_s)
+            finally:
+                spent_s = time.process_time() - started_s
+                if had_role or agent.scheduler is not None:
+                    self.cost.scheduler_s += spent_s
+                else:
+                    self.cost.others_s += spent_s
+
+        agent.handle = timed  # type: ignore[method-assign]
+
+    # --- what happens ---
+
+    def happens(self, kind: str, node: str, link: Link | None = None) -> Happening:
+        """From now on, until all act in a view that shows it."""
+        happening = Happening(kind, node, self.now_s, link)
+        self.pending.append(happening)
+        return happening
+
+    def crash(self, name: str, arrives: float | None = None) -> None:
+        """As every crash, and the node counts no more."""
+        super().crash(name, arrives)
+        self._forget(name)
+
+    def _finish(self, node: SimNode, how: str, reason: str) -> None:
+        super()._finish(node, how, reason)
+        self._forget(node.name)
+
+    def _check_view(self, node: SimNode, view: View) -> None:
+        super()._check_view(node, view)
+        self._forget(node.name, settle=False)
+        self.key_of[node.name] = view.key
+        self.nodes_at[view.key] += 1
+        self._settle()
+
+    def _forget(self, name: str, settle: bool = True) -> None:
+        key = self.key_of.pop(name, None)
+        if key is not None:
+            self.nodes_at[key] -= 1
+            if not self.nodes_at[key]:
+                del self.nodes_at[key]
+        if settle:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Which of the pending are done in the view that nobody is behind of?"""
+        if not self.pending or not self.nodes_at:
+            return
+        view = self.views.get(min(self.nodes_at))
+        for each in [each for each in self.pending if view is not None and each.is_in(view)]:
+            each.converged_s = self.now_s - each.at_s
+            self.pending.remove(each)
+
+    # --- counting ---
+
+    def _send(self, sender: str, receiver: str, message: Message, payload: Any) -> None:
+        kind, size = self._measure(message)
+        self.cost.messages[kind] += 1
+        self.cost.bytes[kind] += size
+        if kind not in BACKGROUND:
+            self.cost.sent_by[sender] += size
+        super()._send(sender, receiver, message, payload)
+
+    def _measure(self, message: Message) -> tuple[str, int]:
+        """Type and bytes on the wire, without payload; each distinct message is encoded once."""
+        if isinstance(message, (Up, Down, Shard)):
+            kind = type(message).__name__
+            if kind not in self.size_by_kind:
+                self.size_by_kind[kind] = len(encode(message))
+            return kind, self.size_by_kind[kind]
+        kind = type(message.body if isinstance(message, Envelope) else message).__name__
+        known = self.sizes.get(id(message))
+        if known is not None and known[0] is message:
+            return kind, known[1]
+        size = len(encode(message))
+        self.sizes[id(message)] = (message, size)
+        if len(self.sizes) > SIZES_KEPT:
+            self.sizes.popitem(last=False)
+        return kind, size
+
+    def _say(self, node: str, what: str | ev.Event) -> None:
+        pass  # Nobody reads a story of a million lines.
+
+    # --- training ---
+
+    def _compute(self, node: SimNode, step: int, deal: Deal) -> None:
+        """Every member has `BATCH` samples of the step, at positions that no two of them share."""
+        leaving = node.agent.leaver.state.value != "staying"
+        at = BATCH * int(node.name[1:])
+        contribution = Contribution(
+            weight=0.0 if leaving else float(BATCH),
+            ranges=() if leaving else ((at, at + BATCH),),
+            shares={node.name: BATCH},
+            leaving=leaving,
+        )
+        node.step = step
+        took_s = self.rng.uniform(0.9, 1.0) * self.compute_s
+        contributed = ev.Contributed((0,), contribution.weight)
+        self._train(node, took_s, step, contributed, ev.LocalReady(contribution))
+
+    def _check_samples(self, node: SimNode, step: int, what: tuple[frozenset[str], Any]) -> None:
+        pass  # Nobody dealt them.
+
+    def _apply(self, node: SimNode, effect: fx.StepCompleted) -> None:
+        assert len(node.log) == effect.step, f"step {effect.step} applied on top of {len(node.log)} steps"
+        node.log.append(effect.commit.total.ranges)  # type: ignore[arg-type]
+
+
+def overlay(names: list[str], rng: random.Random) -> set[Link]:
+    """A ring in random order and a random matching: three links a node, and ways of logarithmic length."""
+    ring, mixed = rng.sample(names, len(names)), rng.sample(names, len(names))
+    links = {link(a, b) for a, b in zip(ring, ring[1:] + ring[:1], strict=True)}
+    return links | {link(a, b) for a, b in zip(mixed[::2], mixed[1::2], strict=False)}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one kind of event costs. Bytes are those on the wire, summed over all links a message takes."""
+
+    kind: str
+    events: int
+    messages_per_event: float
+    bytes_per_node_and_event: float
+    most_bytes_of_one_node: float  # Sent, per event.
+    scheduler_ms_per_event: float
+    other_node_ms_per_event: float
+    converged_s: float | None  # Median, from the event to the last node that acts in its view.
+    converged_p90_s: float | None
+    converged_slowest_s: float | None
+    unfinished: int = 0  # Not in force everywhere when the run ended.
+
+
+@dataclass(slots=True)
+class Findings:
+    """Of one size."""
+
+    nodes: int
+    links: int
+    churn_per_s: float
+    seconds: float
+    step_s: float
+    cpu_s: float = 0.0
+    start_cpu_s: float = 0.0
+    step_bytes_per_node: float = 0.0
+    report_bytes_per_node_and_s: float = 0.0
+    heartbeat_bytes_per_node_and_s: float = 0.0
+    views: int = 0
+    waiting_at_end: int = 0  # Changes in the scheduler's queue.
+    rows: list[Row] = field(default_factory=list)
+    bytes_by_type: dict[str, dict[str, int]] = field(default_factory=dict)  # Kind of event: type: bytes.
+
+    def to_plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def _p90(ordered: list[float]) -> float | None:
+    """The least that nine of ten do not exceed; None of none."""
+    return ordered[math.ceil(0.9 * len(ordered)) - 1] if ordered else None
+
+
+Progress = Callable[[str], None]
+KINDS = ("join", "leave", "crash", "link", "unlink", "scheduler crash")
+CHURN = ("join", "join", "leave", "crash", "link", "unlink")  # As many come as go.
+
+
+class ScaleRun:
+    """One size, from one seed."""
+
+    def __init__(self, nodes: int, churn_per_s: float, seconds: float, step_s: float, seed: int) -> None:
+        self.rng = random.Random(f"scale {seed}")
+        self.sim = ScaleCluster(seed, step_s)
+        self.size = nodes
+        self.names = [f"n{index:07d}" for index in range(nodes)]
+        self.found = Findings(nodes, 0, churn_per_s, seconds, step_s)
+
+    def run(
+        self,
+        progress: Progress,
+        kinds: tuple[str, ...] = KINDS,
+        on_row: Callable[[Row], None] = lambda row: None,
+    ) -> Findings:
+        """Each kind of event alone, one after the other, then all of them mixed.
+
+        A KeyboardInterrupt while they are mixed ends the run; what was found until then is returned.
+        """
+        began_s = time.process_time()
+        links = overlay(self.names, self.rng)
+        self.found.links = len(links)
+        self.sim.start(self.names, links)
+        self.found.start_cpu_s = time.process_time() - began_s
+        self._rest()
+        progress(f"{self.size} nodes at rest: {len(self.sim.history)} steps")
+        for kind in kinds:
+            self._alone(kind)
+            on_row(self.found.rows[-1])
+        if self.found.churn_per_s and self.found.seconds:
+            self._churn(progress)
+            on_row(self.found.rows[-1])
+        self.found.cpu_s = time.process_time() - began_s
+        return self.found
+
+    def _rest(self) -> None:
+        """What a step, and a second, cost when nothing happens."""
+        sim, found = self.sim, self.found
+        sim.run(sim.now_s + 2 * (found.step_s + 1.0))
+        steps, before = len(sim.history), sim.cost.copy(sim.now_s)
+        sim.run(sim.now_s + 2 * (found.step_s + 1.0))
+        spent = sim.cost.copy(sim.now_s).since(before)
+        step_bytes = sum(spent.bytes[kind] for kind in STEP_KINDS)
+        found.step_bytes_per_node = step_bytes / self.size / max(len(sim.history) - steps, 1)
+        found.report_bytes_per_node_and_s = spent.bytes["Report"] / self.size / spent.at_s
+        beat = len(encode(Ping(sent_s=1.5))) + len(encode(Pong(sent_s=1.5)))
+        found.heartbeat_bytes_per_node_and_s = 2 * found.links / self.size * beat / liveness.PING_EVERY_S
+
+    def _alone(self, kind: str) -> None:
+        sim = self.sim
+        before, views = sim.cost.copy(sim.now_s), len(sim.views)
+        happening = self._happen(kind)
+        give_up_s = sim.now_s + PATIENCE_S
+        while (happening.converged_s is None or self._busy()) and sim.now_s < give_up_s:
+            sim.run(sim.now_s + 0.1)
+        sim.run(sim.now_s + QUIET_S)
+        self._note(kind, [happening], before)
+        self.found.views += len(sim.views) - views
+
+    def _churn(self, progress: Progress) -> None:
+        sim, found = self.sim, self.found
+        before, views = sim.cost.copy(sim.now_s), len(sim.views)
+        began_s, until_s, due_s = sim.now_s, sim.now_s + found.seconds, sim.now_s
+        happenings: list[Happening] = []
+        try:
+            while (due_s := due_s + self.rng.expovariate(found.churn_per_s)) < until_s:
+                sim.run(due_s)
+                few = len(self._members()) < LEAST_LEFT * self.size
+                happenings.append(self._happen("join" if few else self.rng.choice(CHURN)))
+                progress(
+                    f"{sim.now_s - began_s:.1f} of {found.seconds:g} s, {len(happenings)} events,"
+                    f" {len(sim.pending)} of them under way"
+                )
+            sim.run(until_s)
+        except KeyboardInterrupt:
+            found.seconds = sim.now_s - began_s
+        self._note("mixed", happenings, before)
+        found.views += len(sim.views) - views
+        found.waiting_at_end = max((len(s.queue) for s in self._schedulers()), default=0)
+
+    def _schedulers(self) -> list[Any]:
+        return [node.agent.scheduler for node in self.sim.active() if node.agent.scheduler is not None]
+
+    def _busy(self) -> bool:
+        schedulers = self._schedulers()
+        return not schedulers or any(scheduler.busy for scheduler in schedulers)
+
+    def _happen(self, kind: str) -> Happening:
+        sim = self.sim
+        if kind == "join":
+            name = f"n{len(sim.nodes):07d}"
+            seeds = self.rng.sample([node.name for node in self._members()], 2)
+            happening = sim.happens(kind, name)
+            sim.add(name, seeds, degree=DEGREE)
+            return happening
+        if kind in ("link", "unlink"):
+            return self._change_link(kind)
+        role = [node.name for node in self._members() if node.agent.scheduler is not None]
+        others = [node.name for node in self._members() if node.agent.scheduler is None]
+        name = role[0] if kind == "scheduler crash" and role else self.rng.choice(others)
+        happening = sim.happens(kind, name)
+        if kind == "leave":
+            sim.tell(name, ev.LeaveWanted())
+        else:
+            sim.crash(name)
+        return happening
+
+    def _change_link(self, kind: str) -> Happening:
+        """Somebody asks for a link between two nodes, or, if there is one, for one that they can spare to go."""
+        view = self.sim.views[max(self.sim.views)]
+        there = [node.name for node in self._members() if node.name in view.member_set]
+        free = {node for node in there if len(view.neighbors(node)) > MIN_DEGREE}
+        spare = sorted(each for each in view.link_set if free.issuperset(each))
+        if kind == "unlink" and spare:
+            pair = self.rng.choice(spare)
+            request: Routed = DisconnectLinkRequest(a=pair[0], b=pair[1], asker=pair[0])
+        else:
+            kind, pair = "link", link(*self.rng.sample(there, 2))
+            while pair in view.link_set:
+                pair = link(*self.rng.sample(there, 2))
+            request = ConnectLinkRequest(a=pair[0], b=pair[1], asker=pair[0])
+        happening = self.sim.happens(kind, pair[0], pair)
+        self.sim.ask(pair[0], request)
+        return happening
+
+    def _members(self) -> list[SimNode]:
+        """Who may seed a joiner, leave or crash: not those on their way in or out."""
+        going = {each.node for each in self.sim.pending}
+        return [node for node in self.sim.active() if node.name not in going]
+
+    def _note(self, kind: str, happenings: list[Happening], before: Cost) -> None:
+        spent, count = self.sim.cost.since(before), max(len(happenings), 1)
+        messages = sum(n for name, n in spent.messages.items() if name not in BACKGROUND)
+        size = sum(n for name, n in spent.bytes.items() if name not in BACKGROUND)
+        took = sorted(each.converged_s for each in happenings if each.converged_s is not None)
+        row = Row(
+            kind=kind,
+            events=len(happenings),
+            messages_per_event=messages / count,
+            bytes_per_node_and_event=size / self.size / count,
+            most_bytes_of_one_node=max(spent.sent_by.values(), default=0) / count,
+            scheduler_ms_per_event=1e3 * spent.scheduler_s / count,
+            other_node_ms_per_event=1e3 * spent.others_s / count / self.size,
+            converged_s=statistics.median(took) if took else None,
+            converged_p90_s=_p90(took),
+            converged_slowest_s=took[-1] if took else None,
+            unfinished=len(happenings) - len(took),
+        )
+        self.found.rows.append(row)
+        self.found.bytes_by_type[kind] = {
+            name: size for name, size in spent.bytes.most_common() if name not in BACKGROUND
+        }
