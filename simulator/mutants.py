@@ -5,12 +5,14 @@ have caught one, every so many of the crash points (crash_points.py), then rando
 invariant breaks; a mutant that breaks none within its budget has survived. What has no effect but a hang is caught
 because all must come to rest.
 
-Not here, because breaking it breaks nothing that can be seen from outside: the scheduler's queue (whoever waits asks
-again), a promotion of a joiner that has no state yet (that is what blocking mode is), two voters changed by one view
-(until a step is completed in it, decisions need a quorum of the view before it as well). Nor these, of which some
-hundred crash points and a thousand lives saw nothing, because a second rule holds: a candidate whose view is older
-than the voter's (its flush learns of the newer one), PREPARE and FLUSH of an older term (a view needs the votes of
-all its members, and an INSTALL its own FLUSH), a flush that overlooks a newer view (what it installs is newer still).
+Not here, because breaking it breaks nothing that can be seen from outside: the scheduler's queue (whoever waits
+asks again), a promotion of a joiner that has no state yet (that is what blocking mode is), two voters changed by
+one view (until a step is completed in it, decisions need a quorum of the view before it as well). Nor these, which
+survived a thousand crash points and as many lives, because a second rule holds: a candidate whose view is older
+than the voter's (its flush learns of the newer one); PREPARE and FLUSH of an older term (a view needs the votes of
+all its members, and an INSTALL its own FLUSH); a flush that overlooks a newer view (what it installs is newer
+still); an answer to an earlier flush that counts (who has answered is frozen, so it says the same again); a piece
+of state of another step (a joiner that asks again begins with new requests, and pieces are matched with those).
 """
 
 from __future__ import annotations
@@ -32,7 +34,6 @@ from ..protocols.data_cursor import DataCursor
 from ..protocols.deaths import Deaths
 from ..protocols.effects import ResetAttempt
 from ..protocols.events import Received
-from ..protocols.messages import Shard
 from ..protocols.replication import Replication
 from ..scheduler import core as scheduler_core
 from . import cluster
@@ -339,17 +340,6 @@ def _completed_steps_are_done_over(patch: Patch) -> None:
     patch(scheduler_core.Scheduler, "_on_flush_ok", on_flush_ok)
 
 
-@_mutant("Answers to an earlier flush count for the one under way.")
-def _answers_to_any_flush_count(patch: Patch) -> None:
-    original = scheduler_core.Scheduler._on_flush_ok
-
-    def on_flush_ok(self: Any, answer: Any) -> Any:
-        number = self.flush.number if self.flush else answer.number
-        return original(self, msgspec.structs.replace(answer, number=number, term=self.term))
-
-    patch(scheduler_core.Scheduler, "_on_flush_ok", on_flush_ok)
-
-
 @_mutant("A flush ends with the first answers, and leaves out who is slower.")
 def _flushes_do_not_wait(patch: Patch) -> None:
     original = scheduler_core.Scheduler._install_if_complete
@@ -440,20 +430,6 @@ def _commit_what_is_not_used_up(original: Any) -> Any:
 @_mutant("Pieces of state are not compared with their hash.")
 def _hashes_are_not_checked(patch: Patch) -> None:
     patch(cluster, "is_whole", lambda content, digest: True)
-
-
-@_mutant("A joiner takes pieces of whatever step they are.")
-def _shards_of_any_step(patch: Patch) -> None:
-    original = Replication.handle
-
-    def handle(self: Any, event: Any, now_s: float) -> Any:
-        if isinstance(event, Received) and isinstance(event.message, Shard):
-            event = Received(
-                event.peer, msgspec.structs.replace(event.message, step=self.step), event.payload
-            )
-        return original(self, event, now_s)
-
-    patch(Replication, "handle", handle)
 
 
 @_mutant("What a source owes when it dies is asked of nobody else.")
