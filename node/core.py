@@ -514,7 +514,7 @@ class Agent:
         """Messages of the attempt under way may be lost for good, even if the link opens again."""
         assert self.sync.view is not None
         if self.phase is Phase.JOINING and self.joiner is not None:
-            return self.joiner.orphaned(reason, now_s)
+            return self._orphaned(reason, now_s)
         key, step = self.sync.view.key, self.sync.step
         self.torn = AbortRequest(node=self.me, key=key, step=step, reason=reason, without_me=without_me)
         self.abort_at_s = now_s + ABORT_EVERY_S
@@ -556,7 +556,7 @@ class Agent:
         """Somebody may have gone or come back."""
         assert self.sync.view is not None
         if self.phase is Phase.JOINING and not self.overlay.reachable & self.sync.view.member_set:
-            return self.joiner.orphaned("no member can be reached", now_s) if self.joiner else []
+            return self._orphaned("no member can be reached", now_s) if self.joiner else []
         missing = self.sync.view.member_set - self.overlay.reachable
         if not self.parked:
             missing -= self.overlay.crashed
@@ -778,7 +778,7 @@ class Agent:
     def _orphaned(self, reason: str, now_s: float) -> list[Effect]:
         """Dropped while joining; who joins in blocking mode was a member before it had the state."""
         assert self.joiner is not None
-        self.phase, self.scheduler, self.torn = Phase.JOINING, None, None
+        self.phase, self.scheduler, self.torn, self.flushed = Phase.JOINING, None, None, None
         self.election.stand_down()
         return self.joiner.orphaned(reason, now_s)
 
@@ -786,7 +786,7 @@ class Agent:
         if told.node != self.me:
             return []
         if self.phase is Phase.JOINING and self.joiner:
-            return self.joiner.orphaned(told.reason, now_s)
+            return self._orphaned(told.reason, now_s)
         if self.leaver.state is LeaverState.LEAVING:
             return [Left("it asked to")]
         if self.sync.view is not None and (0, 0) < told.key <= self.sync.view.key:
