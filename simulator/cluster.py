@@ -72,11 +72,28 @@ class _Result:
     who: frozenset[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A machine's monotonic clock: it began at a time of its own, and may be fast or slow."""
+
+    offset_s: float = 0.0
+    rate: float = 1.0
+
+    def reads(self, now_s: float) -> float:
+        """What it shows at that time."""
+        return self.offset_s + self.rate * now_s
+
+    def at(self, reading_s: float) -> float:
+        """When it shows that."""
+        return (reading_s - self.offset_s) / self.rate
+
+
 class SimNode:
     """One machine: its core, its training thread and its memory."""
 
     def __init__(self, name: str, agent: Agent, batch: int) -> None:
         self.name, self.agent, self.batch = name, agent, batch
+        self.clock = Clock()
         self.alive, self.paused, self.done = True, False, ""
         self.deferred: list[ev.Event] = []
         self.log: list[tuple[frozenset[str], tuple[tuple[int, int], ...]]] = []  # One entry a step.
@@ -129,6 +146,7 @@ class SimCluster:
         self.retract_odds = self.rng.choice([0.0, 0.0, 0.01])
         self.delivered: set[type[Message]] = set()  # Kinds of messages that have arrived anywhere.
         self.on_message: Callable[[str, str, Message], None] | None = None
+        self.clocks: Callable[[], Clock] = Clock  # Of the machines to come.
 
     # --- building ---
 
@@ -150,7 +168,7 @@ class SimCluster:
             self._join(node, neighbors, degree, blocking, otherwise)
         else:
             node.loaded = True
-            self._perform_all(node, node.agent.found(self.now_s))
+            self._perform_all(node, node.agent.found(node.clock.reads(self.now_s)))
         return node
 
     def found(self, names: Iterable[str], links: Iterable[tuple[str, str]]) -> None:
@@ -166,7 +184,7 @@ class SimCluster:
             self._open(pair, dialler=pair[0])
         for node in nodes:
             node.loaded = True
-            self._perform_all(node, node.agent.found(self.now_s, view))
+            self._perform_all(node, node.agent.found(node.clock.reads(self.now_s), view))
 
     def _machine(self, name: str, life: int) -> SimNode:
         settings = Settings(
@@ -177,13 +195,15 @@ class SimCluster:
         )
         agent = Agent(name, settings, random.Random(self.rng.random()))
         node = self.nodes[name] = SimNode(name, agent, self.rng.choice([1, 8, 32]))
+        node.clock = self.clocks()
         node.last_progress_s = self.now_s
         return node
 
     def _join(
         self, node: SimNode, neighbors: tuple[str, ...], degree: int, blocking: bool, otherwise: Otherwise
     ) -> None:
-        effects = node.agent.join(node.ways, neighbors, degree, blocking, 20.0, self.now_s, otherwise)
+        now_s = node.clock.reads(self.now_s)
+        effects = node.agent.join(node.ways, neighbors, degree, blocking, 20.0, now_s, otherwise)
         self._perform_all(node, effects)
 
     def _return(self, out: SimNode) -> None:
@@ -208,7 +228,7 @@ class SimCluster:
     def ask(self, name: str, request: Routed) -> None:
         """Send a request to all, the scheduler among them, from a node."""
         node = self.nodes[name]
-        for effect in node.agent.note(request, self.now_s):
+        for effect in node.agent.note(request, node.clock.reads(self.now_s)):
             self._perform(node, effect)
 
     # --- faults ---
@@ -328,7 +348,7 @@ class SimCluster:
         if not isinstance(event, ev.Tick):
             self._say(node.name, event)
         try:
-            effects = node.agent.handle(event, self.now_s)
+            effects = node.agent.handle(event, node.clock.reads(self.now_s))
         except RemoteProtocolError as error:
             self._say(node.name, f"dropped: {error}")
             return
@@ -350,7 +370,7 @@ class SimCluster:
         wake = node.agent.wake_at_s
         if wake is None or node.done or not node.alive:
             return
-        due = max(wake, self.now_s + 1e-6)
+        due = max(node.clock.at(wake), self.now_s + 1e-6)
         if node.tick_at_s is not None and self.now_s < node.tick_at_s <= due:
             return
         node.tick_at_s = due
@@ -678,7 +698,7 @@ class SimCluster:
         notice = Notice(
             kind=effect.kind, node=effect.node, detail=effect.detail, step=effect.step, time_s=self.now_s
         )
-        for each in node.agent.note(notice, self.now_s):
+        for each in node.agent.note(notice, node.clock.reads(self.now_s)):
             self._perform(node, each)
 
     def _check(self, node: SimNode) -> None:

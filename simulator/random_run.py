@@ -6,11 +6,12 @@ Crashes aim at the rare messages (flush, install, votes, prepare, shards): unifo
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..protocols import events as ev
 from ..protocols.messages import ConnectLinkRequest, DisconnectLinkRequest, Envelope, Message, link
-from .cluster import SimCluster
+from .cluster import Clock, SimCluster
 from .coverage import crashed, delivered, watched
 
 NODES = 2, 7  # At first; as many and four more may join.
@@ -59,6 +60,7 @@ class RandomRun:
         chunks = self.rng.choice([1, 1, 2, 3])
         policy = self.rng.choice(["single", "fapt"])
         self.sim = SimCluster(seed, chunks, policy, record)
+        self.sim.clocks = _clocks(random.Random(f"clocks {seed}"))
         self.size = min(self.rng.randint(*nodes), self.rng.randint(*nodes))  # The smaller ones are quicker.
         self.crashes = self.joins = self.leaves = self.rejoins = 0
         self.max_crashes = self.rng.choice([0, 1, 2, 4])
@@ -238,6 +240,12 @@ class RandomRun:
         victim = self.rng.choice([sender, receiver])
         if self.sim.nodes[victim].alive and self._crash(victim):
             self.struck.add(crashed("sender" if victim == sender else "receiver", kind))
+
+
+def _clocks(rng: random.Random) -> Callable[[], Clock]:
+    """Monotonic clocks begin anywhere; of some clusters they drift, more than quartzes do."""
+    drift = rng.choice([0.0, 1e-4, 0.01])
+    return lambda: Clock(rng.uniform(0.0, 1e6), 1.0 + rng.uniform(-drift, drift))
 
 
 def run(seed: int, record: bool = False, nodes: tuple[int, int] = NODES) -> Outcome:
