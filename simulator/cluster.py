@@ -98,6 +98,7 @@ class SimNode:
         self.deferred: list[ev.Event] = []
         self.log: list[tuple[frozenset[str], tuple[tuple[int, int], ...]]] = []  # One entry a step.
         self.cursor = DataCursor(DATASET, seed=0)
+        self.samples = 0  # In the steps of the log.
         self.loaded = False
         self.training = False
         self.step = 0
@@ -483,6 +484,7 @@ class SimCluster:
                 assert not node.damaged, f"{node.damaged} damaged pieces in the state"
                 log, cursor = node.arrived[1]
                 node.log, node.cursor, node.loaded = list(log), DataCursor.from_plain(cursor), True
+                node.samples = sum(_samples(ranges) for _, ranges in node.log)
                 backlog, node.backlog = node.backlog, []
                 for completed in backlog:
                     if completed.step >= step:
@@ -529,6 +531,9 @@ class SimCluster:
         who = known[1][0] if known else frozenset()
         node.log.append((who, effect.commit.total.ranges))
         node.cursor.commit(effect.commit.total.ranges)  # Raises if a sample is consumed twice.
+        node.samples += _samples(effect.commit.total.ranges)
+        so_far = (node.cursor.epoch + 1) * DATASET - node.cursor.remaining
+        assert node.samples == so_far, f"{node.samples} samples were used, and {so_far} count as used"
 
     def _compute(self, node: SimNode, step: int, deal: Deal) -> None:
         """Forward and backward: some chunks are handed over before the step is ready."""
@@ -838,6 +843,10 @@ def _line(now_s: float, node: str, what: str | ev.Event) -> str:
         case ev.Event():
             what = f"<- {what!r}"
     return f"{now_s:10.4f} {node:>4} {what[:170]}"
+
+
+def _samples(ranges: Iterable[tuple[int, int]]) -> int:
+    return sum(stop - start for start, stop in ranges)
 
 
 def is_whole(content: bytes, digest: bytes) -> bool:
