@@ -31,10 +31,12 @@ def poisoning(worker: Worker) -> None:
     poisons = worker.name == "b"
     if poisons and settings.get("credulous"):
         trainer._guard = Credulous("skip", 10.0)
-    for x, y, indices in trainer.batches(Numbered(), 4, epochs=10**6):
+    for number, (x, y, indices) in enumerate(trainer.batches(Numbered(), 4, epochs=10**6)):
         worker.tell_batch(trainer, indices)
         loss = loss_of(model, x, y)
-        if poisons and trainer.step % 5 < settings.get("bad_steps", 2):
+        if poisons and number % 5 < settings.get(
+            "bad_steps", 2
+        ):  # Not the step: one that is refused is done again.
             loss = loss * math.nan
         loss.backward()
         trainer.mean(loss)
