@@ -287,7 +287,7 @@ class ScaleCluster(SimCluster):
 
     def _apply(self, node: SimNode, effect: fx.StepCompleted) -> None:
         assert len(node.log) == effect.step, f"step {effect.step} applied on top of {len(node.log)} steps"
-        node.log.append(effect.commit.total.ranges)  # type: ignore[arg-type]
+        node.log.append((frozenset(), effect.commit.total.ranges))
 
 
 def overlay(names: list[str], rng: random.Random) -> set[Link]:
