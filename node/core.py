@@ -512,9 +512,9 @@ class Agent:
 
     def _on_torn(self, reason: str, now_s: float, without_me: bool = False) -> list[Effect]:
         """Messages of the attempt under way may be lost for good, even if the link opens again."""
-        assert self.sync.view is not None
         if self.phase is Phase.JOINING and self.joiner is not None:
             return self._orphaned(reason, now_s)
+        assert self.sync.view is not None
         key, step = self.sync.view.key, self.sync.step
         self.torn = AbortRequest(node=self.me, key=key, step=step, reason=reason, without_me=without_me)
         self.abort_at_s = now_s + ABORT_EVERY_S
