@@ -24,6 +24,7 @@ KEPT = {
         10579,
         (3, 12),
     ),
+    "a joiner fell behind before it had a view": (1021, NODES),
     "a reset connection passed for a crash": (1278, NODES),
     "two halves of two nodes were scheduler in one term": (1154, NODES),
     "a junior went on alone after a senior that had gone on without it": (1669, NODES),
