@@ -145,17 +145,8 @@ FROZEN_PATIENCE_S = 1.0  # After a flush without its install, say again where we
 REPORT_EVERY_S = 1.0
 STEP_MESSAGES = (Up, Down, Ready, Commit)
 FOLLOWED_UP = (
-    FellBehind,
-    ViewEntered,
-    StepCompleted,
-    Founded,
-    Left,
-    Out,
-    DiscardState,
-    Parked,
-    MeasureLink,
-    Measured,
-)
+    FellBehind, ViewEntered, StepCompleted, Founded, Left, Out, DiscardState, Parked, MeasureLink, Measured,
+)  # fmt: skip
 SECONDS_PER_LINK = {"in-band": 0.0, "iperf3": 4.0}  # That measuring adds to a joiner's patience.
 
 
@@ -442,7 +433,7 @@ class Agent:
                 return self._found(None, now_s)
             case DiscardState() if self.phase is Phase.MEMBER and self._asks_again:
                 return self._go_without_me(now_s)
-            case FellBehind(peer):
+            case FellBehind(peer) if self.phase in (Phase.JOINING, Phase.MEMBER):
                 return self._on_torn(f"{self.me} fell behind {peer}", now_s)
             case Parked(reason):
                 self.parked = reason

@@ -42,12 +42,10 @@ from .events import Contributed, Event, LocalReady, Received, Retracted
 from .messages import Commit, Contribution, Deal, Down, Electorate, Install, Ready, Tree, Up, View, ViewKey
 
 STEP_MESSAGES = (Up, Down, Ready, Commit)
-EARLY_STEPS = (
-    4  # Of chunks of one peer, kept because they are ahead of us; a neighbour can be one step ahead.
-)
-EARLY_COMMITS = (
-    1024  # To an observer over a slow link they come long before the chunks, on which they do not wait.
-)
+# What is kept of one peer because it is ahead of us. In chunks a neighbour can be one step ahead; commits come to an
+# observer over a slow link long before the chunks, on which they do not wait.
+EARLY_STEPS = 4
+EARLY_COMMITS = 1024
 
 
 def chunk_trees(chunks: int, trees: tuple[Tree, ...]) -> list[int]:
