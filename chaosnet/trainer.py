@@ -201,15 +201,15 @@ class Trainer:
             self._gradients.judge_first()
         started_s = time.monotonic()
         loop = NodeLoop(
-            self._make_agent, self._make_transport, self._gradients, self._on_notice, self._on_parked
-        )
+            self._make_agent, self._make_transport, self._gradients, self._on_notice, self._on_parked,
+            guarded=self._guard is not None,
+        )  # fmt: skip
         if self._checkpoints is not None:
             self._checkpointing = Checkpointing(self._checkpoints, self.name, self._say)
             self._checkpointing.counters = loop.counters
             self._resume()
         self._loop = loop
         addresses = self._loop.start()
-        self._loop.all_reduce.guarded = self._guard is not None
         self._loop.rates.state_bytes = self._state.state_bytes()
         self._loop.rates.layer_bytes = self._state.layer_bytes()
         exit_event.install(self._on_exit_wanted)

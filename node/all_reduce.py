@@ -8,6 +8,7 @@ more they would take the cores that train.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
@@ -48,17 +49,29 @@ class ChunkStore(Protocol):
 
 
 class AllReduce:
-    """Adds, keeps and sends chunks. `send_bulk(peer, header, payload, copy=...)` is the transport's."""
+    """Adds, keeps and sends chunks.
 
-    def __init__(self, store: ChunkStore, send_bulk: SendBulk) -> None:
+    Args:
+        send_bulk: The transport's: (peer, header, payload, copy=...).
+        guarded: Look at what children send (docs/guard.md).
+        counters: Where parts that are dropped are counted.
+    """
+
+    def __init__(
+        self,
+        store: ChunkStore,
+        send_bulk: SendBulk,
+        guarded: bool = False,
+        counters: Counter[str] | None = None,
+    ) -> None:
         self.send_bulk = send_bulk
         self.own = [cast(Array, store.contribution(chunk).numpy()) for chunk in range(len(store.chunks))]
         self.combine = [
             np.maximum if store.lanes[chunk.lane].op == "max" else np.add for chunk in store.chunks
         ]
         self.parts: dict[int, list[Array]] = {}  # Chunk: what children have sent.
-        self.guarded = False  # Look at what children send (docs/guard.md).
-        self.dropped_parts = 0
+        self.guarded = guarded
+        self.counters: Counter[str] = Counter() if counters is None else counters
         self.results: dict[int, dict[int, Array]] = {}  # Step: chunk: mean (or maximum).
 
     def check(self, message: Up | Down, payload: zmq.Frame | None) -> None:
@@ -100,7 +113,7 @@ class AllReduce:
         parts, part = self.parts.setdefault(chunk, []), self._array(chunk, payload)
         if self.guarded and not _is_finite(part):
             part[:] = 0  # With its weight: all chunks of a step keep one total, whoever dropped what.
-            self.dropped_parts += 1
+            self.counters["guard_dropped_parts"] += 1
         parts.append(part)
         if len(parts) > MAX_PARTS:
             self._add_up(chunk, parts, parts[0])

@@ -135,6 +135,7 @@ class NodeLoop:
 
     Args:
         make_agent: From this node's addresses, and the least life that it may live.
+        guarded: Whether parts of others are looked at, in every life (docs/guard.md).
     """
 
     def __init__(
@@ -144,7 +145,9 @@ class NodeLoop:
         store: ChunkStore,
         on_notice: Callable[[Notice], None] = lambda notice: None,
         on_parked: Callable[[str | None], None] = lambda reason: None,
+        guarded: bool = False,
     ) -> None:
+        self._guards = guarded
         self._make_agent, self._make_transport, self._store = make_agent, transport, store
         self._on_notice, self._on_parked = on_notice, on_parked
         self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
@@ -293,7 +296,7 @@ class NodeLoop:
     def _begin_life(self, least: int) -> None:
         """Nothing of an earlier life is left but the transport and its address."""
         self.agent = self._make_agent(self._addresses, least)
-        self.all_reduce = AllReduce(self._store, self.transport.send_bulk)
+        self.all_reduce = AllReduce(self._store, self.transport.send_bulk, self._guards, self.counters)
         self.replica = Replica(self.transport.send_bulk)
         self._member, self._backlog_bytes = False, 0
 
@@ -563,8 +566,7 @@ class NodeLoop:
     def _counted(self) -> dict[str, int]:
         """All that went wrong here so far, by its name."""
         refused = {f"{REFUSED}{reason}": count for reason, count in self.transport.refused.items()}
-        dropped = {"guard_dropped_parts": self.all_reduce.dropped_parts}
-        return {**self.counters, **refused, **{name: count for name, count in dropped.items() if count}}
+        return {**self.counters, **refused}
 
     def status(self) -> dict[str, Any]:
         """The cluster as this node sees it; whole on the scheduler."""

@@ -30,7 +30,7 @@ UNPLAYED = {
     "Report",
 }
 UNPLAYED |= {"KeyCommand", "KeyringNews", "Introduction"}  # The simulated network has no keys.
-UNPLAYED |= {"ScaleOutAbort", "ScaleOutRefused"}  # Nobody sends the one; the other is for models that differ.
+UNPLAYED |= {"ScaleOutAbort"}  # Nobody sends it.
 KINDS = frozenset(
     each.__name__ for union in (messages.WireMessage, messages.Routed) for each in typing.get_args(union)
 ) - UNPLAYED  # fmt: skip
@@ -112,7 +112,7 @@ _LEADS_TO = {  # Every transition that the code allows, by core; "x" and "not x"
         "loading": "ready asked knocking failed",
         "ready": "joined fetching asked knocking failed",
     },
-    "Leaver": {"staying": "leaving", "leaving": "left"},
+    "Leaver": {"staying": "leaving left", "leaving": "left"},  # At once, if it is no member yet.
     "Election": {
         "follower": "trial elected",
         "trial": "candidate follower",

@@ -1,9 +1,43 @@
-"""For all tests: the key of who runs them must make no difference."""
+"""For all tests: the key of who runs them must make no difference; and what several of them start from."""
 
 import os
+import signal
+import sys
 import tempfile
+import threading
+
+import pytest
 
 _config = tempfile.TemporaryDirectory(prefix="chaosnet-tests-")  # Removed when the tests end.
 os.environ["XDG_CONFIG_HOME"] = _config.name
 for name in ("CHAOSNET_KEY", "CHAOSNET_ALLOWED_KEYS", "CHAOSNET_INSECURE"):
     os.environ.pop(name, None)
+
+
+@pytest.fixture
+def fresh_exit_events(monkeypatch):
+    """Exit events are of the process, so each test gets its own."""
+    from chaosnet import exit_event
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(exit_event, "_wanted", threading.Event())
+    monkeypatch.setattr(exit_event, "_asked_for", threading.Event())
+    monkeypatch.setattr(exit_event, "_on_exit", [])
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def chaosnet(monkeypatch, capsys):
+    """Run the command here. Returns: exit code, what it printed, and what to standard error."""
+    from chaosnet import cli
+
+    def main(*args):
+        monkeypatch.setattr(sys, "argv", ["chaosnet", *args])
+        with pytest.raises(SystemExit) as ending:
+            cli.main()
+        printed = capsys.readouterr()
+        return int(ending.value.code or 0), printed.out, printed.err
+
+    return main

@@ -130,20 +130,6 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Nodes, str
 Main = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def chaosnet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    """Run the command here. Returns: exit code, what it printed, and what to standard error."""
-
-    def main(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["chaosnet", *args])
-        with pytest.raises(SystemExit) as ending:
-            cli.main()
-        printed = capsys.readouterr()
-        return int(ending.value.code or 0), printed.out, printed.err
-
-    return main
-
-
 def state_by_node(address: str) -> dict[str, str]:
     return {row["node"]: row["state"] for row in client.status(address)["members"]}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-import sys
 import threading
 import time
 from collections import Counter
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, Node
 
-from chaosnet import cli, client
+from chaosnet import client
 from chaosnet.benchmarks.strangers import REPORT_S, Attack, used_invite
 from chaosnet.invite import Token, make
 from chaosnet.node import strangers
@@ -230,22 +229,6 @@ def median_step_s(node: Node) -> float:
 
 
 # --- the commands -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def chaosnet(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """Run the command here. Returns: exit code, what it printed, and what to standard error."""
-
-    def main(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["chaosnet", *args])
-        with pytest.raises(SystemExit) as ending:
-            cli.main()
-        printed = capsys.readouterr()
-        return int(ending.value.code or 0), printed.out, printed.err
-
-    return main
 
 
 def test_the_commands_invite_allow_and_revoke(

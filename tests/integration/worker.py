@@ -134,6 +134,7 @@ class _Reporting(Trainer):
         self.worker.tell("loaded", round=self._round)
 
     def _apply(self, outcome: StepOutcome) -> None:
+        before = self.step
         super()._apply(outcome)
         total = outcome.commit.total
         hash_every = self.worker.settings.get("hash_every", 1)
@@ -141,6 +142,7 @@ class _Reporting(Trainer):
             "step",
             round=outcome.step,
             step=self.step,
+            applied=self.step > before,
             weight=total.weight,
             by=sorted(total.shares),
             means=self.metrics,

@@ -11,6 +11,7 @@ from torch import nn
 from chaosnet.guard import EVICT_AFTER, LEARNS_FROM, MEMORY, Guard
 from chaosnet.node.all_reduce import AllReduce
 from chaosnet.node.gradients import Gradients
+from chaosnet.node.loop import NodeLoop
 from chaosnet.protocols.effects import Accumulate
 from chaosnet.protocols.errors import ConfigError
 
@@ -75,9 +76,7 @@ def all_reduce(guarded):
     store = SimpleNamespace(
         lanes=lanes, chunks=[SimpleNamespace(lane=0), SimpleNamespace(lane=1)], contribution=own.__getitem__
     )
-    reduce = AllReduce(store, lambda *args, **kwargs: True)
-    reduce.guarded = guarded
-    return reduce
+    return AllReduce(store, lambda *args, **kwargs: True, guarded)
 
 
 def frame(*values, dtype=np.float32):
@@ -90,21 +89,30 @@ def test_a_childs_part_that_is_not_finite_counts_as_zeros(bad):
     reduce.perform(Accumulate(0, frame(1, bad, 3, 4)))
     reduce.perform(Accumulate(0, frame(1, 2, 3, 4)))
     assert reduce._sum(0, own=True).tolist() == [2, 3, 4, 5]
-    assert reduce.dropped_parts == 1
+    assert reduce.counters["guard_dropped_parts"] == 1
 
 
 def test_finite_parts_count_however_large_their_sum():
     reduce = all_reduce(guarded=True)
     reduce.perform(Accumulate(0, frame(3e38, 3e38, -3e38, -3e38)))
     reduce.perform(Accumulate(1, frame(1, 2, 3, 4, dtype=np.int64)))
-    assert reduce.dropped_parts == 0
+    assert reduce.counters["guard_dropped_parts"] == 0
     assert reduce._sum(0, own=False).tolist() == pytest.approx([3e38, 3e38, -3e38, -3e38])
 
 
 def test_without_a_guard_nothing_is_looked_at():
     reduce = all_reduce(guarded=False)
     reduce.perform(Accumulate(0, frame(1, math.nan, 3, 4)))
-    assert reduce.dropped_parts == 0 and np.isnan(reduce._sum(0, own=True)).any()
+    assert reduce.counters["guard_dropped_parts"] == 0 and np.isnan(reduce._sum(0, own=True)).any()
+
+
+def test_a_node_that_comes_back_is_as_guarded_as_before():
+    store = SimpleNamespace(lanes=[], chunks=[], contribution=None)
+    loop = NodeLoop(lambda *args: None, lambda loop: None, store, guarded=True)
+    loop.transport, loop._addresses = SimpleNamespace(send_bulk=None), ()
+    for life in range(2):
+        loop._begin_life(life)
+        assert loop.all_reduce.guarded and loop.all_reduce.counters is loop.counters
 
 
 # --- what a bad batch leaves in the model ---

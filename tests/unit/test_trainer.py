@@ -1,7 +1,6 @@
 """`Trainer` on its own: a cluster of one, in this process. More nodes: tests/integration."""
 
 import gc
-import signal
 import socket
 import threading
 
@@ -13,21 +12,9 @@ from torch.utils.data import TensorDataset
 from chaosnet import ConfigError, ScaleOutFailed, Trainer, capture_exit_event, exit_event
 from chaosnet.data import fetch
 
-pytestmark = pytest.mark.realtime
+pytestmark = [pytest.mark.realtime, pytest.mark.usefixtures("fresh_exit_events")]
 
 LENGTH = 24
-
-
-@pytest.fixture(autouse=True)
-def _no_signal_yet(monkeypatch):
-    """Exit events are of the process, so each test gets fresh ones."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr(exit_event, "_wanted", threading.Event())
-    monkeypatch.setattr(exit_event, "_asked_for", threading.Event())
-    monkeypatch.setattr(exit_event, "_on_exit", [])
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 def make_model(seed=0):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import threading
 import time
@@ -13,24 +12,12 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from chaosnet import CheckpointError, ConfigError, Trainer, checkpointing, exit_event
+from chaosnet import CheckpointError, ConfigError, Trainer, checkpointing
 from chaosnet.node.checkpoint import scan
 
-pytestmark = pytest.mark.realtime
+pytestmark = [pytest.mark.realtime, pytest.mark.usefixtures("fresh_exit_events")]
 
 LENGTH = 50
-
-
-@pytest.fixture(autouse=True)
-def _no_signal_yet(monkeypatch):
-    """Exit events are of the process, so each test gets fresh ones."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr(exit_event, "_wanted", threading.Event())
-    monkeypatch.setattr(exit_event, "_asked_for", threading.Event())
-    monkeypatch.setattr(exit_event, "_on_exit", [])
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
