@@ -522,10 +522,13 @@ class Scheduler:
         if self.flush.awaited:
             return []
         priors = self._priors(base, answers)
-        missing = self._without_quorum(base, priors, set(answers))
-        if missing:
-            return self._park(missing)
-        return self._install(base, priors, answers)
+        # What linked them may have been a node that `base` has dropped, this one even.
+        parts = views.parts(base.member_set & answers.keys(), self.overlay.live_links()) or [set()]
+        missing = [self._without_quorum(base, priors, part) for part in parts]
+        if "" not in missing:
+            return self._park(missing[0])
+        cut_off = base.member_set - parts[missing.index("")]
+        return self._install(base, priors, {node: answers[node] for node in sorted(answers.keys() - cut_off)})
 
     def _priors(self, base: View, answers: dict[str, FlushOk]) -> tuple[Electorate, ...]:
         if base.key == self.view.key:

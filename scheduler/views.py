@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Set
 from dataclasses import dataclass
 
 import msgspec
@@ -152,12 +152,16 @@ def electorate(view: View) -> Electorate:
     return Electorate(key=view.key, members=view.voter_ids)
 
 
+def parts(nodes: Set[str], links: Iterable[Link]) -> list[set[str]]:
+    """`nodes` by who reaches whom over `links` and `nodes` alone, the largest first."""
+    graph = nx.Graph(each for each in links if nodes >= {*each})
+    graph.add_nodes_from(nodes)
+    return sorted(nx.connected_components(graph), key=lambda part: (-len(part), min(part)))
+
+
 def is_connected(nodes: Iterable[str], links: Iterable[Link]) -> bool:
     """Is there a path of `links` between any two of `nodes`?"""
-    graph = nx.Graph()
-    graph.add_nodes_from(nodes)
-    graph.add_edges_from(links)
-    return graph.number_of_nodes() <= 1 or nx.is_connected(graph)
+    return len(parts({*nodes}, links)) <= 1
 
 
 def _add_joiner(view: View, change: AddJoiner, key: tuple[int, int], step: int) -> View:

@@ -23,7 +23,7 @@ from chaosnet.simulator.crash_points import (
 EVERY = 45  # Of the crash points of up to four nodes.
 
 # Sent only when something else fails as well: no share of any negotiation that one crash disturbs.
-ELSEWHERE = {"PrepareFailed", "NoSnapshot", "Outlived"}
+ELSEWHERE = {"PrepareFailed", "NoSnapshot", "Outlived", "ScaleOutRefused"}
 
 # Found something at the time (docs/reliability.md).
 KEPT = {
