@@ -167,7 +167,7 @@ def _check_order(plan: Plan) -> None:
     """No two workers may each come before the other: who is late on one way would be early on the other."""
     graph = nx.DiGraph(
         (before.worker, after.worker)
-        for route in {each.route for each in plan.micro_batches}
+        for route in dict.fromkeys(each.route for each in plan.micro_batches)
         for before, after in pairwise(route)
     )
     if not nx.is_directed_acyclic_graph(graph):
@@ -251,4 +251,14 @@ def _detour(
         layers = (stage.start, stage.stop)
         route += peers[layers][handed_on[layers] % len(peers[layers])]
         handed_on[layers] += 1
-    return tuple(route)
+    return _joined(route)
+
+
+def _joined(route: Iterable[Hop]) -> Route:
+    """Hops on one worker that follow each other as one."""
+    joined: list[Hop] = []
+    for hop in route:
+        if joined and joined[-1].worker == hop.worker:
+            hop = Hop(hop.worker, joined.pop().start, hop.stop)
+        joined.append(hop)
+    return tuple(joined)

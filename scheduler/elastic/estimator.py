@@ -1,0 +1,291 @@
+"""How long a step of a plan takes, and how much memory (Chameleon, Sec. IV-C).
+
+The time is that of the compiled program: every instruction begins when its worker has ended the one before
+and what it waits for has come (Eq. 11, over the order of execution); the step is as long as its slowest
+worker (Eq. 10). The closed forms of the papers are in `pipeline_time`; on the plans that they are for, the
+two agree to the bit.
+
+Not modelled: contention of transfers that share a link, and a host's work between instructions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import networkx as nx
+
+from ...protocols.errors import PlanInfeasible
+from .cluster import Cluster
+from .plan import MicroBatch, Plan
+from .profile import Profile
+from .program import Instruction, Op, Program, Tag, compile_plan
+from .sync_rounds import Bucket
+
+
+@dataclass(frozen=True)
+class ProfiledCosts:
+    """Costs of a profiled model on a cluster.
+
+    Args:
+        weight_share: of a backward, what the gradients of weights take; half, as both parts are one product
+        each.
+        overlap: the part of a transfer hidden behind computation, 0 to 1 (sigma of ElasWave, Eq. 1, for
+        transfers
+            that are shorter than it).
+        step_s: one STEP, wherever.
+    """
+
+    profile: Profile
+    cluster: Cluster
+    weight_share: float = 0.5
+    overlap: float = 0.0
+    step_s: float = 0.0
+
+    def compute_s(self, worker: str, op: Op, start: int, stop: int, samples: int) -> float:
+        forward_s, backward_s = self.profile.seconds(start, stop, samples)
+        share = {Op.BACKWARD_INPUT: 1 - self.weight_share, Op.BACKWARD_WEIGHT: self.weight_share}.get(op, 1.0)
+        took_s = forward_s if op is Op.FORWARD else share * backward_s
+        return took_s / self.cluster.workers[worker].speed
+
+    def transfer_s(self, source: str, to: str, boundary: int, samples: int) -> float:
+        size_bytes = samples * self.profile.boundary_bytes(boundary)
+        return (1 - self.overlap) * self.cluster.transfer_s(source, to, size_bytes) if size_bytes else 0.0
+
+    def reduce_s(self, bucket: Bucket) -> float:
+        """A ring's all-reduce: each holder sends and receives 2 (D - 1) / D of the gradients, at the slowest link."""
+        size_bytes = sum(layer.gradient_bytes for layer in self.profile.layers[bucket.start : bucket.stop])
+        holders, count = bucket.holders, len(bucket.holders)
+        ring = zip(holders, holders[1:] + holders[:1], strict=True)
+        slowest_bps = min(self.cluster.rate(a, b) for a, b in ring)
+        return 2 * (count - 1) / count * 8 * size_bytes / slowest_bps if size_bytes else 0.0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds since the step began. `ends_s`: by worker, the end of its last instruction."""
+
+    ends_s: Mapping[str, float]
+    busy_s: Mapping[str, float]
+
+    @property
+    def step_s(self) -> float:
+        return max(self.ends_s.values(), default=0.0)
+
+
+@dataclass
+class _Clock:
+    """A worker on its way through its instructions."""
+
+    lines: tuple[Instruction, ...]
+    at: int = 0
+    now_s: float = 0.0
+    busy_s: float = 0.0
+
+
+def time_program(
+    program: Program, costs: ProfiledCosts, begins_s: Mapping[str, float] | None = None
+) -> Timing:
+    """Execute `program` on a clock of its own per worker.
+
+    Args:
+        begins_s: by worker, when it may begin, if not at 0: with ReCycle's staggered optimizer, the end of
+        its last step.
+    Raises: PlanInfeasible if a worker waits for what nobody sends, which no compiled plan does.
+    """
+    return _Execution(program, costs, begins_s or {}).run()
+
+
+class _Execution:
+    def __init__(self, program: Program, costs: ProfiledCosts, begins_s: Mapping[str, float]) -> None:
+        self.plan, self.costs = program.plan, costs
+        self.clocks = {
+            worker: _Clock(lines, now_s=begins_s.get(worker, 0.0))
+            for worker, lines in program.instructions.items()
+        }
+        self.came_s: dict[tuple[str, Tag], float] = {}
+        self.waiting: dict[tuple[str, Tag], str] = {}
+        self.buckets = {
+            (worker, (bucket.start, bucket.stop)): bucket
+            for each in program.plan.sync
+            for bucket in each
+            for worker in bucket.holders
+        }
+        self.at_bucket: dict[Bucket, list[str]] = defaultdict(list)
+        self.ready = deque(self.clocks)
+
+    def run(self) -> Timing:
+        while self.ready:
+            worker = self.ready.popleft()
+            clock = self.clocks[worker]
+            while clock.at < len(clock.lines) and self._do(worker, clock, clock.lines[clock.at]):
+                clock.at += 1
+        for worker, clock in self.clocks.items():
+            if clock.at < len(clock.lines):
+                raise PlanInfeasible(f"worker {worker}: waits for ever at {clock.lines[clock.at]}")
+        return Timing(
+            {worker: clock.now_s for worker, clock in self.clocks.items()},
+            {worker: clock.busy_s for worker, clock in self.clocks.items()},
+        )
+
+    def _do(self, worker: str, clock: _Clock, line: Instruction) -> bool:
+        """Returns: False if it must wait."""
+        match line.op:
+            case Op.SEND:
+                assert line.tag is not None
+                self._send(worker, clock.now_s, line.peer, line.tag)
+            case Op.RECV:
+                assert line.tag is not None
+                came_s = self.came_s.get((worker, line.tag))
+                if came_s is None:
+                    self.waiting[worker, line.tag] = worker
+                    return False
+                clock.now_s = max(clock.now_s, came_s)
+            case Op.REDUCE:
+                return self._reduce(worker, line)
+            case Op.STEP:
+                clock.now_s += self.costs.step_s
+            case Op.SNAPSHOT:
+                pass  # In the background (ElasWave, Fig. 6b).
+            case _:
+                samples = sum(self.plan.micro_batches[number].samples for number in line.micro_batches)
+                took_s = self.costs.compute_s(worker, line.op, *line.layers, samples)
+                clock.now_s += took_s
+                clock.busy_s += took_s
+        return True
+
+    def _send(self, worker: str, now_s: float, peer: str, tag: Tag) -> None:
+        samples = self.plan.micro_batches[tag.micro_batch].samples
+        self.came_s[peer, tag] = now_s + self.costs.transfer_s(worker, peer, tag.boundary, samples)
+        if self.waiting.pop((peer, tag), None):
+            self.ready.append(peer)
+
+    def _reduce(self, worker: str, line: Instruction) -> bool:
+        """All holders begin together, and end together: the last to come takes the others along."""
+        bucket = self.buckets[worker, line.layers]
+        there = self.at_bucket[bucket]
+        there.append(worker)
+        if len(there) < len(bucket.holders):
+            return False
+        ends_s = max(self.clocks[each].now_s for each in there) + self.costs.reduce_s(bucket)
+        for each in there:
+            self.clocks[each].now_s = ends_s
+            if each != worker:
+                self.clocks[each].at += 1
+                self.ready.append(each)
+        return True
+
+
+# --- a step of a plan ---
+
+
+@dataclass
+class StepTimes:
+    """Step times of plans for one model and cluster; what many pipelines have in common is timed once."""
+
+    costs: ProfiledCosts
+    split_backward: bool = False
+    more_in_flight: int = 0
+    _known: dict[tuple[object, ...], float] = field(default_factory=dict)
+
+    def step_s(self, plan: Plan) -> float:
+        """The slowest part of the plan (Eq. 10), then the sums of gradients, round after round, then STEP."""
+        computed_s = max(self._part_s(part) for part in parts(plan))
+        rounds_s = sum(max(self.costs.reduce_s(bucket) for bucket in each) for each in plan.sync)
+        return computed_s + rounds_s + self.costs.step_s
+
+    def _part_s(self, part: Plan) -> float:
+        key = self._signature(part)
+        if key not in self._known:
+            program = compile_plan(
+                part, self.costs, split_backward=self.split_backward, more_in_flight=self.more_in_flight
+            )
+            self._known[key] = time_program(program, replace(self.costs, step_s=0.0)).step_s
+        return self._known[key]
+
+    def _signature(self, part: Plan) -> tuple[object, ...]:
+        """Equal for parts that differ only in the names of workers: then, and only then, they take as long."""
+        number = {worker: index for index, worker in enumerate(part.placement)}
+        cluster = self.costs.cluster
+        speeds = tuple(cluster.workers[worker].speed for worker in part.placement)
+        turns = {turn: index for index, turn in enumerate(sorted({each.turn for each in part.micro_batches}))}
+        routes = tuple(
+            (
+                turns[each.turn],
+                each.samples,
+                tuple((number[hop.worker], hop.start, hop.stop) for hop in each.route),
+            )
+            for each in part.micro_batches
+        )
+        return speeds, routes, self._rates(part, number)
+
+    def _rates(self, part: Plan, number: Mapping[str, int]) -> tuple[object, ...]:
+        cluster = self.costs.cluster
+        if not cluster.rates_bps:
+            return ()
+        routes = {each.route for each in part.micro_batches}
+        links = {(a.worker, b.worker) for route in routes for a, b in pairwise(route)}
+        return tuple(sorted((number[a], number[b], cluster.rate(a, b), cluster.rate(b, a)) for a, b in links))
+
+
+def parts(plan: Plan) -> list[Plan]:
+    """What no route connects: each pipeline by itself, unless micro-batches of one pass through another."""
+    graph: nx.Graph = nx.Graph()
+    graph.add_nodes_from(plan.placement)
+    for route in {each.route for each in plan.micro_batches}:
+        nx.add_path(graph, [hop.worker for hop in route])
+    part_of = {
+        worker: index for index, found in enumerate(nx.connected_components(graph)) for worker in found
+    }
+    placement: dict[int, dict[str, range]] = defaultdict(dict)
+    micro_batches: dict[int, list[MicroBatch]] = defaultdict(list)
+    for each in plan.micro_batches:
+        micro_batches[part_of[each.route[0].worker]].append(each)
+        for hop in each.route:  # In the order of routes, which is the same in pipelines that are alike.
+            placement[part_of[hop.worker]].setdefault(hop.worker, plan.placement[hop.worker])
+    return [Plan(plan.layers, placement[index], tuple(found)) for index, found in micro_batches.items()]
+
+
+# --- memory ---
+
+
+def peak_bytes(program: Program, profile: Profile, zero: bool = False) -> dict[str, float]:
+    """By worker, the most it holds at once: its layers, and activations from their forward until released.
+
+    Eq. 14 with the release of activations as the program has it: a backward lets go of what its forward has
+    kept; one in two parts when the second is done.
+    Args:
+        zero: optimizer state is divided among the holders of a layer (ZeRO-1).
+    """
+    plan = program.plan
+    peaks: dict[str, float] = {}
+    for worker, lines in program.instructions.items():
+        held = plan.placement[worker]
+        static = profile.static_bytes[held.stop] - profile.static_bytes[held.start]
+        if zero:
+            static -= sum(
+                profile.layers[layer].optimizer_bytes * (1 - 1 / len(plan.holders[layer])) for layer in held
+            )
+        peaks[worker] = static + _peak_activations(lines, plan, profile)
+    return peaks
+
+
+def _peak_activations(lines: tuple[Instruction, ...], plan: Plan, profile: Profile) -> float:
+    now, most, kept = 0.0, 0.0, profile.activation_bytes
+    split = any(line.op is Op.BACKWARD_WEIGHT for line in lines)
+    last = Op.BACKWARD_WEIGHT if split else Op.BACKWARD
+    for line in lines:
+        if line.op in (Op.FORWARD, last):
+            samples = sum(plan.micro_batches[number].samples for number in line.micro_batches)
+            size = samples * (kept[line.layers[1]] - kept[line.layers[0]])
+            now += size if line.op is Op.FORWARD else -size
+            most = max(most, now)
+    return most
+
+
+def excess_bytes(peaks: Mapping[str, float], cluster: Cluster) -> dict[str, float]:
+    """By worker that has too little memory, how much."""
+    found = {worker: peak - cluster.workers[worker].memory_bytes for worker, peak in peaks.items()}
+    return {worker: excess for worker, excess in found.items() if excess > 0}
