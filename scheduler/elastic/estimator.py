@@ -11,9 +11,10 @@ Not modelled: contention of transfers that share a link, and a host's work betwe
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import networkx as nx
 
@@ -181,28 +182,66 @@ class _Execution:
 # --- a step of a plan ---
 
 
-@dataclass
-class StepTimes:
-    """Step times of plans for one model and cluster; what many pipelines have in common is timed once."""
+class Execution(NamedTuple):
+    """How a plan is executed; see `compile_plan`."""
 
-    costs: ProfiledCosts
     split_backward: bool = False
     more_in_flight: int = 0
-    _known: dict[tuple[object, ...], float] = field(default_factory=dict)
 
-    def step_s(self, plan: Plan) -> float:
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of a plan: seconds of a step, and by worker the most bytes that it holds at once."""
+
+    step_s: float
+    peak_bytes: Mapping[str, float]
+    execution: Execution
+
+
+class Estimator:
+    """Steps of plans for one model on one cluster; what pipelines have in common is worked out once.
+
+    Args:
+        zero: optimizer state is divided among the holders of a layer (ZeRO-1).
+        executions: of those that fit into memory the fastest is taken, if none fits the smallest.
+    """
+
+    def __init__(
+        self, costs: ProfiledCosts, zero: bool = False, executions: Sequence[Execution] = (Execution(),)
+    ) -> None:
+        self.costs, self.zero, self.executions = costs, zero, tuple(executions)
+        self._known: dict[tuple[object, ...], tuple[float, tuple[float, ...]]] = {}
+
+    def estimate(self, plan: Plan) -> Estimate:
         """The slowest part of the plan (Eq. 10), then the sums of gradients, round after round, then STEP."""
-        computed_s = max(self._part_s(part) for part in parts(plan))
-        rounds_s = sum(max(self.costs.reduce_s(bucket) for bucket in each) for each in plan.sync)
-        return computed_s + rounds_s + self.costs.step_s
+        found = [self._under(execution, plan) for execution in self.executions]
+        fitting = [each for each in found if not excess_bytes(each.peak_bytes, self.costs.cluster)]
+        if fitting:
+            return min(fitting, key=lambda each: each.step_s)
+        return min(found, key=lambda each: max(excess_bytes(each.peak_bytes, self.costs.cluster).values()))
 
-    def _part_s(self, part: Plan) -> float:
-        key = self._signature(part)
+    def _under(self, execution: Execution, plan: Plan) -> Estimate:
+        static = static_bytes(plan, self.costs.profile, self.zero)
+        computed_s, peaks = 0.0, dict(static)
+        for part in parts(plan):
+            part_s, activations = self._part(execution, part)
+            computed_s = max(computed_s, part_s)
+            for worker, size in zip(part.placement, activations, strict=True):
+                peaks[worker] += size
+        rounds_s = sum(max(self.costs.reduce_s(bucket) for bucket in each) for each in plan.sync)
+        return Estimate(computed_s + rounds_s + self.costs.step_s, peaks, execution)
+
+    def _part(self, execution: Execution, part: Plan) -> tuple[float, tuple[float, ...]]:
+        """Seconds without STEP; activations of each worker at most, in the order of its placement."""
+        key = (execution, *self._signature(part))
         if key not in self._known:
-            program = compile_plan(
-                part, self.costs, split_backward=self.split_backward, more_in_flight=self.more_in_flight
+            program = compile_plan(part, self.costs, **execution._asdict())
+            timing = time_program(program, replace(self.costs, step_s=0.0))
+            peaks = tuple(
+                peak_activations(program.instructions[worker], part, self.costs.profile)
+                for worker in part.placement
             )
-            self._known[key] = time_program(program, replace(self.costs, step_s=0.0)).step_s
+            self._known[key] = timing.step_s, peaks
         return self._known[key]
 
     def _signature(self, part: Plan) -> tuple[object, ...]:
@@ -259,25 +298,32 @@ def peak_bytes(program: Program, profile: Profile, zero: bool = False) -> dict[s
     Args:
         zero: optimizer state is divided among the holders of a layer (ZeRO-1).
     """
-    plan = program.plan
-    peaks: dict[str, float] = {}
-    for worker, lines in program.instructions.items():
-        held = plan.placement[worker]
-        static = profile.static_bytes[held.stop] - profile.static_bytes[held.start]
-        if zero:
-            static -= sum(
-                profile.layers[layer].optimizer_bytes * (1 - 1 / len(plan.holders[layer])) for layer in held
-            )
-        peaks[worker] = static + _peak_activations(lines, plan, profile)
-    return peaks
+    static = static_bytes(program.plan, profile, zero)
+    return {
+        worker: static[worker] + peak_activations(lines, program.plan, profile)
+        for worker, lines in program.instructions.items()
+    }
 
 
-def _peak_activations(lines: tuple[Instruction, ...], plan: Plan, profile: Profile) -> float:
+def static_bytes(plan: Plan, profile: Profile, zero: bool = False) -> dict[str, float]:
+    """By worker, parameters, gradients and optimizer state of its layers, or its parts of the latter."""
+    spared = [0.0] * (plan.layers + 1)  # Of layers [0, l), what each holder need not have.
+    for layer in range(plan.layers if zero else 0):
+        rest = 1 - 1 / max(len(plan.holders[layer]), 1)
+        spared[layer + 1] = spared[layer] + profile.layers[layer].optimizer_bytes * rest
+    whole = profile.static_bytes
+    return {
+        worker: whole[held.stop] - whole[held.start] - (spared[held.stop] - spared[held.start])
+        for worker, held in plan.placement.items()
+    }
+
+
+def peak_activations(lines: Sequence[Instruction], plan: Plan, profile: Profile) -> float:
+    """The most bytes of activations that are kept at once on the way through `lines`."""
     now, most, kept = 0.0, 0.0, profile.activation_bytes
-    split = any(line.op is Op.BACKWARD_WEIGHT for line in lines)
-    last = Op.BACKWARD_WEIGHT if split else Op.BACKWARD
+    released = {Op.BACKWARD, Op.BACKWARD_WEIGHT}
     for line in lines:
-        if line.op in (Op.FORWARD, last):
+        if line.op is Op.FORWARD or line.op in released:
             samples = sum(plan.micro_batches[number].samples for number in line.micro_batches)
             size = samples * (kept[line.layers[1]] - kept[line.layers[0]])
             now += size if line.op is Op.FORWARD else -size
