@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...protocols.errors import PlanInfeasible
 
@@ -37,6 +37,13 @@ class Cluster:
     def rate(self, source: str, to: str) -> float:
         """Bits per second."""
         return self.rates_bps.get((source, to), self.rate_bps)
+
+    def clocked(self, clocks: Mapping[str, float]) -> Cluster:
+        """With clocks raised, by worker."""
+        if not clocks:
+            return self
+        raised = {name: replace(self.workers[name], speed=self.workers[name].speed * by) for name, by in clocks.items()}
+        return replace(self, workers={**self.workers, **raised})
 
     def transfer_s(self, source: str, to: str, size_bytes: float) -> float:
         """Seconds until `size_bytes` have come over an idle link."""

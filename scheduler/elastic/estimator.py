@@ -212,6 +212,14 @@ class Estimator:
         self.costs, self.zero, self.executions = costs, zero, tuple(executions)
         self._known: dict[tuple[object, ...], tuple[float, tuple[float, ...]]] = {}
 
+    def on(self, cluster: Cluster) -> Estimator:
+        """The same for a cluster that has changed; what was worked out stays known."""
+        if cluster is self.costs.cluster:
+            return self
+        other = Estimator(replace(self.costs, cluster=cluster), self.zero, self.executions)
+        other._known = self._known
+        return other
+
     def estimate(self, plan: Plan) -> Estimate:
         """The slowest part of the plan (Eq. 10), then the sums of gradients, round after round, then STEP."""
         found = [self._under(execution, plan) for execution in self.executions]
