@@ -21,9 +21,7 @@ from ...protocols.errors import PlanInfeasible
 from .plan import Pipeline
 
 
-def costs(
-    held: Sequence[range], roles: Sequence[range], state_bytes: Sequence[float]
-) -> NDArray[np.float64]:
+def costs(held: Sequence[range], roles: Sequence[range], state_bytes: Sequence[float]) -> NDArray[np.float64]:
     """Cost[i][j]: bytes that who holds `held[i]` must receive to have the layers of `roles[j]` (Fig. 3).
 
     Args:

@@ -114,6 +114,23 @@ def estimate_s(
     return cluster.latency_s + problem.time_s(problem.in_proportion())
 
 
+def busiest_s(sent_bytes: Mapping[tuple[str, str], float], cluster: Cluster) -> float:
+    """Seconds until all has come that is sent over these links (source, destination) at the same time.
+
+    The load of the busiest link or NIC, and one latency; for transfers whose sources are given (`zero`).
+    """
+    load_s = [8 * size / cluster.rate(*link) for link, size in sent_bytes.items()]
+    outgoing: defaultdict[str, float] = defaultdict(float)
+    incoming: defaultdict[str, float] = defaultdict(float)
+    for (source, to), size in sent_bytes.items():
+        outgoing[source] += size
+        incoming[to] += size
+    known = cluster.workers
+    load_s += [8 * size / known[name].nic_out_bps for name, size in outgoing.items() if name in known]
+    load_s += [8 * size / known[name].nic_in_bps for name, size in incoming.items() if name in known]
+    return cluster.latency_s + max(load_s) if load_s else 0.0
+
+
 # --- what is needed ---
 
 
@@ -198,9 +215,9 @@ class _Problem:
         self.out_bps = np.array([worker.nic_out_bps for worker in workers])
         self.in_bps = np.array([worker.nic_in_bps for worker in workers])
         rates = np.full((len(workers), len(workers)), float(cluster.rate_bps))
-        for (source, to), rate_bps in cluster.rates_bps.items():
-            if source in number and to in number:
-                rates[number[source], number[to]] = rate_bps
+        for (name, to), rate_bps in cluster.rates_bps.items():
+            if name in number and to in number:
+                rates[number[name], number[to]] = rate_bps
         rows: dict[tuple[str, ...], Ints] = {}
         for need in needs:
             if need.sources not in rows:
@@ -217,7 +234,7 @@ class _Problem:
 
     def _check_linked(self) -> None:
         for i in np.flatnonzero(np.bincount(self.need_of, minlength=len(self.needs)) == 0):
-            need = self.needs[i]
+            need = self.needs[int(i)]
             raise PlanInfeasible(
                 f"layer {need.layers[0]}: none of {', '.join(need.sources)} has a link to {need.destination}"
             )
@@ -254,9 +271,7 @@ class _Problem:
         rate_bps = np.minimum(self.rate_bps, self.out_bps[self.source])
         alone_s = (self.sizes / np.bincount(self.need_of, rate_bps)).max()
         busy = wanted > 0
-        return 8 * max(
-            float((wanted[busy] / np.minimum(into_bps, self.in_bps)[busy]).max()), float(alone_s)
-        )
+        return 8 * max(float((wanted[busy] / np.minimum(into_bps, self.in_bps)[busy]).max()), float(alone_s))
 
     def solve(self) -> tuple[Floats, float]:
         """Shares, and a time that no shares can do better than."""
