@@ -10,15 +10,24 @@ from ...protocols.errors import PlanInfeasible
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """`speed`: 1 is what the profile was taken on; half of it takes twice as long."""
+    """`speed`: 1 is what the profile was taken on; half of it takes twice as long.
+
+    `nic_out_bps`, `nic_in_bps`: what all its links together can send and receive, bits per second.
+    """
 
     speed: float = 1.0
     memory_bytes: float = float("inf")
+    nic_out_bps: float = float("inf")
+    nic_in_bps: float = float("inf")
 
     def __post_init__(self) -> None:
         if not self.speed > 0 or not self.memory_bytes > 0:
             raise PlanInfeasible(
                 f"worker: speed {self.speed:g}, memory {self.memory_bytes:g} bytes (expected > 0)"
+            )
+        if not self.nic_out_bps > 0 or not self.nic_in_bps > 0:
+            raise PlanInfeasible(
+                f"worker: nic_out {self.nic_out_bps:g}, nic_in {self.nic_in_bps:g} bit/s (expected > 0)"
             )
 
 
