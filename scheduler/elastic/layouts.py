@@ -138,8 +138,9 @@ class PipelineTimes:
             return f"stages: {min(lengths)} at least for {len(self.profile.layers)} layers"
         peak, stages = min(peaks)
         return (
-            f"memory: {peak:.0f} bytes at least on a worker, with {stages} stages and {micro_batches} micro-batches"
-            f" of {self.samples} samples: {peak - self.memory_bytes:.0f} over the {self.memory_bytes:.0f} of the smallest"
+            f"memory: {peak:.0f} bytes at least on a worker, with {stages} stages and {micro_batches}"
+            f" micro-batches of {self.samples} samples, {peak - self.memory_bytes:.0f} over"
+            f" {self.memory_bytes:.0f}, what the smallest has"
         )
 
     def _memory_sums(self, stages: int, micro_batches: int | None = None) -> Floats:
@@ -490,8 +491,8 @@ def _most(
 
     (1) No pairs and idle workers have d's that add up to 0: undoing them keeps z feasible, and it does not
         lower its capacity, as doing them is possible from x, which is optimal. So take z with fewest pairs.
-    (2) Order them so that the running sum stays in [-D, D]: take a d <= 0 while it is above 0, one > 0 otherwise; once
-        one kind has run out it moves towards the total. By (1) it takes no value twice, nor 0 again.
+    (2) Order them so that the running sum stays in [-D, D]: take a d < 0 while it is above 0, one > 0
+        otherwise; once one kind has run out it moves towards the total. By (1) it takes no value twice.
     So there are at most 2 D of them, at most 2 D pipelines of each kind are taken out of floor(x), and all others are
     fixed: `_window` solves the other 4 D + 1 or fewer exactly, whatever `count` and `workers` are.
 

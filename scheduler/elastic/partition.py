@@ -1,13 +1,14 @@
 """Layers to stages so that the slowest stage is as fast as can be (ElasWave, Sec. 4.2, Algorithm 1).
 
-Costs are running sums over layers by stage, [stages, layers + 1] (or [layers + 1], for all stages the same): what stage
-p needs for layers [a, b) is sums[p, b] - sums[p, a] + constants[p]. A slow stage or one with larger micro-batches
-has sums times a factor; the transfers of Eq. 1 are constants. Memory likewise.
+Costs are running sums over layers by stage, [stages, layers + 1] (or [layers + 1], for all stages the same):
+what stage p needs for layers [a, b) is sums[p, b] - sums[p, a] + constants[p]. A slow stage or one with larger
+micro-batches has sums times a factor; the transfers of Eq. 1 are constants. Memory likewise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -138,5 +139,5 @@ def _minimax(costs: Floats) -> Partition:
     for choice in reversed(choices):
         cuts.append(int(choice[cuts[-1]]))
     cuts.append(0)
-    sizes = tuple(stop - start for stop, start in zip(cuts, cuts[1:], strict=False))[::-1]
+    sizes = tuple(stop - start for stop, start in pairwise(cuts))[::-1]
     return Partition(sizes, float(best[-1]))

@@ -25,8 +25,8 @@ def one_f_one_b_by_recurrence(forward: npt.ArrayLike, backward: npt.ArrayLike, m
 
     Chameleon, Eq. 11: t_start(i, j) = max(t_end(i, j - 1), t_end(f_1(i), f_2(j))). Stage s starts with N_pp - s
     forwards (or all, if fewer) and then takes turns, backward first. Were all operations of length 1, forward
-    j of stage s would run at s + j (warm-up) or s + 2j, and its backward at 2 N_pp - 1 - s + 2j; whatever the lengths,
-    operations of one such slot do not depend on each other, so slots in their order are an order to compute in.
+    j of stage s would run at s + j (warm-up) or s + 2j, and its backward at 2 N_pp - 1 - s + 2j; whatever the
+    lengths, operations of one slot do not depend on each other, so slots in their order are one to compute in.
     Args:
         forward, backward: seconds of a micro-batch by stage, [..., stages], >= 0.
     Returns: seconds, [...].
