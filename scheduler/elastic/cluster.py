@@ -51,8 +51,10 @@ class Cluster:
         """With clocks raised, by worker."""
         if not clocks:
             return self
-        raised = {name: replace(self.workers[name], speed=self.workers[name].speed * by) for name, by in clocks.items()}
-        return replace(self, workers={**self.workers, **raised})
+        workers = dict(self.workers)
+        for name, by in clocks.items():
+            workers[name] = replace(workers[name], speed=workers[name].speed * by)
+        return replace(self, workers=workers)
 
     def transfer_s(self, source: str, to: str, size_bytes: float) -> float:
         """Seconds until `size_bytes` have come over an idle link."""

@@ -1,0 +1,457 @@
+"""Ways to go on after workers went or came, of every kind that the papers know: each one a plan, with its costs.
+
+    family      after                                   what it does
+    stay        ours                                    nothing: nobody with a role is concerned
+    fill        ours                                    idle workers take the places of lost ones
+    reroute     ReCycle; Chameleon, Sec. IV-A           whole micro-batches of the lost go to peers
+    resize      ElasWave, Sec. 4.1                      each micro-batch of the lost is cut up among peers
+    layers      ElasWave, Sec. 4.2                      that, and the stages cut anew
+    clocks      ElasWave, Sec. 4.3                      that, and the slowest stages clocked up
+    shrink      Oobleck                                 pipelines go on without those they lost
+    layout      Chameleon, Algorithm 1                  all pipelines anew, of any lengths
+    drop        TorchFT                                 pipelines that lost somebody go idle
+    checkpoint  Varuna                                  pipelines anew, from the last checkpoint
+
+All are compared under the same overheads. A family that cannot go on says why (`Refusal`).
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from ...protocols.errors import PlanInfeasible
+from . import migration, roles
+from .cluster import Cluster
+from .estimator import Estimate, Estimator, Execution, ProfiledCosts, excess_bytes
+from .layouts import PipelineTimes, best_layout
+from .partition import mini_step_sums, minimax
+from .pipeline_time import in_flight, one_f_one_b
+from .plan import Pipeline, Plan, cuts_of, without
+from .profile import Profile
+from .transfers import plan_transfers
+
+
+@dataclass(frozen=True)
+class State:
+    """Where training stands (Chameleon, Definition 1).
+
+    Pipeline i runs `counts[i]` micro-batches of `samples`; `lost` are those of its workers that are gone, whose
+    work peers have taken over: by micro-batches, or by parts of them (`resized`). `idle` workers are there and
+    have no role. `clocks`: by worker, what its clock is raised by, if it is.
+    """
+
+    pipelines: tuple[Pipeline, ...]
+    counts: tuple[int, ...]
+    samples: int
+    lost: frozenset[str] = frozenset()
+    resized: bool = False
+    idle: frozenset[str] = frozenset()
+    clocks: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> int:
+        """Samples of a step."""
+        return sum(self.counts) * self.samples
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Raises: PlanInfeasible where nobody is left that holds a layer."""
+        return without(self.pipelines, self.counts, self.samples, self.lost, self.resized)
+
+    @cached_property
+    def held(self) -> dict[str, range]:
+        """Layers of everybody who is there; range(0) of those without a role."""
+        found = {
+            hop.worker: range(hop.start, hop.stop)
+            for pipeline in self.pipelines
+            for hop in pipeline.stages
+            if hop.worker not in self.lost
+        }
+        return found | dict.fromkeys(sorted(self.idle), range(0))
+
+    def after(self, gone: Collection[str], come: Collection[str]) -> State:
+        """As it is found when it happens, before anybody has decided anything."""
+        everybody = {worker for pipeline in self.pipelines for worker in pipeline.workers}
+        lost = self.lost | (everybody & {*gone})
+        back = {*come} & lost  # Its role is taken over, so it has to be given it again.
+        return replace(self, lost=lost, idle=(self.idle | back | ({*come} - everybody)) - {*gone})
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """Seconds that a recovery takes beside its transfers, the same whoever proposes it.
+
+    `edit_s`: connections opened and closed (ElasWave, Sec. 7.4: 0.15 to 0.37 s). `restart_s`: a new layout starts
+    (Chameleon, Sec. V-C: 11.2 s in all and 8.2 s with transfers 32.35 % shorter leave 1.9 s). `checkpoint_s`: reading
+    the last checkpoint, and `redo_s` the steps since. `hidden`: layers move beside training (ElasWave, Sec. 6.2) and
+    whoever joins pulls its state beside it (Chaos); else training stands still meanwhile.
+    """
+
+    edit_s: float = 0.37
+    restart_s: float = 1.9
+    checkpoint_s: float = 60.0
+    redo_s: float = 300.0
+    hidden: bool = True
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """A way to go on. `memory_share`: of the worker that is fullest, its peak over what it has."""
+
+    family: str
+    state: State
+    step_s: float
+    transition_s: float
+    bytes_moved: float
+    memory_share: float
+    execution: Execution
+
+    @property
+    def plan(self) -> Plan:
+        return self.state.plan
+
+    def score(self, between_s: float) -> float:
+        """Samples a second until the next fault, `between_s` after this one (Chameleon, Eq. 8).
+
+        B / t_step * t_state / (t_transition + t_state), where the sum of the latter two is `between_s`.
+        """
+        return self.state.batch / self.step_s * max(between_s - self.transition_s, 0.0) / between_s
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a family has no recovery."""
+
+    family: str
+    reason: str
+
+
+FAMILIES = (
+    "stay", "fill", "reroute", "resize", "layers", "clocks", "shrink", "layout", "drop", "checkpoint",
+)  # fmt: skip
+
+
+class Recoveries:
+    """Proposes recoveries of a model on a cluster.
+
+    Args:
+        families: those to propose, of `FAMILIES`.
+        stages: R_pp of layouts: the fewest and the most stages of a pipeline.
+        spread: R_dp: layouts have as many pipelines as there were, give or take so many (Chameleon, Sec. IV-A: 2).
+        most_clock: how far a clock can be raised (ElasWave: 1650 / 1400 MHz).
+        estimator: default: one with what ReCycle adds among its ways to execute a plan.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        cluster: Cluster,
+        overheads: Overheads | None = None,
+        families: Sequence[str] = FAMILIES,
+        stages: tuple[int, int] = (1, 16),
+        spread: int = 2,
+        most_clock: float = 1650 / 1400,
+        estimator: Estimator | None = None,
+    ) -> None:
+        self.profile, self.cluster, self.families = profile, cluster, tuple(families)
+        self.overheads, self.most_clock = overheads or Overheads(), most_clock
+        self.stages, self.spread = stages, spread
+        executions = (Execution(), Execution(True), Execution(True, 1), Execution(True, 2))
+        self.estimator = estimator or Estimator(ProfiledCosts(profile, cluster), executions=executions)
+        self._times: dict[tuple[int, float], PipelineTimes] = {}
+
+    def on(self, cluster: Cluster) -> Recoveries:
+        """The same for a cluster that has changed; what was worked out stays known."""
+        other = copy.copy(self)
+        other.cluster, other.estimator = cluster, self.estimator.on(cluster)
+        return other
+
+    def of(self, state: State) -> list[Recovery | Refusal]:
+        """What each family proposes for a state as `State.after` leaves it."""
+        proposed: list[Recovery | Refusal] = []
+        for family in self.families:
+            try:
+                proposed += _BY_FAMILY[family](self, state)
+            except PlanInfeasible as reason:
+                proposed.append(Refusal(family, str(reason)))
+        return proposed
+
+    # --- families ---
+
+    def _stay(self, state: State) -> list[Recovery]:
+        if state.lost:
+            raise PlanInfeasible(f"{_some(state.lost)} lost (expected nobody)")
+        return [self._judged("stay", state, state, overhead_s=0.0)]
+
+    def _fill(self, state: State) -> list[Recovery]:
+        if not state.lost or not state.idle:
+            raise PlanInfeasible(f"{len(state.idle)} idle workers for {len(state.lost)} empty places")
+        taken = dict(zip(sorted(state.lost), sorted(state.idle), strict=False))
+        pipelines = tuple(
+            Pipeline(tuple(taken.get(worker, worker) for worker in each.workers), each.cuts)
+            for each in state.pipelines
+        )
+        lost, idle = state.lost - taken.keys(), state.idle - {*taken.values()}
+        filled = replace(state, pipelines=pipelines, lost=lost, idle=idle, resized=True, clocks={})
+        return [self._judged("fill", state, filled)]
+
+    def _reroute(self, state: State) -> list[Recovery]:
+        return [self._judged("reroute", state, replace(_hit(state), resized=False, clocks={}))]
+
+    def _resize(self, state: State) -> list[Recovery]:
+        return [self._judged("resize", state, replace(_hit(state), resized=True, clocks={}))]
+
+    def _layers(self, state: State) -> list[Recovery]:
+        return [self._judged("layers", state, self._cut_anew(self._uneven(state)))]
+
+    def _raise_clocks(self, state: State) -> list[Recovery]:
+        cut = self._cut_anew(self._uneven(state))
+        return [self._judged("clocks", state, replace(cut, clocks=self._clocks(cut)))]
+
+    def _shrink(self, state: State) -> list[Recovery]:
+        concerned = self._uneven(state)
+        left = [tuple(w for w in each.workers if w not in state.lost) for each in concerned.pipelines]
+        return [self._new("shrink", state, self._fitted([each for each in left if each], state))]
+
+    def _layout(self, state: State) -> list[Recovery]:
+        """One where the fewest bytes move; where workers differ, one that has the fast ones among themselves, too."""
+        cuts, counts = self._search(state)
+        staffed = roles.staff(cuts, state.held, self.profile.state_bytes, state.pipelines)
+        if not self._differ(state):
+            return [self._new("layout", state, (staffed, counts))]
+        by_speed = sorted(state.held, key=lambda worker: (-self.cluster.workers[worker].speed, worker))
+        names = iter(by_speed)
+        grouped = [tuple(next(names) for _ in each[1:]) for each in cuts]
+        both = [[each.workers for each in staffed], grouped]
+        return [self._new("layout", state, self._fitted(each, state)) for each in both]
+
+    def _drop(self, state: State) -> list[Recovery]:
+        whole = [each for each in _hit(state).pipelines if state.lost.isdisjoint(each.workers)]
+        if not whole:
+            raise PlanInfeasible("every pipeline has lost somebody")
+        return [self._new("drop", state, (tuple(whole), self._shares(whole, state)), restarts=False)]
+
+    def _checkpoint(self, state: State) -> list[Recovery]:
+        cuts, counts = self._search(state)
+        names = iter(sorted(state.held))
+        pipelines = tuple(Pipeline(tuple(next(names) for _ in each[1:]), each) for each in cuts)
+        overheads = self.overheads
+        overhead_s = overheads.restart_s + overheads.checkpoint_s + overheads.redo_s
+        return [self._new("checkpoint", state, (pipelines, counts), overhead_s=overhead_s)]
+
+    # --- what they share ---
+
+    def _search(self, state: State) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
+        """Cuts and micro-batches of each pipeline of the fastest layout, all workers taken to be alike."""
+        workers, before = len(state.held), len(state.pipelines)
+        fewest, most = self.stages
+        least = max(1, before - self.spread - len(state.lost))
+        counts = range(least, before + self.spread + len(state.idle) // fewest + 1)
+        memory_bytes = min(self.cluster.workers[worker].memory_bytes for worker in state.held)
+        key = state.samples, memory_bytes
+        if key not in self._times:
+            self._times[key] = PipelineTimes(self.profile, *key)
+        lengths = range(fewest, min(most, len(self.profile.layers)) + 1)
+        near = sorted(counts, key=lambda count: abs(count - before))
+        found = best_layout(self._times[key], workers, near, lengths, sum(state.counts))
+        cuts = [cuts_of(group.sizes) for group in found.groups for _ in range(group.count)]
+        return cuts, tuple(group.micro_batches for group in found.groups for _ in range(group.count))
+
+    def _fitted(
+        self, groups: Sequence[tuple[str, ...]], state: State
+    ) -> tuple[tuple[Pipeline, ...], tuple[int, ...]]:
+        """Pipelines of these workers, in their order; layers as fast as they are, then micro-batches."""
+        pipelines = []
+        for workers in groups:
+            speeds = [self.cluster.workers[worker].speed for worker in workers]
+            samples = np.full(len(workers), float(state.samples))
+            pipelines.append(Pipeline(workers, self._cuts(workers, samples, speeds)))
+        return tuple(pipelines), self._shares(pipelines, state)
+
+    def _cuts(self, workers: Sequence[str], samples: np.ndarray, speeds: Sequence[float]) -> tuple[int, ...]:
+        """Layers to stages by ElasWave, Algorithm 1; `workers`: of each stage, the one with the least memory."""
+        kept = in_flight(len(workers)) * samples
+        static, activations = np.array(self.profile.static_bytes), np.array(self.profile.activation_bytes)
+        found = minimax(
+            mini_step_sums(self.profile, [float(size) for size in samples], speeds),
+            len(workers),
+            memory_sums=static + kept[:, None] * activations,
+            memory_limits=[self.cluster.workers[worker].memory_bytes for worker in workers],
+        )
+        return cuts_of(found.sizes)
+
+    def _shares(self, pipelines: Sequence[Pipeline], state: State) -> tuple[int, ...]:
+        """All micro-batches, each to the pipeline that ends it first: no other shares have an earlier end.
+
+        As the time of a pipeline grows with its micro-batches, whoever has one more than here ends later.
+        """
+        total = sum(state.counts)
+        if total < len(pipelines):
+            raise PlanInfeasible(
+                f"micro-batches: {total} for {len(pipelines)} pipelines (expected one for each)"
+            )
+        times = [self._stage_times(each, state.samples) for each in pipelines]
+        counts = [1] * len(pipelines)  # One that has none would not be there.
+        heap = [(float(one_f_one_b(f, b, 2)), i) for i, (f, b) in enumerate(times)]
+        heapq.heapify(heap)
+        for _ in range(total - len(pipelines)):
+            _, i = heap[0]
+            counts[i] += 1
+            heapq.heapreplace(heap, (float(one_f_one_b(*times[i], counts[i] + 1)), i))
+        return tuple(counts)
+
+    def _stage_times(self, pipeline: Pipeline, samples: int) -> tuple[list[float], list[float]]:
+        both = [
+            np.array(self.profile.seconds(hop.start, hop.stop, samples))
+            / self.cluster.workers[hop.worker].speed
+            for hop in pipeline.stages
+        ]
+        return [float(f) for f, _ in both], [float(b) for _, b in both]
+
+    def _cut_anew(self, state: State) -> State:
+        """Stages of all pipelines cut anew, for what each has left (ElasWave, Sec. 4.2)."""
+        stages = self._stages(state)
+        samples = np.array([len(state.pipelines) * state.samples / len(each) for each in stages])
+        speeds = [min(self.cluster.workers[worker].speed for worker in each) for each in stages]
+        smallest = [
+            min(each, key=lambda worker: self.cluster.workers[worker].memory_bytes) for each in stages
+        ]
+        cuts = self._cuts(smallest, samples, speeds)
+        pipelines = tuple(Pipeline(each.workers, cuts) for each in state.pipelines)
+        return replace(state, pipelines=pipelines, resized=True, clocks={})
+
+    def _stages(self, state: State) -> list[list[str]]:
+        """Who is left of each stage, where all pipelines have the same."""
+        if len({each.cuts for each in state.pipelines}) > 1:
+            raise PlanInfeasible("pipelines: their stages differ (expected the same layers in each)")
+        stages = [
+            [worker for worker in each if worker not in state.lost]
+            for each in zip(*(each.workers for each in state.pipelines), strict=True)
+        ]
+        for number, each in enumerate(stages):
+            if not each:
+                raise PlanInfeasible(f"stage {number}: nobody is left of {len(state.pipelines)}")
+        return stages
+
+    def _clocks(self, state: State) -> dict[str, float]:
+        """By worker, the least raise that takes slow stages to what the unhurt ones need, if that can be reached.
+
+        What ElasWave's Algorithm 2 finds by measuring (`clocks`), if time goes as one over the clock.
+        """
+        stages, cuts = self._stages(state), state.pipelines[0].cuts
+        took_s = []
+        for number, workers in enumerate(stages):
+            samples = len(state.pipelines) * state.samples / len(workers)
+            speed = min(self.cluster.workers[worker].speed for worker in workers)
+            took_s.append(sum(self.profile.seconds(cuts[number], cuts[number + 1], samples)) / speed)
+        unhurt = [s for s, each in zip(took_s, stages, strict=True) if len(each) == len(state.pipelines)]
+        target_s = max(max(took_s) / self.most_clock, max(unhurt, default=min(took_s)))
+        raised = {
+            worker: s / target_s
+            for s, each in zip(took_s, stages, strict=True)
+            if s > target_s
+            for worker in each
+        }
+        if not raised:
+            raise PlanInfeasible("clocks: no stage is slower than the others")
+        return raised
+
+    def _uneven(self, state: State) -> State:
+        return state if self._differ(state) else _hit(state)
+
+    def _differ(self, state: State) -> bool:
+        return len({self.cluster.workers[worker].speed for worker in state.held}) > 1
+
+    def _new(
+        self,
+        family: str,
+        state: State,
+        found: tuple[tuple[Pipeline, ...], tuple[int, ...]],
+        restarts: bool = True,
+        overhead_s: float | None = None,
+    ) -> Recovery:
+        """Other pipelines; whoever is in none of them is idle."""
+        pipelines, counts = found
+        busy = {worker for each in pipelines for worker in each.workers}
+        idle = frozenset(state.held) - busy
+        after = State(pipelines, counts, state.samples, idle=idle)
+        if overhead_s is not None:
+            return self._judged(family, None, after, overhead_s=overhead_s)
+        overhead_s = self.overheads.edit_s + (self.overheads.restart_s if restarts else 0.0)
+        return self._judged(family, state, after, overhead_s=overhead_s, blocking=restarts)
+
+    def _judged(
+        self,
+        family: str,
+        before: State | None,
+        after: State,
+        overhead_s: float | None = None,
+        blocking: bool = False,
+    ) -> Recovery:
+        """With its costs. `before`: None if all that is needed has been read already.
+
+        Raises: PlanInfeasible if it does not fit memory, or nobody holds what somebody needs.
+        """
+        estimate = self._estimate(after)
+        excess = excess_bytes(estimate.peak_bytes, self.cluster)
+        if excess:
+            worst = max(excess, key=lambda worker: (excess[worker], worker))
+            raise PlanInfeasible(
+                f"worker {worst}: {estimate.peak_bytes[worst]:.3g} bytes at its peak,"
+                f" {excess[worst]:.3g} over its memory"
+            )
+        share = max(size / self.cluster.workers[w].memory_bytes for w, size in estimate.peak_bytes.items())
+        overhead_s = self.overheads.edit_s if overhead_s is None else overhead_s
+        stands_s, moved = self._moves(before, after, estimate.step_s, blocking) if before else (0.0, 0.0)
+        return Recovery(
+            family, after, estimate.step_s, overhead_s + stands_s, moved, share, estimate.execution
+        )
+
+    def _estimate(self, state: State) -> Estimate:
+        return self.estimator.on(self.cluster.clocked(state.clocks)).estimate(state.plan)
+
+    def _moves(self, before: State, after: State, step_s: float, blocking: bool) -> tuple[float, float]:
+        """Seconds that training stands still for bytes to move, and bytes."""
+        wanted = {worker: held for worker, held in after.held.items() if held}
+        moved = plan_transfers(before.held, wanted, self.profile.state_bytes, self.cluster)
+        if not moved.moves or blocking or not self.overheads.hidden:
+            return moved.time_s, moved.bytes_total
+        layers = {(each.destination, each.layer) for each in moved.moves}
+        gradient_bytes = sum(self.profile.layers[layer].gradient_bytes for _, layer in layers)
+        payback_s = moved.time_s * gradient_bytes / max(moved.bytes_total, 1)
+        mini_step_s = step_s / max(after.counts)
+        while_moving = max(max(after.counts), math.ceil(moved.time_s / mini_step_s) + 1)
+        hidden = migration.of(moved.time_s, mini_step_s, while_moving, gradient_bytes, payback_s)
+        return hidden.added_s, moved.bytes_total
+
+
+def _hit(state: State) -> State:
+    if not state.lost:
+        raise PlanInfeasible("nobody with a role is lost")
+    return state
+
+
+def _some(workers: Collection[str]) -> str:
+    names = sorted(workers)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+_BY_FAMILY: dict[str, Callable[[Recoveries, State], list[Recovery]]] = {
+    "stay": Recoveries._stay,
+    "fill": Recoveries._fill,
+    "reroute": Recoveries._reroute,
+    "resize": Recoveries._resize,
+    "layers": Recoveries._layers,
+    "clocks": Recoveries._raise_clocks,
+    "shrink": Recoveries._shrink,
+    "layout": Recoveries._layout,
+    "drop": Recoveries._drop,
+    "checkpoint": Recoveries._checkpoint,
+}
