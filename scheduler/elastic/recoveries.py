@@ -193,7 +193,9 @@ class Recoveries:
     def _fill(self, state: State) -> list[Recovery]:
         if not state.lost or not state.idle:
             raise PlanInfeasible(f"{len(state.idle)} idle workers for {len(state.lost)} empty places")
-        taken = dict(zip(sorted(state.lost), sorted(state.idle), strict=False))
+        back = state.lost & state.idle  # Each to its own place; then the others, as far as they go.
+        others = zip(sorted(state.lost - back), sorted(state.idle - back), strict=False)
+        taken = {each: each for each in sorted(back)} | dict(others)
         pipelines = tuple(
             Pipeline(tuple(taken.get(worker, worker) for worker in each.workers), each.cuts)
             for each in state.pipelines

@@ -1,0 +1,232 @@
+"""A scenario in YAML: a model, a cluster, what happens to it, and the systems that go through it side by side."""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import yaml
+from scipy import stats
+
+from ..protocols.errors import ConfigError
+from ..scheduler.elastic.cluster import Cluster, Worker
+from ..scheduler.elastic.plan import Pipeline, cuts_of, even
+from ..scheduler.elastic.policy import FaultClock
+from ..scheduler.elastic.profile import LLAMA2, Profile, llama2, read
+from ..scheduler.elastic.recoveries import Overheads, Recoveries, State
+from .many_runs import in_processes
+from .systems import FAMILIES_OF, SYSTEMS, ByEquations, Choosing, FaultFree, Oobleck, Varuna
+from .training import HOUR_S, Event, Run, System, failures, read_trace, trace_events, train
+
+Whole = Annotated[int, msgspec.Meta(ge=1)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Either `per_hour`, the probability of each worker, or `trace`, a CSV of how many nodes there are."""
+
+    per_hour: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+    repair_hours: NotNegative = 0.0
+    trace: str = ""
+
+
+class Slow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """At `at_hours`, worker `worker` (a number) has this speed; 1 is the profile's."""
+
+    worker: Annotated[int, msgspec.Meta(ge=0)]
+    speed: Positive
+    at_hours: NotNegative = 0.0
+
+
+class Overhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """As `recoveries.Overheads`, for all systems; `more_s`: by system, what each transition takes beside them."""
+
+    edit_s: NotNegative = Overheads.edit_s
+    restart_s: NotNegative = Overheads.restart_s
+    checkpoint_s: NotNegative = Overheads.checkpoint_s
+    redo_s: NotNegative = Overheads.redo_s
+    hidden: bool = True
+    more_s: dict[str, NotNegative] = {}
+
+
+class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Keys of the file.
+
+    `model`: llama2-7b, -13b, -34b or the path of a profile. `micro_batches`: of all pipelines together, of
+    `samples` each. `workers_per_node`: go and come together in a trace. `bubble`: makes step times those of the
+    papers' equations, as `systems.ByEquations` says; without it they are those of compiled programs.
+    """
+
+    name: str
+    model: str
+    pipelines: Whole
+    stages: Whole
+    micro_batches: Whole
+    hours: Positive
+    samples: Whole = 1
+    tensor_parallel: Whole = 1
+    workers_per_node: Whole = 1
+    memory_gib: Positive = math.inf
+    rate_gbps: Positive = 200.0
+    failures: Failures = Failures()
+    slow: tuple[Slow, ...] = ()
+    overheads: Overhead = Overhead()
+    systems: tuple[str, ...] = SYSTEMS
+    templates: tuple[int, int] = (2, 16)
+    bubble: NotNegative | None = None
+    expected_between_s: Positive | None = None
+    seeds: Whole = 1
+
+    @property
+    def workers(self) -> list[str]:
+        return [f"w{number}" for number in range(self.pipelines * self.stages)]
+
+
+def load(path: Path) -> Scenario:
+    """Raises: ConfigError that names the file, the key and what was expected."""
+    try:
+        scenario = msgspec.convert(yaml.safe_load(path.read_text()), Scenario)
+    except (yaml.YAMLError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    unknown = {*scenario.systems, *scenario.overheads.more_s} - {*SYSTEMS}
+    if unknown:
+        raise ConfigError(f"{path}: systems: {sorted(unknown)} (expected of {', '.join(SYSTEMS)})")
+    if any(each.worker >= len(scenario.workers) for each in scenario.slow):
+        raise ConfigError(f"{path}: slow: worker (expected below {len(scenario.workers)})")
+    if scenario.micro_batches < scenario.pipelines:
+        raise ConfigError(
+            f"{path}: micro_batches: {scenario.micro_batches}"
+            f" (expected one for each of {scenario.pipelines} pipelines)"
+        )
+    if scenario.failures.trace:
+        trace = path.parent / scenario.failures.trace
+        failing = msgspec.structs.replace(scenario.failures, trace=str(trace))
+        scenario = msgspec.structs.replace(scenario, failures=failing)
+    return scenario
+
+
+def profile_of(scenario: Scenario) -> Profile:
+    """Raises: ConfigError if there is no such file, or it is none."""
+    size = scenario.model.removeprefix("llama2-")
+    if size in LLAMA2:
+        return llama2(size, tensor_parallel=scenario.tensor_parallel)
+    path = Path(scenario.model)
+    if not path.exists():
+        known = ", ".join(f"llama2-{each}" for each in LLAMA2)
+        raise ConfigError(f"model: {scenario.model!r} (expected {known} or the path of a profile)")
+    return read(path.read_bytes(), str(path))
+
+
+def first_state(scenario: Scenario, profile: Profile) -> State:
+    """All pipelines alike, as far as the numbers allow."""
+    names = iter(scenario.workers)
+    cuts = cuts_of(even(len(profile.layers), scenario.stages))
+    pipelines = tuple(
+        Pipeline(tuple(next(names) for _ in range(scenario.stages)), cuts) for _ in range(scenario.pipelines)
+    )
+    return State(pipelines, even(scenario.micro_batches, scenario.pipelines), scenario.samples)
+
+
+def events_of(scenario: Scenario, seed: int) -> list[Event]:
+    """What happens, by seed; the same for all systems."""
+    workers = scenario.workers
+    slow = [
+        Event(each.at_hours * HOUR_S, slow=((workers[each.worker], each.speed),)) for each in scenario.slow
+    ]
+    if scenario.failures.trace:
+        size = scenario.workers_per_node
+        nodes = [workers[start : start + size] for start in range(0, len(workers), size)]
+        return sorted(trace_events(read_trace(Path(scenario.failures.trace)), nodes, seed) + slow)
+    failing = scenario.failures
+    return sorted(failures(workers, failing.per_hour, scenario.hours, seed, failing.repair_hours) + slow)
+
+
+def systems_of(scenario: Scenario) -> Iterator[System]:
+    """Each begins from the same state."""
+    profile = profile_of(scenario)
+    state = first_state(scenario, profile)
+    worker = Worker(1.0, scenario.memory_gib * 2**30)
+    cluster = Cluster(dict.fromkeys(scenario.workers, worker), scenario.rate_gbps * 1e9)
+    settings = msgspec.structs.asdict(scenario.overheads)
+    more_s = settings.pop("more_s")
+    between_s = scenario.expected_between_s or _between_s(scenario)
+    for name in scenario.systems:
+        recoveries = _recoveries(name, scenario, profile, cluster, Overheads(**settings))
+        if name == "fault-free":
+            yield FaultFree(recoveries, state)
+            continue
+        looks_ahead = name in ("chaosnet", "chameleon")
+        yield Choosing(name, recoveries, state, FaultClock(between_s), more_s.get(name, 0.0), looks_ahead)
+
+
+def _recoveries(
+    name: str, scenario: Scenario, profile: Profile, cluster: Cluster, overheads: Overheads
+) -> Recoveries:
+    base = {"oobleck": Oobleck, "varuna": Varuna}.get(name, Recoveries)
+    kind = base if scenario.bubble is None else type(f"{base.__name__}ByEquations", (ByEquations, base), {})
+    fewest, most = scenario.templates
+    options: dict[str, Any] = {"fewest": fewest, "most": most} if base is Oobleck else {}
+    found = kind(profile, cluster, overheads, FAMILIES_OF.get(name, ("stay",)), **options)
+    if isinstance(found, ByEquations):
+        found.bubble = scenario.bubble or 0.0
+    return found
+
+
+def _between_s(scenario: Scenario) -> float:
+    per_hour = -math.log1p(-scenario.failures.per_hour) * len(scenario.workers)
+    return HOUR_S / per_hour if per_hour else HOUR_S
+
+
+# --- running it ---
+
+
+def run_seed(seed: int, scenario: Scenario) -> dict[str, Run]:
+    """All systems through the same events, by name."""
+    events = events_of(scenario, seed)
+    return {
+        each.name: train(each, scenario.workers, events, scenario.hours * HOUR_S)
+        for each in systems_of(scenario)
+    }
+
+
+def run(scenario: Scenario, processes: int | None = None) -> list[dict[str, Run]]:
+    """Every seed from 0 on."""
+    return list(
+        in_processes(functools.partial(run_seed, scenario=scenario), range(scenario.seeds), processes)
+    )
+
+
+def summary(scenario: Scenario, runs: Sequence[dict[str, Run]]) -> dict[str, Any]:
+    """Means over seeds, and how chaosnet compares with each: ratios of averages, with their 95 % intervals."""
+    systems = {}
+    for name in scenario.systems:
+        of = [each[name] for each in runs]
+        families: Counter[str] = sum((each.families for each in of), Counter())
+        systems[name] = {
+            "samples_per_s": statistics.fmean(each.samples_per_s for each in of),
+            "stood_share": statistics.fmean(each.stood_s / each.seconds for each in of),
+            "recoveries": {family: count / len(of) for family, count in sorted(families.items())},
+        }
+    ratios = {
+        f"{ours}/{name}": interval([each[ours].samples / max(each[name].samples, 1e-9) for each in runs])
+        for ours in ("chaosnet", "chameleon")
+        for name in scenario.systems
+        if ours in scenario.systems and name not in (ours, "fault-free")
+    }
+    return {"scenario": scenario.name, "seeds": len(runs), "systems": systems, "ratios": ratios}
+
+
+def interval(values: Sequence[float]) -> dict[str, float]:
+    """Mean and 95 % confidence interval (Student's t); of one value, that value."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return {"mean": mean, "low": mean, "high": mean}
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    return {"mean": mean, "low": mean - half, "high": mean + half}
