@@ -27,7 +27,7 @@ def costs(held: Sequence[range], roles: Sequence[range], state_bytes: Sequence[f
     Args:
         state_bytes: of layers [0, l), for every l (`Profile.state_bytes`).
     """
-    before, until = np.asarray(state_bytes), len(state_bytes) - 1
+    before, until = np.asarray(state_bytes, np.float64), len(state_bytes) - 1
     old, new = _ends(held, until), _ends(roles, until)
     start = np.maximum(old[:, None, 0], new[None, :, 0])
     stop = np.maximum(np.minimum(old[:, None, 1], new[None, :, 1]), start)
