@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import linprog
+from scipy.optimize import linear_sum_assignment, linprog
 
 from chaosnet.errors import PlanInfeasible
 from chaosnet.scheduler.elastic.plan import cuts_of, of_pipelines
@@ -73,6 +73,28 @@ def test_a_preference_for_places_costs_no_byte(case, rng):
         received(held, roles, state_bytes, assign(held, roles, state_bytes, p)) for p in (None, places)
     ]
     assert bytes_of[0] == bytes_of[1]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_many_workers_are_matched_by_their_ranges_as_well_as_one_by_one(seed):
+    rng = random.Random(seed)
+    state_bytes = [*itertools.accumulate((rng.randint(0, 100) for _ in range(LAYERS)), initial=0)]
+    some = [range(*sorted(rng.sample(range(LAYERS + 1), 2))) for _ in range(9)]
+    held = {f"w{i:03}": rng.choice([range(0), *some[:5]]) for i in range(300)}
+    roles = [rng.choice(some[4:]) for _ in range(280 + seed)]
+    places = dict(zip(rng.sample(sorted(held), 250), rng.sample(range(len(roles)), 250), strict=True))
+    workers = assign(held, roles, state_bytes, places)
+    assert len(set(workers)) == len(roles)
+    cost = costs(list(held.values()), roles, state_bytes)
+    assert received(held, roles, state_bytes, workers) == cost[linear_sum_assignment(cost)].sum()
+
+
+def test_of_many_workers_too_as_many_as_can_keep_their_places():
+    held = {f"w{i:03}": range(4) for i in range(200)}
+    roles = [range(2), range(2, 4), range(3)] * 60
+    places = {worker: role for role, worker in enumerate(reversed(sorted(held))) if role < len(roles)}
+    workers = assign(held, roles, range(5), places)
+    assert workers == tuple(sorted(places, key=places.__getitem__))
 
 
 def test_workers_keep_their_places_where_that_costs_nothing():

@@ -114,6 +114,19 @@ def test_two_that_need_the_same_take_it_from_different_sources():
     assert plan.time_s == pytest.approx(8.0)
 
 
+def test_with_no_limit_at_all_it_takes_the_latency():
+    cluster = Cluster(dict.fromkeys("abc", Worker()), math.inf, 0.5)
+    plan = plan_transfers({"a": range(1), "b": range(1)}, {"c": range(1)}, [0, GB], cluster)
+    assert plan.time_s == pytest.approx(0.5)
+    assert plan.bytes_total == sum(move.stop - move.start for move in plan.moves) == GB
+
+
+@pytest.mark.parametrize("limits", [{"nic_out_bps": 0.0}, {"nic_in_bps": math.nan}])
+def test_a_nic_that_lets_nothing_through_is_refused(limits):
+    with pytest.raises(PlanInfeasible, match="worker: nic_out"):
+        Worker(**limits)
+
+
 def test_a_link_without_a_rate_is_not_used():
     rates = {("a", "c"): 0.0}
     cluster = Cluster(dict.fromkeys("abc", Worker()), 1e9, 0.0, rates)
