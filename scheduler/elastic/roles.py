@@ -157,8 +157,9 @@ def _unchanged(
 ) -> dict[int, str]:
     """By role, workers who hold its very layers: those in place first, then by name."""
     open_roles: defaultdict[range, list[int]] = defaultdict(list)
-    for role in range(len(roles) - 1, -1, -1):
-        open_roles[roles[role]].append(role)
+    someones = {places[worker] for worker in held if worker in places}
+    for role in sorted(range(len(roles)), key=lambda role: (role not in someones, -role)):
+        open_roles[roles[role]].append(role)  # Taken from the end: what is nobody's place goes first.
     in_place = {
         places[worker]: worker
         for worker in sorted(held)

@@ -89,12 +89,13 @@ def test_many_workers_are_matched_by_their_ranges_as_well_as_one_by_one(seed):
     assert received(held, roles, state_bytes, workers) == cost[linear_sum_assignment(cost)].sum()
 
 
-def test_of_many_workers_too_as_many_as_can_keep_their_places():
-    held = {f"w{i:03}": range(4) for i in range(200)}
-    roles = [range(2), range(2, 4), range(3)] * 60
-    places = {worker: role for role, worker in enumerate(reversed(sorted(held))) if role < len(roles)}
-    workers = assign(held, roles, range(5), places)
-    assert workers == tuple(sorted(places, key=places.__getitem__))
+def test_of_many_workers_too_all_keep_their_places_where_that_costs_nothing():
+    held = {f"w{i:03}": range(4 + i % 2) for i in range(200)}
+    roles = [range(2), range(2, 4)] * 100
+    places = {f"w{i:03}": 199 - i for i in range(200)}
+    assert assign(held, roles, range(6), places) == tuple(sorted(held, reverse=True))
+    shifted = {f"w{i:03}": (i + 2) % 200 for i in range(200)}
+    assert assign(held, roles, range(6), shifted) == tuple(sorted(held, key=shifted.__getitem__))
 
 
 def test_workers_keep_their_places_where_that_costs_nothing():
@@ -102,6 +103,15 @@ def test_workers_keep_their_places_where_that_costs_nothing():
     roles = [range(2), range(2, 4), range(2), range(2, 4)]
     places = {"d": 0, "c": 1, "b": 2, "a": 3}
     assert assign(held, roles, range(5), places) == ("d", "c", "b", "a")
+
+
+def test_of_two_who_hold_the_same_the_one_in_place_stays():
+    assert assign({"a": range(2), "b": range(2)}, [range(2)], range(3), {"b": 0}) == ("b",)
+
+
+def test_who_comes_from_elsewhere_leaves_places_to_those_who_have_them():
+    held = {"a": range(3), "b": range(2)}
+    assert assign(held, [range(2), range(2)], range(4), {"a": 0}) == ("a", "b")
 
 
 def test_who_has_come_with_nothing_gets_the_role_that_nobody_is_near():
