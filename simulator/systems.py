@@ -10,8 +10,8 @@
     torchft      drop                                                            -
     varuna       symmetric layouts, from the last checkpoint                     -
 
-Everybody has `checkpoint` for what cannot be recovered otherwise, and takes workers back (`fill`, and `layout` where it
-has that). Overheads are the same for all, unless a scenario says what a system needs beside them.
+Everybody has `checkpoint` for what cannot be recovered otherwise, and takes workers back (`fill`, and `layout`
+where it has that). Overheads are the same for all, unless a scenario says what a system needs beside them.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class ByEquations(Recoveries):
     bubble = 1.0
 
     def _estimate(self, state: State) -> Estimate:
-        state.plan  # noqa: B018: raises if nobody is left that holds a layer.
+        assert state.plan  # Or it says that nobody is left that holds a layer.
         times = [self._stage_times(each, state.samples) for each in state.pipelines]
         step_s = max(float(one_f_one_b(f, b, m)) for (f, b), m in zip(times, state.counts, strict=True))
         if state.lost:

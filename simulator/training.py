@@ -7,6 +7,7 @@ transition of the recovery that it chose. An event during a transition begins an
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 import random
 from collections import Counter
@@ -144,7 +145,7 @@ def read_trace(path: Path) -> list[tuple[float, int]]:
                 rows.append((float(row["time_s"]), int(row["nodes"])))
             except (TypeError, ValueError):
                 raise ConfigError(f"{path}: line {reader.line_num}: {row} (expected two numbers)") from None
-    if not rows or rows[0][0] != 0 or any(a[0] >= b[0] for a, b in zip(rows, rows[1:], strict=False)):
+    if not rows or rows[0][0] != 0 or any(a[0] >= b[0] for a, b in itertools.pairwise(rows)):
         raise ConfigError(f"{path}: times (expected from 0, and growing)")
     return rows
 
