@@ -21,7 +21,7 @@ from ..scheduler.elastic.policy import FaultClock
 from ..scheduler.elastic.profile import LLAMA2, Profile, llama2, read
 from ..scheduler.elastic.recoveries import Overheads, Recoveries, State
 from .many_runs import in_processes
-from .systems import FAMILIES_OF, SYSTEMS, ByEquations, Choosing, FaultFree, Oobleck, Varuna
+from .systems import FAMILIES_OF, SYSTEMS, ByEquations, Choosing, FaultFree, Memory, Oobleck, Varuna
 from .training import HOUR_S, Event, Run, System, failures, read_trace, trace_events, train
 
 Whole = Annotated[int, msgspec.Meta(ge=1)]
@@ -148,32 +148,36 @@ def events_of(scenario: Scenario, seed: int) -> list[Event]:
     return sorted(failures(workers, failing.per_hour, scenario.hours, seed, failing.repair_hours) + slow)
 
 
-def systems_of(scenario: Scenario) -> Iterator[System]:
-    """Each begins from the same state."""
+def systems_of(scenario: Scenario, known: dict[str, Memory] | None = None) -> Iterator[System]:
+    """Each begins from the same state.
+
+    Args:
+        known: what systems of the same scenario have worked out so far, which they add to.
+    """
+    known = {} if known is None else known
     profile = profile_of(scenario)
     state = first_state(scenario, profile)
+    between_s = scenario.expected_between_s or _between_s(scenario)
+    for name in scenario.systems:
+        if name not in known:
+            known[name] = Memory(_recoveries(name, scenario, profile))
+        if name == "fault-free":
+            yield FaultFree(known[name].recoveries, state)
+            continue
+        more_s, looks_ahead = scenario.overheads.more_s.get(name, 0.0), name in ("chaosnet", "chameleon")
+        yield Choosing(name, known[name], state, FaultClock(between_s), more_s, looks_ahead)
+
+
+def _recoveries(name: str, scenario: Scenario, profile: Profile) -> Recoveries:
     worker = Worker(1.0, scenario.memory_gib * 2**30)
     cluster = Cluster(dict.fromkeys(scenario.workers, worker), scenario.rate_gbps * 1e9)
     settings = msgspec.structs.asdict(scenario.overheads)
-    more_s = settings.pop("more_s")
-    between_s = scenario.expected_between_s or _between_s(scenario)
-    for name in scenario.systems:
-        recoveries = _recoveries(name, scenario, profile, cluster, Overheads(**settings))
-        if name == "fault-free":
-            yield FaultFree(recoveries, state)
-            continue
-        looks_ahead = name in ("chaosnet", "chameleon")
-        yield Choosing(name, recoveries, state, FaultClock(between_s), more_s.get(name, 0.0), looks_ahead)
-
-
-def _recoveries(
-    name: str, scenario: Scenario, profile: Profile, cluster: Cluster, overheads: Overheads
-) -> Recoveries:
+    settings.pop("more_s")
     base = {"oobleck": Oobleck, "varuna": Varuna}.get(name, Recoveries)
     kind = base if scenario.bubble is None else type(f"{base.__name__}ByEquations", (ByEquations, base), {})
     fewest, most = scenario.templates
     options: dict[str, Any] = {"fewest": fewest, "most": most} if base is Oobleck else {}
-    found = kind(profile, cluster, overheads, FAMILIES_OF.get(name, ("stay",)), **options)
+    found = kind(profile, cluster, Overheads(**settings), FAMILIES_OF.get(name, ("stay",)), **options)
     if isinstance(found, ByEquations):
         found.bubble = scenario.bubble or 0.0
     return found
@@ -187,12 +191,18 @@ def _between_s(scenario: Scenario) -> float:
 # --- running it ---
 
 
+@functools.cache
+def _memories(scenario: bytes) -> dict[str, Memory]:
+    """Of this process, by scenario."""
+    return {}
+
+
 def run_seed(seed: int, scenario: Scenario) -> dict[str, Run]:
     """All systems through the same events, by name."""
-    events = events_of(scenario, seed)
+    events, known = events_of(scenario, seed), _memories(msgspec.json.encode(scenario))
     return {
         each.name: train(each, scenario.workers, events, scenario.hours * HOUR_S)
-        for each in systems_of(scenario)
+        for each in systems_of(scenario, known)
     }
 
 

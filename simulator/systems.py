@@ -17,7 +17,7 @@ where it has that). Overheads are the same for all, unless a scenario says what 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from ..protocols.errors import PlanInfeasible
 from ..scheduler.elastic.cluster import Worker
@@ -61,6 +61,14 @@ class FaultFree:
         return self.decision
 
 
+@dataclass
+class Memory:
+    """What proposes recoveries, and all that it has proposed, by `canonical` state."""
+
+    recoveries: Recoveries
+    proposed: dict[object, list[Recovery | Refusal]] = field(default_factory=dict)
+
+
 class Choosing:
     """A system that has some families, and chooses among what they propose.
 
@@ -72,20 +80,19 @@ class Choosing:
     def __init__(
         self,
         name: str,
-        recoveries: Recoveries,
+        memory: Memory,
         state: State,
         faults: FaultClock,
         more_s: float = 0.0,
         looks_ahead: bool = True,
     ) -> None:
-        self.name, self.recoveries, self.state, self.faults = name, recoveries, state, faults
+        self.name, self.memory, self.state, self.faults = name, memory, state, faults
         self.more_s, self.looks_ahead = more_s, looks_ahead
-        self.speeds: dict[str, Worker] = dict(recoveries.cluster.workers)
+        self.speeds: dict[str, Worker] = dict(memory.recoveries.cluster.workers)
         self.last_s = 0.0
-        self._known: dict[object, list[Recovery | Refusal]] = {}
 
     def began(self) -> Decision:
-        return _began(self.recoveries, self.state)
+        return _began(self.memory.recoveries, self.state)
 
     def met(self, event: Event) -> Decision:
         self.faults.watched(event.at_s - self.last_s, faults=bool(event.gone or event.slow))
@@ -105,12 +112,11 @@ class Choosing:
         """States that differ in names only are looked into once."""
         names, key = canonical(self.state, self.speeds)
         back = {new: old for old, new in names.items()}
-        if key not in self._known:
-            cluster = replace(
-                self.recoveries.cluster, workers={new: self.speeds[old] for new, old in back.items()}
-            )
-            self._known[key] = self.recoveries.on(cluster).of(renamed(self.state, names))
-        proposed = self._known[key]
+        proposed = self.memory.proposed.get(key)
+        if proposed is None:
+            workers = {new: self.speeds[old] for new, old in back.items()}
+            recoveries = self.memory.recoveries.on(replace(self.memory.recoveries.cluster, workers=workers))
+            proposed = self.memory.proposed[key] = recoveries.of(renamed(self.state, names))
         if not self.looks_ahead:
             proposed = self._fastest(proposed)
         best = choose(proposed, self.faults.between_s).recovery
