@@ -1,4 +1,4 @@
-"""Which workers have become slow, and how slow, from the time that each spends computing (fail-slow; ElasWave, Sec. 3).
+"""Which workers have become slow, and how slow, from the time that each spends computing (ElasWave, Sec. 3).
 
 ElasWave names the signal and not the method. Here a step's time is divided by what the worker is expected to take,
 then by the median of these ratios over the cluster, so that a slowdown of everybody (another data mix, a hot

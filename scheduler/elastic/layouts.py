@@ -19,6 +19,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +42,8 @@ from .profile import Profile
 MAX_SPLITS = 20_000  # Of one length. 16 stages and half a layer each too many, the most for 16, are 12,870.
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Group:
     """`count` pipelines alike: layers of each stage, micro-batches of each pipeline."""
 
     sizes: tuple[int, ...]
@@ -49,7 +51,8 @@ class Group(NamedTuple):
     count: int
 
 
-class Layout(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Layout:
     """`groups`: the longest pipelines first. `time_s`: of a step. `workers`: in use."""
 
     groups: tuple[Group, ...]
@@ -70,10 +73,11 @@ class Layout(NamedTuple):
             raise PlanInfeasible(f"workers: {len(names)} names for {self.workers} places")
         free = iter(names)
         found, counts = [], []
-        for sizes, micro_batches, count in self.groups:
-            for _ in range(count):
-                found.append(Pipeline(tuple(itertools.islice(free, len(sizes))), cuts_of(sizes)))
-                counts.append(micro_batches)
+        for group in self.groups:
+            for _ in range(group.count):
+                workers = tuple(itertools.islice(free, len(group.sizes)))
+                found.append(Pipeline(workers, cuts_of(group.sizes)))
+                counts.append(group.micro_batches)
         return found, counts
 
 
