@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from chaosnet.errors import PlanInfeasible
+from chaosnet.scheduler.elastic import layouts
 from chaosnet.scheduler.elastic.layouts import (
     Layout,
     PipelineTimes,
@@ -94,7 +95,11 @@ def test_the_short_cuts_never_change_the_answer():
         most = _most(capacities, count, workers)
         for micro_batches in (most - 1, most, most + 1):
             expected = count if most >= micro_batches else None
-            assert _first(capacities, [count], workers, micro_batches) == expected, (capacities, count, workers)
+            assert _first(capacities, [count], workers, micro_batches) == expected, (
+                capacities,
+                count,
+                workers,
+            )
 
 
 def fastest_by_enumeration(
@@ -104,7 +109,8 @@ def fastest_by_enumeration(
     best = math.inf
     for count in pipelines:
         batches = [
-            np.diff((0, *cuts, micro_batches)) for cuts in itertools.combinations(range(1, micro_batches), count - 1)
+            np.diff((0, *cuts, micro_batches))
+            for cuts in itertools.combinations(range(1, micro_batches), count - 1)
         ]
         for lengths in itertools.combinations_with_replacement(sorted(columns), count):
             if sum(lengths) > workers:
@@ -188,7 +194,9 @@ def test_a_length_has_one_split_whatever_its_batches():
 
 def test_a_missing_layout_is_explained():
     times = PipelineTimes(uniform(8, 1.0, 2.0, static_bytes=10.0, activation_bytes=1.0), memory_bytes=30.0)
-    with pytest.raises(PlanInfeasible, match="workers: 9 for 3 pipelines of 4 stages, the shortest .* 3 too few"):
+    with pytest.raises(
+        PlanInfeasible, match="workers: 9 for 3 pipelines of 4 stages, the shortest .* 3 too few"
+    ):
         best_layout(times, 9, [3, 4], range(2, 6), 12)
     with pytest.raises(PlanInfeasible, match="micro-batches: 2 for 3 pipelines, 1 too few"):
         best_layout(times, 20, [3, 4], range(2, 6), 2)
@@ -205,7 +213,7 @@ def test_memory_that_fits_some_micro_batches_and_not_all_is_explained():
     # A micro-batch in flight is 4 bytes a stage; the first of two stages may hold one and not two.
     times = PipelineTimes(uniform(2, 1.0, 2.0, static_bytes=1.0, activation_bytes=4.0), memory_bytes=6.0)
     assert best_layout(times, 6, [3], [2], 3).time_s == 6.0
-    with pytest.raises(PlanInfeasible, match="memory: 3 micro-batches at most fit 6 workers .* expected 4"):
+    with pytest.raises(PlanInfeasible, match="memory: 3 micro-batches at most fit 6 workers .*expected 4"):
         best_layout(times, 6, [3], [2], 4)
 
 
@@ -243,24 +251,28 @@ def test_times_never_fall_with_micro_batches():
             assert (column[1:] >= column[:-1]).all()
 
 
-def test_unequal_layers_get_splits_nearly_as_good_as_any():
+@pytest.mark.parametrize("max_splits", [20_000, 10])
+def test_unequal_layers_get_the_best_of_few_splits_and_a_good_one_of_many(max_splits, monkeypatch):
+    monkeypatch.setattr(layouts, "MAX_SPLITS", max_splits)
     rng = np.random.default_rng(5)
     best = total = 0
     for _ in range(60):
-        layers, stages = int(rng.integers(4, 11)), int(rng.integers(2, 5))
+        layers, stages = int(rng.integers(6, 13)), int(rng.integers(2, 6))
         profile = unequal(rng, layers)
-        cuts = list(itertools.combinations(range(1, layers), stages - 1))
-        sizes = np.array([np.diff((0, *each, layers)) for each in cuts])
+        count = stages - 1
+        sizes = np.array(
+            [np.diff((0, *cuts, layers)) for cuts in itertools.combinations(range(1, layers), count)]
+        )
         times = PipelineTimes(profile)
         every = times._timed(sizes)
         for micro_batches in (1, stages, 2 * stages, 20):
             expected = one_f_one_b(every.forward, every.backward, micro_batches).min()
             found = times.time_s(stages, micro_batches)
-            assert expected <= found <= 1.05 * expected
+            assert expected <= found <= (1.0 if max_splits > 10 else 1.1) * expected
             best += found == expected
             total += 1
-    print(f"\nunequal layers: the best of all splits in {best} of {total} cases")
-    assert best > 0.95 * total
+    print(f"\nunequal layers, at most {max_splits} splits: the best of all in {best} of {total} cases")
+    assert best > 0.8 * total
 
 
 def test_where_no_even_split_fits_an_uneven_one_is_found():
@@ -269,8 +281,8 @@ def test_where_no_even_split_fits_an_uneven_one_is_found():
     sizes = split_layers(profile, 4, 8, memory_bytes=65.0)
     assert peak_bytes(profile, sizes, 1, 8).max() <= 65.0
     assert sum(sizes) == 8
-    with pytest.raises(PlanInfeasible, match=r"memory: 63 bytes at least .* 4 stages and 8 micro-batches"):
-        split_layers(profile, 4, 8, memory_bytes=50.0)
+    with pytest.raises(PlanInfeasible, match=r"memory: 44 bytes at least .* 4 stages and 8 micro-batches"):
+        split_layers(profile, 4, 8, memory_bytes=40.0)  # (1, 1, 2, 4) needs 44.
 
 
 # --- growth ---

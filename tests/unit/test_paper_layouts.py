@@ -129,7 +129,11 @@ def test_the_default_is_never_worse_than_algorithm_1():
         pipelines = [count for count in (dp - 1, dp, dp + 1) if count > 0]
         memory = float(rng.choice([np.inf, 300.0, 150.0, 100.0]))
         profile = uniform(
-            layers, 1.0, float(rng.integers(1, 4)), static_bytes=float(rng.integers(0, 40)), activation_bytes=4.0
+            layers,
+            1.0,
+            float(rng.integers(1, 4)),
+            static_bytes=float(rng.integers(0, 40)),
+            activation_bytes=4.0,
         )
         times = PipelineTimes(profile, memory_bytes=memory)
         workers, micro_batches = int(rng.integers(2, 26)), int(rng.integers(1, 24))
@@ -142,5 +146,7 @@ def test_the_default_is_never_worse_than_algorithm_1():
         assert found.time_s <= reference.time_s
         better += found.time_s < reference.time_s
         compared += 1
-    print(f"\nstrictly better than Algorithm 1 in {better} of {compared} cases ({infeasible} had no plan by it)")
+    print(
+        f"\nstrictly better than Algorithm 1 in {better} of {compared} cases ({infeasible} had no plan by it)"
+    )
     assert better > 0
