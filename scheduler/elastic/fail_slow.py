@@ -49,8 +49,8 @@ class Settings:
     bad_windows: int = 2
     good_windows: int = 3
     share: float = 0.1
-    noises: float = 4.0
-    history: int = 4
+    noises: float = 5.0
+    history: int = 10
 
     def __post_init__(self) -> None:
         if min(self.window, self.bad_windows, self.good_windows, self.history) < 1 or not self.share > 0:

@@ -229,6 +229,8 @@ class PipelineTimes:
         for many; BEAM of them are followed at a time, and all that was tried is kept. Not proved to be best.
         """
         layers, stages = len(self.profile.layers), sizes.shape[-1]
+        if stages == 1:
+            return sizes
         if math.comb(layers - 1, stages - 1) <= MAX_SPLITS:
             cuts = np.array(list(itertools.combinations(range(1, layers), stages - 1)), dtype=np.int64)
             return np.diff(cuts.reshape(-1, stages - 1), prepend=0, append=layers)

@@ -59,7 +59,7 @@ def test_what_slows_everybody_is_nobodys_fault():
 
 def test_a_worker_recovers_after_good_windows_in_a_row_only():
     seconds = np.ones((200, 5))
-    seconds[50:100, 0] = 1.5
+    seconds[60:100, 0] = 1.5
     seconds[105:110, 0] = 1.5  # A relapse after one good window: the count starts again.
     events = run(FailSlow(), seconds)
     assert [type(event) for event in events] == [Slow, Recovered]
@@ -68,7 +68,7 @@ def test_a_worker_recovers_after_good_windows_in_a_row_only():
 
 def test_a_slow_worker_that_gets_worse_is_reported_again():
     seconds = np.ones((200, 5))
-    seconds[50:, 0] = 1.5
+    seconds[60:, 0] = 1.5
     seconds[100:, 0] = 2.0
     events = run(FailSlow(), seconds)
     assert [event.factor for event in events] == [1.5, 2.0]
@@ -85,28 +85,28 @@ def test_with_a_profile_a_worker_that_starts_slow_is_noticed():
 
 def test_another_plan_starts_a_workers_history_anew():
     watch = FailSlow()
-    run(watch, np.ones((40, 4)))
+    run(watch, np.ones((60, 4)))
     watch.expect("w1", 3.0)  # It has got three times the layers.
     after = np.ones((60, 4))
     after[:, 1] = 3.0
-    assert run(watch, after, first_step=40) == []
+    assert run(watch, after, first_step=60) == []
 
 
 def test_who_has_left_is_not_waited_for():
     watch = FailSlow()
-    run(watch, np.ones((40, 4)))
+    run(watch, np.ones((60, 4)))
     watch.forget("w3")
     after = np.ones((30, 3))
     after[:, 0] = 1.5
-    assert [event.worker for event in run(watch, after, first_step=40)] == ["w0"]
+    assert [event.worker for event in run(watch, after, first_step=60)] == ["w0"]
 
 
 def test_late_and_double_reports_are_ignored():
     watch = FailSlow()
-    run(watch, np.ones((40, 3)))
+    run(watch, np.ones((60, 3)))
     assert watch.observe("w0", 12, 99.0) == []
-    watch.observe("w0", 40, 1.0)
-    assert watch.observe("w0", 40, 99.0) == []
+    watch.observe("w0", 60, 1.0)
+    assert watch.observe("w0", 60, 99.0) == []
     assert watch.factors() == {}
 
 

@@ -195,13 +195,13 @@ def test_a_length_has_one_split_whatever_its_batches():
 def test_a_missing_layout_is_explained():
     times = PipelineTimes(uniform(8, 1.0, 2.0, static_bytes=10.0, activation_bytes=1.0), memory_bytes=30.0)
     with pytest.raises(
-        PlanInfeasible, match="workers: 9 for 3 pipelines of 4 stages, the shortest .* 3 too few"
+        PlanInfeasible, match=r"workers: 9 for 3 pipelines of 4 stages, the shortest .* 3 too few"
     ):
         best_layout(times, 9, [3, 4], range(2, 6), 12)
     with pytest.raises(PlanInfeasible, match="micro-batches: 2 for 3 pipelines, 1 too few"):
         best_layout(times, 20, [3, 4], range(2, 6), 2)
     # Two stages of four layers, one micro-batch: 44 bytes each; three stages hold 3 layers at most: 33.
-    with pytest.raises(PlanInfeasible, match="memory: 33 bytes at least .* 3 stages .* 3 over 30"):
+    with pytest.raises(PlanInfeasible, match=r"memory: 33 bytes at least .* 3 stages .* 3 over 30"):
         best_layout(times, 20, [3, 4], [2, 3], 12)
     with pytest.raises(PlanInfeasible, match="stages: 9 at least for 8 layers"):
         best_layout(times, 20, [1], [9, 10], 12)
@@ -213,7 +213,7 @@ def test_memory_that_fits_some_micro_batches_and_not_all_is_explained():
     # A micro-batch in flight is 4 bytes a stage; the first of two stages may hold one and not two.
     times = PipelineTimes(uniform(2, 1.0, 2.0, static_bytes=1.0, activation_bytes=4.0), memory_bytes=6.0)
     assert best_layout(times, 6, [3], [2], 3).time_s == 6.0
-    with pytest.raises(PlanInfeasible, match="memory: 3 micro-batches at most fit 6 workers .*expected 4"):
+    with pytest.raises(PlanInfeasible, match=r"memory: 3 micro-batches at most fit 6 workers .*expected 4"):
         best_layout(times, 6, [3], [2], 4)
 
 
