@@ -1,4 +1,4 @@
-"""Which workers have become slow, and how slow, from the time that each spends computing (fail-slow; ElasWave, Sec. 3).
+"""Which workers have become slow, and how slow, from the time that each spends computing (ElasWave, Sec. 3).
 
 ElasWave names the signal and not the method. Here a step's time is divided by what the worker is expected to take,
 then by the median of these ratios over the cluster, so that a slowdown of everybody (another data mix, a hot
@@ -49,8 +49,8 @@ class Settings:
     bad_windows: int = 2
     good_windows: int = 3
     share: float = 0.1
-    noises: float = 4.0
-    history: int = 4
+    noises: float = 5.0
+    history: int = 10
 
     def __post_init__(self) -> None:
         if min(self.window, self.bad_windows, self.good_windows, self.history) < 1 or not self.share > 0:

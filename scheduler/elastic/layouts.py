@@ -19,6 +19,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -39,9 +40,11 @@ from .plan import Pipeline, cuts_of
 from .profile import Profile
 
 MAX_SPLITS = 20_000  # Of one length. 16 stages and half a layer each too many, the most for 16, are 12,870.
+BEAM, MAX_MOVES = 4, 64  # Of the search among uneven splits, where there are more than MAX_SPLITS.
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Group:
     """`count` pipelines alike: layers of each stage, micro-batches of each pipeline."""
 
     sizes: tuple[int, ...]
@@ -49,7 +52,8 @@ class Group(NamedTuple):
     count: int
 
 
-class Layout(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Layout:
     """`groups`: the longest pipelines first. `time_s`: of a step. `workers`: in use."""
 
     groups: tuple[Group, ...]
@@ -70,10 +74,11 @@ class Layout(NamedTuple):
             raise PlanInfeasible(f"workers: {len(names)} names for {self.workers} places")
         free = iter(names)
         found, counts = [], []
-        for sizes, micro_batches, count in self.groups:
-            for _ in range(count):
-                found.append(Pipeline(tuple(itertools.islice(free, len(sizes))), cuts_of(sizes)))
-                counts.append(micro_batches)
+        for group in self.groups:
+            for _ in range(group.count):
+                workers = tuple(itertools.islice(free, len(group.sizes)))
+                found.append(Pipeline(workers, cuts_of(group.sizes)))
+                counts.append(group.micro_batches)
         return found, counts
 
 
@@ -218,17 +223,21 @@ class PipelineTimes:
                 return
 
     def _with_uneven(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """For unequal layers: also the minimax partition, and where moving single layers leads from the best.
+        """For unequal layers: all splits if they are few, else where moving single layers leads from the best.
 
-        Starts are the best even split and the best partitions (ElasWave, Algorithm 1) for few micro-batches and
-        for many; of what a start leads to, all that was tried is kept. Not proved to be the best split.
+        Starts are the even splits and the minimax partitions (ElasWave, Algorithm 1), for few micro-batches and
+        for many; BEAM of them are followed at a time, and all that was tried is kept. Not proved to be best.
         """
-        stages = sizes.shape[-1]
-        known = [sizes, *self._leanest(stages)]
-        for micro_batches in sorted({1, stages, 4 * stages}):
-            pool = np.unique(np.concatenate(known), axis=0)
-            best = math.inf
-            for _ in range(64):
+        layers, stages = len(self.profile.layers), sizes.shape[-1]
+        if stages == 1:
+            return sizes
+        if math.comb(layers - 1, stages - 1) <= MAX_SPLITS:
+            cuts = np.array(list(itertools.combinations(range(1, layers), stages - 1)), dtype=np.int64)
+            return np.diff(cuts.reshape(-1, stages - 1), prepend=0, append=layers)
+        known = np.concatenate([sizes, *self._leanest(stages)])
+        for micro_batches in (1, stages, 4 * stages):
+            pool, best = known, math.inf
+            for _ in range(MAX_MOVES):
                 splits = self._timed(pool)
                 each = one_f_one_b(splits.forward, splits.backward, micro_batches)
                 peaks = peak_bytes(self.profile, pool, self.samples, micro_batches).max(axis=-1)
@@ -236,9 +245,10 @@ class PipelineTimes:
                 if not each.min() < best:
                     break
                 best = float(each.min())
-                pool = _moves(pool[each.argmin()])
-                known.append(pool)
-        return np.unique(np.concatenate(known), axis=0)
+                beam = pool[np.argsort(each, kind="stable")[:BEAM]]
+                pool = np.unique(np.concatenate([_moves(start) for start in beam]), axis=0)
+                known = np.concatenate([known, pool])
+        return np.unique(known, axis=0)
 
 
 def _even_splits(layers: int, stages: int) -> Iterator[tuple[int, ...]]:

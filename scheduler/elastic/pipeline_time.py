@@ -68,7 +68,7 @@ def one_f_one_b(forward: npt.ArrayLike, backward: npt.ArrayLike, micro_batches: 
     passes each stage down as often as up, between where it left the warm-up and where it enters the drain,
     and spends every trip that it can spare on one stage k. With c = f + b, C(k) = c_0 + ... + c_k, C(-1) = 0,
 
-        T(m) = max over k > N_pp - 1 - m of c_k (m - N_pp + k - 1) + S_f(k - 1) + S_b(k - 1) - C(k - 1),
+        T(m) = max over k > N_pp - m of c_k (m - N_pp + k - 1) + S_f(k - 1) + S_b(k - 1) - C(k - 1),
         S_x(k) = max over s >= max(k, 0) of C(s) + (N_pp - 1 - s) max(x_0, ..., x_s)
 
     and, if m <= N_pp, at least C(l) + (m - 1)(max(f_0, ..., f_l) + max(b_0, ..., b_l)) with l = N_pp - m: paths that
@@ -111,13 +111,13 @@ def _lines(f: Floats, b: Floats, micro_batches: int) -> tuple[Floats, Floats, np
     c = f + b
     through = np.cumsum(c, axis=-1)
     left = stages - 1 - np.arange(stages)
-    reach = sum(
-        _suffix_max(through + left * np.maximum.accumulate(each, axis=-1)) for each in (f, b)
-    )  # S_f + S_b.
+    reach_f = _suffix_max(through + left * np.maximum.accumulate(f, axis=-1))
+    reach_b = _suffix_max(through + left * np.maximum.accumulate(b, axis=-1))
+    reach = reach_f + reach_b
     before = np.concatenate([reach[..., :1], reach[..., :-1]], axis=-1)
     k = np.arange(stages)
     offset = c * (k - 1 - stages) + before - (through - c)
-    return c, offset, k > stages - 1 - micro_batches
+    return c, offset, k > stages - micro_batches
 
 
 def _suffix_max(values: Floats) -> Floats:
