@@ -29,7 +29,6 @@ POLICIES = (
 PROBES = ("in-band", "iperf3")  # As in protocols/probing.py.
 COPIES = ("shard", "whole")  # As in settings.py.
 WATCH_EVERY_S = 0.5
-PLAIN_WIDTH = 160  # Of tables that go to a file or a pipe: nothing is cut off.
 BENCHMARKS = {
     "join": "Join a large state over loopback: how long, how close to the bound, who waits.",
     "allreduce": "All-reduce over loopback, beside Gloo.",
@@ -480,14 +479,10 @@ def status(address: str, as_json: bool, watch: bool) -> None:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from rich.console import Console
-
     from . import dashboard
+    from .console import console
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
-    console.print(dashboard.cluster(found))
+    console().print(dashboard.cluster(found))
 
 
 def _watch_json(address: str) -> None:
@@ -701,6 +696,43 @@ def testbed(args: tuple[str, ...]) -> None:
 @cli.group(cls=Benchmarks)
 def bench() -> None:
     """Measure, and compare with others."""
+
+
+@cli.command(short_help="What a cluster of pipelines would do after a loss, and why.")
+@click.argument(
+    "cluster", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="CLUSTER.yaml"
+)
+@click.argument("profile", metavar="PROFILE")
+@click.option(
+    "--fail", "failed", multiple=True, required=True, metavar="NODE", help="Who is lost; may be repeated."
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def plan(cluster: Path, profile: str, failed: tuple[str, ...], as_json: bool) -> None:
+    """Compare every recovery that could follow the loss of NODE in the cluster of CLUSTER.yaml.
+
+    PROFILE is a file with what each layer costs, or a made-up one: llama2-7b, llama2-13b, llama2-34b.
+    """
+    from .plan import explain
+
+    explain(cluster, profile, [name for each in failed for name in each.split(",")], as_json)
+
+
+@cli.command(short_help="Simulate training under failures, with the recoveries of several systems.")
+@click.argument(
+    "scenario", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="SCENARIO.yaml"
+)
+@click.option("--seeds", type=Whole(1, 100_000), help="How many runs. Default: as the scenario says.")
+@click.option(
+    "--json", "report", type=click.Path(dir_okay=False, path_type=Path), help="Write what was found."
+)
+@click.option(
+    "--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), help="Write a PNG of the first run."
+)
+def simulate_training(scenario: Path, seeds: int | None, report: Path | None, picture: Path | None) -> None:
+    """Train on a virtual cluster that loses workers, once with each system's way to recover, and compare."""
+    from .simulate_training import run_scenario
+
+    run_scenario(scenario, seeds, report, picture)
 
 
 @cli.command(short_help="Run the protocol on a virtual network that fails.")

@@ -112,16 +112,16 @@ def load(path: Path) -> Scenario:
     return scenario
 
 
-def profile_of(scenario: Scenario) -> Profile:
-    """Raises: ConfigError if there is no such file, or it is none."""
-    size = scenario.model.removeprefix("llama2-")
+def profile_named(name: str, tensor_parallel: int = 1) -> Profile:
+    """A made-up profile (llama2-7b), or that in a file. Raises: ConfigError if it is neither."""
+    size = name.removeprefix("llama2-")
     if size in LLAMA2:
-        return llama2(size, tensor_parallel=scenario.tensor_parallel)
-    path = Path(scenario.model)
-    if not path.exists():
+        return llama2(size, tensor_parallel=tensor_parallel)
+    path = Path(name)
+    if not path.is_file():
         known = ", ".join(f"llama2-{each}" for each in LLAMA2)
-        raise ConfigError(f"model: {scenario.model!r} (expected {known} or the path of a profile)")
-    return read(path.read_bytes(), str(path))
+        raise ConfigError(f"profile {name!r}: no such file (expected one, or a made-up one: {known})")
+    return read(path.read_bytes(), name)
 
 
 def first_state(scenario: Scenario, profile: Profile) -> State:
@@ -155,7 +155,7 @@ def systems_of(scenario: Scenario, known: dict[str, Memory] | None = None) -> It
         known: what systems of the same scenario have worked out so far, which they add to.
     """
     known = {} if known is None else known
-    profile = profile_of(scenario)
+    profile = profile_named(scenario.model, scenario.tensor_parallel)
     state = first_state(scenario, profile)
     between_s = scenario.expected_between_s or _between_s(scenario)
     for name in scenario.systems:

@@ -7,6 +7,7 @@ every set of roles up to k workers, while nothing is wrong, and a fault looks it
 from __future__ import annotations
 
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -72,7 +73,10 @@ class Choice:
             }
             for each in self.ranking
         ]
-        return rows + [{"family": each.family, "reason": each.reason} for each in self.refusals]
+        return rows + [{"family": each.family, "reason": self._said(each.reason)} for each in self.refusals]
+
+    def _said(self, reason: str) -> str:
+        return re.sub(r"\w+", lambda word: self.names.get(word[0], word[0]), reason)
 
 
 def choose(

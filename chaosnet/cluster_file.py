@@ -1,0 +1,103 @@
+"""A cluster in plain data: who trains in which pipelines, on what, over which links."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from .protocols.errors import ConfigError
+from .scheduler.elastic.cluster import Cluster, Worker
+from .scheduler.elastic.plan import Pipeline, cuts_of, even
+from .scheduler.elastic.recoveries import State
+
+Whole = Annotated[int, msgspec.Meta(ge=1)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is special about a worker."""
+
+    speed: Positive = 1.0
+    memory_gib: Positive | None = None
+    nic_gbps: Positive | None = None
+
+
+class MeasuredLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"source": "from"}):
+    """One way."""
+
+    source: str
+    to: str
+    rate_gbps: Positive
+
+
+class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Keys of the file.
+
+    `pipelines`: workers in the order of their stages. `layers`: by pipeline, layers of each stage; default: even.
+    `micro_batches`: of all pipelines together, of `samples` each. `memory_gib`, `rate_gbps`: where nothing else is
+    said. `between_faults_hours`: expected.
+    """
+
+    pipelines: tuple[tuple[str, ...], ...]
+    micro_batches: Whole
+    samples: Whole = 1
+    layers: tuple[tuple[Whole, ...], ...] = ()
+    idle: tuple[str, ...] = ()
+    workers: dict[str, Machine] = {}
+    memory_gib: Positive = float("inf")
+    rate_gbps: Positive = 200.0
+    links: tuple[MeasuredLink, ...] = ()
+    between_faults_hours: Positive = 1.0
+
+
+def read(data: object, layers: int, name: str = "cluster") -> tuple[Cluster, State, float]:
+    """The cluster, how it trains a model of so many layers, and seconds expected between faults.
+
+    Args:
+        data: as YAML or JSON gives it.
+    Raises: ConfigError that names the key, the value and what was expected.
+    """
+    try:
+        file = msgspec.convert(data, ClusterFile)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    busy = [worker for each in file.pipelines for worker in each]
+    names = [*busy, *file.idle]
+    _check(name, file, names, layers)
+    workers = {worker: _worker(file, worker) for worker in names}
+    rates = {(each.source, each.to): each.rate_gbps * 1e9 for each in file.links}
+    sizes = file.layers or tuple(even(layers, len(each)) for each in file.pipelines)
+    pipelines = tuple(Pipeline(each, cuts_of(of)) for each, of in zip(file.pipelines, sizes, strict=True))
+    counts = even(file.micro_batches, len(pipelines))
+    state = State(pipelines, counts, file.samples, idle=frozenset(file.idle))
+    return Cluster(workers, file.rate_gbps * 1e9, rates_bps=rates), state, file.between_faults_hours * 3600
+
+
+def _worker(file: ClusterFile, name: str) -> Worker:
+    machine = file.workers.get(name, Machine())
+    nic_bps = (machine.nic_gbps or float("inf")) * 1e9
+    memory_gib = file.memory_gib if machine.memory_gib is None else machine.memory_gib
+    return Worker(machine.speed, memory_gib * 2**30, nic_bps, nic_bps)
+
+
+def _check(name: str, file: ClusterFile, names: list[str], layers: int) -> None:
+    twice = sorted({worker for worker in names if names.count(worker) > 1})
+    if twice:
+        raise ConfigError(f"{name}: {twice[0]!r} is there twice (expected one place for each worker)")
+    mentioned = [*file.workers, *(end for each in file.links for end in (each.source, each.to))]
+    unknown = sorted({*mentioned} - {*names})
+    if unknown:
+        known = ", ".join(names)
+        raise ConfigError(f"{name}: {unknown[0]!r} (expected a worker of pipelines or idle: {known})")
+    if not file.pipelines or any(not 1 <= len(each) <= layers for each in file.pipelines):
+        raise ConfigError(f"{name}: pipelines (expected at least one, of 1 to {layers} workers, one a stage)")
+    if file.layers and [len(each) for each in file.layers] != [len(each) for each in file.pipelines]:
+        raise ConfigError(f"{name}: layers (expected a number for each stage of each pipeline)")
+    for number, each in enumerate(file.layers):
+        if sum(each) != layers:
+            raise ConfigError(f"{name}: layers of pipeline {number}: {sum(each)} (expected {layers} in all)")
+    if file.micro_batches < len(file.pipelines):
+        raise ConfigError(
+            f"{name}: micro_batches: {file.micro_batches} (expected one for each pipeline: {len(file.pipelines)})"
+        )

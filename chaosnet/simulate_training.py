@@ -1,0 +1,74 @@
+"""`chaosnet simulate-training`: systems side by side through the same failures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import matplotlib
+import msgspec
+from rich.table import Table
+
+from .console import console
+from .simulator.scenario import Scenario, load, run, summary
+from .simulator.training import HOUR_S, Run
+
+
+def run_scenario(path: Path, seeds: int | None, report: Path | None, picture: Path | None) -> None:
+    """Raises: ConfigError for a file that is no scenario, PlanInfeasible for one that cannot begin."""
+    scenario = load(path)
+    if seeds is not None:
+        scenario = msgspec.structs.replace(scenario, seeds=seeds)
+    runs = run(scenario)
+    found = summary(scenario, runs)
+    show(found)
+    if report is not None:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(json.dumps(found, indent=2) + "\n")
+    if picture is not None:
+        draw(scenario, runs, picture)
+        click.echo(f"picture of the first run in {picture}")
+
+
+def show(found: dict[str, Any]) -> None:
+    """A table of averages and ratios."""
+    table = Table(title=f"{found['scenario']}, {found['seeds']} runs", title_justify="left", box=None)
+    for name in ("system", "samples/s", "chaosnet is", "stands still", "recoveries a run"):
+        table.add_column(name, justify="left" if name in ("system", "recoveries a run") else "right")
+    for name, row in found["systems"].items():
+        ratio = found["ratios"].get(f"chaosnet/{name}")
+        times = f"{ratio['mean']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f}) times" if ratio else ""
+        recoveries = ", ".join(f"{count:.1f} {family}" for family, count in row["recoveries"].items())
+        table.add_row(name, f"{row['samples_per_s']:.3f}", times, f"{row['stood_share']:.1%}", recoveries)
+    console().print(table)
+
+
+def draw(scenario: Scenario, runs: Sequence[dict[str, Run]], picture: Path) -> None:
+    """Workers and throughput over time, of the first run."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (above, below) = pyplot.subplots(
+        2, 1, figsize=(9, 6), sharex=True, height_ratios=[1, 3], layout="constrained"
+    )
+    for name, one in runs[0].items():
+        hours = [each.from_s / HOUR_S for each in one.spans] + [scenario.hours]
+        speeds = [each.samples_per_s for each in one.spans]
+        below.step(
+            hours, [*speeds, speeds[-1]], where="post", label=name, linewidth=2 if name == "chaosnet" else 1
+        )
+    spans = max(runs[0].values(), key=lambda each: len(each.spans)).spans
+    hours = [each.from_s / HOUR_S for each in spans] + [scenario.hours]
+    above.step(hours, [*(each.workers for each in spans), spans[-1].workers], where="post", color="black")
+    above.set_ylabel("workers")
+    above.set_title(scenario.name, fontsize=11)
+    below.set_ylabel("samples/s")
+    below.set_xlabel("hours")
+    below.set_ylim(bottom=0)
+    below.legend(fontsize=8, ncols=2)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=120)
+    pyplot.close(figure)

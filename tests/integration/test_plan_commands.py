@@ -1,0 +1,85 @@
+"""`chaosnet plan` and `chaosnet simulate-training`, as one types them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pipelines.yaml"
+
+CLUSTER = """
+pipelines: [[a, b], [c, d]]
+micro_batches: 8
+"""
+
+
+def cluster(tmp_path, text):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_choice_after_a_loss_is_explained(chaosnet):
+    code, out, _ = chaosnet("plan", str(EXAMPLE), "llama2-7b", "--fail", "b2")
+    assert code == 0
+    assert "before:" in out and "without b2" in out and "no stay: b2 lost" in out
+    assert "most samples until the next fault, expected in 3 h" in out
+
+
+def test_the_choice_is_there_as_json_with_every_candidate(chaosnet):
+    code, out, _ = chaosnet("plan", str(EXAMPLE), "llama2-7b", "--fail", "b2,c1", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["chosen"] == found["candidates"][0]["family"]
+    assert {row["family"] for row in found["candidates"]} >= {"reroute", "layout", "layers", "drop"}
+    workers = [name for each in found["pipelines"] for name in each["workers"]]
+    assert len(workers) == len({*workers}) and {"b2", "c1"}.isdisjoint(workers)
+
+
+@pytest.mark.parametrize(
+    ("text", "profile", "told"),
+    [
+        (CLUSTER + "colour: red\n", "llama2-7b", "unknown field `colour`"),
+        (CLUSTER + "idle: [a]\n", "llama2-7b", "'a' is there twice"),
+        (CLUSTER + "workers: {z: {speed: 2}}\n", "llama2-7b", "'z' (expected a worker of pipelines or idle"),
+        (CLUSTER + "layers: [[16, 16], [16, 15]]\n", "llama2-7b", "layers of pipeline 1: 31 (expected 32"),
+        (CLUSTER + "workers: {a: {speed: 0}}\n", "llama2-7b", "Expected `float` > 0"),
+        (CLUSTER, "llama2-8b", "no such file"),
+        ("pipelines: [[a]]\nmicro_batches: 4\nmemory_gib: 1\n", "llama2-7b", "worker 'x'"),
+    ],
+)
+def test_bad_input_is_named(tmp_path, chaosnet, text, profile, told):
+    failed = "x" if told == "worker 'x'" else "a"
+    code, _, err = chaosnet("plan", cluster(tmp_path, text), profile, "--fail", failed)
+    assert code == 1 and (told in err or "--fail x: unknown" in err), err
+
+
+def test_too_little_memory_for_any_plan_says_by_how_much(tmp_path, chaosnet):
+    code, _, err = chaosnet(
+        "plan", cluster(tmp_path, CLUSTER + "memory_gib: 20\n"), "llama2-7b", "--fail", "a"
+    )
+    assert code == 1 and "no way to go on" in err and "over its memory" in err
+
+
+def test_a_profile_of_ones_own_is_read_and_checked(tmp_path, chaosnet):
+    layer = {"seconds": {"1": [0.1, 0.2]}, "parameter_bytes": 1, "gradient_bytes": 1, "optimizer_bytes": 4,
+             "activation_bytes": 1, "boundary_bytes": 1}  # fmt: skip
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text(json.dumps({"model": "mine", "layers": [layer] * 4}))
+    bad.write_text(json.dumps({"model": "mine", "layers": [layer | {"seconds": {"1": [-0.1, 0.2]}}]}))
+    assert chaosnet("plan", cluster(tmp_path, CLUSTER), str(good), "--fail", "a")[0] == 0
+    code, _, err = chaosnet("plan", cluster(tmp_path, CLUSTER), str(bad), "--fail", "a")
+    assert code == 1 and "bad.json" in err and "Expected `float` >= 0" in err
+
+
+def test_a_scenario_is_simulated_drawn_and_written_down(tmp_path, chaosnet):
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(
+        "name: small\nmodel: llama2-7b\npipelines: 2\nstages: 2\nmicro_batches: 8\nhours: 1\nfailures: {per_hour: 0.5}\n"
+    )
+    report, picture = tmp_path / "found.json", tmp_path / "found.png"
+    code, out, _ = chaosnet(
+        "simulate-training", str(scenario), "--seeds", "2", "--json", str(report), "--plot", str(picture)
+    )
+    found = json.loads(report.read_text())
+    assert code == 0 and "small, 2 runs" in out and found["seeds"] == 2
+    assert found["systems"]["chaosnet"]["samples_per_s"] > 0 and picture.read_bytes()[:4] == b"\x89PNG"
