@@ -1,11 +1,11 @@
 """The training simulator: what it counts, and that its scenarios say what is wrong with them."""
 
 import math
-from pathlib import Path
 
 import pytest
 
 from chaosnet.protocols.errors import ConfigError
+from chaosnet.scheduler.elastic.cluster import Worker
 from chaosnet.scheduler.elastic.policy import renamed
 from chaosnet.simulator.scenario import (
     events_of,
@@ -95,11 +95,8 @@ def test_a_trace_of_node_counts_is_followed(tmp_path):
     nodes = [("a", "b"), ("c", "d"), ("e", "f")]
     lost, back = trace_events(read_trace(path), nodes, seed=0)
     assert len(lost.gone) == 4 and {*back.come} == {*lost.gone} and not lost.come
-    for text, told in (
-        ("time,nodes\n0,1\n", "columns"),
-        ("time_s,nodes\n0,x\n", "line 2"),
-        ("time_s,nodes\n5,1\n", "from 0"),
-    ):
+    bad = {"time,nodes\n0,1\n": "columns", "time_s,nodes\n0,x\n": "line 2", "time_s,nodes\n5,1\n": "from 0"}
+    for text, told in bad.items():
         path.write_text(text)
         with pytest.raises(ConfigError, match=told):
             read_trace(path)
@@ -119,7 +116,6 @@ def test_states_that_differ_in_names_are_one_and_names_come_back(tmp_path):
     small = scenario(tmp_path)
     state = first_state(small, profile_named("llama2-7b"))
     workers = dict.fromkeys(small.workers)
-    from chaosnet.scheduler.elastic.cluster import Worker
 
     workers = dict.fromkeys(small.workers, Worker())
     one, other = state.after(["w0"], []), state.after(["w4"], [])
@@ -177,4 +173,3 @@ def test_a_scenario_says_what_is_wrong_with_it(tmp_path, more, told):
 def test_a_profile_that_is_not_there_is_named():
     with pytest.raises(ConfigError, match="profile 'llama2-8b': no such file"):
         profile_named("llama2-8b")
-    assert Path("llama2-8b").exists() is False
