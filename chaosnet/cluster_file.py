@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from .protocols.errors import ConfigError
+from .protocols.errors import ConfigError, PlanInfeasible
 from .scheduler.elastic.cluster import Cluster, Worker
 from .scheduler.elastic.plan import Pipeline, cuts_of, even
 from .scheduler.elastic.recoveries import State
@@ -56,7 +56,7 @@ def read(data: object, layers: int, name: str = "cluster") -> tuple[Cluster, Sta
 
     Args:
         data: as YAML or JSON gives it.
-    Raises: ConfigError that names the key, the value and what was expected.
+    Raises: ConfigError that names the key, the value and what was expected; PlanInfeasible for another model.
     """
     try:
         file = msgspec.convert(data, ClusterFile)
@@ -96,7 +96,9 @@ def _check(name: str, file: ClusterFile, names: list[str], layers: int) -> None:
         raise ConfigError(f"{name}: layers (expected a number for each stage of each pipeline)")
     for number, each in enumerate(file.layers):
         if sum(each) != layers:
-            raise ConfigError(f"{name}: layers of pipeline {number}: {sum(each)} (expected {layers} in all)")
+            raise PlanInfeasible(
+                f"{name}: layers of pipeline {number}: {sum(each)} (the profile has {layers})"
+            )
     if file.micro_batches < len(file.pipelines):
         raise ConfigError(
             f"{name}: micro_batches: {file.micro_batches} (expected one for each pipeline: {len(file.pipelines)})"

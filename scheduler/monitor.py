@@ -120,6 +120,15 @@ class ClusterMonitor:
                 graph.add_edge(a, b, **{name: value for name, value in known.items() if value > 0})
         return graph
 
+    def rates_bps(self) -> dict[tuple[str, str], float]:
+        """What was measured, from the first to the second: `elastic.cluster.Cluster` wants it so."""
+        return {
+            (sender, receiver): record.to(receiver)
+            for (a, b), record in sorted(self.links.items())
+            for sender, receiver in ((a, b), (b, a))
+            if record.rates
+        }
+
     def sources(self, joiner: str, neighbors: Iterable[str]) -> dict[str, Source]:
         """What Algorithms 1 and 2 need of each neighbour: t_prop + tau_sync, and t_trans (Eq. 19)."""
         sources = {}

@@ -19,7 +19,7 @@ from typing import Annotated
 
 import msgspec
 
-from ...protocols.errors import ConfigError
+from ...protocols.errors import ConfigError, PlanInfeasible
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -96,6 +96,18 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
         return self.layers[layer - 1].boundary_bytes
 
 
+def check(profile: Profile) -> None:
+    """Raise PlanInfeasible for times that cannot be, in a profile that was not read from a file."""
+    for number, layer in enumerate(profile.layers):
+        for samples, times in layer.seconds.items():
+            if samples < 1 or not all(time >= 0 for time in times):
+                forward_s, backward_s = times
+                raise PlanInfeasible(
+                    f"profile {profile.model}, layer {number}: {forward_s:g} and {backward_s:g} s for {samples}"
+                    " samples (expected >= 0 s, of at least 1)"
+                )
+
+
 def _running(values: Iterable[float]) -> tuple[float, ...]:
     sums = [0.0]
     for value in values:
@@ -118,16 +130,21 @@ def _interpolate(seconds: dict[int, tuple[float, float]], samples: float) -> tup
 
 
 def read(text: bytes, name: str = "profile") -> Profile:
-    """A profile from JSON. Raises: ConfigError that says where it is not one."""
+    """A profile from JSON.
+
+    Raises: ConfigError if that is none; PlanInfeasible for costs that cannot be (a negative time), and where.
+    """
     try:
         profile = msgspec.json.decode(text, type=Profile)
+    except msgspec.ValidationError as error:
+        raise PlanInfeasible(f"{name}: {error}") from None
     except msgspec.DecodeError as error:
         raise ConfigError(f"{name}: {error}") from None
     if not profile.layers:
-        raise ConfigError(f"{name}: no layers (expected at least one)")
+        raise PlanInfeasible(f"{name}: no layers (expected at least one)")
     for number, layer in enumerate(profile.layers):
         if not layer.seconds:
-            raise ConfigError(f"{name}: layer {number} has no seconds (expected of at least one size)")
+            raise PlanInfeasible(f"{name}: layer {number} has no seconds (expected of at least one size)")
     return profile
 
 

@@ -34,7 +34,7 @@ from .layouts import PipelineTimes, best_layout
 from .partition import mini_step_sums, minimax
 from .pipeline_time import in_flight, one_f_one_b
 from .plan import Pipeline, Plan, cuts_of, without
-from .profile import Profile
+from .profile import Profile, check
 from .transfers import plan_transfers
 
 
@@ -160,6 +160,7 @@ class Recoveries:
         most_clock: float = 1650 / 1400,
         estimator: Estimator | None = None,
     ) -> None:
+        check(profile)
         self.profile, self.cluster, self.families = profile, cluster, tuple(families)
         self.overheads, self.most_clock = overheads or Overheads(), most_clock
         self.stages, self.spread = stages, spread
@@ -174,7 +175,16 @@ class Recoveries:
         return other
 
     def of(self, state: State) -> list[Recovery | Refusal]:
-        """What each family proposes for a state as `State.after` leaves it."""
+        """What each family proposes for a state as `State.after` leaves it.
+
+        Raises: PlanInfeasible if the state is of another model.
+        """
+        layers = {each.cuts[-1] for each in state.pipelines}
+        if layers != {len(self.profile.layers)}:
+            raise PlanInfeasible(
+                f"profile {self.profile.model}: {len(self.profile.layers)} layers"
+                f" (expected {', '.join(map(str, sorted(layers)))}, those of the plan)"
+            )
         proposed: list[Recovery | Refusal] = []
         for family in self.families:
             try:

@@ -41,7 +41,11 @@ def test_the_choice_is_there_as_json_with_every_candidate(chaosnet):
         (CLUSTER + "colour: red\n", "llama2-7b", "unknown field `colour`"),
         (CLUSTER + "idle: [a]\n", "llama2-7b", "'a' is there twice"),
         (CLUSTER + "workers: {z: {speed: 2}}\n", "llama2-7b", "'z' (expected a worker of pipelines or idle"),
-        (CLUSTER + "layers: [[16, 16], [16, 15]]\n", "llama2-7b", "layers of pipeline 1: 31 (expected 32"),
+        (
+            CLUSTER + "layers: [[16, 16], [16, 15]]\n",
+            "llama2-7b",
+            "layers of pipeline 1: 31 (the profile has 32)",
+        ),
         (CLUSTER + "workers: {a: {speed: 0}}\n", "llama2-7b", "Expected `float` > 0"),
         (CLUSTER, "llama2-8b", "no such file"),
     ],

@@ -99,6 +99,10 @@ def test_an_all_reduce_is_as_fast_as_the_slower_direction_and_a_join_as_that_to_
     assert measured.sources("a", ["b"])["b"].seconds_per_byte == pytest.approx(8 / 20e6)
 
 
+def test_planners_of_pipelines_get_the_rate_of_each_direction(measured):
+    assert measured.rates_bps() == {("a", "b"): 100e6, ("b", "a"): 20e6}
+
+
 def test_what_was_not_measured_this_time_stays(measured):
     measured.reading("b", "a", reading(rtt_s=0.001), 20.0)
     (row,) = measured.status(now_s=20.0)["links"]

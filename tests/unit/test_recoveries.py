@@ -144,3 +144,14 @@ def test_micro_batches_go_where_they_end_first():
     assert sum(counts) == 12 and counts[1] > counts[0] >= 1
     with pytest.raises(PlanInfeasible, match="1 for 2 pipelines"):
         planner._shares(pipelines, State((), (1,), 1))
+
+
+def test_a_profile_of_another_model_or_with_negative_times_is_refused():
+    state = state_of(2, 2)
+    other = uniform(LAYERS + 1, 0.25, 0.5, model="another")
+    with pytest.raises(
+        PlanInfeasible, match=r"profile another: 25 layers \(expected 24, those of the plan\)"
+    ):
+        Recoveries(other, alike(list(state.held))).of(state)
+    with pytest.raises(PlanInfeasible, match=r"layer 0: 0.25 and -1 s for 1 samples \(expected >= 0 s"):
+        Recoveries(uniform(LAYERS, 0.25, -1.0), alike(list(state.held)))
