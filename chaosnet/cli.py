@@ -35,6 +35,7 @@ BENCHMARKS = {
     "checkpoint": "Steps with and without a checkpoint, in one run.",
     "strangers": "Steps while strangers try to get in, and while they do not.",
     "probe": "Rates of shaped links as the monitor sees them, beside iperf3 (root).",
+    "policy": "Recoveries of 256 workers: worked out beforehand, then looked up.",
 }
 COMMON = {"help_option_names": ["-h", "--help"]}
 

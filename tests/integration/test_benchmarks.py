@@ -50,6 +50,12 @@ def test_the_cost_of_encryption_is_measured(tmp_path):
     assert found["keyed_ratio"] == pytest.approx(found["keyed_s"] / found["ours_s"])
 
 
+def test_looking_a_loss_up_takes_little_of_what_working_it_out_takes(tmp_path):
+    found = bench(tmp_path / "found.json", "policy", "--pipelines", "6", "--stages", "2")
+    assert (found["workers"], found["kinds"]) == (12, 2 + 1 + 3)
+    assert found["lookup_median_s"] < found["prepared_s"] / found["kinds"] / 10
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="it needs more addresses on loopback than one")
 def test_steps_are_measured_with_and_without_strangers(tmp_path):
     found = bench(tmp_path / "found.json", "strangers", "--rounds", "1", "--seconds", "1")
