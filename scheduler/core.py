@@ -269,7 +269,7 @@ class Scheduler:
         return (f"{told} and {more} more" if more else told)[:MEMBERS_TEXT]
 
     def _find(self, name: str) -> Member | None:
-        return next((m for m in self.view.members if name in (m.id, *m.addresses)), None)
+        return next((m for m in self.view.members if name == m.id or name in m.addresses), None)
 
     def _on_neighbors_ready(self, message: NeighborsReady, now_s: float) -> list[Effect]:
         request = self.requests.get(message.node)
