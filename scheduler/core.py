@@ -531,6 +531,9 @@ class Scheduler:
         return self._install(base, priors, {node: answers[node] for node in sorted(answers.keys() - cut_off)})
 
     def _priors(self, base: View, answers: dict[str, FlushOk]) -> tuple[Electorate, ...]:
+        """Older views that somebody may still be in: none, if anybody has completed a step in `base`."""
+        if any(answer.commit is not None and answer.commit.key == base.key for answer in answers.values()):
+            return ()
         if base.key == self.view.key:
             return self.sync.priors
         return next(answer.priors for answer in answers.values() if answer.view == base)

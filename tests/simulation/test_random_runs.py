@@ -26,6 +26,10 @@ KEPT = {
     ),
     "a joiner fell behind before it had a view": (1021, NODES),
     "two members were linked by one that had left, and it was to install their view": (11719, NODES),
+    "a step was completed in a view, and who had not completed it asked for a quorum of the one before": (
+        18615,
+        NODES,
+    ),
     "serials of three lives flooded in circles": (15162, NODES),
     "a reset connection passed for a crash": (1278, NODES),
     "two halves of two nodes were scheduler in one term": (1154, NODES),

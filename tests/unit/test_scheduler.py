@@ -9,7 +9,9 @@ from chaosnet.protocols.messages import (
     EVERYONE,
     AbortRequest,
     Answer,
+    Commit,
     ConnectLinkRequest,
+    Contribution,
     DisconnectLinkRequest,
     Electorate,
     Expelled,
@@ -251,6 +253,16 @@ def test_when_nobody_trains_a_leaver_goes_with_a_flush(bench):
     bench.scheduler.tick(LEAVE_PATIENCE_S + 0.1)
     assert any(isinstance(body, Flush) for _, body in bench.take_sent())
     assert bench.scheduler.leaving_at_flush == "c"
+
+
+def test_a_step_that_somebody_has_completed_in_a_view_shows_that_nobody_acts_in_older_ones():
+    for commit in (None, Commit(key=(1, 1), step=10, switch=None, total=Contribution())):
+        bench = Bench("ab", [("a", "b")])
+        bench.sync.priors = (Electorate(key=(0, 1), members=("z", "y", "x", "b", "a")),)
+        bench.receive("b", AbortRequest(node="b", key=(1, 1), step=10, reason="torn"))
+        bench.flush_ok("a")
+        _, sent = bench.flush_ok("b", step=11 if commit else 10, commit=commit)
+        assert bool(installs(sent)) is (commit is not None)
 
 
 def test_unknown_ends_of_a_link_are_named_in_the_answer(bench):
