@@ -30,6 +30,7 @@ KEPT = {
         18615,
         NODES,
     ),
+    "the only quorum of a view was with one who was parked in the next": (15133, NODES),
     "serials of three lives flooded in circles": (15162, NODES),
     "a reset connection passed for a crash": (1278, NODES),
     "two halves of two nodes were scheduler in one term": (1154, NODES),
