@@ -782,15 +782,15 @@ class SimCluster:
         """Are too few left of the view that the node acts in, and has none of them gone on without it?
 
         A half without the most senior goes on only if it saw the others die, which it may have missed. Who
-        came later is not asked: the node does not know where to find them. If one that it knows is in a newer view
-        and must park there, the node must, too: that one's step is not to be lost, so it votes for nobody behind it.
+        came later is not asked: the node does not know where to find them. If those that it knows in newer views
+        must park there, the node must, too: their step is not to be lost, so they vote for nobody behind them.
         """
         if node.agent.phase is not Phase.MEMBER or not node.agent.parked:
             return False
         known = [n for n in self.active() if n.name in node.view.node_ids]
-        newest = max(known, key=lambda n: n.view.key)
-        if newest.view.key > node.view.key:
-            return self._must_park(newest)
+        newer = [n for n in known if n.view.key > node.view.key]
+        if newer:
+            return all(self._must_park(n) for n in newer)
         return lacking(node.agent.sync.electorates(), {n.name for n in known}, set()) is not None
 
     def is_quiet(self, since_s: float) -> bool:
