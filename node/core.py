@@ -437,6 +437,8 @@ class Agent:
                 return self._on_torn(f"{self.me} fell behind {peer}", now_s)
             case Parked(reason):
                 self.parked = reason
+                if self.phase is Phase.MEMBER:
+                    self._look_for_missing(now_s)
             case MeasureLink(peer):
                 return self.prober.want(peer, now_s)
             case Measured(peer, rate_bps, source):
@@ -548,21 +550,31 @@ class Agent:
         assert self.sync.view is not None
         if self.phase is Phase.JOINING and not self.overlay.reachable & self.sync.view.member_set:
             return self._orphaned("no member can be reached", now_s) if self.joiner else []
-        missing = self.sync.view.member_set - self.overlay.reachable
-        if not self.parked:
-            missing -= self.overlay.crashed
-        if not missing:
-            self.redial_at_s = None
-        elif self.redial_at_s is None:
-            self.redial_at_s = now_s
+        self._look_for_missing(now_s)
         if self.scheduler and self.phase is Phase.MEMBER:
             return self.scheduler.overlay_changed(now_s)
         return []
 
+    def _look_for_missing(self, now_s: float) -> None:
+        """Dial members that are out of reach, or cut off from us, until there are none."""
+        assert self.sync.view is not None
+        missing = self.sync.view.member_set - self.overlay.reachable
+        if not self.parked:
+            missing -= self.overlay.crashed
+        if not missing and not self._cut_off:
+            self.redial_at_s = None
+        elif self.redial_at_s is None:
+            self.redial_at_s = now_s
+
+    @property
+    def _cut_off(self) -> Set[str]:
+        """Members that a flush waits for until there is a way to them that does not lead through nodes it drops."""
+        return self.scheduler.cut_off - self.relay.peers if self.scheduler else frozenset()
+
     def _redial(self, now_s: float) -> list[Effect]:
         assert self.sync.view is not None
         self.redial_at_s = now_s + REDIAL_EVERY_S
-        missing = self.sync.view.node_set - self.overlay.reachable
+        missing = (self.sync.view.node_set - self.overlay.reachable) | self._cut_off
         members = [self.sync.view.find(node) for node in sorted(missing)]
         return [Dial(way) for member in members if member for way in self.book.ways_to(member)]
 
