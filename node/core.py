@@ -760,12 +760,12 @@ class Agent:
         return []
 
     def _on_step_completed(self, now_s: float) -> list[Effect]:
-        """Every member acts in our view, so what belongs to older ones can go."""
-        if self.sync.priors:
-            return self._tear_if_cut_off(now_s)
-        self.overlay.settled()
-        settled = self.closer.settled(self.relay.peers - self.serving.joiners)
-        return settled + self._tear_if_cut_off(now_s)
+        """We do not wait any more. If every member acts in our view, what belongs to older ones can go."""
+        effects: list[Effect] = [] if self.parked is None else [Parked(None)]
+        if not self.sync.priors:
+            self.overlay.settled()
+            effects += self.closer.settled(self.relay.peers - self.serving.joiners)
+        return effects + self._tear_if_cut_off(now_s)
 
     def _on_leave_wanted(self, now_s: float) -> list[Effect]:
         if self.phase is not Phase.MEMBER:

@@ -33,6 +33,7 @@ KEPT = {
     "the only quorum of a view was with one who was parked in the next": (15133, NODES),
     "an observer lost its way, and was made a member for which all waited": (20104, NODES),
     "two members were linked by one that fell behind, and it was to install their view": (17847, NODES),
+    "a link was back before it was missed, and the node said for ever that it is parked": (41189, NODES),
     "serials of three lives flooded in circles": (15162, NODES),
     "a reset connection passed for a crash": (1278, NODES),
     "two halves of two nodes were scheduler in one term": (1154, NODES),
