@@ -34,6 +34,10 @@ KEPT = {
     "an observer lost its way, and was made a member for which all waited": (20104, NODES),
     "two members were linked by one that fell behind, and it was to install their view": (17847, NODES),
     "a link was back before it was missed, and the node said for ever that it is parked": (41189, NODES),
+    "an observer took its first step for one that it had to catch up with as a member, before": (
+        51168,
+        NODES,
+    ),
     "serials of three lives flooded in circles": (15162, NODES),
     "a reset connection passed for a crash": (1278, NODES),
     "two halves of two nodes were scheduler in one term": (1154, NODES),
