@@ -142,6 +142,7 @@ from ..scheduler.views import with_trees
 REDIAL_EVERY_S = 1.0  # Members out of reach are tried directly, in case another way leads to them.
 ABORT_EVERY_S = 1.0
 FROZEN_PATIENCE_S = 1.0  # After a flush without its install, say again where we are.
+ROUNDS_IN_VAIN = 8  # Of an election, 2 to 4 s. Duels end sooner.
 REPORT_EVERY_S = 1.0
 STEP_MESSAGES = (Up, Down, Ready, Commit)
 FOLLOWED_UP = (
@@ -901,10 +902,13 @@ class Agent:
     def _park_without_quorum(self) -> list[Effect]:
         """Say why nothing moves, once."""
         voters = lacking(self.sync.electorates(), self.overlay.reachable, self.overlay.crashed)
-        if voters is None:
+        if voters is not None:
+            present = sum(node in self.overlay.reachable for node in voters.members)
+            reason = f"only {present} of {len(voters.members)} members can be reached"
+        elif self.election.rounds > ROUNDS_IN_VAIN:
+            reason = "no scheduler can be elected: who is a step ahead can reach too few members"
+        else:
             return []
-        present = sum(node in self.overlay.reachable for node in voters.members)
-        reason = f"only {present} of {len(voters.members)} members can be reached"
         if self.parked == reason:
             return []
         self.parked = reason

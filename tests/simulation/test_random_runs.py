@@ -38,6 +38,7 @@ KEPT = {
         51168,
         NODES,
     ),
+    "who waited for one that is parked a step ahead did not say so": (49980, NODES),
     "serials of three lives flooded in circles": (15162, NODES),
     "a reset connection passed for a crash": (1278, NODES),
     "two halves of two nodes were scheduler in one term": (1154, NODES),
