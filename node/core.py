@@ -569,7 +569,7 @@ class Agent:
 
     @property
     def _cut_off(self) -> Set[str]:
-        """Members that a flush waits for until there is a way to them that does not lead through nodes it drops."""
+        """Members that a flush waits for: until a way leads to them that is not through nodes it drops."""
         return self.scheduler.cut_off - self.relay.peers if self.scheduler else frozenset()
 
     def _redial(self, now_s: float) -> list[Effect]:

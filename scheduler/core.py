@@ -257,8 +257,8 @@ class Scheduler:
     def _on_astray(self, request: ScaleOutRequest, now_s: float) -> list[Effect]:
         """A member asks to be let in: it lost its way to us just before the view that made it one.
 
-        It cannot know of that view, so all would wait for it. But it may as well have asked before, and know by
-        now, or have said so itself (AbortRequest). If it asks once more, it does not know.
+        It cannot know of that view, so all would wait for it. But it may as well have asked before, and know
+        by now, or have said so itself (AbortRequest). If it asks once more, it does not know.
         """
         node = request.node
         if not request.again or self.flush is not None:
@@ -581,7 +581,8 @@ class Scheduler:
 
     def _park(self, reason: str) -> list[Effect]:
         if self.cut_off:
-            reason += f" without nodes that cannot go on (there is no other way to {', '.join(sorted(self.cut_off))})"
+            cut_off = ", ".join(sorted(self.cut_off))
+            reason += f" without nodes that cannot go on (there is no other way to {cut_off})"
         if self.parked == reason:
             return []
         self.parked = reason
