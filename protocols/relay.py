@@ -13,9 +13,7 @@ from .effects import Effect, Transmit
 from .messages import EVERYONE, MAX_NODES, Envelope, Report, Routed
 
 SEEN_PER_SOURCE = 512  # Serials remembered; far more than are ever under way from one source.
-LIVES_KEPT = (
-    16  # Of one name; it takes longer to start a process so often than for an envelope to pass everywhere.
-)
+LIVES_KEPT = 16  # Of one name: more than can be started while an envelope is under way.
 MAX_SOURCES = (
     2 * MAX_NODES
 )  # A source that is forgotten while its envelopes are under way could flood in circles.
@@ -25,9 +23,9 @@ _WINDOW = (1 << SEEN_PER_SOURCE) - 1
 class _Seen:
     """Which serials of one source were here. Per window: the newest, and a bit for each of those below it.
 
-    A process may be started again with its clock put back, and be told of its earlier life a moment later: each
-    time its serials go on far away, while what it had sent before still floods. What is in none of the windows
-    passes for new, so with one window too few, envelopes of the others would flood in circles for ever.
+    A process may be started again with its clock put back, and be told of its earlier life a moment later:
+    each time its serials go on far away, while what it had sent before still floods. What is in none of the
+    windows passes for new, so with one window too few, envelopes would flood in circles for ever.
     """
 
     __slots__ = ("windows",)

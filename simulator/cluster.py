@@ -782,8 +782,8 @@ class SimCluster:
         """Are too few left of the view that the node acts in, and has none of them gone on without it?
 
         A half without the most senior goes on only if it saw the others die, which it may have missed. Who
-        came later is not asked: the node does not know where to find them. If those that it knows in newer views
-        must park there, the node must, too: their step is not to be lost, so they vote for nobody behind them.
+        came later is not asked: the node does not know where to find them. If those that it knows in newer
+        views must park there, the node must, too: their step is not to be lost, so they vote for none behind.
         """
         if node.agent.phase is not Phase.MEMBER or not node.agent.parked:
             return False
