@@ -142,6 +142,7 @@ from ..scheduler.views import with_trees
 REDIAL_EVERY_S = 1.0  # Members out of reach are tried directly, in case another way leads to them.
 ABORT_EVERY_S = 1.0
 FROZEN_PATIENCE_S = 1.0  # After a flush without its install, say again where we are.
+ROUNDS_IN_VAIN = 8  # Of an election, 2 to 4 s. Duels end sooner.
 REPORT_EVERY_S = 1.0
 STEP_MESSAGES = (Up, Down, Ready, Commit)
 FOLLOWED_UP = (
@@ -437,6 +438,8 @@ class Agent:
                 return self._on_torn(f"{self.me} fell behind {peer}", now_s)
             case Parked(reason):
                 self.parked = reason
+                if self.phase is Phase.MEMBER:
+                    self._look_for_missing(now_s)
             case MeasureLink(peer):
                 return self.prober.want(peer, now_s)
             case Measured(peer, rate_bps, source):
@@ -548,21 +551,31 @@ class Agent:
         assert self.sync.view is not None
         if self.phase is Phase.JOINING and not self.overlay.reachable & self.sync.view.member_set:
             return self._orphaned("no member can be reached", now_s) if self.joiner else []
-        missing = self.sync.view.member_set - self.overlay.reachable
-        if not self.parked:
-            missing -= self.overlay.crashed
-        if not missing:
-            self.redial_at_s = None
-        elif self.redial_at_s is None:
-            self.redial_at_s = now_s
+        self._look_for_missing(now_s)
         if self.scheduler and self.phase is Phase.MEMBER:
             return self.scheduler.overlay_changed(now_s)
         return []
 
+    def _look_for_missing(self, now_s: float) -> None:
+        """Dial members that are out of reach, or cut off from us, until there are none."""
+        assert self.sync.view is not None
+        missing = self.sync.view.member_set - self.overlay.reachable
+        if not self.parked:
+            missing -= self.overlay.crashed
+        if not missing and not self._cut_off:
+            self.redial_at_s = None
+        elif self.redial_at_s is None:
+            self.redial_at_s = now_s
+
+    @property
+    def _cut_off(self) -> Set[str]:
+        """Members that a flush waits for: until a way leads to them that is not through nodes it drops."""
+        return self.scheduler.cut_off - self.relay.peers if self.scheduler else frozenset()
+
     def _redial(self, now_s: float) -> list[Effect]:
         assert self.sync.view is not None
         self.redial_at_s = now_s + REDIAL_EVERY_S
-        missing = self.sync.view.node_set - self.overlay.reachable
+        missing = (self.sync.view.node_set - self.overlay.reachable) | self._cut_off
         members = [self.sync.view.find(node) for node in sorted(missing)]
         return [Dial(way) for member in members if member for way in self.book.ways_to(member)]
 
@@ -748,12 +761,12 @@ class Agent:
         return []
 
     def _on_step_completed(self, now_s: float) -> list[Effect]:
-        """Every member acts in our view, so what belongs to older ones can go."""
-        if self.sync.priors:
-            return self._tear_if_cut_off(now_s)
-        self.overlay.settled()
-        settled = self.closer.settled(self.relay.peers - self.serving.joiners)
-        return settled + self._tear_if_cut_off(now_s)
+        """We do not wait any more. If every member acts in our view, what belongs to older ones can go."""
+        effects: list[Effect] = [] if self.parked is None else [Parked(None)]
+        if not self.sync.priors:
+            self.overlay.settled()
+            effects += self.closer.settled(self.relay.peers - self.serving.joiners)
+        return effects + self._tear_if_cut_off(now_s)
 
     def _on_leave_wanted(self, now_s: float) -> list[Effect]:
         if self.phase is not Phase.MEMBER:
@@ -889,10 +902,13 @@ class Agent:
     def _park_without_quorum(self) -> list[Effect]:
         """Say why nothing moves, once."""
         voters = lacking(self.sync.electorates(), self.overlay.reachable, self.overlay.crashed)
-        if voters is None:
+        if voters is not None:
+            present = sum(node in self.overlay.reachable for node in voters.members)
+            reason = f"only {present} of {len(voters.members)} members can be reached"
+        elif self.election.rounds > ROUNDS_IN_VAIN:
+            reason = "no scheduler can be elected: who is a step ahead can reach too few members"
+        else:
             return []
-        present = sum(node in self.overlay.reachable for node in voters.members)
-        reason = f"only {present} of {len(voters.members)} members can be reached"
         if self.parked == reason:
             return []
         self.parked = reason

@@ -46,6 +46,7 @@ class Election:
         self.votes: set[str] = set()
         self.standing_for = 0  # The term that we stand for.
         self.wake_at_s: float | None = None
+        self.rounds = 0  # How often we have stood in vain.
 
     def adopt(self, term: int) -> None:
         """A message of a higher term: whatever we were, we follow."""
@@ -56,7 +57,7 @@ class Election:
         """There is a scheduler, or we may not stand."""
         if self.role in (Role.TRIAL, Role.CANDIDATE):
             self.role = Role.FOLLOWER
-        self.wake_at_s = None
+        self.wake_at_s, self.rounds = None, 0
 
     def scheduler_missing(self, rank: int, now_s: float) -> None:
         """The scheduler is out of reach: stand after a time that grows with `rank` (0: most senior alive)."""
@@ -70,6 +71,7 @@ class Election:
         if self.wake_at_s is None or now_s < self.wake_at_s:
             return []
         self.role, self.votes = Role.TRIAL, {self.me}
+        self.rounds += 1
         self.wake_at_s = now_s + ROUND_S * self.rng.uniform(1.0, 2.0)
         needs_proof = lacking(electorates, voters, set()) is not None
         self.standing_for = self.term + 1
@@ -122,7 +124,7 @@ class Election:
         if lacking(electorates, self.votes, crashed if self.standing_for % 2 == 0 else set()):
             return []
         if self.role is Role.CANDIDATE:
-            self.role, self.wake_at_s = Role.ELECTED, None
+            self.role, self.wake_at_s, self.rounds = Role.ELECTED, None, 0
             return []
         self.term = self.standing_for
         self.role, self.voted_term, self.votes = Role.CANDIDATE, self.term, {self.me}

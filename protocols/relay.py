@@ -13,6 +13,7 @@ from .effects import Effect, Transmit
 from .messages import EVERYONE, MAX_NODES, Envelope, Report, Routed
 
 SEEN_PER_SOURCE = 512  # Serials remembered; far more than are ever under way from one source.
+LIVES_KEPT = 16  # Of one name: more than can be started while an envelope is under way.
 MAX_SOURCES = (
     2 * MAX_NODES
 )  # A source that is forgotten while its envelopes are under way could flood in circles.
@@ -20,44 +21,46 @@ _WINDOW = (1 << SEEN_PER_SOURCE) - 1
 
 
 class _Seen:
-    """Which serials of one source were here: the newest, and a bit for each of those below it.
+    """Which serials of one source were here. Per window: the newest, and a bit for each of those below it.
 
-    A process may be started again with its clock put back, and another life's serials are far away. So two
-    lives are remembered: `other` is the one before, or the later one of which something was late.
+    A process may be started again with its clock put back, and be told of its earlier life a moment later:
+    each time its serials go on far away, while what it had sent before still floods. What is in none of the
+    windows passes for new, so with one window too few, envelopes would flood in circles for ever.
     """
 
-    __slots__ = ("bits", "newest", "other")
+    __slots__ = ("windows",)
 
-    def __init__(self, serial: int, other: tuple[int, int] = (-SEEN_PER_SOURCE, 0)) -> None:
-        self.newest, self.bits, self.other = serial, 1, other
+    def __init__(self, serial: int) -> None:
+        self.windows: list[tuple[int, int]] = [(serial, 1)]  # The last used comes first.
 
     def note(self, serial: int) -> bool:
         """False if it was here before."""
-        if not self._is_near(serial, self.newest):
-            here, (self.newest, self.bits) = (self.newest, self.bits), self.other
-            self.other = here
-            if not self._is_near(serial, self.newest):
-                self.newest, self.bits = serial, 0
-        ahead = serial - self.newest
-        if ahead > 0:
-            self.newest, self.bits = serial, (self.bits << ahead | 1) & _WINDOW
+        place = self._place(serial)
+        if place is None:
+            self.windows = [(serial, 1), *self.windows[: LIVES_KEPT - 1]]
             return True
-        is_new = not self.bits >> -ahead & 1
-        self.bits |= 1 << -ahead
-        return is_new
+        newest, bits = self.windows.pop(place)
+        ahead = serial - newest
+        if ahead > 0:
+            self.windows.insert(0, (serial, (bits << ahead | 1) & _WINDOW))
+            return True
+        self.windows.insert(0, (newest, bits | 1 << -ahead))
+        return not bits >> -ahead & 1
 
     def has(self, serial: int) -> bool:
         """Was it here?"""
-        lives = (self.newest, self.bits), self.other
-        return any(
-            self._is_near(serial, newest) and bits >> newest - serial & 1
-            for newest, bits in lives
-            if newest >= serial
-        )
+        place = self._place(serial)
+        if place is None:
+            return False
+        newest, bits = self.windows[place]
+        return serial <= newest and bool(bits >> newest - serial & 1)
 
-    @staticmethod
-    def _is_near(serial: int, newest: int) -> bool:
-        return -SEEN_PER_SOURCE < serial - newest < SEEN_PER_SOURCE
+    def _place(self, serial: int) -> int | None:
+        """Which window it belongs to."""
+        for place, (newest, _) in enumerate(self.windows):
+            if -SEEN_PER_SOURCE < serial - newest < SEEN_PER_SOURCE:
+                return place
+        return None
 
 
 class Relay:

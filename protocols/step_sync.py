@@ -156,6 +156,10 @@ class StepSync:
 
     def observe(self, view: View, step: int) -> list[Effect]:
         """A joiner listens from `step` on; what came before the plan did is taken now."""
+        self.install, self.catching_up = (
+            None,
+            False,
+        )  # Those of an earlier membership, which it was dropped from.
         return [ResetAttempt(), *self.enter(view, step), *self._replay_early()]
 
     def freeze(self) -> list[Effect]:

@@ -122,9 +122,12 @@ class Scheduler:
         self.parked = ""
         self.seq = 0
         self.namesakes: set[str] = set()  # Members whose name a later process has asked for.
+        self.astray: set[str] = set()  # Members that have asked once to be let in.
         self.unwanted: set[Link] = set()  # Links that somebody had removed: no repair brings them back.
         self.out_of_reach: set[Link] = set()  # Nodes that could not open one: no repair tries it again.
         self.leaving_at_flush = ""  # A node that wants out, and that no vote will let go soon.
+        self.stateless = ""  # The same, but it has nothing to go on with.
+        self.cut_off: Set[str] = frozenset()  # Members in reach, but only through some who cannot go on.
 
     @property
     def view(self) -> View:
@@ -148,7 +151,7 @@ class Scheduler:
         """One routed message for the role."""
         match message:
             case ScaleOutRequest():
-                return self._on_scale_out(message)
+                return self._on_scale_out(message, now_s)
             case NeighborsReady():
                 return self._on_neighbors_ready(message, now_s)
             case ScaleOutReady(node=node):
@@ -165,7 +168,7 @@ class Scheduler:
                 if self.view.find(node) is None:
                     return self._expel(node) if key < self.view.key else []
                 if message.without_me and key == self.view.key:
-                    self.leaving_at_flush = node
+                    self.stateless = node
                 over = key == self.view.key and step < self.sync.step - 1
                 return self.start_flush(reason, now_s) if not over and not self.flush else []
             case FlushOk():
@@ -208,6 +211,7 @@ class Scheduler:
         effects = self._tell_joiner(view)
         known = {*view.node_ids, *self.requests}
         self.out_of_reach = {each for each in self.out_of_reach if known.issuperset(each)}
+        self.astray &= view.member_set
         proposal, self.proposal = self.proposal, None
         if proposal is not None and proposal.view.key == view.key:
             effects += self._done(proposal.change, view)
@@ -217,7 +221,7 @@ class Scheduler:
 
     # --- scale-out (Fig. 4a) ---
 
-    def _on_scale_out(self, request: ScaleOutRequest) -> list[Effect]:
+    def _on_scale_out(self, request: ScaleOutRequest, now_s: float) -> list[Effect]:
         node = request.node
         if self.parked:
             return []  # We do not know when we go on, so the joiner's patience decides.
@@ -228,7 +232,7 @@ class Scheduler:
             self.namesakes.add(node)
             return []  # Started again? When it asks once more, we have noticed that it had died; or it had not.
         if namesake is not None and request.life == namesake.life:
-            return []  # A late copy; or it has lost its sources, and tells us so (AbortRequest).
+            return self._on_astray(request, now_s)
         if namesake is not None:
             reason = f"a node named {node!r} is in the cluster already; choose another with --name"
             return self.send(node, ScaleOutRefused(reason=reason))
@@ -238,6 +242,8 @@ class Scheduler:
             return self.send(node, ScaleOutRefused(reason=reason))
         if any(isinstance(change, AddJoiner) and change.node == node for change in self.queue):
             return []
+        if Promote(node=node) in self.queue:
+            self.queue.remove(Promote(node=node))  # It was ready, and has lost its way since.
         told: list[Effect] = []
         if self.requests.pop(node, None) is None:
             told.append(Happened("scale-out", node, "asks to join", self.sync.step))
@@ -247,6 +253,22 @@ class Scheduler:
             del self.requests[forgotten]
             self.links_of.pop(forgotten, None)
         return told + self.send(node, NegotiationPlan(neighbors=tuple(neighbors)))
+
+    def _on_astray(self, request: ScaleOutRequest, now_s: float) -> list[Effect]:
+        """A member asks to be let in: it lost its way to us just before the view that made it one.
+
+        It cannot know of that view, so all would wait for it. But it may as well have asked before, and know
+        by now, or have said so itself (AbortRequest). If it asks once more, it does not know.
+        """
+        node = request.node
+        if not request.again or self.flush is not None:
+            return []
+        if node not in self.astray:
+            self.astray.add(node)
+            return []
+        self.astray.discard(node)
+        self.stateless = node
+        return self.start_flush(f"{node} asks to be let in again", now_s)
 
     def _neighbors_for(self, request: ScaleOutRequest) -> tuple[list[Member], str]:
         """The members that the joiner is to link to; or the wanted one that is none."""
@@ -522,15 +544,30 @@ class Scheduler:
         if self.flush.awaited:
             return []
         priors = self._priors(base, answers)
-        # What linked them may have been a node that `base` has dropped, this one even.
-        parts = views.parts(base.member_set & answers.keys(), self.overlay.live_links()) or [set()]
-        missing = [self._without_quorum(base, priors, part) for part in parts]
+        # What linked them may have been a node that `base` has dropped, this one even, or that cannot go on.
+        able = self._able(answers)
+        parts = views.parts(base.member_set & able, self.overlay.live_links()) or [set()]
+        # Who cannot go on consents by its answer, but to one part only: whoever is cut off may ask it, too.
+        consent = base.member_set & (answers.keys() - able) if len(parts) == 1 else set()
+        missing = [self._without_quorum(base, priors, part | consent) for part in parts]
         if "" not in missing:
+            ours = next((part for part in parts if self.me in part), set())
+            self.cut_off = base.member_set & able - ours - {self.me}
             return self._park(missing[0])
         cut_off = base.member_set - parts[missing.index("")]
         return self._install(base, priors, {node: answers[node] for node in sorted(answers.keys() - cut_off)})
 
+    def _able(self, answers: dict[str, FlushOk]) -> set[str]:
+        """Who has answered, and can be told the result of one step at most and then go on from there."""
+        top = max(answer.step for answer in answers.values())
+        able = {node for node, answer in answers.items() if answer.step >= top - 1}
+        last_with_result = all(answers[node].step < top for node in able - {self.stateless})
+        return able if last_with_result else able - {self.stateless}
+
     def _priors(self, base: View, answers: dict[str, FlushOk]) -> tuple[Electorate, ...]:
+        """Older views that somebody may still be in: none, if anybody has completed a step in `base`."""
+        if any(answer.commit is not None and answer.commit.key == base.key for answer in answers.values()):
+            return ()
         if base.key == self.view.key:
             return self.sync.priors
         return next(answer.priors for answer in answers.values() if answer.view == base)
@@ -543,6 +580,9 @@ class Scheduler:
         return f"only {present} of {len(voters.members)} members can be reached"
 
     def _park(self, reason: str) -> list[Effect]:
+        if self.cut_off:
+            cut_off = ", ".join(sorted(self.cut_off))
+            reason += f" without nodes that cannot go on (there is no other way to {cut_off})"
         if self.parked == reason:
             return []
         self.parked = reason
@@ -557,7 +597,7 @@ class Scheduler:
             answers.values(),
             key=lambda answer: (answer.step, answer.node != leaver, answer.node == self.me, answer.node),
         )
-        alive = {node for node, answer in answers.items() if answer.step >= top.step - 1}
+        alive = self._able(answers)
         alive = self._without_leaver(alive, base, top.node)
         behind = any(answers[node].step == top.step - 1 for node in alive if base.find(node))
         scheduler = self.me if self.me in alive and self.me in base.member_ids else ""
@@ -588,14 +628,14 @@ class Scheduler:
 
     def _without_leaver(self, alive: set[str], base: View, holder: str) -> set[str]:
         """Let the leaver go with this flush, unless the rest needs it: for its links, or its result."""
-        leaver, self.leaving_at_flush = self.leaving_at_flush, ""
+        leaver, self.leaving_at_flush, self.stateless = self.leaving_at_flush, "", ""
         rest = alive - {leaver}
         members = rest & set(base.member_ids)
         links = [each for each in self.overlay.live_links() if members.issuperset(each)]
         return rest if members and leaver != holder and views.is_connected(members, links) else alive
 
     def _unpark(self) -> list[Effect]:
-        was, self.parked = self.parked, ""
+        was, self.parked, self.cut_off = self.parked, "", frozenset()
         return [Parked(None)] if was else []
 
     def check_invariants(self) -> None:

@@ -782,14 +782,16 @@ class SimCluster:
         """Are too few left of the view that the node acts in, and has none of them gone on without it?
 
         A half without the most senior goes on only if it saw the others die, which it may have missed. Who
-        came later is not asked: the node does not know where to find them.
+        came later is not asked: the node does not know where to find them. If those that it knows in newer
+        views must park there, the node must, too: their step is not to be lost, so they vote for none behind.
         """
         if node.agent.phase is not Phase.MEMBER or not node.agent.parked:
             return False
-        sync = node.agent.sync
         known = [n for n in self.active() if n.name in node.view.node_ids]
-        newer = [n for n in known if n.view.key > node.view.key and not n.agent.parked]
-        return not newer and lacking(sync.electorates(), {n.name for n in known}, set()) is not None
+        newer = [n for n in known if n.view.key > node.view.key]
+        if newer:
+            return all(self._must_park(n) for n in newer)
+        return lacking(node.agent.sync.electorates(), {n.name for n in known}, set()) is not None
 
     def is_quiet(self, since_s: float) -> bool:
         """Has everybody come to rest: all members in one view, nobody on the way in or out, all making steps?"""

@@ -172,6 +172,15 @@ def test_who_is_not_elected_tries_again_after_a_random_time():
     assert len(waits) == 5
 
 
+def test_rounds_in_vain_are_counted_until_there_is_a_scheduler():
+    election = make("a")
+    for _ in range(3):
+        stand(election, now_s=election.wake_at_s or 0.0)
+    assert election.rounds == 3
+    election.stand_down()
+    assert election.rounds == 0
+
+
 def test_nobody_stands_once_the_scheduler_is_back():
     election = make("a")
     stand(election)

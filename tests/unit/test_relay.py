@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from chaosnet.protocols.effects import Transmit
 from chaosnet.protocols.messages import EVERYONE, Envelope, Expelled, Farewell, Report
-from chaosnet.protocols.relay import SEEN_PER_SOURCE, Relay
+from chaosnet.protocols.relay import LIVES_KEPT, SEEN_PER_SOURCE, Relay
 
 BODY = Farewell(node="x")
 
@@ -88,7 +88,10 @@ def arrives(relay, serial):
 def test_what_is_remembered_is_bounded(relay):
     for serial in range(3 * SEEN_PER_SOURCE):
         assert arrives(relay, serial)
-    assert relay.seen["far"].bits.bit_length() == SEEN_PER_SOURCE
+    assert [bits.bit_length() for _, bits in relay.seen["far"].windows] == [SEEN_PER_SOURCE]
+    for life in range(2 * LIVES_KEPT):
+        assert arrives(relay, life * 10**6 + 10**9)
+    assert len(relay.seen["far"].windows) == LIVES_KEPT
 
 
 @given(st.permutations(range(SEEN_PER_SOURCE // 8)))
@@ -111,6 +114,11 @@ def test_a_process_started_again_is_heard_even_if_its_clock_was_put_back(relay, 
     assert heard == [later, 10**4, 10**4 + 1]
     assert not arrives(relay, later)
     assert not arrives(relay, 10**4)
+
+
+def test_serials_of_three_lives_that_flood_at_once_are_each_heard_once(relay):
+    serials = [1, 10**6, 10**12]  # Set back, told of its earlier life, and what that had sent before.
+    assert [arrives(relay, serial) for serial in serials * 3] == [True] * 3 + [False] * 6
 
 
 def test_over_any_overlay_a_message_arrives_exactly_once():

@@ -9,7 +9,9 @@ from chaosnet.protocols.messages import (
     EVERYONE,
     AbortRequest,
     Answer,
+    Commit,
     ConnectLinkRequest,
+    Contribution,
     DisconnectLinkRequest,
     Electorate,
     Expelled,
@@ -253,6 +255,16 @@ def test_when_nobody_trains_a_leaver_goes_with_a_flush(bench):
     assert bench.scheduler.leaving_at_flush == "c"
 
 
+def test_a_step_that_somebody_has_completed_in_a_view_shows_that_nobody_acts_in_older_ones():
+    for commit in (None, Commit(key=(1, 1), step=10, switch=None, total=Contribution())):
+        bench = Bench("ab", [("a", "b")])
+        bench.sync.priors = (Electorate(key=(0, 1), members=("z", "y", "x", "b", "a")),)
+        bench.receive("b", AbortRequest(node="b", key=(1, 1), step=10, reason="torn"))
+        bench.flush_ok("a")
+        _, sent = bench.flush_ok("b", step=11 if commit else 10, commit=commit)
+        assert bool(installs(sent)) is (commit is not None)
+
+
 def test_unknown_ends_of_a_link_are_named_in_the_answer(bench):
     _, [(asker, answer)] = bench.receive("b", ConnectLinkRequest(a="b", b="x", asker="client"))
     assert asker == "client"
@@ -330,6 +342,24 @@ def test_a_member_without_state_or_sources_is_let_go_to_join_again(bench):
     assert install.view.member_ids == ("a", "b")
 
 
+def test_a_member_that_asks_to_be_let_in_does_not_know_of_its_membership_and_is_let_go(bench):
+    assert join(bench, node="c", again=True) == ([], [])  # It may have asked just before it became one.
+    _, [(_, flush)] = join(bench, node="c", again=True)
+    assert isinstance(flush, Flush)
+    for node in "abc":
+        _, sent = bench.flush_ok(node)
+    assert installs(sent)[0].view.member_ids == ("a", "b")
+
+
+def test_an_observer_that_asks_again_is_not_made_a_member_though_it_was_ready():
+    bench = Bench(observers="j", links=[*TRIANGLE, ("a", "j")])
+    bench.receive("b", ScaleInRequest(node="b"))
+    bench.receive("j", ScaleOutReady(node="j"))
+    assert Promote(node="j") in bench.scheduler.queue
+    join(bench, again=True)
+    assert Promote(node="j") not in bench.scheduler.queue
+
+
 def test_a_joiner_that_wants_an_unknown_neighbour_is_told_who_there_is(bench):
     _, [(_, refused)] = join(bench, neighbors=("nobody",))
     assert "'nobody' is no member (members: a (a:1), b (b:1), c (c:1))" in refused.reason
@@ -391,6 +421,20 @@ def test_a_minority_parks_and_goes_on_when_it_can_reach_enough_again(bench):
     effects, sent = bench.flush_ok("c")
     assert effects[0] == Parked(None)
     assert installs(sent)[0].view.member_ids == ("a", "b", "c")
+
+
+def test_members_whose_only_way_leads_through_one_that_fell_behind_wait_for_another_way():
+    bench = Bench("abc", [("a", "b"), ("b", "c")])
+    bench.receive("c", AbortRequest(node="c", key=(1, 1), step=10, reason="torn"))
+    bench.flush_ok("a")
+    bench.flush_ok("b", step=7)
+    [parked], _ = bench.flush_ok("c")
+    assert parked.reason.endswith("(there is no other way to c)")
+    assert bench.scheduler.cut_off == {"c"}
+    effects, sent = bench.lose(("a", "c"), state="open")
+    assert effects[0] == Parked(None)
+    assert installs(sent)[0].view.members == (member("a"), member("c"))
+    assert not bench.scheduler.cut_off
 
 
 def test_who_has_the_result_of_the_step_passes_it_on():

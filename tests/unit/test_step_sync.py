@@ -194,6 +194,25 @@ def test_observers_get_results_and_contribute_nothing():
     assert cluster.done["o"][0].commit.total.weight == 2.0
 
 
+def test_who_was_dropped_while_it_was_behind_listens_as_if_it_had_never_been_a_member(chain):
+    chain.train("a", "b")
+    chain.cut = {("b", "c")}
+    chain.train("c")  # It misses the result, and is dropped before that is sent again.
+    chain.cut = {("a", "b"), ("b", "c")}
+    chain.flush_and_install(view("abc", {"b": "a", "c": "b"}, "a", term=2), step=1, holder="a")
+    assert chain.syncs["c"].catching_up
+    chain.cut = set()
+    listening = view("ab", {"b": "a", "c": "b"}, "a", observers="c", term=3)
+    following = view("abc", {"b": "a", "c": "b"}, "a", term=3, seq=2)
+    sync = chain.syncs["c"]
+    chain.perform("c", sync.observe(listening, 1))
+    sync.prepare(following)
+    for chunk in range(chain.chunks):
+        sync.handle(Received("b", Down(key=(3, 1), step=1, chunk=chunk, weight=2.0), "bytes"))
+    commit = Commit(key=(3, 1), step=1, switch=(3, 2), total=Contribution())
+    assert fx.ViewEntered(following, 2) in sync.handle(Received("b", commit))
+
+
 def test_being_ready_twice_for_one_step_is_a_bug_of_ours(chain):
     chain.train("a")
     with pytest.raises(LocalProtocolError, match="ready twice"):
