@@ -39,6 +39,10 @@ KEPT = {
         NODES,
     ),
     "who waited for one that is parked a step ahead did not say so": (49980, NODES),
+    "who was elected before stood again, a view behind, and who could be elected waited for it": (
+        104380,
+        NODES,
+    ),
     "serials of three lives flooded in circles": (15162, NODES),
     "a reset connection passed for a crash": (1278, NODES),
     "two halves of two nodes were scheduler in one term": (1154, NODES),
