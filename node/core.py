@@ -1000,9 +1000,12 @@ class Agent:
     ) -> list[Effect]:
         if self.joiner is None or view.find(self.me) is None:
             return []
-        if self.sync.view is not None and view.key <= self.sync.view.key:
+        if self.sync.view is not None and view.key == self.sync.view.key:
+            return self.joiner.overtaken(source, plan, now_s)
+        if self.sync.view is not None and view.key < self.sync.view.key:
             return []
         effects = self._joining(Received(source, plan), now_s)
+        self.overlay.listens(view)
         return effects + self.sync.observe(view, step)
 
     # --- monitoring ---
