@@ -117,7 +117,7 @@ class Overlay:
         """
         self.latest_life.update(view.lives)
         self.reborn -= view.node_set
-        for node in view.node_set & self.left.keys():
+        for node in view.node_set.intersection(self.left):
             del self.left[node]
         self.closed = {(by, peer) for by, peer in self.closed if peer not in view.node_set}
 
