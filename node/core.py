@@ -850,11 +850,18 @@ class Agent:
         if news.reporter == self.me and mine is not None and mine.version > news.version:
             return self._tell_link(news.peer, mine.state)  # Somebody had not heard yet.
         expel = self._expel_stranger(news.reporter, news.key) if news.key > (0, 0) else []
+        if news.reporter in self.overlay.view.node_set and self._is_ahead(news.key):
+            self.overlay.ahead.add(news.reporter)
         if not self.overlay.heard(news) or self.sync.view is None:
             return expel
         lost = news.state != LinkState.OPEN.value and news.peer != self.me
         doubt = self.liveness.doubt(news.peer, now_s) if lost else []
         return expel + doubt + self._overlay_changed(now_s)
+
+    def _is_ahead(self, key: tuple[int, int]) -> bool:
+        """Is that a newer view than ours that need not wait for us, as one does that we have voted for?"""
+        view, prepared = self.sync.view, self.sync.prepared.get(key)
+        return view is not None and key > view.key and (prepared is None or prepared.find(self.me) is None)
 
     def _tell_link_now(self, past: LinkNews, mine: News | None) -> list[Effect]:
         """An earlier life of ours, before our clock was set back, is still quoted: what we say counts from now on."""

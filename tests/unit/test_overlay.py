@@ -224,3 +224,9 @@ def test_who_begins_to_listen_believes_the_view_about_who_lives_in_it():
     overlay.heard(news("b", "j", "silent", life=3))
     assert "b" not in overlay.reachable
     assert "b" not in overlay.crashed
+
+
+def test_the_crash_of_one_that_has_gone_on_without_us_proves_nothing(chain):
+    chain.ahead.add("b")
+    chain.heard(news("a", "b", "closed"))
+    assert chain.crashed == set()
