@@ -47,8 +47,12 @@ class ProfiledCosts:
 
     def compute_s(self, worker: str, op: Op, start: int, stop: int, samples: int) -> float:
         forward_s, backward_s = self.profile.seconds(start, stop, samples)
-        share = {Op.BACKWARD_INPUT: 1 - self.weight_share, Op.BACKWARD_WEIGHT: self.weight_share}.get(op, 1.0)
-        took_s = forward_s if op is Op.FORWARD else share * backward_s
+        if op is Op.FORWARD:
+            took_s = forward_s
+        elif op is Op.BACKWARD:
+            took_s = backward_s
+        else:
+            took_s = backward_s * (self.weight_share if op is Op.BACKWARD_WEIGHT else 1 - self.weight_share)
         return took_s / self.cluster.workers[worker].speed
 
     def transfer_s(self, source: str, to: str, boundary: int, samples: int) -> float:
@@ -244,12 +248,11 @@ class Estimator:
         key = (execution, *self._signature(part))
         if key not in self._known:
             program = compile_plan(part, self.costs, **execution._asdict())
-            timing = time_program(program, replace(self.costs, step_s=0.0))
             peaks = tuple(
                 peak_activations(program.instructions[worker], part, self.costs.profile)
                 for worker in part.placement
             )
-            self._known[key] = timing.step_s, peaks
+            self._known[key] = program.computed_s, peaks
         return self._known[key]
 
     def _signature(self, part: Plan) -> tuple[object, ...]:

@@ -137,6 +137,9 @@ FAMILIES = (
     "stay", "fill", "reroute", "resize", "layers", "clocks", "shrink", "layout", "drop", "checkpoint",
 )  # fmt: skip
 
+NEW_PIPELINES = ("shrink", "layout")
+"""Families whose pipelines may differ: `clocks` is proposed on top of them, too, beyond ElasWave."""
+
 
 class Recoveries:
     """Proposes recoveries of a model on a cluster.
@@ -181,6 +184,9 @@ class Recoveries:
                 proposed += _BY_FAMILY[family](self, state)
             except PlanInfeasible as reason:
                 proposed.append(Refusal(family, str(reason)))
+        if "clocks" in self.families:
+            anew = [each for each in proposed if isinstance(each, Recovery) and each.family in NEW_PIPELINES]
+            proposed += [found for each in anew for found in self._clocked(each)]
         return proposed
 
     # --- families ---
@@ -364,6 +370,26 @@ class Recoveries:
         if not raised:
             raise PlanInfeasible("clocks: no stage is slower than the others")
         return raised
+
+    def _clocked(self, found: Recovery) -> list[Recovery]:
+        """`found` with its slowest workers clocked up as far as the one with the least to do in a step, at most."""
+        state = found.state
+        took_s = {
+            worker: count * (forward_s + backward_s)
+            for each, count in zip(state.pipelines, state.counts, strict=True)
+            for worker, forward_s, backward_s in zip(
+                each.workers, *self._stage_times(each, state.samples), strict=True
+            )
+        }
+        target_s = max(max(took_s.values()) / self.most_clock, min(took_s.values()))
+        raised = {worker: s / target_s for worker, s in took_s.items() if s > target_s}
+        if not raised:
+            return []
+        try:
+            clocked = self._judged("clocks", None, replace(state, clocks=raised), found.transition_s)
+        except PlanInfeasible:  # Another order of execution may be the fastest, and need more memory.
+            return []
+        return [replace(clocked, bytes_moved=found.bytes_moved)]
 
     def _uneven(self, state: State) -> State:
         return state if self._differ(state) else _hit(state)
