@@ -27,9 +27,7 @@ OOBLECK_S = 60.0
 SWEEP_BUBBLES = (0.1, 0.2, 0.3, 0.4, 0.5, 1.0)
 SWEEP_OOBLECK_S = (0.0, 60.0, 120.0, 320.0)
 SYSTEMS = ("fault-free", "chaosnet", "chameleon", "elaswave", "recycle", "oobleck")
-OPEN_7 = (
-    "whether workers come back (here: never), and the seed; at 10 % an hour 12.4 of 32 are left after 9 hours."
-)
+OPEN_7 = "whether workers come back (here: never), and the seed; at 10 % an hour 12.4 of 32 are left after 9 hours."
 OPEN_8 = (
     "layout (here PP 4, DP 8), batch (64), seeds, what an Oobleck reconfiguration takes, and how much of rerouted work"
     " ReCycle hides in bubbles: with Eq. 13 as printed, or with equal costs for all, other ratios come out."
