@@ -22,15 +22,17 @@ from .figures import COLOURS, Found, outputs, publish, table
 PAPER = {"chameleon/oobleck": 1.229, "chameleon/recycle": 1.355}
 BUBBLE = 0.3
 """Of Eq. 13's last term, what is left of it in ReCycle's (and everybody's) rerouting: calibrated."""
-OOBLECK_S = 60.0
+OOBLECK_S = 0.0
 """Seconds of an Oobleck reconfiguration beside the overheads of all: calibrated."""
 SWEEP_BUBBLES = (0.1, 0.2, 0.3, 0.4, 0.5, 1.0)
 SWEEP_OOBLECK_S = (0.0, 60.0, 120.0, 320.0)
+NPU_GIB, TEMPLATES = 64.0, (3, 16)
+"""Without ZeRO three workers are the fewest that hold the model; Oobleck has templates from there on."""
 SYSTEMS = ("fault-free", "chaosnet", "chameleon", "elaswave", "recycle", "oobleck")
 OPEN_7 = "whether workers come back (here: never), and the seed; at 10 % an hour 12.4 of 32 are left after 9 hours."
 OPEN_8 = (
-    "layout (here PP 4, DP 8), batch (64), seeds, what an Oobleck reconfiguration takes, and how much of rerouted work"
-    " ReCycle hides in bubbles: with Eq. 13 as printed, or with equal costs for all, other ratios come out."
+    "layout (here PP 4, DP 8), batch (64), seeds, what an Oobleck reconfiguration takes, and how much of rerouted"
+    " work ReCycle hides in bubbles: with Eq. 13 as printed, or with equal costs for all, other ratios come out."
 )
 
 
@@ -41,7 +43,7 @@ def scenario(
     return Scenario(
         name="equal costs", model="llama2-7b", pipelines=workers // stages, stages=stages,
         micro_batches=micro_batches, hours=hours, failures=Failures(per_hour=per_hour), systems=SYSTEMS,
-        seeds=seeds,
+        seeds=seeds, memory_gib=NPU_GIB, templates=TEMPLATES,
     )  # fmt: skip
 
 

@@ -230,7 +230,8 @@ class ByEquations(Recoveries):
 
     def _estimate(self, state: State) -> Estimate:
         assert state.plan  # Or it says that nobody is left that holds a layer.
-        times = [self._stage_times(each, state.samples) for each in state.pipelines]
+        clocked = self.on(self.cluster.clocked(state.clocks))
+        times = [clocked._stage_times(each, state.samples) for each in state.pipelines]
         step_s = max(float(one_f_one_b(f, b, m)) for (f, b), m in zip(times, state.counts, strict=True))
         if state.lost:
             step_s = self._rerouted_s(state, times, step_s)
