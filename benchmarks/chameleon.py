@@ -5,6 +5,8 @@ Nothing here is measured on accelerators: the model is a made-up profile of Llam
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -48,15 +50,16 @@ LOSSES = (  # NPUs before and after, (PP, DP, TP), workers lost, the paper's sha
     (32, 24, (2, 2, 8), 1, 0.7438),
 )
 OPEN_6 = (
-    "which batch of 16 to 64 a bar is of, sequence length, the model's layers on 8 NPUs, which stage was hit, step times"
-    " in seconds; 96.22 % is above the capacity 7/8, which only bubbles of the original leave room for."
+    "which batch of 16 to 64 a bar is of, sequence length, which stage was hit, step times in seconds; 96.22 % is"
+    " above the capacity of 7/8, and only bubbles of the original leave room for that."
 )
 
 
 def measure_fig6(batches: Sequence[int]) -> Found:
     """Throughput after a loss over that before, by family; the worst place to be hit counts.
 
-    `capacity`: what is left of the workers. `bound`: what they could do without any bubble.
+    `capacity`: what is left of the workers. `bound`: what they could do without bubbles and with their clocks as they
+    were, which `chaosnet` raises and "no clocks" does not.
     """
     rows = []
     for before, after, (stages, pipelines, tensor_parallel), lost, paper in LOSSES:
@@ -74,6 +77,7 @@ def measure_fig6(batches: Sequence[int]) -> Found:
                 "npus": f"{before} to {after}", "batch": batch, "families": families,
                 "chameleon": max(families.get(family, 0.0) for family in CHAMELEON),
                 "chaosnet": max(families.values()),
+                "no clocks": max(share for family, share in families.items() if family != "clocks"),
                 "capacity": after / before, "bound": whole_s / work_s, "paper": paper,
             })  # fmt: skip
     return {"rows": rows, "paper": [each[-1] for each in LOSSES], "open": OPEN_6}
@@ -83,7 +87,8 @@ def _draw_fig6(figure: Any, found: Found) -> None:
     axes, rows = figure.subplots(), found["rows"]
     groups = [f"{row['npus']}\nbatch {row['batch']}" for row in rows]
     series = {
-        name: [row[name] for row in rows] for name in ("chameleon", "chaosnet", "capacity", "bound", "paper")
+        name: [row[name] for row in rows]
+        for name in ("chameleon", "no clocks", "chaosnet", "capacity", "bound", "paper")
     }
     bars(axes, groups, series)
     axes.set(ylabel="throughput after / before", title="Chameleon, Fig. 6 (bound: no bubbles after the loss)")
@@ -97,7 +102,7 @@ def fig6_command(batches: str, json_file: Path | None, plot_file: Path | None) -
     """Throughput after a loss, as a share of what it was."""
     found = measure_fig6(_numbers(batches))
     families = sorted({family for row in found["rows"] for family in row["families"]})
-    names = ("chameleon", "chaosnet", "capacity", "bound", "paper")
+    names = ("chameleon", "no clocks", "chaosnet", "capacity", "bound", "paper")
     head = ("NPUs", "batch", *families, *names)
     table(
         head,
@@ -232,7 +237,8 @@ def measure_fig10(layers: Sequence[int], micro_batches: int) -> Found:
             "layers": count,
             **{f"{name}_bytes": of[0] for name, of in means.items()},
             **{f"{name}_s": of[1] for name, of in means.items()},
-            "less": 1 - share, "total_s": restart_s + PAPER_TRANSFER_S * share,
+            "less": 1 - share, "less_matched": 1 - means["matched"][1] / means["naive"][1],
+            "total_s": restart_s + PAPER_TRANSFER_S * share,
             "paper_less": PAPER_LESS if count == 16 else None,
             "paper_total_s": PAPER_OPTIMISED_S if count == 16 else None,
         })  # fmt: skip
@@ -285,11 +291,12 @@ def _draw_fig10(figure: Any, found: Found) -> None:
     bars(left, groups, {name: [row[f"{name}_s"] for row in found["rows"]] for name in names})
     left.set(ylabel="moving weights, s", title="Chameleon, Fig. 10")
     left.legend()
-    series = {"ours": [100 * row["less"] for row in found["rows"]],
+    series = {"roles matched": [100 * row["less_matched"] for row in found["rows"]],
+              "and sources chosen": [100 * row["less"] for row in found["rows"]],
               "paper": [row["paper_less"] and 100 * row["paper_less"] for row in found["rows"]]}  # fmt: skip
     bars(right, groups, series)
-    right.set(ylabel="less time to move, %")
-    right.legend()
+    right.set(ylabel="less time to move, %", ylim=(0, 115))
+    right.legend(ncols=3)
 
 
 @click.command("chameleon-fig10")
@@ -299,9 +306,11 @@ def _draw_fig10(figure: Any, found: Found) -> None:
 def fig10_command(layers: str, micro_batches: int, json_file: Path | None, plot_file: Path | None) -> None:
     """Moving weights, with and without choosing roles (Kuhn-Munkres) and sources."""
     found = measure_fig10(_numbers(layers), micro_batches)
-    head = ("layers", "naive s", "matched s", "+ sources s", "less %", "paper %", "total s*", "paper s")
+    head = ("layers", "naive GB", "matched GB", "naive s", "matched s", "+ sources s", "matched: less %",
+            "+ sources: less %", "paper %", "total s*", "paper s")  # fmt: skip
     rows = [
-        (row["layers"], row["naive_s"], row["matched_s"], row["optimised_s"], 100 * row["less"],
+        (row["layers"], row["naive_bytes"] / 1e9, row["matched_bytes"] / 1e9, row["naive_s"], row["matched_s"],
+         row["optimised_s"], 100 * row["less_matched"], 100 * row["less"],
          row["paper_less"] and 100 * row["paper_less"], row["total_s"], row["paper_total_s"])
         for row in found["rows"]
     ]  # fmt: skip
@@ -314,16 +323,17 @@ def fig10_command(layers: str, micro_batches: int, json_file: Path | None, plot_
 
 LESS_BY_BATCH = {16: 0.1144, 32: 0.1544, 64: 0.0552}
 OPEN_11 = (
-    "links, sequence length, the layout after the loss (here [2, 2, 3], of Fig. 12), and what is summed one after"
-    " another without rounds (here: layer by layer). Sums here wait for all backwards, so their share falls with the batch."
+    "links (hence several rates here), sequence length, the layout after the loss (here [2, 2, 3], of Fig. 12), and"
+    " what is summed one after another without rounds (here: layer by layer). As sums wait for all backwards here, their"
+    " share falls with the batch; in the paper it is largest at 32."
 )
 
 
-def measure_fig11(batches: Sequence[int], rate_gbps: float) -> Found:
+def measure_fig11(batches: Sequence[int], rates_gbps: Sequence[int]) -> Found:
     """A step of pipelines [2, 2, 3] with gradients summed in rounds, and layer after layer."""
     rows = []
     profile = llama2("7b")
-    for batch in batches:
+    for rate_gbps, batch in itertools.product(rates_gbps, batches):
         plan, cluster = _two_two_three(profile, batch, rate_gbps)
         costs = ProfiledCosts(profile, cluster)
         in_rounds_s = sum(max(costs.reduce_s(bucket) for bucket in each) for each in plan.sync)
@@ -333,13 +343,13 @@ def measure_fig11(batches: Sequence[int], rate_gbps: float) -> Found:
         rounds_step_s = Estimator(costs).estimate(plan).step_s
         serial_step_s = rounds_step_s - in_rounds_s + serial_s
         rows.append({
-            "batch": batch, "rounds": len(plan.sync), "sums_in_rounds_s": in_rounds_s,
+            "rate_gbps": rate_gbps, "batch": batch, "rounds": len(plan.sync), "sums_in_rounds_s": in_rounds_s,
             "sums_serial_s": serial_s, "step_in_rounds_s": rounds_step_s, "step_serial_s": serial_step_s,
             "less": 1 - rounds_step_s / serial_step_s, "sums_less": 1 - in_rounds_s / serial_s,
             "paper_less": LESS_BY_BATCH.get(batch),
         })  # fmt: skip
     paper = {"less": LESS_BY_BATCH, "sums_less": 0.3535}
-    return {"rows": rows, "rate_gbps": rate_gbps, "paper": paper, "open": OPEN_11}
+    return {"rows": rows, "paper": paper, "open": OPEN_11}
 
 
 def _two_two_three(profile: Profile, batch: int, rate_gbps: float = 200.0) -> tuple[Plan, Cluster]:
@@ -354,29 +364,39 @@ def _two_two_three(profile: Profile, batch: int, rate_gbps: float = 200.0) -> tu
 
 def _draw_fig11(figure: Any, found: Found) -> None:
     left, right = figure.subplots(1, 2)
-    groups = [f"batch {row['batch']}" for row in found["rows"]]
+    groups = [f"{row['batch']}\n{row['rate_gbps']}" for row in found["rows"]]
     bars(left, groups, {"one after another": [row["step_serial_s"] for row in found["rows"]],
                         "in rounds": [row["step_in_rounds_s"] for row in found["rows"]]})  # fmt: skip
-    left.set(ylabel="step, s", title="Chameleon, Fig. 11")
+    left.set(ylabel="step, s", title="Chameleon, Fig. 11", xlabel="batch, Gbit/s of a link")
     left.legend()
     bars(right, groups, {"ours": [100 * row["less"] for row in found["rows"]],
                          "paper": [row["paper_less"] and 100 * row["paper_less"]
                                    for row in found["rows"]]})  # fmt: skip
-    right.set(ylabel="less time of a step, %")
+    right.set(ylabel="less time of a step, %", xlabel="batch, Gbit/s of a link")
     right.legend()
 
 
 @click.command("chameleon-fig11")
 @click.option("--batches", default="16,32,64", show_default=True)
-@click.option("--rate-gbps", default=200.0, show_default=True, help="Of links.")
+@click.option("--rates-gbps", default="200,100,50", show_default=True, help="Of links.")
 @outputs
-def fig11_command(batches: str, rate_gbps: float, json_file: Path | None, plot_file: Path | None) -> None:
+def fig11_command(batches: str, rates_gbps: str, json_file: Path | None, plot_file: Path | None) -> None:
     """Sums of gradients in rounds, and one after another."""
-    found = measure_fig11(_numbers(batches), rate_gbps)
-    head = ("batch", "rounds", "serial s", "in rounds s", "less %", "paper %", "sums less %", "paper %")
+    found = measure_fig11(_numbers(batches), _numbers(rates_gbps))
+    head = (
+        "Gbit/s",
+        "batch",
+        "rounds",
+        "serial s",
+        "in rounds s",
+        "less %",
+        "paper %",
+        "sums less %",
+        "paper %",
+    )
     rows = [
-        (row["batch"], row["rounds"], row["step_serial_s"], row["step_in_rounds_s"], 100 * row["less"],
-         row["paper_less"] and 100 * row["paper_less"], 100 * row["sums_less"], 35.35)
+        (row["rate_gbps"], row["batch"], row["rounds"], row["step_serial_s"], row["step_in_rounds_s"],
+         100 * row["less"], row["paper_less"] and 100 * row["paper_less"], 100 * row["sums_less"], 35.35)
         for row in found["rows"]
     ]  # fmt: skip
     table(head, rows)
@@ -453,37 +473,41 @@ OPEN_SEARCH = (
 )
 
 
-def measure_search(workers: Sequence[int], stages: int, reference_upto: int, limit_s: float) -> Found:
+def measure_search(workers: Sequence[int], stages: int, reference: Sequence[int], limit_s: float) -> Found:
     """Seconds of a search for the loss of one worker: of everything (cold), and of the next loss (warm).
 
-    The reference, Algorithm 1 as printed, has lengths one around `stages`, as otherwise it does not end.
+    R_pp is 1 to 16, R_dp as many pipelines as there were, give or take two. Algorithm 1 as printed is run at sizes
+    `reference` until one takes longer than `limit_s`, as it goes through all partitions.
     """
     profile = llama2("7b")
     rows: list[Found] = []
-    reference_s = 0.0
-    for count in workers:
-        pipelines, micro_batches = count // stages, 8 * (count // stages)
-        near = sorted(range(max(1, pipelines - 2), pipelines + 3), key=lambda each: abs(each - pipelines))
-        lengths = range(1, 17)
+    printed_s = 0.0
+    for count in sorted({*workers, *reference}):
+        before = count // stages
+        micro_batches = 8 * before
+        near = sorted(
+            range(max(1, before - 2), before + 3), key=lambda each, before=before: abs(each - before)
+        )
         times = PipelineTimes(profile)
-        cold_s, _ = _timed(lambda times=times, count=count, near=near, lengths=lengths, total=micro_batches:
-                           best_layout(times, count - 1, near, lengths, total))  # fmt: skip
-        warm_s, found = _timed(lambda times=times, count=count, near=near, lengths=lengths, total=micro_batches:
-                               best_layout(times, count - 2, near, lengths, total))  # fmt: skip
+        search = functools.partial(
+            best_layout, times, pipelines=near, stages=range(1, 17), micro_batches=micro_batches
+        )
+        cold_s, found = _timed(functools.partial(search, count - 1))
+        warm_s, _ = _timed(functools.partial(search, count - 2))
         row: Found = {
             "workers": count, "cold_s": cold_s, "warm_s": warm_s, "step_s": found.time_s,
             "paper_s": SEARCH_PAPER.get(count),
         }  # fmt: skip
-        if count <= reference_upto and reference_s < limit_s:
-            short = range(stages - 1, stages + 2)
-            reference_s, printed = _timed(lambda times=times, count=count, near=near, short=short, total=micro_batches:
-                                          get_execution_plan(times, count - 1, 1, near, short, total))  # fmt: skip
-            row |= {"reference_s": reference_s, "reference_step_s": printed.time_s}
+        if count in reference and printed_s < limit_s:
+            printed = functools.partial(
+                get_execution_plan, times, count, 1, near, range(1, 17), micro_batches
+            )
+            printed_s, plan = _timed(printed)
+            row |= {"reference_s": printed_s, "reference_step_s": plan.time_s}
         rows.append(row)
-    return {
-        "rows": rows, "growth": {name: _growth(rows, name) for name in ("cold_s", "warm_s", "paper_s")},
-        "paper": {str(count): seconds for count, seconds in SEARCH_PAPER.items()}, "open": OPEN_SEARCH,
-    }  # fmt: skip
+    growth = {name: _growth(rows, name) for name in ("cold_s", "warm_s", "reference_s", "paper_s")}
+    paper = {str(count): seconds for count, seconds in SEARCH_PAPER.items()}
+    return {"rows": rows, "growth": growth, "paper": paper, "open": OPEN_SEARCH}
 
 
 def _timed(search: Any) -> tuple[float, Any]:
@@ -507,7 +531,7 @@ def _growth(rows: Sequence[Found], name: str) -> float | None:
 
 def _draw_search(figure: Any, found: Found) -> None:
     axes = figure.subplots()
-    labels = {"cold_s": "ours, cold", "warm_s": "ours, warm", "reference_s": "Algorithm 1 as printed*",
+    labels = {"cold_s": "ours, cold", "warm_s": "ours, warm", "reference_s": "Algorithm 1 as printed",
               "paper_s": "paper"}  # fmt: skip
     for name, label in labels.items():
         drawn = [(row["workers"], row[name]) for row in found["rows"] if row.get(name)]
@@ -529,24 +553,21 @@ def _draw_search(figure: Any, found: Found) -> None:
 @click.command("chameleon-search-time")
 @click.option("--workers", default="256,512,1024,2048,4096", show_default=True)
 @click.option("--stages", default=8, show_default=True, help="Of the pipelines so far.")
-@click.option("--reference-upto", default=256, show_default=True, help="Workers, for Algorithm 1 as printed.")
+@click.option(
+    "--reference", default="16,24,32,40,48", show_default=True, help="Workers, for Algorithm 1 as printed."
+)
 @outputs
 def search_time_command(
-    workers: str, stages: int, reference_upto: int, json_file: Path | None, plot_file: Path | None
+    workers: str, stages: int, reference: str, json_file: Path | None, plot_file: Path | None
 ) -> None:
     """How long the search for a plan takes."""
-    found = measure_search(_numbers(workers), stages, reference_upto, 60.0)
+    found = measure_search(_numbers(workers), stages, _numbers(reference), 10.0)
     rows = [
-        (
-            row["workers"],
-            f"{row['cold_s']:.4f}",
-            f"{row['warm_s']:.4f}",
-            row.get("reference_s"),
-            row["paper_s"],
-        )
+        (row["workers"], f"{row['cold_s']:.4f}", f"{row['warm_s']:.4f}", row.get("reference_s"), row["paper_s"],
+         row["step_s"], row.get("reference_step_s"))
         for row in found["rows"]
-    ]
-    table(("workers", "cold s", "warm s", "as printed s", "paper s"), rows)
+    ]  # fmt: skip
+    table(("workers", "cold s", "warm s", "as printed s", "paper s", "step s", "step s as printed"), rows)
     grown = {name: f"{of:.2f}" for name, of in found["growth"].items() if of is not None}
     click.echo(f"seconds grow as workers to the power of: {grown}")
     publish(found, json_file, plot_file, _draw_search)

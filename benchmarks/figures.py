@@ -23,6 +23,9 @@ COLOURS = {
     "oobleck": "tab:purple", "torchft": "tab:brown", "fault-free": "tab:gray", "paper": "black",
 }  # fmt: skip
 
+LINES = (("paper", "-"), ("capacity", "--"), ("bound", ":"))
+"""What bars drawn as lines across their group are called, and the style."""
+
 
 def outputs(command: Callable[..., None]) -> Callable[..., None]:
     """Adds --json and --plot."""
@@ -76,13 +79,13 @@ def _cell(value: object) -> str:
 
 
 def bars(axes: Any, groups: Sequence[str], series: dict[str, Sequence[float | None]]) -> None:
-    """Beside each other, by group; None leaves a gap. `paper` is drawn as a line across its group."""
-    shown = {name: values for name, values in series.items() if name not in ("paper", "bound")}
+    """Beside each other, by group; None leaves a gap. `LINES` are drawn across their group."""
+    shown = {name: values for name, values in series.items() if name not in dict(LINES)}
     width = 0.8 / max(len(shown), 1)
     for number, (name, values) in enumerate(shown.items()):
         at = [group - 0.4 + (number + 0.5) * width for group in range(len(groups))]
         axes.bar(at, [value or 0.0 for value in values], 0.92 * width, label=name, color=COLOURS.get(name))
-    for name, style in (("paper", "-"), ("bound", ":")):
+    for name, style in LINES:
         drawn = [(i, value) for i, value in enumerate(series.get(name, ())) if value is not None]
         if drawn:
             at, values = zip(*drawn, strict=True)
