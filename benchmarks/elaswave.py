@@ -8,6 +8,7 @@ of Llama 2. Pipelines begin with layers split evenly. Traces and slow workers ha
 from __future__ import annotations
 
 import functools
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,9 @@ import click
 from ..scheduler.elastic.profile import llama2
 from ..scheduler.elastic.recoveries import FAMILIES, Recoveries, State
 from ..simulator.many_runs import in_processes
-from ..simulator.scenario import Failures, Overhead, Scenario, run, summary
-from ..simulator.training import HOUR_S, read_trace
+from ..simulator.scenario import Failures, Overhead, Scenario, events_of, interval, summary, systems_of
+from ..simulator.systems import Memory
+from ..simulator.training import HOUR_S, made_trace, read_trace, train
 from .figures import COLOURS, Found, bars, began, fastest, legend_below, outputs, publish, step_s, table
 
 
@@ -37,6 +39,7 @@ WORKLOADS = {
     "7b": Workload(3, 8, 4, 8192), "13b": Workload(6, 4, 2, 2048), "34b": Workload(8, 3, 1, 768),
 }  # fmt: skip
 TENSOR_PARALLEL, WORKERS_PER_NODE = 4, 2
+NPU_GIB = 32.0
 SYSTEM_FAMILIES = {
     "elaswave": ("resize", "layers", "clocks"),
     "recycle": ("reroute",),
@@ -66,7 +69,7 @@ def started(model: str, per_pipeline: int) -> tuple[Recoveries, State]:
     most = work.batch // work.samples // work.pipelines
     profile = llama2(model, tensor_parallel=TENSOR_PARALLEL)
     total = min(per_pipeline, most) * work.pipelines
-    return began(profile, work.stages, work.pipelines, total, work.samples)
+    return began(profile, work.stages, work.pipelines, total, work.samples, NPU_GIB)
 
 
 # --- Fig. 11 and 12a ---
@@ -76,7 +79,10 @@ OPEN_11 = (
     "all bars but one (34B, one node: 1.60 over TorchFT, 1.35 over ReCycle), and on which stages a node's two workers"
     " are. Losing 2 of 24 workers, 22 / 16 = 1.375 is all that capacity allows over TorchFT, which keeps 16."
 )
-OPEN_12A = "all bars, the definition of LSE (here: share of throughput over share of workers), and which clocks were raised."
+OPEN_12A = (
+    "all bars, the definition of LSE (here: share of throughput over share of workers), and which clocks were"
+    " raised."
+)
 
 
 def _lost(model: str, nodes: int, per_pipeline: int) -> Found:
@@ -222,52 +228,88 @@ def fig12a_command(
 
 # --- Fig. 14 ---
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+MADE = ("plateau", "shrink")
+NODES, SECONDS, SEED = 12, 32_400.0, 1
 TRACE_SYSTEMS = ("fault-free", "chaosnet", "elaswave", "recycle", "torchft")
 PAPER_14 = {"elaswave/recycle": (1.10, 1.20), "elaswave/torchft": (1.50, 1.70)}
 OPEN_14 = (
-    "the traces (ours are made up), and all costs but TorchFT's restart of about 20 s; which workers go is drawn from"
-    " the seed."
+    "the traces (ours are made up), how long they are (a restart of 20 s, TorchFT's, is much of 20 minutes and little"
+    " of 9 hours), all other costs, and which workers go (drawn from the seed)."
 )
 
 
+def write_made_trace(path: Path, kind: str) -> Path:
+    """As in examples/: of 12 nodes and 9 hours, from one seed."""
+    lines = [f"{at_s:g},{nodes}\n" for at_s, nodes in made_trace(kind, NODES, SECONDS, SEED)]
+    arguments = f'"{kind}", nodes={NODES}, seconds={SECONDS:g}, seed={SEED}'
+    path.write_text(
+        f"# Made up, by simulator.training.made_trace({arguments}): from no provider.\n"
+        + "time_s,nodes\n" + "".join(lines)
+    )  # fmt: skip
+    return path
+
+
 def measure_fig14(
-    traces: Sequence[Path], models: Sequence[str], per_pipeline: int, seeds: int, processes: int | None
-) -> Found:
-    """Time-averaged throughput on traces, by system and model."""
+    traces: Sequence[Path], models: Sequence[str], minutes: Sequence[float], per_pipeline: int, seeds: int,
+    processes: int | None = None,
+) -> Found:  # fmt: skip
+    """Time-averaged throughput on traces, by system and model.
+
+    `minutes`: a trace is played over so many; 0: as long as it is. What a restart costs hangs on that.
+    """
+    cases = [(trace, model) for trace in traces for model in models]
+    played = functools.partial(_played, minutes=minutes, per_pipeline=per_pipeline, seeds=seeds)
+    rows = [row for of in in_processes(played, cases, processes) for row in of]
+    paper = {name: list(values) for name, values in PAPER_14.items()}
+    return {"rows": rows, "paper": paper, "open": OPEN_14}
+
+
+def _played(case: tuple[Path, str], minutes: Sequence[float], per_pipeline: int, seeds: int) -> list[Found]:
+    """One trace and model, at all speeds: what is proposed after a loss is the same at all of them."""
+    trace, model = case
+    counts, work = read_trace(trace), WORKLOADS[model]
+    known: dict[str, Memory] = {}
     rows = []
-    for trace in traces:
-        counts = read_trace(trace)
-        for model in models:
-            work = WORKLOADS[model]
-            each = Scenario(
-                name=f"{trace.stem}, {model}", model=f"llama2-{model}", pipelines=work.pipelines,
-                stages=work.stages, micro_batches=per_pipeline * work.pipelines, samples=work.samples,
-                hours=(counts[-1][0] / HOUR_S) * (1 + 1 / len(counts)), tensor_parallel=TENSOR_PARALLEL,
-                workers_per_node=WORKERS_PER_NODE, failures=Failures(trace=str(trace)),
-                systems=TRACE_SYSTEMS, seeds=seeds, overheads=Overhead(more_s={"torchft": 20.0}),
-            )  # fmt: skip
-            runs = run(each, processes)
-            rows.append({
-                **summary(each, runs), "trace": trace.stem, "model": model,
-                "elaswave": {
-                    f"elaswave/{name}": sum(of["elaswave"].samples / of[name].samples for of in runs) / len(runs)
-                    for name in ("recycle", "torchft", "chaosnet")
-                },
-                "over_time": {name: [(span.from_s / HOUR_S, span.samples_per_s) for span in of.spans]
-                              for name, of in runs[0].items()},
-                "hours": each.hours,
+    for each in minutes:
+        whole_s = counts[-1][0] * (1 + 1 / len(counts))
+        seconds = 60 * each or whole_s
+        scenario = Scenario(
+            name=f"{trace.stem}, {model}, {seconds / 60:.0f} min", model=f"llama2-{model}",
+            pipelines=work.pipelines, stages=work.stages, micro_batches=per_pipeline * work.pipelines,
+            samples=work.samples, hours=seconds / HOUR_S, tensor_parallel=TENSOR_PARALLEL,
+            workers_per_node=WORKERS_PER_NODE, memory_gib=NPU_GIB, failures=Failures(trace=str(trace)),
+            systems=TRACE_SYSTEMS, seeds=seeds, overheads=Overhead(more_s={"torchft": 20.0}),
+            expected_between_s=seconds / len(counts),
+        )  # fmt: skip
+        runs = []
+        for seed in range(seeds):
+            events = [
+                event._replace(at_s=event.at_s * seconds / whole_s) for event in events_of(scenario, seed)
+            ]
+            runs.append({
+                system.name: train(system, scenario.workers, events, seconds)
+                for system in systems_of(scenario, known)
             })  # fmt: skip
-    return {"rows": rows, "paper": PAPER_14, "open": OPEN_14}
+        rows.append({
+            **summary(scenario, runs), "trace": trace.stem, "model": model, "minutes": seconds / 60,
+            "elaswave": {
+                f"elaswave/{name}": interval([of["elaswave"].samples / of[name].samples for of in runs])["mean"]
+                for name in ("recycle", "torchft")
+            },
+            "over_time": {name: [(span.from_s / 60, span.samples_per_s) for span in of.spans]
+                          for name, of in runs[0].items()},
+        })  # fmt: skip
+    return rows
 
 
 def _draw_fig14(figure: Any, found: Found) -> None:
     rows = found["rows"]
     models = len({row["model"] for row in rows})
+    rows = [row for row in rows if row["minutes"] == rows[0]["minutes"]]
     all_axes = figure.subplots(len(rows) // models, models, squeeze=False)
     for axes, row in zip(all_axes.flat, rows, strict=True):
         for system, spans in row["over_time"].items():
-            at, values = zip(*spans, (row["hours"], spans[-1][1]), strict=True)
+            at, values = zip(*spans, (row["minutes"], spans[-1][1]), strict=True)
             axes.step(at, values, where="post", label=system, color=COLOURS[system], alpha=0.8)
         axes.set_title(row["scenario"], fontsize=9)
         axes.set_ylim(0, None)
@@ -275,38 +317,36 @@ def _draw_fig14(figure: Any, found: Found) -> None:
     for axes in all_axes[:, 0]:
         axes.set_ylabel("samples a second")
     for axes in all_axes[-1]:
-        axes.set_xlabel("hours (seed 0)")
+        axes.set_xlabel("minutes (seed 0)")
     legend_below(figure, all_axes[0, 0])
 
 
 @click.command("elaswave-fig14")
 @click.option("--trace", "traces", type=click.Path(exists=True, dir_okay=False, path_type=Path), multiple=True,
-              help="CSV of time_s,nodes; may be repeated. Default: two made-up ones.")  # fmt: skip
+              help="CSV of time_s,nodes; may be repeated. Default: those of examples/.")  # fmt: skip
 @click.option("--models", default="7b,13b,34b", show_default=True)
-@click.option("--per-pipeline", default=32, show_default=True, help="Micro-batches; Table 2: 256.")
-@click.option("--seeds", default=4, show_default=True)
+@click.option("--minutes", default="20,0", show_default=True, help="To play a trace in; 0: its own time.")
+@click.option("--per-pipeline", default=8, show_default=True, help="Micro-batches; Table 2: 256.")
+@click.option("--seeds", default=2, show_default=True)
 @click.option("--processes", type=int, help="Default: one per core.")
 @outputs
 def fig14_command(
-    traces: tuple[Path, ...], models: str, per_pipeline: int, seeds: int, processes: int | None,
+    traces: tuple[Path, ...], models: str, minutes: str, per_pipeline: int, seeds: int, processes: int | None,
     json_file: Path | None, plot_file: Path | None,
 ) -> None:  # fmt: skip
     """Throughput on traces of spot instances."""
-    files = list(traces) or [EXAMPLES / "trace-plateau.csv", EXAMPLES / "trace-shrink.csv"]
-    missing = [str(each) for each in files if not each.is_file()]
-    if missing:
-        raise click.UsageError(
-            f"--trace: {missing[0]} is not there (expected examples/ beside it, or --trace)"
-        )
-    found = measure_fig14(files, _models(models), per_pipeline, seeds, processes)
+    with tempfile.TemporaryDirectory() as folder:
+        files = list(traces) or [write_made_trace(Path(folder) / f"trace-{kind}.csv", kind) for kind in MADE]
+        played = [float(part) for part in minutes.split(",")]
+        found = measure_fig14(files, _models(models), played, per_pipeline, seeds, processes)
     rows = [
-        (row["trace"], row["model"],
+        (row["trace"], row["model"], round(row["minutes"]),
          *(row["systems"][name]["samples_per_s"] for name in TRACE_SYSTEMS),
          row["elaswave"]["elaswave/recycle"], "1.10-1.20", row["elaswave"]["elaswave/torchft"], "1.50-1.70",
          row["ratios"]["chaosnet/elaswave"]["mean"])
         for row in found["rows"]
     ]  # fmt: skip
-    head = ("trace", "model", *TRACE_SYSTEMS, "E/ReCycle", "paper", "E/TorchFT", "paper", "ours/E")
+    head = ("trace", "model", "minutes", *TRACE_SYSTEMS, "E/ReCycle", "paper", "E/TorchFT", "paper", "ours/E")
     table(head, rows)
     publish(found, json_file, plot_file, _draw_fig14)
 

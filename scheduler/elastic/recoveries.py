@@ -20,6 +20,7 @@ from __future__ import annotations
 import copy
 import heapq
 import math
+import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -372,7 +373,7 @@ class Recoveries:
         return raised
 
     def _clocked(self, found: Recovery) -> list[Recovery]:
-        """`found` with its slowest workers clocked up as far as the one with the least to do in a step, at most."""
+        """`found` with its slowest workers clocked up, as far as half of all workers are without it, at most."""
         state = found.state
         took_s = {
             worker: count * (forward_s + backward_s)
@@ -381,7 +382,7 @@ class Recoveries:
                 each.workers, *self._stage_times(each, state.samples), strict=True
             )
         }
-        target_s = max(max(took_s.values()) / self.most_clock, min(took_s.values()))
+        target_s = max(max(took_s.values()) / self.most_clock, statistics.median_low(took_s.values()))
         raised = {worker: s / target_s for worker, s in took_s.items() if s > target_s}
         if not raised:
             return []
