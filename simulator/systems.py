@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from ..protocols.errors import PlanInfeasible
 from ..scheduler.elastic.cluster import Worker
 from ..scheduler.elastic.estimator import Estimate, Execution
-from ..scheduler.elastic.layouts import PipelineTimes
+from ..scheduler.elastic.layouts import Layout
 from ..scheduler.elastic.pipeline_time import (
     one_f_one_b,
     peak_bytes,
@@ -202,20 +202,8 @@ class Oobleck(Recoveries):
 class Varuna(Recoveries):
     """Pipelines of one length, as many as there are workers for; others are idle."""
 
-    def _search(self, state: State) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
-        workers, total, layers = len(state.held), sum(state.counts), len(self.profile.layers)
-        least = min(self.cluster.workers[worker].memory_bytes for worker in state.held)
-        times = PipelineTimes(self.profile, state.samples, least)
-        found = []
-        fewest, most = self.stages
-        for stages in range(fewest, min(most, layers, workers) + 1):
-            pipelines = min(workers // stages, total)
-            found.append((times.time_s(stages, -(-total // pipelines)), stages, pipelines))
-        took_s, stages, pipelines = min(found)
-        if took_s == float("inf"):
-            raise PlanInfeasible("memory: no symmetric layout fits")
-        counts = even(total, pipelines)
-        return [cuts_of(times.split(stages, counts[0]))] * pipelines, counts
+    def _layouts(self, state: State) -> list[Layout]:
+        return [each for each in super()._layouts(state) if len(each.groups) == 1]
 
 
 class ByEquations(Recoveries):
@@ -230,7 +218,8 @@ class ByEquations(Recoveries):
 
     def _estimate(self, state: State) -> Estimate:
         assert state.plan  # Or it says that nobody is left that holds a layer.
-        times = [self._stage_times(each, state.samples) for each in state.pipelines]
+        clocked = self.on(self.cluster.clocked(state.clocks))
+        times = [clocked._stage_times(each, state.samples) for each in state.pipelines]
         step_s = max(float(one_f_one_b(f, b, m)) for (f, b), m in zip(times, state.counts, strict=True))
         if state.lost:
             step_s = self._rerouted_s(state, times, step_s)

@@ -20,6 +20,8 @@ from __future__ import annotations
 import copy
 import heapq
 import math
+import statistics
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,14 +30,17 @@ import numpy as np
 
 from ...protocols.errors import PlanInfeasible
 from . import migration, roles
-from .cluster import Cluster
+from .cluster import Cluster, Worker
 from .estimator import Estimate, Estimator, Execution, ProfiledCosts, excess_bytes
-from .layouts import PipelineTimes, best_layout
+from .layouts import Group, Layout, PipelineTimes, best_layout
 from .partition import mini_step_sums, minimax
 from .pipeline_time import in_flight, one_f_one_b
 from .plan import Pipeline, Plan, cuts_of, without
 from .profile import Profile, check
 from .transfers import plan_transfers
+
+Cuts = tuple[int, ...]
+"""As of `plan.Pipeline`."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,9 @@ FAMILIES = (
     "stay", "fill", "reroute", "resize", "layers", "clocks", "shrink", "layout", "drop", "checkpoint",
 )  # fmt: skip
 
+NEW_PIPELINES = ("shrink", "layout")
+"""Families whose pipelines may differ: `clocks` is proposed on top of them, too, beyond ElasWave."""
+
 
 class Recoveries:
     """Proposes recoveries of a model on a cluster.
@@ -166,7 +174,8 @@ class Recoveries:
         self.stages, self.spread = stages, spread
         executions = (Execution(), Execution(True), Execution(True, 1), Execution(True, 2))
         self.estimator = estimator or Estimator(ProfiledCosts(profile, cluster), executions=executions)
-        self._times: dict[tuple[int, float], PipelineTimes] = {}
+        self._times_by: dict[tuple[int, float], PipelineTimes] = {}
+        self._group_times: dict[tuple[object, ...], float] = {}
 
     def on(self, cluster: Cluster) -> Recoveries:
         """The same for a cluster that has changed; what was worked out stays known."""
@@ -191,6 +200,9 @@ class Recoveries:
                 proposed += _BY_FAMILY[family](self, state)
             except PlanInfeasible as reason:
                 proposed.append(Refusal(family, str(reason)))
+        if "clocks" in self.families:
+            anew = [each for each in proposed if isinstance(each, Recovery) and each.family in NEW_PIPELINES]
+            proposed += [found for each in anew for found in self._clocked(each)]
         return proposed
 
     # --- families ---
@@ -233,8 +245,8 @@ class Recoveries:
         return [self._new("shrink", state, self._fitted([each for each in left if each], state))]
 
     def _layout(self, state: State) -> list[Recovery]:
-        """One where the fewest bytes move; where workers differ, one that has the fast ones among themselves, too."""
-        cuts, counts = self._search(state)
+        """The fastest, with the fewest bytes to move; where workers differ, the fast ones by themselves, too."""
+        cuts, counts = self._fastest(self._layouts(state), state)
         staffed = roles.staff(cuts, state.held, self.profile.state_bytes, state.pipelines)
         if not self._differ(state):
             return [self._new("layout", state, (staffed, counts))]
@@ -251,7 +263,7 @@ class Recoveries:
         return [self._new("drop", state, (tuple(whole), self._shares(whole, state)), restarts=False)]
 
     def _checkpoint(self, state: State) -> list[Recovery]:
-        cuts, counts = self._search(state)
+        cuts, counts = self._fastest(self._layouts(state), state)
         names = iter(sorted(state.held))
         pipelines = tuple(Pipeline(tuple(next(names) for _ in each[1:]), each) for each in cuts)
         overheads = self.overheads
@@ -260,21 +272,75 @@ class Recoveries:
 
     # --- what they share ---
 
-    def _search(self, state: State) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
-        """Cuts and micro-batches of each pipeline of the fastest layout, all workers taken to be alike."""
-        workers, before = len(state.held), len(state.pipelines)
+    def _layouts(self, state: State) -> list[Layout]:
+        """The fastest for each number of pipelines nearby, all workers taken to be alike, by the times of plain 1F1B.
+
+        And the fastest that are all of one length, for every length: these keep more alike than the former, and
+        are what other ways to execute a plan may make the most of.
+        """
+        workers, before, total = len(state.held), len(state.pipelines), sum(state.counts)
+        times, lengths = self._times(state), self._lengths(workers)
+        near = before + self.spread + len(state.idle) // lengths[0]
+        found: list[Layout] = []
+        refused = PlanInfeasible(f"workers: {workers} (expected at least {lengths[0]})")
+        alike = [([min(workers // length, total)], [length]) for length in lengths]
+        for counts, stages in [
+            *(
+                ([count], lengths)
+                for count in range(max(1, before - self.spread - len(state.lost)), near + 1)
+            ),
+            *alike,
+        ]:
+            try:
+                found.append(best_layout(times, workers, counts, stages, total))
+            except PlanInfeasible as reason:
+                refused = reason
+        if not found:
+            raise refused
+        return found
+
+    def _lengths(self, workers: int) -> range:
+        """R_pp, as far as there are workers and layers."""
         fewest, most = self.stages
-        least = max(1, before - self.spread - len(state.lost))
-        counts = range(least, before + self.spread + len(state.idle) // fewest + 1)
+        return range(fewest, max(fewest, min(most, len(self.profile.layers), workers)) + 1)
+
+    def _times(self, state: State) -> PipelineTimes:
         memory_bytes = min(self.cluster.workers[worker].memory_bytes for worker in state.held)
         key = state.samples, memory_bytes
-        if key not in self._times:
-            self._times[key] = PipelineTimes(self.profile, *key)
-        lengths = range(fewest, min(most, len(self.profile.layers)) + 1)
-        near = sorted(counts, key=lambda count: abs(count - before))
-        found = best_layout(self._times[key], workers, near, lengths, sum(state.counts))
-        cuts = [cuts_of(group.sizes) for group in found.groups for _ in range(group.count)]
-        return cuts, tuple(group.micro_batches for group in found.groups for _ in range(group.count))
+        if key not in self._times_by:
+            self._times_by[key] = PipelineTimes(self.profile, *key)
+        return self._times_by[key]
+
+    def _fastest(self, layouts: Sequence[Layout], state: State) -> tuple[list[Cuts], tuple[int, ...]]:
+        """Cuts and micro-batches of each pipeline of the layout whose slowest is fastest, as it would be executed.
+
+        Of equally fast ones that which leaves most pipelines as they are.
+        """
+        known = Counter(each.cuts for each in state.pipelines)
+        memory_bytes = min(self.cluster.workers[worker].memory_bytes for worker in state.held)
+
+        def rank(layout: Layout) -> tuple[float, int]:
+            step_s = max(self._group_s(group, state.samples, memory_bytes) for group in layout.groups)
+            kept = sum(min(known[cuts_of(group.sizes)], group.count) for group in layout.groups)
+            return step_s, -kept
+
+        best = min(layouts, key=rank)
+        cuts = [cuts_of(group.sizes) for group in best.groups for _ in range(group.count)]
+        return cuts, tuple(group.micro_batches for group in best.groups for _ in range(group.count))
+
+    def _group_s(self, group: Group, samples: int, memory_bytes: float) -> float:
+        """Seconds of one of its pipelines, on workers of speed 1; infinite if it does not fit memory."""
+        key = group.sizes, group.micro_batches, samples, memory_bytes
+        if key not in self._group_times:
+            names = tuple(map(str, range(len(group.sizes))))
+            alike = self.on(
+                replace(self.cluster, workers=dict.fromkeys(names, Worker(1.0, memory_bytes)), rates_bps={})
+            )
+            one = State((Pipeline(names, cuts_of(group.sizes)),), (group.micro_batches,), samples)
+            estimate = alike._estimate(one)
+            fits = not excess_bytes(estimate.peak_bytes, alike.cluster)
+            self._group_times[key] = estimate.step_s if fits else math.inf
+        return self._group_times[key]
 
     def _fitted(
         self, groups: Sequence[tuple[str, ...]], state: State
@@ -374,6 +440,26 @@ class Recoveries:
         if not raised:
             raise PlanInfeasible("clocks: no stage is slower than the others")
         return raised
+
+    def _clocked(self, found: Recovery) -> list[Recovery]:
+        """`found` with its slowest workers clocked up, as far as half of all workers are without it, at most."""
+        state = found.state
+        took_s = {
+            worker: count * (forward_s + backward_s)
+            for each, count in zip(state.pipelines, state.counts, strict=True)
+            for worker, forward_s, backward_s in zip(
+                each.workers, *self._stage_times(each, state.samples), strict=True
+            )
+        }
+        target_s = max(max(took_s.values()) / self.most_clock, statistics.median_low(took_s.values()))
+        raised = {worker: s / target_s for worker, s in took_s.items() if s > target_s}
+        if not raised:
+            return []
+        try:
+            clocked = self._judged("clocks", None, replace(state, clocks=raised), found.transition_s)
+        except PlanInfeasible:  # Another order of execution may be the fastest, and need more memory.
+            return []
+        return [replace(clocked, bytes_moved=found.bytes_moved)]
 
     def _uneven(self, state: State) -> State:
         return state if self._differ(state) else _hit(state)
