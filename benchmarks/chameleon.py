@@ -128,7 +128,7 @@ def measure_fig9(
     batches: Sequence[int], layouts: Sequence[tuple[int, int]], jitter: float, seeds: int
 ) -> Found:
     """Estimates beside simulated steps, before a loss and after it: rerouted, and with another layout."""
-    rows = []
+    rows: list[Found] = []
     profile = llama2("7b")
     for stages, pipelines in layouts:
         for batch in batches:
@@ -485,9 +485,7 @@ def measure_search(workers: Sequence[int], stages: int, reference: Sequence[int]
     for count in sorted({*workers, *reference}):
         before = count // stages
         micro_batches = 8 * before
-        near = sorted(
-            range(max(1, before - 2), before + 3), key=lambda each, before=before: abs(each - before)
-        )
+        near = [each for each in (before, before - 1, before + 1, before - 2, before + 2) if each > 0]
         times = PipelineTimes(profile, 1, NPU_GIB * 2**30)
         search = functools.partial(
             best_layout, times, pipelines=near, stages=range(1, 17), micro_batches=micro_batches

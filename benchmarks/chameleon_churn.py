@@ -165,12 +165,14 @@ def _tell_fig8(found: Found) -> None:
         table(("system", "samples/s", "stood %", "recoveries a run"), rows)
         click.echo("")
         shown = {**part["ratios"], "chaosnet/best of chameleon, elaswave": part["against_best"]}
-        rows = [(of, each["mean"], each["low"], each["high"], PAPER.get(of)) for of, each in shown.items()]
-        table(("ratio of averages", "mean", "95 % from", "to", "paper"), rows)
+        ratios = [(of, each["mean"], each["low"], each["high"], PAPER.get(of)) for of, each in shown.items()]
+        table(("ratio of averages", "mean", "95 % from", "to", "paper"), ratios)
     if found["sweep"]:
         click.echo("\nSweep of what was calibrated (means)")
-        rows = [tuple(each.values()) for each in found["sweep"]]
-        table(("bubble", "Oobleck s", *PAPER, "chaosnet/chameleon"), rows)
+        table(
+            ("bubble", "Oobleck s", *PAPER, "chaosnet/chameleon"),
+            [tuple(each.values()) for each in found["sweep"]],
+        )
     click.echo("")
 
 

@@ -131,14 +131,15 @@ def measure_fig11(
         row["techniques"] = {name: (_best(row, families) or 0.0) / row["capacity"]
                              for name, families in TECHNIQUES.items()}  # fmt: skip
         stands = row["model"] == "34b" and row["nodes"] == 1
-        row["ratios"] = {
-            f"elaswave/{name}": ours / shares[name] if ours and shares[name] else None
-            for name in ("torchft", "recycle")
-        }
-        row["bound"] = row["capacity"] / shares["torchft"] if shares["torchft"] else None
+        row["ratios"] = {f"elaswave/{name}": _ratio(ours, shares[name]) for name in ("torchft", "recycle")}
+        row["bound"] = _ratio(row["capacity"], shares["torchft"])
         row["paper"] = PAPER_11 if stands else None
         rows.append(row)
     return {"rows": rows, "per_pipeline": per_pipeline, "paper": PAPER_11, "open": OPEN_11}
+
+
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return one / other if one and other else None
 
 
 def _case(case: tuple[str, int], per_pipeline: int) -> Found:
@@ -148,7 +149,7 @@ def _case(case: tuple[str, int], per_pipeline: int) -> Found:
 def _draw_fig11(figure: Any, found: Found) -> None:
     axes, rows = figure.subplots(), found["rows"]
     groups = [f"{row['model']}\n-{row['nodes']} nodes" for row in rows]
-    series: dict[str, Sequence[float | None]] = {
+    series = {
         name: [row["systems"][name] for row in rows]
         for name in ("torchft", "recycle", "elaswave", "chaosnet")
     }
