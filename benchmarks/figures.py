@@ -21,6 +21,7 @@ Draw = Callable[[Any, Found], None]
 COLOURS = {
     "chaosnet": "tab:blue", "chameleon": "tab:orange", "elaswave": "tab:green", "recycle": "tab:red",
     "oobleck": "tab:purple", "torchft": "tab:brown", "fault-free": "tab:gray", "paper": "black",
+    "no clocks": "tab:cyan", "degraded": "tab:gray",
 }  # fmt: skip
 
 LINES = (("paper", "-"), ("capacity", "--"), ("bound", ":"))
