@@ -1,7 +1,7 @@
 """The experiments of ElasWave (Sec. 7) on what losses, traces and a slow worker leave of the throughput.
 
 A worker is four NPUs (TP 4), a node has two workers. Nothing is measured on accelerators: models are made-up profiles
-of Llama 2. Pipelines begin with layers split evenly. Traces and slow workers have fewer micro-batches than Table 2
+of Llama 2. Pipelines begin with layers split evenly. There are fewer micro-batches than in Table 2
 (`--per-pipeline`), so that a table takes a minute: a pipeline's ramp, (P - 1) / M, is then larger for everybody.
 """
 
@@ -170,7 +170,7 @@ def _draw_fig12a(figure: Any, found: Found) -> None:
 def _sized(command: Any) -> Any:
     command = click.option("--processes", type=int, help="Default: one per core.")(command)
     command = click.option(
-        "--per-pipeline", default=256, show_default=True, help="Micro-batches; Table 2: 256."
+        "--per-pipeline", default=64, show_default=True, help="Micro-batches; Table 2: 256."
     )(command)
     command = click.option("--nodes", default="1,2,3", show_default=True, help="Lost.")(command)
     return click.option("--models", default="7b,13b,34b", show_default=True)(command)
