@@ -7,6 +7,7 @@ leaves out are set to values with which its ratios come out; a sweep around them
 
 from __future__ import annotations
 
+import functools
 import itertools
 import statistics
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import click
 import msgspec
 
+from ..simulator.many_runs import in_processes
 from ..simulator.scenario import Failures, Overhead, Scenario, events_of, interval, run, summary
 from ..simulator.training import HOUR_S, Run
 from .figures import COLOURS, Found, outputs, publish, table
@@ -113,11 +115,9 @@ def measure_fig8(
             },
             "hours": each.hours,
         }
-    sweep = [
-        _swept(equal, each_bubble, each_s, sweep_seeds, processes)
-        for each_bubble, each_s in itertools.product(SWEEP_BUBBLES, SWEEP_OOBLECK_S)
-        if sweep_seeds
-    ]
+    points = [*itertools.product(SWEEP_BUBBLES, SWEEP_OOBLECK_S)] if sweep_seeds else []
+    swept = functools.partial(_swept, equal=equal, seeds=sweep_seeds)
+    sweep = list(in_processes(swept, points, processes))
     parameters = {"bubble": bubble, "oobleck_s": oobleck_s}
     return {**parts, "parameters": parameters, "sweep": sweep, "paper": PAPER, "open": OPEN_8}
 
@@ -127,11 +127,12 @@ def _against_best(runs: dict[str, Run]) -> float:
     return runs["chaosnet"].samples / max(runs["chameleon"].samples, runs["elaswave"].samples)
 
 
-def _swept(equal: Scenario, bubble: float, oobleck_s: float, seeds: int, processes: int | None) -> Found:
+def _swept(point: tuple[float, float], equal: Scenario, seeds: int) -> Found:
+    bubble, oobleck_s = point
     few = msgspec.structs.replace(
         calibrated(equal, bubble, oobleck_s, seeds), systems=("chaosnet", "chameleon", "recycle", "oobleck")
     )
-    ratios = summary(few, run(few, processes))["ratios"]
+    ratios = summary(few, run(few, 1))["ratios"]
     names = (*PAPER, "chaosnet/chameleon")
     return {"bubble": bubble, "oobleck_s": oobleck_s, **{name: ratios[name]["mean"] for name in names}}
 
@@ -165,12 +166,14 @@ def _tell_fig8(found: Found) -> None:
         table(("system", "samples/s", "stood %", "recoveries a run"), rows)
         click.echo("")
         shown = {**part["ratios"], "chaosnet/best of chameleon, elaswave": part["against_best"]}
-        rows = [(of, each["mean"], each["low"], each["high"], PAPER.get(of)) for of, each in shown.items()]
-        table(("ratio of averages", "mean", "95 % from", "to", "paper"), rows)
+        ratios = [(of, each["mean"], each["low"], each["high"], PAPER.get(of)) for of, each in shown.items()]
+        table(("ratio of averages", "mean", "95 % from", "to", "paper"), ratios)
     if found["sweep"]:
         click.echo("\nSweep of what was calibrated (means)")
-        rows = [tuple(each.values()) for each in found["sweep"]]
-        table(("bubble", "Oobleck s", *PAPER, "chaosnet/chameleon"), rows)
+        table(
+            ("bubble", "Oobleck s", *PAPER, "chaosnet/chameleon"),
+            [tuple(each.values()) for each in found["sweep"]],
+        )
     click.echo("")
 
 

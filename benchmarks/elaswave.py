@@ -1,7 +1,7 @@
 """The experiments of ElasWave (Sec. 7) on what losses, traces and a slow worker leave of the throughput.
 
 A worker is four NPUs (TP 4), a node has two workers. Nothing is measured on accelerators: models are made-up profiles
-of Llama 2. Pipelines begin with layers split evenly. Traces and slow workers have fewer micro-batches than Table 2
+of Llama 2. Pipelines begin with layers split evenly. There are fewer micro-batches than in Table 2
 (`--per-pipeline`), so that a table takes a minute: a pipeline's ramp, (P - 1) / M, is then larger for everybody.
 """
 
@@ -131,14 +131,15 @@ def measure_fig11(
         row["techniques"] = {name: (_best(row, families) or 0.0) / row["capacity"]
                              for name, families in TECHNIQUES.items()}  # fmt: skip
         stands = row["model"] == "34b" and row["nodes"] == 1
-        row["ratios"] = {
-            f"elaswave/{name}": ours / shares[name] if ours and shares[name] else None
-            for name in ("torchft", "recycle")
-        }
-        row["bound"] = row["capacity"] / shares["torchft"] if shares["torchft"] else None
+        row["ratios"] = {f"elaswave/{name}": _ratio(ours, shares[name]) for name in ("torchft", "recycle")}
+        row["bound"] = _ratio(row["capacity"], shares["torchft"])
         row["paper"] = PAPER_11 if stands else None
         rows.append(row)
     return {"rows": rows, "per_pipeline": per_pipeline, "paper": PAPER_11, "open": OPEN_11}
+
+
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return one / other if one and other else None
 
 
 def _case(case: tuple[str, int], per_pipeline: int) -> Found:
@@ -148,7 +149,7 @@ def _case(case: tuple[str, int], per_pipeline: int) -> Found:
 def _draw_fig11(figure: Any, found: Found) -> None:
     axes, rows = figure.subplots(), found["rows"]
     groups = [f"{row['model']}\n-{row['nodes']} nodes" for row in rows]
-    series: dict[str, Sequence[float | None]] = {
+    series = {
         name: [row["systems"][name] for row in rows]
         for name in ("torchft", "recycle", "elaswave", "chaosnet")
     }
@@ -169,7 +170,7 @@ def _draw_fig12a(figure: Any, found: Found) -> None:
 def _sized(command: Any) -> Any:
     command = click.option("--processes", type=int, help="Default: one per core.")(command)
     command = click.option(
-        "--per-pipeline", default=256, show_default=True, help="Micro-batches; Table 2: 256."
+        "--per-pipeline", default=64, show_default=True, help="Micro-batches; Table 2: 256."
     )(command)
     command = click.option("--nodes", default="1,2,3", show_default=True, help="Lost.")(command)
     return click.option("--models", default="7b,13b,34b", show_default=True)(command)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ Draw = Callable[[Any, Found], None]
 COLOURS = {
     "chaosnet": "tab:blue", "chameleon": "tab:orange", "elaswave": "tab:green", "recycle": "tab:red",
     "oobleck": "tab:purple", "torchft": "tab:brown", "fault-free": "tab:gray", "paper": "black",
+    "no clocks": "tab:cyan", "degraded": "tab:gray",
 }  # fmt: skip
 
 LINES = (("paper", "-"), ("capacity", "--"), ("bound", ":"))
@@ -78,7 +79,7 @@ def _cell(value: object) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def bars(axes: Any, groups: Sequence[str], series: dict[str, Sequence[float | None]]) -> None:
+def bars(axes: Any, groups: Sequence[str], series: Mapping[str, Sequence[float | None]]) -> None:
     """Beside each other, by group; None leaves a gap. `LINES` are drawn across their group."""
     shown = {name: values for name, values in series.items() if name not in dict(LINES)}
     width = 0.8 / max(len(shown), 1)
@@ -88,9 +89,8 @@ def bars(axes: Any, groups: Sequence[str], series: dict[str, Sequence[float | No
     for name, style in LINES:
         drawn = [(i, value) for i, value in enumerate(series.get(name, ())) if value is not None]
         if drawn:
-            at, values = zip(*drawn, strict=True)
-            left, right = [i - 0.42 for i in at], [i + 0.42 for i in at]
-            axes.hlines(values, left, right, "black", style, label=name, linewidth=2)
+            left, right = [i - 0.42 for i, _ in drawn], [i + 0.42 for i, _ in drawn]
+            axes.hlines([value for _, value in drawn], left, right, "black", style, label=name, linewidth=2)
     axes.set_xticks(range(len(groups)), groups)
     axes.grid(axis="y", alpha=0.3)
 
