@@ -2,7 +2,7 @@
 
     name         families                                                        chooses by
     fault-free   nothing ever happens                                            -
-    chaosnet     all                                                             Eq. 8
+    chaosnet     all                                                             Eq. 8, and copies that are left
     chameleon    reroute, layout                                                 Eq. 8
     elaswave     resize, layers, clocks; drop where a stage is lost              step time
     recycle      reroute; drop                                                   step time
@@ -43,6 +43,7 @@ FAMILIES_OF = {
     "torchft": ("stay", "fill", "drop", "checkpoint"),
     "varuna": ("stay", "checkpoint"),
 }
+CHOOSES_BY = {"chaosnet": "score", "chameleon": "eq8"}  # The others by "step".
 SYSTEMS = ("fault-free", *FAMILIES_OF)
 
 
@@ -74,7 +75,7 @@ class Choosing:
 
     Args:
         more_s: what it needs for every transition beside the overheads of all.
-        looks_ahead: chooses by Eq. 8; else by step time alone.
+        by: "score" (see `Recovery.score`), "eq8" or "step" time alone.
     """
 
     def __init__(
@@ -84,10 +85,10 @@ class Choosing:
         state: State,
         faults: FaultClock,
         more_s: float = 0.0,
-        looks_ahead: bool = True,
+        by: str = "score",
     ) -> None:
         self.name, self.memory, self.state, self.faults = name, memory, state, faults
-        self.more_s, self.looks_ahead = more_s, looks_ahead
+        self.more_s, self.by = more_s, by
         self.speeds: dict[str, Worker] = dict(memory.recoveries.cluster.workers)
         self.last_s = 0.0
 
@@ -95,7 +96,7 @@ class Choosing:
         return _began(self.memory.recoveries, self.state)
 
     def met(self, event: Event) -> Decision:
-        self.faults.watched(event.at_s - self.last_s, faults=bool(event.gone or event.slow))
+        self.faults.watched(event.at_s - self.last_s, len(event.gone))
         self.last_s = event.at_s
         for worker, speed in event.slow:
             self.speeds[worker] = replace(self.speeds[worker], speed=speed)
@@ -117,9 +118,10 @@ class Choosing:
             workers = {new: self.speeds[old] for new, old in back.items()}
             recoveries = self.memory.recoveries.on(replace(self.memory.recoveries.cluster, workers=workers))
             proposed = self.memory.proposed[key] = recoveries.of(renamed(self.state, names))
-        if not self.looks_ahead:
+        if self.by == "step":
             proposed = self._fastest(proposed)
-        best = choose(proposed, self.faults.between_s).recovery
+        together = self.faults.together if self.by == "score" else 0
+        best = choose(proposed, self.faults.between_s, together).recovery
         return replace(best, state=renamed(best.state, back))
 
     def _fastest(self, proposed: Sequence[Recovery | Refusal]) -> list[Recovery | Refusal]:

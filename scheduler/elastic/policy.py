@@ -31,12 +31,18 @@ class FaultClock:
     def __init__(self, expected_s: float = 3600.0) -> None:
         if not expected_s > 0:
             raise PlanInfeasible(f"seconds between faults: {expected_s:g} (expected > 0)")
-        self.expected_s, self.watched_s, self.faults = expected_s, 0.0, 0
+        self.expected_s, self.watched_s, self.faults, self.lost = expected_s, 0.0, 0, 0
 
-    def watched(self, seconds: float, faults: int = 0) -> None:
-        """So much time went by with so many faults."""
+    def watched(self, seconds: float, lost: int = 0) -> None:
+        """So much time went by, and then so many workers were lost at once, if any."""
         self.watched_s += seconds
-        self.faults += faults
+        self.faults += lost > 0
+        self.lost += lost
+
+    @property
+    def together(self) -> int:
+        """Workers that go at once: the mean so far, rounded up."""
+        return max(1, -(-self.lost // max(self.faults, 1)))
 
     @property
     def between_s(self) -> float:
@@ -50,6 +56,7 @@ class Choice:
     ranking: tuple[Recovery, ...]
     refusals: tuple[Refusal, ...]
     between_s: float
+    together: int
     names: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -69,7 +76,8 @@ class Choice:
                 "bytes_moved": each.bytes_moved,
                 "memory_share": each.memory_share,
                 "workers": sum(map(bool, each.state.held.values())),
-                "score": each.score(self.between_s),
+                "fatal_share": each.fatal_share(self.together),
+                "score": each.score(self.between_s, self.together),
             }
             for each in self.ranking
         ]
@@ -80,9 +88,12 @@ class Choice:
 
 
 def choose(
-    proposed: Sequence[Recovery | Refusal], between_s: float, names: Mapping[str, str] | None = None
+    proposed: Sequence[Recovery | Refusal],
+    between_s: float,
+    together: int = 0,
+    names: Mapping[str, str] | None = None,
 ) -> Choice:
-    """The best by Eq. 8; of equally good ones that with the shorter transition.
+    """The best by `Recovery.score`; of equally good ones that with the shorter transition.
 
     Raises: PlanInfeasible with all the reasons if there is none.
     """
@@ -91,8 +102,8 @@ def choose(
     if not recoveries:
         reasons = "; ".join(f"{each.family}: {each.reason}" for each in refusals)
         raise PlanInfeasible(f"no way to go on: {reasons}")
-    recoveries.sort(key=lambda each: (-each.score(between_s), each.transition_s))
-    return Choice(tuple(recoveries), refusals, between_s, names or {})
+    recoveries.sort(key=lambda each: (-each.score(between_s, together), each.transition_s))
+    return Choice(tuple(recoveries), refusals, between_s, together, names or {})
 
 
 class Policy:
@@ -189,11 +200,12 @@ class Policy:
         kind, names = self._kind(workers)
         if kind not in self._known:
             self._known[kind] = self.recoveries.of(self.state.after(kind, ()))
-        return choose(self._known[kind], self.faults.between_s, names)
+        return choose(self._known[kind], self.faults.between_s, self.faults.together, names)
 
     def came(self, *workers: str) -> Choice:
         """What to do with workers that have come, or come back."""
-        return choose(self.recoveries.of(self.state.after((), workers)), self.faults.between_s)
+        proposed = self.recoveries.of(self.state.after((), workers))
+        return choose(proposed, self.faults.between_s, self.faults.together)
 
 
 Item = TypeVar("Item")

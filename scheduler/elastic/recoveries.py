@@ -105,10 +105,19 @@ class Overheads:
     redo_s: float = 300.0
     hidden: bool = True
 
+    @property
+    def last_resort_s(self) -> float:
+        """Of a recovery from a checkpoint."""
+        return self.restart_s + self.checkpoint_s + self.redo_s
+
 
 @dataclass(frozen=True)
 class Recovery:
-    """A way to go on. `memory_share`: of the worker that is fullest, its peak over what it has."""
+    """A way to go on.
+
+    `memory_share`: of the worker that is fullest, its peak over what it has. `last_resort_s`: what it takes to
+    recover, from a checkpoint, what nobody holds any more.
+    """
 
     family: str
     state: State
@@ -117,17 +126,38 @@ class Recovery:
     bytes_moved: float
     memory_share: float
     execution: Execution
+    last_resort_s: float
 
     @property
     def plan(self) -> Plan:
         return self.state.plan
 
-    def score(self, between_s: float) -> float:
-        """Samples a second until the next fault, `between_s` after this one (Chameleon, Eq. 8).
+    def score(self, between_s: float, together: int = 0) -> float:
+        """Samples a second until the next fault, `between_s` after this one, is over (Chameleon, Eq. 8, and more).
 
-        B / t_step * t_state / (t_transition + t_state), where the sum of the latter two is `between_s`.
+        B / t_step * t_state / (t_transition + t_state), where the sum of the latter two is `between_s`. Eq. 8 looks
+        no further: a plan that keeps one copy of a layer is as good to it as one that keeps three. Here the next
+        fault takes `together` workers, and counts with what it then costs: as often as it takes the last copies
+        of a layer, a checkpoint. With 0, Eq. 8 as printed.
         """
-        return self.state.batch / self.step_s * max(between_s - self.transition_s, 0.0) / between_s
+        lasts_s = between_s + self.fatal_share(together) * self.last_resort_s
+        return self.state.batch / self.step_s * max(between_s - self.transition_s, 0.0) / lasts_s
+
+    def fatal_share(self, together: int) -> float:
+        """How many of all losses of so many workers take all that hold some layers; two of these count twice."""
+        workers = len(self.state.held)
+        together = min(together, workers)
+        fatal = sum(
+            sets * math.comb(workers - size, together - size)
+            for size, sets in self._copies.items()
+            if size <= together
+        )
+        return min(fatal / math.comb(workers, together), 1.0)
+
+    @cached_property
+    def _copies(self) -> Counter[int]:
+        """By how many workers hold the same layers, how often so many do."""
+        return Counter(map(len, {*self.plan.holders}))
 
 
 @dataclass(frozen=True)
@@ -266,9 +296,7 @@ class Recoveries:
         cuts, counts = self._fastest(self._layouts(state), state)
         names = iter(sorted(state.held))
         pipelines = tuple(Pipeline(tuple(next(names) for _ in each[1:]), each) for each in cuts)
-        overheads = self.overheads
-        overhead_s = overheads.restart_s + overheads.checkpoint_s + overheads.redo_s
-        return [self._new("checkpoint", state, (pipelines, counts), overhead_s=overhead_s)]
+        return [self._new("checkpoint", state, (pipelines, counts), overhead_s=self.overheads.last_resort_s)]
 
     # --- what they share ---
 
@@ -508,9 +536,8 @@ class Recoveries:
         share = max(size / self.cluster.workers[w].memory_bytes for w, size in estimate.peak_bytes.items())
         overhead_s = self.overheads.edit_s if overhead_s is None else overhead_s
         stands_s, moved = self._moves(before, after, estimate.step_s, blocking) if before else (0.0, 0.0)
-        return Recovery(
-            family, after, estimate.step_s, overhead_s + stands_s, moved, share, estimate.execution
-        )
+        took_s, resort_s = overhead_s + stands_s, self.overheads.last_resort_s
+        return Recovery(family, after, estimate.step_s, took_s, moved, share, estimate.execution, resort_s)
 
     def _estimate(self, state: State) -> Estimate:
         return self.estimator.on(self.cluster.clocked(state.clocks)).estimate(state.plan)

@@ -30,8 +30,11 @@ def policy_of(state, **options):
 def test_faults_seen_so_far_say_how_long_until_the_next():
     clock = FaultClock(expected_s=100.0)
     assert clock.between_s == 100.0
-    clock.watched(300.0, faults=1)
-    assert clock.between_s == 200.0
+    clock.watched(300.0, lost=1)
+    assert clock.between_s == 200.0 and clock.together == 1
+    clock.watched(100.0)
+    clock.watched(100.0, lost=2)
+    assert clock.between_s == 200.0 and clock.together == 2
     with pytest.raises(PlanInfeasible, match=r"seconds between faults: 0 \(expected > 0\)"):
         FaultClock(0.0)
 

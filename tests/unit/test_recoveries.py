@@ -137,6 +137,17 @@ def test_equation_8_is_throughput_times_the_share_of_time_that_is_not_transition
     assert found.score(found.transition_s / 2) == 0
 
 
+def test_the_last_copies_of_a_layer_count_with_what_their_loss_would_cost():
+    state = state_of(3, 2)
+    planner = recoveries(state)
+    hit = state.after(["p1s0"], [])
+    found = by_family(planner.of(hit))["resize"]  # Of five workers two hold the first layers, three the last.
+    assert [found.fatal_share(together) for together in (0, 1, 2, 3)] == [0, 0, 1 / 10, (3 + 1) / 10]
+    resort_s = planner.overheads.last_resort_s
+    assert found.score(100.0, 1) == found.score(100.0)
+    assert found.score(100.0, 2) == pytest.approx(found.score(100.0) * 100 / (100 + resort_s / 10))
+
+
 def test_micro_batches_go_where_they_end_first():
     planner = recoveries(state_of(3, 3))
     pipelines = [Pipeline(("a",), (0, 24)), Pipeline(("b", "c", "d"), cuts_of((8, 8, 8)))]
