@@ -256,7 +256,7 @@ def measure_fig10(layers: Sequence[int], micro_batches: int) -> Found:
 
 def _moved(recoveries: Recoveries, hit: State) -> dict[str, tuple[float, float]]:
     """(bytes, seconds) of moving to the best layout, by how it is done."""
-    cuts, _ = recoveries._search(hit)
+    cuts, _ = recoveries.best_cuts(hit)
     sums, cluster = recoveries.profile.state_bytes, recoveries.cluster
     names = iter(sorted(hit.held))
     by_name = [Pipeline(tuple(next(names) for _ in each[1:]), each) for each in cuts]

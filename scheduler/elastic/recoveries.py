@@ -276,7 +276,7 @@ class Recoveries:
 
     def _layout(self, state: State) -> list[Recovery]:
         """The fastest, with the fewest bytes to move; where workers differ, the fast ones by themselves, too."""
-        cuts, counts = self._fastest(self._layouts(state), state)
+        cuts, counts = self.best_cuts(state)
         staffed = roles.staff(cuts, state.held, self.profile.state_bytes, state.pipelines)
         if not self._differ(state):
             return [self._new("layout", state, (staffed, counts))]
@@ -293,7 +293,7 @@ class Recoveries:
         return [self._new("drop", state, (tuple(whole), self._shares(whole, state)), restarts=False)]
 
     def _checkpoint(self, state: State) -> list[Recovery]:
-        cuts, counts = self._fastest(self._layouts(state), state)
+        cuts, counts = self.best_cuts(state)
         names = iter(sorted(state.held))
         pipelines = tuple(Pipeline(tuple(next(names) for _ in each[1:]), each) for each in cuts)
         return [self._new("checkpoint", state, (pipelines, counts), overhead_s=self.overheads.last_resort_s)]
@@ -339,10 +339,11 @@ class Recoveries:
             self._times_by[key] = PipelineTimes(self.profile, *key)
         return self._times_by[key]
 
-    def _fastest(self, layouts: Sequence[Layout], state: State) -> tuple[list[Cuts], tuple[int, ...]]:
+    def best_cuts(self, state: State) -> tuple[list[Cuts], tuple[int, ...]]:
         """Cuts and micro-batches of each pipeline of the layout whose slowest is fastest, as it would be executed.
 
         Of equally fast ones that which leaves most pipelines as they are.
+        Raises: PlanInfeasible that says which constraint no layout satisfies.
         """
         known = Counter(each.cuts for each in state.pipelines)
         memory_bytes = min(self.cluster.workers[worker].memory_bytes for worker in state.held)
@@ -352,7 +353,7 @@ class Recoveries:
             kept = sum(min(known[cuts_of(group.sizes)], group.count) for group in layout.groups)
             return step_s, -kept
 
-        best = min(layouts, key=rank)
+        best = min(self._layouts(state), key=rank)
         cuts = [cuts_of(group.sizes) for group in best.groups for _ in range(group.count)]
         return cuts, tuple(group.micro_batches for group in best.groups for _ in range(group.count))
 
