@@ -147,7 +147,7 @@ def _draw_fig8(figure: Any, found: Found) -> None:
             axes.step(
                 at, values, where="post", label=system, color=COLOURS[system], linewidth=width, alpha=0.8
             )
-        ratios = ", ".join(f"{of}: {part['ratios'][of]['mean']:.3f} (paper {PAPER[of]})" for of in PAPER)
+        ratios = "\n".join(f"{of}: {part['ratios'][of]['mean']:.3f} (paper {PAPER[of]})" for of in PAPER)
         axes.set_title(f"{part['scenario']}\n{ratios}", fontsize=9)
         axes.set_xlabel("hours (seed 0)")
         axes.grid(alpha=0.3)
