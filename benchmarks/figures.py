@@ -12,7 +12,8 @@ import click
 from ..scheduler.elastic.cluster import alike
 from ..scheduler.elastic.plan import Pipeline, cuts_of, even
 from ..scheduler.elastic.profile import Profile
-from ..scheduler.elastic.recoveries import Recoveries, Recovery, State
+from ..scheduler.elastic.recoveries import Recoveries, Recovery
+from ..scheduler.elastic.state import State
 
 Found = dict[str, Any]
 Draw = Callable[[Any, Found], None]

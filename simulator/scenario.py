@@ -19,7 +19,8 @@ from ..scheduler.elastic.cluster import Cluster, Worker
 from ..scheduler.elastic.plan import Pipeline, cuts_of, even
 from ..scheduler.elastic.policy import FaultClock
 from ..scheduler.elastic.profile import LLAMA2, Profile, llama2, read
-from ..scheduler.elastic.recoveries import Overheads, Recoveries, State
+from ..scheduler.elastic.recoveries import Overheads, Recoveries
+from ..scheduler.elastic.state import State
 from .many_runs import in_processes
 from .systems import (
     CHOOSES_BY,

@@ -31,7 +31,8 @@ from ..scheduler.elastic.pipeline_time import (
 )  # fmt: skip
 from ..scheduler.elastic.plan import Pipeline, cuts_of, even
 from ..scheduler.elastic.policy import FaultClock, choose, renamed
-from ..scheduler.elastic.recoveries import FAMILIES, Recoveries, Recovery, Refusal, State
+from ..scheduler.elastic.recoveries import FAMILIES, Recoveries, Recovery, Refusal
+from ..scheduler.elastic.state import State
 from .training import Decision, Event
 
 FAMILIES_OF = {
@@ -183,7 +184,7 @@ class Oobleck(Recoveries):
         groups = self._mended([each for each in groups if each])
         layers = len(self.profile.layers)
         pipelines = tuple(Pipeline(tuple(each), cuts_of(even(layers, len(each)))) for each in groups)
-        return [self._new("shrink", state, (pipelines, self._shares(pipelines, state)))]
+        return [self._new("shrink", state, (pipelines, self.balance.shares(pipelines, state)))]
 
     def _mended(self, groups: list[list[str]]) -> list[list[str]]:
         while short := next((each for each in groups if len(each) < self.fewest), None):
@@ -221,7 +222,7 @@ class ByEquations(Recoveries):
     def _estimate(self, state: State) -> Estimate:
         assert state.plan  # Or it says that nobody is left that holds a layer.
         clocked = self.on(self.cluster.clocked(state.clocks))
-        times = [clocked._stage_times(each, state.samples) for each in state.pipelines]
+        times = [clocked.balance.stage_times(each, state.samples) for each in state.pipelines]
         step_s = max(float(one_f_one_b(f, b, m)) for (f, b), m in zip(times, state.counts, strict=True))
         if state.lost:
             step_s = self._rerouted_s(state, times, step_s)

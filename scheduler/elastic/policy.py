@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from ...protocols.errors import PlanInfeasible
 from .plan import Pipeline
-from .recoveries import Recoveries, Recovery, Refusal, State
+from .recoveries import Recoveries, Recovery, Refusal
+from .state import State
 
 Place = tuple[int, int]
 """A pipeline and a stage."""

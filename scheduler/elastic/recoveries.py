@@ -18,75 +18,22 @@ All are compared under the same overheads. A family that cannot go on says why (
 from __future__ import annotations
 
 import copy
-import heapq
 import math
-import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-
-import numpy as np
 
 from ...protocols.errors import PlanInfeasible
 from . import migration, roles
+from .balance import Balance
 from .cluster import Cluster, Worker
 from .estimator import Estimate, Estimator, Execution, ProfiledCosts, excess_bytes
 from .layouts import Group, Layout, PipelineTimes, best_layout
-from .partition import mini_step_sums, minimax
-from .pipeline_time import in_flight, one_f_one_b
-from .plan import Pipeline, Plan, cuts_of, without
+from .plan import Pipeline, Plan, cuts_of
 from .profile import Profile, check
+from .state import Cuts, State
 from .transfers import plan_transfers
-
-Cuts = tuple[int, ...]
-"""As of `plan.Pipeline`."""
-
-
-@dataclass(frozen=True)
-class State:
-    """Where training stands (Chameleon, Definition 1).
-
-    Pipeline i runs `counts[i]` micro-batches of `samples`; `lost` are those of its workers that are gone, whose
-    work peers have taken over: by micro-batches, or by parts of them (`resized`). `idle` workers are there and
-    have no role. `clocks`: by worker, what its clock is raised by, if it is.
-    """
-
-    pipelines: tuple[Pipeline, ...]
-    counts: tuple[int, ...]
-    samples: int
-    lost: frozenset[str] = frozenset()
-    resized: bool = False
-    idle: frozenset[str] = frozenset()
-    clocks: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def batch(self) -> int:
-        """Samples of a step."""
-        return sum(self.counts) * self.samples
-
-    @cached_property
-    def plan(self) -> Plan:
-        """Raises: PlanInfeasible where nobody is left that holds a layer."""
-        return without(self.pipelines, self.counts, self.samples, self.lost, self.resized)
-
-    @cached_property
-    def held(self) -> dict[str, range]:
-        """Layers of everybody who is there; range(0) of those without a role."""
-        found = {
-            hop.worker: range(hop.start, hop.stop)
-            for pipeline in self.pipelines
-            for hop in pipeline.stages
-            if hop.worker not in self.lost
-        }
-        return found | dict.fromkeys(sorted(self.idle), range(0))
-
-    def after(self, gone: Collection[str], come: Collection[str]) -> State:
-        """As it is found when it happens, before anybody has decided anything."""
-        everybody = {worker for pipeline in self.pipelines for worker in pipeline.workers}
-        lost = self.lost | (everybody & {*gone})
-        back = {*come} & lost  # Its role is taken over, so it has to be given it again.
-        return replace(self, lost=lost, idle=(self.idle | back | ({*come} - everybody)) - {*gone})
 
 
 @dataclass(frozen=True)
@@ -207,6 +154,11 @@ class Recoveries:
         self._times_by: dict[tuple[int, float], PipelineTimes] = {}
         self._group_times: dict[tuple[object, ...], float] = {}
 
+    @property
+    def balance(self) -> Balance:
+        """For the cluster as it is."""
+        return Balance(self.profile, self.cluster)
+
     def on(self, cluster: Cluster) -> Recoveries:
         """The same for a cluster that has changed; what was worked out stays known."""
         other = copy.copy(self)
@@ -263,16 +215,17 @@ class Recoveries:
         return [self._judged("resize", state, replace(_hit(state), resized=True, clocks={}))]
 
     def _layers(self, state: State) -> list[Recovery]:
-        return [self._judged("layers", state, self._cut_anew(self._uneven(state)))]
+        return [self._judged("layers", state, self.balance.cut_anew(self._uneven(state)))]
 
     def _raise_clocks(self, state: State) -> list[Recovery]:
-        cut = self._cut_anew(self._uneven(state))
-        return [self._judged("clocks", state, replace(cut, clocks=self._clocks(cut)))]
+        cut = self.balance.cut_anew(self._uneven(state))
+        clocks = self.balance.clocks_of_stages(cut, self.most_clock)
+        return [self._judged("clocks", state, replace(cut, clocks=clocks))]
 
     def _shrink(self, state: State) -> list[Recovery]:
         concerned = self._uneven(state)
         left = [tuple(w for w in each.workers if w not in state.lost) for each in concerned.pipelines]
-        return [self._new("shrink", state, self._fitted([each for each in left if each], state))]
+        return [self._new("shrink", state, self.balance.fitted([each for each in left if each], state))]
 
     def _layout(self, state: State) -> list[Recovery]:
         """The fastest, with the fewest bytes to move; where workers differ, the fast ones by themselves, too."""
@@ -284,13 +237,13 @@ class Recoveries:
         names = iter(by_speed)
         grouped = [tuple(next(names) for _ in each[1:]) for each in cuts]
         both = [[each.workers for each in staffed], grouped]
-        return [self._new("layout", state, self._fitted(each, state)) for each in both]
+        return [self._new("layout", state, self.balance.fitted(each, state)) for each in both]
 
     def _drop(self, state: State) -> list[Recovery]:
         whole = [each for each in _hit(state).pipelines if state.lost.isdisjoint(each.workers)]
         if not whole:
             raise PlanInfeasible("every pipeline has lost somebody")
-        return [self._new("drop", state, (tuple(whole), self._shares(whole, state)), restarts=False)]
+        return [self._new("drop", state, (tuple(whole), self.balance.shares(whole, state)), restarts=False)]
 
     def _checkpoint(self, state: State) -> list[Recovery]:
         cuts, counts = self.best_cuts(state)
@@ -371,121 +324,13 @@ class Recoveries:
             self._group_times[key] = estimate.step_s if fits else math.inf
         return self._group_times[key]
 
-    def _fitted(
-        self, groups: Sequence[tuple[str, ...]], state: State
-    ) -> tuple[tuple[Pipeline, ...], tuple[int, ...]]:
-        """Pipelines of these workers, in their order; layers as fast as they are, then micro-batches."""
-        pipelines = []
-        for workers in groups:
-            speeds = [self.cluster.workers[worker].speed for worker in workers]
-            samples = np.full(len(workers), float(state.samples))
-            pipelines.append(Pipeline(workers, self._cuts(workers, samples, speeds)))
-        return tuple(pipelines), self._shares(pipelines, state)
-
-    def _cuts(self, workers: Sequence[str], samples: np.ndarray, speeds: Sequence[float]) -> tuple[int, ...]:
-        """Layers to stages by ElasWave, Algorithm 1; `workers`: of each stage, the one with the least memory."""
-        kept = in_flight(len(workers)) * samples
-        static, activations = np.array(self.profile.static_bytes), np.array(self.profile.activation_bytes)
-        found = minimax(
-            mini_step_sums(self.profile, [float(size) for size in samples], speeds),
-            len(workers),
-            memory_sums=static + kept[:, None] * activations,
-            memory_limits=[self.cluster.workers[worker].memory_bytes for worker in workers],
-        )
-        return cuts_of(found.sizes)
-
-    def _shares(self, pipelines: Sequence[Pipeline], state: State) -> tuple[int, ...]:
-        """All micro-batches, each to the pipeline that ends it first: no other shares have an earlier end.
-
-        As the time of a pipeline grows with its micro-batches, whoever has one more than here ends later.
-        """
-        total = sum(state.counts)
-        if total < len(pipelines):
-            raise PlanInfeasible(
-                f"micro-batches: {total} for {len(pipelines)} pipelines (expected one for each)"
-            )
-        times = [self._stage_times(each, state.samples) for each in pipelines]
-        counts = [1] * len(pipelines)  # One that has none would not be there.
-        heap = [(float(one_f_one_b(f, b, 2)), i) for i, (f, b) in enumerate(times)]
-        heapq.heapify(heap)
-        for _ in range(total - len(pipelines)):
-            _, i = heap[0]
-            counts[i] += 1
-            heapq.heapreplace(heap, (float(one_f_one_b(*times[i], counts[i] + 1)), i))
-        return tuple(counts)
-
-    def _stage_times(self, pipeline: Pipeline, samples: int) -> tuple[list[float], list[float]]:
-        both = [
-            np.array(self.profile.seconds(hop.start, hop.stop, samples))
-            / self.cluster.workers[hop.worker].speed
-            for hop in pipeline.stages
-        ]
-        return [float(f) for f, _ in both], [float(b) for _, b in both]
-
-    def _cut_anew(self, state: State) -> State:
-        """Stages of all pipelines cut anew, for what each has left (ElasWave, Sec. 4.2)."""
-        stages = self._stages(state)
-        samples = np.array([len(state.pipelines) * state.samples / len(each) for each in stages])
-        speeds = [min(self.cluster.workers[worker].speed for worker in each) for each in stages]
-        smallest = [
-            min(each, key=lambda worker: self.cluster.workers[worker].memory_bytes) for each in stages
-        ]
-        cuts = self._cuts(smallest, samples, speeds)
-        pipelines = tuple(Pipeline(each.workers, cuts) for each in state.pipelines)
-        return replace(state, pipelines=pipelines, resized=True, clocks={})
-
-    def _stages(self, state: State) -> list[list[str]]:
-        """Who is left of each stage, where all pipelines have the same."""
-        if len({each.cuts for each in state.pipelines}) > 1:
-            raise PlanInfeasible("pipelines: their stages differ (expected the same layers in each)")
-        stages = [
-            [worker for worker in each if worker not in state.lost]
-            for each in zip(*(each.workers for each in state.pipelines), strict=True)
-        ]
-        for number, each in enumerate(stages):
-            if not each:
-                raise PlanInfeasible(f"stage {number}: nobody is left of {len(state.pipelines)}")
-        return stages
-
-    def _clocks(self, state: State) -> dict[str, float]:
-        """By worker, the least raise that takes slow stages to what the unhurt ones need, if that can be reached.
-
-        What ElasWave's Algorithm 2 finds by measuring (`clocks`), if time goes as one over the clock.
-        """
-        stages, cuts = self._stages(state), state.pipelines[0].cuts
-        took_s = []
-        for number, workers in enumerate(stages):
-            samples = len(state.pipelines) * state.samples / len(workers)
-            speed = min(self.cluster.workers[worker].speed for worker in workers)
-            took_s.append(sum(self.profile.seconds(cuts[number], cuts[number + 1], samples)) / speed)
-        unhurt = [s for s, each in zip(took_s, stages, strict=True) if len(each) == len(state.pipelines)]
-        target_s = max(max(took_s) / self.most_clock, max(unhurt, default=min(took_s)))
-        raised = {
-            worker: s / target_s
-            for s, each in zip(took_s, stages, strict=True)
-            if s > target_s
-            for worker in each
-        }
-        if not raised:
-            raise PlanInfeasible("clocks: no stage is slower than the others")
-        return raised
-
     def _clocked(self, found: Recovery) -> list[Recovery]:
         """`found` with its slowest workers clocked up, as far as half of all workers are without it, at most."""
-        state = found.state
-        took_s = {
-            worker: count * (forward_s + backward_s)
-            for each, count in zip(state.pipelines, state.counts, strict=True)
-            for worker, forward_s, backward_s in zip(
-                each.workers, *self._stage_times(each, state.samples), strict=True
-            )
-        }
-        target_s = max(max(took_s.values()) / self.most_clock, statistics.median_low(took_s.values()))
-        raised = {worker: s / target_s for worker, s in took_s.items() if s > target_s}
+        raised = self.balance.clocks_of_workers(found.state, self.most_clock)
         if not raised:
             return []
         try:
-            clocked = self._judged("clocks", None, replace(state, clocks=raised), found.transition_s)
+            clocked = self._judged("clocks", None, replace(found.state, clocks=raised), found.transition_s)
         except PlanInfeasible:  # Another order of execution may be the fastest, and need more memory.
             return []
         return [replace(clocked, bytes_moved=found.bytes_moved)]

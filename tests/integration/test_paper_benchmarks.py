@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from chaosnet.benchmarks.discrete import Leg, Step, Sum
 from chaosnet.benchmarks.elaswave import MADE, write_made_trace
 from chaosnet.cli import BENCHMARKS, cli
-from chaosnet.simulator.scenario import first_state, load, profile_of
+from chaosnet.simulator.scenario import first_state, load, profile_named
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -149,5 +149,5 @@ def test_an_unknown_model_is_named():
 
 def test_the_example_scenario_is_one():
     scenario = load(EXAMPLES / "scenario.yaml")
-    state = first_state(scenario, profile_of(scenario))
+    state = first_state(scenario, profile_named(scenario.model, scenario.tensor_parallel))
     assert len(state.held) == 32 and state.batch == 64

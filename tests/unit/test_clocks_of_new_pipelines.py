@@ -9,7 +9,8 @@ from chaosnet.scheduler.elastic.estimator import Estimator, Execution, ProfiledC
 from chaosnet.scheduler.elastic.plan import Pipeline, cuts_of, even, of_pipelines, without
 from chaosnet.scheduler.elastic.profile import uniform
 from chaosnet.scheduler.elastic.program import compile_plan
-from chaosnet.scheduler.elastic.recoveries import Recoveries, Recovery, State
+from chaosnet.scheduler.elastic.recoveries import Recoveries, Recovery
+from chaosnet.scheduler.elastic.state import State
 
 PROFILE = uniform(10, 1.0, 2.0, static_bytes=600.0, activation_bytes=10.0, boundary_bytes=1e6)
 

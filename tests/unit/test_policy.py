@@ -10,7 +10,8 @@ from chaosnet.scheduler.elastic.cluster import Cluster, alike
 from chaosnet.scheduler.elastic.plan import Pipeline, check, cuts_of, even
 from chaosnet.scheduler.elastic.policy import Choice, FaultClock, Policy, choose
 from chaosnet.scheduler.elastic.profile import uniform
-from chaosnet.scheduler.elastic.recoveries import Recoveries, Refusal, State
+from chaosnet.scheduler.elastic.recoveries import Recoveries, Refusal
+from chaosnet.scheduler.elastic.state import State
 
 LAYERS = 12
 PROFILE = uniform(LAYERS, 0.25, 0.5, static_bytes=6e9, boundary_bytes=1e6)

@@ -8,7 +8,8 @@ from chaosnet.protocols.errors import PlanInfeasible
 from chaosnet.scheduler.elastic.cluster import Cluster, Worker, alike
 from chaosnet.scheduler.elastic.plan import Pipeline, check, cuts_of, even
 from chaosnet.scheduler.elastic.profile import uniform
-from chaosnet.scheduler.elastic.recoveries import FAMILIES, Overheads, Recoveries, Recovery, State
+from chaosnet.scheduler.elastic.recoveries import FAMILIES, Overheads, Recoveries, Recovery
+from chaosnet.scheduler.elastic.state import State
 
 LAYERS = 24
 PROFILE = uniform(
@@ -152,10 +153,10 @@ def test_micro_batches_go_where_they_end_first():
     planner = recoveries(state_of(3, 3))
     pipelines = [Pipeline(("a",), (0, 24)), Pipeline(("b", "c", "d"), cuts_of((8, 8, 8)))]
     planner = Recoveries(PROFILE, alike("abcd"))
-    counts = planner._shares(pipelines, state_of(2, 2, micro_batches=6))
+    counts = planner.balance.shares(pipelines, state_of(2, 2, micro_batches=6))
     assert sum(counts) == 12 and counts[1] > counts[0] >= 1
     with pytest.raises(PlanInfeasible, match="1 for 2 pipelines"):
-        planner._shares(pipelines, State((), (1,), 1))
+        planner.balance.shares(pipelines, State((), (1,), 1))
 
 
 def test_a_profile_of_another_model_or_with_negative_times_is_refused():
