@@ -236,6 +236,9 @@ class ByEquations(Recoveries):
         }
         return Estimate(step_s, peaks, Execution())
 
+    def _sums_s(self, layout: Layout) -> float:
+        return 0.0
+
     def _rerouted_s(self, state: State, times: list[tuple[list[float], list[float]]], step_s: float) -> float:
         """Eq. 13; where pipelines differ, with the longest and the slowest stage of all."""
         stages, pipelines = max(len(each.workers) for each in state.pipelines), len(state.pipelines)

@@ -33,6 +33,7 @@ from .layouts import Group, Layout, PipelineTimes, best_layout
 from .plan import Pipeline, Plan, cuts_of
 from .profile import Profile, check
 from .state import Cuts, State
+from .sync_rounds import rounds
 from .transfers import plan_transfers
 
 
@@ -153,6 +154,7 @@ class Recoveries:
         self.estimator = estimator or Estimator(ProfiledCosts(profile, cluster), executions=executions)
         self._times_by: dict[tuple[int, float], PipelineTimes] = {}
         self._group_times: dict[tuple[object, ...], float] = {}
+        self._sum_times: dict[tuple[Group, ...], float] = {}
 
     @property
     def balance(self) -> Balance:
@@ -302,13 +304,25 @@ class Recoveries:
         memory_bytes = min(self.cluster.workers[worker].memory_bytes for worker in state.held)
 
         def rank(layout: Layout) -> tuple[float, int]:
-            step_s = max(self._group_s(group, state.samples, memory_bytes) for group in layout.groups)
+            computed_s = max(self._group_s(group, state.samples, memory_bytes) for group in layout.groups)
+            step_s = computed_s + self._sums_s(layout)
             kept = sum(min(known[cuts_of(group.sizes)], group.count) for group in layout.groups)
             return step_s, -kept
 
         best = min(self._layouts(state), key=rank)
         cuts = [cuts_of(group.sizes) for group in best.groups for _ in range(group.count)]
         return cuts, tuple(group.micro_batches for group in best.groups for _ in range(group.count))
+
+    def _sums_s(self, layout: Layout) -> float:
+        """Seconds of its sums of gradients, over links without a measurement."""
+        if layout.groups not in self._sum_times:
+            names = [f"{number}" for number in range(layout.workers)]
+            pipelines, _ = layout.pipelines(names)
+            placement = {hop.worker: range(hop.start, hop.stop) for each in pipelines for hop in each.stages}
+            costs = replace(self.estimator.costs, cluster=replace(self.cluster, rates_bps={}))
+            found = rounds(placement, len(self.profile.layers))
+            self._sum_times[layout.groups] = sum(max(map(costs.reduce_s, each)) for each in found)
+        return self._sum_times[layout.groups]
 
     def _group_s(self, group: Group, samples: int, memory_bytes: float) -> float:
         """Seconds of one of its pipelines, on workers of speed 1; infinite if it does not fit memory."""

@@ -168,3 +168,15 @@ def test_a_profile_of_another_model_or_with_negative_times_is_refused():
         Recoveries(other, alike(list(state.held))).of(state)
     with pytest.raises(PlanInfeasible, match=r"layer 0: 0.25 and -1 s for 1 samples \(expected >= 0 s"):
         Recoveries(uniform(LAYERS, 0.25, -1.0), alike(list(state.held)))
+
+
+def test_over_slow_links_a_layout_has_fewer_pipelines_whose_gradients_are_summed():
+    state = state_of(3, 2)
+    hit = state.after(["p1s0"], [])
+    found = {}
+    for rate_bps in (1e12, 1e6):
+        cluster = alike(list(state.held), rate_bps=rate_bps)
+        found[rate_bps] = by_family(Recoveries(PROFILE, cluster, overheads=Overheads(hidden=False)).of(hit))[
+            "layout"
+        ]
+    assert len(found[1e6].state.pipelines) == 1 < len(found[1e12].state.pipelines)
