@@ -760,6 +760,7 @@ def simulate_training(scenario: Path, seeds: int | None, report: Path | None, pi
 @click.option(
     "--nodes", type=NodeRange(), help="How many nodes a life begins with. Default: 2..7; crash points: 2..4."
 )
+@click.option("--hard", is_flag=True, help="Random lives with more faults: 12 to 24 each.")
 @click.option("--seed", type=Whole(0, 10**12), metavar="SEED", help="Replay the life of one seed.")
 @click.option("--crash-points", is_flag=True, help="Crash everybody at every message of every negotiation.")
 @click.option(
@@ -787,9 +788,9 @@ def simulate_training(scenario: Path, seeds: int | None, report: Path | None, pi
     "--json", "report", type=click.Path(dir_okay=False, path_type=Path), help="Write what was found."
 )
 def simulate(
-    schedules: int | None, first: int, nodes: tuple[int, int] | None, seed: int | None, crash_points: bool,
-    seeds: int, restart: bool, crash_point: str | None, mutants: bool, churn: float | None, hours: float,
-    trace: Path | None, report: Path | None,
+    schedules: int | None, first: int, nodes: tuple[int, int] | None, hard: bool, seed: int | None,
+    crash_points: bool, seeds: int, restart: bool, crash_point: str | None, mutants: bool, churn: float | None,
+    hours: float, trace: Path | None, report: Path | None,
 ) -> None:  # fmt: skip
     """Run the real protocol on a virtual network with random crashes, joins, leaves and cut links.
 
@@ -817,9 +818,9 @@ def simulate(
     from . import simulate as simulation
 
     if schedules is not None:
-        simulation.run_seeds(first, schedules, nodes or (2, 7), report)
+        simulation.run_seeds(first, schedules, nodes or (2, 7), report, hard)
     elif seed is not None:
-        simulation.replay_seed(seed, nodes or (2, 7), trace)
+        simulation.replay_seed(seed, nodes or (2, 7), trace, hard)
     elif crash_points:
         simulation.run_crash_points(nodes or (2, 4), seeds, restart, report)
     elif crash_point is not None:

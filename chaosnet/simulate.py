@@ -30,10 +30,12 @@ class SimulationFailed(ChaosnetError):
     """A rule was broken, or a mutant was not caught; the text says how to see it again."""
 
 
-def run_seeds(first: int, schedules: int, nodes: tuple[int, int], report: Path | None) -> None:
+def run_seeds(
+    first: int, schedules: int, nodes: tuple[int, int], report: Path | None, hard: bool = False
+) -> None:
     """Run seeds first, first + 1, ... on all cores; tell what they did. Raises: SimulationFailed."""
     started_s, tell = time.monotonic(), _Teller()
-    so_far = [Summary(nodes)]
+    so_far = [Summary(nodes, hard)]
 
     def progress(summary: Summary) -> None:
         so_far[0] = summary
@@ -41,7 +43,7 @@ def run_seeds(first: int, schedules: int, nodes: tuple[int, int], report: Path |
 
     interrupted = False
     try:
-        run_many(range(first, first + schedules), on_progress=progress, nodes=nodes)
+        run_many(range(first, first + schedules), on_progress=progress, nodes=nodes, hard=hard)
     except KeyboardInterrupt:
         interrupted = True
     summary, seconds = so_far[0], time.monotonic() - started_s
@@ -50,9 +52,8 @@ def run_seeds(first: int, schedules: int, nodes: tuple[int, int], report: Path |
     _tell_summary(summary, found)
     if interrupted:
         rest = f"--schedules {schedules - summary.runs} --from {first + summary.runs}"
-        where = "--nodes {}..{}".format(*nodes)
         done = f"seeds {first} to {first + summary.runs - 1} are done" if summary.runs else "no seed is done"
-        click.echo(f"{done}; go on with: chaosnet simulate {rest} {where}", err=True)
+        click.echo(f"{done}; go on with: chaosnet simulate {rest}{summary.where}", err=True)
     if summary.violations:
         click.echo(summary.describe(), err=True)
         seeds_named = ", ".join(map(str, sorted(summary.violations)[:10]))
@@ -81,6 +82,7 @@ def _found(summary: Summary, first: int, seconds: float) -> dict[str, Any]:
         "from": first,
         "schedules": summary.runs,
         "nodes": list(summary.nodes),
+        "hard": summary.hard,
         "seconds": round(seconds, 2),
         "rate_per_s": round(summary.runs / seconds, 2),
         "totals": {name: summary.total(name) for name in COUNTS},
@@ -94,9 +96,9 @@ def _found(summary: Summary, first: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def replay_seed(seed: int, nodes: tuple[int, int], trace: Path | None) -> None:
+def replay_seed(seed: int, nodes: tuple[int, int], trace: Path | None, hard: bool = False) -> None:
     """Run one seed and tell, or write, its story. Raises: SimulationFailed."""
-    life = RandomRun(seed, trace is not None, nodes)
+    life = RandomRun(seed, trace is not None, nodes, hard)
     try:
         outcome = life.run()
     except Violation as violation:

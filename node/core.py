@@ -206,6 +206,7 @@ class Agent:
         self.flushed: Flush | None = None
         self.installed = (0, 0)  # Term and number of the last flush that has ended.
         self.frozen_at_s = 0.0
+        self.vacant_term = 0  # Whose scheduler has stood again: it is none any more.
         self.torn: AbortRequest | None = None  # The attempt that cannot end as it is.
         self.abort_at_s = 0.0
         self.news_version = settings.first_serial
@@ -868,9 +869,14 @@ class Agent:
         return self.flushed.scheduler if self.flushed else (view.scheduler if view else "")
 
     @property
+    def _named_term(self) -> int:
+        view = self.sync.view
+        return self.flushed.term if self.flushed else (view.term if view else 0)
+
+    @property
     def _scheduler_missing(self) -> bool:
         named = self._named_scheduler
-        gave_up = named == self.me and self.scheduler is None
+        gave_up = self.scheduler is None if named == self.me else self.vacant_term == self._named_term
         return named == "" or gave_up or named not in self.overlay.reachable
 
     def _elect(self, now_s: float) -> list[Effect]:
@@ -921,8 +927,10 @@ class Agent:
         if isinstance(message, VoteRequest):
             if message.candidate not in view.member_set:
                 return self._expel_stranger(message.candidate, message.key)
-            vacant = self._scheduler_missing or message.candidate == self._named_scheduler  # It stands again.
-            effects = self.election.on_request(message, view.key, vacant)
+            if message.candidate == self._named_scheduler and message.term > self._named_term:
+                # We stand, too: its view may be too old for it to be elected again.
+                self.vacant_term = self._named_term
+            effects = self.election.on_request(message, view.key, self._scheduler_missing)
             self._adopt_term(self.election.term)
             return effects
         voters = view.member_set & self.overlay.reachable
@@ -992,9 +1000,12 @@ class Agent:
     ) -> list[Effect]:
         if self.joiner is None or view.find(self.me) is None:
             return []
-        if self.sync.view is not None and view.key <= self.sync.view.key:
+        if self.sync.view is not None and view.key == self.sync.view.key:
+            return self.joiner.overtaken(source, plan, now_s)
+        if self.sync.view is not None and view.key < self.sync.view.key:
             return []
         effects = self._joining(Received(source, plan), now_s)
+        self.overlay.listens(view)
         return effects + self.sync.observe(view, step)
 
     # --- monitoring ---

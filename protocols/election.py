@@ -10,7 +10,9 @@ candidate's own, and its predecessors until a step has been completed in it (`el
 
 Quorums that rest on the others' proven crash need not meet those that do not: of two nodes the senior may be
 elected alone and die, and the junior after it. So that no term has two schedulers, the former have even
-terms and the latter odd ones.
+terms and the latter odd ones. And of the even ones, those whose quorum of the present view rests on a crash are
+no multiples of four; the others, where only that of a predecessor does, are: a half of the present view with the
+most senior may be elected so, and die, and the other half after it.
 The most senior node stands first, so that candidates rarely duel; back-off is random when they do.
 """
 
@@ -73,10 +75,15 @@ class Election:
         self.role, self.votes = Role.TRIAL, {self.me}
         self.rounds += 1
         self.wake_at_s = now_s + ROUND_S * self.rng.uniform(1.0, 2.0)
-        needs_proof = lacking(electorates, voters, set()) is not None
-        self.standing_for = self.term + 1
-        self.standing_for += (self.standing_for % 2 == 0) is not needs_proof
+        self.standing_for = self._next_term(electorates, voters)
         return self._ask(key, voters, self.standing_for, trial=True)
+
+    def _next_term(self, electorates: list[Electorate], voters: Set[str]) -> int:
+        term = self.term + 1
+        if lacking(electorates, voters, set()) is None:
+            return term + (term % 2 == 0)
+        needed_now = lacking(electorates[:1], voters, set()) is not None
+        return term + ((2 if needed_now else 0) - term) % 4
 
     def on_request(self, request: VoteRequest, key: ViewKey, scheduler_missing: bool) -> list[Effect]:
         """A candidate asks. Pre-votes change nothing here; a vote is given once per term."""
@@ -121,7 +128,9 @@ class Election:
         """Look whether the votes suffice; also called after standing, for a cluster of one."""
         if self.role not in (Role.TRIAL, Role.CANDIDATE):
             return []
-        if lacking(electorates, self.votes, crashed if self.standing_for % 2 == 0 else set()):
+        proven = crashed if self.standing_for % 2 == 0 else set[str]()
+        proven_now = crashed if self.standing_for % 4 == 2 else set[str]()
+        if lacking(electorates[:1], self.votes, proven_now) or lacking(electorates, self.votes, proven):
             return []
         if self.role is Role.CANDIDATE:
             self.role, self.wake_at_s, self.rounds = Role.ELECTED, None, 0

@@ -109,6 +109,18 @@ class Overlay:
         self.found = {each for each in self.extra if view.node_set.issuperset(each)}
         self._explore()
 
+    def listens(self, view: View) -> None:
+        """We begin to listen in a view. It knows better who lives in it than we, who may have been away for long.
+
+        A process whose clock was set back lives in an earlier life than the one before it, if all others have
+        forgotten that.
+        """
+        self.latest_life.update(view.lives)
+        self.reborn -= view.node_set
+        for node in view.node_set.intersection(self.left):
+            del self.left[node]
+        self.closed = {(by, peer) for by, peer in self.closed if peer not in view.node_set}
+
     def settled(self) -> None:
         """Nobody acts in an older view any more: what is known of nodes that have gone can go."""
         back = self.reborn

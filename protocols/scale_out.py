@@ -156,7 +156,7 @@ class Joiner:
                 Received(scheduler, ReplicationPlan() as plan),
             ):
                 self.scheduler = scheduler
-                return self._fetch(plan, now_s)
+                return [DiscardState(), *self._fetch(plan, now_s)]
             case State.LOADING, CaughtUp():
                 self.state = State.READY
                 return self._say_ready(now_s)
@@ -178,6 +178,13 @@ class Joiner:
             case State.FETCHING, _ if self.replication is not None:
                 return self._replicate(event, now_s)
         return []
+
+    def overtaken(self, scheduler: str, plan: ReplicationPlan, now_s: float) -> list[Effect]:
+        """As an observer of before we are in the plan's view already, and may have results that begin with it."""
+        if self.state not in (State.ASKED, State.WAITING):
+            return []
+        self.scheduler = scheduler
+        return self._fetch(plan, now_s)
 
     def joined(self) -> None:
         """The view with us as a member is active."""
@@ -351,9 +358,13 @@ class Joiner:
     # --- state ---
 
     def _fetch(self, plan: ReplicationPlan, now_s: float) -> list[Effect]:
+        """Of those to whom the link has not closed since it was reported: nobody would tell us of that again."""
+        shares = {peer: count for peer, count in plan.shards_by_source.items() if peer in self.relay.peers}
+        if not shares:
+            return self._ask_again("no link is open to those who have the state", now_s)
         self.state, self.wake_at_s = State.FETCHING, None
-        self.replication = Replication(plan.step, plan.shard_bytes, plan.shards_by_source)
-        return [DiscardState(), *self.replication.start(now_s)]
+        self.replication = Replication(plan.step, plan.shard_bytes, shares)
+        return self.replication.start(now_s)
 
     def _replicate(self, event: Event, now_s: float) -> list[Effect]:
         assert self.replication is not None

@@ -421,9 +421,21 @@ class StepSync:
         self.vote = None
 
     def electorates(self) -> list[Electorate]:
-        """All whose quorum a decision needs: of our view and of those that others may still be in."""
+        """All whose quorum a decision needs: of our view and of those that others may be in."""
         assert self.view is not None
-        return [Electorate(key=self.view.key, members=self.view.voter_ids), *self.priors]
+        present = Electorate(key=self.view.key, members=self.view.voter_ids)
+        return [present, *self.priors, *self.without_us()]
+
+    def without_us(self) -> tuple[Electorate, ...]:
+        """Views that the other of two voters may be in as soon as we have voted for them.
+
+        A view that we are in waits for us; one without us does not. Who leaves and is a quorum of the present one
+        by itself, as the senior of two is, must not go on while the other does.
+        """
+        if self.view is None or len(self.view.voter_ids) > 2:
+            return ()
+        views = [view for view in self.prepared.values() if self.me not in view.member_set]
+        return tuple(Electorate(key=view.key, members=view.voter_ids) for view in views)
 
     def check_invariants(self) -> None:
         """What holds between any two events."""

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 
-from ..protocols.effects import Effect, Happened, Parked
+from ..protocols.effects import Effect, Happened, Out, Parked
 from ..protocols.errors import PlanInfeasible
 from ..protocols.messages import (
     EVERYONE,
@@ -278,7 +278,9 @@ class Scheduler:
             return [], unknown[0]
         if wanted := [member for member in found.values() if member is not None]:
             return wanted, ""
-        degrees = [(m.id, len(self.view.neighbors(m.id))) for m in self.view.members]
+        # The joiner dials, so whoever can only dial is no neighbour for it, unless nobody else is there.
+        members = [m for m in self.view.members if m.addresses] or self.view.members
+        degrees = [(m.id, len(self.view.neighbors(m.id))) for m in members]
         chosen = set(sync_plan.choose_neighbors(degrees, request.degree))
         return [m for m in self.view.members if m.id in chosen], ""
 
@@ -549,13 +551,17 @@ class Scheduler:
         parts = views.parts(base.member_set & able, self.overlay.live_links()) or [set()]
         # Who cannot go on consents by its answer, but to one part only: whoever is cut off may ask it, too.
         consent = base.member_set & (answers.keys() - able) if len(parts) == 1 else set()
-        missing = [self._without_quorum(base, priors, part | consent) for part in parts]
+        others = priors if base.key > self.view.key else (*priors, *self.sync.without_us())
+        missing = [self._without_quorum(base, others, part | consent) for part in parts]
         if "" not in missing:
             ours = next((part for part in parts if self.me in part), set())
             self.cut_off = base.member_set & able - ours - {self.me}
             return self._park(missing[0])
         cut_off = base.member_set - parts[missing.index("")]
-        return self._install(base, priors, {node: answers[node] for node in sorted(answers.keys() - cut_off)})
+        rest = answers.keys() - cut_off
+        if self.stateless == self.me and rest & base.member_set == {self.me}:
+            return [Out("nobody who has the state is left")]
+        return self._install(base, priors, {node: answers[node] for node in sorted(rest)})
 
     def _able(self, answers: dict[str, FlushOk]) -> set[str]:
         """Who has answered, and can be told the result of one step at most and then go on from there."""
@@ -572,8 +578,8 @@ class Scheduler:
             return self.sync.priors
         return next(answer.priors for answer in answers.values() if answer.view == base)
 
-    def _without_quorum(self, base: View, priors: tuple[Electorate, ...], alive: set[str]) -> str:
-        voters = lacking([views.electorate(base), *priors], alive, self.overlay.crashed)
+    def _without_quorum(self, base: View, others: tuple[Electorate, ...], alive: set[str]) -> str:
+        voters = lacking([views.electorate(base), *others], alive, self.overlay.crashed)
         if voters is None:
             return ""
         present = sum(node in alive for node in voters.members)

@@ -26,6 +26,7 @@ class Summary:
     """What many runs came to, so far or at the end. Seeds are counted in order, so what is done is a range."""
 
     nodes: tuple[int, int] = NODES
+    hard: bool = False
     runs: int = 0
     totals: Counter[str] = field(default_factory=Counter)  # Of those that kept all rules.
     coverage: Counter[str] = field(default_factory=Counter)  # Name: in how many runs it was reached.
@@ -50,10 +51,15 @@ class Summary:
         """What no run has come by, by name."""
         return sorted(expected(AIMS) - self.coverage.keys())
 
+    @property
+    def where(self) -> str:
+        """The options with which these runs were made."""
+        return " --nodes {}..{}".format(*self.nodes) + (" --hard" if self.hard else "")
+
     def describe(self, most: int = 3) -> str:
         """How many broke a rule; the stories of the first of them, and how to see them again."""
         told = [self.violations[seed] for seed in sorted(self.violations)[:most]]
-        where = "" if self.nodes == NODES else " --nodes {}..{}".format(*self.nodes)
+        where = "" if (self.nodes, self.hard) == (NODES, False) else self.where
         again = [
             f"replay with: chaosnet simulate --seed {seed}{where}" for seed in sorted(self.violations)[:1]
         ]
@@ -65,15 +71,17 @@ def run_many(
     processes: int | None = None,
     on_progress: Progress | None = None,
     nodes: tuple[int, int] = NODES,
+    hard: bool = False,
 ) -> Summary:
     """Run each seed once. `on_progress` is called after each run, in the calling process.
 
     Args:
         processes: default: one per core; 1 runs everything here.
         nodes: the least and the most that a life may begin with.
+        hard: with more faults.
     """
-    summary = Summary(nodes)
-    for seed, result in in_processes(functools.partial(_run, nodes=nodes), _listed(seeds), processes):
+    summary, run_one = Summary(nodes, hard), functools.partial(_run, nodes=nodes, hard=hard)
+    for seed, result in in_processes(run_one, _listed(seeds), processes):
         summary.add(seed, result)
         if on_progress is not None:
             on_progress(summary)
@@ -102,8 +110,8 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _run(seed: int, nodes: tuple[int, int]) -> tuple[int, Outcome | str]:
+def _run(seed: int, nodes: tuple[int, int], hard: bool) -> tuple[int, Outcome | str]:
     try:
-        return seed, run(seed, nodes=nodes)
+        return seed, run(seed, nodes=nodes, hard=hard)
     except Violation as violation:
         return seed, str(violation)

@@ -39,10 +39,24 @@ KEPT = {
         NODES,
     ),
     "who waited for one that is parked a step ahead did not say so": (49980, NODES),
+    "who was elected before stood again, a view behind, and who could be elected waited for it": (
+        104380,
+        NODES,
+    ),
     "serials of three lives flooded in circles": (15162, NODES),
     "a reset connection passed for a crash": (1278, NODES),
     "two halves of two nodes were scheduler in one term": (1154, NODES),
     "a junior went on alone after a senior that had gone on without it": (1669, NODES),
+}
+# The same of hard lives, which begin with 2 to 5 nodes.
+KEPT_HARD = {
+    "a joiner was told to dial one that can only dial": 1005521,
+    "a joiner waited for a source whose link had closed before it heard the plan": 1012103,
+    "an observer had heard of a life that all others had forgotten": 1014056,
+    "two schedulers of one term, one by the crash of the other, which had been one by a farewell": 1014395,
+    "a member that had no state was left alone": 1020832,
+    "the senior of two left, and was cut off before the vote that let it go came back": 1022615,
+    "an observer that had asked again was in the view before it heard the plan": 1022626,
 }
 
 
@@ -58,6 +72,11 @@ def test_every_random_life_keeps_all_rules():
 @pytest.mark.parametrize(("seed", "nodes"), KEPT.values(), ids=KEPT.keys())
 def test_seeds_that_once_failed_keep_all_rules(seed, nodes):
     run(seed, nodes=nodes)
+
+
+@pytest.mark.parametrize("seed", KEPT_HARD.values(), ids=KEPT_HARD.keys())
+def test_hard_seeds_that_once_failed_keep_all_rules(seed):
+    run(seed, nodes=(2, 5), hard=True)
 
 
 def test_crashes_strike_at_both_ends_of_the_rare_messages():
