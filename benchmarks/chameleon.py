@@ -19,10 +19,11 @@ import click
 from ..scheduler.elastic import roles
 from ..scheduler.elastic.cluster import Cluster, alike
 from ..scheduler.elastic.estimator import Estimator, Execution, ProfiledCosts
-from ..scheduler.elastic.layouts import PipelineTimes, best_layout, get_execution_plan
+from ..scheduler.elastic.layouts import best_layout, get_execution_plan
 from ..scheduler.elastic.plan import Pipeline, Plan, cuts_of, even, of_pipelines
 from ..scheduler.elastic.profile import Profile, llama2
 from ..scheduler.elastic.recoveries import FAMILIES, Recoveries, Recovery
+from ..scheduler.elastic.splits import PipelineTimes
 from ..scheduler.elastic.state import State
 from ..scheduler.elastic.sync_rounds import Bucket
 from ..scheduler.elastic.transfers import busiest_s, plan_transfers

@@ -29,9 +29,10 @@ from . import migration, roles
 from .balance import Balance
 from .cluster import Cluster, Worker
 from .estimator import Estimate, Estimator, Execution, ProfiledCosts, excess_bytes
-from .layouts import Group, Layout, PipelineTimes, best_layout
+from .layouts import Group, Layout, best_layout
 from .plan import Pipeline, Plan, cuts_of
 from .profile import Profile, check
+from .splits import PipelineTimes
 from .state import Cuts, State
 from .sync_rounds import rounds
 from .transfers import plan_transfers
