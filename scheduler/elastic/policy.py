@@ -144,9 +144,16 @@ class Policy:
     def prepare(self, losses: int = 1) -> Iterator[int]:
         """Work out recoveries for every loss of 1 to `losses` workers. Yields: how many are known, after each."""
         for lost in self._kinds(losses):
-            if lost not in self._known:
-                self._known[lost] = self.recoveries.of(self.state.after(lost, ()))
+            self._proposed(lost)
             yield len(self._known)
+
+    def _proposed(self, lost: frozenset[str]) -> list[Recovery | Refusal]:
+        if lost not in self._known:
+            found = self._known[lost] = self.recoveries.of(self.state.after(lost, ()))
+            for each in found:
+                if isinstance(each, Recovery):
+                    each.fatal_share(1)  # Counts copies, and keeps the count: now, not when it happens.
+        return self._known[lost]
 
     def _kinds(self, losses: int) -> Iterator[frozenset[str]]:
         """One set of workers for each kind of loss: among pipelines that are alike, the first ones."""
@@ -199,9 +206,7 @@ class Policy:
             if (worker not in self._place_of and worker not in self.state.idle) or worker in self.state.lost:
                 raise PlanInfeasible(f"worker {worker!r}: not there (expected one that is)")
         kind, names = self._kind(workers)
-        if kind not in self._known:
-            self._known[kind] = self.recoveries.of(self.state.after(kind, ()))
-        return choose(self._known[kind], self.faults.between_s, self.faults.together, names)
+        return choose(self._proposed(kind), self.faults.between_s, self.faults.together, names)
 
     def came(self, *workers: str) -> Choice:
         """What to do with workers that have come, or come back."""

@@ -65,6 +65,13 @@ def test_what_was_worked_out_for_a_role_is_what_would_be_for_any_of_its_workers(
     assert len(ahead._known) == kinds, "nothing had to be worked out on the spot"
 
 
+def test_a_loss_without_a_way_to_go_on_is_prepared_for_like_others():
+    policy = policy_of(state_of(1, 2), families=("reroute", "resize"))
+    assert [*policy.prepare(1)] == [1, 2]
+    with pytest.raises(PlanInfeasible, match="no way to go on: reroute: layer 0: nobody is left"):
+        policy.lost("p0s0")
+
+
 def test_kinds_of_losses_do_not_grow_with_the_number_of_pipelines():
     counts = [[*policy_of(state_of(dp, 3)).prepare(2)][-1] for dp in (3, 12)]
     # One of 3 stages; two of one pipeline: 3; two of two: 6.
