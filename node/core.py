@@ -581,7 +581,7 @@ class Agent:
         return [Dial(way) for member in members if member for way in self.book.ways_to(member)]
 
     def _on_reached(self, event: Reached | NotReached) -> list[Effect]:
-        effects = self.dial_backs.handle(event)
+        effects = self.dial_backs.handle(event, self.relay.silent)
         for peer, died in self.deaths.handle(event).items():
             effects += self._tell_link(peer, LinkState.CLOSED if died else LinkState.SILENT)
         if isinstance(event, NotReached):

@@ -58,8 +58,12 @@ class DialBacks:
         self.waiting[peer] = dict.fromkeys(addresses, "")
         return [CheckReach(address) for address in addresses]
 
-    def handle(self, event: Reached | NotReached) -> list[Effect]:
-        """One of the tries has ended."""
+    def handle(self, event: Reached | NotReached, silent: Collection[str] = ()) -> list[Effect]:
+        """One of the tries has ended. `silent`: peers of whom nothing is heard over the open link, either.
+
+        That such a one cannot be dialled says nothing, so nothing is answered: it would pass for one that can
+        only dial for as long as it lives.
+        """
         effects: list[Effect] = []
         for asker, tries in list(self.waiting.items()):
             if event.address not in tries:
@@ -69,7 +73,9 @@ class DialBacks:
                 continue
             other = f"{event.peer} answers there" if isinstance(event, Reached) else ""
             tries[event.address] = other or getattr(event, "reason", "")
-            if all(tries.values()):
+            if all(tries.values()) and asker in silent:
+                del self.waiting[asker]
+            elif all(tries.values()):
                 reasons = "; ".join(f"{address}: {reason}" for address, reason in tries.items())
                 effects += self._answer(asker, "", reasons[:2000])
         return effects

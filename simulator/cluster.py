@@ -48,6 +48,7 @@ BULK = {Up, Down, Shard, ManifestReply, Probe}
 INTACT, DAMAGED = b"as sent", b"damaged"  # What a piece of state holds.
 STORY_LINES = 60
 ROUNDING_S = 1e-9
+REACH_TIMEOUT_S = 1.5  # As node/transport.py has it.
 MAX_ACTIONS = 2_000_000  # A life of a minute takes some 30,000.
 CLOCK_HZ = 1000 * LIFE_STEP  # Of lives. A restart comes later than the messages of the life before it.
 DATASET = 997  # Samples of an epoch; prime, so that the last step of an epoch is never whole.
@@ -593,12 +594,14 @@ class SimCluster:
     def _check_reach(self, node: SimNode, address: str) -> None:
         name = address.split(":")[0]
 
-        def answered() -> None:
+        def answered(at_last: bool = False) -> None:
             other = self.nodes.get(name)
             silent = self._is_cut(node.name, name) or (other is not None and other.paused)
             if not node.alive:
                 return
-            if other is None or not other.alive or other.done or silent:
+            if silent and not at_last:  # TCP repeats itself until the time is up.
+                self._after(REACH_TIMEOUT_S, lambda: answered(at_last=True))
+            elif other is None or not other.alive or other.done or silent:
                 reason = "timed out" if silent else "connection refused"
                 self._event(node, ev.NotReached(address, reason, refused=not silent))
             else:

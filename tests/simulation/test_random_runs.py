@@ -54,6 +54,7 @@ KEPT_HARD = {
     "a joiner waited for a source whose link had closed before it heard the plan": 1012103,
     "an observer had heard of a life that all others had forgotten": 1014056,
     "two schedulers of one term, one by the crash of the other, which had been one by a farewell": 1014395,
+    "one that a cut had kept from being dialled while it joined passed for undialable for ever": 1047559,
     "a member that had no state was left alone": 1020832,
     "the senior of two left, and was cut off before the vote that let it go came back": 1022615,
     "an observer that had asked again was in the view before it heard the plan": 1022626,

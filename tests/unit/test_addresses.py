@@ -61,6 +61,14 @@ def test_who_has_gone_is_not_answered():
     assert dial_backs.handle(Reached("10.0.0.2:5", "b")) == []
 
 
+def test_who_is_not_heard_over_the_open_link_is_not_told_that_it_cannot_be_dialled():
+    dial_backs = DialBacks(AddressBook())
+    dial_backs.asked("b", ASKED)
+    dial_backs.handle(NotReached("10.0.0.2:5", "no answer in 1.5 s"), silent={"b"})
+    assert dial_backs.handle(NotReached("192.168.0.2:5", "no answer in 1.5 s"), silent={"b"}) == []
+    assert dial_backs.asked("b", ASKED)  # It may ask once more.
+
+
 def test_who_asks_again_before_it_is_answered_adds_nothing():
     """Else anybody could make us scan ports."""
     dial_backs = DialBacks(AddressBook())

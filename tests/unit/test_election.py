@@ -107,6 +107,17 @@ def test_of_two_the_senior_and_after_its_crash_the_junior_are_elected_in_differe
     assert senior.term != junior.term
 
 
+def test_so_are_a_senior_by_a_farewell_in_the_view_before_and_the_junior_by_the_crash_of_the_senior():
+    two_views = [Electorate(key=VIEW, members=("a", "b")), Electorate(key=(1, 2), members=("x", "a"))]
+    senior, junior = make("a", term=1), make("b", term=1)
+    stand(senior, "a", two_views)
+    senior.count(VIEW, two_views, {"a"}, {"x"})
+    stand(junior, "b", two_views)
+    junior.count(VIEW, two_views, {"b"}, {"a", "x"})
+    assert (senior.role, junior.role) == (Role.ELECTED, Role.ELECTED)
+    assert (senior.term, junior.term) == (4, 2)
+
+
 def test_proof_of_a_crash_that_comes_late_does_not_count_for_a_term_without_proofs():
     four = [Electorate(key=VIEW, members=("a", "b", "c", "d"))]
     election = make("c", term=1)

@@ -207,3 +207,20 @@ def test_what_is_known_of_departed_nodes_is_forgotten_once_nobody_acts_in_an_old
     chain.settled()
     assert chain.crashed == set()
     assert chain.news == {}
+
+
+def test_who_begins_to_listen_believes_the_view_about_who_lives_in_it():
+    """A clock was set back, and only we, who were away, have heard of a later life of b, and of its end."""
+    overlay = Overlay("j")
+    overlay.heard(news("b", "a", "open", life=9))
+    overlay.heard(news("a", "b", "closed", version=1, peer_life=9))
+    overlay.farewell("b", life=9, key=(1, 0))
+    now = view("ab", [("a", "b"), ("a", "j"), ("b", "j")], observers="j", lives={"b": 3})
+    overlay.listens(now)
+    overlay.enter(now)
+    overlay.heard(news("a", "b", "open", version=2, peer_life=3))
+    assert overlay.reachable == {"a", "b", "j"}
+    overlay.heard(news("b", "a", "silent", version=2, life=3))
+    overlay.heard(news("b", "j", "silent", life=3))
+    assert "b" not in overlay.reachable
+    assert "b" not in overlay.crashed

@@ -322,3 +322,31 @@ def test_a_newer_plan_replaces_the_pull_under_way(bench):
     assert effects[0] == DiscardState()
     assert isinstance(effects[1], Transmit)
     assert bench.joiner.replication.step == 9
+
+
+def test_a_source_whose_link_has_closed_is_not_waited_for(bench):
+    bench.to_waiting()
+    bench.open("b")
+    bench.close("a")
+    plan = ReplicationPlan(view=VIEW, step=7, shard_bytes=100, shards_by_source={"a": 1, "b": 1})
+    bench.handle(Received("b", plan))
+    assert list(bench.joiner.replication.sources) == ["b"]
+    bench.close("b")
+    assert bench.joiner.state is State.KNOCKING
+
+
+def test_without_a_link_to_any_source_it_asks_again(bench):
+    bench.to_waiting()
+    bench.open("b")
+    bench.close("a")
+    plan = ReplicationPlan(view=VIEW, step=7, shard_bytes=100, shards_by_source={"a": 1})
+    bench.handle(Received("b", plan))
+    assert bench.joiner.state is State.ASKED
+
+
+def test_results_that_came_before_the_plan_of_their_view_are_kept(bench):
+    bench.to_waiting()
+    plan = ReplicationPlan(view=VIEW, step=7, shard_bytes=100, shards_by_source={"a": 1})
+    assert DiscardState() not in bench.joiner.overtaken("a", plan, bench.now_s)
+    assert bench.joiner.state is State.FETCHING
+    assert bench.joiner.overtaken("a", plan, bench.now_s) == []  # It has been heard.

@@ -2,6 +2,7 @@
 
 import networkx as nx
 import pytest
+from msgspec.structs import replace
 
 from chaosnet.errors import PlanInfeasible
 from chaosnet.protocols.effects import Happened, Parked
@@ -369,6 +370,16 @@ def test_without_a_wish_the_scheduler_chooses_as_many_neighbours_as_asked_for(be
     _, [(_, plan)] = join(bench, degree=2)
     assert isinstance(plan, NegotiationPlan)
     assert len(plan.neighbors) == 2
+
+
+def test_whoever_can_only_dial_is_not_chosen_as_a_neighbour():
+    view = make_view("abc", TRIANGLE)
+    silent = replace(view.members[2], addresses=())
+    bench = Bench()
+    bench.enter(replace(view, members=(*view.members[:2], silent)), step=10)
+    bench.take_sent()
+    _, [(_, plan)] = join(bench, degree=3)
+    assert [member.id for member in plan.neighbors] == ["a", "b"]
 
 
 def test_a_parked_scheduler_lets_nobody_in_and_leaves_it_to_the_joiners_patience(bench):

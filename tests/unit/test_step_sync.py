@@ -446,3 +446,20 @@ def test_contributions_are_merged_like_sums_and_sets():
         dataset=9,
         leaving=False,
     )
+
+
+def test_who_has_voted_for_a_view_of_the_other_alone_counts_with_it():
+    """The senior of two is a quorum by itself; but the other may go on without it since that vote."""
+    sync = StepSync("a", 1)
+    sync.enter(view("ab", {"b": "a"}, "a"), 0)
+    sync.prepare(view("b", {}, "b", seq=2))
+    assert [each.members for each in sync.electorates()] == [("a", "b"), ("b",)]
+    sync.forget_prepared()  # The vote may still be counted.
+    assert len(sync.electorates()) == 2
+
+
+def test_a_view_without_us_of_two_others_needs_one_who_would_be_missing_in_our_quorum():
+    sync = StepSync("a", 1)
+    sync.enter(CHAIN, 0)
+    sync.prepare(view("bc", {"c": "b"}, "b", seq=2))
+    assert [each.members for each in sync.electorates()] == [("a", "b", "c")]
