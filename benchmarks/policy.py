@@ -15,7 +15,8 @@ from ..scheduler.elastic.cluster import alike
 from ..scheduler.elastic.plan import Pipeline, cuts_of, even
 from ..scheduler.elastic.policy import Policy
 from ..scheduler.elastic.profile import llama2
-from ..scheduler.elastic.recoveries import Recoveries, State
+from ..scheduler.elastic.recoveries import Recoveries
+from ..scheduler.elastic.state import State
 
 LOOKUPS = 500
 MEMORY_BYTES = 64e9

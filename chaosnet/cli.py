@@ -36,6 +36,18 @@ BENCHMARKS = {
     "strangers": "Steps while strangers try to get in, and while they do not.",
     "probe": "Rates of shaped links as the monitor sees them, beside iperf3 (root).",
     "policy": "Recoveries of 256 workers: worked out beforehand, then looked up.",
+    "chameleon-fig6": "Chameleon, Fig. 6: throughput after a loss, as a share of what it was.",
+    "chameleon-fig7": "Chameleon, Fig. 7: workers that are left over 9 hours of failures.",
+    "chameleon-fig8": "Chameleon, Fig. 8: throughput over 9 hours of failures, beside Oobleck and ReCycle.",
+    "chameleon-fig9": "Chameleon, Fig. 9: the estimator beside a simulation that shares no code with it.",
+    "chameleon-fig10": "Chameleon, Fig. 10: moving weights, with and without choosing who moves what.",
+    "chameleon-fig11": "Chameleon, Fig. 11: sums of gradients in rounds, and one after another.",
+    "chameleon-fig12": "Chameleon, Fig. 12: memory of each worker before and after a loss.",
+    "chameleon-search-time": "Chameleon, Sec. V-F: how long the search for a plan takes.",
+    "elaswave-fig11": "ElasWave, Fig. 11: throughput after nodes are lost, by system.",
+    "elaswave-fig12a": "ElasWave, Fig. 12a: linear scaling efficiency, by technique.",
+    "elaswave-fig14": "ElasWave, Fig. 14: throughput on traces of spot instances.",
+    "elaswave-fig15a": "ElasWave, Fig. 15a: one slow worker.",
 }
 COMMON = {"help_option_names": ["-h", "--help"]}
 
@@ -330,7 +342,10 @@ class Unsorted(click.Group):
 
 
 class Benchmarks(click.Group):
-    """Imports a benchmark (and torch) only when it is to run."""
+    """Imports a benchmark (and torch) only when it is to run.
+
+    `chameleon-fig8` is `fig8_command` of the module `chameleon`; `join` is `join_command` of its own, or `command`.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(BENCHMARKS)
@@ -338,11 +353,12 @@ class Benchmarks(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in BENCHMARKS:
             raise click.UsageError(f"{cmd_name!r} is no benchmark (expected one of {', '.join(BENCHMARKS)})")
+        name, _, part = cmd_name.partition("-")
         try:
-            module = importlib.import_module(f".benchmarks.{cmd_name}", __package__)
+            module = importlib.import_module(f".benchmarks.{name}", __package__)
         except ModuleNotFoundError as error:
             raise click.ClickException(f"bench {cmd_name}: {error} in this installation") from None
-        command = getattr(module, f"{cmd_name}_command", None) or module.command
+        command = getattr(module, f"{(part or name).replace('-', '_')}_command", None) or module.command
         assert isinstance(command, click.Command)
         return command
 

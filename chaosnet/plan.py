@@ -18,7 +18,8 @@ from .console import console
 from .protocols.errors import ConfigError
 from .scheduler.elastic.estimator import Estimator
 from .scheduler.elastic.policy import FaultClock, Policy
-from .scheduler.elastic.recoveries import Recoveries, State
+from .scheduler.elastic.recoveries import Recoveries
+from .scheduler.elastic.state import State
 from .simulator.scenario import profile_named
 
 

@@ -19,9 +19,20 @@ from ..scheduler.elastic.cluster import Cluster, Worker
 from ..scheduler.elastic.plan import Pipeline, cuts_of, even
 from ..scheduler.elastic.policy import FaultClock
 from ..scheduler.elastic.profile import LLAMA2, Profile, llama2, read
-from ..scheduler.elastic.recoveries import Overheads, Recoveries, State
+from ..scheduler.elastic.recoveries import Overheads, Recoveries
+from ..scheduler.elastic.state import State
 from .many_runs import in_processes
-from .systems import FAMILIES_OF, SYSTEMS, ByEquations, Choosing, FaultFree, Memory, Oobleck, Varuna
+from .systems import (
+    CHOOSES_BY,
+    FAMILIES_OF,
+    SYSTEMS,
+    ByEquations,
+    Choosing,
+    FaultFree,
+    Memory,
+    Oobleck,
+    Varuna,
+)
 from .training import HOUR_S, Event, Run, System, failures, read_trace, trace_events, train
 
 Whole = Annotated[int, msgspec.Meta(ge=1)]
@@ -164,8 +175,8 @@ def systems_of(scenario: Scenario, known: dict[str, Memory] | None = None) -> It
         if name == "fault-free":
             yield FaultFree(known[name].recoveries, state)
             continue
-        more_s, looks_ahead = scenario.overheads.more_s.get(name, 0.0), name in ("chaosnet", "chameleon")
-        yield Choosing(name, known[name], state, FaultClock(between_s), more_s, looks_ahead)
+        more_s, by = scenario.overheads.more_s.get(name, 0.0), CHOOSES_BY.get(name, "step")
+        yield Choosing(name, known[name], state, FaultClock(between_s), more_s, by)
 
 
 def _recoveries(name: str, scenario: Scenario, profile: Profile) -> Recoveries:

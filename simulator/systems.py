@@ -2,7 +2,7 @@
 
     name         families                                                        chooses by
     fault-free   nothing ever happens                                            -
-    chaosnet     all                                                             Eq. 8
+    chaosnet     all                                                             Eq. 8, and copies that are left
     chameleon    reroute, layout                                                 Eq. 8
     elaswave     resize, layers, clocks; drop where a stage is lost              step time
     recycle      reroute; drop                                                   step time
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from ..protocols.errors import PlanInfeasible
 from ..scheduler.elastic.cluster import Worker
 from ..scheduler.elastic.estimator import Estimate, Execution
-from ..scheduler.elastic.layouts import PipelineTimes
+from ..scheduler.elastic.layouts import Layout
 from ..scheduler.elastic.pipeline_time import (
     one_f_one_b,
     peak_bytes,
@@ -31,7 +31,8 @@ from ..scheduler.elastic.pipeline_time import (
 )  # fmt: skip
 from ..scheduler.elastic.plan import Pipeline, cuts_of, even
 from ..scheduler.elastic.policy import FaultClock, choose, renamed
-from ..scheduler.elastic.recoveries import FAMILIES, Recoveries, Recovery, Refusal, State
+from ..scheduler.elastic.recoveries import FAMILIES, Recoveries, Recovery, Refusal
+from ..scheduler.elastic.state import State
 from .training import Decision, Event
 
 FAMILIES_OF = {
@@ -43,6 +44,7 @@ FAMILIES_OF = {
     "torchft": ("stay", "fill", "drop", "checkpoint"),
     "varuna": ("stay", "checkpoint"),
 }
+CHOOSES_BY = {"chaosnet": "score", "chameleon": "eq8"}  # The others by "step".
 SYSTEMS = ("fault-free", *FAMILIES_OF)
 
 
@@ -74,7 +76,7 @@ class Choosing:
 
     Args:
         more_s: what it needs for every transition beside the overheads of all.
-        looks_ahead: chooses by Eq. 8; else by step time alone.
+        by: "score" (see `Recovery.score`), "eq8" or "step" time alone.
     """
 
     def __init__(
@@ -84,10 +86,10 @@ class Choosing:
         state: State,
         faults: FaultClock,
         more_s: float = 0.0,
-        looks_ahead: bool = True,
+        by: str = "score",
     ) -> None:
         self.name, self.memory, self.state, self.faults = name, memory, state, faults
-        self.more_s, self.looks_ahead = more_s, looks_ahead
+        self.more_s, self.by = more_s, by
         self.speeds: dict[str, Worker] = dict(memory.recoveries.cluster.workers)
         self.last_s = 0.0
 
@@ -95,7 +97,7 @@ class Choosing:
         return _began(self.memory.recoveries, self.state)
 
     def met(self, event: Event) -> Decision:
-        self.faults.watched(event.at_s - self.last_s, faults=bool(event.gone or event.slow))
+        self.faults.watched(event.at_s - self.last_s, len(event.gone))
         self.last_s = event.at_s
         for worker, speed in event.slow:
             self.speeds[worker] = replace(self.speeds[worker], speed=speed)
@@ -117,9 +119,10 @@ class Choosing:
             workers = {new: self.speeds[old] for new, old in back.items()}
             recoveries = self.memory.recoveries.on(replace(self.memory.recoveries.cluster, workers=workers))
             proposed = self.memory.proposed[key] = recoveries.of(renamed(self.state, names))
-        if not self.looks_ahead:
+        if self.by == "step":
             proposed = self._fastest(proposed)
-        best = choose(proposed, self.faults.between_s).recovery
+        together = self.faults.together if self.by == "score" else 0
+        best = choose(proposed, self.faults.between_s, together).recovery
         return replace(best, state=renamed(best.state, back))
 
     def _fastest(self, proposed: Sequence[Recovery | Refusal]) -> list[Recovery | Refusal]:
@@ -181,7 +184,7 @@ class Oobleck(Recoveries):
         groups = self._mended([each for each in groups if each])
         layers = len(self.profile.layers)
         pipelines = tuple(Pipeline(tuple(each), cuts_of(even(layers, len(each)))) for each in groups)
-        return [self._new("shrink", state, (pipelines, self._shares(pipelines, state)))]
+        return [self._new("shrink", state, (pipelines, self.balance.shares(pipelines, state)))]
 
     def _mended(self, groups: list[list[str]]) -> list[list[str]]:
         while short := next((each for each in groups if len(each) < self.fewest), None):
@@ -202,20 +205,8 @@ class Oobleck(Recoveries):
 class Varuna(Recoveries):
     """Pipelines of one length, as many as there are workers for; others are idle."""
 
-    def _search(self, state: State) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
-        workers, total, layers = len(state.held), sum(state.counts), len(self.profile.layers)
-        least = min(self.cluster.workers[worker].memory_bytes for worker in state.held)
-        times = PipelineTimes(self.profile, state.samples, least)
-        found = []
-        fewest, most = self.stages
-        for stages in range(fewest, min(most, layers, workers) + 1):
-            pipelines = min(workers // stages, total)
-            found.append((times.time_s(stages, -(-total // pipelines)), stages, pipelines))
-        took_s, stages, pipelines = min(found)
-        if took_s == float("inf"):
-            raise PlanInfeasible("memory: no symmetric layout fits")
-        counts = even(total, pipelines)
-        return [cuts_of(times.split(stages, counts[0]))] * pipelines, counts
+    def _layouts(self, state: State) -> list[Layout]:
+        return [each for each in super()._layouts(state) if len(each.groups) == 1]
 
 
 class ByEquations(Recoveries):
@@ -230,7 +221,8 @@ class ByEquations(Recoveries):
 
     def _estimate(self, state: State) -> Estimate:
         assert state.plan  # Or it says that nobody is left that holds a layer.
-        times = [self._stage_times(each, state.samples) for each in state.pipelines]
+        clocked = self.on(self.cluster.clocked(state.clocks))
+        times = [clocked.balance.stage_times(each, state.samples) for each in state.pipelines]
         step_s = max(float(one_f_one_b(f, b, m)) for (f, b), m in zip(times, state.counts, strict=True))
         if state.lost:
             step_s = self._rerouted_s(state, times, step_s)
@@ -243,6 +235,9 @@ class ByEquations(Recoveries):
             if worker not in state.lost
         }
         return Estimate(step_s, peaks, Execution())
+
+    def _sums_s(self, layout: Layout) -> float:
+        return 0.0
 
     def _rerouted_s(self, state: State, times: list[tuple[list[float], list[float]]], step_s: float) -> float:
         """Eq. 13; where pipelines differ, with the longest and the slowest stage of all."""

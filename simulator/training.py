@@ -1,7 +1,8 @@
 """Training while workers fail and come back, as a sequence of states with a step time each (Chameleon, Sec. V-B).
 
 Between two events a system trains at its global batch over its step time; after one it stands still for the
-transition of the recovery that it chose. An event during a transition begins another one.
+transition of the recovery that it chose. An event during a transition begins another one; training goes on when
+both have ended, as what the first has not restored yet the second needs, too.
 """
 
 from __future__ import annotations
@@ -91,8 +92,10 @@ def train(system: System, workers: Collection[str], events: Sequence[Event], sec
             break
         there = (there | {*event.come}) - {*event.gone}
         decision = system.met(event)
-        ready_s = event.at_s + decision.transition_s
+        ready_s = max(event.at_s + decision.transition_s, ready_s)
         run.families[decision.family] += 1
+        if run.spans[-1].from_s > event.at_s:  # It did not come to that.
+            run.spans.pop()
         if decision.transition_s:
             run.spans.append(Span(event.at_s, 0.0, len(there)))
         run.spans.append(Span(min(ready_s, seconds), decision.samples_per_s, len(there)))

@@ -47,8 +47,12 @@ class ProfiledCosts:
 
     def compute_s(self, worker: str, op: Op, start: int, stop: int, samples: int) -> float:
         forward_s, backward_s = self.profile.seconds(start, stop, samples)
-        share = {Op.BACKWARD_INPUT: 1 - self.weight_share, Op.BACKWARD_WEIGHT: self.weight_share}.get(op, 1.0)
-        took_s = forward_s if op is Op.FORWARD else share * backward_s
+        if op is Op.FORWARD:
+            took_s = forward_s
+        elif op is Op.BACKWARD:
+            took_s = backward_s
+        else:
+            took_s = backward_s * (self.weight_share if op is Op.BACKWARD_WEIGHT else 1 - self.weight_share)
         return took_s / self.cluster.workers[worker].speed
 
     def transfer_s(self, source: str, to: str, boundary: int, samples: int) -> float:
@@ -199,6 +203,10 @@ class _Execution:
 # --- a step of a plan ---
 
 
+_Signature = tuple[object, ...]
+_Signed = list[tuple[Plan, _Signature]]
+
+
 class Execution(NamedTuple):
     """How a plan is executed; see `compile_plan`."""
 
@@ -239,37 +247,44 @@ class Estimator:
 
     def estimate(self, plan: Plan) -> Estimate:
         """The slowest part of the plan (Eq. 10), then the sums of gradients, round after round, then STEP."""
-        found = [self._under(execution, plan) for execution in self.executions]
+        static = static_bytes(plan, self.costs.profile, self.zero)
+        rounds_s = sum(max(self.costs.reduce_s(bucket) for bucket in each) for each in plan.sync)
+        signed = [(part, self._signature(part)) for part in parts(plan)]
+        found = [
+            self._under(execution, signed, static, rounds_s + self.costs.step_s)
+            for execution in self.executions
+        ]
         fitting = [each for each in found if not excess_bytes(each.peak_bytes, self.costs.cluster)]
         if fitting:
             return min(fitting, key=lambda each: each.step_s)
         return min(found, key=lambda each: max(excess_bytes(each.peak_bytes, self.costs.cluster).values()))
 
-    def _under(self, execution: Execution, plan: Plan) -> Estimate:
-        static = static_bytes(plan, self.costs.profile, self.zero)
+    def _under(
+        self, execution: Execution, signed: _Signed, static: Mapping[str, float], sums_s: float
+    ) -> Estimate:
         computed_s, peaks = 0.0, dict(static)
-        for part in parts(plan):
-            part_s, activations = self._part(execution, part)
+        for part, signature in signed:
+            part_s, activations = self._part(execution, part, signature)
             computed_s = max(computed_s, part_s)
             for worker, size in zip(part.placement, activations, strict=True):
                 peaks[worker] += size
-        rounds_s = sum(max(self.costs.reduce_s(bucket) for bucket in each) for each in plan.sync)
-        return Estimate(computed_s + rounds_s + self.costs.step_s, peaks, execution)
+        return Estimate(computed_s + sums_s, peaks, execution)
 
-    def _part(self, execution: Execution, part: Plan) -> tuple[float, tuple[float, ...]]:
+    def _part(
+        self, execution: Execution, part: Plan, signature: _Signature
+    ) -> tuple[float, tuple[float, ...]]:
         """Seconds without STEP; activations of each worker at most, in the order of its placement."""
-        key = (execution, *self._signature(part))
+        key = (execution, *signature)
         if key not in self._known:
             program = compile_plan(part, self.costs, **execution._asdict())
-            timing = time_program(program, replace(self.costs, step_s=0.0))
             peaks = tuple(
                 peak_activations(program.instructions[worker], part, self.costs.profile)
                 for worker in part.placement
             )
-            self._known[key] = timing.step_s, peaks
+            self._known[key] = program.computed_s, peaks
         return self._known[key]
 
-    def _signature(self, part: Plan) -> tuple[object, ...]:
+    def _signature(self, part: Plan) -> _Signature:
         """Equal for parts that differ only in the names of workers: then, and only then, they take as long."""
         number = {worker: index for index, worker in enumerate(part.placement)}
         cluster = self.costs.cluster

@@ -108,7 +108,8 @@ def of_pipelines(pipelines: Sequence[Pipeline], counts: Sequence[int], samples: 
     """
     placement = {stage.worker: range(stage.start, stage.stop) for each in pipelines for stage in each.stages}
     turns = sorted((j, i) for i, count in enumerate(counts) for j in range(count))
-    micro_batches = tuple(MicroBatch(turn, samples, pipelines[i].stages) for turn, (_, i) in enumerate(turns))
+    routes = [each.stages for each in pipelines]
+    micro_batches = tuple(MicroBatch(turn, samples, routes[i]) for turn, (_, i) in enumerate(turns))
     layers = max((each.cuts[-1] for each in pipelines), default=0)
     return with_sync(Plan(layers, placement, micro_batches), sum(counts) * samples)
 
@@ -190,24 +191,16 @@ def without(
             its samples cannot be cut evenly, the larger parts go around.
     Raises: PlanInfeasible if nobody is left that holds a layer.
     """
-    placement = {
-        stage.worker: range(stage.start, stage.stop)
-        for each in pipelines
-        for stage in each.stages
-        if stage.worker not in lost
-    }
-    peers = {
-        (stage.start, stage.stop): _ways(placement, stage)
-        for each in pipelines
-        for stage in each.stages
-        if stage.worker in lost
-    }
+    routes_before = [each.stages for each in pipelines]
+    stages = [stage for each in routes_before for stage in each]
+    placement = {each.worker: range(each.start, each.stop) for each in stages if each.worker not in lost}
+    peers = {(each.start, each.stop): _ways(placement, each) for each in stages if each.worker in lost}
     micro_batches: list[MicroBatch] = []
     handed_on: Counter[tuple[int, int]] = Counter()
     for j, i in sorted((j, i) for i, count in enumerate(counts) for j in range(count)):
         routes = Counter[Route]()
         for _ in range(samples if resize else 1):
-            routes[_detour(pipelines[i].stages, lost, peers, handed_on)] += 1 if resize else samples
+            routes[_detour(routes_before[i], lost, peers, handed_on)] += 1 if resize else samples
         turn = j if resize else len(micro_batches)
         micro_batches += [MicroBatch(turn, count, route) for route, count in routes.items()]
     layers = max(each.cuts[-1] for each in pipelines)

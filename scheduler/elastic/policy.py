@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from ...protocols.errors import PlanInfeasible
 from .plan import Pipeline
-from .recoveries import Recoveries, Recovery, Refusal, State
+from .recoveries import Recoveries, Recovery, Refusal
+from .state import State
 
 Place = tuple[int, int]
 """A pipeline and a stage."""
@@ -31,12 +32,18 @@ class FaultClock:
     def __init__(self, expected_s: float = 3600.0) -> None:
         if not expected_s > 0:
             raise PlanInfeasible(f"seconds between faults: {expected_s:g} (expected > 0)")
-        self.expected_s, self.watched_s, self.faults = expected_s, 0.0, 0
+        self.expected_s, self.watched_s, self.faults, self.lost = expected_s, 0.0, 0, 0
 
-    def watched(self, seconds: float, faults: int = 0) -> None:
-        """So much time went by with so many faults."""
+    def watched(self, seconds: float, lost: int = 0) -> None:
+        """So much time went by, and then so many workers were lost at once, if any."""
         self.watched_s += seconds
-        self.faults += faults
+        self.faults += lost > 0
+        self.lost += lost
+
+    @property
+    def together(self) -> int:
+        """Workers that go at once: the mean so far, rounded up."""
+        return max(1, -(-self.lost // max(self.faults, 1)))
 
     @property
     def between_s(self) -> float:
@@ -50,6 +57,7 @@ class Choice:
     ranking: tuple[Recovery, ...]
     refusals: tuple[Refusal, ...]
     between_s: float
+    together: int
     names: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -69,7 +77,8 @@ class Choice:
                 "bytes_moved": each.bytes_moved,
                 "memory_share": each.memory_share,
                 "workers": sum(map(bool, each.state.held.values())),
-                "score": each.score(self.between_s),
+                "fatal_share": each.fatal_share(self.together),
+                "score": each.score(self.between_s, self.together),
             }
             for each in self.ranking
         ]
@@ -80,9 +89,12 @@ class Choice:
 
 
 def choose(
-    proposed: Sequence[Recovery | Refusal], between_s: float, names: Mapping[str, str] | None = None
+    proposed: Sequence[Recovery | Refusal],
+    between_s: float,
+    together: int = 0,
+    names: Mapping[str, str] | None = None,
 ) -> Choice:
-    """The best by Eq. 8; of equally good ones that with the shorter transition.
+    """The best by `Recovery.score`; of equally good ones that with the shorter transition.
 
     Raises: PlanInfeasible with all the reasons if there is none.
     """
@@ -91,8 +103,8 @@ def choose(
     if not recoveries:
         reasons = "; ".join(f"{each.family}: {each.reason}" for each in refusals)
         raise PlanInfeasible(f"no way to go on: {reasons}")
-    recoveries.sort(key=lambda each: (-each.score(between_s), each.transition_s))
-    return Choice(tuple(recoveries), refusals, between_s, names or {})
+    recoveries.sort(key=lambda each: (-each.score(between_s, together), each.transition_s))
+    return Choice(tuple(recoveries), refusals, between_s, together, names or {})
 
 
 class Policy:
@@ -132,9 +144,16 @@ class Policy:
     def prepare(self, losses: int = 1) -> Iterator[int]:
         """Work out recoveries for every loss of 1 to `losses` workers. Yields: how many are known, after each."""
         for lost in self._kinds(losses):
-            if lost not in self._known:
-                self._known[lost] = self.recoveries.of(self.state.after(lost, ()))
+            self._proposed(lost)
             yield len(self._known)
+
+    def _proposed(self, lost: frozenset[str]) -> list[Recovery | Refusal]:
+        if lost not in self._known:
+            found = self._known[lost] = self.recoveries.of(self.state.after(lost, ()))
+            for each in found:
+                if isinstance(each, Recovery):
+                    each.fatal_share(1)  # Counts copies, and keeps the count: now, not when it happens.
+        return self._known[lost]
 
     def _kinds(self, losses: int) -> Iterator[frozenset[str]]:
         """One set of workers for each kind of loss: among pipelines that are alike, the first ones."""
@@ -187,13 +206,12 @@ class Policy:
             if (worker not in self._place_of and worker not in self.state.idle) or worker in self.state.lost:
                 raise PlanInfeasible(f"worker {worker!r}: not there (expected one that is)")
         kind, names = self._kind(workers)
-        if kind not in self._known:
-            self._known[kind] = self.recoveries.of(self.state.after(kind, ()))
-        return choose(self._known[kind], self.faults.between_s, names)
+        return choose(self._proposed(kind), self.faults.between_s, self.faults.together, names)
 
     def came(self, *workers: str) -> Choice:
         """What to do with workers that have come, or come back."""
-        return choose(self.recoveries.of(self.state.after((), workers)), self.faults.between_s)
+        proposed = self.recoveries.of(self.state.after((), workers))
+        return choose(proposed, self.faults.between_s, self.faults.together)
 
 
 Item = TypeVar("Item")

@@ -18,70 +18,24 @@ All are compared under the same overheads. A family that cannot go on says why (
 from __future__ import annotations
 
 import copy
-import heapq
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-
-import numpy as np
 
 from ...protocols.errors import PlanInfeasible
 from . import migration, roles
-from .cluster import Cluster
+from .balance import Balance
+from .cluster import Cluster, Worker
 from .estimator import Estimate, Estimator, Execution, ProfiledCosts, excess_bytes
-from .layouts import PipelineTimes, best_layout
-from .partition import mini_step_sums, minimax
-from .pipeline_time import in_flight, one_f_one_b
-from .plan import Pipeline, Plan, cuts_of, without
+from .layouts import Group, Layout, best_layout
+from .plan import Pipeline, Plan, cuts_of
 from .profile import Profile, check
+from .splits import PipelineTimes
+from .state import Cuts, State
+from .sync_rounds import rounds
 from .transfers import plan_transfers
-
-
-@dataclass(frozen=True)
-class State:
-    """Where training stands (Chameleon, Definition 1).
-
-    Pipeline i runs `counts[i]` micro-batches of `samples`; `lost` are those of its workers that are gone, whose
-    work peers have taken over: by micro-batches, or by parts of them (`resized`). `idle` workers are there and
-    have no role. `clocks`: by worker, what its clock is raised by, if it is.
-    """
-
-    pipelines: tuple[Pipeline, ...]
-    counts: tuple[int, ...]
-    samples: int
-    lost: frozenset[str] = frozenset()
-    resized: bool = False
-    idle: frozenset[str] = frozenset()
-    clocks: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def batch(self) -> int:
-        """Samples of a step."""
-        return sum(self.counts) * self.samples
-
-    @cached_property
-    def plan(self) -> Plan:
-        """Raises: PlanInfeasible where nobody is left that holds a layer."""
-        return without(self.pipelines, self.counts, self.samples, self.lost, self.resized)
-
-    @cached_property
-    def held(self) -> dict[str, range]:
-        """Layers of everybody who is there; range(0) of those without a role."""
-        found = {
-            hop.worker: range(hop.start, hop.stop)
-            for pipeline in self.pipelines
-            for hop in pipeline.stages
-            if hop.worker not in self.lost
-        }
-        return found | dict.fromkeys(sorted(self.idle), range(0))
-
-    def after(self, gone: Collection[str], come: Collection[str]) -> State:
-        """As it is found when it happens, before anybody has decided anything."""
-        everybody = {worker for pipeline in self.pipelines for worker in pipeline.workers}
-        lost = self.lost | (everybody & {*gone})
-        back = {*come} & lost  # Its role is taken over, so it has to be given it again.
-        return replace(self, lost=lost, idle=(self.idle | back | ({*come} - everybody)) - {*gone})
 
 
 @dataclass(frozen=True)
@@ -100,10 +54,19 @@ class Overheads:
     redo_s: float = 300.0
     hidden: bool = True
 
+    @property
+    def last_resort_s(self) -> float:
+        """Of a recovery from a checkpoint."""
+        return self.restart_s + self.checkpoint_s + self.redo_s
+
 
 @dataclass(frozen=True)
 class Recovery:
-    """A way to go on. `memory_share`: of the worker that is fullest, its peak over what it has."""
+    """A way to go on.
+
+    `memory_share`: of the worker that is fullest, its peak over what it has. `last_resort_s`: what it takes to
+    recover, from a checkpoint, what nobody holds any more.
+    """
 
     family: str
     state: State
@@ -112,17 +75,38 @@ class Recovery:
     bytes_moved: float
     memory_share: float
     execution: Execution
+    last_resort_s: float
 
     @property
     def plan(self) -> Plan:
         return self.state.plan
 
-    def score(self, between_s: float) -> float:
-        """Samples a second until the next fault, `between_s` after this one (Chameleon, Eq. 8).
+    def score(self, between_s: float, together: int = 0) -> float:
+        """Samples a second until the next fault, `between_s` after this one, is over (Chameleon, Eq. 8, and more).
 
-        B / t_step * t_state / (t_transition + t_state), where the sum of the latter two is `between_s`.
+        B / t_step * t_state / (t_transition + t_state), where the sum of the latter two is `between_s`. Eq. 8 looks
+        no further: a plan that keeps one copy of a layer is as good to it as one that keeps three. Here the next
+        fault takes `together` workers, and counts with what it then costs: as often as it takes the last copies
+        of a layer, a checkpoint. With 0, Eq. 8 as printed.
         """
-        return self.state.batch / self.step_s * max(between_s - self.transition_s, 0.0) / between_s
+        lasts_s = between_s + self.fatal_share(together) * self.last_resort_s
+        return self.state.batch / self.step_s * max(between_s - self.transition_s, 0.0) / lasts_s
+
+    def fatal_share(self, together: int) -> float:
+        """How many of all losses of so many workers take all that hold some layers; two of these count twice."""
+        workers = len(self.state.held)
+        together = min(together, workers)
+        fatal = sum(
+            sets * math.comb(workers - size, together - size)
+            for size, sets in self._copies.items()
+            if size <= together
+        )
+        return min(fatal / math.comb(workers, together), 1.0)
+
+    @cached_property
+    def _copies(self) -> Counter[int]:
+        """By how many workers hold the same layers, how often so many do."""
+        return Counter(map(len, {*self.plan.holders}))
 
 
 @dataclass(frozen=True)
@@ -136,6 +120,9 @@ class Refusal:
 FAMILIES = (
     "stay", "fill", "reroute", "resize", "layers", "clocks", "shrink", "layout", "drop", "checkpoint",
 )  # fmt: skip
+
+NEW_PIPELINES = ("shrink", "layout")
+"""Families whose pipelines may differ: `clocks` is proposed on top of them, too, beyond ElasWave."""
 
 
 class Recoveries:
@@ -166,7 +153,14 @@ class Recoveries:
         self.stages, self.spread = stages, spread
         executions = (Execution(), Execution(True), Execution(True, 1), Execution(True, 2))
         self.estimator = estimator or Estimator(ProfiledCosts(profile, cluster), executions=executions)
-        self._times: dict[tuple[int, float], PipelineTimes] = {}
+        self._times_by: dict[tuple[int, float], PipelineTimes] = {}
+        self._group_times: dict[tuple[object, ...], float] = {}
+        self._sum_times: dict[tuple[Group, ...], float] = {}
+
+    @property
+    def balance(self) -> Balance:
+        """For the cluster as it is."""
+        return Balance(self.profile, self.cluster)
 
     def on(self, cluster: Cluster) -> Recoveries:
         """The same for a cluster that has changed; what was worked out stays known."""
@@ -191,6 +185,9 @@ class Recoveries:
                 proposed += _BY_FAMILY[family](self, state)
             except PlanInfeasible as reason:
                 proposed.append(Refusal(family, str(reason)))
+        if "clocks" in self.families:
+            anew = [each for each in proposed if isinstance(each, Recovery) and each.family in NEW_PIPELINES]
+            proposed += [found for each in anew for found in self._clocked(each)]
         return proposed
 
     # --- families ---
@@ -221,20 +218,21 @@ class Recoveries:
         return [self._judged("resize", state, replace(_hit(state), resized=True, clocks={}))]
 
     def _layers(self, state: State) -> list[Recovery]:
-        return [self._judged("layers", state, self._cut_anew(self._uneven(state)))]
+        return [self._judged("layers", state, self.balance.cut_anew(self._uneven(state)))]
 
     def _raise_clocks(self, state: State) -> list[Recovery]:
-        cut = self._cut_anew(self._uneven(state))
-        return [self._judged("clocks", state, replace(cut, clocks=self._clocks(cut)))]
+        cut = self.balance.cut_anew(self._uneven(state))
+        clocks = self.balance.clocks_of_stages(cut, self.most_clock)
+        return [self._judged("clocks", state, replace(cut, clocks=clocks))]
 
     def _shrink(self, state: State) -> list[Recovery]:
         concerned = self._uneven(state)
         left = [tuple(w for w in each.workers if w not in state.lost) for each in concerned.pipelines]
-        return [self._new("shrink", state, self._fitted([each for each in left if each], state))]
+        return [self._new("shrink", state, self.balance.fitted([each for each in left if each], state))]
 
     def _layout(self, state: State) -> list[Recovery]:
-        """One where the fewest bytes move; where workers differ, one that has the fast ones among themselves, too."""
-        cuts, counts = self._search(state)
+        """The fastest, with the fewest bytes to move; where workers differ, the fast ones by themselves, too."""
+        cuts, counts = self.best_cuts(state)
         staffed = roles.staff(cuts, state.held, self.profile.state_bytes, state.pipelines)
         if not self._differ(state):
             return [self._new("layout", state, (staffed, counts))]
@@ -242,138 +240,115 @@ class Recoveries:
         names = iter(by_speed)
         grouped = [tuple(next(names) for _ in each[1:]) for each in cuts]
         both = [[each.workers for each in staffed], grouped]
-        return [self._new("layout", state, self._fitted(each, state)) for each in both]
+        return [self._new("layout", state, self.balance.fitted(each, state)) for each in both]
 
     def _drop(self, state: State) -> list[Recovery]:
         whole = [each for each in _hit(state).pipelines if state.lost.isdisjoint(each.workers)]
         if not whole:
             raise PlanInfeasible("every pipeline has lost somebody")
-        return [self._new("drop", state, (tuple(whole), self._shares(whole, state)), restarts=False)]
+        return [self._new("drop", state, (tuple(whole), self.balance.shares(whole, state)), restarts=False)]
 
     def _checkpoint(self, state: State) -> list[Recovery]:
-        cuts, counts = self._search(state)
+        cuts, counts = self.best_cuts(state)
         names = iter(sorted(state.held))
         pipelines = tuple(Pipeline(tuple(next(names) for _ in each[1:]), each) for each in cuts)
-        overheads = self.overheads
-        overhead_s = overheads.restart_s + overheads.checkpoint_s + overheads.redo_s
-        return [self._new("checkpoint", state, (pipelines, counts), overhead_s=overhead_s)]
+        return [self._new("checkpoint", state, (pipelines, counts), overhead_s=self.overheads.last_resort_s)]
 
     # --- what they share ---
 
-    def _search(self, state: State) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
-        """Cuts and micro-batches of each pipeline of the fastest layout, all workers taken to be alike."""
-        workers, before = len(state.held), len(state.pipelines)
+    def _layouts(self, state: State) -> list[Layout]:
+        """The fastest for each number of pipelines nearby, all workers taken to be alike, by the times of plain 1F1B.
+
+        And the fastest that are all of one length, for every length: these keep more alike than the former, and
+        are what other ways to execute a plan may make the most of.
+        """
+        workers, before, total = len(state.held), len(state.pipelines), sum(state.counts)
+        times, lengths = self._times(state), self._lengths(workers)
+        near = before + self.spread + len(state.idle) // lengths[0]
+        found: list[Layout] = []
+        refused = PlanInfeasible(f"workers: {workers} (expected at least {lengths[0]})")
+        alike = [([min(workers // length, total)], [length]) for length in lengths]
+        for counts, stages in [
+            *(
+                ([count], lengths)
+                for count in range(max(1, before - self.spread - len(state.lost)), near + 1)
+            ),
+            *alike,
+        ]:
+            try:
+                found.append(best_layout(times, workers, counts, stages, total))
+            except PlanInfeasible as reason:
+                refused = reason
+        if not found:
+            raise refused
+        return found
+
+    def _lengths(self, workers: int) -> range:
+        """R_pp, as far as there are workers and layers."""
         fewest, most = self.stages
-        least = max(1, before - self.spread - len(state.lost))
-        counts = range(least, before + self.spread + len(state.idle) // fewest + 1)
+        return range(fewest, max(fewest, min(most, len(self.profile.layers), workers)) + 1)
+
+    def _times(self, state: State) -> PipelineTimes:
         memory_bytes = min(self.cluster.workers[worker].memory_bytes for worker in state.held)
         key = state.samples, memory_bytes
-        if key not in self._times:
-            self._times[key] = PipelineTimes(self.profile, *key)
-        lengths = range(fewest, min(most, len(self.profile.layers)) + 1)
-        near = sorted(counts, key=lambda count: abs(count - before))
-        found = best_layout(self._times[key], workers, near, lengths, sum(state.counts))
-        cuts = [cuts_of(group.sizes) for group in found.groups for _ in range(group.count)]
-        return cuts, tuple(group.micro_batches for group in found.groups for _ in range(group.count))
+        if key not in self._times_by:
+            self._times_by[key] = PipelineTimes(self.profile, *key)
+        return self._times_by[key]
 
-    def _fitted(
-        self, groups: Sequence[tuple[str, ...]], state: State
-    ) -> tuple[tuple[Pipeline, ...], tuple[int, ...]]:
-        """Pipelines of these workers, in their order; layers as fast as they are, then micro-batches."""
-        pipelines = []
-        for workers in groups:
-            speeds = [self.cluster.workers[worker].speed for worker in workers]
-            samples = np.full(len(workers), float(state.samples))
-            pipelines.append(Pipeline(workers, self._cuts(workers, samples, speeds)))
-        return tuple(pipelines), self._shares(pipelines, state)
+    def best_cuts(self, state: State) -> tuple[list[Cuts], tuple[int, ...]]:
+        """Cuts and micro-batches of each pipeline of the layout whose slowest is fastest, as it would be executed.
 
-    def _cuts(self, workers: Sequence[str], samples: np.ndarray, speeds: Sequence[float]) -> tuple[int, ...]:
-        """Layers to stages by ElasWave, Algorithm 1; `workers`: of each stage, the one with the least memory."""
-        kept = in_flight(len(workers)) * samples
-        static, activations = np.array(self.profile.static_bytes), np.array(self.profile.activation_bytes)
-        found = minimax(
-            mini_step_sums(self.profile, [float(size) for size in samples], speeds),
-            len(workers),
-            memory_sums=static + kept[:, None] * activations,
-            memory_limits=[self.cluster.workers[worker].memory_bytes for worker in workers],
-        )
-        return cuts_of(found.sizes)
-
-    def _shares(self, pipelines: Sequence[Pipeline], state: State) -> tuple[int, ...]:
-        """All micro-batches, each to the pipeline that ends it first: no other shares have an earlier end.
-
-        As the time of a pipeline grows with its micro-batches, whoever has one more than here ends later.
+        Of equally fast ones that which leaves most pipelines as they are.
+        Raises: PlanInfeasible that says which constraint no layout satisfies.
         """
-        total = sum(state.counts)
-        if total < len(pipelines):
-            raise PlanInfeasible(
-                f"micro-batches: {total} for {len(pipelines)} pipelines (expected one for each)"
+        known = Counter(each.cuts for each in state.pipelines)
+        memory_bytes = min(self.cluster.workers[worker].memory_bytes for worker in state.held)
+
+        def rank(layout: Layout) -> tuple[float, int]:
+            computed_s = max(self._group_s(group, state.samples, memory_bytes) for group in layout.groups)
+            step_s = computed_s + self._sums_s(layout)
+            kept = sum(min(known[cuts_of(group.sizes)], group.count) for group in layout.groups)
+            return step_s, -kept
+
+        best = min(self._layouts(state), key=rank)
+        cuts = [cuts_of(group.sizes) for group in best.groups for _ in range(group.count)]
+        return cuts, tuple(group.micro_batches for group in best.groups for _ in range(group.count))
+
+    def _sums_s(self, layout: Layout) -> float:
+        """Seconds of its sums of gradients, over links without a measurement."""
+        if layout.groups not in self._sum_times:
+            names = [f"{number}" for number in range(layout.workers)]
+            pipelines, _ = layout.pipelines(names)
+            placement = {hop.worker: range(hop.start, hop.stop) for each in pipelines for hop in each.stages}
+            costs = replace(self.estimator.costs, cluster=replace(self.cluster, rates_bps={}))
+            found = rounds(placement, len(self.profile.layers))
+            self._sum_times[layout.groups] = sum(max(map(costs.reduce_s, each)) for each in found)
+        return self._sum_times[layout.groups]
+
+    def _group_s(self, group: Group, samples: int, memory_bytes: float) -> float:
+        """Seconds of one of its pipelines, on workers of speed 1; infinite if it does not fit memory."""
+        key = group.sizes, group.micro_batches, samples, memory_bytes
+        if key not in self._group_times:
+            names = tuple(map(str, range(len(group.sizes))))
+            alike = self.on(
+                replace(self.cluster, workers=dict.fromkeys(names, Worker(1.0, memory_bytes)), rates_bps={})
             )
-        times = [self._stage_times(each, state.samples) for each in pipelines]
-        counts = [1] * len(pipelines)  # One that has none would not be there.
-        heap = [(float(one_f_one_b(f, b, 2)), i) for i, (f, b) in enumerate(times)]
-        heapq.heapify(heap)
-        for _ in range(total - len(pipelines)):
-            _, i = heap[0]
-            counts[i] += 1
-            heapq.heapreplace(heap, (float(one_f_one_b(*times[i], counts[i] + 1)), i))
-        return tuple(counts)
+            one = State((Pipeline(names, cuts_of(group.sizes)),), (group.micro_batches,), samples)
+            estimate = alike._estimate(one)
+            fits = not excess_bytes(estimate.peak_bytes, alike.cluster)
+            self._group_times[key] = estimate.step_s if fits else math.inf
+        return self._group_times[key]
 
-    def _stage_times(self, pipeline: Pipeline, samples: int) -> tuple[list[float], list[float]]:
-        both = [
-            np.array(self.profile.seconds(hop.start, hop.stop, samples))
-            / self.cluster.workers[hop.worker].speed
-            for hop in pipeline.stages
-        ]
-        return [float(f) for f, _ in both], [float(b) for _, b in both]
-
-    def _cut_anew(self, state: State) -> State:
-        """Stages of all pipelines cut anew, for what each has left (ElasWave, Sec. 4.2)."""
-        stages = self._stages(state)
-        samples = np.array([len(state.pipelines) * state.samples / len(each) for each in stages])
-        speeds = [min(self.cluster.workers[worker].speed for worker in each) for each in stages]
-        smallest = [
-            min(each, key=lambda worker: self.cluster.workers[worker].memory_bytes) for each in stages
-        ]
-        cuts = self._cuts(smallest, samples, speeds)
-        pipelines = tuple(Pipeline(each.workers, cuts) for each in state.pipelines)
-        return replace(state, pipelines=pipelines, resized=True, clocks={})
-
-    def _stages(self, state: State) -> list[list[str]]:
-        """Who is left of each stage, where all pipelines have the same."""
-        if len({each.cuts for each in state.pipelines}) > 1:
-            raise PlanInfeasible("pipelines: their stages differ (expected the same layers in each)")
-        stages = [
-            [worker for worker in each if worker not in state.lost]
-            for each in zip(*(each.workers for each in state.pipelines), strict=True)
-        ]
-        for number, each in enumerate(stages):
-            if not each:
-                raise PlanInfeasible(f"stage {number}: nobody is left of {len(state.pipelines)}")
-        return stages
-
-    def _clocks(self, state: State) -> dict[str, float]:
-        """By worker, the least raise that takes slow stages to what the unhurt ones need, if that can be reached.
-
-        What ElasWave's Algorithm 2 finds by measuring (`clocks`), if time goes as one over the clock.
-        """
-        stages, cuts = self._stages(state), state.pipelines[0].cuts
-        took_s = []
-        for number, workers in enumerate(stages):
-            samples = len(state.pipelines) * state.samples / len(workers)
-            speed = min(self.cluster.workers[worker].speed for worker in workers)
-            took_s.append(sum(self.profile.seconds(cuts[number], cuts[number + 1], samples)) / speed)
-        unhurt = [s for s, each in zip(took_s, stages, strict=True) if len(each) == len(state.pipelines)]
-        target_s = max(max(took_s) / self.most_clock, max(unhurt, default=min(took_s)))
-        raised = {
-            worker: s / target_s
-            for s, each in zip(took_s, stages, strict=True)
-            if s > target_s
-            for worker in each
-        }
+    def _clocked(self, found: Recovery) -> list[Recovery]:
+        """`found` with its slowest workers clocked up, as far as half of all workers are without it, at most."""
+        raised = self.balance.clocks_of_workers(found.state, self.most_clock)
         if not raised:
-            raise PlanInfeasible("clocks: no stage is slower than the others")
-        return raised
+            return []
+        try:
+            clocked = self._judged("clocks", None, replace(found.state, clocks=raised), found.transition_s)
+        except PlanInfeasible:  # Another order of execution may be the fastest, and need more memory.
+            return []
+        return [replace(clocked, bytes_moved=found.bytes_moved)]
 
     def _uneven(self, state: State) -> State:
         return state if self._differ(state) else _hit(state)
@@ -422,9 +397,8 @@ class Recoveries:
         share = max(size / self.cluster.workers[w].memory_bytes for w, size in estimate.peak_bytes.items())
         overhead_s = self.overheads.edit_s if overhead_s is None else overhead_s
         stands_s, moved = self._moves(before, after, estimate.step_s, blocking) if before else (0.0, 0.0)
-        return Recovery(
-            family, after, estimate.step_s, overhead_s + stands_s, moved, share, estimate.execution
-        )
+        took_s, resort_s = overhead_s + stands_s, self.overheads.last_resort_s
+        return Recovery(family, after, estimate.step_s, took_s, moved, share, estimate.execution, resort_s)
 
     def _estimate(self, state: State) -> Estimate:
         return self.estimator.on(self.cluster.clocked(state.clocks)).estimate(state.plan)

@@ -8,19 +8,12 @@ import numpy as np
 import pytest
 
 from chaosnet.errors import PlanInfeasible
-from chaosnet.scheduler.elastic import layouts
-from chaosnet.scheduler.elastic.layouts import (
-    Layout,
-    PipelineTimes,
-    _choose,
-    _first,
-    _most,
-    best_layout,
-    split_layers,
-)
+from chaosnet.scheduler.elastic import splits
+from chaosnet.scheduler.elastic.layouts import Layout, _choose, _first, _most, best_layout
 from chaosnet.scheduler.elastic.pipeline_time import one_f_one_b, peak_bytes
 from chaosnet.scheduler.elastic.plan import of_pipelines
 from chaosnet.scheduler.elastic.profile import Layer, Profile, uniform
+from chaosnet.scheduler.elastic.splits import PipelineTimes, split_layers
 
 
 class TableOfTimes(PipelineTimes):
@@ -253,7 +246,7 @@ def test_times_never_fall_with_micro_batches():
 
 @pytest.mark.parametrize("max_splits", [20_000, 10])
 def test_unequal_layers_get_the_best_of_few_splits_and_a_good_one_of_many(max_splits, monkeypatch):
-    monkeypatch.setattr(layouts, "MAX_SPLITS", max_splits)
+    monkeypatch.setattr(splits, "MAX_SPLITS", max_splits)
     rng = np.random.default_rng(5)
     best = total = 0
     for _ in range(60):

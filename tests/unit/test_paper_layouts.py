@@ -5,13 +5,11 @@ import pytest
 
 from chaosnet.errors import PlanInfeasible
 from chaosnet.scheduler.elastic.layouts import (
-    PipelineTimes,
     best_layout,
     distribute_batch,
     get_execution_plan,
     get_parallel_strategy,
     integer_partition,
-    split_layers,
 )
 from chaosnet.scheduler.elastic.pipeline_time import (
     asymmetric_step_s,
@@ -22,6 +20,7 @@ from chaosnet.scheduler.elastic.pipeline_time import (
     symmetric_step_s,
 )
 from chaosnet.scheduler.elastic.profile import uniform
+from chaosnet.scheduler.elastic.splits import PipelineTimes, split_layers
 
 
 @pytest.mark.parametrize("stages", [1, 2, 5, 8])

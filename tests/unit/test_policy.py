@@ -10,7 +10,8 @@ from chaosnet.scheduler.elastic.cluster import Cluster, alike
 from chaosnet.scheduler.elastic.plan import Pipeline, check, cuts_of, even
 from chaosnet.scheduler.elastic.policy import Choice, FaultClock, Policy, choose
 from chaosnet.scheduler.elastic.profile import uniform
-from chaosnet.scheduler.elastic.recoveries import Recoveries, Refusal, State
+from chaosnet.scheduler.elastic.recoveries import Recoveries, Refusal
+from chaosnet.scheduler.elastic.state import State
 
 LAYERS = 12
 PROFILE = uniform(LAYERS, 0.25, 0.5, static_bytes=6e9, boundary_bytes=1e6)
@@ -30,8 +31,11 @@ def policy_of(state, **options):
 def test_faults_seen_so_far_say_how_long_until_the_next():
     clock = FaultClock(expected_s=100.0)
     assert clock.between_s == 100.0
-    clock.watched(300.0, faults=1)
-    assert clock.between_s == 200.0
+    clock.watched(300.0, lost=1)
+    assert clock.between_s == 200.0 and clock.together == 1
+    clock.watched(100.0)
+    clock.watched(100.0, lost=2)
+    assert clock.between_s == 200.0 and clock.together == 2
     with pytest.raises(PlanInfeasible, match=r"seconds between faults: 0 \(expected > 0\)"):
         FaultClock(0.0)
 
@@ -59,6 +63,13 @@ def test_what_was_worked_out_for_a_role_is_what_would_be_for_any_of_its_workers(
         check(found.recovery.plan, state.batch)
         assert found.recovery.state.held.keys() == state.held.keys() - {*lost}
     assert len(ahead._known) == kinds, "nothing had to be worked out on the spot"
+
+
+def test_a_loss_without_a_way_to_go_on_is_prepared_for_like_others():
+    policy = policy_of(state_of(1, 2), families=("reroute", "resize"))
+    assert [*policy.prepare(1)] == [1, 2]
+    with pytest.raises(PlanInfeasible, match="no way to go on: reroute: layer 0: nobody is left"):
+        policy.lost("p0s0")
 
 
 def test_kinds_of_losses_do_not_grow_with_the_number_of_pipelines():

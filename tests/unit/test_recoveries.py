@@ -8,7 +8,8 @@ from chaosnet.protocols.errors import PlanInfeasible
 from chaosnet.scheduler.elastic.cluster import Cluster, Worker, alike
 from chaosnet.scheduler.elastic.plan import Pipeline, check, cuts_of, even
 from chaosnet.scheduler.elastic.profile import uniform
-from chaosnet.scheduler.elastic.recoveries import FAMILIES, Overheads, Recoveries, Recovery, State
+from chaosnet.scheduler.elastic.recoveries import FAMILIES, Overheads, Recoveries, Recovery
+from chaosnet.scheduler.elastic.state import State
 
 LAYERS = 24
 PROFILE = uniform(
@@ -28,7 +29,8 @@ def recoveries(state, more=(), **options):
 
 
 def by_family(found):
-    return {each.family: each for each in found}
+    """The first of each: `clocks` comes on top of new pipelines, too."""
+    return {each.family: each for each in reversed(found)}
 
 
 def test_every_recovery_is_a_valid_plan_of_the_same_batch_without_the_lost():
@@ -136,14 +138,25 @@ def test_equation_8_is_throughput_times_the_share_of_time_that_is_not_transition
     assert found.score(found.transition_s / 2) == 0
 
 
+def test_the_last_copies_of_a_layer_count_with_what_their_loss_would_cost():
+    state = state_of(3, 2)
+    planner = recoveries(state)
+    hit = state.after(["p1s0"], [])
+    found = by_family(planner.of(hit))["resize"]  # Of five workers two hold the first layers, three the last.
+    assert [found.fatal_share(together) for together in (0, 1, 2, 3)] == [0, 0, 1 / 10, (3 + 1) / 10]
+    resort_s = planner.overheads.last_resort_s
+    assert found.score(100.0, 1) == found.score(100.0)
+    assert found.score(100.0, 2) == pytest.approx(found.score(100.0) * 100 / (100 + resort_s / 10))
+
+
 def test_micro_batches_go_where_they_end_first():
     planner = recoveries(state_of(3, 3))
     pipelines = [Pipeline(("a",), (0, 24)), Pipeline(("b", "c", "d"), cuts_of((8, 8, 8)))]
     planner = Recoveries(PROFILE, alike("abcd"))
-    counts = planner._shares(pipelines, state_of(2, 2, micro_batches=6))
+    counts = planner.balance.shares(pipelines, state_of(2, 2, micro_batches=6))
     assert sum(counts) == 12 and counts[1] > counts[0] >= 1
     with pytest.raises(PlanInfeasible, match="1 for 2 pipelines"):
-        planner._shares(pipelines, State((), (1,), 1))
+        planner.balance.shares(pipelines, State((), (1,), 1))
 
 
 def test_a_profile_of_another_model_or_with_negative_times_is_refused():
@@ -155,3 +168,15 @@ def test_a_profile_of_another_model_or_with_negative_times_is_refused():
         Recoveries(other, alike(list(state.held))).of(state)
     with pytest.raises(PlanInfeasible, match=r"layer 0: 0.25 and -1 s for 1 samples \(expected >= 0 s"):
         Recoveries(uniform(LAYERS, 0.25, -1.0), alike(list(state.held)))
+
+
+def test_over_slow_links_a_layout_has_fewer_pipelines_whose_gradients_are_summed():
+    state = state_of(3, 2)
+    hit = state.after(["p1s0"], [])
+    found = {}
+    for rate_bps in (1e12, 1e6):
+        cluster = alike(list(state.held), rate_bps=rate_bps)
+        found[rate_bps] = by_family(Recoveries(PROFILE, cluster, overheads=Overheads(hidden=False)).of(hit))[
+            "layout"
+        ]
+    assert len(found[1e6].state.pipelines) == 1 < len(found[1e12].state.pipelines)

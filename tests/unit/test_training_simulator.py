@@ -22,6 +22,7 @@ from chaosnet.simulator.training import (
     HOUR_S,
     Decision,
     Event,
+    Span,
     failures,
     made_trace,
     read_trace,
@@ -73,6 +74,16 @@ def test_an_event_during_a_transition_begins_another():
     system = Scripted(Decision(10, 0, "stay"), Decision(5, 8, "layout"), Decision(8, 6, "layout"))
     run = train(system, ["a"], [Event(10), Event(15)], 30)
     assert run.samples == 100 + 0 + (30 - 21) * 8 and run.stood_s == 11
+
+
+def test_a_transition_is_not_shorter_because_another_event_comes_in_between():
+    system = Scripted(
+        Decision(1.0, 0.0, "stay"), Decision(1.0, 60.0, "checkpoint"), Decision(0.5, 2.0, "fill")
+    )
+    run = train(system, ["a", "b"], [Event(10.0, gone=("b",)), Event(20.0, come=("b",))], 100.0)
+    assert run.stood_s == pytest.approx(60) and run.samples == pytest.approx(10 + 0.5 * 30)
+    assert [span.from_s for span in run.spans] == sorted(span.from_s for span in run.spans)
+    assert run.spans[-1] == Span(70.0, 0.5, 2)
 
 
 def test_failures_are_as_frequent_as_asked_for():

@@ -1,0 +1,134 @@
+"""What the papers' experiments have in common: where their figures go, a table, a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..scheduler.elastic.cluster import alike
+from ..scheduler.elastic.plan import Pipeline, cuts_of, even
+from ..scheduler.elastic.profile import Profile
+from ..scheduler.elastic.recoveries import Recoveries, Recovery
+from ..scheduler.elastic.state import State
+
+Found = dict[str, Any]
+Draw = Callable[[Any, Found], None]
+"""Draws what was found into a matplotlib figure."""
+
+COLOURS = {
+    "chaosnet": "tab:blue", "chameleon": "tab:orange", "elaswave": "tab:green", "recycle": "tab:red",
+    "oobleck": "tab:purple", "torchft": "tab:brown", "fault-free": "tab:gray", "paper": "black",
+    "no clocks": "tab:cyan", "degraded": "tab:gray",
+}  # fmt: skip
+
+LINES = (("paper", "-"), ("capacity", "--"), ("bound", ":"))
+"""What bars drawn as lines across their group are called, and the style."""
+
+
+def outputs(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds --json and --plot."""
+    file = click.Path(dir_okay=False, path_type=Path)
+    command = click.option("--plot", "plot_file", type=file, help="Draw a PNG.")(command)
+    return click.option("--json", "json_file", type=file, help="Write what was found.")(command)
+
+
+def publish(found: Found, json_file: Path | None, plot_file: Path | None, draw: Draw) -> None:
+    """Write the files that are asked for; then the line on what the paper's text leaves open."""
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(found, indent=2) + "\n")
+    if plot_file is not None:
+        plot_file.parent.mkdir(parents=True, exist_ok=True)
+        picture(found, plot_file, draw)
+    click.echo(f"Left open by the paper's text: {found['open']}")
+
+
+def picture(found: Found, plot_file: Path, draw: Draw) -> None:
+    """A PNG, without a screen."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure = pyplot.figure(figsize=(10, 5), layout="constrained")
+    draw(figure, found)
+    figure.savefig(plot_file, dpi=110)
+    pyplot.close(figure)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Columns as wide as they need to be; numbers to the right."""
+    cells = [[_cell(each) for each in row] for row in [head, *rows]]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for number, row in enumerate(cells):
+        lines = [
+            each.ljust(width) if column == 0 else each.rjust(width)
+            for column, (each, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        click.echo("  ".join(lines).rstrip())
+        if number == 0:
+            click.echo("  ".join("-" * width for width in widths))
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def bars(axes: Any, groups: Sequence[str], series: Mapping[str, Sequence[float | None]]) -> None:
+    """Beside each other, by group; None leaves a gap. `LINES` are drawn across their group."""
+    shown = {name: values for name, values in series.items() if name not in dict(LINES)}
+    width = 0.8 / max(len(shown), 1)
+    for number, (name, values) in enumerate(shown.items()):
+        at = [group - 0.4 + (number + 0.5) * width for group in range(len(groups))]
+        axes.bar(at, [value or 0.0 for value in values], 0.92 * width, label=name, color=COLOURS.get(name))
+    for name, style in LINES:
+        drawn = [(i, value) for i, value in enumerate(series.get(name, ())) if value is not None]
+        if drawn:
+            left, right = [i - 0.42 for i, _ in drawn], [i + 0.42 for i, _ in drawn]
+            axes.hlines([value for _, value in drawn], left, right, "black", style, label=name, linewidth=2)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.grid(axis="y", alpha=0.3)
+
+
+def legend_below(figure: Any, axes: Any) -> None:
+    """Outside of the axes, so that it hides nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6))
+
+
+def began(
+    profile: Profile, stages: int, pipelines: int, micro_batches: int, samples: int = 1, memory_gib: float =
+    float("inf"),
+) -> tuple[Recoveries, State]:  # fmt: skip
+    """Pipelines alike on workers p0s0, p0s1...; and what proposes recoveries, of all families."""
+    names = [[f"p{i}s{s}" for s in range(stages)] for i in range(pipelines)]
+    cuts = cuts_of(even(len(profile.layers), stages))
+    cluster = alike([name for each in names for name in each], memory_gib * 2**30)
+    state = State(
+        tuple(Pipeline(tuple(each), cuts) for each in names), even(micro_batches, pipelines), samples
+    )
+    return Recoveries(profile, cluster), state
+
+
+def step_s(recoveries: Recoveries, state: State) -> float:
+    """Of a state as it is."""
+    return recoveries.estimator.on(recoveries.cluster).estimate(state.plan).step_s
+
+
+def fastest(
+    recoveries: Recoveries, state: State, families: Sequence[str] | None = None
+) -> dict[str, Recovery]:
+    """By family, its fastest proposal; families that have none are not there."""
+    found: dict[str, Recovery] = {}
+    for each in recoveries.of(state):
+        if isinstance(each, Recovery) and (families is None or each.family in families):
+            best = found.get(each.family)
+            if best is None or each.step_s < best.step_s:
+                found[each.family] = each
+    return found
