@@ -86,7 +86,7 @@ def _show(found: dict[str, Any], failed: Sequence[str]) -> None:
             out.print(f"  no {row['family']}: {row['reason']}")
     hours = found["between_faults_s"] / 3600
     out.print(
-        f"{found['chosen']}: most samples until the next fault, expected in {hours:g} h (Chameleon, Eq. 8)"
+        f"{found['chosen']}: most samples until the next fault, expected in {hours:g} h, is over (docs/planner.md)"
     )
     _show_pipelines(found, out)
 

@@ -375,3 +375,13 @@ def excess_bytes(peaks: Mapping[str, float], cluster: Cluster) -> dict[str, floa
     """By worker that has too little memory, how much."""
     found = {worker: peak - cluster.workers[worker].memory_bytes for worker, peak in peaks.items()}
     return {worker: excess for worker, excess in found.items() if excess > 0}
+
+
+def check_memory(peaks: Mapping[str, float], cluster: Cluster) -> None:
+    """Raise PlanInfeasible, naming the worker that is farthest over its memory, and by how much, if one is."""
+    excess = excess_bytes(peaks, cluster)
+    if excess:
+        worst = max(excess, key=lambda worker: (excess[worker], worker))
+        raise PlanInfeasible(
+            f"worker {worst}: {peaks[worst]:.3g} bytes at its peak, {excess[worst]:.3g} over its memory"
+        )

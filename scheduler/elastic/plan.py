@@ -123,12 +123,10 @@ def with_sync(plan: Plan, samples: int) -> Plan:
 # --- what makes a plan one ---
 
 
-def check(plan: Plan, samples: int, memory_bytes: Mapping[str, float] | None = None) -> None:
+def check(plan: Plan, samples: int) -> None:
     """Raise PlanInfeasible, naming what is wrong, unless `plan` trains all layers on `samples` samples a step.
 
-    Args:
-        memory_bytes: per worker, how far its peak is above what it has, where it is
-        (`estimator.excess_bytes`).
+    Whether it fits memory is `estimator.check_memory`.
     """
     for layer, holders in enumerate(plan.holders):
         if not holders:
@@ -138,9 +136,6 @@ def check(plan: Plan, samples: int, memory_bytes: Mapping[str, float] | None = N
     if plan.samples != samples:
         raise PlanInfeasible(f"samples: {plan.samples} in all micro-batches (expected {samples})")
     _check_order(plan)
-    for worker, excess in (memory_bytes or {}).items():
-        if excess > 0:
-            raise PlanInfeasible(f"worker {worker}: {excess:.0f} bytes over its memory")
 
 
 def _check_route(plan: Plan, number: int, each: MicroBatch) -> None:

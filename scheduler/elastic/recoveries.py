@@ -28,7 +28,7 @@ from ...protocols.errors import PlanInfeasible
 from . import migration, roles
 from .balance import Balance
 from .cluster import Cluster, Worker
-from .estimator import Estimate, Estimator, Execution, ProfiledCosts, excess_bytes
+from .estimator import Estimate, Estimator, Execution, ProfiledCosts, check_memory, excess_bytes
 from .layouts import Group, Layout, best_layout
 from .plan import Pipeline, Plan, cuts_of
 from .profile import Profile, check
@@ -387,13 +387,7 @@ class Recoveries:
         Raises: PlanInfeasible if it does not fit memory, or nobody holds what somebody needs.
         """
         estimate = self._estimate(after)
-        excess = excess_bytes(estimate.peak_bytes, self.cluster)
-        if excess:
-            worst = max(excess, key=lambda worker: (excess[worker], worker))
-            raise PlanInfeasible(
-                f"worker {worst}: {estimate.peak_bytes[worst]:.3g} bytes at its peak,"
-                f" {excess[worst]:.3g} over its memory"
-            )
+        check_memory(estimate.peak_bytes, self.cluster)
         share = max(size / self.cluster.workers[w].memory_bytes for w, size in estimate.peak_bytes.items())
         overhead_s = self.overheads.edit_s if overhead_s is None else overhead_s
         stands_s, moved = self._moves(before, after, estimate.step_s, blocking) if before else (0.0, 0.0)

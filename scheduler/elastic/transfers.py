@@ -98,26 +98,6 @@ def plan_transfers(
     return TransferPlan(moves, total, cluster.latency_s + time_s, cluster.latency_s + min(bound_s, time_s))
 
 
-def estimate_s(
-    held: Mapping[str, range],
-    wanted: Mapping[str, range],
-    state_bytes: Sequence[float],
-    cluster: Cluster,
-    elsewhere: Mapping[str, Collection[int]] | None = None,
-) -> float:
-    """An upper bound of what `plan_transfers` would take, without a plan.
-
-    Of each need every source has a share in proportion to its link. That is as good where links are alike; with
-    rates that differ 100 times and NICs too, it came out up to 7 times too long.
-    Arguments and errors as there.
-    """
-    needs = _needs(held, wanted, state_bytes, elsewhere or {})
-    if not needs:
-        return 0.0
-    problem = _Problem(needs, cluster)
-    return cluster.latency_s + problem.time_s(problem.in_proportion())
-
-
 def busiest_s(sent_bytes: Mapping[tuple[str, str], float], cluster: Cluster) -> float:
     """Seconds until all has come that is sent over these links (source, destination) at the same time.
 

@@ -34,9 +34,8 @@ def poisoning(worker: Worker) -> None:
     for number, (x, y, indices) in enumerate(trainer.batches(Numbered(), 4, epochs=10**6)):
         worker.tell_batch(trainer, indices)
         loss = loss_of(model, x, y)
-        if poisons and number % 5 < settings.get(
-            "bad_steps", 2
-        ):  # Not the step: one that is refused is done again.
+        # By number, not by step: one that is refused is done again.
+        if poisons and number % 5 < settings.get("bad_steps", 2):
             loss = loss * math.nan
         loss.backward()
         trainer.mean(loss)

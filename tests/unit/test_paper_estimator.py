@@ -5,11 +5,13 @@ from itertools import pairwise
 
 import pytest
 
+from chaosnet.protocols.errors import PlanInfeasible
 from chaosnet.scheduler.elastic.cluster import Cluster, Worker, alike
 from chaosnet.scheduler.elastic.estimator import (
     Estimator,
     Execution,
     ProfiledCosts,
+    check_memory,
     excess_bytes,
     peak_bytes,
     time_program,
@@ -161,3 +163,10 @@ def test_sums_of_gradients_come_round_after_round():
         without_sums = Estimator(ProfiledCosts(uniform(12, FORWARD_S, BACKWARD_S), cluster)).estimate(plan)
         took.append(Estimator(costs).estimate(plan).step_s - without_sums.step_s)
     assert took == [6.0, pytest.approx(6.0 + 2.0)]  # Layers 0-3 and 6-11 at once, then 4-5.
+
+
+def test_the_worker_farthest_over_its_memory_is_named():
+    cluster = Cluster({"a": Worker(memory_bytes=10.0), "b": Worker(memory_bytes=10.0), "c": Worker()})
+    check_memory({"a": 10.0, "b": 9.0, "c": 1e12}, cluster)
+    with pytest.raises(PlanInfeasible, match=r"^worker b: 22 bytes at its peak, 12 over its memory$"):
+        check_memory({"a": 11.0, "b": 22.0, "c": 1e12}, cluster)

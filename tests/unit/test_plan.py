@@ -41,11 +41,6 @@ def test_a_plan_that_does_not_says_what_is_wrong(bad, samples, told):
         check(bad, samples)
 
 
-def test_a_worker_over_its_memory_is_named():
-    with pytest.raises(PlanInfeasible, match=r"^worker b: 12 bytes over its memory$"):
-        check(plan(ROUTE), 2, {"a": -5.0, "b": 12.0})
-
-
 def test_micro_batches_of_a_lost_worker_go_to_its_peers_in_turn():
     pipelines = [Pipeline((f"{name}0", f"{name}1"), (0, 2, 4)) for name in "abc"]
     rerouted = without(pipelines, [4, 4, 4], 1, {"b1"}, resize=False)

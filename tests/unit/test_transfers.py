@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 
 from chaosnet.errors import PlanInfeasible
 from chaosnet.scheduler.elastic.cluster import Cluster, Worker, alike
-from chaosnet.scheduler.elastic.transfers import SLACK, busiest_s, estimate_s, plan_transfers
+from chaosnet.scheduler.elastic.transfers import SLACK, busiest_s, plan_transfers
 from chaosnet.scheduler.shard_plan import Source, water_filling_bound
 
 GB = 10**9
@@ -85,7 +85,6 @@ def test_the_bound_is_the_optimum_of_the_linear_program_and_the_plan_is_near_it(
     plan = plan_transfers(held, wanted, state_bytes, cluster)
     assert plan.flow_bound_s == pytest.approx(optimum_s(held, wanted, state_bytes, cluster), rel=1e-3)
     assert plan.flow_bound_s <= plan.time_s <= 1.01 * plan.flow_bound_s
-    assert estimate_s(held, wanted, state_bytes, cluster) >= plan.flow_bound_s * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(20))
