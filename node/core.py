@@ -121,6 +121,7 @@ from ..protocols.messages import (
     StatusRequest,
     Up,
     View,
+    ViewChange,
     VoteReply,
     VoteRequest,
 )
@@ -134,6 +135,7 @@ from ..protocols.scale_out import LIFE_STEP, Joiner, Otherwise
 from ..protocols.scale_out import State as JoinerState
 from ..protocols.serving import Serving
 from ..protocols.step_sync import StepSync
+from ..protocols.view_change import applied
 from ..scheduler.core import Scheduler
 from ..scheduler.monitor import ClusterMonitor
 from ..scheduler.sync_plan import POLICIES, Policy
@@ -618,8 +620,8 @@ class Agent:
 
     def _routed(self, source: str, message: Routed, now_s: float) -> list[Effect]:
         match message:
-            case Prepare(view=view):
-                return self._on_prepare(source, view, now_s)
+            case Prepare(view=proposed):
+                return self._on_prepare(source, proposed, now_s)
             case Flush():
                 return self._on_flush(message, now_s)
             case Install():
@@ -686,18 +688,31 @@ class Agent:
 
     # --- views ---
 
-    def _on_prepare(self, source: str, view: View, now_s: float) -> list[Effect]:
-        if view.term < self.election.term:
+    def _on_prepare(self, source: str, proposed: View | ViewChange, now_s: float) -> list[Effect]:
+        if proposed.term < self.election.term:
             return self._tell_term(source)
-        if self.sync.view and view.key <= self.sync.view.key:
+        if self.sync.view and proposed.key <= self.sync.view.key:
             return []
-        self._adopt_term(view.term)
-        if view.find(self.me) is None and self.phase is not Phase.MEMBER:
-            return []
+        self._adopt_term(proposed.term)
         newest = self.opener.view
-        if view.key in self.sync.prepared or (newest is not None and newest.key >= view.key):
+        if proposed.key in self.sync.prepared or (newest is not None and newest.key >= proposed.key):
+            return []
+        view = self._whole(proposed)
+        if view is None or (view.find(self.me) is None and self.phase is not Phase.MEMBER):
             return []
         return self.opener.prepare(view, now_s) + self._vote_if_prepared()
+
+    def _whole(self, told: View | ViewChange) -> View | None:
+        """The view that is told of; None if it is told against one that we do not know.
+
+        Then we have no vote in it: who has one acts in the view in force, or has voted for it. A joiner gets its
+        first view whole, and whoever is elsewhere at a flush gets what it installs whole.
+        """
+        if isinstance(told, View):
+            return told
+        bases = (self.sync.view, self.opener.view, self.sync.prepared.get(told.base))
+        base = next((view for view in bases if view is not None and view.key == told.base), None)
+        return applied(base, told) if base is not None else None
 
     def _vote_if_prepared(self) -> list[Effect]:
         view = self.opener.ready
@@ -836,10 +851,11 @@ class Agent:
         flush = self.flushed
         if flush is None or (install.term, install.number) != (flush.term, flush.number):
             return []
-        if install.view.find(self.me) is None:
-            return []  # Expelled follows, or a leaver is let go.
+        view = self._whole(install.view)
+        if view is None or view.find(self.me) is None:
+            return []  # It comes whole when we answer again; or Expelled follows, or a leaver is let go.
         self.flushed, self.installed = None, (install.term, install.number)
-        return self.sync.start_installed(install)
+        return self.sync.start_installed(install, view)
 
     # --- loss and election ---
 

@@ -63,7 +63,7 @@ def decode(frame: bytes | memoryview) -> WireMessage:
 def _flaw(body: Routed) -> str:
     """Of the view that a message brings: who has passed it on, or made it up, is not who acts in it."""
     match body:
-        case Prepare(view=view) | Install(view=view) | ReplicationPlan(view=view):
+        case Prepare(view=View() as view) | Install(view=View() as view) | ReplicationPlan(view=view):
             return view.flaw() or ("" if view.trees else "nobody has planned the trees")
         case FlushOk(view=View() as view):
             return view.flaw()

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 2  # Bump when a field is removed or changes meaning.
+PROTOCOL_VERSION = 3  # Bump when a field is removed or changes meaning.
 
 EVERYONE = "*"  # Destination of an envelope that all nodes take and pass on.
 
@@ -95,7 +95,7 @@ class Joining(msgspec.Struct, frozen=True, kw_only=True):
     blocking: bool = False
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class View(msgspec.Struct, frozen=True, kw_only=True, dict=True, tag=True):
     """Everything the cluster agrees on: who is in, over which links, and the plan.
 
     `members` contribute and vote. `observers` (joiners catching up) only listen to results: they are
@@ -212,6 +212,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def flaw(self) -> str:
         """What no scheduler would propose, for it is no view that a step could run in; "" if there is nothing."""
         nodes, members, links = self.node_set, self.member_set, self.link_set
+        if len(nodes) > 2 * MAX_NODES:
+            return f"it has {len(nodes)} nodes (at most {2 * MAX_NODES} are taken)"
         if len(nodes) != len(self.members) + len(self.observers):
             return "it names a node twice"
         if self.scheduler and self.scheduler not in members:
@@ -221,6 +223,39 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if any(not {each.node, *each.sources} <= nodes for each in self.joining):
             return "somebody who joins, or a source, is no node"
         return next((flaw for tree in self.trees if (flaw := tree.flaw(nodes, members, links))), "")
+
+
+class TreeChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A tree, told against the one in its place before: the parents that are new, and who has none any more."""
+
+    root: Id
+    share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    parent: dict[Id, Id] = {}
+    gone: Annotated[tuple[Id, ...], Meta(max_length=2 * MAX_NODES)] = ()
+
+
+class ViewChange(msgspec.Struct, frozen=True, kw_only=True, dict=True, tag=True):
+    """A view, told against an older one, `base`, that its receivers know (view_change.py).
+
+    A view names everybody, a change only what is new. Nodes and links that are named here and in `base` are
+    replaced, and come last: that is the order of seniority.
+    """
+
+    base: ViewKey
+    term: Count
+    seq: Count
+    scheduler: Annotated[str, Meta(max_length=64)]
+    members: Annotated[tuple[Member, ...], Meta(max_length=MAX_NODES)] = ()
+    observers: Annotated[tuple[Member, ...], Meta(max_length=MAX_NODES)] = ()
+    gone: Annotated[tuple[Id, ...], Meta(max_length=2 * MAX_NODES)] = ()
+    links: Annotated[tuple[Link, ...], Meta(max_length=10 * MAX_NODES)] = ()
+    links_gone: Annotated[tuple[Link, ...], Meta(max_length=10 * MAX_NODES)] = ()
+    trees: Annotated[tuple[TreeChange, ...], Meta(min_length=1, max_length=64)]
+    joining: Annotated[tuple[Joining, ...], Meta(max_length=64)] = ()
+
+    @property
+    def key(self) -> ViewKey:
+        return (self.term, self.seq)
 
 
 class Electorate(msgspec.Struct, frozen=True, kw_only=True):
@@ -532,7 +567,7 @@ class LeaveCommand(Message, frozen=True, kw_only=True):
 class Prepare(Message, frozen=True, kw_only=True):
     """Scheduler to all: open what `view` needs and vote for it in the steps to come."""
 
-    view: View
+    view: View | ViewChange
 
 
 class PrepareFailed(Message, frozen=True, kw_only=True):
@@ -616,7 +651,7 @@ class Install(Message, frozen=True, kw_only=True):
 
     term: Count
     number: Count
-    view: View
+    view: View | ViewChange
     priors: tuple[Electorate, ...]
     step: Count
     deal: Deal

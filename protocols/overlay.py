@@ -41,7 +41,7 @@ def has_quorum(electorate: Electorate, alive: Set[str], crashed: Set[str]) -> bo
     never both go on, and two nodes survive the crash of either.
     """
     voters = electorate.members
-    missing = [voter for voter in voters if voter not in alive]
+    missing = {*voters}.difference(alive)
     present = len(voters) - len(missing)
     if 2 * present != len(voters):
         return 2 * present > len(voters)

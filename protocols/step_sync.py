@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 from .effects import (
@@ -168,13 +169,13 @@ class StepSync:
         self._restart()
         return [ResetAttempt()]
 
-    def start_installed(self, install: Install) -> list[Effect]:
-        """INSTALL: go on in its view; adopt, serve or pass on the result of the step before it."""
+    def start_installed(self, install: Install, view: View) -> list[Effect]:
+        """INSTALL: go on in `view`, which it told; adopt, serve or pass on the result of the step before it."""
         behind = install.step - self.step
         if behind not in (0, 1):
             raise RemoteProtocolError(f"{self.me}: installed at step {install.step} while at {self.step}")
         self.prepared, self.vote = {}, None
-        effects = self.enter(install.view, self.step, install.priors)
+        effects = self.enter(view, self.step, install.priors)
         effects.append(ResetAttempt())
         self.install = install if install.holder else None
         self.deal = install.deal
@@ -360,7 +361,8 @@ class StepSync:
         self.own_weight, self.local = {}, None
         if not self.catching_up:
             self.install = None
-            self.deal = tuple((m.id, commit.total.shares.get(m.id, 0)) for m in following.members)
+            ids, shares = following.member_ids, commit.total.shares
+            self.deal = tuple(zip(ids, map(shares.get, ids, repeat(0)), strict=True))
         self.catching_up = False
         effects: list[Effect] = [StepCompleted(self.step - 1, commit, self.deal)]
         if commit.total.leaving:

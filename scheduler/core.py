@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from ..protocols.effects import Effect, Happened, Out, Parked
 from ..protocols.errors import PlanInfeasible
 from ..protocols.messages import (
@@ -45,10 +47,12 @@ from ..protocols.messages import (
     ScaleOutRefused,
     ScaleOutRequest,
     View,
+    ViewChange,
     link,
 )
 from ..protocols.overlay import Overlay, lacking
 from ..protocols.step_sync import StepSync
+from ..protocols.view_change import told_against
 from . import shard_plan, sync_plan, views
 from .monitor import ClusterMonitor
 from .views import AddJoiner, AddLink, Change, Nothing, Promote, Remove, RemoveLink
@@ -75,6 +79,7 @@ class _FlushState:
 @dataclass(slots=True)
 class _Proposal:
     view: View
+    told: View | ViewChange  # The same, as it is sent.
     change: Change
     since_s: float
     repeat_at_s: float
@@ -116,6 +121,7 @@ class Scheduler:
         self.flush: _FlushState | None = None
         self.last_flush = 0
         self.last_install: Install | None = None
+        self.last_view: View | None = None  # That it installed.
         self.requests: dict[str, ScaleOutRequest] = {}  # Joiners that are not in a view yet.
         # What waiting joiners have measured, and when. The monitor forgets links that are not in the next view.
         self.links_of: dict[str, tuple[float, Mapping[str, LinkReading]]] = {}
@@ -187,7 +193,7 @@ class Scheduler:
             effects += self._install_if_complete()
         if self.proposal and now_s >= self.proposal.repeat_at_s:
             self.proposal.repeat_at_s = now_s + REPEAT_EVERY_S
-            effects += self.send(EVERYONE, Prepare(view=self.proposal.view))
+            effects += self.send(EVERYONE, Prepare(view=self.proposal.told))
             change, waited_s = self.proposal.change, now_s - self.proposal.since_s
             if isinstance(change, Remove) and waited_s > LEAVE_PATIENCE_S:
                 effects += self._leave_by_flush(change.node, "nobody trains", now_s)
@@ -408,8 +414,9 @@ class Scheduler:
             except (Nothing, PlanInfeasible) as reason:
                 effects += self._answer(change, False, str(reason))
                 continue
-            self.proposal = _Proposal(view, change, now_s, now_s + REPEAT_EVERY_S)
-            effects += self.send(EVERYONE, Prepare(view=view))
+            told = told_against(self.view, view)
+            self.proposal = _Proposal(view, told, change, now_s, now_s + REPEAT_EVERY_S)
+            effects += self.send(EVERYONE, Prepare(view=told))
         return effects
 
     def _next_key(self) -> tuple[int, int]:
@@ -489,7 +496,7 @@ class Scheduler:
             self.queue.appendleft(self.proposal.change)
             self.proposal = None
         self.last_flush += 1
-        self.last_install = None
+        self.last_install = self.last_view = None
         self.flush = _FlushState(self.last_flush, repeat_at_s=now_s + REPEAT_EVERY_S, reason=reason)
         return self.send(EVERYONE, self._flush_message())
 
@@ -521,13 +528,13 @@ class Scheduler:
 
     def _again(self, node: str) -> list[Effect]:
         """The INSTALL may have been lost on its way to this node."""
-        assert self.last_install is not None
-        if self.last_install.view.find(node) is None:
+        assert self.last_install is not None and self.last_view is not None
+        if self.last_view.find(node) is None:
             return self._expel(node)
         return self.send(node, self.last_install)
 
     def _expel(self, node: str) -> list[Effect]:
-        key = max(self.view.key, self.last_install.view.key if self.last_install else (0, 0))
+        key = max(self.view.key, self.last_view.key if self.last_view else (0, 0))
         return self.send(node, Expelled(node=node, reason="the cluster went on without it", key=key))
 
     def _install_if_complete(self) -> list[Effect]:
@@ -620,7 +627,8 @@ class Scheduler:
             holder=top.node if behind else "",
             commit=(top.commit or self.sync.last_commit) if behind else None,
         )
-        reason, self.flush, self.last_install = self.flush.reason, None, install
+        reason, self.flush = self.flush.reason, None
+        self.last_install, self.last_view = install, view
         effects = self._unpark()
         for node in sorted({*base.node_ids, *answers} - {*view.node_ids}):
             stays_away = "left" if node == leaver else "expelled"
@@ -630,7 +638,9 @@ class Scheduler:
         for a, b in sorted(set(base.links) - set(view.links)):
             if view.find(a) and view.find(b):
                 effects.append(Happened("link-failure", f"{a} - {b}", reason, top.step))
-        return effects + self.send(EVERYONE, install)
+        effects += self.send(EVERYONE, replace(install, view=told_against(base, view)))
+        elsewhere = sorted(node for node in alive & view.node_set if answers[node].key != base.key)
+        return effects + [effect for node in elsewhere for effect in self.send(node, install)]
 
     def _without_leaver(self, alive: set[str], base: View, holder: str) -> set[str]:
         """Let the leaver go with this flush, unless the rest needs it: for its links, or its result."""

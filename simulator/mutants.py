@@ -35,7 +35,9 @@ from ..protocols.data_cursor import DataCursor
 from ..protocols.deaths import Deaths
 from ..protocols.effects import ResetAttempt
 from ..protocols.events import Received
+from ..protocols.messages import View
 from ..protocols.replication import Replication
+from ..protocols.view_change import applied
 from ..scheduler import core as scheduler_core
 from . import cluster
 from .crash_points import NEGOTIATIONS, play, points
@@ -184,6 +186,17 @@ def _a_vote_counts_twice(patch: Patch) -> None:
         return original(electorates, votes | {more}, crashed)
 
     patch(election, "lacking", lacking)
+
+
+@_mutant("A change of a view is applied to whatever view one is in.")
+def _a_change_of_any_view(patch: Patch) -> None:
+    def whole(self: Any, told: Any) -> Any:
+        view = self.sync.view
+        if view is None or isinstance(told, View):
+            return told if isinstance(told, View) else None
+        return applied(msgspec.structs.replace(view, term=told.base[0], seq=told.base[1]), told)
+
+    patch(node_core.Agent, "_whole", whole)
 
 
 @_mutant("INSTALL is taken without the FLUSH that it ends, so an older view is entered again.")

@@ -33,6 +33,17 @@ VIEW = m.View(
     trees=(m.Tree(root="a", parent={"b": "a", "j": "a"}, share=1.0),),
     joining=(m.Joining(node="j", sources=("a",)),),
 )
+CHANGE = m.ViewChange(
+    base=(2, 9),
+    term=2,
+    seq=10,
+    scheduler="a",
+    members=(J,),
+    gone=("b",),
+    links=(("a", "c"),),
+    links_gone=(("a", "b"),),
+    trees=(m.TreeChange(root="a", share=1.0, parent={"c": "a"}, gone=("b",)),),
+)
 KEY, OTHER_KEY, INVITE = (51 * letter + "a" for letter in "abc")
 BOTH = m.Electorate(key=(2, 8), members=("a", "b"))
 BROUGHT = m.Contribution(
@@ -64,7 +75,7 @@ ROUTED = [
     m.DisconnectLinkRequest(a="a", b="b", asker="client"),
     m.Answer(ok=False, text="no such member"),
     m.LeaveCommand(asker="client"),
-    m.Prepare(view=VIEW),
+    m.Prepare(view=CHANGE),
     m.PrepareFailed(key=(2, 10), node="b", link=("a", "b"), reason="connection refused"),
     m.LinkNews(reporter="a", peer="b", version=12, state="silent", key=(2, 9), life=3, peer_life=4),
     m.Farewell(node="b", life=4),

@@ -34,9 +34,11 @@ from chaosnet.protocols.messages import (
     ScaleOutRefused,
     ScaleOutRequest,
     View,
+    ViewChange,
 )
 from chaosnet.protocols.overlay import Overlay
 from chaosnet.protocols.step_sync import StepSync
+from chaosnet.protocols.view_change import applied
 from chaosnet.scheduler import views
 from chaosnet.scheduler.core import LEAVE_PATIENCE_S, REPEAT_EVERY_S, Scheduler
 from chaosnet.scheduler.monitor import ClusterMonitor
@@ -66,11 +68,12 @@ def make_view(members, links, observers="", **kwargs):
 
 
 class Bench:
-    """The scheduler on node a, in the only view of its term; what it sends is kept."""
+    """The scheduler on node a, in the only view of its term; what it sends is kept, with its views whole."""
 
     def __init__(self, members="abc", links=TRIANGLE, observers=""):
         self.sync, self.overlay, self.monitor = StepSync("a", 1), Overlay("a"), ClusterMonitor()
         self.sent, self.version, self.now_s = [], 0, 0.0
+        self.views = {}  # That somebody knows, by key.
         self.scheduler = Scheduler(
             "a",
             1,
@@ -85,6 +88,8 @@ class Bench:
         self.enter(make_view(members, links, observers), step=10)
 
     def _send(self, target, body):
+        if isinstance(body, Prepare | Install) and isinstance(body.view, ViewChange):
+            body = replace(body, view=applied(self.views[body.view.base], body.view))
         self.sent.append((target, body))
         return []
 
@@ -93,6 +98,7 @@ class Bench:
         return sent
 
     def enter(self, view, step):
+        self.views[view.key] = view
         self.sync.enter(view, step, self.sync.priors)
         self.overlay.enter(view)
         self.monitor.entered(view)
@@ -113,6 +119,8 @@ class Bench:
         return effects, self.take_sent()
 
     def flush_ok(self, node, key=(1, 1), step=10, number=1, **kwargs):
+        if "view" in kwargs:
+            self.views[key] = kwargs["view"]
         return self.receive(node, FlushOk(term=1, number=number, node=node, key=key, step=step, **kwargs))
 
     def proposed(self):
@@ -148,6 +156,13 @@ def test_a_leave_is_proposed_and_repeated_until_it_is_in_force(bench):
     assert bench.take_sent() == sent
     effects = bench.enter(prepare.view, 11)
     assert effects[0] == Happened("left", "c", "now 2 members, 1 links", 11)
+
+
+def test_what_is_proposed_is_told_against_the_view_in_force(bench):
+    told = []
+    bench.scheduler.send = lambda target, body: told.append(body) or []
+    bench.receive("c", ScaleInRequest(node="c"))
+    assert (told[0].view.base, told[0].view.gone) == ((1, 1), ("c",))
 
 
 def test_changes_come_one_by_one_so_that_majorities_overlap(bench):
@@ -464,7 +479,11 @@ def test_the_newest_view_that_anybody_has_switched_to_counts_as_active(bench):
     bench.flush_ok("a")
     old = Electorate(key=(1, 1), members=("a", "b", "c"))
     _, sent = bench.flush_ok("b", key=(1, 2), step=11, view=newer, priors=(old,))
-    [install] = installs(sent)
+    assert [to for to, body in sent if isinstance(body, Install)] == [
+        EVERYONE,
+        "a",
+    ]  # Who does not know it: whole.
+    install = installs(sent)[0]
     assert install.view.key > (1, 2)
     assert [each.key for each in install.priors] == [(1, 2), (1, 1)]
 
@@ -478,7 +497,8 @@ def test_the_role_is_handed_over_by_a_scheduler_that_the_newest_view_has_dropped
     bench.flush_ok("a", step=11)
     bench.flush_ok("b", key=(1, 2), step=11, view=newer, priors=(old,))
     _, sent = bench.flush_ok("c", step=11)
-    [install] = installs(sent)
+    assert [to for to, body in sent if isinstance(body, Install)] == [EVERYONE, "c"]
+    install = installs(sent)[0]
     assert (install.view.member_ids, install.view.scheduler) == (("b", "c"), "")
     assert ("a", Expelled(node="a", reason="the cluster went on without it", key=(1, 3))) in sent
 

@@ -101,7 +101,7 @@ class Cluster:
             term=new.term, number=1, view=new, priors=(), step=step, deal=(), holder=holder, commit=commit
         )
         for name in names:
-            self.perform(name, self.syncs[name].start_installed(install))
+            self.perform(name, self.syncs[name].start_installed(install, install.view))
         self.deliver()
 
 
@@ -397,7 +397,7 @@ def test_who_is_two_steps_behind_cannot_be_installed(chain):
     chain.syncs["b"].freeze()
     install = Install(term=2, number=1, view=CHAIN, priors=(), step=2, deal=(), holder="a")
     with pytest.raises(RemoteProtocolError, match="step 2 while at 0"):
-        chain.syncs["b"].start_installed(install)
+        chain.syncs["b"].start_installed(install, install.view)
 
 
 def test_a_retracted_contribution_keeps_the_attempt_from_mixing_old_and_new(chain):
