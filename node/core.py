@@ -866,8 +866,8 @@ class Agent:
         if news.reporter == self.me and mine is not None and mine.version > news.version:
             return self._tell_link(news.peer, mine.state)  # Somebody had not heard yet.
         expel = self._expel_stranger(news.reporter, news.key) if news.key > (0, 0) else []
-        if news.reporter in self.overlay.view.node_set and self._is_ahead(news.key):
-            self.overlay.ahead.add(news.reporter)
+        if self._is_ahead(news.key):
+            self.overlay.left_behind = True
         if not self.overlay.heard(news) or self.sync.view is None:
             return expel
         lost = news.state != LinkState.OPEN.value and news.peer != self.me

@@ -83,7 +83,7 @@ class Overlay:
         self.found: set[Link] = set()  # Extra ones between nodes of the view.
         self.closed: set[tuple[str, str]] = set()  # Of the news, who saw whom die.
         self.left: dict[str, tuple[int, ViewKey]] = {}  # Who said farewell: the life, and its last view.
-        self.ahead: set[str] = set()  # Nodes of the view that act in a newer one, without us.
+        self.left_behind = False  # Somebody acts in a newer view, without us.
         self.past_life: dict[str, int] = {}  # Of each node that was in an earlier view.
         self.latest_life: dict[str, int] = {}  # Of each node that was heard of.
         self.reborn: set[str] = set()  # Nodes of the view, or an earlier one, whose name a later process has.
@@ -97,7 +97,7 @@ class Overlay:
     def enter(self, view: View) -> None:
         """Take over the links of a new view; news about them stays, for it may be newer than the view."""
         before, self.view = self.view, view
-        self.ahead.clear()
+        self.left_behind = False
         gone = before.node_set - view.node_set
         self.departed = (self.departed | gone) - view.node_set
         for node, life in before.lives - view.lives:
@@ -216,14 +216,15 @@ class Overlay:
         """Nodes that act no more, and have not gone on without us before they ended.
 
         They are out of reach, and were seen dying by a node in reach, or have said farewell, in our view or an
-        older one. That a node lives again is no proof: its earlier life may have gone on in newer views.
+        older one. That a node lives again is no proof: its earlier life may have gone on in newer views. So may
+        anybody, once one of them has.
         """
+        if self.left_behind:
+            return set()
         died = {
             peer
             for by, peer in self.closed
-            if by in self.reachable
-            and peer not in self.ahead
-            and self._is_current(peer, self.news[by, peer].peer_life)
+            if by in self.reachable and self._is_current(peer, self.news[by, peer].peer_life)
         }
         left = {
             node

@@ -227,6 +227,6 @@ def test_who_begins_to_listen_believes_the_view_about_who_lives_in_it():
 
 
 def test_the_crash_of_one_that_has_gone_on_without_us_proves_nothing(chain):
-    chain.ahead.add("b")
+    chain.left_behind = True
     chain.heard(news("a", "b", "closed"))
     assert chain.crashed == set()
