@@ -1023,6 +1023,7 @@ class Agent:
     ) -> list[Effect]:
         if self.joiner is None or view.find(self.me) is None:
             return []
+        self.installed = max(self.installed, plan.flushed)
         if self.sync.view is not None and view.key == self.sync.view.key:
             return self.joiner.overtaken(source, plan, now_s)
         if self.sync.view is not None and view.key < self.sync.view.key:

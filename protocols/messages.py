@@ -498,10 +498,14 @@ class NeighborsReady(Message, frozen=True, kw_only=True):
 
 
 class ReplicationPlan(Message, frozen=True, kw_only=True):
-    """Scheduler to joiner: you listen from `step` on in `view`; fetch this many shards from each source."""
+    """Scheduler to joiner: you listen from `step` on in `view`; fetch this many shards from each source.
+
+    `flushed` (term, number): this flush is over, and so are all before it, should you still hear of one.
+    """
 
     view: View
     step: Count
+    flushed: tuple[Count, Count] = (0, 0)
     shard_bytes: Annotated[int, Meta(ge=1)]
     shards_by_source: dict[Id, Count]
 

@@ -333,6 +333,7 @@ class Scheduler:
             message = ReplicationPlan(
                 view=view,
                 step=self.sync.step,
+                flushed=(self.term, self.last_flush - (self.flush is not None)),
                 shard_bytes=plan.shard_bytes,
                 shards_by_source={source: plan.shards_by_source.get(source, 0) for source in joining.sources},
             )

@@ -67,7 +67,7 @@ ROUTED = [
         links={"a": m.LinkReading(rate_bps=1e8, rate_age_s=0.5, rate_source="probe")},
         failed={"b": "refused"},
     ),
-    m.ReplicationPlan(view=VIEW, step=57, shard_bytes=65536, shards_by_source={"a": 12}),
+    m.ReplicationPlan(view=VIEW, step=57, flushed=(2, 1), shard_bytes=65536, shards_by_source={"a": 12}),
     m.ScaleOutReady(node="j"),
     m.ScaleOutAbort(node="j", reason="no memory"),
     m.ScaleInRequest(node="b"),
