@@ -638,7 +638,7 @@ class Agent:
             case EchoReply(node=node, asked_s=asked_s):
                 self.liveness.vouched(node, asked_s, now_s)
                 return []
-            case ScaleOutRequest() if self.phase is Phase.MEMBER:
+            case ScaleOutRequest() if self.sync.view is not None:
                 return self._on_newcomer(source, message, now_s)
             case Outlived():
                 return self._on_outlived(message, now_s)
@@ -663,12 +663,12 @@ class Agent:
     # --- newcomers and lives ---
 
     def _on_newcomer(self, source: str, request: ScaleOutRequest, now_s: float) -> list[Effect]:
-        """The scheduler plans; any member knows whether there is a cluster, and of earlier lives of a name."""
+        """The scheduler plans, any member knows that there is a cluster, and any node may know of earlier lives."""
         later = self.overlay.life_of(request.node)
         if request.life < later:
             return self.relay.send(request.node, Outlived(life=request.life, later=later))
         here: list[Effect] = []
-        if request.founds:
+        if request.founds and self.phase is Phase.MEMBER:
             here = self.relay.send(request.node, Answer(ok=True, text="there is a cluster"))
         return here + (self.scheduler.receive(source, request, now_s) if self.scheduler else [])
 
