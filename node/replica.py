@@ -63,7 +63,7 @@ class Replica:
         try:
             body = _buffer(effect.payload)
             if digest(body) != effect.digest:
-                return ManifestBad(effect.source, "it does not match its hash")
+                return ManifestBad(effect.source, "it does not match its hash", effect.attempt)
             manifest = Manifest.from_bytes(bytes(body))
             self.arrival, self.bytes_by_source = Arrival(manifest, self.places), {}
         except (
@@ -71,18 +71,18 @@ class Replica:
             MemoryError,
             RuntimeError,
         ) as error:  # The latter is torch's for want of memory.
-            return ManifestBad(effect.source, str(error)[:1000])
-        return ManifestKnown(effect.step, manifest.total_bytes)
+            return ManifestBad(effect.source, str(error)[:1000], effect.attempt)
+        return ManifestKnown(effect.step, manifest.total_bytes, effect.attempt)
 
     def store_shard(self, effect: StoreShard) -> Event:
         """Check a piece and put it where it belongs."""
         body = _buffer(effect.payload)
         whole = len(body) == effect.stop - effect.start and digest(body) == effect.digest
         if not whole or self.arrival is None:
-            return ShardBad(effect.source, effect.start, effect.stop)
+            return ShardBad(effect.source, effect.start, effect.stop, effect.attempt)
         self.arrival.write(effect.start, body)
         self.bytes_by_source[effect.source] = self.bytes_by_source.get(effect.source, 0) + len(body)
-        return ShardStored(effect.source, effect.start, effect.stop)
+        return ShardStored(effect.source, effect.start, effect.stop, effect.attempt)
 
 
 def _buffer(payload: zmq.Frame | None) -> memoryview:

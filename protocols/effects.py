@@ -276,23 +276,25 @@ class ServeShard(Effect):
 
 @dataclass(frozen=True, slots=True)
 class ReadManifest(Effect):
-    """Check and open the manifest; ends in ManifestKnown or ManifestBad."""
+    """Check and open the manifest; ends in ManifestKnown or ManifestBad of the same attempt to pull the state."""
 
     source: str
     step: int
     digest: bytes
     payload: Any
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StoreShard(Effect):
-    """Check and keep the bytes; ends in ShardStored or ShardBad."""
+    """Check and keep the bytes; ends in ShardStored or ShardBad of the same attempt."""
 
     source: str
     start: int
     stop: int
     digest: bytes
     payload: Any
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

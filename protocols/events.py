@@ -145,6 +145,7 @@ class ManifestKnown(Event):
 
     step: int
     total_bytes: int
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,7 @@ class ManifestBad(Event):
 
     source: str
     reason: str
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,7 @@ class ShardStored(Event):
     source: str
     start: int
     stop: int
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,7 @@ class ShardBad(Event):
     source: str
     start: int
     stop: int
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

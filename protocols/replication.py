@@ -43,11 +43,14 @@ class _Source:
 class Replication:
     """The joiner's half: pulls the state at `step` from several sources at once.
 
-    Ends with StateWhole, or with `failed` when no source is left.
+    Ends with StateWhole, or with `failed` when no source is left. `attempt` tells what was stored for it from what
+    was for one before, whose bytes are gone.
     """
 
-    def __init__(self, step: int, shard_bytes: int, shards_by_source: dict[str, int]) -> None:
-        self.step, self.shard_bytes = step, shard_bytes
+    def __init__(
+        self, step: int, shard_bytes: int, shards_by_source: dict[str, int], attempt: int = 0
+    ) -> None:
+        self.step, self.shard_bytes, self.attempt = step, shard_bytes, attempt
         self.sources = {name: _Source(count) for name, count in sorted(shards_by_source.items())}
         self.total_bytes: int | None = None
         self.piece_bytes = MAX_PIECE_BYTES
@@ -65,23 +68,24 @@ class Replication:
         return self._ask_manifest(now_s)
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
-        """One event; names of other steps and sources that were dropped are ignored."""
+        """One event; those of other steps, attempts, and sources that were dropped are ignored."""
         match event:
             case Tick() if self.wake_at_s is not None and now_s >= self.wake_at_s:
                 return self._ask_manifest(now_s) if self.total_bytes is None else []
             case Received(peer, ManifestReply(step=self.step, digest=digest), payload):
-                return [ReadManifest(peer, self.step, digest, payload)] if self.total_bytes is None else []
+                wanted = self.total_bytes is None
+                return [ReadManifest(peer, self.step, digest, payload, self.attempt)] if wanted else []
             case Received(peer, Shard(step=self.step) as shard, payload):
                 return self._on_shard(peer, shard, payload) + self._sample(peer, shard, now_s)
-            case ManifestKnown(self.step, total_bytes) if self.total_bytes is None:
+            case ManifestKnown(_, total_bytes, self.attempt) if self.total_bytes is None:
                 self.total_bytes, self.wake_at_s = total_bytes, None
                 self._lay_out(total_bytes)
                 return [effect for name in list(self.sources) for effect in self._fill(name)] + self._finish()
-            case ManifestBad(source, reason):
+            case ManifestBad(source, reason, self.attempt):
                 return self._drop(source, f"its manifest is unusable: {reason}", now_s)
-            case ShardStored(source, start, stop):
+            case ShardStored(source, start, stop, self.attempt):
                 return self._on_stored(source, (start, stop))
-            case ShardBad(source, start, stop):
+            case ShardBad(source, start, stop, self.attempt):
                 return self._on_bad(source, (start, stop))
             case Received(peer, NoSnapshot(step=self.step)):
                 return self._drop(peer, "it has no copy of the state", now_s)
@@ -120,7 +124,7 @@ class Replication:
             raise RemoteProtocolError(
                 f"{peer} sent bytes {shard.start} to {shard.stop}, which nobody asked for"
             )
-        return [StoreShard(peer, shard.start, shard.stop, shard.digest, payload)]
+        return [StoreShard(peer, shard.start, shard.stop, shard.digest, payload, self.attempt)]
 
     def _sample(self, peer: str, shard: Shard, now_s: float) -> list[Effect]:
         """While a source has more to send than its link takes, the time between two pieces is the link's."""

@@ -115,6 +115,7 @@ class Joiner:
         self.dialled_back: dict[str, DialBackReply] = {}
         self.warned = False
         self.replication: Replication | None = None
+        self.attempts = 0  # To pull the state.
         self.unanswered = 0
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
@@ -363,7 +364,8 @@ class Joiner:
         if not shares:
             return self._ask_again("no link is open to those who have the state", now_s)
         self.state, self.wake_at_s = State.FETCHING, None
-        self.replication = Replication(plan.step, plan.shard_bytes, shares)
+        self.attempts += 1
+        self.replication = Replication(plan.step, plan.shard_bytes, shares, self.attempts)
         return self.replication.start(now_s)
 
     def _replicate(self, event: Event, now_s: float) -> list[Effect]:

@@ -109,6 +109,7 @@ class SimNode:
         self.snapshots: dict[int, tuple[list[Any], Any]] = {}
         self.arrived: Any = None
         self.damaged = 0  # Pieces of what has arrived that are not what was sent.
+        self.stored: set[tuple[int, int]] = set()  # Of the state that is arriving.
         self.last_progress_s = 0.0
         self.tick_at_s: float | None = None
         self.strays = 0  # Steps completed while left behind.
@@ -471,17 +472,23 @@ class SimCluster:
             case fx.ServeShard(peer, step, start, stop):
                 shard = Shard(step=step, start=start, stop=stop, digest=INTACT)
                 self._send(node.name, peer, shard, (step, len(node.snapshots[step][0]), INTACT))
-            case fx.ReadManifest(_, step, _, payload):
-                node.arrived, node.damaged = (step, payload), 0
-                self._soon(node, ev.ManifestKnown(step, self.state_bytes))
-            case fx.StoreShard(source, start, stop, digest, payload):
+            case fx.ReadManifest(_, step, _, payload, attempt):
+                node.arrived, node.damaged, node.stored = (step, payload), 0, set()
+                self._soon(node, ev.ManifestKnown(step, self.state_bytes, attempt))
+            case fx.StoreShard(source, start, stop, digest, payload, attempt):
                 *steps, content = payload
                 assert steps == [node.arrived[0], node.arrived[0]], "bytes of another step"
                 content = DAMAGED if self.rng.random() < 0.01 else content
                 whole = is_whole(content, digest)
                 node.damaged += whole and content == DAMAGED
-                self._soon(node, (ev.ShardStored if whole else ev.ShardBad)(source, start, stop))
+                if whole:
+                    node.stored.add((start, stop))
+                self._soon(node, (ev.ShardStored if whole else ev.ShardBad)(source, start, stop, attempt))
             case fx.StateWhole(step):
+                stored = sum(stop - start for start, stop in node.stored)
+                assert stored == self.state_bytes, (
+                    f"{stored} of {self.state_bytes} bytes of the state are here"
+                )
                 assert not node.damaged, f"{node.damaged} damaged pieces in the state"
                 log, cursor = node.arrived[1]
                 node.log, node.cursor, node.loaded = list(log), DataCursor.from_plain(cursor), True

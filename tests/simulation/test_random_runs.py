@@ -59,6 +59,7 @@ KEPT_HARD = {
     "a joiner of our view was heard in a newer one, and told that the one who had gone on had crashed": 1064818,
     "a joiner heard of a flush that had ended before it came, and froze": 1078987,
     "an observer knew of a life of a joiner that all members had forgotten": 1082987,
+    "a piece of state that was stored for the plan before counted for the next one": 1086143,
     "a member that had no state was left alone": 1020832,
     "the senior of two left, and was cut off before the vote that let it go came back": 1022615,
     "an observer that had asked again was in the view before it heard the plan": 1022626,

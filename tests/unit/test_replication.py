@@ -112,6 +112,28 @@ def test_a_second_copy_is_dropped():
     assert pull.handle(Received(source, shard(begin, end), b"..."), 0.2) == []
 
 
+@pytest.mark.parametrize(
+    "late",
+    [
+        ManifestKnown(STEP, 4 * PIECE, 1),
+        ManifestBad("a", "damaged", 1),
+        ShardStored("a", 0, PIECE, 1),
+        ShardBad("a", 0, PIECE, 1),
+    ],
+    ids=lambda late: type(late).__name__,
+)
+def test_what_was_stored_for_the_attempt_before_counts_no_more(late):
+    pull = Replication(STEP, PIECE, {"a": 1}, attempt=2)
+    pull.start(0.0)
+    for manifest_is_known in (False, True):
+        if manifest_is_known:
+            pull.handle(ManifestKnown(STEP, 4 * PIECE, 2), 0.1)
+        assert pull.handle(late, 0.2) == []
+        assert (pull.stored_bytes, pull.bad_shards, pull.failed) == (0, 0, "")
+        assert (pull.total_bytes is not None) == manifest_is_known
+        pull.check_invariants()
+
+
 def test_a_source_that_runs_dry_takes_over_half_of_what_the_slowest_has_left():
     pull, effects = with_manifest({"fast": 3, "slow": 29}, 32 * PIECE)
     for source, begin, end in asked(effects):
