@@ -840,6 +840,7 @@ class Agent:
             node=self.me,
             key=sync.view.key,
             step=sync.step,
+            began_here=sync.began_here,
             view=sync.view if newer_view else None,
             priors=sync.priors if newer_view else (),
             commit=sync.last_commit if newer_step else None,

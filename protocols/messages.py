@@ -637,13 +637,17 @@ class Flush(Message, frozen=True, kw_only=True):
 
 
 class FlushOk(Message, frozen=True, kw_only=True):
-    """Node to scheduler: I stopped at `step` in view `key`; the rest is given where it is news to you."""
+    """Node to scheduler: I stopped at `step` in view `key`; the rest is given where it is news to you.
+
+    `began_here`: it was told to begin with `step`, and has no result of the one before.
+    """
 
     term: Count
     number: Count
     node: Id
     key: ViewKey
     step: Count
+    began_here: bool = False
     view: View | None = None
     priors: tuple[Electorate, ...] = ()
     commit: Commit | None = None

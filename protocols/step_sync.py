@@ -127,6 +127,7 @@ class StepSync:
         self.step = 0  # Steps completed; the number of the one under way.
         self.deal: Deal = ()
         self.last_commit: Commit | None = None  # Of step - 1.
+        self.began_here = False  # As a joiner: without a result of step - 1.
         self.prepared: dict[ViewKey, View] = {}
         self.vote: tuple[int, int] | None = None
         self.tainted = False  # Own chunks changed after they had gone out.
@@ -161,6 +162,7 @@ class StepSync:
             None,
             False,
         )  # Those of an earlier membership, which it was dropped from.
+        self.last_commit, self.began_here = None, True
         return [ResetAttempt(), *self.enter(view, step), *self._replay_early()]
 
     def freeze(self) -> list[Effect]:
@@ -357,7 +359,7 @@ class StepSync:
         assert self.view is not None
         before, settled = self.view, not self.catching_up
         self.step += 1
-        self.last_commit = commit
+        self.last_commit, self.began_here = commit, False
         self.own_weight, self.local = {}, None
         if not self.catching_up:
             self.install = None

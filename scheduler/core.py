@@ -573,10 +573,18 @@ class Scheduler:
 
     def _able(self, answers: dict[str, FlushOk]) -> set[str]:
         """Who has answered, and can be told the result of one step at most and then go on from there."""
-        top = max(answer.step for answer in answers.values())
-        able = {node for node, answer in answers.items() if answer.step >= top - 1}
-        last_with_result = all(answers[node].step < top for node in able - {self.stateless})
-        return able if last_with_result else able - {self.stateless}
+        top = self._top(answers)
+        able = {node for node, answer in answers.items() if top - 1 <= answer.step <= top}
+        holders = {node for node in able if answers[node].step == top and not answers[node].began_here}
+        return able - {self.stateless} if holders - {self.stateless} else able
+
+    def _top(self, answers: dict[str, FlushOk]) -> int:
+        """The step to go on with: the last that somebody has the result for, if it was not over elsewhere before.
+
+        Who was told to begin later than that heard of a step that only the dead have completed.
+        """
+        steps = [answer.step for answer in answers.values() if not answer.began_here]
+        return max(steps or (answer.step for answer in answers.values()))
 
     def _priors(self, base: View, answers: dict[str, FlushOk]) -> tuple[Electorate, ...]:
         """Older views that somebody may still be in: none, if anybody has completed a step in `base`."""
@@ -607,11 +615,17 @@ class Scheduler:
     ) -> list[Effect]:
         assert self.flush is not None
         leaver = self.leaving_at_flush
-        top = max(
-            answers.values(),
-            key=lambda answer: (answer.step, answer.node != leaver, answer.node == self.me, answer.node),
-        )
         alive = self._able(answers)
+        top = max(
+            (answers[node] for node in alive),
+            key=lambda answer: (
+                answer.step,
+                not answer.began_here,
+                answer.node != leaver,
+                answer.node == self.me,
+                answer.node,
+            ),
+        )
         alive = self._without_leaver(alive, base, top.node)
         behind = any(answers[node].step == top.step - 1 for node in alive if base.find(node))
         scheduler = self.me if self.me in alive and self.me in base.member_ids else ""

@@ -223,7 +223,7 @@ def test_with_the_plan_it_pulls_the_state_and_becomes_ready_when_it_has_caught_u
     effects = bench.to_fetching()
     assert effects[0] == DiscardState()
     assert bench.joiner.state is State.FETCHING
-    done = bench.handle(ManifestKnown(7, 0))
+    done = bench.handle(ManifestKnown(7, 0, 1))
     assert StateWhole(7) in done
     assert bench.joiner.state is State.LOADING
     assert bodies(bench.handle(CaughtUp())) == [ScaleOutReady(node="j")]
@@ -232,7 +232,7 @@ def test_with_the_plan_it_pulls_the_state_and_becomes_ready_when_it_has_caught_u
 
 def test_it_says_again_that_it_is_ready_until_it_is_a_member(bench):
     bench.to_fetching()
-    bench.handle(ManifestKnown(7, 0))
+    bench.handle(ManifestKnown(7, 0, 1))
     bench.handle(CaughtUp())
     assert bodies(bench.after(ASK_EVERY_S)) == [ScaleOutReady(node="j")]
     bench.joiner.joined()
@@ -269,7 +269,7 @@ def test_it_gives_up_on_a_cluster_that_does_not_go_on(bench):
 
 def test_ready_for_a_dead_cluster_it_gives_up_too(bench):
     bench.to_fetching()
-    bench.handle(ManifestKnown(7, 0))
+    bench.handle(ManifestKnown(7, 0, 1))
     bench.handle(CaughtUp())
     for _ in range(MAX_UNANSWERED):
         assert bodies(bench.after(ASK_EVERY_S)) == [ScaleOutReady(node="j")]
@@ -279,7 +279,7 @@ def test_ready_for_a_dead_cluster_it_gives_up_too(bench):
 def test_ready_it_waits_as_long_as_the_scheduler_answers(bench):
     """Steps may take minutes, and the view that lets it in comes with one."""
     bench.to_fetching()
-    bench.handle(ManifestKnown(7, 0))
+    bench.handle(ManifestKnown(7, 0, 1))
     bench.handle(CaughtUp())
     for _ in range(3 * MAX_UNANSWERED):
         assert bodies(bench.after(ASK_EVERY_S)) == [ScaleOutReady(node="j")]
@@ -304,7 +304,7 @@ def test_with_all_connections_gone_it_knocks_again(bench):
 
 def test_a_state_that_it_cannot_use_is_asked_for_again(bench):
     bench.to_fetching()
-    bench.handle(ManifestKnown(7, 0))
+    bench.handle(ManifestKnown(7, 0, 1))
     assert bench.handle(StateRejected("another dtype"))[0] == DiscardState()
     assert bench.joiner.state is State.ASKED
 
