@@ -143,6 +143,7 @@ from ..scheduler.views import with_trees
 
 REDIAL_EVERY_S = 1.0  # Members out of reach are tried directly, in case another way leads to them.
 ABORT_EVERY_S = 1.0
+OVERTAKEN = 1 << 20  # News of one life that overtake each other differ by less; lives by more.
 FROZEN_PATIENCE_S = 1.0  # After a flush without its install, say again where we are.
 ROUNDS_IN_VAIN = 8  # Of an election, 2 to 4 s. Duels end sooner.
 REPORT_EVERY_S = 1.0
@@ -861,11 +862,15 @@ class Agent:
     # --- loss and election ---
 
     def _on_link_news(self, news: LinkNews, now_s: float) -> list[Effect]:
-        mine = self.overlay.news.get((news.reporter, news.peer))
-        if news.reporter == self.me and news.version > self.news_version:
-            return self._tell_link_now(news, mine)
-        if news.reporter == self.me and mine is not None and mine.version > news.version:
-            return self._tell_link(news.peer, mine.state)  # Somebody had not heard yet.
+        known = self.overlay.news.get((news.reporter, news.peer))
+        if news.reporter == self.me and news.life != self.settings.first_serial:
+            if known is None or news.version > known.version:
+                return self._tell_link_now(news, known)
+            if news.version < known.version:
+                return self._tell_link(news.peer, known.state)  # Somebody had not heard yet.
+        elif news.life and known is not None and known.version - news.version > OVERTAKEN:
+            told = self.overlay.known(news.reporter, news.peer)
+            return self.relay.send(news.reporter, told) if told else []
         expel = self._expel_stranger(news.reporter, news.key) if news.key > (0, 0) else []
         if self._is_ahead(news.key):
             self.overlay.left_behind = True
@@ -882,7 +887,7 @@ class Agent:
 
     def _tell_link_now(self, past: LinkNews, mine: News | None) -> list[Effect]:
         """An earlier life of ours, before our clock was set back, is still quoted: what we say counts from now on."""
-        self.news_version = past.version
+        self.news_version = max(self.news_version, past.version)
         is_open = past.peer in self.relay.peers
         state = mine.state if mine else LinkState.OPEN if is_open else LinkState.SILENT
         return self._tell_link(past.peer, state)

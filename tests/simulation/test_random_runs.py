@@ -60,6 +60,8 @@ KEPT_HARD = {
     "a joiner heard of a flush that had ended before it came, and froze": 1078987,
     "an observer knew of a life of a joiner that all members had forgotten": 1082987,
     "a piece of state that was stored for the plan before counted for the next one": 1086143,
+    "an observer that had begun at a step was taken for one that had the result before it": 1086670,
+    "a member believed what its earlier life had said of its own link": 1086790,
     "a member that had no state was left alone": 1020832,
     "the senior of two left, and was cut off before the vote that let it go came back": 1022615,
     "an observer that had asked again was in the view before it heard the plan": 1022626,
