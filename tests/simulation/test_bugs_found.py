@@ -1,10 +1,13 @@
 """Bugs that random runs have found, each as the shortest story that shows it. The seeds were of their time."""
 
+from dataclasses import replace
+
 import pytest
 from scripted import Scripted
 
+from chaosnet.node.core import Phase
 from chaosnet.protocols.events import LeaveWanted, Received
-from chaosnet.protocols.messages import Flush, LinkNews, Losses
+from chaosnet.protocols.messages import EVERYONE, Envelope, Flush, LinkNews, Losses, Outlived, ScaleOutRequest
 
 
 @pytest.fixture
@@ -125,6 +128,69 @@ def test_what_an_earlier_life_said_of_a_link_is_outdone_at_once(trio):
     trio.settle(0.5)
     assert n1.news_version == past.version + 1
     assert all(trio.agent(name).overlay.news["n1", "n3"].state.value == "open" for name in ("n1", "n2", "n3"))
+
+
+def test_who_knows_what_an_earlier_life_said_of_a_link_tells_the_present_one(trio):
+    """Hard seed 1086790: the loss of a link was older news than that of the life before, and was dropped."""
+    n1, n2 = trio.agent("n1"), trio.agent("n2")
+    past = LinkNews(reporter="n1", peer="n3", version=n1.news_version + 10**12, state="open")
+    n2.overlay.heard(past)
+    trio.cut("n1", "n3")
+    trio.settle(2.0)
+    assert n2.overlay.news["n1", "n3"].version > past.version
+    assert n2.overlay.news["n1", "n3"].state.value == "silent"
+
+
+def test_what_an_earlier_life_said_of_our_link_is_not_believed(trio):
+    """Hard seed 1086790: numbered below what the present life had said since of another link."""
+    n1 = trio.agent("n1")
+    n1.news_version += 10**12
+    trio.cut("n1", "n3")
+    trio.settle(2.0)
+    n1.overlay.news["n1", "n3"] = replace(n1.overlay.news["n1", "n3"], version=5)
+    past = LinkNews(reporter="n1", peer="n3", version=1000, state="open")
+    trio.tell("n1", Received("n2", Envelope(source="n2", target=EVERYONE, serial=2**62, body=past)))
+    assert n1.overlay.news["n1", "n3"].state.value == "silent"
+
+
+def test_once_anybody_is_heard_in_a_newer_view_no_crash_is_proof(trio):
+    """Hard seed 1064818: not the dead one itself had been heard there, but one whom it had let in."""
+    n2 = trio.agent("n2")
+    term, seq = n2.sync.view.key
+    news = LinkNews(reporter="n9", peer="n1", version=1, state="open", key=(term, seq + 1), life=1)
+    trio.crash("n1")
+    trio.tell("n2", Received("n3", Envelope(source="n9", target=EVERYONE, serial=1, body=news)))
+    assert n2.overlay.left_behind
+    trio.settle(0.1)
+    assert n2.overlay.crashed == set()
+    trio.settle(2.0)  # Two of three are a majority all the same.
+    assert trio.members("n2") == ("n2", "n3")
+    assert not n2.overlay.left_behind
+
+
+def test_a_flush_from_before_a_joiner_came_does_not_stop_it(trio):
+    """Hard seed 1078987: it never heard of its end."""
+    trio.cut("n2", "n3")
+    trio.settle(3.0)
+    old = Flush(term=1, number=1, scheduler="n1", key=(1, 3), step=3)
+    assert trio.agent("n1").installed == (old.term, old.number)
+    trio.add("n4", seeds=["n1"], degree=3)
+    trio.settle(3.0)
+    assert "n4" in trio.members("n1")
+    trio.agent("n4").note(old, trio.now_s)
+    assert not trio.agent("n4").sync.frozen
+
+
+def test_observers_tell_a_newcomer_of_an_earlier_life_of_its_name(trio):
+    """Hard seed 1082987: all members had forgotten, and the observer took the newcomer for dead."""
+    trio.add("n4", seeds=["n1"], degree=3)
+    until(trio, lambda: "n4" in trio.nodes and trio.agent("n4").sync.view is not None)
+    n4 = trio.agent("n4")
+    assert n4.phase is Phase.JOINING
+    n4.overlay.latest_life["n9"] = 9
+    request = Envelope(source="n9", target=EVERYONE, serial=1, body=ScaleOutRequest(node="n9", life=5))
+    sent = [getattr(each, "message", None) for each in n4.handle(Received("n1", request), trio.now_s)]
+    assert Outlived(life=5, later=9) in [each.body for each in sent if isinstance(each, Envelope)]
 
 
 def test_an_old_flush_does_not_stop_what_was_installed_after_it(trio):

@@ -488,6 +488,19 @@ def test_the_newest_view_that_anybody_has_switched_to_counts_as_active(bench):
     assert [each.key for each in install.priors] == [(1, 2), (1, 1)]
 
 
+def test_a_joiner_that_began_after_a_step_has_no_result_of_it():
+    """Only the dead have completed it, so the others do it over; without the joiner, which has heard too much."""
+    bench = Bench("abc", [*TRIANGLE, ("a", "j"), ("b", "j")], observers="j")
+    bench.lose(("a", "c"), ("b", "c"))
+    newer = replace(make_view("abc", [*TRIANGLE, ("a", "j"), ("b", "j")], observers="j"), seq=2)
+    bench.flush_ok("j", key=(1, 2), step=11, view=newer, began_here=True)
+    bench.flush_ok("a")
+    _, sent = bench.flush_ok("b")
+    install = installs(sent)[0]
+    assert (install.step, install.holder, install.commit) == (10, "", None)
+    assert install.view.node_ids == ("a", "b")
+
+
 def test_the_role_is_handed_over_by_a_scheduler_that_the_newest_view_has_dropped(bench):
     newer = make_view("bc", [("b", "c")])
     newer = View(**{name: getattr(newer, name) for name in newer.__struct_fields__ if name != "seq"}, seq=2)
