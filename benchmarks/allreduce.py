@@ -8,7 +8,6 @@ commit, and a result that may be sent again if somebody dies; Gloo's sums in pla
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import statistics
 import tempfile
@@ -27,6 +26,7 @@ from ..node.core import Agent, Settings
 from ..node.keys import KeyPair
 from ..node.loop import Admitted, NodeLoop, StepOutcome
 from ..node.transport import Transport
+from ..outputs import json_option, write_json
 from ..protocols.events import Contributed, LocalReady
 from ..protocols.keyring import Keyring
 from ..protocols.messages import Contribution, Member, View
@@ -188,7 +188,7 @@ def measure(
 @click.option("--policy", type=click.Choice(sorted(POLICIES)), default="fapt", show_default=True)
 @click.option("--threads", default=1, show_default=True, help="Of torch, per process.")
 @click.option("--keys", is_flag=True, help="Also with encryption.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
+@json_option
 def allreduce_command(
     size_bytes: int,
     nodes: str,
@@ -213,9 +213,7 @@ def allreduce_command(
                     else ""
                 )
             )
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(figures, indent=2) + "\n")
+    write_json(json_file, figures)
 
 
 if __name__ == "__main__":

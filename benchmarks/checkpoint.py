@@ -10,7 +10,6 @@ steps come in pairs of blocks in the same run: the first half begins with a chec
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 from itertools import pairwise
@@ -21,6 +20,7 @@ import click
 import torch
 from torch import nn
 
+from ..outputs import json_option, write_json
 from .processes import Pipe, Workers
 
 BATCH = 64
@@ -105,7 +105,7 @@ def _figures(found: dict[str, Any], steps: int, pairs: int) -> dict[str, Any]:
 @click.option("--steps", default=20, show_default=True, help="From a checkpoint to the block without one.")
 @click.option("--pairs", default=8, show_default=True, help="Of blocks with and without a checkpoint.")
 @click.option("--dir", "folder", help="On the disk to measure. Default: a temporary folder.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
+@json_option
 def checkpoint_command(
     size_bytes: int,
     nodes: int,
@@ -124,9 +124,7 @@ def checkpoint_command(
         f"(+{found['seconds']:.3f} s; the write took {found['write_seconds']:.2f} s beside them; "
         f"{found['written']} written, {found['left_out']} left out)"
     )
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(json_file, found)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from ..outputs import OutputFile, json_option, write_json
 from ..scheduler.elastic.cluster import alike
 from ..scheduler.elastic.plan import Pipeline, cuts_of, even
 from ..scheduler.elastic.profile import Profile
@@ -31,18 +31,13 @@ LINES = (("paper", "-"), ("capacity", "--"), ("bound", ":"))
 
 def outputs(command: Callable[..., None]) -> Callable[..., None]:
     """Adds --json and --plot."""
-    file = click.Path(dir_okay=False, path_type=Path)
-    command = click.option("--plot", "plot_file", type=file, help="Draw a PNG.")(command)
-    return click.option("--json", "json_file", type=file, help="Write what was found.")(command)
+    return json_option(click.option("--plot", "plot_file", type=OutputFile(), help="Draw a PNG.")(command))
 
 
 def publish(found: Found, json_file: Path | None, plot_file: Path | None, draw: Draw) -> None:
     """Write the files that are asked for; then the line on what the paper's text leaves open."""
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(json_file, found)
     if plot_file is not None:
-        plot_file.parent.mkdir(parents=True, exist_ok=True)
         picture(found, plot_file, draw)
     click.echo(f"Left open by the paper's text: {found['open']}")
 

@@ -12,7 +12,6 @@ to join is that of the state (`--trained`: all of it is trained). Measured among
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from itertools import pairwise
@@ -24,6 +23,7 @@ import torch
 from torch import nn
 
 from ..demo_report import join_bound_s
+from ..outputs import json_option, write_json
 from .processes import Pipe, Workers
 
 WARM_UP_S = 2.0
@@ -140,7 +140,7 @@ def _extra_gap(times_s: list[float], begin_s: float, end_s: float) -> tuple[floa
 @click.option("--blocking", is_flag=True, help="The paper's mode: sources wait.")
 @click.option("--trained", is_flag=True, help="Train all of it: the state is copied while it changes.")
 @click.option("--repeat", default=1, show_default=True)
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
+@json_option
 def join_command(
     size_bytes: int, sources: int, blocking: bool, trained: bool, repeat: int, json_file: Path | None
 ) -> None:
@@ -153,9 +153,7 @@ def join_command(
             f"longest extra gap of a survivor {run['survivor_longest_gap_seconds']:.3f} s"
         )
     best = min(runs, key=lambda run: float(run["seconds"]))
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(best if repeat == 1 else {**best, "runs": runs}, indent=2) + "\n")
+    write_json(json_file, best if repeat == 1 else {**best, "runs": runs})
 
 
 if __name__ == "__main__":

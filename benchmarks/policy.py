@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import time
@@ -11,6 +10,7 @@ from typing import Any
 
 import click
 
+from ..outputs import json_option, write_json
 from ..scheduler.elastic.cluster import alike
 from ..scheduler.elastic.plan import Pipeline, cuts_of, even
 from ..scheduler.elastic.policy import Policy
@@ -53,7 +53,7 @@ def measure(pipelines: int, stages: int, losses: int, micro_batches: int, seed: 
 @click.option("--stages", default=4, show_default=True)
 @click.option("--losses", default=2, show_default=True, help="At once, at most.")
 @click.option("--micro-batches", default=8, show_default=True, help="Of each pipeline.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
+@json_option
 def command(pipelines: int, stages: int, losses: int, micro_batches: int, json_file: Path | None) -> None:
     """Work out what to do after every loss, then look losses up."""
     found = measure(pipelines, stages, losses, micro_batches)
@@ -61,6 +61,4 @@ def command(pipelines: int, stages: int, losses: int, micro_batches: int, json_f
         f"{found['workers']} workers: {found['kinds']} kinds of up to {losses} losses in {found['prepared_s']:.2f} s;"
         f" looked up in {found['lookup_median_s'] * 1e3:.3f} ms (median), {found['lookup_99_s'] * 1e3:.3f} ms (99 %)"
     )
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(json_file, found)

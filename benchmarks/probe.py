@@ -19,6 +19,7 @@ import click
 
 from ..netem.netns import Netns
 from ..netem.topology import GOODPUT, LinkSpec, Topology
+from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
 
 TURNS = 3
@@ -100,7 +101,7 @@ def _worker(node: str) -> None:
 
 @click.command("probe")
 @click.option("--rates", default="100,200,500,900,1000", show_default=True, help="Of the links, Mbit/s.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
+@json_option
 def probe_command(rates: str, json_file: Path | None) -> None:
     """The monitor's in-band probe of shaped links, beside iperf3."""
     found = []
@@ -113,9 +114,7 @@ def probe_command(rates: str, json_file: Path | None) -> None:
             f"{rate:>10.0f} {probe:>9.1f} {iperf3:>9.1f} {row['ratio']:>7.3f} "
             f"{row['probe_seconds']:>9.3f} {row['iperf3_seconds']:>10.2f}"
         )
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(json_file, found)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ spend most of a step asleep, as they would spend it computing.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import statistics
@@ -35,6 +34,7 @@ from chaosnet.invite import Token, introduce
 from ..node import curve
 from ..node.endpoint import Endpoint
 from ..node.keys import KeyPair, save
+from ..outputs import json_option, write_json
 from ..protocols.codec import encode
 from ..protocols.messages import Hello
 from .processes import Pipe, Workers
@@ -248,7 +248,7 @@ def measure(rate: float, seconds: float, rounds: int) -> dict[str, Any]:
 @click.option("--rate", default=250.0, show_default=True, help="Connections a second.")
 @click.option("--seconds", default=4.0, show_default=True, help="Of a block.")
 @click.option("--rounds", default=5, show_default=True, help="Blocks with each kind of attack, at most 40.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
+@json_option
 def strangers_command(rate: float, seconds: float, rounds: int, json_file: Path | None) -> None:
     """Steps of a cluster that trains with and without strangers at its door, in one run."""
     found = measure(rate, seconds, min(rounds, 40))
@@ -260,9 +260,7 @@ def strangers_command(rate: float, seconds: float, rounds: int, json_file: Path 
             f"({min(pairs):.3f} to {max(pairs):.3f}); {row['opened']} opened"
             + "".join(f", {count} {reason}" for reason, count in row["refused"].most_common())
         )
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(json_file, found)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal, NoReturn
 
 import click
 
+from .outputs import OutputFile, json_option
 from .protocols.errors import ChaosnetError, ConfigError, PeerUnreachable
 
 POLICIES = (
@@ -739,17 +740,15 @@ def plan(cluster: Path, profile: str, failed: tuple[str, ...], as_json: bool) ->
     "scenario", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="SCENARIO.yaml"
 )
 @click.option("--seeds", type=Whole(1, 100_000), help="How many runs. Default: as the scenario says.")
-@click.option(
-    "--json", "report", type=click.Path(dir_okay=False, path_type=Path), help="Write what was found."
-)
-@click.option(
-    "--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), help="Write a PNG of the first run."
-)
-def simulate_training(scenario: Path, seeds: int | None, report: Path | None, picture: Path | None) -> None:
+@json_option
+@click.option("--plot", "picture", type=OutputFile(), help="Write a PNG of the first run.")
+def simulate_training(
+    scenario: Path, seeds: int | None, json_file: Path | None, picture: Path | None
+) -> None:
     """Train on a virtual cluster that loses workers, once with each system's way to recover, and compare."""
     from .simulate_training import run_scenario
 
-    run_scenario(scenario, seeds, report, picture)
+    run_scenario(scenario, seeds, json_file, picture)
 
 
 @cli.command(short_help="Run the protocol on a virtual network that fails.")
@@ -771,9 +770,7 @@ def simulate_training(scenario: Path, seeds: int | None, report: Path | None, pi
 )
 @click.option("--crash-point", metavar="POINT", help="Replay one crash point.")
 @click.option("--mutants", is_flag=True, help="Break the cores on purpose: is it noticed?")
-@click.option(
-    "--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write the story of what is replayed."
-)
+@click.option("--trace", type=OutputFile(), help="Write the story of what is replayed.")
 @click.option(
     "--churn", type=PerSecond(), help="Measure what events cost in one cluster of --nodes, so many of them."
 )
@@ -784,13 +781,11 @@ def simulate_training(scenario: Path, seeds: int | None, report: Path | None, pi
     metavar="H",
     help="Of virtual time, with --churn. Default: 1.",
 )
-@click.option(
-    "--json", "report", type=click.Path(dir_okay=False, path_type=Path), help="Write what was found."
-)
+@json_option
 def simulate(
     schedules: int | None, first: int, nodes: tuple[int, int] | None, hard: bool, seed: int | None,
     crash_points: bool, seeds: int, restart: bool, crash_point: str | None, mutants: bool, churn: float | None,
-    hours: float, trace: Path | None, report: Path | None,
+    hours: float, trace: Path | None, json_file: Path | None,
 ) -> None:  # fmt: skip
     """Run the real protocol on a virtual network with random crashes, joins, leaves and cut links.
 
@@ -813,17 +808,17 @@ def simulate(
             )
         from .simulate_scale import run_scale
 
-        run_scale(nodes[0], churn, hours, first, report)
+        run_scale(nodes[0], churn, hours, first, json_file)
         return
     from . import simulate as simulation
 
     if schedules is not None:
-        simulation.run_seeds(first, schedules, nodes or (2, 7), report, hard)
+        simulation.run_seeds(first, schedules, nodes or (2, 7), json_file, hard)
     elif seed is not None:
         simulation.replay_seed(seed, nodes or (2, 7), trace, hard)
     elif crash_points:
-        simulation.run_crash_points(nodes or (2, 4), seeds, restart, report)
+        simulation.run_crash_points(nodes or (2, 4), seeds, restart, json_file)
     elif crash_point is not None:
         simulation.replay_point(crash_point, trace)
     else:
-        simulation.run_mutants(report)
+        simulation.run_mutants(json_file)

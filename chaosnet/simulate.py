@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import click
 
+from .outputs import write_json
 from .protocols.errors import ChaosnetError
 from .simulator import Summary, run_many
 from .simulator.crash_points import (
@@ -48,7 +48,7 @@ def run_seeds(
         interrupted = True
     summary, seconds = so_far[0], time.monotonic() - started_s
     found = _found(summary, first, seconds)
-    _write(report, found)
+    write_json(report, found)
     _tell_summary(summary, found)
     if interrupted:
         rest = f"--schedules {schedules - summary.runs} --from {first + summary.runs}"
@@ -126,7 +126,7 @@ def run_crash_points(nodes: tuple[int, int], seeds: int, restart: bool, report: 
     click.echo(
         f"{len(points)} crash points, {reached} reached, {len(violations)} broke a rule in {seconds:.0f} s"
     )
-    _write(
+    write_json(
         report,
         {
             "nodes": list(nodes),
@@ -171,7 +171,7 @@ def run_mutants(report: Path | None) -> None:
         click.echo(f"{each.mutant}: {MUTANTS[each.mutant].breaks}\n    {caught}")
     survivors = [each.mutant for each in hunts if not each.by]
     click.echo(f"{len(hunts) - len(survivors)} of {len(hunts)} mutants were caught")
-    _write(report, {"mutants": {each.mutant: _hunted(each) for each in hunts}, "survivors": survivors})
+    write_json(report, {"mutants": {each.mutant: _hunted(each) for each in hunts}, "survivors": survivors})
     if survivors:
         raise SimulationFailed(f"simulate: not caught: {', '.join(survivors)}")
 
@@ -180,15 +180,8 @@ def _hunted(each: Hunt) -> dict[str, Any]:
     return {"breaks": MUTANTS[each.mutant].breaks, "lives": each.lives, "by": each.by, "why": each.why}
 
 
-def _write(report: Path | None, found: dict[str, Any]) -> None:
-    if report is not None:
-        report.parent.mkdir(parents=True, exist_ok=True)
-        report.write_text(json.dumps(found, indent=2) + "\n")
-
-
 def _write_trace(trace: Path | None, lines: Callable[[], list[str]]) -> None:
     if trace is not None:
-        trace.parent.mkdir(parents=True, exist_ok=True)
         trace.write_text("\n".join(lines()) + "\n")
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 import click
 
+from .outputs import write_json
 from .simulator.scale import CHURN, KINDS, Findings, Row, ScaleRun
 
 TELL_EVERY_S = 10.0
@@ -48,10 +48,7 @@ def run_scale(nodes: int, churn_per_s: float, hours: float, seed: int, report: P
     found = run.run(progress, on_row=lambda row: click.echo(_line(row)))
     wall_s = time.monotonic() - started_s
     _tell(found, wall_s)
-    if report is not None:
-        report.parent.mkdir(parents=True, exist_ok=True)
-        plain = {"seed": seed, "wall_s": round(wall_s, 1), **found.to_plain()}
-        report.write_text(json.dumps(plain, indent=2) + "\n")
+    write_json(report, {"seed": seed, "wall_s": round(wall_s, 1), **found.to_plain()})
 
 
 def _tell(found: Findings, wall_s: float) -> None:

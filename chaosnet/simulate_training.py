@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import msgspec
 from rich.table import Table
 
 from .console import console
+from .outputs import write_json
 from .simulator.scenario import Scenario, load, run, summary
 from .simulator.training import HOUR_S, Run
 
@@ -25,9 +25,7 @@ def run_scenario(path: Path, seeds: int | None, report: Path | None, picture: Pa
     runs = run(scenario)
     found = summary(scenario, runs)
     show(found)
-    if report is not None:
-        report.parent.mkdir(parents=True, exist_ok=True)
-        report.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(report, found)
     if picture is not None:
         draw(scenario, runs, picture)
         click.echo(f"picture of the first run in {picture}")

@@ -23,6 +23,7 @@ from .netem.netns import Netns, remove
 from .netem.relay import Relay
 from .netem.topology import FAST, line, link_name, mesh, random_overlay, ring, star, two_sites
 from .netem.trace import CUT, PAPER_PERIOD_S, specs_after
+from .outputs import OutputFile, json_option, write_json
 from .protocols.errors import ConfigError
 
 NAME = "default"
@@ -288,8 +289,8 @@ def trace(file: Path, name: str) -> None:
 @testbed.command("measure")
 @named
 @click.option("--seconds", default=1.0, show_default=True, help="Per link and direction.")
-@click.option("--json", "report", type=click.Path(dir_okay=False, path_type=Path), help="Write all rows.")
-def measure_(name: str, seconds: float, report: Path | None) -> None:
+@json_option
+def measure_(name: str, seconds: float, json_file: Path | None) -> None:
     """Every link's real rate and round trip, beside what is set; one link after the other."""
     made = _opened(name)
     rows = []
@@ -305,13 +306,12 @@ def measure_(name: str, seconds: float, report: Path | None) -> None:
         f"error of the goodput against 0.956 of the set rate: median {found['median_error']:.2%}, "
         f"worst {found['worst_error']:.2%} ({rows[0]['congestion_control']})"
     )
-    if report is not None:
-        report.write_text(json.dumps({"links": rows, **found}, indent=2) + "\n")
+    write_json(json_file, {"links": rows, **found})
 
 
 @testbed.command()
 @click.argument("topology", type=a_file)
-@click.argument("picture", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("picture", type=OutputFile())
 def plot(topology: Path, picture: Path) -> None:
     """Draw the overlay of a YAML file: the wider a link, the faster."""
     from .netem.plot import draw

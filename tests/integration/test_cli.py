@@ -170,6 +170,8 @@ USAGE = {
     "simulate --schedules some": "--schedules: 'some' is no number (expected a whole number",
     "simulate --schedules 5 --seed 3": "chaosnet simulate: 2 things to run (expected exactly one of --schedules,",
     "simulate --schedules 5 --nodes 9..3": "--nodes: '9..3' is out of range (expected a number of nodes from 2",
+    "simulate --schedules 5 --json SCRIPT/found.json": "--json: '",
+    "bench policy --json SCRIPT/found.json": "--json: '",
     "frobnicate": "chaosnet: No such command 'frobnicate'",
 }
 

@@ -1,0 +1,43 @@
+"""Files that commands write when they end."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+class OutputFile(click.Path):
+    """A file to be written in the end, perhaps after hours: whether it can be is looked at before anything begins.
+
+    Folders that lead to it are made.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not os.access(path.parent, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path.parent))
+        except OSError as error:
+            why = f"{error.filename}: {error.strerror}"
+            self.fail(
+                f"{str(path)!r} cannot be written: {why} (expected a file in a folder that is open to you)"
+            )
+        return path
+
+
+json_option = click.option("--json", "json_file", type=OutputFile(), help="Write what was found.")
+
+
+def write_json(file: Path | None, found: Any) -> None:
+    """For people and programs; nothing without a file."""
+    if file is not None:
+        file.write_text(json.dumps(found, indent=2) + "\n")
