@@ -143,6 +143,7 @@ from ..scheduler.views import with_trees
 
 REDIAL_EVERY_S = 1.0  # Members out of reach are tried directly, in case another way leads to them.
 ABORT_EVERY_S = 1.0
+ECHO_S = 1.0  # Many may tell us the same of an earlier life of ours at once; one answer does.
 OVERTAKEN = 1 << 20  # News of one life that overtake each other differ by less; lives by more.
 FROZEN_PATIENCE_S = 1.0  # After a flush without its install, say again where we are.
 ROUNDS_IN_VAIN = 8  # Of an election, 2 to 4 s. Duels end sooner.
@@ -211,6 +212,12 @@ class Agent:
         self.frozen_at_s = 0.0
         self.vacant_term = 0  # Whose scheduler has stood again: it is none any more.
         self.torn: AbortRequest | None = None  # The attempt that cannot end as it is.
+        self.early_prepare: ViewChange | None = None  # Of a joiner: told against the view of a plan to come.
+        self.outdone = (
+            "",
+            0,
+            0.0,
+        )  # Peer, version: news of an earlier life of ours; till when it is an echo.
         self.abort_at_s = 0.0
         self.news_version = settings.first_serial
         self.redial_at_s: float | None = None
@@ -581,7 +588,18 @@ class Agent:
         self.redial_at_s = now_s + REDIAL_EVERY_S
         missing = (self.sync.view.node_set - self.overlay.reachable) | self._cut_off
         members = [self.sync.view.find(node) for node in sorted(missing)]
-        return [Dial(way) for member in members if member for way in self.book.ways_to(member)]
+        dials: list[Effect] = [Dial(way) for member in members if member for way in self.book.ways_to(member)]
+        return dials + (self._say_where_we_are() if self.parked else [])
+
+    def _say_where_we_are(self) -> list[Effect]:
+        """We wait. A neighbour that has become a member of a newer view since our link opened tells us so."""
+        assert self.sync.view is not None
+        effects: list[Effect] = []
+        for peer in sorted(self.relay.peers - self.relay.leaves):
+            if known := self.overlay.known(self.me, peer):
+                news = replace(known, key=self.sync.view.key, life=self.settings.first_serial)
+                effects += self.relay.send(peer, news)
+        return effects
 
     def _on_reached(self, event: Reached | NotReached) -> list[Effect]:
         effects = self.dial_backs.handle(event, self.relay.silent)
@@ -631,6 +649,8 @@ class Agent:
                 return self._on_link_news(message, now_s)
             case Farewell(node=node, life=life, key=key):
                 self.overlay.farewell(node, life, key)
+                if self._is_ahead(key):
+                    self.overlay.left_behind = True
                 return self._overlay_changed(now_s) if self.sync.view else []
             case VoteRequest() | VoteReply():
                 return self._on_vote(message, now_s)
@@ -699,15 +719,21 @@ class Agent:
         if proposed.key in self.sync.prepared or (newest is not None and newest.key >= proposed.key):
             return []
         view = self._whole(proposed)
+        if view is None and isinstance(proposed, ViewChange) and self.phase is Phase.JOINING:
+            self.early_prepare = proposed
         if view is None or (view.find(self.me) is None and self.phase is not Phase.MEMBER):
             return []
+        return self._prepare(view, now_s)
+
+    def _prepare(self, view: View, now_s: float) -> list[Effect]:
         return self.opener.prepare(view, now_s) + self._vote_if_prepared()
 
     def _whole(self, told: View | ViewChange) -> View | None:
         """The view that is told of; None if it is told against one that we do not know.
 
         Then we have no vote in it: who has one acts in the view in force, or has voted for it. A joiner gets its
-        first view whole, and whoever is elsewhere at a flush gets what it installs whole.
+        first view whole, and what was told against that may come first; whoever is elsewhere at a flush gets what
+        it installs whole.
         """
         if isinstance(told, View):
             return told
@@ -782,7 +808,9 @@ class Agent:
         effects: list[Effect] = [] if self.parked is None else [Parked(None)]
         if not self.sync.priors:
             self.overlay.settled()
-            effects += self.closer.settled(self.relay.peers - self.serving.joiners)
+            coming = [*self.sync.prepared.values(), *([self.opener.view] if self.opener.view else ())]
+            wanted = {peer for view in coming for peer in view.neighbors(self.me)}
+            effects += self.closer.settled(self.relay.peers - self.serving.joiners, wanted)
         return effects + self._tear_if_cut_off(now_s)
 
     def _on_leave_wanted(self, now_s: float) -> list[Effect]:
@@ -862,18 +890,19 @@ class Agent:
     # --- loss and election ---
 
     def _on_link_news(self, news: LinkNews, now_s: float) -> list[Effect]:
+        if self._is_ahead(news.key):
+            self.overlay.left_behind = True
         known = self.overlay.news.get((news.reporter, news.peer))
         if news.reporter == self.me and news.life != self.settings.first_serial:
             if known is None or news.version > known.version:
-                return self._tell_link_now(news, known)
-            if news.version < known.version:
-                return self._tell_link(news.peer, known.state)  # Somebody had not heard yet.
+                return self._tell_link_now(news, known, now_s)
+            if news.version < known.version:  # Somebody had not heard yet.
+                echo = (news.peer, news.version) == self.outdone[:2] and now_s < self.outdone[2]
+                return [] if echo else self._tell_link(news.peer, known.state)
         elif news.life and known is not None and known.version - news.version > OVERTAKEN:
             told = self.overlay.known(news.reporter, news.peer)
             return self.relay.send(news.reporter, told) if told else []
         expel = self._expel_stranger(news.reporter, news.key) if news.key > (0, 0) else []
-        if self._is_ahead(news.key):
-            self.overlay.left_behind = True
         if not self.overlay.heard(news) or self.sync.view is None:
             return expel
         lost = news.state != LinkState.OPEN.value and news.peer != self.me
@@ -885,9 +914,10 @@ class Agent:
         view, prepared = self.sync.view, self.sync.prepared.get(key)
         return view is not None and key > view.key and (prepared is None or prepared.find(self.me) is None)
 
-    def _tell_link_now(self, past: LinkNews, mine: News | None) -> list[Effect]:
+    def _tell_link_now(self, past: LinkNews, mine: News | None, now_s: float) -> list[Effect]:
         """An earlier life of ours, before our clock was set back, is still quoted: what we say counts from now on."""
         self.news_version = max(self.news_version, past.version)
+        self.outdone = (past.peer, past.version, now_s + ECHO_S)
         is_open = past.peer in self.relay.peers
         state = mine.state if mine else LinkState.OPEN if is_open else LinkState.SILENT
         return self._tell_link(past.peer, state)
@@ -1036,6 +1066,9 @@ class Agent:
             return []
         effects = self._joining(Received(source, plan), now_s)
         self.overlay.listens(view)
+        early, self.early_prepare = self.early_prepare, None
+        if early is not None and early.base == view.key and (then := applied(view, early)).find(self.me):
+            effects += self._prepare(then, now_s)  # Before we hear of the step that switches to it.
         return effects + self.sync.observe(view, step)
 
     # --- monitoring ---

@@ -29,7 +29,11 @@ class LinkCloser:
             self.retiring |= set(before.neighbors(self.me)) - reborn
         self.retiring -= set(view.neighbors(self.me))
 
-    def settled(self, open_peers: set[str]) -> list[Effect]:
-        """A step was completed in the view: nothing of the old one is under way any more."""
-        closing, self.retiring = self.retiring & open_peers, set()
+    def settled(self, open_peers: set[str], wanted: Set[str]) -> list[Effect]:
+        """A step was completed in the view: nothing of the old one is under way any more.
+
+        `wanted`: neighbours in views that we have voted for, or are about to.
+        """
+        closing = (self.retiring & open_peers) - wanted
+        self.retiring &= wanted
         return [ClosePeer(peer, "the link was disconnected") for peer in sorted(closing)]

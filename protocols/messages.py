@@ -212,8 +212,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True, tag=True):
     def flaw(self) -> str:
         """What no scheduler would propose, for it is no view that a step could run in; "" if there is nothing."""
         nodes, members, links = self.node_set, self.member_set, self.link_set
-        if len(nodes) > 2 * MAX_NODES:
-            return f"it has {len(nodes)} nodes (at most {2 * MAX_NODES} are taken)"
+        if max(len(self.members), len(self.observers), len(self.links) / 10) > MAX_NODES:
+            return (
+                f"it is larger than any that is taken ({MAX_NODES} members, observers, and 10 links for each)"
+            )
+        if not members:
+            return "it has no members"
         if len(nodes) != len(self.members) + len(self.observers):
             return "it names a node twice"
         if self.scheduler and self.scheduler not in members:
@@ -237,8 +241,8 @@ class TreeChange(msgspec.Struct, frozen=True, kw_only=True):
 class ViewChange(msgspec.Struct, frozen=True, kw_only=True, dict=True, tag=True):
     """A view, told against an older one, `base`, that its receivers know (view_change.py).
 
-    A view names everybody, a change only what is new. Nodes and links that are named here and in `base` are
-    replaced, and come last: that is the order of seniority.
+    A view names everybody, a change only what is new. Nodes that are named here and in `base` are replaced, and
+    come last: that is the order of seniority.
     """
 
     base: ViewKey
@@ -627,7 +631,10 @@ class AbortRequest(Message, frozen=True, kw_only=True):
 
 
 class Flush(Message, frozen=True, kw_only=True):
-    """Scheduler to all: stop the attempt under way and tell me where you are. I am at `key`, `step`."""
+    """Scheduler to all: stop the attempt under way and tell me where you are.
+
+    I am at `key` and have all that came before `step`: what is news to me comes with the answer.
+    """
 
     term: Count
     number: Count

@@ -508,7 +508,7 @@ class Scheduler:
             number=self.flush.number,
             scheduler=self.me,
             key=self.view.key,
-            step=self.sync.step,
+            step=0 if self.sync.began_here else self.sync.step,  # We may have to pass on the commit before.
         )
 
     def _on_flush_ok(self, answer: FlushOk) -> list[Effect]:
@@ -576,12 +576,15 @@ class Scheduler:
         top = self._top(answers)
         able = {node for node, answer in answers.items() if top - 1 <= answer.step <= top}
         holders = {node for node in able if answers[node].step == top and not answers[node].began_here}
+        if not holders:
+            return {node for node in able if answers[node].step == top}
         return able - {self.stateless} if holders - {self.stateless} else able
 
     def _top(self, answers: dict[str, FlushOk]) -> int:
-        """The step to go on with: the last that somebody has the result for, if it was not over elsewhere before.
+        """The step to go on with: the one after the last whose result somebody has.
 
-        Who was told to begin later than that heard of a step that only the dead have completed.
+        Who was told to begin later heard of a step that only the dead have completed. If nobody has a result, all
+        were told, and the last step that one was told of is where its state begins.
         """
         steps = [answer.step for answer in answers.values() if not answer.began_here]
         return max(steps or (answer.step for answer in answers.values()))

@@ -8,6 +8,7 @@ from scripted import Scripted
 from chaosnet.node.core import Phase
 from chaosnet.protocols.events import LeaveWanted, Received
 from chaosnet.protocols.messages import EVERYONE, Envelope, Flush, LinkNews, Losses, Outlived, ScaleOutRequest
+from chaosnet.protocols.scale_out import Joiner
 
 
 @pytest.fixture
@@ -179,6 +180,36 @@ def test_a_flush_from_before_a_joiner_came_does_not_stop_it(trio):
     assert "n4" in trio.members("n1")
     trio.agent("n4").note(old, trio.now_s)
     assert not trio.agent("n4").sync.frozen
+
+
+def test_several_may_join_at_once_though_news_overtakes_a_plan(monkeypatch):
+    """PREPARE, told against the view of a joiner's plan, is small, and may come first: it was dropped."""
+    orphaned = []
+    monkeypatch.setattr(Joiner, "orphaned", lambda self, reason, now_s: orphaned.append(reason) or [])
+    for seed in range(8):
+        crowd = Scripted(seed).grow("n1", "n2", "n3", "n4")
+        crowd.max_delay_s = 0.02
+        for number in range(5):
+            crowd.add(f"j{number}", seeds=["n2"], degree=2)
+        until(crowd, lambda crowd=crowd: len(crowd.members("n1")) == 9, within_s=20.0)
+    assert orphaned == []
+
+
+def test_who_waits_is_told_by_a_neighbour_that_has_come_back_to_the_others():
+    """Seed 375513: when their link opened, the neighbour was out itself, and could not tell."""
+    halves = Scripted().grow("n1", "n2", "n3", "n4")
+    for name in ("n1", "n2"):
+        for other in ("n3", "n4"):
+            halves.cut(name, other)
+    halves.settle(4.0)
+    assert halves.agent("n3").parked
+    for name in ("n1", "n2"):
+        halves.heal(name, "n4")
+    halves.settle(10.0)
+    assert halves.returns == 2  # It was told, though it reaches nobody else, and asks to be let in.
+    for name in ("n1", "n2"):
+        halves.heal(name, "n3")
+    assert_settled(halves, "n1", "n2", "n3", "n4")
 
 
 def test_observers_tell_a_newcomer_of_an_earlier_life_of_its_name(trio):

@@ -488,6 +488,29 @@ def test_the_newest_view_that_anybody_has_switched_to_counts_as_active(bench):
     assert [each.key for each in install.priors] == [(1, 2), (1, 1)]
 
 
+def test_a_scheduler_that_began_with_a_step_asks_for_the_commit_before(bench):
+    """It may have to pass it on, and has none: whoever lacked the result waited for it, for ever."""
+    bench.sync.began_here = True
+    bench.scheduler.start_flush("elected", 0.0)
+    [(_, flush)] = bench.take_sent()
+    assert (flush.key, flush.step) == ((1, 1), 0)
+    commit = Commit(key=(1, 1), step=9, switch=None, total=Contribution())
+    bench.flush_ok("a", began_here=True)
+    bench.flush_ok("b", commit=commit, deal=(("a", 1),))
+    _, sent = bench.flush_ok("c", step=9)
+    install = installs(sent)[0]
+    assert (install.step, install.holder, install.commit, install.deal) == (10, "b", commit, (("a", 1),))
+
+
+def test_if_nobody_has_a_result_those_go_on_who_began_last():
+    bench = Bench("a", [("a", "j")], observers="j")
+    bench.scheduler.start_flush("elected", 0.0)
+    bench.flush_ok("j", step=9, began_here=True)
+    _, sent = bench.flush_ok("a", began_here=True)
+    install = installs(bench.take_sent() or sent)[0]
+    assert (install.step, install.holder, install.view.node_ids) == (10, "", ("a",))
+
+
 def test_a_joiner_that_began_after_a_step_has_no_result_of_it():
     """Only the dead have completed it, so the others do it over; without the joiner, which has heard too much."""
     bench = Bench("abc", [*TRIANGLE, ("a", "j"), ("b", "j")], observers="j")
