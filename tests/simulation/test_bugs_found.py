@@ -195,21 +195,28 @@ def test_several_may_join_at_once_though_news_overtakes_a_plan(monkeypatch):
     assert orphaned == []
 
 
-def test_who_waits_is_told_by_a_neighbour_that_has_come_back_to_the_others():
-    """Seed 375513: when their link opened, the neighbour was out itself, and could not tell."""
-    halves = Scripted().grow("n1", "n2", "n3", "n4")
+def test_who_waits_says_where_it_is():
+    """Seed 375513: a neighbour was out itself when their link opened, and came back to the others later."""
+    halves, said = Scripted().grow("n1", "n2", "n3", "n4"), []
     for name in ("n1", "n2"):
         for other in ("n3", "n4"):
             halves.cut(name, other)
     halves.settle(4.0)
     assert halves.agent("n3").parked
-    for name in ("n1", "n2"):
-        halves.heal(name, "n4")
-    halves.settle(10.0)
-    assert halves.returns == 2  # It was told, though it reaches nobody else, and asks to be let in.
-    for name in ("n1", "n2"):
-        halves.heal(name, "n3")
-    assert_settled(halves, "n1", "n2", "n3", "n4")
+    halves.on_message = lambda sender, receiver, message: said.append(message)
+    halves.settle(1.5)
+    told = [
+        each.body
+        for each in said
+        if isinstance(each, Envelope) and (each.source, each.target) == ("n3", "n4")
+    ]
+    key = halves.agent("n3").sync.view.key
+    assert any(isinstance(body, LinkNews) and (body.reporter, body.key) == ("n3", key) for body in told)
+    effects = halves.agent("n1").handle(
+        Received("n2", Envelope(source="n3", target="n1", serial=2**62, body=told[-1])), halves.now_s
+    )
+    answers = [each.message.body for each in effects if isinstance(getattr(each, "message", None), Envelope)]
+    assert [(body.node, body.key) for body in answers] == [("n3", halves.agent("n1").sync.view.key)]
 
 
 def test_observers_tell_a_newcomer_of_an_earlier_life_of_its_name(trio):
