@@ -589,7 +589,8 @@ class Agent:
         missing = (self.sync.view.node_set - self.overlay.reachable) | self._cut_off
         members = [self.sync.view.find(node) for node in sorted(missing)]
         dials: list[Effect] = [Dial(way) for member in members if member for way in self.book.ways_to(member)]
-        return dials + (self._say_where_we_are() if self.parked else [])
+        waits = self.parked is not None and self.phase is Phase.MEMBER
+        return dials + (self._say_where_we_are() if waits else [])
 
     def _say_where_we_are(self) -> list[Effect]:
         """We wait. A neighbour that has become a member of a newer view since our link opened tells us so."""

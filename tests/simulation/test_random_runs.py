@@ -47,8 +47,9 @@ KEPT = {
     "a reset connection passed for a crash": (1278, NODES),
     "two halves of two nodes were scheduler in one term": (1154, NODES),
     "a junior went on alone after a senior that had gone on without it": (1669, NODES),
-    "a link that had been voted for was closed as that of an earlier view": 392245,
-    "a neighbour was out when its link opened, and never told that others had gone on": 375513,
+    "a link that had been voted for was closed as that of an earlier view": (392245, NODES),
+    "a neighbour was out when its link opened, and never told that others had gone on": (375513, NODES),
+    "who asked to be let in was told again and again that it is out of its view of before": (616585, NODES),
 }
 # The same of hard lives, which begin with 2 to 5 nodes.
 KEPT_HARD = {
