@@ -446,13 +446,17 @@ class ProbeResult(Message, frozen=True, kw_only=True):
 
 
 class ScaleOutRequest(Message, frozen=True, kw_only=True):
-    """Joiner to scheduler: let me in, with these neighbours (ids or addresses) or `degree` of your choice."""
+    """Joiner to scheduler: let me in, with these neighbours (ids or addresses) or `degree` of your choice.
+
+    `linked`: whom I have a link to, once I could reach none of those whom you chose.
+    """
 
     node: Id
     life: Count = 0
     addresses: Addresses = ()
     neighbors: Annotated[tuple[Address, ...], Meta(max_length=64)] = ()
     degree: Annotated[int, Meta(ge=1, le=64)] = 2
+    linked: Annotated[tuple[Id, ...], Meta(max_length=64)] = ()
     digest: Annotated[str, Meta(max_length=64)] = ""  # Of the model's manifest.
     blocking: bool = False
     again: bool = False  # Wanted neighbours that are gone meanwhile are replaced, not complained about.

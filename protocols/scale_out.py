@@ -65,6 +65,7 @@ LINK_PATIENCE_S = 3.0  # To open and measure links; what is not ready by then is
 ASK_EVERY_S = 3.0  # Without any progress the request is made again.
 MAX_UNANSWERED = 8  # Then the cluster behind the seeds is dead or parked, and the joiner says so.
 DEAD = f"the cluster does not go on: asked {MAX_UNANSWERED} times"
+MAX_LINKED = 64  # Neighbours that are named in a request.
 
 # A later life exceeds the one before by more than the messages that a life sends: serials and versions of news
 # begin with it, and those of an earlier life must be smaller.
@@ -347,12 +348,14 @@ class Joiner:
         return [Happened("unreachable", self.request.node, told[:2000], 0)]
 
     def _ask_for_others(self, now_s: float) -> list[Effect]:
-        """They may just have died, and the scheduler is about to learn it; or nobody can reach them."""
+        """They may just have died, and the scheduler is about to learn it; or no way leads there from here."""
         self.unanswered += 1
         if self.unanswered > MAX_UNANSWERED:
             reasons = "; ".join(f"{peer}: {self._failed(peer) or 'no answer'}" for peer in sorted(self.ways))
             reason = f"none of the planned neighbours can be reached ({reasons or 'no answer'})"
             return self._give_up(reason, now_s)
+        linked = sorted(self.relay.peers - self.relay.leaves)[:MAX_LINKED]
+        self.request = msgspec.structs.replace(self.request, linked=tuple(linked))
         self.state, self.wake_at_s = State.ASKED, now_s + KNOCK_EVERY_S
         return []
 

@@ -13,7 +13,7 @@ of two successive views overlap (DESIGN, section 6). Source: Chaos, Sec. IV-B an
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -286,9 +286,14 @@ class Scheduler:
             return wanted, ""
         # The joiner dials, so whoever can only dial is no neighbour for it, unless nobody else is there.
         members = [m for m in self.view.members if m.addresses] or self.view.members
-        degrees = [(m.id, len(self.view.neighbors(m.id))) for m in members]
-        chosen = set(sync_plan.choose_neighbors(degrees, request.degree))
+        linked = [m for m in self.view.members if m.id in request.linked]
+        chosen = self._least_linked(linked, request.degree)
+        chosen |= self._least_linked([m for m in members if m.id not in chosen], request.degree - len(chosen))
         return [m for m in self.view.members if m.id in chosen], ""
+
+    def _least_linked(self, members: Sequence[Member], count: int) -> set[str]:
+        degrees = [(m.id, len(self.view.neighbors(m.id))) for m in members]
+        return set(sync_plan.choose_neighbors(degrees, count)) if count and degrees else set()
 
     @property
     def _members(self) -> str:

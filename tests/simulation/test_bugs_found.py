@@ -219,6 +219,16 @@ def test_who_waits_says_where_it_is():
     assert [(body.node, body.key) for body in answers] == [("n3", halves.agent("n1").sync.view.key)]
 
 
+def test_a_joiner_that_reaches_one_member_only_joins_by_that_one():
+    """The scheduler chose the members with the fewest links, again and again, whom no way led to from there."""
+    five = Scripted().grow("n1", "n2", "n3", "n4", "n5")
+    for name in ("n1", "n2", "n3", "n4"):
+        five.cut(name, "j")
+    five.add("j", seeds=["n5"], degree=2)
+    until(five, lambda: "j" in five.members("n1"), within_s=20.0)
+    assert five.agent("n1").sync.view.neighbors("j") == ("n5",)
+
+
 def test_observers_tell_a_newcomer_of_an_earlier_life_of_its_name(trio):
     """Hard seed 1082987: all members had forgotten, and the observer took the newcomer for dead."""
     trio.add("n4", seeds=["n1"], degree=3)

@@ -57,7 +57,9 @@ BROUGHT = m.Contribution(
 COMMIT = m.Commit(key=(2, 9), step=57, switch=(2, 10), total=BROUGHT)
 
 ROUTED = [
-    m.ScaleOutRequest(node="j", life=5, addresses=("10.0.0.3:5555",), neighbors=("a",), digest="c0ffee"),
+    m.ScaleOutRequest(
+        node="j", life=5, addresses=("10.0.0.3:5555",), neighbors=("a",), linked=("b",), digest="c0ffee"
+    ),
     m.ScaleOutRefused(reason="the model differs", spec=b"spec"),
     m.Outlived(life=7, later=9),
     m.NegotiationPlan(neighbors=(A, B)),

@@ -158,6 +158,13 @@ def test_a_leave_is_proposed_and_repeated_until_it_is_in_force(bench):
     assert effects[0] == Happened("left", "c", "now 2 members, 1 links", 11)
 
 
+def test_a_joiner_that_reached_none_of_the_chosen_is_given_those_that_it_has_a_link_to():
+    bench = Bench("abcd", [("a", "b"), ("a", "c"), ("a", "d"), ("b", "c"), ("c", "d")])
+    for linked, chosen in (((), ["b", "d"]), (("c",), ["b", "c"]), (("a", "c", "x"), ["a", "c"])):
+        _, sent = bench.receive("j", ScaleOutRequest(node="j", degree=2, linked=linked))
+        assert [member.id for member in sent[-1][1].neighbors] == chosen
+
+
 def test_what_is_proposed_is_told_against_the_view_in_force(bench):
     told = []
     bench.scheduler.send = lambda target, body: told.append(body) or []
