@@ -213,11 +213,8 @@ class Agent:
         self.vacant_term = 0  # Whose scheduler has stood again: it is none any more.
         self.torn: AbortRequest | None = None  # The attempt that cannot end as it is.
         self.early_prepare: ViewChange | None = None  # Of a joiner: told against the view of a plan to come.
-        self.outdone = (
-            "",
-            0,
-            0.0,
-        )  # Peer, version: news of an earlier life of ours; till when it is an echo.
+        # News of an earlier life of ours that we have just outdone: peer, version, and till when it is an echo.
+        self.outdone = ("", 0, 0.0)
         self.abort_at_s = 0.0
         self.news_version = settings.first_serial
         self.redial_at_s: float | None = None

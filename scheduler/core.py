@@ -121,7 +121,6 @@ class Scheduler:
         self.flush: _FlushState | None = None
         self.last_flush = 0
         self.last_install: Install | None = None
-        self.last_view: View | None = None  # That it installed.
         self.requests: dict[str, ScaleOutRequest] = {}  # Joiners that are not in a view yet.
         # What waiting joiners have measured, and when. The monitor forgets links that are not in the next view.
         self.links_of: dict[str, tuple[float, Mapping[str, LinkReading]]] = {}
@@ -502,7 +501,7 @@ class Scheduler:
             self.queue.appendleft(self.proposal.change)
             self.proposal = None
         self.last_flush += 1
-        self.last_install = self.last_view = None
+        self.last_install = None
         self.flush = _FlushState(self.last_flush, repeat_at_s=now_s + REPEAT_EVERY_S, reason=reason)
         return self.send(EVERYONE, self._flush_message())
 
@@ -531,6 +530,12 @@ class Scheduler:
         if answer.view is not None:
             self.flush.awaited = ""  # Others may have to answer in that view.
         return self._install_if_complete()
+
+    @property
+    def last_view(self) -> View | None:
+        """That the last INSTALL, which is kept whole, told of."""
+        view = self.last_install.view if self.last_install else None
+        return view if isinstance(view, View) else None
 
     def _again(self, node: str) -> list[Effect]:
         """The INSTALL may have been lost on its way to this node."""
@@ -650,8 +655,7 @@ class Scheduler:
             holder=top.node if behind else "",
             commit=(top.commit or self.sync.last_commit) if behind else None,
         )
-        reason, self.flush = self.flush.reason, None
-        self.last_install, self.last_view = install, view
+        reason, self.flush, self.last_install = self.flush.reason, None, install
         effects = self._unpark()
         for node in sorted({*base.node_ids, *answers} - {*view.node_ids}):
             stays_away = "left" if node == leaver else "expelled"
