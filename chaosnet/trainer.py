@@ -241,7 +241,7 @@ class Trainer:
             digest=self._state.spec_digest(),
             spec=encode(self._state.spec(), "spec"),
             policy=self._policy,
-            first_serial=max(time.time_ns(), least_life),  # If the clock was set back: Agent, `Outlived`.
+            life=max(time.time_ns(), least_life),  # If the clock was set back: Agent, `Outlived`.
             first_step=self._round,
             keyring=self._keyring,
         )

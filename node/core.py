@@ -40,7 +40,6 @@ from ..protocols.effects import (
     Out,
     Parked,
     StepCompleted,
-    Transmit,
     ViewEntered,
 )
 from ..protocols.election import Election, Role
@@ -70,8 +69,10 @@ from ..protocols.events import (
     StateRejected,
     Tick,
 )
+from ..protocols.flush import FlushFollower
 from ..protocols.healing import LostLinks
 from ..protocols.keyring import KeyKeeper, Keyring
+from ..protocols.link_news import LinkReporter
 from ..protocols.liveness import Liveness
 from ..protocols.messages import (
     EVERYONE,
@@ -87,7 +88,6 @@ from ..protocols.messages import (
     Expelled,
     Farewell,
     Flush,
-    FlushOk,
     Install,
     Introduction,
     Iperf3Ready,
@@ -122,10 +122,11 @@ from ..protocols.messages import (
     Up,
     View,
     ViewChange,
+    ViewKey,
     VoteReply,
     VoteRequest,
 )
-from ..protocols.overlay import LinkState, News, Overlay, lacking
+from ..protocols.overlay import LinkState, Overlay, lacking
 from ..protocols.probing import Kind, Prober
 from ..protocols.readings import Readings
 from ..protocols.relay import Relay
@@ -143,9 +144,6 @@ from ..scheduler.views import with_trees
 
 REDIAL_EVERY_S = 1.0  # Members out of reach are tried directly, in case another way leads to them.
 ABORT_EVERY_S = 1.0
-ECHO_S = 1.0  # Many may tell us the same of an earlier life of ours at once; one answer does.
-OVERTAKEN = 1 << 20  # News of one life that overtake each other differ by less; lives by more.
-FROZEN_PATIENCE_S = 1.0  # After a flush without its install, say again where we are.
 ROUNDS_IN_VAIN = 8  # Of an election, 2 to 4 s. Duels end sooner.
 REPORT_EVERY_S = 1.0
 STEP_MESSAGES = (Up, Down, Ready, Commit)
@@ -174,7 +172,7 @@ class Settings:
     spec: bytes = b""
     policy: Policy = POLICIES["fapt"]
     strategy: str = "adaptive"  # How a joiner's shards are assigned (scheduler/shard_plan.py).
-    first_serial: int = 0  # Also the life that this agent lives: later than any before under its name.
+    life: int = 0  # Which this agent lives: later than any before under its name.
     first_step: int = 0  # Of a cluster that this node founds: a checkpoint's, if it goes on from one.
     keyring: Keyring | None = None  # None: without keys.
 
@@ -185,10 +183,12 @@ class Agent:
     def __init__(self, me: str, settings: Settings, rng: random.Random) -> None:
         self.me, self.settings, self.rng = me, settings, rng
         self.phase = Phase.OUTSIDE
-        self.relay = Relay(me, settings.first_serial)
+        self.relay = Relay(me, settings.life)
         self.liveness = Liveness()
         self.overlay = Overlay(me)
+        self.reporter = LinkReporter(me, settings.life, self.relay, self.overlay)
         self.sync = StepSync(me, settings.chunks)
+        self.follower = FlushFollower(me, self.sync, self.relay)
         self.election = Election(me, rng, self.relay.send)
         self.monitor = ClusterMonitor()
         self.book = AddressBook(settings.peers_at)
@@ -207,16 +207,10 @@ class Agent:
         self.serving = Serving(me)
         self.entered: View | None = None  # The newest view that was acted in.
         self.parked: str | None = None
-        self.flushed: Flush | None = None
-        self.installed = (0, 0)  # Term and number of the last flush that has ended.
-        self.frozen_at_s = 0.0
         self.vacant_term = 0  # Whose scheduler has stood again: it is none any more.
         self.torn: AbortRequest | None = None  # The attempt that cannot end as it is.
         self.early_prepare: ViewChange | None = None  # Of a joiner: told against the view of a plan to come.
-        # News of an earlier life of ours that we have just outdone: peer, version, and till when it is an echo.
-        self.outdone = ("", 0, 0.0)
         self.abort_at_s = 0.0
-        self.news_version = settings.first_serial
         self.redial_at_s: float | None = None
         self.last_readings: ReadingsTaken | None = None
         self.report_at_s: float | None = None
@@ -230,8 +224,7 @@ class Agent:
     def _found(self, view: View | None, now_s: float) -> list[Effect]:
         step = self.settings.first_step
         if view is None:
-            life = self.settings.first_serial
-            me = Member(id=self.me, addresses=self.settings.addresses, joined_step=step, life=life)
+            me = Member(id=self.me, addresses=self.settings.addresses, joined_step=step, life=self.life)
             alone = View(term=1, seq=1, scheduler=self.me, members=(me,))
             view = with_trees(alone, self.monitor.graph((self.me,), ()), self.settings.policy)
         self.election.term = self.election.voted_term = view.term
@@ -250,7 +243,7 @@ class Agent:
         self.seeds = seeds
         request = ScaleOutRequest(
             node=self.me,
-            life=self.settings.first_serial,
+            life=self.life,
             addresses=self.settings.addresses,
             neighbors=neighbors,
             degree=degree,
@@ -264,6 +257,11 @@ class Agent:
             otherwise,
         )  # fmt: skip
         return self._finish(self.joiner.handle(Tick(), now_s), now_s)
+
+    @property
+    def life(self) -> int:
+        """Later than any before under this name, as far as anybody remembers."""
+        return self.reporter.life
 
     @property
     def ways_back(self) -> tuple[str, ...]:
@@ -287,8 +285,8 @@ class Agent:
         """When the next Tick is due."""
         soonest: float | None = self.redial_at_s
         for core in (
-            self.liveness, self.deaths, self.election, self.opener, self.prober, self.lost_links, self.leaver,
-            self.joiner, self.scheduler,
+            self.liveness, self.deaths, self.election, self.follower, self.opener, self.prober, self.lost_links,
+            self.leaver, self.joiner, self.scheduler,
         ):  # fmt: skip
             if (
                 core is not None
@@ -296,12 +294,7 @@ class Agent:
                 and (soonest is None or at_s < soonest)
             ):
                 soonest = at_s
-        own = (
-            self.report_at_s,
-            self.abort_at_s if self.torn else None,
-            self.frozen_at_s + FROZEN_PATIENCE_S if self.flushed else None,
-        )
-        for at_s in own:
+        for at_s in (self.report_at_s, self.abort_at_s if self.torn else None):
             if at_s is not None and (soonest is None or at_s < soonest):
                 soonest = at_s
         return soonest
@@ -375,9 +368,8 @@ class Agent:
         effects += self.opener.tick(now_s) + self.leaver.handle(Tick(), now_s) + self._joining(Tick(), now_s)
         if self.scheduler:
             effects += self.scheduler.tick(now_s)
-        if self.flushed and now_s >= self.frozen_at_s + FROZEN_PATIENCE_S:
-            self.frozen_at_s = now_s
-            effects += self._answer_flush(self.flushed) + self._park_without_quorum()
+        if self.follower.is_due(now_s):
+            effects += self.follower.repeat(now_s) + self._park_without_quorum()
         if self.parked and self.leaver.overdue(now_s):
             effects.append(Left(f"without asking the others ({self.parked})"))
         if self.torn is not None and now_s >= self.abort_at_s:
@@ -469,7 +461,7 @@ class Agent:
             effects += [MeasureLink(peer)] if wanted and peer in wanted.neighbors(self.me) else []
         if not event.client:
             effects += self.keys.opened(peer, now_s)
-            effects += self._tell_link(peer, LinkState.OPEN) + self._tell_losses(peer)
+            effects += self._tell_link(peer, LinkState.OPEN) + self.reporter.tell_losses(peer)
         return effects + self._vote_if_prepared()
 
     def _on_closed(self, event: PeerClosed, now_s: float, silent: bool = False) -> list[Effect]:
@@ -494,23 +486,6 @@ class Agent:
     def _may_be_dead(self, event: PeerClosed, silent: bool, now_s: float) -> bool:
         """Who says Bye is alive, whatever it thinks of us."""
         return not silent and not event.clean and self.liveness.spoke_lately(event.peer, now_s)
-
-    def _tell_losses(self, peer: str) -> list[Effect]:
-        """Two parts of the overlay may have met again: what one knows of lost links, the other must know, too."""
-        losses = self.overlay.losses()
-        return [Transmit(peer, Losses(news=losses))] if losses else []
-
-    def _on_losses(self, peer: str, losses: Losses) -> list[Effect]:
-        """Pass on what is news to our part; answer with what has been overtaken."""
-        effects: list[Effect] = []
-        newer: list[LinkNews] = []
-        for news in losses.news:
-            known = self.overlay.known(news.reporter, news.peer)
-            if known is None or known.version < news.version:
-                effects += self.relay.send(EVERYONE, news)
-            elif known.version > news.version:
-                newer.append(known)
-        return effects + ([Transmit(peer, Losses(news=tuple(newer)))] if newer else [])
 
     def _on_torn(self, reason: str, now_s: float, without_me: bool = False) -> list[Effect]:
         """Messages of the attempt under way may be lost for good, even if the link opens again."""
@@ -541,18 +516,13 @@ class Agent:
         return self.relay.send(EVERYONE, torn)
 
     def _tell_link(self, peer: str, state: LinkState) -> list[Effect]:
-        self.news_version += 1
+        return self.reporter.tell(peer, state, self._member_key)
+
+    @property
+    def _member_key(self) -> ViewKey:
+        """Of the view that we are a member of; (0, 0) if of none."""
         view = self.sync.view if self.phase is Phase.MEMBER else None
-        news = LinkNews(
-            reporter=self.me,
-            peer=peer,
-            version=self.news_version,
-            state=state.value,
-            key=view.key if view is not None else (0, 0),
-            life=self.settings.first_serial,
-            peer_life=self.overlay.latest_life.get(peer, 0),
-        )
-        return self.relay.send(EVERYONE, news)
+        return view.key if view is not None else (0, 0)
 
     def _overlay_changed(self, now_s: float) -> list[Effect]:
         """Somebody may have gone or come back."""
@@ -587,17 +557,7 @@ class Agent:
         members = [self.sync.view.find(node) for node in sorted(missing)]
         dials: list[Effect] = [Dial(way) for member in members if member for way in self.book.ways_to(member)]
         waits = self.parked is not None and self.phase is Phase.MEMBER
-        return dials + (self._say_where_we_are() if waits else [])
-
-    def _say_where_we_are(self) -> list[Effect]:
-        """We wait. A neighbour that has become a member of a newer view since our link opened tells us so."""
-        assert self.sync.view is not None
-        effects: list[Effect] = []
-        for peer in sorted(self.relay.peers - self.relay.leaves):
-            if known := self.overlay.known(self.me, peer):
-                news = replace(known, key=self.sync.view.key, life=self.settings.first_serial)
-                effects += self.relay.send(peer, news)
-        return effects
+        return dials + (self.reporter.repeat(self._member_key) if waits else [])
 
     def _on_reached(self, event: Reached | NotReached) -> list[Effect]:
         effects = self.dial_backs.handle(event, self.relay.silent)
@@ -622,7 +582,7 @@ class Agent:
             case Ping() | Pong():
                 return []
             case Losses() as losses:
-                return self._on_losses(peer, losses)
+                return self.reporter.on_losses(peer, losses)
             case ProbeRequest() | Probe() | ProbeResult() | Iperf3Ready():
                 return self.prober.handle(event, now_s)
             case DialBack() as wanted:
@@ -693,17 +653,10 @@ class Agent:
 
     def _on_outlived(self, message: Outlived, now_s: float) -> list[Effect]:
         """Our clock was set back. Whatever was said in our earlier life has later numbers than we: exceed them."""
-        if (
-            self.phase is not Phase.JOINING
-            or self.joiner is None
-            or message.life != self.settings.first_serial
-        ):
+        if self.phase is not Phase.JOINING or self.joiner is None or message.life != self.life:
             return []
         life = message.later + LIFE_STEP
-        self.settings.first_serial = self.news_version = self.relay.serial = life
-        neighbors = sorted(self.relay.peers - self.relay.leaves)
-        told = [effect for peer in neighbors for effect in self._tell_link(peer, LinkState.OPEN)]
-        return told + self.joiner.outlived(life, now_s)
+        return self.reporter.outlived(life) + self.joiner.outlived(life, now_s)
 
     # --- views ---
 
@@ -750,7 +703,7 @@ class Agent:
     def _on_view(self, view: View, step: int, now_s: float) -> list[Effect]:
         """The host acts in a new view: everything derived from it follows."""
         before, self.entered = self.entered, view
-        self.flushed = None
+        self.follower.flush = None
         if self.opener.view is not None and self.opener.view.key <= view.key:
             self.opener.done()
         self.overlay.enter(view)
@@ -820,12 +773,12 @@ class Agent:
     def _leave_all(self) -> list[Effect]:
         self.phase, self.scheduler = Phase.OUT, None
         key = self.entered.key if self.entered else (0, 0)
-        return self.relay.send(EVERYONE, Farewell(node=self.me, life=self.settings.first_serial, key=key))
+        return self.relay.send(EVERYONE, Farewell(node=self.me, life=self.life, key=key))
 
     def _orphaned(self, reason: str, now_s: float) -> list[Effect]:
         """Dropped while joining; who joins in blocking mode was a member before it had the state."""
         assert self.joiner is not None
-        self.phase, self.scheduler, self.torn, self.flushed = Phase.JOINING, None, None, None
+        self.phase, self.scheduler, self.torn, self.follower.flush = Phase.JOINING, None, None, None
         self.election.stand_down()
         return self.joiner.orphaned(reason, now_s)
 
@@ -848,58 +801,28 @@ class Agent:
         if flush.term < self.election.term:
             return self._expel_stranger(flush.scheduler, flush.key) or self._tell_term(flush.scheduler)
         self._adopt_term(flush.term)
-        newest = max(self.installed, (self.flushed.term, self.flushed.number) if self.flushed else (0, 0))
-        if (flush.term, flush.number) < newest or (flush.term, flush.number) == self.installed:
+        if self.follower.is_over(flush):
             return []
         if flush.scheduler != self.me:
             self.election.stand_down()
-        repeated = self.flushed == flush
-        self.flushed, self.frozen_at_s = flush, self.frozen_at_s if repeated else now_s
-        return self.sync.freeze() + self._answer_flush(flush)
-
-    def _answer_flush(self, flush: Flush) -> list[Effect]:
-        sync = self.sync
-        assert sync.view is not None
-        newer_view, newer_step = sync.view.key > flush.key, sync.step > flush.step
-        answer = FlushOk(
-            term=flush.term,
-            number=flush.number,
-            node=self.me,
-            key=sync.view.key,
-            step=sync.step,
-            began_here=sync.began_here,
-            view=sync.view if newer_view else None,
-            priors=sync.priors if newer_view else (),
-            commit=sync.last_commit if newer_step else None,
-            deal=sync.deal if newer_step else (),
-        )
-        return self.relay.send(flush.scheduler, answer)
+        return self.follower.follow(flush, now_s)
 
     def _on_install(self, install: Install) -> list[Effect]:
-        flush = self.flushed
-        if flush is None or (install.term, install.number) != (flush.term, flush.number):
+        if not self.follower.is_ended_by(install):
             return []
         view = self._whole(install.view)
         if view is None or view.find(self.me) is None:
             return []  # It comes whole when we answer again; or Expelled follows, or a leaver is let go.
-        self.flushed, self.installed = None, (install.term, install.number)
-        return self.sync.start_installed(install, view)
+        return self.follower.end(install, view)
 
     # --- loss and election ---
 
     def _on_link_news(self, news: LinkNews, now_s: float) -> list[Effect]:
         if self._is_ahead(news.key):
             self.overlay.left_behind = True
-        known = self.overlay.news.get((news.reporter, news.peer))
-        if news.reporter == self.me and news.life != self.settings.first_serial:
-            if known is None or news.version > known.version:
-                return self._tell_link_now(news, known, now_s)
-            if news.version < known.version:  # Somebody had not heard yet.
-                echo = (news.peer, news.version) == self.outdone[:2] and now_s < self.outdone[2]
-                return [] if echo else self._tell_link(news.peer, known.state)
-        elif news.life and known is not None and known.version - news.version > OVERTAKEN:
-            told = self.overlay.known(news.reporter, news.peer)
-            return self.relay.send(news.reporter, told) if told else []
+        answer = self.reporter.correct(news, self._member_key, now_s)
+        if answer is not None:
+            return answer
         expel = self._expel_stranger(news.reporter, news.key) if news.key > (0, 0) else []
         if not self.overlay.heard(news) or self.sync.view is None:
             return expel
@@ -912,23 +835,15 @@ class Agent:
         view, prepared = self.sync.view, self.sync.prepared.get(key)
         return view is not None and key > view.key and (prepared is None or prepared.find(self.me) is None)
 
-    def _tell_link_now(self, past: LinkNews, mine: News | None, now_s: float) -> list[Effect]:
-        """An earlier life of ours, before our clock was set back, is still quoted: what we say counts from now on."""
-        self.news_version = max(self.news_version, past.version)
-        self.outdone = (past.peer, past.version, now_s + ECHO_S)
-        is_open = past.peer in self.relay.peers
-        state = mine.state if mine else LinkState.OPEN if is_open else LinkState.SILENT
-        return self._tell_link(past.peer, state)
-
     @property
     def _named_scheduler(self) -> str:
         view = self.sync.view
-        return self.flushed.scheduler if self.flushed else (view.scheduler if view else "")
+        return self.follower.flush.scheduler if self.follower.flush else (view.scheduler if view else "")
 
     @property
     def _named_term(self) -> int:
         view = self.sync.view
-        return self.flushed.term if self.flushed else (view.term if view else 0)
+        return self.follower.flush.term if self.follower.flush else (view.term if view else 0)
 
     @property
     def _scheduler_missing(self) -> bool:
@@ -1057,7 +972,7 @@ class Agent:
     ) -> list[Effect]:
         if self.joiner is None or view.find(self.me) is None:
             return []
-        self.installed = max(self.installed, plan.flushed)
+        self.follower.ended = max(self.follower.ended, plan.flushed)
         if self.sync.view is not None and view.key == self.sync.view.key:
             return self.joiner.overtaken(source, plan, now_s)
         if self.sync.view is not None and view.key < self.sync.view.key:
@@ -1108,5 +1023,5 @@ class Agent:
         if self.scheduler is not None:
             self.scheduler.check_invariants()
             assert self.scheduler.term == self.election.term
-        if self.flushed is None and self.phase is Phase.MEMBER:
+        if self.follower.flush is None and self.phase is Phase.MEMBER:
             assert self.sync.view is not None

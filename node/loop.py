@@ -210,7 +210,7 @@ class NodeLoop:
         return tuple(self.ask(lambda: self._rejoin(degree, blocking, patience_s)))
 
     def _rejoin(self, degree: int, blocking: bool, patience_s: float) -> tuple[str, ...]:
-        ways, life = self.agent.ways_back, self.agent.settings.first_serial
+        ways, life = self.agent.ways_back, self.agent.life
         if ways:
             self.transport.restart("it is out, and starts anew")
             self._begin_life(life + LIFE_STEP)

@@ -14,9 +14,7 @@ from .messages import EVERYONE, MAX_NODES, Envelope, Report, Routed
 
 SEEN_PER_SOURCE = 512  # Serials remembered; far more than are ever under way from one source.
 LIVES_KEPT = 16  # Of one name: more than can be started while an envelope is under way.
-MAX_SOURCES = (
-    2 * MAX_NODES
-)  # A source that is forgotten while its envelopes are under way could flood in circles.
+MAX_SOURCES = 2 * MAX_NODES  # One that is forgotten while its envelopes are under way could flood in circles.
 _WINDOW = (1 << SEEN_PER_SOURCE) - 1
 
 
@@ -73,10 +71,7 @@ class Relay:
         self.leaves: set[str] = set()  # Peers that never pass anything on: clients.
         self.silent: set[str] = set()  # Peers whose links may be dead: nothing is sent by them alone.
         self.way: dict[str, str] = {}  # Source: the peer its envelopes come from.
-        self.by_view: tuple[str, str] = (
-            "",
-            "",
-        )  # The scheduler of the view, and the peer that is nearest to it.
+        self.by_view = ("", "")  # The scheduler of the view, and the peer that is nearest to it.
         self.seen: dict[str, _Seen] = {}  # By source.
         self.local: list[Routed] = []  # Sent by us to us (EVERYONE includes us), to be taken by the owner.
 

@@ -158,10 +158,7 @@ class StepSync:
 
     def observe(self, view: View, step: int) -> list[Effect]:
         """A joiner listens from `step` on; what came before the plan did is taken now."""
-        self.install, self.catching_up = (
-            None,
-            False,
-        )  # Those of an earlier membership, which it was dropped from.
+        self.install, self.catching_up = None, False  # What an earlier membership has left open.
         self.last_commit, self.began_here = None, True
         return [ResetAttempt(), *self.enter(view, step), *self._replay_early()]
 

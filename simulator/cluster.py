@@ -194,7 +194,7 @@ class SimCluster:
             addresses=(f"{name}:1",),
             chunks=self.chunks,
             policy=POLICIES[self.policy],
-            first_serial=life,
+            life=life,
         )
         agent = Agent(name, settings, random.Random(self.rng.random()))
         node = self.nodes[name] = SimNode(name, agent, self.rng.choice([1, 8, 32]))
@@ -218,7 +218,7 @@ class SimCluster:
             return
         self.returns += 1
         self._say(out.name, f"rejoins through {out.agent.ways_back}")
-        node = self._machine(out.name, out.agent.settings.first_serial + LIFE_STEP)
+        node = self._machine(out.name, out.agent.life + LIFE_STEP)
         node.ways = out.agent.ways_back
         self._join(node, (), self.rng.randint(1, 3), self.rng.random() < 0.3, Otherwise.KEEP_TRYING)
 
@@ -635,7 +635,7 @@ class SimCluster:
         return (a, b) in self.cuts or (b, a) in self.cuts
 
     def _life(self, name: str) -> int:
-        return self.nodes[name].agent.settings.first_serial
+        return self.nodes[name].agent.life
 
     def _send(self, sender: str, receiver: str, message: Message, payload: Any) -> None:
         pair = _pair(sender, receiver)

@@ -139,7 +139,7 @@ class Stage(SimCluster):
     def lives(self, member: Member) -> bool:
         """Does it act still, and not a later process of its name?"""
         node = self.nodes[member.id]
-        return node.alive and node.done != "Left" and node.agent.settings.first_serial == member.life
+        return node.alive and node.done != "Left" and node.agent.life == member.life
 
     def rests(self) -> bool:
         """Is everybody in, in one view that a step was completed in, and nothing under way?"""

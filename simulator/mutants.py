@@ -204,8 +204,8 @@ def _install_without_its_flush(patch: Patch) -> None:
     original = node_core.Agent._on_install
 
     def on_install(self: Any, install: Any) -> Any:
-        if self.sync.view is not None and self.flushed is None:
-            self.flushed = scheduler_core.Flush(
+        if self.sync.view is not None and self.follower.flush is None:
+            self.follower.flush = scheduler_core.Flush(
                 term=install.term, number=install.number, scheduler="", key=(0, 0), step=0
             )
         return original(self, install)

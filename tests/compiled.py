@@ -18,15 +18,8 @@ ROOT = Path(__file__).parent.parent
 COPY = ROOT / "build" / "compiled"
 FOLDERS = ("protocols", "scheduler", "node", "simulator", "netem", "benchmarks")
 CORES = ("node/core.py", "scheduler/core.py", "scheduler/views.py", "simulator/cluster.py")
-INTERPRETED = (
-    "__init__",
-    "messages",
-    "codec",
-    "errors",
-    "events",
-    "effects",
-    "keyring",
-)  # Read by msgspec, or small.
+# Read by msgspec, or small.
+INTERPRETED = ("__init__", "messages", "codec", "errors", "events", "effects", "keyring")
 
 
 def main() -> None:

@@ -124,17 +124,17 @@ def test_a_candidate_that_was_not_elected_leaves_a_working_scheduler(trio):
 def test_what_an_earlier_life_said_of_a_link_is_outdone_at_once(trio):
     """Seed 521: restarted with its clock set back, it numbered its news up one by one, for ever."""
     n1 = trio.agent("n1")
-    past = LinkNews(reporter="n1", peer="n3", version=n1.news_version + 10**12, state="silent")
+    past = LinkNews(reporter="n1", peer="n3", version=n1.reporter.version + 10**12, state="silent")
     trio.tell("n2", Received("n3", Losses(news=(past,))))
     trio.settle(0.5)
-    assert n1.news_version == past.version + 1
+    assert n1.reporter.version == past.version + 1
     assert all(trio.agent(name).overlay.news["n1", "n3"].state.value == "open" for name in ("n1", "n2", "n3"))
 
 
 def test_who_knows_what_an_earlier_life_said_of_a_link_tells_the_present_one(trio):
     """Hard seed 1086790: the loss of a link was older news than that of the life before, and was dropped."""
     n1, n2 = trio.agent("n1"), trio.agent("n2")
-    past = LinkNews(reporter="n1", peer="n3", version=n1.news_version + 10**12, state="open")
+    past = LinkNews(reporter="n1", peer="n3", version=n1.reporter.version + 10**12, state="open")
     n2.overlay.heard(past)
     trio.cut("n1", "n3")
     trio.settle(2.0)
@@ -145,7 +145,7 @@ def test_who_knows_what_an_earlier_life_said_of_a_link_tells_the_present_one(tri
 def test_what_an_earlier_life_said_of_our_link_is_not_believed(trio):
     """Hard seed 1086790: numbered below what the present life had said since of another link."""
     n1 = trio.agent("n1")
-    n1.news_version += 10**12
+    n1.reporter.version += 10**12
     trio.cut("n1", "n3")
     trio.settle(2.0)
     n1.overlay.news["n1", "n3"] = replace(n1.overlay.news["n1", "n3"], version=5)
@@ -174,7 +174,7 @@ def test_a_flush_from_before_a_joiner_came_does_not_stop_it(trio):
     trio.cut("n2", "n3")
     trio.settle(3.0)
     old = Flush(term=1, number=1, scheduler="n1", key=(1, 3), step=3)
-    assert trio.agent("n1").installed == (old.term, old.number)
+    assert trio.agent("n1").follower.ended == (old.term, old.number)
     trio.add("n4", seeds=["n1"], degree=3)
     trio.settle(3.0)
     assert "n4" in trio.members("n1")
@@ -246,11 +246,11 @@ def test_an_old_flush_does_not_stop_what_was_installed_after_it(trio):
     trio.cut("n2", "n3")
     trio.settle(3.0)
     n2 = trio.agent("n2")
-    term, number = n2.installed
+    term, number = n2.follower.ended
     flush = Flush(term=term, number=number, scheduler="n1", key=n2.sync.view.key, step=n2.sync.step)
     n2.note(flush, trio.now_s)
     assert not n2.sync.frozen
-    assert n2.flushed is None
+    assert n2.follower.flush is None
 
 
 def test_a_restarted_process_does_not_pass_for_the_member_that_died(trio):

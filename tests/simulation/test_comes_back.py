@@ -133,12 +133,12 @@ def test_a_node_that_cannot_come_back_yet_says_why_and_keeps_trying():
 def test_a_process_that_was_started_again_with_its_clock_set_back_is_let_in(restarted, noticed):
     cluster = cluster_of("n1", "n2", "n3")
     cluster.settle(20.0)
-    before = cluster.agent(restarted).settings.first_serial
+    before = cluster.agent(restarted).life
     cluster.crash(restarted)
     if noticed:
         cluster.settle(3.0)
     cluster.add(restarted, seeds=["n2"], clock_s=1.0)
-    assert cluster.agent(restarted).settings.first_serial < before
+    assert cluster.agent(restarted).life < before
     assert_one_cluster(cluster, "n1", "n2", "n3")
 
 
@@ -154,7 +154,7 @@ def test_nobody_takes_a_process_of_an_earlier_clock_for_the_member_that_died():
     cluster.add("n3", seeds=["n1"], clock_s=1.0)
     assert_one_cluster(cluster, "n1", "n2", "n3")
     lives = {cluster.agent(name).overlay.life_of("n3") for name in ("n1", "n2")}
-    assert lives == {cluster.agent("n3").settings.first_serial}
+    assert lives == {cluster.agent("n3").life}
 
 
 # --- founders ---

@@ -1,0 +1,95 @@
+"""What a node says of its own links: news that floods, numbered by its reporter.
+
+News may overtake each other, get lost with a link, and outlive the process that told them, so whoever knows better
+says so: two nodes whose link opens compare what they know of lost links; a node that hears an earlier life of its own
+quoted says what holds now, under a later number; and who hears news that a later life has outdone tells the reporter.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from .effects import Effect, Transmit
+from .messages import EVERYONE, LinkNews, Losses, ViewKey
+from .overlay import LinkState, News, Overlay
+from .relay import Relay
+
+ECHO_S = 1.0  # Many may tell us the same of an earlier life of ours at once; one answer does.
+OVERTAKEN = 1 << 20  # News of one life that overtake each other differ by less; lives by more.
+
+
+class LinkReporter:
+    """Of node `me`, which lives in `life`: later than any before under its name."""
+
+    def __init__(self, me: str, life: int, relay: Relay, overlay: Overlay) -> None:
+        self.me, self.life, self.relay, self.overlay = me, life, relay, overlay
+        self.version = life
+        # News of an earlier life of ours that we have just outdone: peer, version, and till when it is an echo.
+        self.outdone = ("", 0, 0.0)
+
+    def tell(self, peer: str, state: LinkState, key: ViewKey) -> list[Effect]:
+        """Tell everybody of our link to `peer`; `key`: of the view that we are a member of, or (0, 0)."""
+        self.version += 1
+        news = LinkNews(
+            reporter=self.me,
+            peer=peer,
+            version=self.version,
+            state=state.value,
+            key=key,
+            life=self.life,
+            peer_life=self.overlay.latest_life.get(peer, 0),
+        )
+        return self.relay.send(EVERYONE, news)
+
+    def repeat(self, key: ViewKey) -> list[Effect]:
+        """To our neighbours: who has become a member of a newer view since our link opened tells us so."""
+        effects: list[Effect] = []
+        for peer in sorted(self.relay.peers - self.relay.leaves):
+            if known := self.overlay.known(self.me, peer):
+                effects += self.relay.send(peer, replace(known, key=key, life=self.life))
+        return effects
+
+    def outlived(self, life: int) -> list[Effect]:
+        """Our clock was set back: an earlier life has later numbers than this one. `life` exceeds them."""
+        self.life = self.version = self.relay.serial = life
+        neighbors = sorted(self.relay.peers - self.relay.leaves)
+        return [effect for peer in neighbors for effect in self.tell(peer, LinkState.OPEN, (0, 0))]
+
+    def correct(self, news: LinkNews, key: ViewKey, now_s: float) -> list[Effect] | None:
+        """The answer to news of an earlier life, which a later one has outdone, or must; None: it is none such."""
+        known = self.overlay.news.get((news.reporter, news.peer))
+        if news.reporter == self.me and news.life != self.life:
+            if known is None or news.version > known.version:
+                return self._outdo(news, known, key, now_s)
+            if news.version < known.version:  # Somebody had not heard yet.
+                echo = (news.peer, news.version) == self.outdone[:2] and now_s < self.outdone[2]
+                return [] if echo else self.tell(news.peer, known.state, key)
+        elif news.life and known is not None and known.version - news.version > OVERTAKEN:
+            told = self.overlay.known(news.reporter, news.peer)
+            return self.relay.send(news.reporter, told) if told else []
+        return None
+
+    def _outdo(self, past: LinkNews, mine: News | None, key: ViewKey, now_s: float) -> list[Effect]:
+        """An earlier life of ours is still quoted: what we say counts from now on."""
+        self.version = max(self.version, past.version)
+        self.outdone = (past.peer, past.version, now_s + ECHO_S)
+        is_open = past.peer in self.relay.peers
+        state = mine.state if mine else LinkState.OPEN if is_open else LinkState.SILENT
+        return self.tell(past.peer, state, key)
+
+    def tell_losses(self, peer: str) -> list[Effect]:
+        """Two parts of the overlay may have met again: what one knows of lost links, the other must know, too."""
+        losses = self.overlay.losses()
+        return [Transmit(peer, Losses(news=losses))] if losses else []
+
+    def on_losses(self, peer: str, losses: Losses) -> list[Effect]:
+        """Pass on what is news to our part; answer with what has been overtaken."""
+        effects: list[Effect] = []
+        newer: list[LinkNews] = []
+        for news in losses.news:
+            known = self.overlay.known(news.reporter, news.peer)
+            if known is None or known.version < news.version:
+                effects += self.relay.send(EVERYONE, news)
+            elif known.version > news.version:
+                newer.append(known)
+        return effects + ([Transmit(peer, Losses(news=tuple(newer)))] if newer else [])
