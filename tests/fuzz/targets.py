@@ -16,13 +16,13 @@ import cores
 import zmq
 from hostile import TEXTS, Hostile, tampered
 
-from chaosnet.cli import Address, Addresses, Name, Peer
 from chaosnet.invite import Token
 from chaosnet.node import plain
 from chaosnet.node.endpoint import Endpoint
 from chaosnet.node.replica import Replica, digest
 from chaosnet.node.training_state import Entry, Manifest
 from chaosnet.node.transport import Transport
+from chaosnet.options import Address, Addresses, Name, Peer
 from chaosnet.protocols import effects as fx
 from chaosnet.protocols.codec import decode, encode
 from chaosnet.protocols.errors import ConfigError, MalformedMessage, VersionMismatch

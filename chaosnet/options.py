@@ -1,0 +1,199 @@
+"""What options take: types whose errors name the value and what was expected."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import click
+
+
+class Expecting(click.ParamType):
+    """A type whose errors say what was expected."""
+
+    expected = ""
+
+    def refuse(self, value: object, problem: str, param: Any, ctx: Any) -> NoReturn:
+        raise click.BadParameter(f"{value!r} {problem} (expected {self.expected})", ctx, param)
+
+
+class Address(Expecting):
+    name = "[KEY@]HOST:PORT"
+    expected = "HOST:PORT, e.g. 10.0.0.2:5555"
+
+    def __init__(self, any_port: bool = False) -> None:
+        self.any_port = any_port
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        key, at, place = str(value).rpartition("@")
+        if at and not is_key(key):
+            self.refuse(value, f"has a key that is none: {key!r}", param, ctx)
+        host, colon, port = place.rpartition(":")
+        if not colon or not port:
+            self.refuse(value, "has no port", param, ctx)
+        if not host and not self.any_port:
+            self.refuse(value, "has no host", param, ctx)
+        if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+            self.refuse(value, f"has no port: {port!r} is no number from 1 to 65535", param, ctx)
+        if int(port) == 0 and not self.any_port:
+            self.refuse(value, "names port 0, at which nobody can be reached", param, ctx)
+        bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        if (":" in host) != (bare != host) or "/" in host or " " in host:
+            self.refuse(value, "is no address", param, ctx)
+        return str(value)
+
+
+class Addresses(Expecting):
+    name = "ADDRESS[,ADDRESS]|INVITE"
+    expected = f"{Address.expected}; or what `chaosnet invite` has printed"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        if str(value).startswith("chaosnet-invite-"):
+            return str(value)  # The node reads it, and its errors do not repeat it.
+        parts = [part.strip() for part in str(value).split(",") if part.strip()]
+        if not parts:
+            self.refuse(value, "names nobody", param, ctx)
+        return ",".join(Address().convert(part, param, ctx) for part in parts)
+
+
+class Peer(Expecting):
+    """An address, or the id that a node has in the cluster."""
+
+    name = "HOST:PORT|ID"
+    expected = "HOST:PORT or a node's name, as `chaosnet status` shows them"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        if not 0 < len(str(value)) <= 255 or "," in str(value):
+            self.refuse(value, "is neither", param, ctx)
+        return str(value)
+
+
+class PublicKey(Expecting):
+    name = "KEY"
+    expected = "a public key of 52 letters and digits, as `chaosnet keygen` prints"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        if not is_key(str(value)):
+            self.refuse(value, "is no key", param, ctx)
+        return str(value)
+
+
+def is_key(text: str) -> bool:
+    """As in node/endpoint.py."""
+    return re.fullmatch(r"[a-z2-7]{51}[aq]", text) is not None
+
+
+class Name(Expecting):
+    name = "NAME"
+    expected = "1 to 64 characters without a comma, not '*'"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        if not 0 < len(str(value)) <= 64 or "," in str(value) or value == "*":
+            self.refuse(value, "is no name", param, ctx)
+        return str(value)
+
+
+class Whole(Expecting):
+    name = "N"
+
+    def __init__(self, least: int, most: int) -> None:
+        self.least, self.most = least, most
+        self.expected = f"a whole number from {least} to {most}"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            self.refuse(value, "is no number", param, ctx)
+        if not self.least <= number <= self.most:
+            self.refuse(value, "is out of range", param, ctx)
+        return number
+
+
+class NodeRange(Expecting):
+    name = "A..B"
+    expected = "a number of nodes from 2 to 10000, or two of them, e.g. 3..12"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, int]:
+        least, _, most = str(value).partition("..")
+        parts = [least, most or least]
+        if not all(part.isascii() and part.isdigit() for part in parts):
+            self.refuse(value, "is no number of nodes", param, ctx)
+        if not 2 <= int(parts[0]) <= int(parts[1]) <= 10_000:
+            self.refuse(value, "is out of range", param, ctx)
+        return int(parts[0]), int(parts[1])
+
+
+class PerSecond(Expecting):
+    """A rate, taken in events per second."""
+
+    name = "NUMBER/s"
+    expected = "events per second, minute or hour, e.g. 1/s, 30/min or 5/h"
+    SECONDS: ClassVar = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        if isinstance(value, float):
+            return value
+        number, _, unit = str(value).partition("/")
+        try:
+            per_s = float(number) / self.SECONDS[unit]
+        except (ValueError, KeyError):
+            self.refuse(value, "is no rate", param, ctx)
+        if not 0 < per_s <= 1000:
+            self.refuse(value, "is out of range", param, ctx)
+        return per_s
+
+
+class Amount(Expecting):
+    name = "NUMBER"
+
+    def __init__(self, least: float, most: float) -> None:
+        self.least, self.most = least, most
+        self.expected = f"a number from {least:g} to {most:g}"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            self.refuse(value, "is no number", param, ctx)
+        if not self.least <= number <= self.most:
+            self.refuse(value, "is out of range", param, ctx)
+        return number
+
+
+class OneOf(Expecting):
+    name = "NAME"
+
+    def __init__(self, choices: tuple[str, ...]) -> None:
+        self.choices, self.expected = choices, f"one of {', '.join(choices)}"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        if value not in self.choices:
+            self.refuse(value, "is unknown", param, ctx)
+        return str(value)
+
+
+class Script(Expecting):
+    name = "SCRIPT"
+    expected = "a Python file, e.g. train.py"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
+        path = Path(value)
+        if not path.is_file():
+            self.refuse(str(value), "is a folder" if path.is_dir() else "does not exist", param, ctx)
+        if not os.access(path, os.R_OK):
+            self.refuse(str(value), "cannot be read", param, ctx)
+        return path
+
+
+class Folder(Expecting):
+    name = "DIR"
+    expected = "a folder, which need not exist yet"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
+        path = Path(value)
+        if path.exists() and not path.is_dir():
+            self.refuse(str(value), "is a file", param, ctx)
+        return path
