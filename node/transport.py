@@ -1,4 +1,4 @@
-"""All of ZeroMQ: links to peers that open, carry control messages and bulk bytes, and close.
+"""Links to peers over ZeroMQ that open, carry control messages and bulk bytes, and close.
 
 A node binds one ROUTER. A link is a pair of connections, control and bulk, each a DEALER of whoever dialled
 to the ROUTER of the other: a transfer fills its own connection and never delays a decision. An item on
@@ -14,18 +14,14 @@ link. The dialer reports it at the first answer, which says that both were heard
 the way back), so that nothing else can reach it before. Whoever says Bye reads on until it is answered:
 closing never resets a connection under words still on their way. Then the dialer, who alone can, closes.
 
-Deaths are seen by socket monitors, within a millisecond of a killed process. A monitor and its socket are two
-queues: a disconnection is acted upon only when the socket has been read empty after it, so what a dead peer
-sent is delivered first. Everything runs on the thread of one asyncio (or uvloop) loop, without `zmq.asyncio`:
-its future per message costs more than the message.
+A monitor and its socket (sockets.py) are two queues: a disconnection is acted upon only when the socket has been
+read empty after it, so what a dead peer sent is delivered first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import struct
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -57,42 +53,19 @@ from .link import (
     size_of,
     where,
 )
-from .strangers import HELLO_S, Accepted, Door, allow_many_descriptors
+from .sockets import HANDSHAKE_FAILED, MAX_FRAME_BYTES, Sockets, monitored
+from .strangers import Accepted, Door
 
-MAX_FRAME_BYTES = 64 << 20  # libzmq drops a connection that announces more, before it allocates anything.
-# More do not move 1 to 4 MiB frames faster over loopback (measured, 2 cores). With one, a monitor's ACCEPTED
-# always comes before the first frame of that connection.
-IO_THREADS = 1
-MAX_SOCKETS = 8192  # Four for each peer we dial: two DEALERs and their monitors.
 READS_PER_TURN = 256  # Of one socket, before the others and the loop get their turn.
 BULK_TURN_S = 0.002  # Time the sink may spend on bulk in one turn; control waits at most this and one item.
 CHECK_S = 1.5  # From `check` until nobody has answered; less than a joiner waits for its links.
 LINGER_S = 1.0  # Time for what is queued to leave, and for our Bye to be answered.
 GRACE_S = 0.1  # Time for last words: of a connection whose twin is lost, and of a socket that is closed.
 RIVAL_S = 2.5  # Of two nodes of one name the later is refused; for good once the earlier has outlived this.
-HANDSHAKE_MS = round(1000 * HELLO_S)  # libzmq's own limit to its part of the handshake.
 INTRODUCTION_S = 20.0  # An invite's connection ends after this.
 SWEEP_S = 1.0
 FOREIGN_PLACES = 64  # Places that foreign frames are counted for one by one.
-
-# Not -1: without reconnection libzmq (4.3.5) ends the pipe of a lost connection at once and throws away what
-# was received but not read yet. We close the socket ourselves, long before this.
-NO_RECONNECT_MS = 3_600_000
-
-_HANDSHAKE_FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
-_DIALER_EVENTS = (
-    zmq.EVENT_CONNECTED
-    | zmq.EVENT_CLOSED
-    | zmq.EVENT_CONNECT_RETRIED
-    | zmq.EVENT_DISCONNECTED
-    | _HANDSHAKE_FAILED
-)
 _OURS = b""  # First frame of the transport's own words; bodies and headers are never empty.
-_EVENT = struct.Struct("=Hi")
 
 
 class Sink(Protocol):
@@ -158,26 +131,23 @@ class Transport:
         self._sink = sink
         self._peers: dict[str, Peer] = {}
         self._dialling: dict[tuple[str, bool], Link] = {}  # By address and check, until it opens or fails.
-        self._ports: set[Port] = set()
+        self._sockets = Sockets(self._wake)
         self._ready: set[Port] = set()  # To be read in the next turn.
         self._conns: dict[bytes, Conn] = {}  # Accepted ones, by route.
         self._halves: dict[bytes, Link] = {}  # Accepted links that still greet, by the routes' common part.
         self.keys, self._keyring = keys, keyring
         self._door = Door(keyed=keys is not None)
         self._zap: curve.Zap | None = None
-        self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=IO_THREADS)
-        self._zmq.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._inbox: deque[Callable[[], None]] = deque()  # Calls to the sink; bulk is bounded by credits.
         self._foreign: Counter[str] = Counter()
-        self._monitors = 0
         self._turn_is_due = False
         self._closed = False
 
     async def start(self) -> None:
         """Bind, and serve on the running loop. Raises ConfigError if `listen` cannot be bound."""
         self._loop = asyncio.get_running_loop()
+        self._sockets.start()
         if self._listen:
-            allow_many_descriptors()
             self._bind()
             self._loop.call_later(SWEEP_S, self._sweep)
 
@@ -283,16 +253,12 @@ class Transport:
             for conn in link.conns():
                 self._put(conn, _OURS, encode(Bye(reason="this node closes")))
         self._inbox.clear()
-        for port in list(self._ports):
-            self._shut(port, linger_s)
+        for port in list(self._sockets.open):
+            self._sockets.shut(port, linger_s)
         if self._zap:
             self._loop.remove_reader(self._zap.socket.fileno())
             self._zap.close()
-        # Now and then libzmq (4.3.5) never ends `term` if a peer hangs up at this very moment (1 in 2,000
-        # here, with or without linger and monitors). Such a context is left to the end of the process.
-        term = threading.Thread(target=self._zmq.term, name="chaosnet-zmq-term", daemon=True)
-        term.start()
-        term.join(linger_s + GRACE_S)
+        self._sockets.term(linger_s + GRACE_S)
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start; a peer's are those since `opened`."""
@@ -323,79 +289,21 @@ class Transport:
     # --- sockets ---------------------------------------------------------------------------------
 
     def _bind(self) -> None:
-        here = Endpoint.parse(self._listen)
-        socket = self._socket(zmq.ROUTER, ipv6=":" in here.host)
-        socket.set(zmq.ROUTER_MANDATORY, 1)  # Sending to a connection that is gone is an error, not silence.
-        if self.keys and self._keyring:
-            curve.serve(socket, self.keys)
-            self._zap = curve.Zap(self._zmq, self._keyring, self._turned_away)
+        keys = self.keys if self._keyring else None
+        if self._keyring and keys:
+            self._zap = curve.Zap(self._sockets.context, self._keyring, self._turned_away)
             self._loop.add_reader(self._zap.socket.fileno(), self._zap.read)
-        router = self._watch(socket, rank=1, events=Door.EVENTS)
         try:
-            any_port = here.at(here.host or "*").place.removesuffix(str(here.port))
-            socket.bind(f"tcp://{any_port}{here.port or '*'}")
+            bound = self._sockets.listen(Endpoint.parse(self._listen), keys)
         except zmq.ZMQError as error:
-            self._shut(router, 0)
             raise ConfigError(f"cannot listen on {self._listen!r}: {error}") from None
-        bound = Endpoint.parse(socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://"))
         self.address = str(bound.of(self.keys.public if self.keys else ""))
 
     def _connect(self, link: Link, there: Endpoint, route: bytes) -> Conn:
-        socket = self._socket(zmq.DEALER, ipv6=":" in there.host)
-        if self.keys:
-            curve.dial(socket, self.keys, there.key)
-        socket.set(zmq.ROUTING_ID, route)
-        socket.set(zmq.RECONNECT_IVL, NO_RECONNECT_MS)
         bulk = route.startswith(b"b")
-        port = self._watch(socket, rank=2 if bulk else 0, events=_DIALER_EVENTS)
+        port = self._sockets.dial(there, self.keys, route, bulk)
         port.conn = Conn(port, bulk, link)
-        try:
-            socket.connect(f"tcp://{there.place}")
-        except zmq.ZMQError:
-            self._shut(port, 0)
-            raise
         return port.conn
-
-    def _socket(self, kind: int, ipv6: bool) -> zmq.Socket[bytes]:
-        """Every data socket is made here, so every one has the same bounds."""
-        socket = self._zmq.socket(kind)
-        socket.set(zmq.IPV6, ipv6)
-        socket.set(zmq.SNDHWM, 0)  # The credits of the protocols bound what is queued.
-        socket.set(zmq.RCVHWM, 0)
-        socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        socket.set(zmq.TCP_KEEPALIVE, 1)  # A path that died silently while idle: gone after 25 s.
-        socket.set(zmq.TCP_KEEPALIVE_IDLE, 10)
-        socket.set(zmq.TCP_KEEPALIVE_INTVL, 5)
-        socket.set(zmq.TCP_KEEPALIVE_CNT, 3)
-        return socket
-
-    def _watch(self, socket: zmq.Socket[bytes], rank: int, events: int) -> Port:
-        """Put `socket` and a monitor of it on the loop."""
-        self._monitors += 1
-        place = f"inproc://monitor-{self._monitors}"
-        socket.monitor(place, events)
-        monitor = self._zmq.socket(zmq.PAIR)
-        monitor.set(zmq.RCVHWM, 0)  # With a bound, a full one would stop the I/O thread.
-        monitor.connect(place)
-        port = Port(socket, monitor, rank, None)
-        self._ports.add(port)
-        for each in (socket, monitor):
-            self._loop.add_reader(each.fileno(), self._wake, port)
-        self._wake(port)
-        return port
-
-    def _shut(self, port: Port, linger_s: float) -> None:
-        """Take a socket off the loop; libzmq goes on sending what is queued for at most `linger_s`."""
-        if port not in self._ports:
-            return
-        self._ports.discard(port)
-        self._ready.discard(port)
-        for each in (port.socket, port.monitor):
-            self._loop.remove_reader(each.fileno())
-        port.socket.disable_monitor()
-        port.monitor.close(0)
-        port.socket.close(round(linger_s * 1000))
 
     # --- sending ---------------------------------------------------------------------------------
 
@@ -417,7 +325,7 @@ class Transport:
 
     def _put(self, conn: Conn, first: bytes, second: Any = None, copy: bool = True) -> bool:
         """Queue one item on a connection; False if that turns out to be gone."""
-        if conn.port not in self._ports:
+        if conn.port not in self._sockets.open:
             return False
         socket = conn.port.socket
         more = zmq.NOBLOCK | zmq.SNDMORE
@@ -454,7 +362,7 @@ class Transport:
     # --- turns of the loop -----------------------------------------------------------------------
 
     def _wake(self, port: Port | None = None) -> None:
-        if port in self._ports:
+        if port in self._sockets.open:
             self._ready.add(port)
         if not self._turn_is_due and not self._closed:
             self._turn_is_due = True
@@ -468,11 +376,13 @@ class Transport:
         """Read what is ready, control first; then let the sink take bulk for a while."""
         self._turn_is_due = False
         try:
+            self._ready &= self._sockets.open
             for port in sorted(self._ready, key=lambda port: port.rank):
-                self._serve(port)
+                if port in self._sockets.open:  # Serving another may have shut it.
+                    self._serve(port)
             self._deliver(time.monotonic() + BULK_TURN_S)  # The loop's own time may stand still.
         finally:  # Also when the sink raised: the descriptors say nothing twice.
-            if self._ready or self._inbox:
+            if self._ready & self._sockets.open or self._inbox:
                 self._wake()
 
     def _deliver(self, until_s: float = float("inf")) -> None:
@@ -483,15 +393,13 @@ class Transport:
 
     def _serve(self, port: Port) -> None:
         """Read the monitor, then the socket until it is empty, then act upon what the monitor said."""
-        if port not in self._ports:
-            return
         self._read_monitor(port)
         for _ in range(READS_PER_TURN):
             frames = receive(port.socket)
             if frames is None:
                 break
             self._received(port, frames)
-            if port not in self._ports:
+            if port not in self._sockets.open:
                 return
         else:
             return  # Still ready.
@@ -508,15 +416,13 @@ class Transport:
                 self._lost(gone.conn)
 
     def _read_monitor(self, port: Port) -> None:
-        while int(port.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
-            what, _ = port.monitor.recv_multipart(zmq.NOBLOCK)
-            event, value = _EVENT.unpack(what)
+        for event, value in monitored(port):
             if port.conn is None:
                 if gone := self._door.event(event, value, time.monotonic()):
                     port.lost.append(gone)
             elif event == zmq.EVENT_CONNECTED:
                 port.connected = True
-            elif event & _HANDSHAKE_FAILED:
+            elif event & HANDSHAKE_FAILED:
                 port.failure = curve.why_dial_failed(event, value, self.keys is not None)
             else:  # Closed, to be retried (in an hour) or disconnected: it is over.
                 port.lost.append(port.conn)
@@ -804,7 +710,7 @@ class Transport:
         link.set_timer(None)
         for conn in link.conns():
             if conn.route is None:
-                self._shut(conn.port, 0 if conn.lost or not conn.port.connected else GRACE_S)
+                self._sockets.shut(conn.port, 0 if conn.lost or not conn.port.connected else GRACE_S)
             elif conn.accepted and not conn.lost and not self._closed:  # Its dialer is to close it.
                 self._loop.call_later(LINGER_S, self._door.hang_up, conn.accepted)
 

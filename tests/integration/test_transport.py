@@ -493,7 +493,7 @@ async def test_closing_a_peer_is_clean_for_both_whoever_dialled_and_all_that_was
             assert [other[1].count("bulk"), other[1].count("control")] == [100, 100]
             assert other[1].heard[-1][0] == "closed"
             await asyncio.sleep(0.05)
-            assert [len(t._ports) for t, _ in (a, b)] == [1, 1], "the dialer's sockets are closed"
+            assert [len(t._sockets.open) for t, _ in (a, b)] == [1, 1], "the dialer's sockets are closed"
             assert not b[0]._conns and not b[0]._door.by_fd
             a[0].dial(b[0].address)
             await b[1].until("opened", times=2)
@@ -531,8 +531,8 @@ async def test_what_a_dead_peer_sent_comes_before_the_news_of_its_death() -> Non
                 dying[0].send_bulk(other[0].node, b"h", b"x" * 20_000)
                 dying[0].send(other[0].node, b"c")
             # Its sockets end without a Bye; what is queued leaves first, as it would from a kernel.
-            for port in list(dying[0]._ports):
-                dying[0]._shut(port, 1)
+            for port in list(dying[0]._sockets.open):
+                dying[0]._sockets.shut(port, 1)
             time.sleep(0.3)  # Data and disconnections all wait when the other's loop goes on.
             assert await other[1].until("closed") == ("closed", dying[0].node, False)
             assert [other[1].count("bulk"), other[1].count("control")] == [300, 300]
