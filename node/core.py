@@ -655,7 +655,8 @@ class Agent:
         """Our clock was set back. Whatever was said in our earlier life has later numbers than we: exceed them."""
         if self.phase is not Phase.JOINING or self.joiner is None or message.life != self.life:
             return []
-        life = message.later + LIFE_STEP
+        # Nobody may remember that this name has had the very next life, too: its serials would pass for ours.
+        life = message.later + LIFE_STEP + self.rng.randrange(LIFE_STEP)
         return self.reporter.outlived(life) + self.joiner.outlived(life, now_s)
 
     # --- views ---
@@ -970,8 +971,9 @@ class Agent:
     def _on_replication_plan(
         self, source: str, plan: ReplicationPlan, view: View, step: int, now_s: float
     ) -> list[Effect]:
-        if self.joiner is None or view.find(self.me) is None:
-            return []
+        here = view.find(self.me)
+        if self.joiner is None or here is None or here.life != self.life:
+            return []  # If we live in a later life than the scheduler knows, we ask again.
         self.follower.ended = max(self.follower.ended, plan.flushed)
         if self.sync.view is not None and view.key == self.sync.view.key:
             return self.joiner.overtaken(source, plan, now_s)

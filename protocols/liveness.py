@@ -9,7 +9,7 @@ of that patience is for the node at the other end, which may be held up and not 
 falls silent, its other end is asked around it, over other links (Echo): if it answers, it is the link that
 is dead, and `DEAD_LINK_S` is enough.
 When a neighbour reports a node's link lost, the others probe it at once (as SWIM's indirect probes) and
-give it `probe_patience_s` instead of the whole of their own patience.
+give it `PROBE_PATIENCE_S` instead of the whole of their own patience.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .effects import Effect, Transmit
 from .messages import Message, Ping, Pong
 
 PING_EVERY_S = 0.25
-SUSPECT_AFTER_S = 1.25  # Five heartbeats; with the flush below the 2 s promised after a SIGSTOP.
+SUSPECT_AFTER_S = 1.25  # Five heartbeats; with the flush, who is stopped costs the others less than 2 s.
 PROBE_PATIENCE_S = 0.6
 ECHO_AFTER_S = 0.4  # Of silence: one heartbeat is missing.
 DEAD_LINK_S = 0.75  # Two more are, while the other end answers around the link.
@@ -81,6 +81,8 @@ class Liveness:
 
     def opened(self, peer: str, now_s: float) -> None:
         """Watch a new connection."""
+        if not self.peers:
+            self.last_tick_s = now_s  # Until now nobody wanted us to be on time.
         self.peers[peer] = _Peer(heard_s=now_s, spoke_s=now_s, ping_at_s=now_s)
         self._plan()
 
@@ -179,7 +181,7 @@ class Liveness:
         """If our loop was held up, silence is our fault: give everybody that much more time."""
         late_s = now_s - (self.last_tick_s if self.last_tick_s is not None else now_s) - PING_EVERY_S
         self.last_tick_s = now_s
-        if late_s < MIN_STALL_S:
+        if late_s < MIN_STALL_S or not self.peers:
             return
         for state in self.peers.values():
             state.heard_s += late_s

@@ -200,7 +200,8 @@ class Joiner:
     def outlived(self, life: int, now_s: float) -> list[Effect]:
         """We live in a later life than we thought: ask again, as that."""
         self.request = msgspec.structs.replace(self.request, life=life)
-        return self._ask(now_s) if self.state is State.ASKED else []
+        asks = self.state in (State.ASKED, State.LINKING, State.WAITING)
+        return self._ask(now_s) if asks else []
 
     # --- knocking and asking ---
 

@@ -1,14 +1,15 @@
 """Bugs that random runs have found, each as the shortest story that shows it. The seeds were of their time."""
 
-from dataclasses import replace
+from dataclasses import replace as with_
 
 import pytest
+from msgspec.structs import replace
 from scripted import Scripted
 
 from chaosnet.node.core import Phase
 from chaosnet.protocols.events import LeaveWanted, Received
 from chaosnet.protocols.messages import EVERYONE, Envelope, Flush, LinkNews, Losses, Outlived, ScaleOutRequest
-from chaosnet.protocols.scale_out import Joiner
+from chaosnet.protocols.scale_out import LIFE_STEP, Joiner, State
 
 
 @pytest.fixture
@@ -148,7 +149,7 @@ def test_what_an_earlier_life_said_of_our_link_is_not_believed(trio):
     n1.reporter.version += 10**12
     trio.cut("n1", "n3")
     trio.settle(2.0)
-    n1.overlay.news["n1", "n3"] = replace(n1.overlay.news["n1", "n3"], version=5)
+    n1.overlay.news["n1", "n3"] = with_(n1.overlay.news["n1", "n3"], version=5)
     past = LinkNews(reporter="n1", peer="n3", version=1000, state="open")
     trio.tell("n1", Received("n2", Envelope(source="n2", target=EVERYONE, serial=2**62, body=past)))
     assert n1.overlay.news["n1", "n3"].state.value == "silent"
@@ -239,6 +240,33 @@ def test_observers_tell_a_newcomer_of_an_earlier_life_of_its_name(trio):
     request = Envelope(source="n9", target=EVERYONE, serial=1, body=ScaleOutRequest(node="n9", life=5))
     sent = [getattr(each, "message", None) for each in n4.handle(Received("n1", request), trio.now_s)]
     assert Outlived(life=5, later=9) in [each.body for each in sent if isinstance(each, Envelope)]
+
+
+def test_a_joiner_is_not_let_in_as_of_a_life_that_it_lives_no_more(trio):
+    """Seed 1066384: what it said of its later life was lost, and the scheduler had planned for the earlier one."""
+    trio.add("n4", seeds=["n1"], degree=3)
+    until(trio, lambda: "n4" in trio.nodes and trio.agent("n4").joiner is not None)
+    n4 = trio.agent("n4")
+    until(trio, lambda: n4.joiner.state is State.WAITING)
+    n4.joiner.request = replace(n4.joiner.request, life=n4.life + 1)
+    n4.reporter.outlived(n4.life + 1)  # And nobody hears of it.
+    until(trio, lambda: "n4" in trio.members("n1"), within_s=20.0)
+    assert trio.agent("n1").sync.view.find("n4").life == n4.life
+
+
+def test_two_that_are_told_of_the_same_earlier_life_do_not_take_the_same_next_one():
+    """Seed 1066384: it had had that life before, and messages with the serials of then passed for old."""
+    lives = set()
+    for seed in (1, 2):
+        trio = Scripted(seed).grow("n1", "n2", "n3")
+        trio.add("n4", seeds=["n1"], degree=3)
+        until(trio, lambda trio=trio: "n4" in trio.nodes and trio.agent("n4").joiner is not None)
+        n4 = trio.agent("n4")
+        told = Outlived(life=n4.life, later=10**15)
+        n4.handle(Received("n1", Envelope(source="n1", target="n4", serial=2**62, body=told)), trio.now_s)
+        lives.add(n4.life)
+    assert len(lives) == 2
+    assert min(lives) > 10**15 + LIFE_STEP
 
 
 def test_an_old_flush_does_not_stop_what_was_installed_after_it(trio):

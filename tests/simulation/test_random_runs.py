@@ -50,6 +50,7 @@ KEPT = {
     "a link that had been voted for was closed as that of an earlier view": (392245, NODES),
     "a neighbour was out when its link opened, and never told that others had gone on": (375513, NODES),
     "who asked to be let in was told again and again that it is out of its view of before": (616585, NODES),
+    "a joiner was told of a later life, which it had had before: nobody heard it say so": (1066384, NODES),
 }
 # The same of hard lives, which begin with 2 to 5 nodes.
 KEPT_HARD = {

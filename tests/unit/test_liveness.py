@@ -86,6 +86,15 @@ def test_our_own_pause_is_not_the_peers_silence(liveness):
     assert lost == []
 
 
+def test_ticks_are_not_late_while_there_is_nobody_to_be_on_time_for():
+    alone = Liveness()
+    for second in range(5):
+        alone.tick(float(second))
+    alone.opened("a", 4.9)
+    _, _, [ping] = alone.tick(5.0)
+    assert ping.message.stall_s == 0.0
+
+
 def test_our_own_pause_is_told_to_others_and_forgotten_after_a_while(liveness):
     liveness.tick(0.0)
     _, _, [ping] = liveness.tick(3.0)
