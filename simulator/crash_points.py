@@ -150,9 +150,8 @@ class Stage(SimCluster):
             and not any(agent.sync.priors or (agent.scheduler and agent.scheduler.busy) for agent in agents)
             and all(agent.leaver.state is LeaverState.STAYING for agent in agents)
             and any(agent.scheduler for agent in agents)
-            and not any(
-                node.alive and node.done == "Out" for node in self.nodes.values()
-            )  # About to come back.
+            # Out: about to come back.
+            and not any(node.alive and node.done == "Out" for node in self.nodes.values())
         )
 
     # --- messages and crashes ---
@@ -223,9 +222,8 @@ class Negotiation:
     name: str
     least: int
     play: Callable[[Stage], Callable[[], bool]]
-    kinds: frozenset[
-        str
-    ]  # What it is made of: each of these must be among the messages of some small cluster.
+    # What it is made of: each of these must be among the messages of some small cluster.
+    kinds: frozenset[str]
     joiners: int = 0  # Of the nodes.
 
 
