@@ -204,7 +204,7 @@ class Stage(SimCluster):
         self.crash(name, arrives=1.0 if self.seed % 2 == 0 else None)
         self.victims.append(name)
         if self.point is not None and self.point.restart:
-            self._after(RESTART_AFTER_S, lambda: self._restart(name))
+            self.later(RESTART_AFTER_S, lambda: self._restart(name))
 
     def _restart(self, name: str) -> None:
         others = [node.name for node in self.active()]
@@ -289,7 +289,7 @@ def _lose_link(stage: Stage) -> Callable[[], bool]:
     ends, gone = _a_link(stage), [False]
     stage.begin(ends[1])
     stage.cut(*ends)
-    stage._after(HEAL_AFTER_S, lambda: stage.heal(*ends))
+    stage.later(HEAL_AFTER_S, lambda: stage.heal(*ends))
 
     def over() -> bool:
         present = ends in stage.view_of("n1").links
