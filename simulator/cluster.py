@@ -57,7 +57,7 @@ DATASET = 997  # Samples of an epoch; prime, so that the last step of an epoch i
 
 
 @dataclass(slots=True)
-class _Connection:
+class Connection:
     """One TCP-like connection between two nodes, seen from both ends."""
 
     ends: Link
@@ -134,7 +134,7 @@ class SimCluster:
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.count, self.max_actions = 0, MAX_ACTIONS
         self.nodes: dict[str, SimNode] = {}
-        self.connections: dict[Link, _Connection] = {}
+        self.connections: dict[Link, Connection] = {}
         self.cuts: set[tuple[str, str]] = set()  # (from, to): one direction each.
         self.returns = 0  # Nodes that were told that they are out, and have begun to rejoin.
         self.history: dict[int, tuple[SimNode, Any]] = {}  # Step: who completed it first, and with what.
@@ -186,10 +186,14 @@ class SimCluster:
         graph = ClusterMonitor().graph(alone.member_ids, alone.links)
         view = with_trees(alone, graph, POLICIES[self.policy])
         for pair in view.links:
-            self._open(pair, dialler=pair[0])
+            self._open_first(pair)
         for node in nodes:
             node.loaded = True
             self._perform_all(node, node.agent.found(node.clock.reads(self.now_s), view))
+
+    def _open_first(self, pair: Link) -> None:
+        """A link of the first view."""
+        self._open(pair, dialler=pair[0])
 
     def _machine(self, name: str, life: int) -> SimNode:
         settings = Settings(
@@ -621,7 +625,7 @@ class SimCluster:
         if connection is not None:
             for end in sorted(connection.open_at):  # The other's Bye is under way, or it was started again.
                 self._close_end(connection, end, clean=connection.lives == lives)()
-        connection = self.connections[pair] = _Connection(pair, lives)
+        connection = self.connections[pair] = Connection(pair, lives)
         connection.open_at = {*pair}
         for end, other in (pair, pair[::-1]):
             opened = ev.PeerOpened(other, f"{other}:1", dialled=end == dialler)
@@ -649,7 +653,7 @@ class SimCluster:
         else:
             self._arrive_later(connection, receiver, event)
 
-    def _arrive_later(self, connection: _Connection, receiver: str, event: ev.Event) -> None:
+    def _arrive_later(self, connection: Connection, receiver: str, event: ev.Event) -> None:
         bulk = type(event) is ev.Received and type(event.message) in BULK
         earliest = connection.last_arrival_s.get((receiver, bulk), 0.0)
         delay_s = self.rng.uniform(0.0001, self.max_bulk_delay_s) if bulk else self._delay()
@@ -658,7 +662,7 @@ class SimCluster:
         sender = connection.ends[0] if connection.ends[1] == receiver else connection.ends[1]
         self.later(arrival - self.now_s, _Arrival(self, connection, (sender, receiver), event))
 
-    def arrive(self, connection: _Connection, receiver: str, event: ev.Event) -> None:
+    def arrive(self, connection: Connection, receiver: str, event: ev.Event) -> None:
         """A message reaches the other end, if that still has the connection."""
         if receiver not in connection.open_at:
             return
@@ -680,12 +684,12 @@ class SimCluster:
         if (name, peer) not in self.cuts:
             self.later(self._after_last(connection, peer), self._close_end(connection, peer, clean=True))
 
-    def _after_last(self, connection: _Connection, receiver: str) -> float:
+    def _after_last(self, connection: Connection, receiver: str) -> float:
         """How long it takes until something sent now, behind all that is under way, arrives."""
         last_s = max((t for (to, _), t in connection.last_arrival_s.items() if to == receiver), default=0.0)
         return max(last_s - self.now_s, 0.0) + self._delay()
 
-    def _close_end(self, connection: _Connection, end: str, clean: bool) -> Callable[[], None]:
+    def _close_end(self, connection: Connection, end: str, clean: bool) -> Callable[[], None]:
         def close() -> None:
             if end in connection.open_at:
                 connection.open_at.discard(end)
@@ -837,7 +841,7 @@ class _Arrival:
     __slots__ = ("cluster", "connection", "event", "route")
 
     def __init__(
-        self, cluster: SimCluster, connection: _Connection, route: tuple[str, str], event: ev.Event
+        self, cluster: SimCluster, connection: Connection, route: tuple[str, str], event: ev.Event
     ) -> None:
         self.cluster, self.connection, self.route, self.event = cluster, connection, route, event
 
