@@ -84,7 +84,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """What `chaosnet simulate --crash-points` takes to replay it."""
+        """What `chaosnet simulate --crash-point` takes to replay it."""
         name = f"{self.negotiation}/{self.nodes}/{self.seed}/{self.index}/{self.when.value}"
         return f"{name}/restart" if self.restart else name
 

@@ -4,8 +4,9 @@ First each kind of event alone, then joins, leaves, crashes and changes of links
 are messages and the bytes that the codec makes of them, the processor time of the scheduler's core, and the
 virtual time from the event to the moment when the last node acts in the view that it led to.
 
-Not simulated, but counted: heartbeats. A link that carries says so eight times a second, for ever, and a
-dead process closes its connections. Nor are samples dealt out: every step has positions of its own.
+Not simulated, but counted: heartbeats. Each end of a link that carries sends eight a second, four of its own and
+four answers, for ever; and a dead process closes its connections. Nor are samples dealt out: every step has
+positions of its own.
 """
 
 from __future__ import annotations
