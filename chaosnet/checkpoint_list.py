@@ -8,15 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from .console import console
 from .dashboard import size
 from .node.checkpoint import open_checkpoint, read_tensors, scan
 from .node.checkpoint_plan import Checkpoint, describe
 from .protocols.errors import CheckpointError
-
-PLAIN_WIDTH = 160  # Where the output is no terminal, nothing is cut off.
 
 
 def rows(folder: Path, verify: bool) -> list[dict[str, Any]]:
@@ -57,11 +55,9 @@ def _problem(checkpoint: Checkpoint, verify: bool) -> str:
 
 def show(folder: Path, found: list[dict[str, Any]]) -> None:
     """As a table."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
+    screen = console()
     if not found:
-        console.print(f"no checkpoints in {folder}")
+        screen.print(f"no checkpoints in {folder}")
         return
     table = Table(box=None, pad_edge=False)
     for name in ("step", "shards", "size"):
@@ -76,4 +72,4 @@ def show(folder: Path, found: list[dict[str, Any]]) -> None:
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["written_s"])) if row["written_s"] else "",
             row["problem"].replace(f"{folder}{os.sep}", "") or "complete",
         )
-    console.print(table)
+    screen.print(table)

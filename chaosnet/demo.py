@@ -385,7 +385,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def summarize(stage: Stage, join: dict[str, Any]) -> dict[str, Any]:
-    """All that issue and reader ask for, from what was measured."""
+    """What summary.json holds: all that was measured, and what follows from it."""
     survivors, logs = stage.alive(), stage.logs()
     found = report.audit(logs, killed=[node.name for node in stage.nodes.values() if "kill" in node.fate])
     accuracies = {node.name: node.log.final["accuracy"] for node in survivors if node.log.final}

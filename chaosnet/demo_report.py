@@ -1,6 +1,6 @@
 """What the demo promises, computed from what its nodes wrote down; and the picture of it.
 
-Everything but `draw` and `read_log` is a pure function of the nodes' logs.
+Everything but `draw` is a pure function of the nodes' logs.
 """
 
 from __future__ import annotations
@@ -254,15 +254,13 @@ def _draw_loss(axes: Any, times: Sequence[float], losses: Sequence[float]) -> No
 
 def _draw_lives(axes: Any, logs: Sequence[NodeLog], happenings: Sequence[Happening], start_s: float) -> None:
     """One bar a node, from its first step to its last, and how it ended."""
-    end_by_node = {
-        each.node: each.kind for each in happenings if each.kind in ("scale-in", "kill", "kill-scheduler")
-    }
+    end_by_node = {each.node: each.kind for each in happenings if each.kind in ENDS}
     for row, log in enumerate(logs):
         if not log.steps:
             continue
         first, last = log.steps[0].time_s - start_s, log.steps[-1].time_s - start_s
-        color = COLOR_BY_KIND.get(end_by_node.get(log.name, ""), "#64748b")
-        axes.plot([first, last], [row, row], color="#64748b", linewidth=6, solid_capstyle="butt", alpha=0.75)
+        color = COLOR_BY_KIND.get(end_by_node.get(log.name, ""), LIFE)
+        axes.plot([first, last], [row, row], color=LIFE, linewidth=6, solid_capstyle="butt", alpha=0.75)
         if log.name in end_by_node:
             axes.plot(
                 last, row, marker="X" if color == "#dc2626" else "o", color=color, markersize=9, zorder=3

@@ -12,13 +12,7 @@ import click
 from .outputs import write_json
 from .protocols.errors import ChaosnetError
 from .simulator import Summary, run_many
-from .simulator.crash_points import (
-    Played,
-    enumerate_points,
-    play,
-    play_all,
-    point_named,
-)
+from .simulator.crash_points import Played, enumerate_points, play, play_all, point_named
 from .simulator.many_runs import COUNTS
 from .simulator.mutants import MUTANTS, Hunt, hunt_all
 from .simulator.random_run import RandomRun, Violation

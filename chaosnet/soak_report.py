@@ -38,9 +38,7 @@ class Life:
     samples: array[float] = field(default_factory=lambda: array("d"))  # In all, since the cluster began.
     hashes: dict[int, str] = field(default_factory=dict)  # Of the state after that step.
     rss: list[tuple[float, int]] = field(default_factory=list)  # Time, bytes.
-    loads: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # Length of `steps` then, and the step to come.
+    loads: list[tuple[int, int]] = field(default_factory=list)  # Length of `steps` then, the step to come.
     elections: list[tuple[float, str]] = field(default_factory=list)
     started_s: float = 0.0
     joined: bool = False
@@ -146,9 +144,8 @@ def audit(lives: Iterable[Life]) -> Audit:
                     disagreeing.append(f"step {step}: {first} and {seen}")
         skipped += [
             f"{life.label}: {life.steps[index]} after the state before {step}"
-            for index, step in dict(
-                life.loads
-            ).items()  # Of several states with no step between them, the last.
+            # Of several states with no step between them, the last.
+            for index, step in dict(life.loads).items()
             if index < len(life.steps) and life.steps[index] != step
         ]
         dead_end = {life.steps[index] for each, index in lasts if each is life}

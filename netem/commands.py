@@ -214,8 +214,7 @@ def environment(
         "CHAOSNET_NODES": ",".join(topology.nodes),
         "CHAOSNET_NEIGHBORS_AT": ",".join(f"{each}={address}" for each, address in around.items()),
     }
-    if (
-        not routes
-    ):  # Then a cluster's overlay is that of the testbed: all want all links, and get those that are.
+    if not routes:
+        # Then a cluster's overlay is that of the testbed: all want all links, and get those that are.
         found["CHAOSNET_NEIGHBORS"] = str(min(len(topology.nodes) - 1, MAX_NEIGHBORS))
     return found | ({"CHAOSNET_JOIN": ",".join(nearer)} if nearer else {})

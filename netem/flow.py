@@ -25,9 +25,8 @@ PATIENCE_S = 30.0
 def receive(host: str, port: int) -> None:
     """Serve one measurement; prints READY once it listens."""
     with socket.create_server((host, port)) as server:
-        server.settimeout(
-            PATIENCE_S
-        )  # Whoever has started us cannot always end us: in a container, we would stay.
+        # Whoever has started us cannot always end us: in a container, we would stay.
+        server.settimeout(PATIENCE_S)
         print("READY", flush=True)
         connection, _ = server.accept()
     with connection:

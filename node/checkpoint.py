@@ -189,9 +189,8 @@ def write_shard(
     folder = directory / index.mark.folder
     stem = _stem(index.shard, index.mark.shards)
     hashes: list[str] = []
-    tensors = sorted(
-        tensors, key=lambda tensor: (-tensor.itemsize, tensor.position)
-    )  # Each aligned to its size.
+    # Each aligned to its size.
+    tensors = sorted(tensors, key=lambda tensor: (-tensor.itemsize, tensor.position))
 
     def write_tensors(file: BinaryIO) -> None:
         file.write(_header(tensors))
@@ -258,8 +257,8 @@ def _header(tensors: Sequence[Tensor]) -> bytes:
     for tensor in tensors:
         known = SAFETENSORS_NAMES.get(tensor.dtype)
         fields[tensor.name] = {
-            "dtype": known
-            or "U8",  # What safetensors has no name for is bytes there; the index knows better.
+            # What safetensors has no name for is bytes there; the index knows better.
+            "dtype": known or "U8",
             "shape": list(tensor.shape) if known else [tensor.nbytes],
             "data_offsets": [start, start + tensor.nbytes],
         }

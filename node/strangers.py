@@ -35,9 +35,8 @@ class Accepted:
     fd: int
     peer: tuple[str, int]  # Host and port of its other end; ("?", 0) if that had gone already.
     since_s: float
-    settled: bool = (
-        False  # Nothing is to be counted at its end: it was refused, or only wanted to know who we are.
-    )
+    # Nothing is to be counted at its end: it was refused, or only wanted to know who we are.
+    settled: bool = False
     why: str = ""  # Its end, if that was during the handshake.
     conn: Any = None  # The transport's, once it has said Hello.
 
@@ -53,9 +52,8 @@ class Strangers:
         self.refused: Counter[str] = Counter()
         self._waiting: dict[Accepted, None] = {}  # Oldest first.
         self._by_host: Counter[str] = Counter()
-        self._turned_away: Counter[str] = (
-            Counter()
-        )  # By host: refused by key, and their connections not ended yet.
+        # By host: refused by key, and their connections not ended yet.
+        self._turned_away: Counter[str] = Counter()
         self._credit: dict[str, tuple[float, float]] = {}  # Host: failures it may still have, as of when.
 
     def __len__(self) -> int:

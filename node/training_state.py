@@ -570,15 +570,8 @@ class TrainingState:
 
 
 _SECTIONS = {
-    "parameters",
-    "optimizer.state",
-    "buffers",
-    "optimizer",
-    "lr_scheduler",
-    "extra_state",
-    "rng",
-    "runtime",
-}
+    "parameters", "optimizer.state", "buffers", "optimizer", "lr_scheduler", "extra_state", "rng", "runtime",
+}  # fmt: skip
 
 
 def first_difference(ours: Spec, theirs: Spec) -> str | None:

@@ -76,14 +76,7 @@ class Keyring:
 
     def merge(self, news: KeyringNews, now_s: float) -> KeyringNews | None:
         """Take over what is new in `news`. Returns: just that, to be passed on; None if nothing was."""
-        allowed = [key for key in news.allowed if key not in self.allowed][
-            : max(0, MAX_KEYS - len(self.allowed))
-        ]
-        revoked = [key for key in news.revoked if key not in self.revoked][
-            : max(0, MAX_KEYS - len(self.revoked))
-        ]
-        self.allowed |= set(allowed)
-        self.revoked |= set(revoked)
+        allowed, revoked = _add(self.allowed, news.allowed), _add(self.revoked, news.revoked)
         used = [(invite, key) for invite, key in news.used if self._use(invite, key)]
         invites = [
             (invite, left_s) for invite, left_s in news.invites if self._invite(invite, now_s + left_s)
@@ -127,6 +120,13 @@ class Keyring:
         if len(self.invites) > MAX_INVITES:
             del self.invites[min(self.invites, key=self.invites.__getitem__)]
         return known is None and invite in self.invites
+
+
+def _add(known: set[str], told: Iterable[str]) -> list[str]:
+    """Add what is new to `known`, as far as there is room. Returns: just that."""
+    fresh = [key for key in told if key not in known][: max(0, MAX_KEYS - len(known))]
+    known.update(fresh)
+    return fresh
 
 
 class KeyKeeper:

@@ -333,9 +333,8 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     weight: Positive = 0.0  # Samples.
     ranges: tuple[Range, ...] = ()  # Positions of the epoch's permutation that were used.
     shares: dict[Id, Count] = {}  # Batch size that each member wants from the next step on.
-    metrics: dict[
-        Annotated[str, Meta(max_length=64)], tuple[float, float]
-    ] = {}  # name: (weighted sum, weight)
+    # Name: (weighted sum, weight).
+    metrics: dict[Annotated[str, Meta(max_length=64)], tuple[float, float]] = {}
     present: Bytes = b""  # Bit i: parameter i has a gradient.
     dataset: Count = 0  # Samples in the data set that is dealt out; 0: everybody uses data of its own.
     leaving: bool = False  # All of them have nothing more to train.

@@ -328,9 +328,8 @@ class _Paths:
             """At the paths of one root. Returns: the node that is farthest from it."""
             distances = self.distances(root)
             longest[root] = float(distances.max())
-            np.maximum(
-                at_least, distances * (1 - 1e-12), out=at_least
-            )  # They sum up otherwise from the other end.
+            # They sum up otherwise from the other end.
+            np.maximum(at_least, distances * (1 - 1e-12), out=at_least)
             at_least[root] = np.inf
             return int(distances.argmax())
 

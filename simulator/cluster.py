@@ -26,6 +26,7 @@ from ..protocols.messages import (
     Deal,
     Down,
     Envelope,
+    Link,
     ManifestReply,
     Member,
     Message,
@@ -35,6 +36,7 @@ from ..protocols.messages import (
     Shard,
     Up,
     View,
+    link,
 )
 from ..protocols.overlay import lacking
 from ..protocols.scale_in import State as LeaverState
@@ -55,10 +57,10 @@ DATASET = 997  # Samples of an epoch; prime, so that the last step of an epoch i
 
 
 @dataclass(slots=True)
-class _Connection:
+class Connection:
     """One TCP-like connection between two nodes, seen from both ends."""
 
-    ends: tuple[str, str]
+    ends: Link
     lives: tuple[int, int]  # Of the ends, when it was opened.
     open_at: set[str] = field(default_factory=set)  # Ends that may use it.
     last_arrival_s: dict[tuple[str, bool], float] = field(default_factory=dict)  # (receiver, bulk).
@@ -132,7 +134,7 @@ class SimCluster:
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.count, self.max_actions = 0, MAX_ACTIONS
         self.nodes: dict[str, SimNode] = {}
-        self.connections: dict[tuple[str, str], _Connection] = {}
+        self.connections: dict[Link, Connection] = {}
         self.cuts: set[tuple[str, str]] = set()  # (from, to): one direction each.
         self.returns = 0  # Nodes that were told that they are out, and have begun to rejoin.
         self.history: dict[int, tuple[SimNode, Any]] = {}  # Step: who completed it first, and with what.
@@ -174,7 +176,7 @@ class SimCluster:
             self._perform_all(node, node.agent.found(node.clock.reads(self.now_s)))
         return node
 
-    def found(self, names: Iterable[str], links: Iterable[tuple[str, str]]) -> None:
+    def found(self, names: Iterable[str], links: Iterable[Link]) -> None:
         """New machines that are a cluster from the start: each is given the first view, with these links."""
         nodes = [self._machine(name, LIFE_STEP) for name in names]
         members = tuple(
@@ -184,10 +186,14 @@ class SimCluster:
         graph = ClusterMonitor().graph(alone.member_ids, alone.links)
         view = with_trees(alone, graph, POLICIES[self.policy])
         for pair in view.links:
-            self._open(pair, dialler=pair[0])
+            self._open_first(pair)
         for node in nodes:
             node.loaded = True
             self._perform_all(node, node.agent.found(node.clock.reads(self.now_s), view))
+
+    def _open_first(self, pair: Link) -> None:
+        """A link of the first view."""
+        self._open(pair, dialler=pair[0])
 
     def _machine(self, name: str, life: int) -> SimNode:
         settings = Settings(
@@ -214,7 +220,7 @@ class SimCluster:
         if not out.alive or self.nodes[out.name] is not out:
             return
         if out.paused:
-            self._after(0.1, lambda: self._return(out))
+            self.later(0.1, lambda: self._return(out))
             return
         self.returns += 1
         self._say(out.name, f"rejoins through {out.agent.ways_back}")
@@ -258,10 +264,8 @@ class SimCluster:
             ]  # fmt: skip
             heapq.heapify(self.queue)
             if (name, other) not in self.cuts:
-                self._after(
-                    max(cut_s - self.now_s, 0) + self._delay(),
-                    self._close_end(connection, other, clean=False),
-                )
+                delay_s = max(cut_s - self.now_s, 0) + self._delay()
+                self.later(delay_s, self._close_end(connection, other, clean=False))
 
     def cut(self, a: str, b: str) -> None:
         """The cable is pulled: nothing passes, nobody is told."""
@@ -273,17 +277,13 @@ class SimCluster:
         self.cuts.add((a, b))
         self._say(a, f"link CUT on the way to {b}")
 
-    def later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Have something happen at its time."""
-        self._after(delay_s, action)
-
     def heal(self, a: str, b: str) -> None:
         """The cable is back.
 
         What was held up arrives. If an end has given up meanwhile, so does its Bye behind that, or nothing
         but the reset of a connection that it does not know any more.
         """
-        pair = _pair(a, b)
+        pair = link(a, b)
         self.cuts -= {(a, b), (b, a)}
         self._say(a, f"link to {b} healed")
         connection = self.connections.get(pair)
@@ -296,11 +296,11 @@ class SimCluster:
             for receiver, event in stalled:
                 self._arrive_later(connection, receiver, event)
         for end in sorted(connection.open_at) if given_up else ():
-            self._after(self._after_last(connection, end), self._close_end(connection, end, clean=lingers))
+            self.later(self._after_last(connection, end), self._close_end(connection, end, clean=lingers))
 
     def reset(self, a: str, b: str) -> None:
         """The connection breaks, both processes live: a tunnel was restarted, a router forgot it."""
-        connection = self.connections.get(_pair(a, b))
+        connection = self.connections.get(link(a, b))
         self._say(a, f"connection to {b} RESET")
         if connection is None or self._is_cut(a, b):
             return
@@ -309,14 +309,14 @@ class SimCluster:
         ]
         heapq.heapify(self.queue)
         for end in sorted(connection.open_at):
-            self._after(self._delay(), self._close_end(connection, end, clean=False))
+            self.later(self._delay(), self._close_end(connection, end, clean=False))
 
     def pause(self, name: str, seconds: float) -> None:
         """SIGSTOP, and SIGCONT later."""
         node = self.nodes[name]
         node.paused = True
         self._say(name, f"PAUSED for {seconds:.2f} s")
-        self._after(seconds, lambda: self._resume(node))
+        self.later(seconds, lambda: self._resume(node))
 
     def _resume(self, node: SimNode) -> None:
         node.paused = False
@@ -335,7 +335,8 @@ class SimCluster:
             action()
         self.now_s = until_s
 
-    def _after(self, delay_s: float, action: Callable[[], None]) -> None:
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Have something happen at its time."""
         self.count += 1
         heapq.heappush(self.queue, (self.now_s + delay_s, self.count, action))
 
@@ -377,7 +378,7 @@ class SimCluster:
         if node.tick_at_s is not None and self.now_s < node.tick_at_s <= due:
             return
         node.tick_at_s = due
-        self._after(due - self.now_s, lambda: self._tick(node, due))
+        self.later(due - self.now_s, lambda: self._tick(node, due))
 
     def _tick(self, node: SimNode, due: float) -> None:
         if node.tick_at_s == due:
@@ -464,7 +465,7 @@ class SimCluster:
             case fx.TakeSnapshot(step, _):
                 assert len(node.log) == step, f"snapshot of step {step} while at {len(node.log)}"
                 node.snapshots[step] = (list(node.log), node.cursor.to_plain())
-                self._after(self._delay(), lambda: self._event(node, ev.SnapshotReady(step)))
+                self.later(self._delay(), lambda: self._event(node, ev.SnapshotReady(step)))
             case fx.DropSnapshot(step):
                 node.snapshots.pop(step, None)
             case fx.ServeManifest(peer, step):
@@ -506,7 +507,7 @@ class SimCluster:
                 raise TypeError(f"nobody performs {effect!r}")
 
     def _soon(self, node: SimNode, event: ev.Event) -> None:
-        self._after(self.rng.uniform(0, 0.001), lambda: self._event(node, event))
+        self.later(self.rng.uniform(0, 0.001), lambda: self._event(node, event))
 
     # --- training ---
 
@@ -571,20 +572,20 @@ class SimCluster:
     def _train(self, node: SimNode, delay_s: float, step: int, *events: ev.Event) -> None:
         def hand_over() -> None:
             if node.paused:
-                self._after(0.01, hand_over)
+                self.later(0.01, hand_over)
                 return
             for event in events:
                 if node.step == step and node.alive and not node.done:
                     self._event(node, event)
 
-        self._after(delay_s, hand_over)
+        self.later(delay_s, hand_over)
 
     # --- network ---
 
     def _dial(self, node: SimNode, address: str) -> None:
         name = address.split(":")[0]
         other = self.nodes.get(name)
-        pair = _pair(node.name, name)
+        pair = link(node.name, name)
 
         def connect() -> None:
             if not node.alive:
@@ -592,11 +593,11 @@ class SimCluster:
             if other is None or not other.alive or other.done or name == node.name:
                 self._event(node, ev.DialFailed(address, "connection refused"))
             elif self._is_cut(*pair) or other.paused:
-                self._after(1.0, lambda: self._event(node, ev.DialFailed(address, "timed out")))
+                self.later(1.0, lambda: self._event(node, ev.DialFailed(address, "timed out")))
             else:
                 self._open(pair, dialler=node.name)
 
-        self._after(self._delay(), connect)
+        self.later(self._delay(), connect)
 
     def _check_reach(self, node: SimNode, address: str) -> None:
         name = address.split(":")[0]
@@ -607,16 +608,16 @@ class SimCluster:
             if not node.alive:
                 return
             if silent and not at_last:  # TCP repeats itself until the time is up.
-                self._after(REACH_TIMEOUT_S, lambda: answered(at_last=True))
+                self.later(REACH_TIMEOUT_S, lambda: answered(at_last=True))
             elif other is None or not other.alive or other.done or silent:
                 reason = "timed out" if silent else "connection refused"
                 self._event(node, ev.NotReached(address, reason, refused=not silent))
             else:
                 self._event(node, ev.Reached(address, name))
 
-        self._after(2 * self._delay(), answered)
+        self.later(2 * self._delay(), answered)
 
-    def _open(self, pair: tuple[str, str], dialler: str) -> None:
+    def _open(self, pair: Link, dialler: str) -> None:
         connection = self.connections.get(pair)
         if connection is not None and connection.open_at == {*pair}:
             return
@@ -624,7 +625,7 @@ class SimCluster:
         if connection is not None:
             for end in sorted(connection.open_at):  # The other's Bye is under way, or it was started again.
                 self._close_end(connection, end, clean=connection.lives == lives)()
-        connection = self.connections[pair] = _Connection(pair, lives)
+        connection = self.connections[pair] = Connection(pair, lives)
         connection.open_at = {*pair}
         for end, other in (pair, pair[::-1]):
             opened = ev.PeerOpened(other, f"{other}:1", dialled=end == dialler)
@@ -638,7 +639,7 @@ class SimCluster:
         return self.nodes[name].agent.life
 
     def _send(self, sender: str, receiver: str, message: Message, payload: Any) -> None:
-        pair = _pair(sender, receiver)
+        pair = link(sender, receiver)
         connection = self.connections.get(pair)
         if connection is None or sender not in connection.open_at:
             return
@@ -652,16 +653,16 @@ class SimCluster:
         else:
             self._arrive_later(connection, receiver, event)
 
-    def _arrive_later(self, connection: _Connection, receiver: str, event: ev.Event) -> None:
+    def _arrive_later(self, connection: Connection, receiver: str, event: ev.Event) -> None:
         bulk = type(event) is ev.Received and type(event.message) in BULK
         earliest = connection.last_arrival_s.get((receiver, bulk), 0.0)
         delay_s = self.rng.uniform(0.0001, self.max_bulk_delay_s) if bulk else self._delay()
         arrival = max(self.now_s + delay_s, earliest + 1e-7)
         connection.last_arrival_s[receiver, bulk] = arrival
         sender = connection.ends[0] if connection.ends[1] == receiver else connection.ends[1]
-        self._after(arrival - self.now_s, _Arrival(self, connection, (sender, receiver), event))
+        self.later(arrival - self.now_s, _Arrival(self, connection, (sender, receiver), event))
 
-    def arrive(self, connection: _Connection, receiver: str, event: ev.Event) -> None:
+    def arrive(self, connection: Connection, receiver: str, event: ev.Event) -> None:
         """A message reaches the other end, if that still has the connection."""
         if receiver not in connection.open_at:
             return
@@ -675,20 +676,20 @@ class SimCluster:
         self._event(self.nodes[receiver], event)
 
     def _close(self, name: str, peer: str, reason: str) -> None:
-        pair = _pair(name, peer)
+        pair = link(name, peer)
         connection = self.connections.get(pair)
         if connection is None or name not in connection.open_at:
             return
         self._close_end(connection, name, clean=True)()
         if (name, peer) not in self.cuts:
-            self._after(self._after_last(connection, peer), self._close_end(connection, peer, clean=True))
+            self.later(self._after_last(connection, peer), self._close_end(connection, peer, clean=True))
 
-    def _after_last(self, connection: _Connection, receiver: str) -> float:
+    def _after_last(self, connection: Connection, receiver: str) -> float:
         """How long it takes until something sent now, behind all that is under way, arrives."""
         last_s = max((t for (to, _), t in connection.last_arrival_s.items() if to == receiver), default=0.0)
         return max(last_s - self.now_s, 0.0) + self._delay()
 
-    def _close_end(self, connection: _Connection, end: str, clean: bool) -> Callable[[], None]:
+    def _close_end(self, connection: Connection, end: str, clean: bool) -> Callable[[], None]:
         def close() -> None:
             if end in connection.open_at:
                 connection.open_at.discard(end)
@@ -706,7 +707,7 @@ class SimCluster:
             if node.name in pair:
                 self._close(node.name, pair[0] if pair[1] == node.name else pair[1], reason)
         if how == "Out":
-            self._after(self.rng.uniform(0.0, 1.0), lambda: self._return(node))
+            self.later(self.rng.uniform(0.0, 1.0), lambda: self._return(node))
 
     def _happened(self, node: SimNode, effect: fx.Happened) -> None:
         self._say(node.name, f"EVENT {effect.kind} {effect.node}: {effect.detail} (step {effect.step})")
@@ -840,7 +841,7 @@ class _Arrival:
     __slots__ = ("cluster", "connection", "event", "route")
 
     def __init__(
-        self, cluster: SimCluster, connection: _Connection, route: tuple[str, str], event: ev.Event
+        self, cluster: SimCluster, connection: Connection, route: tuple[str, str], event: ev.Event
     ) -> None:
         self.cluster, self.connection, self.route, self.event = cluster, connection, route, event
 
@@ -864,7 +865,3 @@ def _samples(ranges: Iterable[tuple[int, int]]) -> int:
 def is_whole(content: bytes, digest: bytes) -> bool:
     """Does a piece of state match its hash? Stands for node/replica.py, with bytes that are their own hash."""
     return content == digest
-
-
-def _pair(a: str, b: str) -> tuple[str, str]:
-    return (a, b) if a < b else (b, a)

@@ -84,7 +84,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """What `chaosnet simulate --crash-points` takes to replay it."""
+        """What `chaosnet simulate --crash-point` takes to replay it."""
         name = f"{self.negotiation}/{self.nodes}/{self.seed}/{self.index}/{self.when.value}"
         return f"{name}/restart" if self.restart else name
 
@@ -150,9 +150,8 @@ class Stage(SimCluster):
             and not any(agent.sync.priors or (agent.scheduler and agent.scheduler.busy) for agent in agents)
             and all(agent.leaver.state is LeaverState.STAYING for agent in agents)
             and any(agent.scheduler for agent in agents)
-            and not any(
-                node.alive and node.done == "Out" for node in self.nodes.values()
-            )  # About to come back.
+            # Out: about to come back.
+            and not any(node.alive and node.done == "Out" for node in self.nodes.values())
         )
 
     # --- messages and crashes ---
@@ -205,7 +204,7 @@ class Stage(SimCluster):
         self.crash(name, arrives=1.0 if self.seed % 2 == 0 else None)
         self.victims.append(name)
         if self.point is not None and self.point.restart:
-            self._after(RESTART_AFTER_S, lambda: self._restart(name))
+            self.later(RESTART_AFTER_S, lambda: self._restart(name))
 
     def _restart(self, name: str) -> None:
         others = [node.name for node in self.active()]
@@ -223,9 +222,8 @@ class Negotiation:
     name: str
     least: int
     play: Callable[[Stage], Callable[[], bool]]
-    kinds: frozenset[
-        str
-    ]  # What it is made of: each of these must be among the messages of some small cluster.
+    # What it is made of: each of these must be among the messages of some small cluster.
+    kinds: frozenset[str]
     joiners: int = 0  # Of the nodes.
 
 
@@ -291,7 +289,7 @@ def _lose_link(stage: Stage) -> Callable[[], bool]:
     ends, gone = _a_link(stage), [False]
     stage.begin(ends[1])
     stage.cut(*ends)
-    stage._after(HEAL_AFTER_S, lambda: stage.heal(*ends))
+    stage.later(HEAL_AFTER_S, lambda: stage.heal(*ends))
 
     def over() -> bool:
         present = ends in stage.view_of("n1").links

@@ -4,8 +4,9 @@ First each kind of event alone, then joins, leaves, crashes and changes of links
 are messages and the bytes that the codec makes of them, the processor time of the scheduler's core, and the
 virtual time from the event to the moment when the last node acts in the view that it led to.
 
-Not simulated, but counted: heartbeats. A link that carries says so eight times a second, for ever, and a
-dead process closes its connections. Nor are samples dealt out: every step has positions of its own.
+Not simulated, but counted: heartbeats. Each end of a link that carries sends eight a second, four of its own and
+four answers, for ever; and a dead process closes its connections. Nor are samples dealt out: every step has
+positions of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import random
 import statistics
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -31,7 +32,6 @@ from ..protocols.messages import (
     Down,
     Envelope,
     Link,
-    Member,
     Message,
     Ping,
     Pong,
@@ -42,12 +42,8 @@ from ..protocols.messages import (
     View,
     link,
 )
-from ..protocols.scale_out import LIFE_STEP
 from ..scheduler.core import MIN_DEGREE
-from ..scheduler.monitor import ClusterMonitor
-from ..scheduler.sync_plan import POLICIES
-from ..scheduler.views import with_trees
-from .cluster import SimCluster, SimNode, _Connection
+from .cluster import Connection, SimCluster, SimNode
 
 DEGREE = 3
 BATCH = 8
@@ -145,23 +141,11 @@ class ScaleCluster(SimCluster):
 
     # --- building ---
 
-    def start(self, names: list[str], links: Iterable[Link]) -> None:
-        """All are members of a view, linked, as if they had been for long."""
-        nodes = [self._machine(name, LIFE_STEP) for name in names]
-        members = tuple(
-            Member(id=node.name, addresses=node.agent.settings.addresses, life=self._life(node.name))
-            for node in nodes
-        )
-        alone = View(term=1, seq=1, scheduler=names[0], members=members, links=tuple(sorted(links)))
-        graph = ClusterMonitor().graph(alone.member_ids, alone.links)
-        view = with_trees(alone, graph, POLICIES[self.policy])
-        for pair in view.links:
-            self.connections[pair] = _Connection(pair, (self._life(pair[0]), self._life(pair[1])), {*pair})
-            for end, other in (pair, pair[::-1]):
-                self.nodes[end].agent.relay.opened(other, client=False)
-        for node in nodes:
-            node.loaded = True
-            self._perform_all(node, node.agent.found(self.now_s, view))
+    def _open_first(self, pair: Link) -> None:
+        """As if it had been open for long: no core is told that it opens, so none says anything of it."""
+        self.connections[pair] = Connection(pair, (self._life(pair[0]), self._life(pair[1])), {*pair})
+        for end, other in (pair, pair[::-1]):
+            self.nodes[end].agent.relay.opened(other, client=False)
 
     def _machine(self, name: str, life: int) -> SimNode:
         node = super()._machine(name, LIFE + life)
@@ -371,7 +355,7 @@ class ScaleRun:
         began_s = time.process_time()
         links = overlay(self.names, self.rng)
         self.found.links = len(links)
-        self.sim.start(self.names, links)
+        self.sim.found(self.names, links)
         self.found.start_cpu_s = time.process_time() - began_s
         self._rest()
         progress(f"{self.size} nodes at rest: {len(self.sim.history)} steps")

@@ -325,9 +325,8 @@ async def test_of_a_thousand_half_open_connections_few_stay_and_who_has_a_key_st
                     await asyncio.sleep(0.02)
             assert refused["too many at once"] >= strangers.FAILURE_BURST and refused["too often"]
             assert len(a[0]._door.strangers) <= strangers.MAX_STRANGERS_PER_HOST
-            async with asyncio.timeout(
-                15
-            ):  # From the flood's own host: a chance FAILURES_PER_S times a second.
+            # From the flood's own host: a chance FAILURES_PER_S times a second.
+            async with asyncio.timeout(15):
                 while not b[1].count("opened"):
                     b[0].dial(a[0].address)
                     await asyncio.sleep(0.1)

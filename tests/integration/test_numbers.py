@@ -207,9 +207,8 @@ def test_parameters_that_only_some_or_no_nodes_use_are_trained_by_who_uses_them(
 
 def normed_model() -> nn.Module:
     torch.manual_seed(0)
-    first = nn.Linear(
-        worker.FEATURES, 16, bias=False
-    )  # Adam would make steps of a gradient that is only noise.
+    # No bias: Adam would make steps of a gradient that is only noise.
+    first = nn.Linear(worker.FEATURES, 16, bias=False)
     return nn.Sequential(first, nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
 
 

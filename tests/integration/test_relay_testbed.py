@@ -149,9 +149,8 @@ def test_who_is_no_neighbour_is_reached_link_by_link_or_not_at_all():
     with up(line(3), routes=False) as made:
         assert at_of(made, "n0", "n2") == ""
         assert at_of(made, "n0", "n1")
-        assert (
-            made.environment("n0")["CHAOSNET_NEIGHBORS"] == "2"
-        )  # All: a cluster's overlay is the testbed's.
+        # All: a cluster's overlay is the testbed's.
+        assert made.environment("n0")["CHAOSNET_NEIGHBORS"] == "2"
 
 
 def test_links_change_under_connections():

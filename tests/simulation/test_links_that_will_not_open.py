@@ -15,7 +15,7 @@ class Blocked(Scripted):
 
     def _dial(self, node, address):
         if link(node.name, address.split(":")[0]) in self.blocked:
-            self._after(0.01, lambda: self._event(node, DialFailed(address, "blocked")))
+            self.later(0.01, lambda: self._event(node, DialFailed(address, "blocked")))
         else:
             super()._dial(node, address)
 

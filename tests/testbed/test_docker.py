@@ -142,9 +142,8 @@ def test_every_network_is_a_link_of_the_overlay(project):
     wait(lambda: project.of("node6", ".State.Health.Status") == "healthy", "a node is healthy")
     found = project.links()
     assert found <= set(topology.links)
-    for a, b in (
-        set(topology.links) - found
-    ):  # Of nodes that joined at the same moment; a repair may come first.
+    # Of nodes that joined at the same moment; a repair may come first.
+    for a, b in set(topology.links) - found:
         add = ["docker", "exec", project.container(a), "chaosnet", "link", "add", "127.0.0.1:5555", b]
         subprocess.run(add, capture_output=True, check=False)
     wait(lambda: project.links() == set(topology.links), "all networks are links")

@@ -486,10 +486,8 @@ def test_the_newest_view_that_anybody_has_switched_to_counts_as_active(bench):
     bench.flush_ok("a")
     old = Electorate(key=(1, 1), members=("a", "b", "c"))
     _, sent = bench.flush_ok("b", key=(1, 2), step=11, view=newer, priors=(old,))
-    assert [to for to, body in sent if isinstance(body, Install)] == [
-        EVERYONE,
-        "a",
-    ]  # Who does not know it: whole.
+    # Who does not know it: whole.
+    assert [to for to, body in sent if isinstance(body, Install)] == [EVERYONE, "a"]
     install = installs(sent)[0]
     assert install.view.key > (1, 2)
     assert [each.key for each in install.priors] == [(1, 2), (1, 1)]

@@ -137,9 +137,8 @@ def check_change_cut_and_heal(testbed: Netns) -> None:
     flow = stream(testbed, *link)
     check_rate("a to b", flow, before)
     late_ms = share([ms for _, ms in send(testbed, *link, 150, 0.02)], 0.5)
-    burst_ms = (
-        commands.burst_bytes(before.rate_mbit) * 8e-3 / before.rate_mbit
-    )  # The queue is longer by that.
+    # The queue is longer by that.
+    burst_ms = commands.burst_bytes(before.rate_mbit) * 8e-3 / before.rate_mbit
     longest_ms = before.delay_ms + queue_ms(before) + burst_ms
     check("a to b, full: median delay", late_ms, before.delay_ms, longest_ms + LATE_MS, "ms")
     for spec in (LinkSpec(rate_mbit=50.0, delay_ms=5.0), LinkSpec(rate_mbit=80.0, delay_ms=30.0)):
