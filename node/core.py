@@ -1020,6 +1020,8 @@ class Agent:
     def check_invariants(self) -> None:
         """What holds between any two events, here and in every core."""
         self.sync.check_invariants()
+        self.relay.check_invariants()
+        self.serving.check_invariants()
         if self.joiner is not None:
             self.joiner.check_invariants()
         if self.scheduler is not None:

@@ -133,6 +133,10 @@ class Relay:
         self.way[envelope.source] = peer  # The first copy came the quickest way.
         return True
 
+    def check_invariants(self) -> None:
+        """What holds between any two events."""
+        assert len(self.way) <= len(self.seen) <= MAX_SOURCES
+
     def _forward(self, envelope: Envelope, came_from: str | None) -> list[Effect]:
         if envelope.target in self.peers - self.silent:
             return [Transmit(envelope.target, envelope)]

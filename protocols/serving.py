@@ -87,6 +87,11 @@ class Serving:
         early, self.early = self.early, []
         return [effect for event in early for effect in self.asked(event, now_at)]
 
+    def check_invariants(self) -> None:
+        """What holds between any two events."""
+        assert len(self.early) <= MAX_EARLY
+        assert all(len(each.waiting) <= MAX_EARLY for each in self.snapshots.values())
+
     def drop(self, joiner: str) -> list[Effect]:
         """It has all it needs, or is gone: a copy that nobody else waits for goes."""
         effects: list[Effect] = []

@@ -441,6 +441,9 @@ class StepSync:
     def check_invariants(self) -> None:
         """What holds between any two events."""
         assert self.attempt.results <= self.chunk_count
+        assert len(self.early) <= len(self.early_from) * max(
+            EARLY_COMMITS, EARLY_STEPS * 2 * self.chunk_count
+        )
         if self.view and not self.frozen and self.attempt.chunks:
             assert self.attempt.results == [chunk.done for chunk in self.attempt.chunks].count(True)
         if self.prepared:

@@ -58,6 +58,9 @@ from .monitor import ClusterMonitor
 from .views import AddJoiner, AddLink, Change, Nothing, Promote, Remove, RemoveLink
 
 REPEAT_EVERY_S = 0.5  # PREPARE and FLUSH are sent again to make up for what was lost with a connection.
+NAMESAKE_S = (
+    2.5  # Less than until a joiner asks again, more than until a death shows; as RIVAL_S of the transport.
+)
 MAX_QUEUE = 1024
 MEMBERS_NAMED, MEMBERS_TEXT = 20, 3000  # In a refusal, whose text is bounded.
 MIN_DEGREE = 2  # Below it the overlay is repaired: any one node or link may fail.
@@ -126,7 +129,8 @@ class Scheduler:
         self.links_of: dict[str, tuple[float, Mapping[str, LinkReading]]] = {}
         self.parked = ""
         self.seq = 0
-        self.namesakes: set[str] = set()  # Members whose name a later process has asked for.
+        # Members whose name a later process has asked for: its life, and when it asked first.
+        self.namesakes: dict[str, tuple[int, float]] = {}
         self.astray: set[str] = set()  # Members that have asked once to be let in.
         self.unwanted: set[Link] = set()  # Links that somebody had removed: no repair brings them back.
         self.out_of_reach: set[Link] = set()  # Nodes that could not open one: no repair tries it again.
@@ -217,6 +221,7 @@ class Scheduler:
         known = {*view.node_ids, *self.requests}
         self.out_of_reach = {each for each in self.out_of_reach if known.issuperset(each)}
         self.astray &= view.member_set
+        self.namesakes = {node: each for node, each in self.namesakes.items() if node in view.member_set}
         proposal, self.proposal = self.proposal, None
         if proposal is not None and proposal.view.key == view.key:
             effects += self._done(proposal.change, view)
@@ -233,11 +238,10 @@ class Scheduler:
         if self.digest and request.digest and request.digest != self.digest:
             return self.send(node, ScaleOutRefused(reason="the model differs", spec=self.spec))
         namesake = self.view.find(node) if node in self.view.member_ids else None
-        if namesake is not None and request.life > namesake.life and node not in self.namesakes:
-            self.namesakes.add(node)
-            return []  # Started again? When it asks once more, we have noticed that it had died; or it had not.
         if namesake is not None and request.life == namesake.life:
             return self._on_astray(request, now_s)
+        if namesake is not None and self._may_be_reborn(request, now_s):
+            return []
         if namesake is not None:
             reason = f"a node named {node!r} is in the cluster already; choose another with --name"
             return self.send(node, ScaleOutRefused(reason=reason))
@@ -258,6 +262,14 @@ class Scheduler:
             del self.requests[forgotten]
             self.links_of.pop(forgotten, None)
         return told + self.send(node, NegotiationPlan(neighbors=tuple(neighbors)))
+
+    def _may_be_reborn(self, request: ScaleOutRequest, now_s: float) -> bool:
+        """Was the member started again? It asks once more, and by then its death has shown; or it had not died."""
+        life, asked_s = self.namesakes.get(request.node, (0, 0.0))
+        if life != request.life:
+            asked_s = now_s
+            self.namesakes[request.node] = request.life, asked_s
+        return now_s < asked_s + NAMESAKE_S
 
     def _on_astray(self, request: ScaleOutRequest, now_s: float) -> list[Effect]:
         """A member asks to be let in: it lost its way to us just before the view that made it one.
@@ -685,3 +697,4 @@ class Scheduler:
         """What holds between any two events."""
         assert self.flush is None or self.proposal is None
         assert len(self.queue) <= MAX_QUEUE
+        assert len(self.links_of) <= len(self.requests) <= MAX_QUEUE

@@ -91,21 +91,34 @@ class Clock:
         return (reading_s - self.offset_s) / self.rate
 
 
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A step, as one node has applied it."""
+
+    who: frozenset[str]
+    ranges: tuple[tuple[int, int], ...]
+    state: (
+        int  # Hash of the state after it, which stands for parameters and optimizer: of this and all before.
+    )
+
+
 class SimNode:
     """One machine: its core, its training thread and its memory."""
 
     def __init__(self, name: str, agent: Agent, batch: int) -> None:
         self.name, self.agent, self.batch = name, agent, batch
-        self.clock = Clock()
+        self.clock, self.slowness = Clock(), 1.0
         self.alive, self.paused, self.done = True, False, ""
         self.deferred: list[ev.Event] = []
-        self.log: list[tuple[frozenset[str], tuple[tuple[int, int], ...]]] = []  # One entry a step.
+        self.log: list[Applied] = []  # One entry a step.
         self.cursor = DataCursor(DATASET, seed=0)
         self.samples = 0  # In the steps of the log.
         self.loaded = False
         self.training = False
         self.step = 0
-        self.backlog: list[fx.StepCompleted] = []  # Results that came before the state did.
+        self.backlog: list[
+            tuple[fx.StepCompleted, frozenset[str]]
+        ] = []  # Results that came before the state did.
         self.results: dict[int, dict[int, _Result]] = {}  # Step: chunk: result.
         self.sums: dict[int, frozenset[str]] = {}
         self.snapshots: dict[int, tuple[list[Any], Any]] = {}
@@ -139,6 +152,9 @@ class SimCluster:
         self.returns = 0  # Nodes that were told that they are out, and have begun to rejoin.
         self.history: dict[int, tuple[SimNode, Any]] = {}  # Step: who completed it first, and with what.
         self.dealt: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}  # To whom, in which step.
+        self.states: dict[
+            int, tuple[SimNode, int]
+        ] = {}  # After so many steps: who was there first, and its state.
         self.schedulers: dict[int, str] = {}
         self.views: dict[tuple[int, int], Any] = {}
         self.record = record  # Keep the whole story.
@@ -152,6 +168,7 @@ class SimCluster:
         self.delivered: set[type[Message]] = set()  # Kinds of messages that have arrived anywhere.
         self.on_message: Callable[[str, str, Message], None] | None = None
         self.clocks: Callable[[], Clock] = Clock  # Of the machines to come.
+        self.slowness: Callable[[], float] = lambda: 1.0  # So much longer they take for a step.
 
     # --- building ---
 
@@ -204,7 +221,7 @@ class SimCluster:
         )
         agent = Agent(name, settings, random.Random(self.rng.random()))
         node = self.nodes[name] = SimNode(name, agent, self.rng.choice([1, 8, 32]))
-        node.clock = self.clocks()
+        node.clock, node.slowness = self.clocks(), self.slowness()
         node.last_progress_s = self.now_s
         return node
 
@@ -493,11 +510,12 @@ class SimCluster:
                 assert not node.damaged, f"{node.damaged} damaged pieces in the state"
                 log, cursor = node.arrived[1]
                 node.log, node.cursor, node.loaded = list(log), DataCursor.from_plain(cursor), True
-                node.samples = sum(_samples(ranges) for _, ranges in node.log)
+                node.samples = sum(_samples(each.ranges) for each in node.log)
+                self._check_state(node)
                 backlog, node.backlog = node.backlog, []
-                for completed in backlog:
+                for completed, who in backlog:
                     if completed.step >= step:
-                        self._apply(node, completed)
+                        self._apply(node, completed, who)
                 self._soon(node, ev.CaughtUp())
                 if node.training:
                     self._compute(node, len(node.log), node.agent.sync.deal)
@@ -517,9 +535,9 @@ class SimCluster:
         who = self._check_result(node, effect)
         self._check_history(node, effect.step, (who, effect.commit.total.ranges))
         if not node.loaded:
-            node.backlog.append(effect)
+            node.backlog.append((effect, who))
             return
-        self._apply(node, effect)
+        self._apply(node, effect, who)
         if node.training and node.agent.phase is Phase.MEMBER:
             self._compute(node, effect.step + 1, effect.deal)
 
@@ -534,13 +552,14 @@ class SimCluster:
         assert len(sets) == 1, f"chunks of one step differ in who contributed: {sets}"
         return sets.pop()
 
-    def _apply(self, node: SimNode, effect: fx.StepCompleted) -> None:
+    def _apply(self, node: SimNode, effect: fx.StepCompleted, who: frozenset[str]) -> None:
         assert len(node.log) == effect.step, f"step {effect.step} applied on top of {len(node.log)} steps"
-        known = self.history.get(effect.step)  # A stray step is nobody else's.
-        who = known[1][0] if known else frozenset()
-        node.log.append((who, effect.commit.total.ranges))
-        node.cursor.commit(effect.commit.total.ranges)  # Raises if a sample is consumed twice.
-        node.samples += _samples(effect.commit.total.ranges)
+        ranges = effect.commit.total.ranges
+        before = node.log[-1].state if node.log else 0
+        node.log.append(Applied(who, ranges, hash((before, who, ranges))))
+        self._check_state(node)
+        node.cursor.commit(ranges)  # Raises if a sample is consumed twice.
+        node.samples += _samples(ranges)
         so_far = (node.cursor.epoch + 1) * DATASET - node.cursor.remaining
         assert node.samples == so_far, f"{node.samples} samples were used, and {so_far} count as used"
 
@@ -560,7 +579,7 @@ class SimCluster:
         node.step = step
         eager = self.rng.randint(0, self.chunks)
         first, rest = tuple(range(eager)), tuple(range(eager, self.chunks))
-        took_s = self.rng.uniform(0.2, 1.0) * self.compute_s
+        took_s = self.rng.uniform(0.2, 1.0) * self.compute_s * node.slowness
         if weight:
             self._train(node, took_s * 0.7, step, ev.Contributed(first, weight))
             if first and self.rng.random() < self.retract_odds:
@@ -749,6 +768,19 @@ class SimCluster:
         if known != what or step not in self.history:
             self.history[step] = (node, what)
 
+    def _check_state(self, node: SimNode) -> None:
+        """After as many steps, all have the same state: as `_check_history`, but of all that was ever applied."""
+        step, state = len(node.log), node.log[-1].state if node.log else 0
+        holder, known = self.states.get(step, (node, state))
+        if self._left_behind(node):
+            return  # With a step that is nobody else's, perhaps.
+        redone = not holder.alive or holder.done or self._left_behind(holder)
+        assert known == state or redone, (
+            f"STATES DIFFER after {step} steps: {holder.name}'s and {node.name}'s"
+        )
+        if known != state or step not in self.states:
+            self.states[step] = (node, state)
+
     def _check_samples(self, node: SimNode, step: int, what: tuple[frozenset[str], Any]) -> None:
         """The samples that a step consumes are those that its contributors were dealt, all of them."""
         who, ranges = what
@@ -772,7 +804,7 @@ class SimCluster:
         back to a cluster of which all that it knows are dead, or parked like that.
         """
         complaints = []
-        alive = [n for n in self.nodes.values() if n.alive and n.done in ("", "Out")]
+        alive = [n for n in self.nodes.values() if n.alive and n.done != "Left"]
         moving = [n for n in alive if n.last_progress_s >= since_s and n.agent.phase is Phase.MEMBER]
         views = {n.view.key for n in moving}
         if len(views) > 1:
@@ -781,13 +813,15 @@ class SimCluster:
             if node in moving and node.agent.parked:
                 complaints.append(f"{node.name} makes steps and says that it is parked ({node.agent.parked})")
             elif node not in moving and not self._must_park(node) and not self._finds_nobody(node):
-                complaints.append(f"{node.name} ({node.agent.phase.value}) made no step since {since_s:g} s")
+                where = node.done or node.agent.phase.value
+                complaints.append(f"{node.name} ({where}) made no step since {since_s:g} s")
         return complaints
 
     def _finds_nobody(self, node: SimNode) -> bool:
-        """Is it on its way back, and is nobody that it knows in a cluster that goes on?"""
+        """Is it on its way in, or was it, and is nobody that it knows in a cluster that goes on?"""
         known = [n for n in self.active() if f"{n.name}:1" in node.ways]
-        return node.agent.phase is Phase.JOINING and all(self._must_park(n) for n in known)
+        wants_in = node.agent.phase is Phase.JOINING or node.done == "JoinFailed"
+        return wants_in and all(self._must_park(n) for n in known)
 
     def _must_park(self, node: SimNode) -> bool:
         """Are too few left of the view that the node acts in, and has none of them gone on without it?

@@ -76,7 +76,14 @@ class RandomRun:
             self.faults, self.max_crashes = 12 + 4 * (seed % 4), (1, 2, 4, 6)[seed // 4 % 4]
         self.grows = self.rng.random() < 0.2  # One by one, or all are there from the start.
         self.calm = False
-        self.quiet_s = 1.0 + 12 * self.sim.max_bulk_delay_s  # No step takes longer.
+        odd = random.Random(f"odd {seed}")  # What only some lives have.
+        slowest = odd.choice([1.0, 1.0, 1.0, 5.0])
+        self.sim.slowness = lambda: odd.choice([1.0, slowest])
+        self.one_sided = odd.random() < 0.25  # Partitions cut one direction only.
+        self.anybody = odd.random() < 0.25  # Crashes strike joiners, too, and those who wait.
+        self.tried_again: set[str] = set()  # Who could not join while there were faults.
+        # No step takes longer.
+        self.quiet_s = 1.0 + 12 * self.sim.max_bulk_delay_s + (slowest - 1.0) * self.sim.compute_s
         self.awake_at_s = 0.0  # When the last of those asleep has woken.
 
     def run(self) -> Outcome:
@@ -122,7 +129,7 @@ class RandomRun:
         self.sim.add("n0")
         for index in range(1, self.size):
             self.sim.run(self.sim.now_s + self.rng.uniform(0.0, 0.5))
-            self._join(f"n{index}", founders=True)
+            self._join(f"n{index}", counts=False)
         self.sim.run(self.sim.now_s + 2.0)
 
     def _found(self) -> None:
@@ -139,11 +146,23 @@ class RandomRun:
         sim = self.sim
         calm_s = max(sim.now_s, self.awake_at_s)
         while sim.now_s < calm_s + PATIENCE_S:
+            if self._join_again():
+                calm_s = sim.now_s
             sim.run(sim.now_s + 0.25)
             if sim.now_s > calm_s + self.quiet_s and sim.is_quiet(sim.now_s - self.quiet_s):
                 return
             if sim.now_s > calm_s + WAITED_S and not sim.unsettled(sim.now_s - WAITED_S):
                 return  # All the others wait, and must.
+
+    def _join_again(self) -> bool:
+        """Whoever could not join while there were faults is started again, once: now it must get in."""
+        nodes = self.sim.nodes.values()
+        failed = sorted(node.name for node in nodes if node.alive and node.done == "JoinFailed")
+        failed = [name for name in failed if name not in self.tried_again]
+        for name in failed:
+            self.tried_again.add(name)
+            self._join(name, counts=False)
+        return bool(failed)
 
     def _fault(self) -> None:
         rng, sim = self.rng, self.sim
@@ -157,7 +176,8 @@ class RandomRun:
             self.leaves += 1
             sim.tell(rng.choice(active), ev.LeaveWanted())
         elif kind == "crash":
-            self._crash(rng.choice(active))
+            running = sorted(node.name for node in sim.nodes.values() if node.alive and not node.done)
+            self._crash(rng.choice(running if self.anybody else active))
         elif kind == "restart":
             self._restart()
         elif kind == "cut" and len(active) > 2 and len(sim.cuts) < 4:
@@ -165,7 +185,7 @@ class RandomRun:
         elif kind == "heal" and sim.cuts:
             sim.heal(*rng.choice(sorted(sim.cuts)))
         elif kind == "partition" and len(sim.nodes) > 1:
-            self._cut_for_a_while(self._two_sides())
+            self._cut_for_a_while(self._two_sides(), one_way=self.one_sided)
         elif kind == "one-way" and len(active) > 1:
             sim.cut_one_way(*rng.sample(active, 2))
         elif kind == "flap" and len(active) > 1:
@@ -188,10 +208,12 @@ class RandomRun:
         side = set(self.rng.sample(names, self.rng.randint(1, len(names) - 1)))
         return [(a, b) for a in sorted(side) for b in names if b not in side]
 
-    def _cut_for_a_while(self, pairs: list[tuple[str, ...]], seconds: float | None = None) -> None:
+    def _cut_for_a_while(
+        self, pairs: list[tuple[str, ...]], seconds: float | None = None, one_way: bool = False
+    ) -> None:
         """All of these links, or those that are not cut yet; they heal together."""
         for pair in pairs:
-            self.sim.cut(*pair)
+            (self.sim.cut_one_way if one_way else self.sim.cut)(*pair)
         self.sim.later(seconds or self.rng.choice([0.5, 2.0, 6.0, 15.0]), lambda: self._heal(pairs))
 
     def _heal(self, pairs: list[tuple[str, ...]]) -> None:
@@ -210,10 +232,10 @@ class RandomRun:
         else:
             self.sim.ask(a, DisconnectLinkRequest(a=a, b=b, asker=a))
 
-    def _join(self, name: str, founders: bool = False, clock_s: float | None = None) -> None:
+    def _join(self, name: str, counts: bool = True, clock_s: float | None = None) -> None:
         alive = sorted(node.name for node in self.sim.active()) or ["n0"]
         seeds = self.rng.sample(alive, min(len(alive), self.rng.randint(1, 2)))
-        self.joins += not founders
+        self.joins += counts
         blocking = self.rng.random() < 0.3
         self.sim.add(name, seeds, degree=self.rng.randint(1, 3), blocking=blocking, clock_s=clock_s)
 

@@ -43,7 +43,7 @@ from ..protocols.messages import (
     link,
 )
 from ..scheduler.core import MIN_DEGREE
-from .cluster import Connection, SimCluster, SimNode
+from .cluster import Applied, Connection, SimCluster, SimNode
 
 DEGREE = 3
 BATCH = 8
@@ -269,9 +269,9 @@ class ScaleCluster(SimCluster):
     def _check_samples(self, node: SimNode, step: int, what: tuple[frozenset[str], Any]) -> None:
         pass  # Nobody dealt them.
 
-    def _apply(self, node: SimNode, effect: fx.StepCompleted) -> None:
+    def _apply(self, node: SimNode, effect: fx.StepCompleted, who: frozenset[str]) -> None:
         assert len(node.log) == effect.step, f"step {effect.step} applied on top of {len(node.log)} steps"
-        node.log.append((frozenset(), effect.commit.total.ranges))
+        node.log.append(Applied(who, effect.commit.total.ranges, 0))
 
 
 def overlay(names: list[str], rng: random.Random) -> set[Link]:

@@ -124,7 +124,7 @@ class Balance:
             for worker in each
         }
         if not raised:
-            raise PlanInfeasible("clocks: no stage is slower than the others")
+            raise PlanInfeasible("no stage is slower than the others")
         return raised
 
     def clocks_of_workers(self, state: State, most: float) -> dict[str, float]:

@@ -289,6 +289,15 @@ def test_a_restarted_process_does_not_pass_for_the_member_that_died(trio):
     assert trio.members("n1")[-1] == "n3"
 
 
+def test_a_process_may_be_started_again_under_its_name_as_often_as_it_dies(trio):
+    """Seed 1447: it asked at two nodes at once, and that passed for asking once more; so did asking a year later."""
+    trio.pause("n1", 0.5)  # The scheduler hears of the death and of both requests at once, in any order.
+    for _ in range(2):
+        trio.crash("n3")
+        trio.add("n3", seeds=["n1", "n2"], degree=2)
+        assert_settled(trio, "n1", "n2", "n3")
+
+
 def test_a_joiner_of_a_parked_cluster_gives_up_and_says_why(trio):
     """Seeds 1081 and 1323: ready, it told a dead cluster so for ever."""
     trio.add("n4", seeds=["n3"], degree=3)

@@ -7,12 +7,14 @@ Safety is checked after every event, and that all come to rest once the faults a
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
+from chaosnet.scheduler.core import Scheduler
 from chaosnet.simulator import run, run_many
 from chaosnet.simulator.coverage import crashed, expected
-from chaosnet.simulator.random_run import AIMS, NODES
+from chaosnet.simulator.random_run import AIMS, NODES, RandomRun, Violation
 
 SEEDS = 2000
 
@@ -50,6 +52,7 @@ KEPT = {
     "a link that had been voted for was closed as that of an earlier view": (392245, NODES),
     "a neighbour was out when its link opened, and never told that others had gone on": (375513, NODES),
     "who asked to be let in was told again and again that it is out of its view of before": (616585, NODES),
+    "a process that was started again was refused, as it had asked at two nodes": (1447, NODES),
     "a joiner was told of a later life, which it had had before: nobody heard it say so": (1066384, NODES),
 }
 # The same of hard lives, which begin with 2 to 5 nodes.
@@ -89,6 +92,39 @@ def test_seeds_that_once_failed_keep_all_rules(seed, nodes):
 @pytest.mark.parametrize("seed", KEPT_HARD.values(), ids=KEPT_HARD.keys())
 def test_hard_seeds_that_once_failed_keep_all_rules(seed):
     run(seed, nodes=(2, 5), hard=True)
+
+
+def test_a_member_with_another_state_is_noticed():
+    """As if one step had been applied otherwise; none of its messages differs."""
+    for seed in range(20):
+        life = RandomRun(seed)
+        apply, spoilt = life.sim._apply, []
+
+        def spoil(node, effect, who, apply=apply, spoilt=spoilt):
+            apply(node, effect, who)
+            if not spoilt and effect.step == 3:
+                node.log[-1] = replace(node.log[-1], state=1)
+                spoilt.append(node)
+
+        life.sim._apply = spoil
+        try:
+            life.run()
+        except Violation as found:
+            assert "STATES DIFFER" in str(found)
+            return
+    raise AssertionError("nobody noticed")
+
+
+def test_a_joiner_that_is_never_let_in_is_noticed(monkeypatch):
+    original = Scheduler._on_scale_out
+
+    def ignore(self, request, now_s):
+        return [] if request.node.startswith("j") else original(self, request, now_s)
+
+    monkeypatch.setattr(Scheduler, "_on_scale_out", ignore)
+    with pytest.raises(Violation, match="JoinFailed"):
+        for seed in range(20):
+            run(seed)
 
 
 def test_crashes_strike_at_both_ends_of_the_rare_messages():
