@@ -561,8 +561,10 @@ class Agent:
 
     def _on_reached(self, event: Reached | NotReached) -> list[Effect]:
         effects = self.dial_backs.handle(event, self.relay.silent)
+        # Who is no member does not know whether the dead one had gone on without those whom we tell.
+        testifies = self.phase is Phase.MEMBER
         for peer, died in self.deaths.handle(event).items():
-            effects += self._tell_link(peer, LinkState.CLOSED if died else LinkState.SILENT)
+            effects += self._tell_link(peer, LinkState.CLOSED if died and testifies else LinkState.SILENT)
         if isinstance(event, NotReached):
             return effects
         self.book.reached(event.peer, event.address)

@@ -607,7 +607,7 @@ class SimCluster:
         pair = link(node.name, name)
 
         def connect() -> None:
-            if not node.alive:
+            if not node.alive or node.done or self.nodes[node.name] is not node:
                 return
             if other is None or not other.alive or other.done or name == node.name:
                 self._event(node, ev.DialFailed(address, "connection refused"))

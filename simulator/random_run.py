@@ -84,6 +84,7 @@ class RandomRun:
         self.tried_again: set[str] = set()  # Who could not join while there were faults.
         # No step takes longer.
         self.quiet_s = 1.0 + 12 * self.sim.max_bulk_delay_s + (slowest - 1.0) * self.sim.compute_s
+        self.patience_s = PATIENCE_S * (1.0 + 2.0 * (slowest > 1.0))  # Whatever waits for steps takes longer.
         self.awake_at_s = 0.0  # When the last of those asleep has woken.
 
     def run(self) -> Outcome:
@@ -142,11 +143,11 @@ class RandomRun:
         self.sim.run(self.rng.uniform(0.2, 1.0))
 
     def _rest(self) -> None:
-        """Until nothing but training goes on any more; at the latest for PATIENCE_S."""
+        """Until nothing but training goes on any more; at the latest for `patience_s`."""
         sim = self.sim
         calm_s = max(sim.now_s, self.awake_at_s)
-        while sim.now_s < calm_s + PATIENCE_S:
-            if self._join_again():
+        while sim.now_s < calm_s + self.patience_s:
+            if sim.now_s >= self.awake_at_s and self._join_again():
                 calm_s = sim.now_s
             sim.run(sim.now_s + 0.25)
             if sim.now_s > calm_s + self.quiet_s and sim.is_quiet(sim.now_s - self.quiet_s):

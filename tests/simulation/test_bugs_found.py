@@ -9,6 +9,7 @@ from scripted import Scripted
 from chaosnet.node.core import Phase
 from chaosnet.protocols.events import LeaveWanted, Received
 from chaosnet.protocols.messages import EVERYONE, Envelope, Flush, LinkNews, Losses, Outlived, ScaleOutRequest
+from chaosnet.protocols.overlay import LinkState
 from chaosnet.protocols.scale_out import LIFE_STEP, Joiner, State
 
 
@@ -153,6 +154,20 @@ def test_what_an_earlier_life_said_of_our_link_is_not_believed(trio):
     past = LinkNews(reporter="n1", peer="n3", version=1000, state="open")
     trio.tell("n1", Received("n2", Envelope(source="n2", target=EVERYONE, serial=2**62, body=past)))
     assert n1.overlay.news["n1", "n3"].state.value == "silent"
+
+
+def test_whoever_is_no_member_does_not_testify_that_a_member_is_dead(trio):
+    """Seed 2011052: the dead one had gone on alone before, and the other one of two was told by an observer."""
+    trio.add("n4", seeds=["n1"], degree=3)
+    until(trio, lambda: "n4" in trio.nodes and trio.agent("n4").sync.view is not None)
+    n4 = trio.agent("n4")
+    assert n4.phase is Phase.JOINING
+    trio.cut("n1", "n2")  # Else they see it themselves.
+    trio.cut("n1", "n3")
+    trio.crash("n1")
+    trio.settle(0.3)
+    assert n4.overlay.news["n4", "n1"].state is LinkState.SILENT
+    assert trio.agent("n2").overlay.crashed == set()
 
 
 def test_once_anybody_is_heard_in_a_newer_view_no_crash_is_proof(trio):

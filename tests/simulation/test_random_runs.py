@@ -53,6 +53,10 @@ KEPT = {
     "a neighbour was out when its link opened, and never told that others had gone on": (375513, NODES),
     "who asked to be let in was told again and again that it is out of its view of before": (616585, NODES),
     "a process that was started again was refused, as it had asked at two nodes": (1447, NODES),
+    "two schedulers of one term: an observer had told the one left behind that the other is dead": (
+        2011052,
+        NODES,
+    ),
     "a joiner was told of a later life, which it had had before: nobody heard it say so": (1066384, NODES),
 }
 # The same of hard lives, which begin with 2 to 5 nodes.
