@@ -266,7 +266,8 @@ def run(
         checkpoint_dir or os.environ.get("CHAOSNET_CHECKPOINT_DIR")
     ):
         raise click.BadOptionUsage(
-            "--resume", "without --checkpoint-dir (expected the folder to resume from)"
+            "--resume" if resume else "--resume-from",
+            "without --checkpoint-dir (expected the folder to resume from)",
         )
     if links and not join:
         raise click.BadOptionUsage(

@@ -11,7 +11,6 @@ import importlib.metadata
 import itertools
 import json
 import platform
-import shutil
 import signal
 import socket
 import statistics
@@ -30,7 +29,7 @@ from rich.text import Text
 from . import client, dashboard
 from . import demo_report as report
 from .demo_report import Happening, NodeLog
-from .node_processes import NodeProcess, end_all, lines_of, run_command, sigterm_as_ctrl_c
+from .node_processes import NodeProcess, end_all, lines_of, run_command, run_folder, sigterm_as_ctrl_c
 from .protocols.errors import ChaosnetError, PeerUnreachable
 
 FOUNDERS = 4
@@ -469,8 +468,7 @@ def _show_summary(console: Console, summary: dict[str, Any], out: Path) -> None:
 
 def run_demo(out: Path, seed: int) -> None:
     """Play, sum up, draw. Raises: DemoFailed if a promise was broken."""
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
+    run_folder(out)
     with sigterm_as_ctrl_c(), Stage(out, seed) as stage:
         join = play(stage)
         summary = summarize(stage, join)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
+
+from .protocols.errors import ConfigError
 
 JOIN_PATIENCE_S = 60.0  # Whom they join may still be importing torch.
 
@@ -62,6 +65,22 @@ class NodeProcess:
     def last_words(self) -> str:
         text = self._printed.read_text(errors="replace").strip()
         return (text.splitlines() or ["it wrote nothing"])[-1]
+
+
+def run_folder(out: Path) -> None:
+    """Make `out` an empty folder for a run. What an earlier run left there goes; of anything else, ConfigError."""
+    mark = out / ".chaosnet-run"
+    try:
+        if out.exists() and not mark.exists() and any(out.iterdir()):
+            raise ConfigError(
+                f"--out: {str(out)!r} holds something else (expected a new folder, or one of an earlier run)"
+            )
+        if out.exists():
+            shutil.rmtree(out)
+        out.mkdir(parents=True)
+        mark.touch()
+    except OSError as error:
+        raise ConfigError(f"--out: {str(out)!r} cannot be written: {error.strerror}") from None
 
 
 def lines_of(out: Path, label: str) -> Path:

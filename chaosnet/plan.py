@@ -83,7 +83,7 @@ def _show(found: dict[str, Any], failed: Sequence[str]) -> None:
     out.print(table)
     for row in found["candidates"]:
         if "reason" in row:
-            out.print(f"  no {row['family']}: {row['reason']}")
+            out.print(f"  not {row['family']}: {row['reason']}")
     hours = found["between_faults_s"] / 3600
     out.print(
         f"{found['chosen']}: most samples until the next fault, expected in {hours:g} h, is over (docs/planner.md)"

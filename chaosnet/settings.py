@@ -25,6 +25,7 @@ JOIN_PATIENCE_S = 10.0
 DEFAULT_EVERY = 100
 DEFAULT_CHECKPOINTS_KEPT = 2  # If the newest turns out to be damaged, there is another.
 COPIES = ("shard", "whole")
+MAX_LINKS = 64  # That a joiner may ask for (ScaleOutRequest).
 
 Number = TypeVar("Number", int, float)
 Choice = TypeVar("Choice", bound=str)
@@ -107,23 +108,23 @@ def checkpoint_settings(
 ) -> CheckpointSettings | None:
     """Merge arguments and environment; None for no checkpoints. Raises: ConfigError as `node_settings`."""
     folder = os.fspath(directory or os.environ.get("CHAOSNET_CHECKPOINT_DIR", ""))
-    step = _number("resume_from", resume_from, "CHAOSNET_RESUME_FROM", -1, int, least=-1)
-    resuming = _switch(resume, "CHAOSNET_RESUME")
+    step = None
+    if resume_from is not None or "CHAOSNET_RESUME_FROM" in os.environ:
+        step = _number("resume_from", resume_from, "CHAOSNET_RESUME_FROM", 0, int)
+    resuming = _switch(resume, "CHAOSNET_RESUME") or step is not None
     if not folder:
-        if resuming or step >= 0:
+        if resuming:
             raise ConfigError("resume: no checkpoint_dir (expected the folder that the checkpoints are in)")
         return None
     return CheckpointSettings(
         directory=folder,
-        every=_number("every", every, "CHAOSNET_EVERY", DEFAULT_EVERY, int, least=1),
+        every=_number("every", every, "CHAOSNET_EVERY", DEFAULT_EVERY, int, 1),
         copies=_choice(
             "checkpoint_copies", copies or os.environ.get("CHAOSNET_CHECKPOINT_COPIES") or "shard", COPIES
         ),
-        kept=_number(
-            "checkpoints_kept", kept, "CHAOSNET_CHECKPOINTS_KEPT", DEFAULT_CHECKPOINTS_KEPT, int, least=1
-        ),
-        resume=resuming or step >= 0,
-        resume_from=step if step >= 0 else None,
+        kept=_number("checkpoints_kept", kept, "CHAOSNET_CHECKPOINTS_KEPT", DEFAULT_CHECKPOINTS_KEPT, int, 1),
+        resume=resuming,
+        resume_from=step,
     )
 
 
@@ -158,19 +159,14 @@ def node_settings(
                 name or os.environ.get("CHAOSNET_NAME") or f"{platform.node()[:40]}-{secrets.token_hex(3)}"
             ),
             listen=_address("listen", listen or os.environ.get("CHAOSNET_LISTEN") or DEFAULT_LISTEN),
-            join=invite.seeds
-            if invite
-            else tuple(completed(each, keys) for each in _addresses("join", joined)),
-            neighbors=_number("neighbors", neighbors, "CHAOSNET_NEIGHBORS", DEFAULT_NEIGHBORS, int, least=1),
+            join=invite.seeds if invite else _completed(_addresses("join", joined), keys),
+            neighbors=_number(
+                "neighbors", neighbors, "CHAOSNET_NEIGHBORS", DEFAULT_NEIGHBORS, int, 1, MAX_LINKS
+            ),
             links=links if links is not None else _split(os.environ.get("CHAOSNET_LINKS", "")),
             blocking=_switch(blocking, "CHAOSNET_BLOCKING"),
             join_patience_s=_number(
-                "join_patience_s",
-                join_patience_s,
-                "CHAOSNET_JOIN_PATIENCE_S",
-                JOIN_PATIENCE_S,
-                float,
-                least=0,
+                "join_patience_s", join_patience_s, "CHAOSNET_JOIN_PATIENCE_S", JOIN_PATIENCE_S, float
             ),
             policy=_choice("policy", policy or os.environ.get("CHAOSNET_POLICY") or "fapt", tuple(POLICIES)),
             probe=_choice("probe", probe or os.environ.get("CHAOSNET_PROBE") or "in-band", get_args(Kind)),
@@ -200,6 +196,8 @@ def _checked(found: NodeSettings, insecure: bool) -> NodeSettings:
             "probe: 'iperf3' opens a port to everybody while it measures, and this node has a key "
             "(expected 'in-band', or --insecure)"
         )
+    if len(found.links) > MAX_LINKS:
+        raise ConfigError(f"links: {len(found.links)} names (expected at most {MAX_LINKS})")
     if found.allowed_keys and not found.keys:
         raise ConfigError("allowed_keys: this node has no key of its own (make one with `chaosnet keygen`)")
     return found
@@ -211,6 +209,10 @@ def _split(text: str) -> tuple[str, ...]:
 
 def _addresses(what: str, text: str) -> tuple[str, ...]:
     return tuple(_address(what, part) for part in _split(text))
+
+
+def _completed(addresses: tuple[str, ...], keys: KeyPair | None) -> tuple[str, ...]:
+    return tuple(completed(each, keys) for each in addresses)
 
 
 def _peers_at(text: str) -> dict[str, str]:
@@ -240,15 +242,18 @@ def _name(text: str) -> str:
 
 
 def _number(
-    what: str, given: float | None, variable: str, default: Number, kind: type[Number], least: Number
-) -> Number:
+    what: str, given: float | None, variable: str, default: Number, kind: type[Number],
+    least: int = 0, most: int = 10**9,
+) -> Number:  # fmt: skip
     text = given if given is not None else os.environ.get(variable, default)
     try:
         value = kind(text)
-    except ValueError:
-        value = None
-    if value is None or value < least:
-        raise ConfigError(f"{what}: {text!r} (expected a number of at least {least})")
+        fits = least <= value <= most and (isinstance(text, str) or value == text)
+    except (ValueError, OverflowError):
+        fits = False
+    if not fits:
+        whole = "whole " if kind is int else ""
+        raise ConfigError(f"{what}: {text!r} (expected a {whole}number from {least} to {most})")
     return value
 
 

@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import random
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from . import client
 from . import soak_report as report
 from .netem.relay import Relay
 from .netem.topology import link_name, mesh
-from .node_processes import NodeProcess, end_all, lines_of, run_command, sigterm_as_ctrl_c
+from .node_processes import NodeProcess, end_all, lines_of, run_command, run_folder, sigterm_as_ctrl_c
 from .protocols.errors import ChaosnetError, PeerUnreachable
 from .soak_faults import MAX_RUNNING, USUAL, Fault, Kind, Situation, choose
 from .soak_report import Life
@@ -373,16 +372,16 @@ class Soak:
 
 def run_soak(minutes: float, every_s: float, seed: int, out: Path, kills: int | None) -> None:
     """Soak, sum up, draw. `kills`: of schedulers, in a row, and nothing else. Raises: SoakFailed."""
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
+    run_folder(out)
     stopped = ""
     with sigterm_as_ctrl_c(), Soak(out, seed, every_s, click.echo) as soak:
         try:
-            _run(soak, minutes, kills)
-        except KeyboardInterrupt:
-            stopped = "interrupted"
-            soak.say("\nCtrl+C: no more faults; all finish (again: end at once)")
-            soak.finish()
+            try:
+                _run(soak, minutes, kills)
+            except KeyboardInterrupt:
+                stopped = "interrupted"
+                soak.say("\nCtrl+C: no more faults; all finish (again: end at once)")
+                soak.finish()
         except SoakFailed as error:
             stopped = str(error)
     summary = {

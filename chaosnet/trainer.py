@@ -395,11 +395,11 @@ class Trainer:
         if self._leave_if_wanted():
             return
         weight = float(samples if samples is not None else self._weight or self._own_weight)
+        if weight < 0 or not math.isfinite(weight):
+            raise ConfigError(f"update: samples is {samples} (expected a number of at least 0)")
         if samples is not None and self._weight is None:
             self._own_weight = weight
         self._eager = samples is None
-        if weight < 0 or not math.isfinite(weight):
-            raise ConfigError(f"update: samples is {samples} (expected a number of at least 0)")
         if self._guard is not None and weight > 0:
             weight = self._guarded(self._guard, weight)
         finished = self._gradients.finish(weight)

@@ -23,7 +23,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--pause", type=float, default=0.05, help="seconds per step, to watch")
 parser.add_argument("--every", type=int, default=100, help="steps from one line to the next")
 parser.add_argument("--log", type=Path, default=Path("/dev/null"))
-parser.add_argument("--until", type=Path, default=Path("/nonexistent"))
+parser.add_argument("--until", type=Path)
 options = parser.parse_args()
 log = options.log.open("w", buffering=1)
 
@@ -42,7 +42,7 @@ for batch in trainer.batches(train, batch_size=16, epochs=1_000_000):
     loss = nn.functional.cross_entropy(model(batch.x.to(device)), batch.y.to(device))
     loss.backward()
     trainer.mean(loss)
-    trainer.mean(float(options.until.exists()), name="enough")
+    trainer.mean(float(options.until is not None and options.until.exists()), name="enough")
     time.sleep(options.pause)
     before = trainer.updates_here
     trainer.update()

@@ -28,7 +28,7 @@ from ..protocols import effects as fx
 from ..protocols import events as ev
 from ..protocols.codec import decode, encode
 from ..protocols.deaths import PROOF_S
-from ..protocols.errors import LocalProtocolError, MalformedMessage, RemoteProtocolError
+from ..protocols.errors import ChaosnetError, LocalProtocolError, MalformedMessage, RemoteProtocolError
 from ..protocols.messages import (
     EVERYONE,
     REFUSED,
@@ -62,6 +62,7 @@ PROBE_PARTS = 64
 READ_EVERY_S = 1.0
 MIN_TICK_S = 0.001  # A core that wants a Tick at once must not keep the loop from its sockets.
 BACKLOG_SHARE = 0.25  # Of available memory, for results that a joiner cannot apply yet.
+ASK_PATIENCE_S = 10.0  # Of another thread.
 TIMED = (ScaleInRequest, ConnectLinkRequest, DisconnectLinkRequest)
 
 
@@ -246,7 +247,7 @@ class NodeLoop:
         self._call(lambda: setattr(self, "_backlog_bytes", self._backlog_bytes - size))
 
     def ask(self, question: Callable[[], Any]) -> Any:
-        """Evaluate `question` on the loop's thread, where the core may be read."""
+        """Evaluate `question` on the loop's thread, where the core may be read. ChaosnetError: it has ended."""
         answer: Future[Any] = Future()
 
         def evaluate() -> None:
@@ -255,8 +256,9 @@ class NodeLoop:
             except BaseException as error:
                 answer.set_exception(error)
 
-        self._call(evaluate)
-        return answer.result(timeout=10.0)
+        if not self._call(evaluate):
+            raise ChaosnetError("this node has left, or failed: there is no cluster to ask")
+        return answer.result(timeout=ASK_PATIENCE_S)
 
     def stop(self, linger_s: float = 1.0) -> None:
         """Close all links, after what is queued has gone, and end the thread."""
@@ -264,11 +266,14 @@ class NodeLoop:
             self._call(lambda: self._stop(linger_s))
             self._thread.join(linger_s + 2.0)
 
-    def _call(self, action: Callable[[], None]) -> None:
+    def _call(self, action: Callable[[], None]) -> bool:
+        """Have the loop's thread do something; False if it has ended."""
         try:
-            self._loop.call_soon_threadsafe(self._guarded, action)
+            self._loop.call_soon_threadsafe(self._catching, action)
         except RuntimeError:
             log.debug("the loop has ended; dropped a call")
+            return False
+        return True
 
     # --- the thread ---
 
@@ -305,7 +310,7 @@ class NodeLoop:
             self.transport.close(linger_s)
             self._ended.set_result(None)
 
-    def _guarded(self, action: Callable[[], None]) -> None:
+    def _catching(self, action: Callable[[], None]) -> None:
         """A bug of ours ends the loop, and the training thread hears of it; a peer's mistake does not."""
         try:
             action()
@@ -349,7 +354,7 @@ class NodeLoop:
         self._timer, self._timer_at_s = None, wake_at_s
         if wake_at_s is not None:
             delay_s = max(wake_at_s - self._now_s(), MIN_TICK_S)
-            self._timer = self._loop.call_later(delay_s, self._guarded, self._tick)
+            self._timer = self._loop.call_later(delay_s, self._catching, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
@@ -435,7 +440,7 @@ class NodeLoop:
                 raise LocalProtocolError(f"nobody performs {effect!r}")
 
     def _soon(self, event: ev.Event) -> None:
-        self._loop.call_soon(self._guarded, lambda: self._event(event))
+        self._loop.call_soon(self._catching, lambda: self._event(event))
 
     def _step_completed(self, effect: fx.StepCompleted) -> None:
         """To the training thread; what a joiner is told waits there until it has the state."""
@@ -482,30 +487,30 @@ class NodeLoop:
     # --- the transport's sink ---
 
     def opened(self, peer: str, address: str, dialled: bool, client: bool) -> None:
-        self._guarded(lambda: self._event(ev.PeerOpened(peer, address, client, dialled)))
+        self._catching(lambda: self._event(ev.PeerOpened(peer, address, client, dialled)))
 
     def closed(self, peer: str, clean: bool) -> None:
-        self._guarded(lambda: self._event(ev.PeerClosed(peer, clean)))
+        self._catching(lambda: self._event(ev.PeerClosed(peer, clean)))
 
     def dial_failed(self, address: str, reason: str, final: bool) -> None:
-        self._guarded(lambda: self._event(ev.DialFailed(address, reason, final)))
+        self._catching(lambda: self._event(ev.DialFailed(address, reason, final)))
 
     def checked(self, address: str, peer: str, reason: str) -> None:
         if peer:
-            self._guarded(lambda: self._event(ev.Reached(address, peer)))
+            self._catching(lambda: self._event(ev.Reached(address, peer)))
         else:
             self._looks = {task for task in self._looks if not task.done()}
             self._looks.add(self._loop.create_task(self._not_reached(address, reason)))
 
     async def _not_reached(self, address: str, reason: str) -> None:
         refused = await refuses(address, PROOF_S)
-        self._guarded(lambda: self._event(ev.NotReached(address, reason, refused)))
+        self._catching(lambda: self._event(ev.NotReached(address, reason, refused)))
 
     def control(self, peer: str, body: bytes) -> None:
-        self._guarded(lambda: self._receive(peer, body, None))
+        self._catching(lambda: self._receive(peer, body, None))
 
     def bulk(self, peer: str, header: bytes, payload: zmq.Frame | None) -> None:
-        self._guarded(lambda: self._receive(peer, header, payload))
+        self._catching(lambda: self._receive(peer, header, payload))
 
     def foreign(self, where: str, reason: str) -> None:
         self.counters["foreign"] += 1
@@ -544,7 +549,7 @@ class NodeLoop:
     def _take_readings(self) -> None:
         battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
         rates, traffic = self.rates, interfaces.traffic()
-        self._guarded(
+        self._catching(
             lambda: self._event(
                 ev.ReadingsTaken(
                     samples_per_s=rates.samples_per_s,

@@ -193,7 +193,7 @@ class Transport:
         if there.key and not self.keys:
             raise ConfigError(f"{address!r} names a key, and this node has none (chaosnet keygen makes one)")
         if self._keyring and (verdict := self._verdict(there.key)) is not Verdict.MEMBER:
-            raise ConfigError(f"{address!r} is not dialled: an {verdict.value}")
+            raise ConfigError(f"{address!r} is not dialled: {verdict.value}")
         return there
 
     def _verdict(self, key: str) -> Verdict:
