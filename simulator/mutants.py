@@ -40,8 +40,9 @@ from ..protocols.replication import Replication
 from ..protocols.view_change import applied
 from ..scheduler import core as scheduler_core
 from . import cluster
-from .crash_points import NEGOTIATIONS, play, points
+from .crash_points import play, points
 from .many_runs import in_processes
+from .negotiations import NEGOTIATIONS
 from .random_run import run
 
 EVERY = 30  # Of the crash points of three nodes.
