@@ -24,6 +24,7 @@ from rich.text import Text
 
 from . import client, dashboard
 from . import demo_report as report
+from .demo_picture import draw
 from .demo_report import Happening
 from .demo_stage import FOUNDERS, MIN_STEPS, PAUSE_S, DemoFailed, Node, Stage
 from .node_processes import sigterm_as_ctrl_c
@@ -269,7 +270,7 @@ def run_demo(out: Path, seed: int) -> None:
     stage.enough.unlink(missing_ok=True)
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     title = "One model, nodes that come and go: chaosnet demo"
-    report.draw(out / "demo.png", stage.logs(), stage.happenings, title)
+    draw(out / "demo.png", stage.logs(), stage.happenings, title)
     _show_summary(stage.console, summary, out)
     if broken := report.broken_promises(summary):
         raise DemoFailed(f"demo: {'; '.join(broken)} (the nodes' logs are in {out})")

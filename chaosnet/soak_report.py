@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .picture import rows_over_time
+
 WARM_UP_S = 30.0  # Of a process, until its memory is compared.
 JUDGED_S = 60.0  # After that: a process that lived shorter shows no growth.
 GROWTH_ALLOWED = 0.05
@@ -306,23 +308,13 @@ MARK_BY_KIND = {
     "kill": "X", "kill-scheduler": "X", "kill-joiner": "x", "pause": "|", "freeze": "s", "join": ">",
     "leave": "o", "cut": "d",
 }  # fmt: skip
-INK, GRID = "#1f2933", "#e4e7eb"
 
 
 def draw(
     path: Path, lives: Sequence[Life], faults: Sequence[Mapping[str, Any]], start_s: float, title: str
 ) -> None:
     """Step over time, the processes' lives with what happened to them, and their memory."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    style: Any = {"font.size": 10, "axes.edgecolor": "#9aa5b1", "text.color": INK, "axes.labelcolor": INK}
-    with plt.rc_context(style):
-        figure, (top, middle, bottom) = plt.subplots(
-            3, 1, figsize=(12, 9), sharex=True, height_ratios=[1.6, 1.6, 1.2], layout="constrained"
-        )
+    with rows_over_time(path, title, (12, 9), (1.6, 1.6, 1.2), dpi=120) as (top, middle, bottom):
         for life in lives:
             top.plot([t - start_s for t in life.times_s], life.steps, color="#64748b", linewidth=1.0)
             bottom.plot(
@@ -335,13 +327,6 @@ def draw(
         bottom.set_ylabel("memory of each process, MB")
         bottom.set_ylim(bottom=0)
         bottom.set_xlabel("seconds")
-        for axes in (top, middle, bottom):
-            axes.grid(True, color=GRID, linewidth=0.8)
-            axes.set_axisbelow(True)
-            axes.spines[["top", "right"]].set_visible(False)
-        figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
-        figure.savefig(path, dpi=120)
-        plt.close(figure)
 
 
 def _draw_lives(axes: Any, lives: Sequence[Life], names: Sequence[str], start_s: float) -> None:
