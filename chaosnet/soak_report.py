@@ -121,12 +121,13 @@ class Audit:
 def audit(lives: Iterable[Life]) -> Audit:
     """Check the steps of all processes against each other."""
     ledger: dict[int, tuple[float, float, str]] = {}  # Step: loss, samples, who saw it first.
-    states: dict[int, tuple[str, str]] = {}
+    states: dict[int, tuple[str, str]] = {}  # Step: hash, who had it first.
     skipped: list[str] = []
     repeated: list[str] = []
     disagreeing: list[str] = []
     lasts = []
-    compared, hashes_compared = set(), set()
+    compared: set[int] = set()
+    hashes_compared: set[int] = set()
     for life in lives:
         for stretch in life.stretches():
             last = stretch[-1] if stretch else -1
@@ -144,21 +145,9 @@ def audit(lives: Iterable[Life]) -> Audit:
                     compared.add(step)
                 if first[:2] != seen[:2]:
                     disagreeing.append(f"step {step}: {first} and {seen}")
-        skipped += [
-            f"{life.label}: {life.steps[index]} after the state before {step}"
-            # Of several states with no step between them, the last.
-            for index, step in dict(life.loads).items()
-            if index < len(life.steps) and life.steps[index] != step
-        ]
-        dead_end = {life.steps[index] for each, index in lasts if each is life}
-        for step, state in life.hashes.items():
-            if step in dead_end:
-                continue
-            before = states.setdefault(step, (state, life.label))
-            if before[1] != life.label:
-                hashes_compared.add(step)
-            if before[0] != state:
-                disagreeing.append(f"state after step {step}: {before[1]} and {life.label} differ")
+        skipped += _skipped_at_loads(life)
+        dead_ends = {life.steps[index] for each, index in lasts if each is life}
+        disagreeing += _compare_hashes(life, dead_ends, states, hashes_compared)
     undone = sum(
         life.steps[index] not in ledger
         or ledger[life.steps[index]][:2] != (life.losses[index], life.samples[index])
@@ -175,6 +164,35 @@ def audit(lives: Iterable[Life]) -> Audit:
         compared=len(compared),
         hashes_compared=len(hashes_compared),
     )
+
+
+def _skipped_at_loads(life: Life) -> list[str]:
+    """Where it went on from a state that it had loaded to another step than the next."""
+    return [
+        f"{life.label}: {life.steps[index]} after the state before {step}"
+        # Of several states with no step between them, the last.
+        for index, step in dict(life.loads).items()
+        if index < len(life.steps) and life.steps[index] != step
+    ]
+
+
+def _compare_hashes(
+    life: Life, dead_ends: set[int], states: dict[int, tuple[str, str]], compared: set[int]
+) -> list[str]:
+    """Compare its states with those of processes before it, but for `dead_ends`. Returns: which differ.
+
+    `states`, by step: hash, and who had it first; it and `compared` grow by this process's steps.
+    """
+    differ = []
+    for step, state in life.hashes.items():
+        if step in dead_ends:
+            continue
+        first = states.setdefault(step, (state, life.label))
+        if first[1] != life.label:
+            compared.add(step)
+        if first[0] != state:
+            differ.append(f"state after step {step}: {first[1]} and {life.label} differ")
+    return differ
 
 
 def recovery_s(lives: Iterable[Life], survivors: Sequence[Life], fault_s: float) -> float | None:
