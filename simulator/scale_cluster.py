@@ -16,7 +16,8 @@ from ..protocols import events as ev
 from ..protocols import liveness
 from ..protocols.codec import encode
 from ..protocols.messages import Contribution, Deal, Down, Envelope, Link, Message, Ready, Shard, Up, View
-from .cluster import Connection, SimCluster, SimNode
+from .cluster import SimCluster, SimNode
+from .network import Connection
 
 BATCH = 8
 HOP_S = 0.01  # No message takes longer over one link.
@@ -112,7 +113,7 @@ class ScaleCluster(SimCluster):
 
     def _open_first(self, pair: Link) -> None:
         """As if it had been open for long: no core is told that it opens, so none says anything of it."""
-        self.connections[pair] = Connection(pair, (self._life(pair[0]), self._life(pair[1])), {*pair})
+        self.connections[pair] = Connection(pair, self._lives(pair), {*pair})
         for end, other in (pair, pair[::-1]):
             self.nodes[end].agent.relay.opened(other, client=False)
 
