@@ -27,7 +27,7 @@ from .node.checkpoint import (
     write_shard,
 )
 from .node.checkpoint_plan import Checkpoint, Mark, assign, choose, describe
-from .node.training_state import Arrival, Capture, Manifest, Snapshot
+from .node.flat_state import Arrival, Capture, Manifest, Snapshot
 from .protocols.errors import CheckpointError, ConfigError, MalformedMessage
 from .protocols.messages import Commit
 from .settings import CheckpointSettings

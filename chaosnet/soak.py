@@ -29,6 +29,7 @@ from .netem.topology import link_name, mesh
 from .node_processes import NodeProcess, end_all, lines_of, run_command, run_folder, sigterm_as_ctrl_c
 from .protocols.errors import ChaosnetError, PeerUnreachable
 from .soak_faults import MAX_RUNNING, USUAL, Fault, Kind, Situation, choose
+from .soak_picture import draw
 from .soak_report import Life
 
 SCRIPT = Path(__file__).with_name("soak_digits.py")
@@ -398,7 +399,7 @@ def run_soak(minutes: float, every_s: float, seed: int, out: Path, kills: int | 
     summary["broken"] = broken
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     title = f"{summary['processes']} processes, {summary['faults']} faults, {summary['steps']:,} steps"
-    report.draw(out / "soak.png", soak.lives, soak.faults, soak.started_s, f"chaosnet soak: {title}")
+    draw(out / "soak.png", soak.lives, soak.faults, soak.started_s, f"chaosnet soak: {title}")
     _tell(summary, out)
     if broken:
         raise SoakFailed(f"soak: {'; '.join(broken)} (the nodes' logs are in {out})")

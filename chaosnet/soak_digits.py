@@ -18,8 +18,8 @@ from torch import nn
 
 from chaosnet import Trainer, capture_exit_event
 from chaosnet.demo_digits import digits, end_with_parent, small_net, write
+from chaosnet.node.flat_state import Arrival
 from chaosnet.node.loop import StepOutcome
-from chaosnet.node.training_state import Arrival
 from chaosnet.protocols.messages import Notice
 
 WIDTH = 8  # 7 thousand parameters: the soak is about who comes and goes, not about bytes.

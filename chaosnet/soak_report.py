@@ -1,7 +1,4 @@
-"""What a soak promises, computed from what its nodes wrote down; and the picture of it.
-
-Everything but `draw` is a pure function of what the nodes wrote (`soak_digits.py`).
-"""
+"""What a soak promises, computed from what its nodes wrote down (soak_digits.py): pure functions of that."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import statistics
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 WARM_UP_S = 30.0  # Of a process, until its memory is compared.
@@ -119,12 +115,13 @@ class Audit:
 def audit(lives: Iterable[Life]) -> Audit:
     """Check the steps of all processes against each other."""
     ledger: dict[int, tuple[float, float, str]] = {}  # Step: loss, samples, who saw it first.
-    states: dict[int, tuple[str, str]] = {}
+    states: dict[int, tuple[str, str]] = {}  # Step: hash, who had it first.
     skipped: list[str] = []
     repeated: list[str] = []
     disagreeing: list[str] = []
     lasts = []
-    compared, hashes_compared = set(), set()
+    compared: set[int] = set()
+    hashes_compared: set[int] = set()
     for life in lives:
         for stretch in life.stretches():
             last = stretch[-1] if stretch else -1
@@ -142,21 +139,9 @@ def audit(lives: Iterable[Life]) -> Audit:
                     compared.add(step)
                 if first[:2] != seen[:2]:
                     disagreeing.append(f"step {step}: {first} and {seen}")
-        skipped += [
-            f"{life.label}: {life.steps[index]} after the state before {step}"
-            # Of several states with no step between them, the last.
-            for index, step in dict(life.loads).items()
-            if index < len(life.steps) and life.steps[index] != step
-        ]
-        dead_end = {life.steps[index] for each, index in lasts if each is life}
-        for step, state in life.hashes.items():
-            if step in dead_end:
-                continue
-            before = states.setdefault(step, (state, life.label))
-            if before[1] != life.label:
-                hashes_compared.add(step)
-            if before[0] != state:
-                disagreeing.append(f"state after step {step}: {before[1]} and {life.label} differ")
+        skipped += _skipped_at_loads(life)
+        dead_ends = {life.steps[index] for each, index in lasts if each is life}
+        disagreeing += _compare_hashes(life, dead_ends, states, hashes_compared)
     undone = sum(
         life.steps[index] not in ledger
         or ledger[life.steps[index]][:2] != (life.losses[index], life.samples[index])
@@ -173,6 +158,35 @@ def audit(lives: Iterable[Life]) -> Audit:
         compared=len(compared),
         hashes_compared=len(hashes_compared),
     )
+
+
+def _skipped_at_loads(life: Life) -> list[str]:
+    """Where it went on from a state that it had loaded to another step than the next."""
+    return [
+        f"{life.label}: {life.steps[index]} after the state before {step}"
+        # Of several states with no step between them, the last.
+        for index, step in dict(life.loads).items()
+        if index < len(life.steps) and life.steps[index] != step
+    ]
+
+
+def _compare_hashes(
+    life: Life, dead_ends: set[int], states: dict[int, tuple[str, str]], compared: set[int]
+) -> list[str]:
+    """Compare its states with those of processes before it, but for `dead_ends`. Returns: which differ.
+
+    `states`, by step: hash, and who had it first; it and `compared` grow by this process's steps.
+    """
+    differ = []
+    for step, state in life.hashes.items():
+        if step in dead_ends:
+            continue
+        first = states.setdefault(step, (state, life.label))
+        if first[1] != life.label:
+            compared.add(step)
+        if first[0] != state:
+            differ.append(f"state after step {step}: {first[1]} and {life.label} differ")
+    return differ
 
 
 def recovery_s(lives: Iterable[Life], survivors: Sequence[Life], fault_s: float) -> float | None:
@@ -294,76 +308,3 @@ def broken_promises(summary: Mapping[str, Any]) -> list[str]:
     if median_s > ELECTION_S:
         broken.append(f"a new scheduler took {median_s:.2f} s (median; expected at most {ELECTION_S:g} s)")
     return broken
-
-
-# --- the picture ---
-
-COLOR_BY_KIND = {
-    "kill": "#dc2626", "kill-scheduler": "#7f1d1d", "kill-joiner": "#f87171", "pause": "#94a3b8",
-    "freeze": "#2563eb", "join": "#15803d", "leave": "#7c3aed", "cut": "#d97706",
-}  # fmt: skip
-MARK_BY_KIND = {
-    "kill": "X", "kill-scheduler": "X", "kill-joiner": "x", "pause": "|", "freeze": "s", "join": ">",
-    "leave": "o", "cut": "d",
-}  # fmt: skip
-INK, GRID = "#1f2933", "#e4e7eb"
-
-
-def draw(
-    path: Path, lives: Sequence[Life], faults: Sequence[Mapping[str, Any]], start_s: float, title: str
-) -> None:
-    """Step over time, the processes' lives with what happened to them, and their memory."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    style: Any = {"font.size": 10, "axes.edgecolor": "#9aa5b1", "text.color": INK, "axes.labelcolor": INK}
-    with plt.rc_context(style):
-        figure, (top, middle, bottom) = plt.subplots(
-            3, 1, figsize=(12, 9), sharex=True, height_ratios=[1.6, 1.6, 1.2], layout="constrained"
-        )
-        for life in lives:
-            top.plot([t - start_s for t in life.times_s], life.steps, color="#64748b", linewidth=1.0)
-            bottom.plot(
-                [t - start_s for t, _ in life.rss], [size / 1e6 for _, size in life.rss], linewidth=0.9
-            )
-        names = sorted({life.node for life in lives})
-        _draw_lives(middle, lives, names, start_s)
-        _draw_faults(top, middle, faults, names)
-        top.set_ylabel("step")
-        bottom.set_ylabel("memory of each process, MB")
-        bottom.set_ylim(bottom=0)
-        bottom.set_xlabel("seconds")
-        for axes in (top, middle, bottom):
-            axes.grid(True, color=GRID, linewidth=0.8)
-            axes.set_axisbelow(True)
-            axes.spines[["top", "right"]].set_visible(False)
-        figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
-        figure.savefig(path, dpi=120)
-        plt.close(figure)
-
-
-def _draw_lives(axes: Any, lives: Sequence[Life], names: Sequence[str], start_s: float) -> None:
-    for life in lives:
-        if life.steps:
-            times = [life.times_s[0] - start_s, life.times_s[-1] - start_s]
-            axes.plot(
-                times, [names.index(life.node)] * 2, color="#cbd5e1", linewidth=7, solid_capstyle="butt"
-            )
-    axes.set_yticks(range(len(names)), names)
-
-
-def _draw_faults(top: Any, axes: Any, faults: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    for kind, color in COLOR_BY_KIND.items():
-        of_kind = [fault for fault in faults if fault["kind"] == kind]
-        if not of_kind:
-            continue
-        times = [fault["time_s"] for fault in of_kind]
-        top.scatter(times, [fault["step"] for fault in of_kind], color=color, marker=MARK_BY_KIND[kind], s=28,
-                    label=f"{kind} ({len(of_kind)})", zorder=3)  # fmt: skip
-        for end in ("node", "other"):
-            marked = [fault for fault in of_kind if fault[end] in names]
-            axes.scatter([fault["time_s"] for fault in marked], [names.index(fault[end]) for fault in marked],
-                         color=color, marker=MARK_BY_KIND[kind], s=28, zorder=3)  # fmt: skip
-    top.legend(loc="upper left", frameon=False, ncols=4, fontsize=9)

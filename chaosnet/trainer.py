@@ -22,10 +22,11 @@ from .data import Batch, EpochOrder, fetch, split
 from .guard import Guard
 from .invite import introduce
 from .node.core import Agent, Settings
+from .node.flat_state import Arrival, Capture
 from .node.gradients import DEFAULT_CHUNK_BYTES, Gradients
 from .node.loop import Admitted, Ended, Founded, NodeLoop, StateArrived, StateDiscarded, StepOutcome
 from .node.plain import decode, encode
-from .node.training_state import Arrival, Capture, TrainingState, first_difference
+from .node.training_state import TrainingState, first_difference
 from .node.transport import Transport
 from .protocols.data_cursor import DataCursor
 from .protocols.errors import ChaosnetError, ConfigError, Expelled, ScaleOutFailed

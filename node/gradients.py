@@ -23,7 +23,8 @@ import torch
 from torch import nn
 
 from ..protocols.errors import ConfigError, MalformedMessage
-from .training_state import BufferSlot, buffer_slots, check_parameter, device_runs
+from .flat_state import device_runs
+from .training_state import BufferSlot, buffer_slots, check_parameter
 
 DEFAULT_CHUNK_BYTES = 2 << 20
 

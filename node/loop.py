@@ -51,9 +51,9 @@ from . import interfaces, iperf3_probe
 from .all_reduce import AllReduce, ChunkStore
 from .core import Agent, Phase
 from .endpoint import refuses
+from .flat_state import Arrival, Snapshot
 from .memory import keep_freed_frames
 from .replica import Replica
-from .training_state import Arrival, Snapshot
 from .transport import Transport
 
 log = logging.getLogger("chaosnet")

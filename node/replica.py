@@ -19,7 +19,7 @@ from ..protocols.errors import ChaosnetError
 from ..protocols.events import Event, ManifestBad, ManifestKnown, ShardBad, ShardStored
 from ..protocols.messages import ManifestReply, Shard
 from ..protocols.replication import MAX_PIECE_BYTES
-from .training_state import Arrival, Manifest, Snapshot
+from .flat_state import Arrival, Manifest, Snapshot
 
 
 def digest(data: Any) -> bytes:
@@ -66,11 +66,7 @@ class Replica:
                 return ManifestBad(effect.source, "it does not match its hash", effect.attempt)
             manifest = Manifest.from_bytes(bytes(body))
             self.arrival, self.bytes_by_source = Arrival(manifest, self.places), {}
-        except (
-            ChaosnetError,
-            MemoryError,
-            RuntimeError,
-        ) as error:  # The latter is torch's for want of memory.
+        except (ChaosnetError, MemoryError, RuntimeError) as error:  # The last is torch's for want of memory.
             return ManifestBad(effect.source, str(error)[:1000], effect.attempt)
         return ManifestKnown(effect.step, manifest.total_bytes, effect.attempt)
 

@@ -1,25 +1,14 @@
-"""All that a joiner must receive to train on as if it had always been there, as one flat run of bytes.
+"""All that a joiner must receive to train on as if it had always been there, taken from a run's live objects.
 
-DESIGN.md, section 5: the state is one manifest of byte ranges, so shards are equal in size whatever the
-tensors are, and any range can come from any neighbor. Its order is
-
-    parameters | tensors of optimizer.state | buffers | the other tensors
-    `------ copied in the background -----'   `-- copied at the boundary --'
-
-and beside the bytes goes a plain part (see plain.py): hyperparameters, LR scheduler, counters, random
-generators, and what refers to which tensor. Nothing is pickled.
+The tensors become one flat run of bytes (flat_state.py). Beside it goes a plain part (plain.py): hyperparameters,
+LR scheduler, counters, random generators, and what refers to which tensor. Nothing is pickled.
 """
 
 from __future__ import annotations
 
-import math
 import random
-import threading
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,33 +18,22 @@ from torch import nn
 
 from ..protocols.errors import ConfigError, MalformedMessage
 from . import plain
+from .flat_state import (
+    DTYPES,
+    Arrival,
+    Capture,
+    Manifest,
+    Row,
+    Snapshot,
+    as_bytes,
+    dtype_name,
+    gather,
+    lay_out,
+    row_of,
+)
 from .plain import TensorTable
 
-MAX_TOTAL_BYTES = 1 << 50
-MAX_DIMENSIONS = 64
-
-# How much is gathered in one call. On the CPU, what a cache holds; on an accelerator, which gathers it in
-# memory of its own before it crosses the bus, enough to make the crossing worth while.
-CPU_RUN_BYTES = 1 << 20
-ACCELERATOR_RUN_BYTES = 64 << 20
-
-Row = tuple[str, str, tuple[int, ...]]  # Name, dtype, shape.
 Spec = tuple[Row, ...]
-
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
-}
-
-
-def dtype_name(tensor: torch.Tensor) -> str:
-    """As torch spells it, without the module: "float32"."""
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _row(name: str, tensor: torch.Tensor) -> Row:
-    return name, dtype_name(tensor), tuple(tensor.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,200 +74,6 @@ def check_parameter(name: str, parameter: nn.Parameter) -> None:
         )
     if parameter.layout != torch.strided:
         raise ConfigError(f"parameter {name!r} is sparse; expected a dense one")
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One tensor of the flat state."""
-
-    name: str
-    dtype: str  # "float32"
-    shape: tuple[int, ...]
-    start: int  # [start, stop), bytes; entries follow each other without gaps.
-    stop: int
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What the bytes of a flat state mean.
-
-    Attributes:
-        entries: Every tensor, in the order of its bytes.
-        plain: The rest of the state, encoded.
-        step: Committed steps this is the state after.
-    """
-
-    entries: tuple[Entry, ...]
-    plain: bytes
-    step: int
-
-    @cached_property
-    def total_bytes(self) -> int:
-        return self.entries[-1].stop if self.entries else 0
-
-    def to_bytes(self) -> bytes:
-        tensors = [[entry.name, entry.dtype, list(entry.shape)] for entry in self.entries]
-        return plain.encode([self.step, tensors, self.plain], "manifest")
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Manifest:
-        """Raises: MalformedMessage for anything that `to_bytes` did not write."""
-        match plain.decode(data):
-            case [int(step), list(tensors), bytes(plain_part)] if type(step) is int and step >= 0:
-                manifest = cls(tuple(_entries(map(_checked_row, tensors))), plain_part, step)
-            case _:
-                raise MalformedMessage("no manifest")
-        if len({entry.name for entry in manifest.entries}) < len(manifest.entries):
-            raise MalformedMessage("manifest names a tensor twice")
-        if manifest.total_bytes > MAX_TOTAL_BYTES:
-            raise MalformedMessage(
-                f"manifest of {manifest.total_bytes} bytes; at most {MAX_TOTAL_BYTES} expected"
-            )
-        return manifest
-
-
-def _entries(rows: Iterable[Row]) -> Iterator[Entry]:
-    """The tensors of `rows` one behind the other."""
-    start = 0
-    for name, dtype, shape in rows:
-        stop = start + math.prod(shape) * _DTYPES[dtype].itemsize
-        yield Entry(name, dtype, shape, start, stop)
-        start = stop
-
-
-def _checked_row(fields: Any) -> Row:
-    """[name, dtype, shape] as a peer sent it. Raises: MalformedMessage."""
-    match fields:
-        case [str(name), str(dtype), list(shape)] if dtype in _DTYPES and len(shape) <= MAX_DIMENSIONS:
-            sane = all(type(size) is int and 0 <= size <= MAX_TOTAL_BYTES for size in shape)
-            # An empty tensor has strides too, and torch multiplies its other sizes for them.
-            if sane and math.prod(max(1, size) for size in shape) <= MAX_TOTAL_BYTES:
-                return name, dtype, tuple(shape)
-    raise MalformedMessage(f"manifest entry {fields!r:.200}")
-
-
-class Snapshot:
-    """The training state at one step boundary, tensor by tensor (uint8, 1-D, on the CPU).
-
-    A part is a copy, or a frozen parameter itself: nothing changes that, so it is sent from where it lies.
-    It is None for a tensor that was not to be copied.
-    """
-
-    def __init__(self, manifest: Manifest, parts: Sequence[torch.Tensor | None]) -> None:
-        self.manifest = manifest
-        held = [
-            (entry.start, memoryview(part.numpy().data))
-            for entry, part in zip(manifest.entries, parts, strict=True)
-            if part is not None and part.numel()
-        ]
-        self._starts, self._parts = [start for start, _ in held], [part for _, part in held]
-
-    def slice(self, start: int, stop: int) -> memoryview:
-        """Bytes [start, stop) of the state; copied only where parts meet."""
-        assert 0 <= start <= stop <= self.manifest.total_bytes, (start, stop)
-        pieces, index = [], max(bisect_right(self._starts, start) - 1, 0)
-        while start < stop:
-            offset = start - self._starts[index]
-            piece = self._parts[index][offset : offset + stop - start]
-            assert len(piece), f"byte {start} of the state was not copied"
-            pieces.append(piece)
-            start, index = start + len(piece), index + 1
-        return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
-
-
-class Capture:
-    """A snapshot in the making.
-
-    What forward and the user's code may change is copied already. Parameters and the tensors of
-    optimizer.state, nearly all of the bytes, are not: only optimizer.step() changes them. So `run` may copy
-    them in another thread during the next forward and backward pass, and the training thread calls `wait`
-    before it steps the optimizer.
-    """
-
-    def __init__(self, snapshot: Snapshot, late: Sequence[torch.Tensor], target: torch.Tensor) -> None:
-        self.manifest = snapshot.manifest
-        self._snapshot = snapshot
-        self._late, self._target = late, target  # What is still to be copied, and where to.
-        self._done = threading.Event()
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        """Copy the rest, once, in any thread. A failure is raised by `wait`."""
-        assert not self._done.is_set(), "a capture runs once"
-        try:
-            _gather(self._late, self._target)
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._late = ()  # The optimizer may have dropped some of them since.
-            self._done.set()
-
-    def wait(self, timeout_s: float | None = None) -> Snapshot:
-        """The snapshot, once `run` has ended. Raises: TimeoutError, or what went wrong in `run`."""
-        if not self._done.wait(timeout_s):
-            raise TimeoutError(f"the state of step {self.manifest.step} was not copied in {timeout_s} s")
-        if self._error is not None:
-            raise self._error
-        return self._snapshot
-
-
-class Arrival:
-    """A training state as it comes in, range by range, in any order.
-
-    Every tensor has memory of its own from the start, so that the optimizer keeps what arrives without
-    another copy, and the rest can be freed. What `places` names arrives where it is to stay.
-    """
-
-    def __init__(self, manifest: Manifest, places: Mapping[str, torch.Tensor] | None = None) -> None:
-        self.manifest = manifest
-        self.tensors = [_place_for(entry, (places or {}).get(entry.name)) for entry in manifest.entries]
-        filled = [entry for entry in manifest.entries if entry.stop > entry.start]
-        self._starts = [entry.start for entry in filled]
-        self._bytes = [_as_bytes(tensor).numpy() for tensor in self.tensors if tensor.numel()]
-        self._have: list[tuple[int, int]] = []  # Disjoint, not adjacent, in order.
-
-    def write(self, start: int, data: bytes | bytearray | memoryview) -> None:
-        """Put bytes [start, start + len(data)) into place; a range may come again.
-
-        Raises: MalformedMessage if they reach outside the state.
-        """
-        stop = start + memoryview(data).nbytes
-        if not 0 <= start <= stop <= self.manifest.total_bytes:
-            raise MalformedMessage(f"bytes [{start}, {stop}) of a state of {self.manifest.total_bytes}")
-        if start == stop:
-            return
-        source = np.frombuffer(data, dtype=np.uint8)
-        index, at = bisect_right(self._starts, start) - 1, start
-        while at < stop:
-            target, offset = self._bytes[index], at - self._starts[index]
-            length = min(len(target) - offset, stop - at)
-            target[offset : offset + length] = source[at - start : at - start + length]  # Without the GIL.
-            index, at = index + 1, at + length
-        self._add_range(start, stop)
-
-    def _add_range(self, start: int, stop: int) -> None:
-        apart_before = [have for have in self._have if have[1] < start]
-        apart_after = [have for have in self._have if have[0] > stop]
-        touching = self._have[len(apart_before) : len(self._have) - len(apart_after)]
-        merged = (min([start, *(a for a, _ in touching)]), max([stop, *(b for _, b in touching)]))
-        self._have = [*apart_before, merged, *apart_after]
-
-    @property
-    def missing(self) -> list[tuple[int, int]]:
-        """The ranges [start, stop) still to come, in order."""
-        edges = [(0, 0), *self._have, (self.manifest.total_bytes, self.manifest.total_bytes)]
-        return [(a[1], b[0]) for a, b in pairwise(edges) if a[1] < b[0]]
-
-    @property
-    def complete(self) -> bool:
-        return not self.missing
-
-
-def _place_for(entry: Entry, place: torch.Tensor | None) -> torch.Tensor:
-    dtype = _DTYPES[entry.dtype]
-    if place is not None and place.dtype == dtype and tuple(place.shape) == entry.shape:
-        return place
-    return torch.empty(entry.shape, dtype=dtype)
 
 
 def _is_still(tensor: torch.Tensor) -> bool:
@@ -351,7 +135,7 @@ class TrainingState:
             spec.append((name, dtype, tuple(parameter.shape)))
         for slot in buffer_slots(self.model):
             if slot.persistent and slot.tensor is not None:
-                spec.append(_row(slot.name, slot.tensor))
+                spec.append(row_of(slot.name, slot.tensor))
         groups = tuple(len(group["params"]) for group in self.optimizer.param_groups)
         spec.append(("optimizer", type(self.optimizer).__name__, groups))
         for part, value in (("lr_scheduler", self.lr_scheduler), ("extra_state", self.extra_state)):
@@ -433,8 +217,8 @@ class TrainingState:
         sections, only_stepped = self._sections(table, canonical=False)
         sections["rng"] = plain.encode(_rng_state(self._accelerator()), "rng")
         sections["runtime"] = plain.encode(runtime, "runtime")
-        rows = map(_row, table.names, table.tensors)
-        manifest = Manifest(tuple(_entries(rows)), plain.encode(sections, "state"), step)
+        rows = map(row_of, table.names, table.tensors)
+        manifest = Manifest(tuple(lay_out(rows)), plain.encode(sections, "state"), step)
         every = range(len(table.tensors))
 
         def in_place(index: int) -> bool:
@@ -449,13 +233,13 @@ class TrainingState:
         late_bytes = sum(tensor.nbytes for tensor in late)
         copied = torch.empty(late_bytes + sum(tensor.nbytes for tensor in now), dtype=torch.uint8)
         if now:
-            _gather(now, copied[late_bytes:])
+            gather(now, copied[late_bytes:])
         parts: list[torch.Tensor | None] = [None] * len(every)
         offset = 0
         for index in sorted(wanted):
             tensor = table.tensors[index]
             if in_place(index):
-                parts[index] = _as_bytes(tensor.detach())
+                parts[index] = as_bytes(tensor.detach())
             else:
                 parts[index] = copied[offset : offset + tensor.nbytes]
                 offset += tensor.nbytes
@@ -492,13 +276,13 @@ class TrainingState:
 
     def _difference(self, parts: dict[str, Any]) -> str | None:
         """What in the decoded `parts` does not fit our own objects, if anything."""
-        ours = [_row(*named) for named in self.model.named_parameters()]
-        theirs = [_row(*named) for named in parts["parameters"].items()]
+        ours = [row_of(*named) for named in self.model.named_parameters()]
+        theirs = [row_of(*named) for named in parts["parameters"].items()]
         for slot in buffer_slots(self.model):
             if slot.persistent and slot.tensor is not None:
-                ours.append(_row(slot.name, slot.tensor))
+                ours.append(row_of(slot.name, slot.tensor))
                 if slot.name in parts["buffers"]:
-                    theirs.append(_row(slot.name, parts["buffers"][slot.name]))
+                    theirs.append(row_of(slot.name, parts["buffers"][slot.name]))
         for rows, groups, lr_scheduler, extra_state in (
             (ours, self.optimizer.param_groups, self.lr_scheduler, self.extra_state),
             (theirs, parts["optimizer"]["param_groups"], parts["lr_scheduler"], parts["extra_state"]),
@@ -557,10 +341,10 @@ class TrainingState:
         table = TensorTable()
         sections, _ = self._sections(table, canonical=True)
         digest = xxhash.xxh3_128(plain.encode(sections, "state"))
-        rows = list(map(_row, table.names, table.tensors))
+        rows = list(map(row_of, table.names, table.tensors))
         digest.update(plain.encode(rows, "tensors"))
         for tensor in table.tensors:
-            digest.update(_as_bytes(tensor).cpu().numpy().data)
+            digest.update(as_bytes(tensor).cpu().numpy().data)
         return digest.hexdigest()
 
     def _accelerator(self) -> str | None:
@@ -599,45 +383,7 @@ def first_difference(ours: Spec, theirs: Spec) -> str | None:
 
 
 def _describe(row: Row) -> str:
-    return f"{row[1]} {list(row[2])}" if row[2] or row[1] in _DTYPES else row[1]
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Its values in row-major order as uint8 [nbytes]; a view where they lie so in memory."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-
-
-def device_runs(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Cut `tensors` into runs of neighbors on one device, small enough to gather in one call each."""
-    run: list[torch.Tensor] = []
-    room = 0
-    for tensor in tensors:
-        if run and (tensor.device != run[0].device or tensor.nbytes > room):
-            yield run
-            run = []
-        if not run:
-            room = CPU_RUN_BYTES if tensor.device.type == "cpu" else ACCELERATOR_RUN_BYTES
-        run.append(tensor)
-        room -= tensor.nbytes
-    if run:
-        yield run
-
-
-@torch.no_grad()
-def _gather(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    """Write the bytes of `tensors` one behind the other to the front of `out`, uint8 on the CPU.
-
-    In few large calls, each without the GIL.
-    """
-    start = 0
-    for run in device_runs(tensors):
-        parts = [_as_bytes(tensor) for tensor in run]
-        stop = start + sum(tensor.nbytes for tensor in run)
-        if run[0].device.type == "cpu":
-            torch.cat(parts, out=out[start:stop])
-        else:
-            out[start:stop].copy_(torch.cat(parts))
-        start = stop
+    return f"{row[1]} {list(row[2])}" if row[2] or row[1] in DTYPES else row[1]
 
 
 def _restore(mine: Any, theirs: Any) -> Any:

@@ -1,19 +1,17 @@
 """A whole cluster of real cores under one seed: virtual clock, network, training threads and state.
 
-Everything a node decides is production code (node/core.py and below). Replaced are: sockets by a queue with
-delays, TCP by per-connection FIFO order that a crash cuts off anywhere, tensors by sets of who contributed,
-and training by random compute times. So a part that was counted twice, or mixed between attempts, shows as a wrong
-set. Invariants are checked after every event.
+Everything a node decides is production code (node/core.py and below). Replaced are: sockets by a virtual network
+(network.py), tensors by sets of who contributed, and training by random compute times. So a part that was counted
+twice, or mixed between attempts, shows as a wrong set. Invariants are checked after every event.
 """
 
 from __future__ import annotations
 
 import hashlib
-import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..node.core import Agent, Phase, Settings
@@ -25,18 +23,15 @@ from ..protocols.messages import (
     Contribution,
     Deal,
     Down,
-    Envelope,
     Link,
     ManifestReply,
     Member,
-    Message,
     Notice,
     Probe,
     Routed,
     Shard,
     Up,
     View,
-    link,
 )
 from ..protocols.overlay import lacking
 from ..protocols.scale_in import State as LeaverState
@@ -44,27 +39,13 @@ from ..protocols.scale_out import LIFE_STEP, Otherwise
 from ..scheduler.monitor import ClusterMonitor
 from ..scheduler.sync_plan import POLICIES
 from ..scheduler.views import with_trees
+from .network import Machine, Network
 
 PROBE_PARTS, PROBE_PART = 2, bytes(64 << 10)
-BULK = {Up, Down, Shard, ManifestReply, Probe}
 INTACT, DAMAGED = b"as sent", b"damaged"  # What a piece of state holds.
 STORY_LINES = 60
-ROUNDING_S = 1e-9
-REACH_TIMEOUT_S = 1.5  # As node/transport.py has it.
-MAX_ACTIONS = 2_000_000  # A life of a minute takes some 30,000.
 CLOCK_HZ = 1000 * LIFE_STEP  # Of lives. A restart comes later than the messages of the life before it.
 DATASET = 997  # Samples of an epoch; prime, so that the last step of an epoch is never whole.
-
-
-@dataclass(slots=True)
-class Connection:
-    """One TCP-like connection between two nodes, seen from both ends."""
-
-    ends: Link
-    lives: tuple[int, int]  # Of the ends, when it was opened.
-    open_at: set[str] = field(default_factory=set)  # Ends that may use it.
-    last_arrival_s: dict[tuple[str, bool], float] = field(default_factory=dict)  # (receiver, bulk).
-    stalled: list[tuple[str, ev.Event]] = field(default_factory=list)  # Held up by a cut: (receiver, event).
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +78,16 @@ class Applied:
 
     who: frozenset[str]
     ranges: tuple[tuple[int, int], ...]
-    state: (
-        int  # Hash of the state after it, which stands for parameters and optimizer: of this and all before.
-    )
+    state: int  # Hash of all that was applied so far; it stands for parameters and optimizer.
 
 
-class SimNode:
+class SimNode(Machine):
     """One machine: its core, its training thread and its memory."""
 
     def __init__(self, name: str, agent: Agent, batch: int) -> None:
-        self.name, self.agent, self.batch = name, agent, batch
+        super().__init__(name)
+        self.agent, self.batch = agent, batch
         self.clock, self.slowness = Clock(), 1.0
-        self.alive, self.paused, self.done = True, False, ""
         self.deferred: list[ev.Event] = []
         self.log: list[Applied] = []  # One entry a step.
         self.cursor = DataCursor(DATASET, seed=0)
@@ -131,24 +110,23 @@ class SimNode:
         self.ways: tuple[str, ...] = ()  # Where it asks to be let in.
 
     @property
+    def life(self) -> int:
+        return self.agent.life
+
+    @property
     def view(self) -> View:
         """The view that it acts in; only members have one for sure."""
         assert self.agent.sync.view is not None
         return self.agent.sync.view
 
 
-class SimCluster:
+class SimCluster(Network[SimNode]):
     """Runs cores on a virtual clock. Faults are methods; a run is `run(until_s)`."""
 
     def __init__(self, seed: int, chunks: int = 3, policy: str = "fapt", record: bool = False) -> None:
-        self.seed, self.rng = seed, random.Random(seed)
+        super().__init__(seed)
+        self.seed = seed
         self.chunks, self.policy = chunks, policy
-        self.now_s = 0.0
-        self.queue: list[tuple[float, int, Callable[[], None]]] = []
-        self.count, self.max_actions = 0, MAX_ACTIONS
-        self.nodes: dict[str, SimNode] = {}
-        self.connections: dict[Link, Connection] = {}
-        self.cuts: set[tuple[str, str]] = set()  # (from, to): one direction each.
         self.returns = 0  # Nodes that were told that they are out, and have begun to rejoin.
         self.history: dict[int, tuple[SimNode, Any]] = {}  # Step: who completed it first, and with what.
         self.dealt: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}  # To whom, in which step.
@@ -159,14 +137,9 @@ class SimCluster:
         self.views: dict[tuple[int, int], Any] = {}
         self.record = record  # Keep the whole story.
         self.told: deque[tuple[float, str, str | ev.Event]] = deque(maxlen=None if record else STORY_LINES)
-        self.max_delay_s = self.rng.choice([0.002, 0.01, 0.05])
-        lag = self.rng.choice([1, 1, 4, 12])  # Bulk fills its connection; control overtakes it.
-        self.max_bulk_delay_s = min(lag * self.max_delay_s, 0.3)
         self.compute_s = self.rng.choice([0.03, *7 * [0.1, 0.3]])
         self.state_bytes = self.rng.choice([100, 3 << 20, 40 << 20])
         self.retract_odds = self.rng.choice([0.0, 0.0, 0.01])
-        self.delivered: set[type[Message]] = set()  # Kinds of messages that have arrived anywhere.
-        self.on_message: Callable[[str, str, Message], None] | None = None
         self.clocks: Callable[[], Clock] = Clock  # Of the machines to come.
         self.slowness: Callable[[], float] = lambda: 1.0  # So much longer they take for a step.
 
@@ -196,9 +169,7 @@ class SimCluster:
     def found(self, names: Iterable[str], links: Iterable[Link]) -> None:
         """New machines that are a cluster from the start: each is given the first view, with these links."""
         nodes = [self._machine(name, LIFE_STEP) for name in names]
-        members = tuple(
-            Member(id=node.name, addresses=(f"{node.name}:1",), life=self._life(node.name)) for node in nodes
-        )
+        members = tuple(Member(id=node.name, addresses=(f"{node.name}:1",), life=node.life) for node in nodes)
         alone = View(term=1, seq=1, scheduler=members[0].id, members=members, links=tuple(sorted(links)))
         graph = ClusterMonitor().graph(alone.member_ids, alone.links)
         view = with_trees(alone, graph, POLICIES[self.policy])
@@ -267,66 +238,7 @@ class SimCluster:
         node = self.nodes[name]
         node.alive = False
         self._say(name, "CRASHES")
-        for pair, connection in list(self.connections.items()):
-            if name not in pair:
-                continue
-            other = pair[0] if pair[1] == name else pair[1]
-            connection.open_at.discard(name)
-            horizon = max((t for (to, _), t in connection.last_arrival_s.items() if to == other), default=0.0)
-            share = self.rng.random() * self.rng.choice([0, 0, 1]) if arrives is None else arrives
-            cut_s = self.now_s + share * max(0.0, horizon - self.now_s)
-            self.queue = [
-                entry for entry in self.queue
-                if not (getattr(entry[2], "route", None) == (name, other) and entry[0] > cut_s + ROUNDING_S)
-            ]  # fmt: skip
-            heapq.heapify(self.queue)
-            if (name, other) not in self.cuts:
-                delay_s = max(cut_s - self.now_s, 0) + self._delay()
-                self.later(delay_s, self._close_end(connection, other, clean=False))
-
-    def cut(self, a: str, b: str) -> None:
-        """The cable is pulled: nothing passes, nobody is told."""
-        self.cuts |= {(a, b), (b, a)}
-        self._say(a, f"link to {b} CUT")
-
-    def cut_one_way(self, a: str, b: str) -> None:
-        """Nothing gets from `a` to `b` any more; what `b` says still arrives."""
-        self.cuts.add((a, b))
-        self._say(a, f"link CUT on the way to {b}")
-
-    def heal(self, a: str, b: str) -> None:
-        """The cable is back.
-
-        What was held up arrives. If an end has given up meanwhile, so does its Bye behind that, or nothing
-        but the reset of a connection that it does not know any more.
-        """
-        pair = link(a, b)
-        self.cuts -= {(a, b), (b, a)}
-        self._say(a, f"link to {b} healed")
-        connection = self.connections.get(pair)
-        if connection is None:
-            return
-        stalled, connection.stalled = connection.stalled, []
-        given_up = connection.open_at != {*pair}
-        lingers = given_up and all(self.nodes[end].alive for end in pair) and self.rng.random() < 0.5
-        if not given_up or lingers:
-            for receiver, event in stalled:
-                self._arrive_later(connection, receiver, event)
-        for end in sorted(connection.open_at) if given_up else ():
-            self.later(self._after_last(connection, end), self._close_end(connection, end, clean=lingers))
-
-    def reset(self, a: str, b: str) -> None:
-        """The connection breaks, both processes live: a tunnel was restarted, a router forgot it."""
-        connection = self.connections.get(link(a, b))
-        self._say(a, f"connection to {b} RESET")
-        if connection is None or self._is_cut(a, b):
-            return
-        self.queue = [
-            entry for entry in self.queue if getattr(entry[2], "connection", None) is not connection
-        ]
-        heapq.heapify(self.queue)
-        for end in sorted(connection.open_at):
-            self.later(self._delay(), self._close_end(connection, end, clean=False))
+        self._cut_off(name, arrives)
 
     def pause(self, name: str, seconds: float) -> None:
         """SIGSTOP, and SIGCONT later."""
@@ -343,22 +255,6 @@ class SimCluster:
             self._event(node, event)
 
     # --- running ---
-
-    def run(self, until_s: float) -> None:
-        """Process events up to a time, checking every invariant after each."""
-        while self.queue and self.queue[0][0] <= until_s:
-            assert self.count < self.max_actions, "it runs hot: far more happens than should in that time"
-            self.now_s, _, action = heapq.heappop(self.queue)
-            action()
-        self.now_s = until_s
-
-    def later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Have something happen at its time."""
-        self.count += 1
-        heapq.heappush(self.queue, (self.now_s + delay_s, self.count, action))
-
-    def _delay(self) -> float:
-        return self.rng.uniform(0.0001, self.max_delay_s)
 
     def _event(self, node: SimNode, event: ev.Event) -> None:
         if not node.alive or node.done:
@@ -599,124 +495,6 @@ class SimCluster:
 
         self.later(delay_s, hand_over)
 
-    # --- network ---
-
-    def _dial(self, node: SimNode, address: str) -> None:
-        name = address.split(":")[0]
-        other = self.nodes.get(name)
-        pair = link(node.name, name)
-
-        def connect() -> None:
-            if not node.alive or node.done or self.nodes[node.name] is not node:
-                return
-            if other is None or not other.alive or other.done or name == node.name:
-                self._event(node, ev.DialFailed(address, "connection refused"))
-            elif self._is_cut(*pair) or other.paused:
-                self.later(1.0, lambda: self._event(node, ev.DialFailed(address, "timed out")))
-            else:
-                self._open(pair, dialler=node.name)
-
-        self.later(self._delay(), connect)
-
-    def _check_reach(self, node: SimNode, address: str) -> None:
-        name = address.split(":")[0]
-
-        def answered(at_last: bool = False) -> None:
-            other = self.nodes.get(name)
-            silent = self._is_cut(node.name, name) or (other is not None and other.paused)
-            if not node.alive:
-                return
-            if silent and not at_last:  # TCP repeats itself until the time is up.
-                self.later(REACH_TIMEOUT_S, lambda: answered(at_last=True))
-            elif other is None or not other.alive or other.done or silent:
-                reason = "timed out" if silent else "connection refused"
-                self._event(node, ev.NotReached(address, reason, refused=not silent))
-            else:
-                self._event(node, ev.Reached(address, name))
-
-        self.later(2 * self._delay(), answered)
-
-    def _open(self, pair: Link, dialler: str) -> None:
-        connection = self.connections.get(pair)
-        if connection is not None and connection.open_at == {*pair}:
-            return
-        lives = (self._life(pair[0]), self._life(pair[1]))
-        if connection is not None:
-            for end in sorted(connection.open_at):  # The other's Bye is under way, or it was started again.
-                self._close_end(connection, end, clean=connection.lives == lives)()
-        connection = self.connections[pair] = Connection(pair, lives)
-        connection.open_at = {*pair}
-        for end, other in (pair, pair[::-1]):
-            opened = ev.PeerOpened(other, f"{other}:1", dialled=end == dialler)
-            self._event(self.nodes[end], opened)
-
-    def _is_cut(self, a: str, b: str) -> bool:
-        """Can they not talk, or at least one not to the other?"""
-        return (a, b) in self.cuts or (b, a) in self.cuts
-
-    def _life(self, name: str) -> int:
-        return self.nodes[name].agent.life
-
-    def _send(self, sender: str, receiver: str, message: Message, payload: Any) -> None:
-        pair = link(sender, receiver)
-        connection = self.connections.get(pair)
-        if connection is None or sender not in connection.open_at:
-            return
-        if self.on_message is not None:
-            self.on_message(sender, receiver, message)
-            if not self.nodes[sender].alive:
-                return
-        event = ev.Received(sender, message, payload)
-        if (sender, receiver) in self.cuts:
-            connection.stalled.append((receiver, event))
-        else:
-            self._arrive_later(connection, receiver, event)
-
-    def _arrive_later(self, connection: Connection, receiver: str, event: ev.Event) -> None:
-        bulk = type(event) is ev.Received and type(event.message) in BULK
-        earliest = connection.last_arrival_s.get((receiver, bulk), 0.0)
-        delay_s = self.rng.uniform(0.0001, self.max_bulk_delay_s) if bulk else self._delay()
-        arrival = max(self.now_s + delay_s, earliest + 1e-7)
-        connection.last_arrival_s[receiver, bulk] = arrival
-        sender = connection.ends[0] if connection.ends[1] == receiver else connection.ends[1]
-        self.later(arrival - self.now_s, _Arrival(self, connection, (sender, receiver), event))
-
-    def arrive(self, connection: Connection, receiver: str, event: ev.Event) -> None:
-        """A message reaches the other end, if that still has the connection."""
-        if receiver not in connection.open_at:
-            return
-        if isinstance(event, ev.Received):
-            body = event.message.body if isinstance(event.message, Envelope) else event.message
-            self.delivered.add(type(body))
-        sender = connection.ends[0] if connection.ends[1] == receiver else connection.ends[1]
-        if (sender, receiver) in self.cuts:
-            connection.stalled.append((receiver, event))
-            return
-        self._event(self.nodes[receiver], event)
-
-    def _close(self, name: str, peer: str, reason: str) -> None:
-        pair = link(name, peer)
-        connection = self.connections.get(pair)
-        if connection is None or name not in connection.open_at:
-            return
-        self._close_end(connection, name, clean=True)()
-        if (name, peer) not in self.cuts:
-            self.later(self._after_last(connection, peer), self._close_end(connection, peer, clean=True))
-
-    def _after_last(self, connection: Connection, receiver: str) -> float:
-        """How long it takes until something sent now, behind all that is under way, arrives."""
-        last_s = max((t for (to, _), t in connection.last_arrival_s.items() if to == receiver), default=0.0)
-        return max(last_s - self.now_s, 0.0) + self._delay()
-
-    def _close_end(self, connection: Connection, end: str, clean: bool) -> Callable[[], None]:
-        def close() -> None:
-            if end in connection.open_at:
-                connection.open_at.discard(end)
-                other = connection.ends[0] if connection.ends[1] == end else connection.ends[1]
-                self._event(self.nodes[end], ev.PeerClosed(other, clean))
-
-        return close
-
     # --- invariants and telling ---
 
     def _finish(self, node: SimNode, how: str, reason: str) -> None:
@@ -867,20 +645,6 @@ class SimCluster:
     def _say(self, node: str, what: str | ev.Event) -> None:
         """Note it for the story; texts are made of it when somebody asks."""
         self.told.append((self.now_s, node, what))
-
-
-class _Arrival:
-    """A message in flight; `route` lets a crash of the sender cut it off."""
-
-    __slots__ = ("cluster", "connection", "event", "route")
-
-    def __init__(
-        self, cluster: SimCluster, connection: Connection, route: tuple[str, str], event: ev.Event
-    ) -> None:
-        self.cluster, self.connection, self.route, self.event = cluster, connection, route, event
-
-    def __call__(self) -> None:
-        self.cluster.arrive(self.connection, self.route[1], self.event)
 
 
 def _line(now_s: float, node: str, what: str | ev.Event) -> str:

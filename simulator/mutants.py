@@ -39,9 +39,10 @@ from ..protocols.messages import View
 from ..protocols.replication import Replication
 from ..protocols.view_change import applied
 from ..scheduler import core as scheduler_core
-from . import cluster
-from .crash_points import NEGOTIATIONS, play, points
+from . import cluster, network
+from .crash_points import play, points
 from .many_runs import in_processes
+from .negotiations import NEGOTIATIONS
 from .random_run import run
 
 EVERY = 30  # Of the crash points of three nodes.
@@ -95,7 +96,7 @@ def _mutant(breaks: str) -> Callable[[Callable[[Patch], None]], None]:
 
 def hunt(name: str, seeds: Iterable[int] = range(SEEDS)) -> Hunt:
     """Look for a life in which the mutant breaks an invariant."""
-    with MUTANTS[name].alive(), mock.patch.object(cluster, "MAX_ACTIONS", ACTIONS):
+    with MUTANTS[name].alive(), mock.patch.object(network, "MAX_ACTIONS", ACTIONS):
         for lives, (ground, play_it) in enumerate(_grounds(seeds), 1):
             try:
                 play_it()

@@ -17,7 +17,9 @@ import xxhash
 ROOT = Path(__file__).parent.parent
 COPY = ROOT / "build" / "compiled"
 FOLDERS = ("protocols", "scheduler", "node", "simulator", "netem", "benchmarks")
-CORES = ("node/core.py", "scheduler/core.py", "scheduler/views.py", "simulator/cluster.py")
+CORES = (
+    "node/core.py", "scheduler/core.py", "scheduler/views.py", "simulator/cluster.py", "simulator/network.py",
+)  # fmt: skip
 # Read by msgspec, or small.
 INTERPRETED = ("__init__", "messages", "codec", "errors", "events", "effects", "keyring")
 

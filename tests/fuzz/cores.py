@@ -16,8 +16,8 @@ from hostile import LINK_LOCAL, NAMES, ROUTED, as_received
 
 from chaosnet.node.all_reduce import AllReduce
 from chaosnet.node.core import Agent, Phase
+from chaosnet.node.flat_state import Entry, Manifest, Snapshot
 from chaosnet.node.replica import Replica
-from chaosnet.node.training_state import Entry, Manifest, Snapshot
 from chaosnet.protocols import effects as fx
 from chaosnet.protocols import events as ev
 from chaosnet.protocols import messages as m

@@ -19,8 +19,8 @@ from hostile import TEXTS, Hostile, tampered
 from chaosnet.invite import Token
 from chaosnet.node import plain
 from chaosnet.node.endpoint import Endpoint
+from chaosnet.node.flat_state import Entry, Manifest
 from chaosnet.node.replica import Replica, digest
-from chaosnet.node.training_state import Entry, Manifest
 from chaosnet.node.transport import Transport
 from chaosnet.options import Address, Addresses, Name, Peer
 from chaosnet.protocols import effects as fx

@@ -23,9 +23,9 @@ from torch.utils.data import Dataset
 from chaosnet import Trainer, capture_exit_event
 from chaosnet.node import checkpoint
 from chaosnet.node.all_reduce import AllReduce
+from chaosnet.node.flat_state import Arrival
 from chaosnet.node.loop import StepOutcome
 from chaosnet.node.replica import Replica
-from chaosnet.node.training_state import Arrival
 from chaosnet.protocols.messages import Notice
 
 FEATURES, CLASSES = 8, 4

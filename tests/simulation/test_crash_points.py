@@ -9,16 +9,8 @@ import pytest
 
 from chaosnet.protocols.errors import ConfigError
 from chaosnet.simulator.coverage import KINDS
-from chaosnet.simulator.crash_points import (
-    BESIDE,
-    NEGOTIATIONS,
-    When,
-    enumerate_points,
-    play,
-    play_all,
-    point_named,
-    points,
-)
+from chaosnet.simulator.crash_points import enumerate_points, play, play_all, point_named, points
+from chaosnet.simulator.negotiations import BESIDE, NEGOTIATIONS, When
 
 EVERY = 45  # Of the crash points of up to four nodes.
 

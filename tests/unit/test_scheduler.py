@@ -40,7 +40,7 @@ from chaosnet.protocols.overlay import Overlay
 from chaosnet.protocols.step_sync import StepSync
 from chaosnet.protocols.view_change import applied
 from chaosnet.scheduler import views
-from chaosnet.scheduler.core import LEAVE_PATIENCE_S, REPEAT_EVERY_S, Scheduler
+from chaosnet.scheduler.core import LEAVE_PATIENCE_S, NAMESAKE_S, REPEAT_EVERY_S, Scheduler
 from chaosnet.scheduler.monitor import ClusterMonitor
 from chaosnet.scheduler.sync_plan import POLICIES
 from chaosnet.scheduler.views import AddJoiner, AddLink, Nothing, Promote, Remove, RemoveLink
@@ -350,7 +350,9 @@ def test_a_joiner_with_another_model_is_refused_and_told_the_clusters(bench):
 
 
 def test_a_joiner_named_like_a_member_is_refused(bench):
-    assert join(bench, node="b", life=9) == ([], [])  # As if the member had been started again.
+    for _ in range(2):  # As if the member had been started again; one request may come by two ways.
+        assert join(bench, node="b", life=9) == ([], [])
+    bench.now_s += NAMESAKE_S
     _, [(_, refused)] = join(bench, node="b", life=9)
     assert refused.reason == "a node named 'b' is in the cluster already; choose another with --name"
 

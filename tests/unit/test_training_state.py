@@ -2,8 +2,7 @@
 
 import math
 import random
-from collections import Counter, OrderedDict
-from contextlib import suppress
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler as schedules
 
-from chaosnet.node import plain
-from chaosnet.node.training_state import Arrival, Manifest, Snapshot, TrainingState, first_difference
+from chaosnet.node.flat_state import Arrival, Manifest
+from chaosnet.node.training_state import TrainingState, first_difference
 from chaosnet.protocols.errors import ConfigError, MalformedMessage
 
 
@@ -388,120 +387,9 @@ def test_ranges_outside_the_state_are_refused():
     assert arrival.missing == [(0, total)]
 
 
-def test_a_model_without_tensors_is_complete_from_the_start():
-    snapshot = Snapshot(Manifest((), b"", 0), torch.empty(0, dtype=torch.uint8))
-    assert Arrival(snapshot.manifest).complete
-    assert len(snapshot.slice(0, 0)) == 0
-
-
-keys = st.recursive(
-    st.text() | st.integers() | st.floats(allow_nan=False) | st.booleans(),
-    lambda inner: st.tuples(inner, inner),
-    max_leaves=3,
-)
-plain_data = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
-    lambda inner: (
-        st.lists(inner)
-        | st.lists(inner).map(tuple)
-        | st.dictionaries(keys, inner)
-        | st.dictionaries(keys, inner).map(OrderedDict)
-        | st.dictionaries(st.integers(), st.integers()).map(Counter)
-    ),
-)
-
-
-def same(a, b):
-    """Equal, and of equal types all the way down."""
-    return a == b and repr(a) == repr(b)
-
-
-@given(plain_data)
-def test_plain_data_comes_back_as_it_was(value):
-    assert same(plain.decode(plain.encode(value, "value")), value)
-
-
-def test_special_floats_and_tensors_come_back():
-    table, tensor = plain.TensorTable(), torch.ones(2)
-    data = plain.encode([math.nan, -math.inf, -0.0, tensor, {"again": tensor}, "\ud800"], "value", table)
-    nan, inf, zero, first, again, surrogate = plain.decode(data, table.tensors)
-    assert math.isnan(nan) and inf == -math.inf and math.copysign(1, zero) == -1 and surrogate == "\ud800"
-    assert first is again["again"] is tensor
-    assert table.names == ["value[3]"]
-
-
-def test_data_that_contains_itself_is_refused():
-    loop = []
-    loop.append(loop)
-    with pytest.raises(ConfigError, match="nested"):
-        plain.encode(loop, "loop")
-
-
-def test_the_deepest_data_allowed_comes_back():
-    value = ()
-    for _ in range(plain.MAX_DEPTH - 1):
-        value = (value,)
-    assert plain.decode(plain.encode(value, "value")) == value
-
-
 def test_a_tensor_where_none_is_expected_is_refused():
     with pytest.raises(ConfigError, match=r"runtime\['loss'\] is a torch.Tensor"):
         Run().state.begin_capture(0, {"loss": torch.ones(1)})
-
-
-def test_keys_and_enums_that_would_not_come_back_are_refused():
-    with pytest.raises(ConfigError, match="a NoneType; expected str"):
-        plain.encode({None: 1}, "value")
-    with pytest.raises(ConfigError, match="value is a set"):
-        plain.encode({1, 2}, "value")
-
-
-@settings(max_examples=300)
-@given(st.binary(max_size=80))
-def test_random_bytes_are_only_ever_malformed(data):
-    for parse in (plain.decode, Manifest.from_bytes):
-        with suppress(MalformedMessage):
-            parse(data)
-
-
-@settings(max_examples=300)
-@given(st.data())
-def test_damaged_manifests_are_only_ever_malformed(data):
-    damaged = bytearray(SMALL_MANIFEST)
-    for _ in range(data.draw(st.integers(1, 4))):
-        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    with suppress(MalformedMessage):
-        manifest = Manifest.from_bytes(bytes(damaged))
-        plain.decode(manifest.plain)
-
-
-SMALL_MANIFEST = Manifest((), plain.encode({"a": (1, [2.0], Counter("x"))}, "v"), 3).to_bytes()
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        [1, [["w", "float32", [2, -1]]], b""],
-        [1, [["w", "float32", [1 << 40, 1 << 40]]], b""],
-        [1, [["w", "float32", [0, 1 << 40, 1 << 40]]], b""],
-        [1, [["w", "uint8", [1 << 50]], ["v", "uint8", [1]]], b""],
-        [1, [["w", "no_such_dtype", [2]]], b""],
-        [1, [["w", "float32", [True]]], b""],
-        [1, [["w", "float32", [1]], ["w", "float32", [1]]], b""],
-        [-1, [], b""],
-        [True, [], b""],
-        {"step": 1},
-    ],
-)
-def test_manifests_that_make_no_sense_are_malformed(fields):
-    with pytest.raises(MalformedMessage):
-        Manifest.from_bytes(plain.encode(fields, "manifest"))
-
-
-def test_a_huge_claim_in_few_bytes_costs_nothing():
-    for claim in (b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"):
-        with pytest.raises(MalformedMessage):
-            plain.decode(claim * 30)
 
 
 def test_a_capture_of_some_tensors_copies_only_those():

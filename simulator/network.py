@@ -1,0 +1,290 @@
+"""The virtual network that simulated machines talk over, and the clock that all of it runs on.
+
+Between two machines there is one connection at most, in the place of a TCP connection for control and one for
+bulk. In each, messages arrive in their order, after delays from the seed; a crash cuts off what is in flight
+anywhere, and a cut holds it up until the link heals. What machines do with what arrives is not decided here.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from ..protocols import events as ev
+from ..protocols.messages import Down, Envelope, Link, ManifestReply, Message, Probe, Shard, Up, link
+
+BULK = {Up, Down, Shard, ManifestReply, Probe}
+ROUNDING_S = 1e-9
+REACH_TIMEOUT_S = 1.5  # As node/transport.py has it.
+MAX_ACTIONS = 2_000_000  # A life of a minute takes some 30,000.
+
+
+@dataclass(slots=True)
+class Connection:
+    """One TCP-like connection between two nodes, seen from both ends."""
+
+    ends: Link
+    lives: tuple[int, int]  # Of the ends, when it was opened.
+    open_at: set[str] = field(default_factory=set)  # Ends that may use it.
+    last_arrival_s: dict[tuple[str, bool], float] = field(default_factory=dict)  # (receiver, bulk).
+    stalled: list[tuple[str, ev.Event]] = field(default_factory=list)  # Held up by a cut: (receiver, event).
+
+
+class Machine:
+    """What the network knows of a machine: who answers there, if anybody does."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive, self.paused, self.done = True, False, ""
+
+    @property
+    def life(self) -> int:
+        """Which of the processes of that name runs there."""
+        raise NotImplementedError
+
+
+M = TypeVar("M", bound=Machine)
+
+
+class Network(Generic[M]):
+    """Connections between the machines in `nodes`, and what happens to them. All times are virtual."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.now_s = 0.0
+        self.queue: list[tuple[float, int, Callable[[], None]]] = []
+        self.count, self.max_actions = 0, MAX_ACTIONS
+        self.nodes: dict[str, M] = {}
+        self.connections: dict[Link, Connection] = {}
+        self.cuts: set[tuple[str, str]] = set()  # (from, to): one direction each.
+        self.max_delay_s = self.rng.choice([0.002, 0.01, 0.05])
+        lag = self.rng.choice([1, 1, 4, 12])  # Bulk fills its connection; control overtakes it.
+        self.max_bulk_delay_s = min(lag * self.max_delay_s, 0.3)
+        self.delivered: set[type[Message]] = set()  # Kinds of messages that have arrived anywhere.
+        self.on_message: Callable[[str, str, Message], None] | None = None
+
+    def _event(self, node: M, event: ev.Event) -> None:
+        """Something happens to a machine."""
+        raise NotImplementedError
+
+    def _say(self, node: str, what: str | ev.Event) -> None:
+        """Note it for the story."""
+        raise NotImplementedError
+
+    # --- time ---
+
+    def run(self, until_s: float) -> None:
+        """Let all happen that is due up to a time."""
+        while self.queue and self.queue[0][0] <= until_s:
+            assert self.count < self.max_actions, "it runs hot: far more happens than should in that time"
+            self.now_s, _, action = heapq.heappop(self.queue)
+            action()
+        self.now_s = until_s
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Have something happen at its time."""
+        self.count += 1
+        heapq.heappush(self.queue, (self.now_s + delay_s, self.count, action))
+
+    def _delay(self) -> float:
+        return self.rng.uniform(0.0001, self.max_delay_s)
+
+    # --- faults ---
+
+    def cut(self, a: str, b: str) -> None:
+        """The cable is pulled: nothing passes, nobody is told."""
+        self.cuts |= {(a, b), (b, a)}
+        self._say(a, f"link to {b} CUT")
+
+    def cut_one_way(self, a: str, b: str) -> None:
+        """Nothing gets from `a` to `b` any more; what `b` says still arrives."""
+        self.cuts.add((a, b))
+        self._say(a, f"link CUT on the way to {b}")
+
+    def heal(self, a: str, b: str) -> None:
+        """The cable is back.
+
+        What was held up arrives. If an end has given up meanwhile, so does its Bye behind that, or nothing
+        but the reset of a connection that it does not know any more.
+        """
+        pair = link(a, b)
+        self.cuts -= {(a, b), (b, a)}
+        self._say(a, f"link to {b} healed")
+        connection = self.connections.get(pair)
+        if connection is None:
+            return
+        stalled, connection.stalled = connection.stalled, []
+        given_up = connection.open_at != {*pair}
+        lingers = given_up and all(self.nodes[end].alive for end in pair) and self.rng.random() < 0.5
+        if not given_up or lingers:
+            for receiver, event in stalled:
+                self._arrive_later(connection, receiver, event)
+        for end in sorted(connection.open_at) if given_up else ():
+            self.later(self._after_last(connection, end), self._close_end(connection, end, clean=lingers))
+
+    def reset(self, a: str, b: str) -> None:
+        """The connection breaks, both processes live: a tunnel was restarted, a router forgot it."""
+        connection = self.connections.get(link(a, b))
+        self._say(a, f"connection to {b} RESET")
+        if connection is None or self._is_cut(a, b):
+            return
+        self.queue = [
+            entry for entry in self.queue if getattr(entry[2], "connection", None) is not connection
+        ]
+        heapq.heapify(self.queue)
+        for end in sorted(connection.open_at):
+            self.later(self._delay(), self._close_end(connection, end, clean=False))
+
+    def _cut_off(self, name: str, arrives: float | None) -> None:
+        """A machine died: what is in flight from it is cut off, per connection; then its peers notice."""
+        for pair, connection in list(self.connections.items()):
+            if name not in pair:
+                continue
+            other = pair[0] if pair[1] == name else pair[1]
+            connection.open_at.discard(name)
+            horizon = max((t for (to, _), t in connection.last_arrival_s.items() if to == other), default=0.0)
+            share = self.rng.random() * self.rng.choice([0, 0, 1]) if arrives is None else arrives
+            cut_s = self.now_s + share * max(0.0, horizon - self.now_s)
+            self.queue = [
+                entry for entry in self.queue
+                if not (getattr(entry[2], "route", None) == (name, other) and entry[0] > cut_s + ROUNDING_S)
+            ]  # fmt: skip
+            heapq.heapify(self.queue)
+            if (name, other) not in self.cuts:
+                delay_s = max(cut_s - self.now_s, 0) + self._delay()
+                self.later(delay_s, self._close_end(connection, other, clean=False))
+
+    # --- connections ---
+
+    def _dial(self, node: M, address: str) -> None:
+        name = address.split(":")[0]
+        other = self.nodes.get(name)
+        pair = link(node.name, name)
+
+        def connect() -> None:
+            if not node.alive or node.done or self.nodes[node.name] is not node:
+                return
+            if other is None or not other.alive or other.done or name == node.name:
+                self._event(node, ev.DialFailed(address, "connection refused"))
+            elif self._is_cut(*pair) or other.paused:
+                self.later(1.0, lambda: self._event(node, ev.DialFailed(address, "timed out")))
+            else:
+                self._open(pair, dialler=node.name)
+
+        self.later(self._delay(), connect)
+
+    def _check_reach(self, node: M, address: str) -> None:
+        name = address.split(":")[0]
+
+        def answered(at_last: bool = False) -> None:
+            other = self.nodes.get(name)
+            silent = self._is_cut(node.name, name) or (other is not None and other.paused)
+            if not node.alive:
+                return
+            if silent and not at_last:  # TCP repeats itself until the time is up.
+                self.later(REACH_TIMEOUT_S, lambda: answered(at_last=True))
+            elif other is None or not other.alive or other.done or silent:
+                reason = "timed out" if silent else "connection refused"
+                self._event(node, ev.NotReached(address, reason, refused=not silent))
+            else:
+                self._event(node, ev.Reached(address, name))
+
+        self.later(2 * self._delay(), answered)
+
+    def _open(self, pair: Link, dialler: str) -> None:
+        connection = self.connections.get(pair)
+        if connection is not None and connection.open_at == {*pair}:
+            return
+        lives = self._lives(pair)
+        if connection is not None:
+            for end in sorted(connection.open_at):  # The other's Bye is under way, or it was started again.
+                self._close_end(connection, end, clean=connection.lives == lives)()
+        connection = self.connections[pair] = Connection(pair, lives)
+        connection.open_at = {*pair}
+        for end, other in (pair, pair[::-1]):
+            opened = ev.PeerOpened(other, f"{other}:1", dialled=end == dialler)
+            self._event(self.nodes[end], opened)
+
+    def _lives(self, pair: Link) -> tuple[int, int]:
+        return self.nodes[pair[0]].life, self.nodes[pair[1]].life
+
+    def _is_cut(self, a: str, b: str) -> bool:
+        """Can they not talk, or at least one not to the other?"""
+        return (a, b) in self.cuts or (b, a) in self.cuts
+
+    def _send(self, sender: str, receiver: str, message: Message, payload: Any) -> None:
+        pair = link(sender, receiver)
+        connection = self.connections.get(pair)
+        if connection is None or sender not in connection.open_at:
+            return
+        if self.on_message is not None:
+            self.on_message(sender, receiver, message)
+            if not self.nodes[sender].alive:
+                return
+        event = ev.Received(sender, message, payload)
+        if (sender, receiver) in self.cuts:
+            connection.stalled.append((receiver, event))
+        else:
+            self._arrive_later(connection, receiver, event)
+
+    def _arrive_later(self, connection: Connection, receiver: str, event: ev.Event) -> None:
+        bulk = type(event) is ev.Received and type(event.message) in BULK
+        earliest = connection.last_arrival_s.get((receiver, bulk), 0.0)
+        delay_s = self.rng.uniform(0.0001, self.max_bulk_delay_s) if bulk else self._delay()
+        arrival = max(self.now_s + delay_s, earliest + 1e-7)
+        connection.last_arrival_s[receiver, bulk] = arrival
+        sender = connection.ends[0] if connection.ends[1] == receiver else connection.ends[1]
+        self.later(arrival - self.now_s, _Arrival(self, connection, (sender, receiver), event))
+
+    def arrive(self, connection: Connection, receiver: str, event: ev.Event) -> None:
+        """A message reaches the other end, if that still has the connection."""
+        if receiver not in connection.open_at:
+            return
+        if isinstance(event, ev.Received):
+            body = event.message.body if isinstance(event.message, Envelope) else event.message
+            self.delivered.add(type(body))
+        sender = connection.ends[0] if connection.ends[1] == receiver else connection.ends[1]
+        if (sender, receiver) in self.cuts:
+            connection.stalled.append((receiver, event))
+            return
+        self._event(self.nodes[receiver], event)
+
+    def _close(self, name: str, peer: str, reason: str) -> None:
+        pair = link(name, peer)
+        connection = self.connections.get(pair)
+        if connection is None or name not in connection.open_at:
+            return
+        self._close_end(connection, name, clean=True)()
+        if (name, peer) not in self.cuts:
+            self.later(self._after_last(connection, peer), self._close_end(connection, peer, clean=True))
+
+    def _after_last(self, connection: Connection, receiver: str) -> float:
+        """How long it takes until something sent now, behind all that is under way, arrives."""
+        last_s = max((t for (to, _), t in connection.last_arrival_s.items() if to == receiver), default=0.0)
+        return max(last_s - self.now_s, 0.0) + self._delay()
+
+    def _close_end(self, connection: Connection, end: str, clean: bool) -> Callable[[], None]:
+        def close() -> None:
+            if end in connection.open_at:
+                connection.open_at.discard(end)
+                other = connection.ends[0] if connection.ends[1] == end else connection.ends[1]
+                self._event(self.nodes[end], ev.PeerClosed(other, clean))
+
+        return close
+
+
+class _Arrival:
+    """A message in flight; `route` lets a crash of the sender cut it off."""
+
+    __slots__ = ("connection", "event", "network", "route")
+
+    def __init__(
+        self, network: Network[Any], connection: Connection, route: tuple[str, str], event: ev.Event
+    ) -> None:
+        self.network, self.connection, self.route, self.event = network, connection, route, event
+
+    def __call__(self) -> None:
+        self.network.arrive(self.connection, self.route[1], self.event)
