@@ -146,6 +146,10 @@ class Replication:
             self.stored_bytes += piece[1] - piece[0]
         for source in self.sources.values():
             source.under_way.pop(piece, None)
+            if (
+                piece in source.rest
+            ):  # Whoever sent it was dropped meanwhile, and another is to send it again.
+                source.rest.remove(piece)
         if name in self.sources:
             self.sources[name].bytes += piece[1] - piece[0]
         return self._finish() or [effect for each in list(self.sources) for effect in self._fill(each)]
@@ -155,6 +159,8 @@ class Replication:
         if name not in self.sources:
             return []
         self.sources[name].under_way.pop(piece, None)
+        if piece in self._stored:
+            return self._fill(name)
         others = [each for each in self.sources if each != name] or [name]
         taker = min(others, key=lambda each: (self.sources[each].rest_bytes(), each))
         self.sources[taker].rest.insert(0, piece)
@@ -233,9 +239,9 @@ class Replication:
         """Every byte is stored, under way, or left to ask for; none is stored twice."""
         if self.total_bytes is None or self.failed:
             return
-        pieces = set(self._stored)
-        for source in self.sources.values():
-            pieces |= set(source.under_way) | set(source.rest)
+        wanted = {piece for source in self.sources.values() for piece in (*source.under_way, *source.rest)}
+        pieces = wanted | self._stored
+        assert not wanted & self._stored, "what is here is asked for, and nobody would take it"
         position = 0
         for start, stop in sorted(pieces):
             assert start == position, f"bytes {position} to {start} belong to nobody"

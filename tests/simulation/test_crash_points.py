@@ -58,7 +58,7 @@ def test_whoever_crashes_at_whatever_message_the_others_come_to_rest(restart, al
     played = play_all(chosen[:: EVERY * (1 + restart)], processes=os.cpu_count())
     violations = [story for each in played.values() for story in each.violations.values()]
     assert not violations, violations[0]
-    reached = sum(each.points - each.not_reached for each in played.values())
+    reached = sum(each.points - len(each.not_reached) for each in played.values())
     assert reached > 0.8 * sum(each.points for each in played.values())
 
 

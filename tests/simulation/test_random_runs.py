@@ -57,6 +57,10 @@ KEPT = {
         2011052,
         NODES,
     ),
+    "what a dead source had sent was asked for again, though it was here, and held up the rest": (
+        2169729,
+        NODES,
+    ),
     "a joiner was told of a later life, which it had had before: nobody heard it say so": (1066384, NODES),
 }
 # The same of hard lives, which begin with 2 to 5 nodes.

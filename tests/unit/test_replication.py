@@ -51,6 +51,10 @@ def asked(effects):
     ]
 
 
+def stores(effects):
+    return any(isinstance(effect, StoreShard) for effect in effects)
+
+
 def shard(start, stop):
     return Shard(step=STEP, start=start, stop=stop, digest=b"")
 
@@ -158,6 +162,27 @@ def test_a_dead_sources_rest_goes_to_the_others():
     assert pull.whole
 
 
+def test_what_a_dropped_source_had_sent_before_is_not_asked_for_again():
+    """Seed 2169729: what came of that was dropped, as it was here, and held its place in the window for ever."""
+    pull, effects = with_manifest({"a": 8, "b": 8}, 16 * PIECE)
+    sent = [(start, stop) for source, start, stop in asked(effects) if source == "a"]
+    pull.handle(PeerClosed("a", clean=False), 0.2)
+    for begin, end in sent:
+        pull.handle(ShardStored("a", begin, end), 0.3)
+        pull.check_invariants()
+    drain(pull, random.Random(0))
+    assert pull.whole
+
+
+def test_a_second_copy_that_is_damaged_is_not_asked_for_again():
+    pull, effects = with_manifest({"a": 1, "b": 0}, 1)
+    assert asked(effects) == [("a", 0, 1), ("b", 0, 1)]  # Of whoever has nothing else to do, too.
+    pull.total_bytes = 2  # As if there were more to come.
+    pull.handle(ShardStored("a", 0, 1), 0.2)
+    assert pull.handle(ShardBad("b", 0, 1), 0.3) == []
+    assert (0, 1) not in pull.sources["a"].rest
+
+
 def test_with_the_last_source_gone_it_fails():
     pull, _ = with_manifest({"a": 8}, 16 * PIECE)
     assert pull.handle(PeerClosed("a", clean=False), 0.5) == [DiscardState()]
@@ -181,15 +206,20 @@ def test_an_empty_state_is_whole_at_once():
 
 def drain(pull, rng, bad=0.0, deaths=()):
     """Deliver what is asked for, in any order, until nothing is under way."""
-    deaths = list(deaths)
+    deaths, stored_late = list(deaths), []
     for turn in range(10_000):
         owed = [(name, piece) for name, source in pull.sources.items() for piece in source.under_way]
         if not owed or pull.whole:
             return
         if deaths and turn % 5 == 4 and len(pull.sources) > 1:
-            pull.handle(PeerClosed(deaths.pop(), clean=False), 1.0)
+            dead = deaths.pop()
+            stored_late += [(dead, piece) for piece in pull.sources[dead].under_way if rng.random() < 0.5]
+            pull.handle(PeerClosed(dead, clean=False), 1.0)
             continue
-        name, (begin, end) = rng.choice(owed)
+        late = stored_late and rng.random() < 0.5
+        name, (begin, end) = stored_late.pop() if late else rng.choice(owed)
+        if not late and not stores(pull.handle(Received(name, shard(begin, end), b""), 1.0)):
+            continue
         event = ShardBad(name, begin, end) if rng.random() < bad else ShardStored(name, begin, end)
         pull.handle(event, 1.0)
         pull.check_invariants()
