@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .node import plain
 from .node.checkpoint import (
+    FOLDER,
     Index,
     Tensor,
     check_writable,
@@ -67,6 +68,11 @@ class Checkpointing:
             are checkpoints and the user did not say that he wants to go on from one.
         """
         found, settings = scan(self.directory), self.settings
+        if FOLDER.fullmatch(self.directory.name):
+            raise ConfigError(
+                f"checkpoint_dir: {str(self.directory)!r} is a checkpoint itself "
+                f"(expected the folder that holds it: {str(self.directory.parent)!r})"
+            )
         if not settings.resume:
             if found:
                 raise ConfigError(

@@ -43,6 +43,7 @@ POLICIES = (
 )  # As in scheduler/sync_plan.py, whose import takes longer than --help may.
 PROBES = ("in-band", "iperf3")  # As in protocols/probing.py.
 COPIES = ("shard", "whole")  # As in settings.py.
+MAX_CRASH_NODES = 5  # As in simulator/crash_points.py: there are tens of thousands of points for more.
 WATCH_EVERY_S = 0.5
 BENCHMARKS = {
     "join": "Join a large state over loopback: how long, how close to the bound, who waits.",
@@ -63,6 +64,15 @@ BENCHMARKS = {
     "elaswave-fig12a": "ElasWave, Fig. 12a: linear scaling efficiency, by technique.",
     "elaswave-fig14": "ElasWave, Fig. 14: throughput on traces of spot instances.",
     "elaswave-fig15a": "ElasWave, Fig. 15a: one slow worker.",
+}
+# What `chaosnet simulate` can run, and what may be said with it.
+SIMULATED = {
+    "--schedules": ("--from", "--nodes", "--hard", "--json"),
+    "--seed": ("--nodes", "--hard", "--trace"),
+    "--crash-points": ("--nodes", "--seeds", "--restart", "--json"),
+    "--crash-point": ("--trace",),
+    "--mutants": ("--json",),
+    "--churn": ("--nodes", "--hours", "--from", "--json"),
 }
 COMMON = {"help_option_names": ["-h", "--help"]}
 
@@ -571,6 +581,26 @@ def simulate_training(
     run_scenario(scenario, seeds, json_file, picture)
 
 
+def _check_simulated(ctx: click.Context) -> None:
+    """One thing to run, and nothing that does not belong to it."""
+    given = [
+        _name_of(param)
+        for param in ctx.command.params
+        if param.name and ctx.get_parameter_source(param.name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    chosen = [option for option in given if option in SIMULATED]
+    if len(chosen) != 1:
+        raise click.UsageError(
+            f"{len(chosen)} things to run (expected exactly one of {', '.join(SIMULATED)})"
+        )
+    fitting = SIMULATED[chosen[0]]
+    for option in given:
+        if option not in (*chosen, *fitting):
+            raise click.BadOptionUsage(
+                option, f"means nothing with {chosen[0]} (expected {' or '.join(fitting)})"
+            )
+
+
 @cli.command(short_help="Run the protocol on a virtual network that fails.")
 @click.option("--schedules", type=Whole(1, 10**9), metavar="N", help="How many random lives.")
 @click.option(
@@ -612,15 +642,7 @@ def simulate(
     Exactly one of --schedules, --seed, --crash-points, --crash-point, --mutants and --churn says what to run.
     --churn is for large clusters: what each event costs, e.g. --nodes 1000 --churn 1/s --hours 0.01.
     """
-    chosen = [schedules is not None, seed is not None, crash_points, crash_point is not None, mutants,
-              churn is not None]  # fmt: skip
-    if sum(chosen) != 1:
-        raise click.UsageError(
-            f"{sum(chosen)} things to run (expected exactly one of --schedules, --seed, --crash-points,"
-            " --crash-point, --mutants, --churn)"
-        )
-    if trace is not None and seed is None and crash_point is None:
-        raise click.UsageError("--trace: nothing is replayed (expected --seed or --crash-point with it)")
+    _check_simulated(click.get_current_context())
     if churn is not None:
         if nodes is None or nodes[0] != nodes[1] or nodes[0] < 10:
             raise click.UsageError(
@@ -637,6 +659,10 @@ def simulate(
     elif seed is not None:
         simulation.replay_seed(seed, nodes or (2, 7), trace, hard)
     elif crash_points:
+        if nodes is not None and nodes[1] > MAX_CRASH_NODES:
+            raise click.BadOptionUsage(
+                "--nodes", f"{nodes[0]}..{nodes[1]} with --crash-points (expected at most {MAX_CRASH_NODES})"
+            )
         simulation.run_crash_points(nodes or (2, 4), seeds, restart, json_file)
     elif crash_point is not None:
         simulation.replay_point(crash_point, trace)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import click
+
+from .node.endpoint import KEY, shown
 
 
 class Expecting(click.ParamType):
@@ -16,7 +17,7 @@ class Expecting(click.ParamType):
     expected = ""
 
     def refuse(self, value: object, problem: str, param: Any, ctx: Any) -> NoReturn:
-        raise click.BadParameter(f"{value!r} {problem} (expected {self.expected})", ctx, param)
+        raise click.BadParameter(f"{shown(str(value))} {problem} (expected {self.expected})", ctx, param)
 
 
 class Address(Expecting):
@@ -28,8 +29,8 @@ class Address(Expecting):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
         key, at, place = str(value).rpartition("@")
-        if at and not is_key(key):
-            self.refuse(value, f"has a key that is none: {key!r}", param, ctx)
+        if at and not KEY.fullmatch(key):
+            self.refuse(value, f"has a key that is none: {shown(key)}", param, ctx)
         host, colon, port = place.rpartition(":")
         if not colon or not port:
             self.refuse(value, "has no port", param, ctx)
@@ -50,8 +51,8 @@ class Addresses(Expecting):
     expected = f"{Address.expected}; or what `chaosnet invite` has printed"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
-        if str(value).startswith("chaosnet-invite-"):
-            return str(value)  # The node reads it, and its errors do not repeat it.
+        if str(value).strip().startswith("chaosnet-invite-"):
+            return str(value).strip()  # The node reads it, and its errors do not repeat it.
         parts = [part.strip() for part in str(value).split(",") if part.strip()]
         if not parts:
             self.refuse(value, "names nobody", param, ctx)
@@ -75,14 +76,9 @@ class PublicKey(Expecting):
     expected = "a public key of 52 letters and digits, as `chaosnet keygen` prints"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
-        if not is_key(str(value)):
+        if not KEY.fullmatch(str(value)):
             self.refuse(value, "is no key", param, ctx)
         return str(value)
-
-
-def is_key(text: str) -> bool:
-    """As in node/endpoint.py."""
-    return re.fullmatch(r"[a-z2-7]{51}[aq]", text) is not None
 
 
 class Name(Expecting):

@@ -12,7 +12,7 @@ from typing import TypeVar, get_args
 
 from .identity import completed, identity, insecure_wanted, is_loopback
 from .invite import Token, is_token
-from .node.endpoint import Endpoint
+from .node.endpoint import Endpoint, shown
 from .node.keys import KeyPair, load_allowed
 from .protocols.errors import ConfigError
 from .protocols.keyring import Keyring
@@ -231,7 +231,7 @@ def _address(what: str, text: str) -> str:
     except ConfigError as error:
         raise ConfigError(f"{what}: {error}") from None
     if not endpoint.host:
-        raise ConfigError(f"{what}: {text!r} has no host (expected HOST:PORT, e.g. 10.0.0.2:5555)")
+        raise ConfigError(f"{what}: {shown(text)} has no host (expected HOST:PORT, e.g. 10.0.0.2:5555)")
     return text
 
 

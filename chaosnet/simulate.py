@@ -18,6 +18,7 @@ from .simulator.mutants import MUTANTS, Hunt, hunt_all
 from .simulator.random_run import RandomRun, Violation
 
 TELL_EVERY_S = 5.0
+NAMED = 5  # Crash points of each negotiation that were not reached.
 
 
 class SimulationFailed(ChaosnetError):
@@ -116,7 +117,11 @@ def run_crash_points(nodes: tuple[int, int], seeds: int, restart: bool, report: 
     for name, each in played.items():
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(each.by_kind.items()))
         click.echo(f"{name}: {each.points} crash points ({kinds})")
-    reached = sum(each.points - each.not_reached for each in played.values())
+        for unreached in each.not_reached[:NAMED]:
+            click.echo(f"  not reached: {unreached}")
+        if len(each.not_reached) > NAMED:
+            click.echo(f"  and {len(each.not_reached) - NAMED} more (--json names all)")
+    reached = len(points) - sum(len(each.not_reached) for each in played.values())
     click.echo(
         f"{len(points)} crash points, {reached} reached, {len(violations)} broke a rule in {seconds:.0f} s"
     )
@@ -129,6 +134,7 @@ def run_crash_points(nodes: tuple[int, int], seeds: int, restart: bool, report: 
             "seconds": round(seconds, 2),
             "points": len(points),
             "reached": reached,
+            "not_reached": [name for each in played.values() for name in each.not_reached],
             "points_by_negotiation": {name: each.points for name, each in played.items()},
             "points_by_kind": {name: dict(sorted(each.by_kind.items())) for name, each in played.items()},
             "violations": len(violations),

@@ -12,6 +12,14 @@ ANY_HOST = ("", "*", "0.0.0.0", "::")
 KEY = re.compile(r"[a-z2-7]{51}[aq]")  # 32 bytes in base32; as messages.Key.
 
 
+SECRET = re.compile(r"[\w-]{80,}")  # No address or key has so many characters in a row; an invite has.
+
+
+def shown(text: str) -> str:
+    """As an error may repeat it: whoever reads an invite, or most of it, can join."""
+    return repr(SECRET.sub("...", text))
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """`host` has no brackets. `key`: the public key of who listens there, "" if it uses none."""
@@ -33,10 +41,10 @@ class Endpoint:
             or int(port) > 65535
             or (":" in host) != (bare != host)
         ):
-            raise ConfigError(f"{text!r} is no address (expected HOST:PORT, e.g. 10.0.0.2:5555)")
+            raise ConfigError(f"{shown(text)} is no address (expected HOST:PORT, e.g. 10.0.0.2:5555)")
         if at and not KEY.fullmatch(key):
             raise ConfigError(
-                f"{text!r}: {key!r} is no key (expected KEY@HOST:PORT, KEY of 52 letters and digits)"
+                f"{shown(text)}: {shown(key)} is no key (expected KEY@HOST:PORT, KEY of 52 letters and digits)"
             )
         return cls(bare, int(port), key)
 

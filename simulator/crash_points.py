@@ -133,7 +133,8 @@ class Played:
     """What came of the points of one negotiation, or of all."""
 
     points: int = 0
-    not_reached: int = 0  # The message was never delivered, or its sender had left: nobody crashed there.
+    # Points whose message was never delivered, or whose sender had left: nobody crashed there.
+    not_reached: list[str] = field(default_factory=list)
     by_kind: Counter[str] = field(default_factory=Counter)
     violations: dict[str, str] = field(default_factory=dict)  # Point: which rule broke, and the story.
 
@@ -164,7 +165,8 @@ def play_all(
     for point, reached, violation in in_processes(_outcome, chosen, processes):
         of = played[point.negotiation]
         of.points += 1
-        of.not_reached += not reached
+        if not reached:
+            of.not_reached.append(point.name)
         of.by_kind[point.sent.kind] += 1
         if violation:
             of.violations[point.name] = violation

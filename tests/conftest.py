@@ -33,6 +33,8 @@ def chaosnet(monkeypatch, capsys):
     """Run the command here. Returns: exit code, what it printed, and what to standard error."""
     from chaosnet import cli
 
+    before = dict(os.environ)  # `run` puts its options there.
+
     def main(*args):
         monkeypatch.setattr(sys, "argv", ["chaosnet", *args])
         with pytest.raises(SystemExit) as ending:
@@ -40,4 +42,6 @@ def chaosnet(monkeypatch, capsys):
         printed = capsys.readouterr()
         return int(ending.value.code or 0), printed.out, printed.err
 
-    return main
+    yield main
+    os.environ.clear()
+    os.environ.update(before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -254,17 +255,18 @@ class Cluster:
         told_by: dict[int, str] = {}
         for node in self.nodes:
             _check_rounds(node)
-            for record in node.told("step"):
+            for record in _kept_steps(node):
                 if not record["applied"]:
                     continue
                 step = record["step"]
                 other = agreed.setdefault(step, record)
                 for field in ("weight", "by", "means", "epoch", "round"):
-                    assert str(record[field]) == str(
-                        other[field]
-                    ), (  # A mean may be NaN, which equals nothing.
-                        f"step {step}, {field}: {record[field]} on {node.name}, "
-                        f"{other[field]} on {told_by[step]}"
+                    ours, theirs = (
+                        str(record[field]),
+                        str(other[field]),
+                    )  # A mean may be NaN, which equals nothing.
+                    assert ours == theirs, (
+                        f"step {step}, {field}: {ours} on {node.name}, {theirs} on {told_by[step]}"
                     )
                 if record["hash"] and other["hash"]:
                     assert record["hash"] == other["hash"], (
@@ -382,6 +384,17 @@ def _check_rounds(node: Node) -> None:
             rounds.append(record["round"])
             assert record["round"] == due, f"{node.name} applied rounds {_odd(rounds)}, but {due} was due"
             due += 1
+
+
+def _kept_steps(node: Node) -> list[Record]:
+    """Steps behind the state that it has: not what it ended by itself after it was left behind."""
+    kept, begins = [], math.inf
+    for record in reversed(list(node.records)):
+        if record["what"] == "loaded":
+            begins = min(begins, record["round"])
+        elif record["what"] == "step" and record["round"] < begins:
+            kept.append(record)
+    return kept[::-1]
 
 
 def _odd(numbers: list[int]) -> str:

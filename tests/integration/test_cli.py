@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from chaosnet import cli, client
+from chaosnet.node_processes import run_folder
 from chaosnet.scheduler.sync_plan import POLICIES
+from chaosnet.simulator.crash_points import MAX_NODES
 
 PATIENCE_S = 30.0
 
@@ -171,6 +173,10 @@ USAGE = {
     "simulate --schedules 5 --seed 3": "chaosnet simulate: 2 things to run (expected exactly one of --schedules,",
     "simulate --schedules 5 --nodes 9..3": "--nodes: '9..3' is out of range (expected a number of nodes from 2",
     "simulate --schedules 5 --json SCRIPT/found.json": "--json: '",
+    "simulate --seed 5 --json f": "--json: means nothing with --seed (expected --nodes or --hard or --trace)",
+    "simulate --mutants --hard": "--hard: means nothing with --mutants (expected --json)",
+    "simulate --crash-points --nodes 3..9": "--nodes: 3..9 with --crash-points (expected at most 5)",
+    "run --resume-from 3 SCRIPT": "--resume-from: without --checkpoint-dir",
     "bench policy --json SCRIPT/found.json": "--json: '",
     "frobnicate": "chaosnet: No such command 'frobnicate'",
 }
@@ -188,8 +194,39 @@ def test_wrong_usage_is_one_line_that_names_option_value_and_what_was_expected(
     assert err.count("\n") == 1
 
 
-def test_the_policies_are_those_there_are() -> None:
+def test_what_is_repeated_here_to_start_quickly_is_what_there_is() -> None:
     assert set(cli.POLICIES) == set(POLICIES)
+    assert cli.MAX_CRASH_NODES == MAX_NODES
+
+
+@pytest.mark.parametrize("words", ["run --join TOKEN SCRIPT", "run --join xTOKEN SCRIPT", "status TOKEN",
+                                   "run --join h:1,TOKEN SCRIPT", "run --listen TOKEN SCRIPT"])  # fmt: skip
+def test_no_error_repeats_an_invite(words: str, chaosnet: Main, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("from chaosnet import Trainer\nTrainer()\n")
+    secret = "A1b-" * 30
+    line = words.replace("SCRIPT", str(tmp_path / "train.py")).replace("TOKEN", f"chaosnet-invite-{secret}")
+    code, _, err = chaosnet(*line.split())
+    assert code != 0
+    assert err.startswith("error: ")
+    assert "A1b" not in err
+
+
+@pytest.mark.parametrize("command", ["demo", "soak"])
+def test_a_folder_that_holds_something_else_is_left_alone(
+    command: str, chaosnet: Main, tmp_path: Path
+) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    code, _, err = chaosnet(command, "--out", str(tmp_path))
+    assert code == 1
+    assert err.startswith(f"error: --out: '{tmp_path}' holds something else (expected a new folder")
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_what_an_earlier_run_has_left_makes_room_for_the_next(tmp_path: Path) -> None:
+    run_folder(tmp_path / "out")
+    (tmp_path / "out" / "node-1.log").touch()
+    run_folder(tmp_path / "out")
+    assert not (tmp_path / "out" / "node-1.log").exists()
 
 
 @pytest.mark.realtime

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 from chaosnet import ConfigError, ScaleOutFailed, Trainer, capture_exit_event, exit_event
 from chaosnet.data import fetch
+from chaosnet.protocols.errors import ChaosnetError
 
 pytestmark = [pytest.mark.realtime, pytest.mark.usefixtures("fresh_exit_events")]
 
@@ -205,6 +206,24 @@ def test_another_data_set_is_refused(start, data):
     train(trainer, trainer.batches(data, batch_size=8))
     with pytest.raises(ConfigError, match="has 5 samples here, 24 in the cluster"):
         next(trainer.batches(torch.utils.data.Subset(data, range(5)), batch_size=4))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"neighbors": 65}, {"neighbors": 0}, {"join_patience_s": float("nan")}, {"join_patience_s": float("inf")},
+     {"links": tuple(f"n{index}" for index in range(65))}],
+)  # fmt: skip
+def test_numbers_are_within_what_the_cluster_takes(settings):
+    [name] = settings
+    with pytest.raises(ConfigError, match=rf"{name}: .* \(expected "):
+        Trainer(**settings)
+
+
+def test_a_trainer_that_has_left_says_so_when_it_is_asked(start):
+    trainer = start()
+    trainer.request_node_exit()
+    with pytest.raises(ChaosnetError, match="this node has left"):
+        trainer.status()
 
 
 @pytest.mark.parametrize("samples", [-1, float("nan"), float("inf")])

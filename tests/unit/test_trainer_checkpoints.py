@@ -131,6 +131,13 @@ def test_to_resume_where_nothing_is_starts_from_scratch_and_says_so(start, tmp_p
     assert f"nothing to resume in {tmp_path / 'new'}: starts from scratch" in capsys.readouterr().err
 
 
+def test_a_checkpoint_itself_is_not_the_folder_to_resume_from(start, tmp_path):
+    trained(start, tmp_path, 5)
+    [checkpoint] = tmp_path.glob("step-*")
+    with pytest.raises(ConfigError, match=r"is a checkpoint itself \(expected the folder that holds it"):
+        start(checkpoint_dir=checkpoint, resume=True)
+
+
 def test_without_resume_a_directory_with_checkpoints_is_refused(start, tmp_path):
     trained(start, tmp_path, 5)
     with pytest.raises(ConfigError, match=r"holds checkpoints up to step 5 already \(expected --resume"):
@@ -183,6 +190,8 @@ def test_a_step_that_is_not_there_is_refused_with_those_that_are(start, tmp_path
     [
         ({"resume": True}, "resume: no checkpoint_dir"),
         ({"checkpoint_dir": "x", "every": 0}, "every: 0"),
+        ({"checkpoint_dir": "x", "every": 1.5}, r"every: 1.5 \(expected a whole number from 1"),
+        ({"checkpoint_dir": "x", "resume_from": -1}, "resume_from: -1"),
         ({"checkpoint_dir": "x", "checkpoint_copies": "some"}, "checkpoint_copies: 'some'"),
         ({"checkpoint_dir": "x", "checkpoints_kept": 0}, "checkpoints_kept: 0"),
         ({"checkpoint_dir": __file__}, "cannot be written"),
