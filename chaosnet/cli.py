@@ -103,7 +103,7 @@ def _fail(line: str, code: int) -> NoReturn:
 
 
 def _usage_line(error: click.UsageError) -> str:
-    """Name the option, the value given, what was expected (STYLE, section 9)."""
+    """Name the option, the value given, what was expected."""
     match error:
         case click.MissingParameter(param=click.Parameter() as param):
             return f"{_name_of(param)}: missing (expected {_expected(param)})"

@@ -122,7 +122,7 @@ def longest_gap_s(logs: Iterable[NodeLog], nodes: Sequence[str], from_s: float, 
 
 
 def join_bound_s(state_bytes: int, links: Iterable[Mapping[str, Any]], joiner: str) -> float:
-    """The water-filling bound (DESIGN, section 5) over the joiner's links, as measured."""
+    """The water-filling bound over the joiner's links, as measured."""
     sources = {
         row["b"] if row["a"] == joiner else row["a"]: Source(
             row["rtt_min_ms"] / 2e3, 8 / (_rate_to(joiner, row) * 1e6)

@@ -97,6 +97,7 @@ class Soak:
         self.status_s = self.asked_s = 0.0
         self.started_s = time.time()
         self._turn = itertools.count()
+        self._changed_s = 0.0  # When something was done to a process last.
 
     def __enter__(self) -> Soak:
         self.testbed.up(self.testbed.topology)
@@ -235,8 +236,6 @@ class Soak:
     def _starts_soon(self, name: str) -> bool:
         last = next((life for life in reversed(self.lives) if life.node == name), None)
         return last is not None and last.fate in report.DEAD
-
-    _changed_s = 0.0
 
     def perform(self, fault: Fault, now: Situation) -> None:
         """Do it, and begin to look for the recovery from it."""

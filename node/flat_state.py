@@ -1,7 +1,7 @@
 """A training state as one flat run of bytes: what its bytes mean, how it is copied, and how it arrives.
 
-DESIGN.md, section 5: the state is one manifest of byte ranges, so shards are equal in size whatever the
-tensors are, and any range can come from any neighbor. Its order is
+The state is one manifest of byte ranges, so shards are equal in size whatever the tensors are, and any range can
+come from any neighbor. Its order is
 
     parameters | tensors of optimizer.state | buffers | the other tensors
     `------ copied in the background -----'   `-- copied at the boundary --'

@@ -5,7 +5,7 @@ adds them, divides by the total weight and broadcasts,
 
     g = sum_i n_i g_i / sum_i n_i        (n_i samples on node i)
 
-which is the gradient of the global batch however unequal its parts (DESIGN.md, section 4).
+which is the gradient of the global batch however unequal its parts.
 """
 
 from __future__ import annotations

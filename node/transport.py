@@ -668,13 +668,7 @@ class Transport:
         link = conn.link
         if link.state is State.GREETING:
             if link.dialled:
-                self._dial_failed(
-                    link,
-                    conn.port.failure
-                    or "it hung up before it said Hello (it wants to see a key, is no chaosnet node, or shuts down)"
-                    if conn.port.connected
-                    else "it does not accept connections (refused, no route, or no such host)",
-                )
+                self._dial_failed(link, _why_lost(conn.port))
             else:
                 self._halves.pop((conn.route or b"")[1:], None)
                 self._bury(link)
@@ -714,13 +708,21 @@ class Transport:
             elif conn.accepted and not conn.lost and not self._closed:  # Its dialer is to close it.
                 self._loop.call_later(LINGER_S, self._door.hang_up, conn.accepted)
 
-    def _refuse(self, accepted: Accepted | None, where: str, kind: str, reason: str) -> None:
+    def _refuse(self, accepted: Accepted | None, place: str, kind: str, reason: str) -> None:
         if accepted:
             self._door.strangers.refuse(accepted, kind, time.monotonic())
-        self._drop(where, reason)
+        self._drop(place, reason)
 
-    def _drop(self, where: str, reason: str) -> None:
-        if where not in self._foreign and len(self._foreign) >= FOREIGN_PLACES:
-            where = "elsewhere"
-        self._foreign[where] += 1
-        self._tell(partial(self._sink.foreign, where, reason))
+    def _drop(self, place: str, reason: str) -> None:
+        if place not in self._foreign and len(self._foreign) >= FOREIGN_PLACES:
+            place = "elsewhere"
+        self._foreign[place] += 1
+        self._tell(partial(self._sink.foreign, place, reason))
+
+
+def _why_lost(port: Port) -> str:
+    """Why there was no Hello over a connection that we dialled."""
+    if not port.connected:
+        return "it does not accept connections (refused, no route, or no such host)"
+    hung_up = "it hung up before it said Hello (it wants to see a key, is no chaosnet node, or shuts down)"
+    return port.failure or hung_up

@@ -34,7 +34,7 @@ class News:
 
 
 def has_quorum(electorate: Electorate, alive: Set[str], crashed: Set[str]) -> bool:
-    """May `alive` go on for the whole electorate? (DESIGN, section 6.)
+    """May `alive` go on for the whole electorate? (docs/design.md, "Quorums")
 
     A majority may. An exact half may if it holds the most senior member, or if all others are known to
     have crashed, which a closed connection proves and silence does not. So two halves of a partition

@@ -1,4 +1,4 @@
-"""Which bytes of the state the joiner asks of whom next (Chaos Sec. III, and DESIGN section 5 beyond it).
+"""Which bytes of the state the joiner asks of whom next (Chaos, Sec. III; what adapts is ours).
 
 The first assignment is the scheduler's (Algorithms 1 and 2 on measured links). From there it adapts:
 

@@ -8,7 +8,7 @@
 A step is *complete* at a node that has the commit and all results. Nobody contributes to step s+1 before
 it has completed s. So the first result of s+1 is proof that every member has completed s, and a node needs
 to keep just two results: those of the step it has completed and of the one under way. No message says
-"all have s"; the next step does (this replaces the tiny message that DESIGN section 4 describes).
+"all have s"; the next step does.
 
 An attempt is named by (view key, step), because every retry happens in a new view. Chunks of another
 attempt are dropped by that name, or kept for a moment if they are ahead of us.

@@ -7,7 +7,7 @@
 
 It holds nothing that the last view and the members' reports cannot rebuild, and it is not on the data path:
 without it training goes on, and only changes wait. A proposal changes one voter at most, so that the quorums
-of two successive views overlap (DESIGN, section 6). Source: Chaos, Sec. IV-B and V-A2.
+of two successive views overlap. Source: Chaos, Sec. IV-B and V-A2.
 """
 
 from __future__ import annotations
@@ -508,7 +508,7 @@ class Scheduler:
     # --- flush and install ---
 
     def start_flush(self, reason: str, now_s: float) -> list[Effect]:
-        """Stop the attempt everywhere and find out where everybody is (DESIGN, section 4)."""
+        """Stop the attempt everywhere and find out where everybody is."""
         if self.proposal is not None:
             self.queue.appendleft(self.proposal.change)
             self.proposal = None

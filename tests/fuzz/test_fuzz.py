@@ -1,4 +1,4 @@
-"""A few thousand inputs of each fuzz target, with a fixed seed, and all of the corpus; `make fuzz` gives more."""
+"""A few thousand inputs of each fuzz target, with a fixed seed, and the corpus; `python tests/fuzz/run.py`: more."""
 
 import itertools
 import random
