@@ -152,7 +152,8 @@ class RandomRun:
             sim.run(sim.now_s + 0.25)
             if sim.now_s > calm_s + self.quiet_s and sim.is_quiet(sim.now_s - self.quiet_s):
                 return
-            if sim.now_s > calm_s + WAITED_S and not sim.unsettled(sim.now_s - WAITED_S):
+            patient = sim.now_s > calm_s + WAITED_S and not sim.unsettled(sim.now_s - WAITED_S)
+            if patient and not sim.unsettled(sim.now_s - self.quiet_s):
                 return  # All the others wait, and must.
 
     def _join_again(self) -> bool:
