@@ -61,6 +61,7 @@ class Link:
     address: str
     check: bool = False  # Ends as soon as the other end has said who it is.
     key: str = ""  # That the other end has proved to hold.
+    spare: bool = False  # Its other end has said Bye to it because there is another.
     invited: bool = False  # By an invite's key: it may introduce somebody, and nothing else.
     state: State = State.GREETING
     control: Conn | None = None

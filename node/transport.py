@@ -575,7 +575,7 @@ class Transport:
             case Bye() if link.dialled and link.state is State.GREETING:
                 self._dial_failed(link, f"it hung up: {message.reason}", message.final)
             case Bye():
-                self._heard_bye(conn)
+                self._heard_bye(conn, message.spare)
             case _:
                 self._drop(where(conn), f"{type(message).__name__} is no word of the transport's here")
 
@@ -616,14 +616,18 @@ class Transport:
             link.peer = peer
             peer.links.append(link)
             if redundant:
-                self._say_bye(link, "connected already")
+                self._say_bye(link, "connected already", spare=True)
             return
         self._deliver()  # Its former link's `closed` comes before this one's `opened`.
         peer = self._peers[hello.node] = link.peer = Peer(hello.node, hello.incarnation, [link])
         if link.invited:
             late = "an introduction takes no longer"
             link.set_timer(self._loop.call_later(INTRODUCTION_S, self._say_bye, link, late))
-        self._sink.opened(peer.name, link.address, link.dialled, hello.client)
+        self._report_opened(peer.name, link)
+
+    def _report_opened(self, name: str, link: Link) -> None:
+        client = any(conn.hello.client for conn in link.conns() if conn.hello)
+        self._sink.opened(name, link.address, link.dialled, client)
 
     def _dial_timed_out(self, link: Link) -> None:
         for conn in link.conns():  # It may have opened the link by now.
@@ -640,16 +644,16 @@ class Transport:
         else:
             self._tell(partial(self._sink.dial_failed, link.address, reason, final))
 
-    def _say_bye(self, link: Link, reason: str) -> None:
+    def _say_bye(self, link: Link, reason: str, spare: bool = False) -> None:
         for conn in link.conns():
             if not conn.lost:
-                self._put(conn, _OURS, encode(Bye(reason=reason[:1000])))
+                self._put(conn, _OURS, encode(Bye(reason=reason[:1000], spare=spare)))
         self._finish(link, clean=True, state=State.CLOSING)
         link.set_timer(self._loop.call_later(LINGER_S, self._bury, link))
 
-    def _heard_bye(self, conn: Conn) -> None:
+    def _heard_bye(self, conn: Conn, spare: bool) -> None:
         link = conn.link
-        conn.said_bye = True
+        conn.said_bye, link.spare = True, spare
         if link.state is State.OPEN:
             self._put(conn, _OURS, encode(Bye(reason="you said so")))
         everything = all(each.said_bye for each in link.conns())
@@ -698,6 +702,17 @@ class Transport:
         if not peer.links:
             del self._peers[peer.name]
             self._tell(partial(self._sink.closed, peer.name, clean))
+        elif not link.spare and state is State.GONE:
+            self._loop.call_later(GRACE_S, self._open_again, peer, clean)
+
+    def _open_again(self, peer: Peer, clean: bool) -> None:
+        """A link has ended, and others to that peer are left: its other end may have opened them since.
+
+        They may have been heard of before the end was. What was lost with that never comes, so it is reported.
+        """
+        if self._peers.get(peer.name) is peer and not self._closed:
+            self._tell(partial(self._sink.closed, peer.name, clean))
+            self._tell(partial(self._report_opened, peer.name, peer.links[0]))
 
     def _bury(self, link: Link) -> None:
         link.state = State.GONE

@@ -286,10 +286,14 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Bye(Message, frozen=True, kw_only=True):
-    """To a peer: I close this connection on purpose; it is no failure. `final`: nor will I take another."""
+    """To a peer: I close this connection on purpose; it is no failure.
+
+    `final`: nor will I take another. `spare`: we have another, which goes on.
+    """
 
     reason: Text = ""
     final: bool = False
+    spare: bool = False
 
 
 class Ping(Message, frozen=True, kw_only=True):

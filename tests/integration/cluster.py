@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import multiprocessing
 import os
 import signal
@@ -387,14 +386,14 @@ def _check_rounds(node: Node) -> None:
 
 
 def _kept_steps(node: Node) -> list[Record]:
-    """Steps behind the state that it has: not what it ended by itself after it was left behind."""
-    kept, begins = [], math.inf
-    for record in reversed(list(node.records)):
-        if record["what"] == "loaded":
-            begins = min(begins, record["round"])
-        elif record["what"] == "step" and record["round"] < begins:
+    """Steps behind the state that it has. Who is left behind may end one more by itself: the last before a load."""
+    kept: list[Record] = []
+    for record in list(node.records):
+        if record["what"] == "step":
             kept.append(record)
-    return kept[::-1]
+        elif record["what"] == "loaded" and kept:
+            kept.pop()
+    return kept
 
 
 def _odd(numbers: list[int]) -> str:

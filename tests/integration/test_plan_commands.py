@@ -22,7 +22,7 @@ def cluster(tmp_path, text):
 def test_the_choice_after_a_loss_is_explained(chaosnet):
     code, out, _ = chaosnet("plan", str(EXAMPLE), "llama2-7b", "--fail", "b2")
     assert code == 0
-    assert "before:" in out and "without b2" in out and "no stay: b2 lost" in out
+    assert "before:" in out and "without b2" in out and "not stay: b2 lost" in out
     assert "most samples until the next fault, expected in 3 h" in out
 
 

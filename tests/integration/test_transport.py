@@ -500,6 +500,35 @@ async def test_closing_a_peer_is_clean_for_both_whoever_dialled_and_all_that_was
 
 
 @real
+async def test_a_link_that_is_opened_before_the_end_of_the_last_one_is_heard_is_a_new_one() -> None:
+    """Who was stopped may read the new link's Hello before the old one's Bye: to its core nothing had happened."""
+    async with nodes("a", "b") as [a, b]:
+        await link(a, b)
+        b[0]._turn, turn = lambda: None, b[0]._turn  # Stopped: what comes is not read.
+        a[0].close_peer("b", "nothing was heard from you")
+        a[0].dial(b[0].address)
+        await asyncio.sleep(0.2)
+        [router] = b[0]._sockets.open
+        serve, b[0]._turn = b[0]._received, turn
+        held: list[tuple[Any, list[zmq.Frame]]] = []
+
+        def hellos_first(port: Any, frames: list[zmq.Frame]) -> None:
+            is_bye = b"Bye" in b"".join(frame.bytes for frame in frames)
+            (held.append if is_bye else lambda item: serve(*item))((port, frames))
+
+        b[0]._received = hellos_first  # type: ignore[method-assign]
+        b[0]._turn_is_due = False
+        b[0]._wake(router)
+        await a[1].until("opened", times=2)
+        assert b[1].count("opened") == 1
+        b[0]._received = serve  # type: ignore[method-assign]
+        for item in held:
+            serve(*item)
+        await b[1].until("opened", times=2)
+        assert [each[0] for each in b[1].heard] == ["opened", "closed", "opened"]
+
+
+@real
 async def test_closing_under_a_stream_from_the_other_side_is_clean() -> None:
     async with nodes("a", "b") as [a, b]:
         await link(a, b)
