@@ -84,7 +84,7 @@ class RandomRun:
         self.tried_again: set[str] = set()  # Who could not join while there were faults.
         # No step takes longer.
         self.quiet_s = 1.0 + 12 * self.sim.max_bulk_delay_s + (slowest - 1.0) * self.sim.compute_s
-        self.patience_s = PATIENCE_S * (1.0 + 2.0 * (slowest > 1.0))  # Whatever waits for steps takes longer.
+        self.patience_s = PATIENCE_S + 30 * self.quiet_s  # Some things wait for one step after another.
         self.awake_at_s = 0.0  # When the last of those asleep has woken.
 
     def run(self) -> Outcome:
