@@ -36,11 +36,8 @@ from .options import (
 from .outputs import OutputFile, json_option
 from .protocols.errors import ChaosnetError, ConfigError, PeerUnreachable
 
-POLICIES = (
-    "fapt",
-    "single",
-    "ring",
-)  # As in scheduler/sync_plan.py, whose import takes longer than --help may.
+# As in scheduler/sync_plan.py, whose import takes longer than --help may.
+POLICIES = ("fapt", "single", "ring")
 PROBES = ("in-band", "iperf3")  # As in protocols/probing.py.
 COPIES = ("shard", "whole")  # As in settings.py.
 MAX_CRASH_NODES = 5  # As in simulator/crash_points.py: there are tens of thousands of points for more.

@@ -91,21 +91,29 @@ class Name(Expecting):
         return str(value)
 
 
-class Whole(Expecting):
-    name = "N"
+class Amount(Expecting):
+    name = "NUMBER"
+    kind: ClassVar[type[float]] = float
+    called: ClassVar = "a number"
 
-    def __init__(self, least: int, most: int) -> None:
+    def __init__(self, least: float, most: float) -> None:
         self.least, self.most = least, most
-        self.expected = f"a whole number from {least} to {most}"
+        self.expected = f"{self.called} from {least} to {most}"
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
         try:
-            number = int(value)
+            number = self.kind(value)
         except ValueError:
             self.refuse(value, "is no number", param, ctx)
         if not self.least <= number <= self.most:
             self.refuse(value, "is out of range", param, ctx)
         return number
+
+
+class Whole(Amount):
+    name = "N"
+    kind = int
+    called = "a whole number"
 
 
 class NodeRange(Expecting):
@@ -140,23 +148,6 @@ class PerSecond(Expecting):
         if not 0 < per_s <= 1000:
             self.refuse(value, "is out of range", param, ctx)
         return per_s
-
-
-class Amount(Expecting):
-    name = "NUMBER"
-
-    def __init__(self, least: float, most: float) -> None:
-        self.least, self.most = least, most
-        self.expected = f"a number from {least:g} to {most:g}"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        try:
-            number = float(value)
-        except ValueError:
-            self.refuse(value, "is no number", param, ctx)
-        if not self.least <= number <= self.most:
-            self.refuse(value, "is out of range", param, ctx)
-        return number
 
 
 class OneOf(Expecting):

@@ -289,12 +289,12 @@ class Transport:
     # --- sockets ---------------------------------------------------------------------------------
 
     def _bind(self) -> None:
-        keys = self.keys if self._keyring else None
-        if self._keyring and keys:
+        if self.keys:
+            assert self._keyring
             self._zap = curve.Zap(self._sockets.context, self._keyring, self._turned_away)
             self._loop.add_reader(self._zap.socket.fileno(), self._zap.read)
         try:
-            bound = self._sockets.listen(Endpoint.parse(self._listen), keys)
+            bound = self._sockets.listen(Endpoint.parse(self._listen), self.keys)
         except zmq.ZMQError as error:
             raise ConfigError(f"cannot listen on {self._listen!r}: {error}") from None
         self.address = str(bound.of(self.keys.public if self.keys else ""))
