@@ -645,18 +645,30 @@ class Agent:
 
     def _on_newcomer(self, source: str, request: ScaleOutRequest, now_s: float) -> list[Effect]:
         """The scheduler plans, any member knows that there is a cluster, and any node may know of earlier lives."""
-        later = self.overlay.life_of(request.node)
-        if request.life < later:
-            return self.relay.send(request.node, Outlived(life=request.life, later=later))
+        if self.overlay.is_outlived(request.node, request.life):
+            return self._tell_outlived(request.node, request.life)
         here: list[Effect] = []
         if request.founds and self.phase is Phase.MEMBER:
             here = self.relay.send(request.node, Answer(ok=True, text="there is a cluster"))
         return here + (self.scheduler.receive(source, request, now_s) if self.scheduler else [])
 
+    def _tell_outlived(self, node: str, life: int) -> list[Effect]:
+        return self.relay.send(node, Outlived(life=life, later=self.overlay.life_of(node)))
+
+    def _ask_reborn(self, nodes: Set[str]) -> list[Effect]:
+        """Each has died, and this is told to nobody, or it had its clock set back, and will show that it lives."""
+        effects: list[Effect] = []
+        for node in sorted(nodes):
+            member = self.sync.view.find(node) if self.sync.view else None
+            effects += self._tell_outlived(node, member.life) if member else []
+        return effects
+
     def _on_outlived(self, message: Outlived, now_s: float) -> list[Effect]:
         """Our clock was set back. Whatever was said in our earlier life has later numbers than we: exceed them."""
-        if self.phase is not Phase.JOINING or self.joiner is None or message.life != self.life:
+        if message.life != self.life:
             return []
+        if self.joiner is None or self.joiner.is_in_view:
+            return self.reporter.outdo(message.later, self._member_key)
         # Nobody may remember that this name has had the very next life, too: its serials would pass for ours.
         life = message.later + LIFE_STEP + self.rng.randrange(LIFE_STEP)
         return self.reporter.outlived(life) + self.joiner.outlived(life, now_s)
@@ -725,7 +737,7 @@ class Agent:
                 self.scheduler = None
             else:
                 effects += self.scheduler.switched(view, now_s)
-        effects += self._overlay_changed(now_s)
+        effects += self._ask_reborn(self.overlay.reborn) + self._overlay_changed(now_s)
         return effects + self._miss_links(view, now_s)
 
     def _miss_links(self, view: View, now_s: float) -> list[Effect]:
@@ -827,8 +839,10 @@ class Agent:
         if answer is not None:
             return answer
         expel = self._expel_stranger(news.reporter, news.key) if news.key > (0, 0) else []
+        reborn = frozenset(self.overlay.reborn)
         if not self.overlay.heard(news) or self.sync.view is None:
             return expel
+        expel += self._ask_reborn(self.overlay.reborn - reborn)
         lost = news.state != LinkState.OPEN.value and news.peer != self.me
         doubt = self.liveness.doubt(news.peer, now_s) if lost else []
         return expel + doubt + self._overlay_changed(now_s)

@@ -37,7 +37,7 @@ class LinkReporter:
             state=state.value,
             key=key,
             life=self.life,
-            peer_life=self.overlay.latest_life.get(peer, 0),
+            peer_life=self.overlay.latest_life(peer),
         )
         return self.relay.send(EVERYONE, news)
 
@@ -52,8 +52,18 @@ class LinkReporter:
     def outlived(self, life: int) -> list[Effect]:
         """Our clock was set back: an earlier life has later numbers than this one. `life` exceeds them."""
         self.life = self.version = self.relay.serial = life
+        return self._tell_open((0, 0))
+
+    def outdo(self, later: int, key: ViewKey) -> list[Effect]:
+        """The same, but others know us by this life already: what it tells from now on exceeds `later`."""
+        if self.version > later:
+            return []
+        self.version = later
+        return self._tell_open(key)
+
+    def _tell_open(self, key: ViewKey) -> list[Effect]:
         neighbors = sorted(self.relay.peers - self.relay.leaves)
-        return [effect for peer in neighbors for effect in self.tell(peer, LinkState.OPEN, (0, 0))]
+        return [effect for peer in neighbors for effect in self.tell(peer, LinkState.OPEN, key)]
 
     def correct(self, news: LinkNews, key: ViewKey, now_s: float) -> list[Effect] | None:
         """The answer to news of an earlier life, which a later one has outdone, or must; None: it is none such."""

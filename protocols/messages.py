@@ -474,7 +474,10 @@ class ScaleOutRefused(Message, frozen=True, kw_only=True):
 
 
 class Outlived(Message, frozen=True, kw_only=True):
-    """Member to joiner: your name has had a later life than yours (your clock was set back); take one after it."""
+    """Any node to one whose clock was set back: what your name has told in an earlier life is newer than you.
+
+    `life`: yours. A joiner takes one that exceeds `later`; who is in a view keeps its life, and outdoes `later`.
+    """
 
     life: Count
     later: Count

@@ -85,7 +85,7 @@ class Overlay:
         self.left: dict[str, tuple[int, ViewKey]] = {}  # Who said farewell: the life, and its last view.
         self.left_behind = False  # Somebody acts in a newer view, without us.
         self.past_life: dict[str, int] = {}  # Of each node that was in an earlier view.
-        self.latest_life: dict[str, int] = {}  # Of each node that was heard of.
+        self.latest: dict[str, tuple[int, int]] = {}  # Of each node heard of: its newest news, and the life.
         self.reborn: set[str] = set()  # Nodes of the view, or an earlier one, whose name a later process has.
         self.departed: set[str] = set()  # Nodes of earlier views.
         self.reachable: Set[str] = {me}
@@ -117,7 +117,8 @@ class Overlay:
         A process whose clock was set back lives in an earlier life than the one before it, if all others have
         forgotten that.
         """
-        self.latest_life.update(view.lives)
+        for node, life in view.lives:
+            self.latest[node] = (max(self.life_of(node), life), life)
         self.reborn -= view.node_set
         for node in view.node_set.intersection(self.left):
             del self.left[node]
@@ -132,7 +133,7 @@ class Overlay:
                 for ends in ((node, peer), (peer, node)):
                     if ends in self.news:
                         self._forget(ends)
-            for known in (self.left, self.past_life, self.latest_life):
+            for known in (self.left, self.past_life, self.latest):
                 known.pop(node, None)
 
     def heard(self, told: LinkNews) -> bool:
@@ -151,8 +152,8 @@ class Overlay:
         else:
             self.closed.discard(ends)
         changed = self._settle(link(a, b))
-        if told.life > self.latest_life.get(a, 0):
-            self.latest_life[a] = told.life
+        if told.life and told.version > self.latest.get(a, (0, 0))[0]:
+            self.latest[a] = (told.version, told.life)
             if self._compare_lives(a):
                 changed = True
                 self._explore()
@@ -171,7 +172,7 @@ class Overlay:
             odd = [ends for ends in self.news if not all(self._was_in_view(end) for end in ends)]
             for ends in odd[:-MAX_STRANGERS]:
                 self._forget(ends)
-        for known in (self.left, self.latest_life):
+        for known in (self.left, self.latest):
             if len(known) > most + len(self.view.node_set) + len(self.past_life):
                 odd_names = [node for node in known if not self._was_in_view(node)]
                 for node in odd_names[:-MAX_STRANGERS]:
@@ -242,22 +243,37 @@ class Overlay:
         return member.life if member is not None else self.past_life.get(node, 0)
 
     def _is_current(self, node: str, life: int) -> bool:
-        return life >= self._life(node)
+        """Is that its life in the view, or a later one? One with a greater number is earlier if it was outdone."""
+        mine = self._life(node)
+        newest, latest = self.latest.get(node, (0, 0))
+        return life == mine or (life > mine and not (latest == mine and newest > life))
 
     def _compare_lives(self, node: str) -> bool:
-        """Has a later process taken the name of this node of a view? True if that is new."""
+        """Has a later process taken the name of this node of a view? True if that is new, or no longer so."""
+        was_reborn = node in self.reborn
+        mine = self._life(node)
+        newest, latest = self.latest.get(node, (0, 0))
         known = self.view.find(node) is not None or node in self.past_life
-        if known and self.latest_life.get(node, 0) > self._life(node):
-            is_new = node not in self.reborn
-            self.reborn.add(node)
-            return is_new
-        self.reborn.discard(node)
-        return False
+        is_reborn = known and newest > mine and latest != mine
+        (self.reborn.add if is_reborn else self.reborn.discard)(node)
+        return is_reborn is not was_reborn
+
+    def latest_life(self, node: str) -> int:
+        """The life that told the newest news of that name; 0 if none."""
+        return self.latest.get(node, (0, 0))[1]
+
+    def is_outlived(self, node: str, life: int) -> bool:
+        """Has another life of that name a greater number than that one, or told something under one?"""
+        newest, latest = self.latest.get(node, (0, 0))
+        return life < max(self._left_in(node), self._life(node), newest if latest != life else 0)
 
     def life_of(self, node: str) -> int:
-        """The latest life of that name that was heard of; 0 if none."""
-        left = self.left.get(node, (0, (0, 0)))[0]
-        return max(left, self._life(node), self.latest_life.get(node, 0))
+        """A number that no life of that name, nor what one has told, exceeds; 0 if none was heard of."""
+        return max(self._left_in(node), self._life(node), *self.latest.get(node, (0, 0)))
+
+    def _left_in(self, node: str) -> int:
+        """In which life it said farewell."""
+        return self.left.get(node, (0, (0, 0)))[0]
 
     def denied(self, a: str, b: str) -> bool:
         """Does one end say that the link is lost?"""

@@ -197,6 +197,11 @@ class Joiner:
         """The cluster dropped us: start over."""
         return self._ask_again(reason, now_s) if self.state is not State.KNOCKING else []
 
+    @property
+    def is_in_view(self) -> bool:
+        """Others act in a view that we are in."""
+        return self.state in (State.FETCHING, State.LOADING, State.READY, State.JOINED)
+
     def outlived(self, life: int, now_s: float) -> list[Effect]:
         """We live in a later life than we thought: ask again, as that."""
         self.request = msgspec.structs.replace(self.request, life=life)

@@ -62,6 +62,7 @@ KEPT = {
         NODES,
     ),
     "a joiner was told of a later life, which it had had before: nobody heard it say so": (1066384, NODES),
+    "a member whose clock was set back passed for dead where one heard of its later life": (2324271, NODES),
 }
 # The same of hard lives, which begin with 2 to 5 nodes.
 KEPT_HARD = {

@@ -165,8 +165,23 @@ def test_a_farewell_counts_as_a_crash_once_the_node_is_out_of_reach(chain):
 def test_a_process_started_again_under_the_same_name_is_not_the_member():
     overlay = Overlay("a")
     overlay.enter(view("ab", [("a", "b")], lives={"b": 5}))
-    assert overlay.heard(news("b", "a", "open", life=6))
+    assert overlay.heard(news("b", "a", "open", version=7, life=6))
     assert overlay.reachable == {"a"}
+
+
+def test_whose_clock_was_set_back_shows_that_it_lives_by_what_it_tells():
+    """Its life has the lower number, but a dead process cannot have told what is newer than a later life of it."""
+    overlay = Overlay("a")
+    overlay.enter(view("ab", [("a", "b")], lives={"b": 5}))
+    overlay.heard(news("b", "c", "open", version=12, life=9))
+    assert overlay.reborn == {"b"}
+    assert overlay.heard(news("b", "a", "open", version=14, life=5))
+    assert overlay.reachable == {"a", "b"}
+    overlay.heard(news("b", "d", "open", version=13, life=9))  # It was long under way.
+    assert overlay.reborn == set()
+    overlay.heard(news("a", "b", "closed", version=1, peer_life=9))
+    assert overlay.reachable == {"a"}
+    assert overlay.crashed == set()
 
 
 def test_who_went_on_without_us_may_have_left_others_behind_when_it_ended():
@@ -176,7 +191,7 @@ def test_who_went_on_without_us_may_have_left_others_behind_when_it_ended():
     overlay.heard(news("a", "b", "silent", version=1))
     newer = (overlay.key[0], overlay.key[1] + 1)
     overlay.farewell("b", life=5, key=newer)
-    overlay.heard(news("b", "a", "open", version=2, life=6))
+    overlay.heard(news("b", "a", "open", version=7, life=6))
     assert overlay.reachable == {"a"}
     assert overlay.crashed == set()
 
