@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from .data import Batch
     from .errors import ChaosnetError, CheckpointError, ConfigError, Expelled, ScaleOutFailed
     from .exit_event import capture_exit_event
-    from .trainer import ClusterMean, Trainer
+    from .means import ClusterMean
+    from .trainer import Trainer
 
 _MODULE_BY_NAME = {
     "Batch": "data",
     "ChaosnetError": "errors",
     "CheckpointError": "errors",
-    "ClusterMean": "trainer",
+    "ClusterMean": "means",
     "ConfigError": "errors",
     "Expelled": "errors",
     "ScaleOutFailed": "errors",

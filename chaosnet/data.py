@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
-from .protocols.data_cursor import positions
+from .protocols.data_cursor import DataCursor, positions
+from .protocols.errors import ConfigError
+from .protocols.messages import Range
 
 
 class Batch(Sequence[Any]):
@@ -55,13 +57,66 @@ class EpochOrder:
         self.length, self.seed = length, seed
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
-    def indices(self, epoch: int, ranges: Iterable[tuple[int, int]]) -> list[int]:
+    def indices(self, epoch: int, ranges: Iterable[Range]) -> list[int]:
         """Indices of the samples at these positions of the epoch."""
         if epoch != self._epoch:
             mixed = random.Random(f"{self.seed}, {epoch}").getrandbits(32)  # torch uses no more bits.
             generator = torch.Generator().manual_seed(mixed)
             self._epoch, self._order = epoch, torch.randperm(self.length, generator=generator)
-        return [int(self._order[position]) for position in positions(ranges)]
+        indices: list[int] = self._order[list(positions(ranges))].tolist()
+        return indices
+
+
+class DataShare:
+    """The part of a data set that all members have which is dealt to node `name`, step by step.
+
+    Attributes:
+        length: Samples of the data set; 0 while the script brings its own.
+        size: Samples that this node wants per step.
+        deal: Who wants how many, in the order in which the cursor deals; as of the last completed step.
+        ranges: Dealt to this node for the step under way.
+    """
+
+    def __init__(self, name: str, seed: int) -> None:
+        self.name, self.seed = name, seed
+        self.length = self.size = 0
+        self.deal: tuple[tuple[str, int], ...] = ()
+        self.ranges: list[Range] = []
+        self.cursor: DataCursor | None = None  # Who joins gets the cluster's.
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that the cluster has completed."""
+        return self.cursor.epoch if self.cursor else 0
+
+    def begin(self, length: int, size: int) -> EpochOrder:
+        """The script wants `size` of `length` samples per step. Raises: ConfigError if the cluster has others."""
+        if self.cursor is None:
+            self.cursor = DataCursor(length, self.seed)
+        if self.cursor.length != length:
+            raise ConfigError(
+                f"batches: the data set has {length} samples here, {self.cursor.length} in the cluster"
+            )
+        self.length, self.size = length, size
+        return EpochOrder(length, self.cursor.seed)  # Of the run's beginning, whatever `seed` is now.
+
+    def take(self) -> list[Range]:
+        """Our part of the step under way."""
+        assert self.cursor is not None
+        self.ranges = list(self.cursor.deal(self.deal).get(self.name, []))
+        return self.ranges
+
+    def completed(self, length: int, ranges: tuple[Range, ...]) -> None:
+        """A step consumed `ranges` of the cluster's data set. Raises: ConfigError if ours is another one."""
+        if not length:
+            return
+        if self.length and length != self.length:
+            raise ConfigError(
+                f"batches: this node's data set has {self.length} samples, the cluster's {length}"
+            )
+        if self.cursor is None:
+            self.cursor = DataCursor(length, self.seed)
+        self.cursor.commit(ranges)
 
 
 def fetch(dataset: Any, indices: list[int]) -> Batch:
@@ -73,7 +128,7 @@ def fetch(dataset: Any, indices: list[int]) -> Batch:
     return Batch(default_collate(items), len(indices))
 
 
-def split(ranges: Sequence[tuple[int, int]], parts: int) -> Iterator[list[tuple[int, int]]]:
+def split(ranges: Sequence[Range], parts: int) -> Iterator[list[Range]]:
     """Cut ranges into at most `parts` lists of nearly equal size, in order; none is empty."""
     every = list(positions(ranges))
     size = -(-len(every) // parts) if every else 0

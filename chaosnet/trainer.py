@@ -18,9 +18,10 @@ from torch import nn
 
 from . import exit_event
 from .checkpointing import Checkpointing
-from .data import Batch, EpochOrder, fetch, split
+from .data import Batch, DataShare, EpochOrder, fetch, split
 from .guard import Guard
 from .invite import introduce
+from .means import ClusterMean, Means
 from .node.core import Agent, Settings
 from .node.flat_state import Arrival, Capture
 from .node.gradients import DEFAULT_CHUNK_BYTES, Gradients
@@ -31,29 +32,12 @@ from .node.transport import Transport
 from .protocols.data_cursor import DataCursor
 from .protocols.errors import ChaosnetError, ConfigError, Expelled, ScaleOutFailed
 from .protocols.events import CaughtUp, Contributed, LeaveWanted, LocalReady, Retracted, StateRejected
-from .protocols.messages import Contribution, Notice, Range
+from .protocols.messages import Contribution, Notice
 from .protocols.scale_out import Otherwise
 from .scheduler.sync_plan import POLICIES, Policy, custom
 from .settings import CheckpointSettings, NodeSettings, checkpoint_settings, node_settings
 
 RATE_MEMORY = 0.8  # Of the moving average of samples per second.
-
-
-class ClusterMean:
-    """A value averaged over the cluster by the next update(); `float()` of it once that has happened."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.value = math.nan
-
-    def __float__(self) -> float:
-        return self.value
-
-    def __format__(self, spec: str) -> str:
-        return format(self.value, spec)
-
-    def __repr__(self) -> str:
-        return f"ClusterMean({self.value})"
 
 
 class Trainer:
@@ -143,11 +127,10 @@ class Trainer:
         )
         self._policy = custom(sync_policy) if callable(sync_policy) else POLICIES[self.settings.policy]
         self.name = self.settings.name
-        self.max_grad_norm, self.seed, self.chunk_bytes, self.quiet = max_grad_norm, seed, chunk_bytes, quiet
+        self.max_grad_norm, self.chunk_bytes, self.quiet = max_grad_norm, chunk_bytes, quiet
         self._guard = None if guard is None else Guard(guard, guard_factor)
         self.step = 0  # Updates of the model, by anybody, since the cluster began.
         self.samples = 0.0  # Behind them.
-        self.metrics: dict[str, float] = {}  # Cluster's means of the last step.
         self.joined_step = 0
         self.updates_here = 0
         self.rejoins = 0
@@ -156,17 +139,12 @@ class Trainer:
         self.join_bytes_by_source: dict[str, int] = {}
         self._updates = 0  # Calls of update() that the cluster has answered, if only by "you are out".
         self._round = 0  # Steps of the all-reduce, also those in which nobody had samples.
-        self._cursor: DataCursor | None = None
-        self._deal: tuple[tuple[str, int], ...] = ()
-        self._share = 0  # Samples that this node wants per step.
-        self._dataset = 0
-        self._ranges: list[Range] = []  # Dealt to us for the step under way.
+        self._share = DataShare(self.name, seed)
         self._weight: float | None = None  # Samples of the step; None: the script has not said.
         self._in_hand: float | None = None  # Those of the last batch handed out.
         self._own_weight = 1.0  # What the script said last, if it brings its own data.
         self._eager = False  # Is the weight known before update(), so that chunks may leave during backward?
-        self._pending_metrics: dict[str, tuple[float, float]] = {}
-        self._means: list[ClusterMean] = []
+        self._means = Means()
         self._capture: Capture | None = None
         self._capture_serves = False  # A joiner, and not only a checkpoint.
         self._checkpointing: Checkpointing | None = None
@@ -181,6 +159,11 @@ class Trainer:
             self.attach(model, optimizer, lr_scheduler, extra_state)
         elif model is not None or optimizer is not None:
             raise ConfigError("Trainer: expected a model and an optimizer, or neither (then call attach)")
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The cluster's means of the last step, by name."""
+        return self._means.last
 
     # --- joining ---
 
@@ -279,7 +262,7 @@ class Trainer:
                     else:
                         waiting.append(outcome)
                 case Admitted(step, deal):
-                    admitted, self.joined_step, self._deal = True, step, deal
+                    admitted, self.joined_step, self._share.deal = True, step, deal
                 case Ended() as ended:
                     return ended
         if self._checkpointing is not None:
@@ -315,17 +298,17 @@ class Trainer:
         self._round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
         self._run = runtime["run"]
         cursor = runtime["cursor"]
-        self._cursor = None if cursor is None else DataCursor.from_plain(cursor)
+        self._share.cursor = None if cursor is None else DataCursor.from_plain(cursor)
 
     def _runtime(self) -> dict[str, Any]:
         """Our part of the training state."""
-        cursor = None if self._cursor is None else self._cursor.to_plain()
+        cursor = self._share.cursor
         return {
             "run": self._run,
             "round": self._round,
             "step": self.step,
             "samples": self.samples,
-            "cursor": cursor,
+            "cursor": None if cursor is None else cursor.to_plain(),
         }
 
     def _apply_if_new(self, outcome: StepOutcome) -> None:
@@ -363,9 +346,7 @@ class Trainer:
             self._end(ended)
             return
         self.rejoins += 1
-        for mean in self._means:  # The step that they were of is lost.
-            mean.value = self.metrics.get(mean.name, math.nan)
-        self._means.clear()
+        self._means.settle()
         self._say(
             f"{self.name} is in again at step {self.step}: {self.step - before} steps went by without it"
         )
@@ -375,8 +356,8 @@ class Trainer:
     def _start_step(self) -> None:
         """Forward may begin. With our own data the weight is known when a batch is handed out."""
         self._step_started_s = time.monotonic()
-        self._ranges, self._weight, self._in_hand = [], None, None
-        self._gradients.arm(None if self._share or not self._eager else self._own_weight)
+        self._share.ranges, self._weight, self._in_hand = [], None, None
+        self._gradients.arm(None if self._share.size or not self._eager else self._own_weight)
 
     def _on_chunk_ready(self, chunk: int) -> None:
         weight = self._weight if self._weight is not None else self._own_weight
@@ -423,9 +404,9 @@ class Trainer:
             return weight
         self.optimizer.zero_grad(set_to_none=True)
         self._gradients.revert_buffers()
-        self._pending_metrics = {}
+        self._means.take()
         if verdict.action == "evict":
-            self._ranges = []  # Others are to have these samples: it may not be the data.
+            self._share.ranges = []  # Others are to have these samples: it may not be the data.
             self.request_node_exit()
             raise Expelled(f"{self.name} has put itself out of the cluster: {verdict.reason}")
         return 0.0
@@ -448,23 +429,22 @@ class Trainer:
         if finished.retracted:
             self._running().post(Retracted(0.0, f"{self.name} took back its gradients"))
         self._running().post(Contributed(tuple(range(len(self._gradients.chunks))), 0.0))
-        self._ranges = []
+        self._share.ranges = []
         return self._finish_step(0.0, finished.present)
 
     def _finish_step(self, weight: float, present: bytes) -> bool:
-        leaving = exit_event.exit_wanted() or self._leaving
+        leaving, metrics = exit_event.exit_wanted() or self._leaving, self._means.take()
         if self._checkpointing is not None:
-            self._checkpointing.contribute(self._pending_metrics)
+            self._checkpointing.contribute(metrics)
         contribution = Contribution(
             weight=weight,
-            ranges=tuple(self._ranges),
-            shares={self.name: 0 if leaving else self._share},
-            metrics=self._pending_metrics,
+            ranges=tuple(self._share.ranges),
+            shares={self.name: 0 if leaving else self._share.size},
+            metrics=metrics,
             present=present,
-            dataset=self._dataset,
+            dataset=self._share.length,
             leaving=leaving,
         )
-        self._pending_metrics = {}
         loop, waited_s = self._running(), time.monotonic()
         loop.post(LocalReady(contribution))
         outcome = self._await_outcome()
@@ -527,13 +507,10 @@ class Trainer:
             self.step += 1
             self.samples += total.weight
         self._round = outcome.step + 1
-        self._deal = outcome.deal
-        self._advance_cursor(total.dataset, total.ranges)
-        self.metrics = {name: value / weight for name, (value, weight) in total.metrics.items() if weight}
+        self._share.deal = outcome.deal
+        self._share.completed(total.dataset, total.ranges)
+        self._means.came(total.metrics)
         self._running().rates.metrics = self.metrics
-        for mean in self._means:
-            mean.value = self.metrics.get(mean.name, math.nan)
-        self._means.clear()
         self._copy_state(outcome, applied)
 
     def _step_lr_scheduler(self, metrics: dict[str, tuple[float, float]]) -> None:
@@ -544,17 +521,6 @@ class Trainer:
                 self.lr_scheduler.step(value / weight)
             return
         self.lr_scheduler.step()
-
-    def _advance_cursor(self, dataset: int, ranges: tuple[Range, ...]) -> None:
-        if not dataset:
-            return
-        if self._dataset and dataset != self._dataset:
-            raise ConfigError(
-                f"batches: this node's data set has {self._dataset} samples, the cluster's {dataset}"
-            )
-        if self._cursor is None:
-            self._cursor = DataCursor(dataset, self.seed)
-        self._cursor.commit(ranges)
 
     def _measure(self, weight: float) -> None:
         took_s = max(time.monotonic() - self._step_started_s, 1e-6)
@@ -618,7 +584,7 @@ class Trainer:
     @property
     def epoch(self) -> int:
         """Epochs of `batches` that the cluster has completed."""
-        return self._cursor.epoch if self._cursor else 0
+        return self._share.epoch
 
     def epochs(self, count: int) -> Iterator[int]:
         """What the cluster still has to do of `count` epochs; a late joiner begins with the present one."""
@@ -646,26 +612,17 @@ class Trainer:
                 f"batches: batch_size={batch_size}, accumulate={accumulate} (expected at least 1 each)"
             )
         self._running()
-        self._share, self._dataset = batch_size * accumulate, len(dataset)
-        if self._cursor is not None and self._cursor.length != len(dataset):
-            raise ConfigError(
-                f"batches: the data set has {len(dataset)} samples here, {self._cursor.length} in the cluster"
-            )
-        if self._cursor is None:
-            self._cursor = DataCursor(len(dataset), self.seed)
-        order = EpochOrder(len(dataset), self._cursor.seed)  # Of the run's beginning, whatever `seed` is now.
+        order = self._share.begin(len(dataset), batch_size * accumulate)
         self._gradients.arm(None)
         target = epochs if epochs is not None else self.epoch + 1
         while self.epoch < target and not self._done:
             yield from self._batches_of_step(dataset, order, accumulate)
 
     def _batches_of_step(self, dataset: Any, order: EpochOrder, accumulate: int) -> Iterator[Batch]:
-        assert self._cursor is not None
-        mine = self._cursor.deal(self._deal).get(self.name, [])
+        mine, before = self._share.take(), self._updates
         if not mine:
             self._skip()
             return
-        self._ranges, before = list(mine), self._updates
         weight = float(sum(stop - start for start, stop in mine))
         parts = list(split(mine, accumulate)) if accumulate > 1 else [list(mine)]
         for index, part in enumerate(parts):
@@ -697,11 +654,7 @@ class Trainer:
         """
         number = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
         counts = weight if weight is not None else (self._in_hand or self._own_weight)
-        old = self._pending_metrics.get(name, (0.0, 0.0))
-        self._pending_metrics[name] = (old[0] + number * counts, old[1] + counts)
-        mean = ClusterMean(name)
-        self._means.append(mean)
-        return mean
+        return self._means.add(name, number, counts)
 
     # --- leaving ---
 

@@ -263,7 +263,8 @@ class Joiner:
             self.state, self.wake_at_s, self.give_up_at_s = State.KNOCKING, now_s, now_s + self.patience_s
             return [DiscardState()]
         # Whom we have reached may be joiners, too, and reach nobody else: then we go on knocking at the others.
-        knocks = [] if self.scheduler else self._dial_seeds()
+        answered = self.scheduler and self.unanswered < 2
+        knocks = [] if answered else self._dial_seeds()
         return [DiscardState(), *knocks, *self._ask(now_s)]
 
     def _give_up(self, reason: str, now_s: float) -> list[Effect]:

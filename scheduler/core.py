@@ -264,9 +264,12 @@ class Scheduler:
         return told + self.send(node, NegotiationPlan(neighbors=tuple(neighbors)))
 
     def _may_be_reborn(self, request: ScaleOutRequest, now_s: float) -> bool:
-        """Was the member started again? It asks once more, and by then its death has shown; or it had not died."""
+        """Was the member started again? It asks once more, and by then its death has shown; or it had not died.
+
+        If a flush is under way, only its end shows that.
+        """
         life, asked_s = self.namesakes.get(request.node, (0, 0.0))
-        if life != request.life:
+        if life != request.life or self.flush is not None:
             asked_s = now_s
             self.namesakes[request.node] = request.life, asked_s
         return now_s < asked_s + NAMESAKE_S

@@ -63,6 +63,8 @@ KEPT = {
     ),
     "a joiner was told of a later life, which it had had before: nobody heard it say so": (1066384, NODES),
     "a member whose clock was set back passed for dead where one heard of its later life": (2324271, NODES),
+    "the flush that was to drop a dead member took longer than a namesake is waited for": (2429032, NODES),
+    "two joiners that had lost their ways to the scheduler asked only each other": (2445752, NODES),
 }
 # The same of hard lives, which begin with 2 to 5 nodes.
 KEPT_HARD = {

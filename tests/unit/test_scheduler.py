@@ -357,6 +357,20 @@ def test_a_joiner_named_like_a_member_is_refused(bench):
     assert refused.reason == "a node named 'b' is in the cluster already; choose another with --name"
 
 
+def test_while_a_flush_is_under_way_nobody_is_refused_as_a_namesake(bench):
+    """What it ends with may be that the member of that name has died."""
+    bench.lose(("a", "b"), ("b", "c"))
+    for _ in range(3):
+        assert join(bench, node="b", life=9) == ([], [])
+        bench.now_s += NAMESAKE_S
+    bench.flush_ok("a")
+    _, sent = bench.flush_ok("c")
+    [install] = installs(sent)
+    bench.enter(install.view, 11)
+    bench.take_sent()
+    assert isinstance(join(bench, node="b", life=9)[1][0][1], NegotiationPlan)
+
+
 def test_a_member_without_state_or_sources_is_let_go_to_join_again(bench):
     assert join(bench, node="c") == ([], [])  # The same life: nobody else.
     request = AbortRequest(node="c", key=(1, 1), step=10, reason="c could not get the state", without_me=True)

@@ -1,0 +1,58 @@
+"""Numbers that the script has averaged over the cluster: they ride on the contributions to a step."""
+
+from __future__ import annotations
+
+import math
+
+
+class ClusterMean:
+    """A value averaged over the cluster by the next update(); `float()` of it once that has happened."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.value = math.nan
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
+
+    def __repr__(self) -> str:
+        return f"ClusterMean({self.value})"
+
+
+class Means:
+    """What this node adds to those of the step under way, and what the last completed one brought.
+
+    Sums travel as (value * weight, weight) by name.
+    """
+
+    def __init__(self) -> None:
+        self.last: dict[str, float] = {}
+        self._pending: dict[str, tuple[float, float]] = {}
+        self._handles: list[ClusterMean] = []
+
+    def add(self, name: str, value: float, weight: float) -> ClusterMean:
+        """To the step under way."""
+        total, weights = self._pending.get(name, (0.0, 0.0))
+        self._pending[name] = (total + value * weight, weights + weight)
+        handle = ClusterMean(name)
+        self._handles.append(handle)
+        return handle
+
+    def take(self) -> dict[str, tuple[float, float]]:
+        """What was added; from now on, what is added belongs to the next step."""
+        taken, self._pending = self._pending, {}
+        return taken
+
+    def came(self, totals: dict[str, tuple[float, float]]) -> None:
+        """The step is completed; `totals`: the sums of all nodes."""
+        self.last = {name: total / weight for name, (total, weight) in totals.items() if weight}
+        self.settle()
+
+    def settle(self) -> None:
+        """The handles get what there is, if only of an earlier step: theirs is lost."""
+        for handle in self._handles:
+            handle.value = self.last.get(handle.name, math.nan)
+        self._handles.clear()
