@@ -30,10 +30,13 @@ def run_seeds(
 ) -> None:
     """Run seeds first, first + 1, ... on all cores; tell what they did. Raises: SimulationFailed."""
     started_s, tell = time.monotonic(), _Teller()
-    so_far = [Summary(nodes, hard)]
+    so_far, told = [Summary(nodes, hard)], set[int]()
 
     def progress(summary: Summary) -> None:
         so_far[0] = summary
+        for seed in summary.violations.keys() - told:
+            told.add(seed)
+            click.echo(summary.violations[seed].partition("\n")[0], err=True)
         tell(lambda: f"{summary.runs} of {schedules} runs, {len(summary.violations)} broke a rule")
 
     interrupted = False
