@@ -202,6 +202,10 @@ class Network(Generic[M]):
         if connection is not None:
             for end in sorted(connection.open_at):  # The other's Bye is under way, or it was started again.
                 self._close_end(connection, end, clean=connection.lives == lives)()
+        if any(self.nodes[end].done for end in pair):  # That was the end of it.
+            dialled = pair[1] if dialler == pair[0] else pair[0]
+            self._event(self.nodes[dialler], ev.DialFailed(f"{dialled}:1", "connection refused"))
+            return
         connection = self.connections[pair] = Connection(pair, lives)
         connection.open_at = {*pair}
         for end, other in (pair, pair[::-1]):
