@@ -172,7 +172,7 @@ class Settings:
     spec: bytes = b""
     policy: Policy = POLICIES["fapt"]
     strategy: str = "adaptive"  # How a joiner's shards are assigned (scheduler/shard_plan.py).
-    life: int = 0  # Which this agent lives: later than any before under its name.
+    life: int = 0  # Which this agent lives: later than any before under its name, if its clock is right.
     first_step: int = 0  # Of a cluster that this node founds: a checkpoint's, if it goes on from one.
     keyring: Keyring | None = None  # None: without keys.
 
@@ -212,6 +212,7 @@ class Agent:
         self.early_prepare: ViewChange | None = None  # Of a joiner: told against the view of a plan to come.
         self.abort_at_s = 0.0
         self.redial_at_s: float | None = None
+        self.missed: Set[str] = frozenset()  # Who was out of reach when we dialled last.
         self.last_readings: ReadingsTaken | None = None
         self.report_at_s: float | None = None
 
@@ -260,8 +261,13 @@ class Agent:
 
     @property
     def life(self) -> int:
-        """Later than any before under this name, as far as anybody remembers."""
+        """Which life of its name this node lives, as others know it."""
         return self.reporter.life
+
+    @property
+    def next_life(self) -> int:
+        """That of who comes back after this one: it exceeds whatever this one has told."""
+        return max(self.reporter.life, self.reporter.version) + LIFE_STEP
 
     @property
     def ways_back(self) -> tuple[str, ...]:
@@ -556,8 +562,14 @@ class Agent:
         missing = (self.sync.view.node_set - self.overlay.reachable) | self._cut_off
         members = [self.sync.view.find(node) for node in sorted(missing)]
         dials: list[Effect] = [Dial(way) for member in members if member for way in self.book.ways_to(member)]
+        # Of whom a later life was heard for so long, it may be an earlier one whose clock had been wrong.
+        doubted, self.missed = self.missed & missing & self.overlay.reborn, missing
+        asks = [
+            effect for member in members if member and member.id in doubted
+            for effect in self._tell_outlived(member.id, member.life)
+        ]  # fmt: skip
         waits = self.parked is not None and self.phase is Phase.MEMBER
-        return dials + (self.reporter.repeat(self._member_key) if waits else [])
+        return dials + asks + (self.reporter.repeat(self._member_key) if waits else [])
 
     def _on_reached(self, event: Reached | NotReached) -> list[Effect]:
         effects = self.dial_backs.handle(event, self.relay.silent)
@@ -655,20 +667,12 @@ class Agent:
     def _tell_outlived(self, node: str, life: int) -> list[Effect]:
         return self.relay.send(node, Outlived(life=life, later=self.overlay.life_of(node)))
 
-    def _ask_reborn(self, nodes: Set[str]) -> list[Effect]:
-        """Each has died, and this is told to nobody, or it had its clock set back, and will show that it lives."""
-        effects: list[Effect] = []
-        for node in sorted(nodes):
-            member = self.sync.view.find(node) if self.sync.view else None
-            effects += self._tell_outlived(node, member.life) if member else []
-        return effects
-
     def _on_outlived(self, message: Outlived, now_s: float) -> list[Effect]:
         """Our clock was set back. Whatever was said in our earlier life has later numbers than we: exceed them."""
         if message.life != self.life:
             return []
-        if self.joiner is None or self.joiner.is_in_view:
-            return self.reporter.outdo(message.later, self._member_key)
+        if self.phase is not Phase.JOINING or self.joiner is None or self.joiner.is_in_view:
+            return self.reporter.outdo(message.later, self._member_key, now_s)
         # Nobody may remember that this name has had the very next life, too: its serials would pass for ours.
         life = message.later + LIFE_STEP + self.rng.randrange(LIFE_STEP)
         return self.reporter.outlived(life) + self.joiner.outlived(life, now_s)
@@ -737,7 +741,7 @@ class Agent:
                 self.scheduler = None
             else:
                 effects += self.scheduler.switched(view, now_s)
-        effects += self._ask_reborn(self.overlay.reborn) + self._overlay_changed(now_s)
+        effects += self._overlay_changed(now_s)
         return effects + self._miss_links(view, now_s)
 
     def _miss_links(self, view: View, now_s: float) -> list[Effect]:
@@ -839,10 +843,8 @@ class Agent:
         if answer is not None:
             return answer
         expel = self._expel_stranger(news.reporter, news.key) if news.key > (0, 0) else []
-        reborn = frozenset(self.overlay.reborn)
         if not self.overlay.heard(news) or self.sync.view is None:
             return expel
-        expel += self._ask_reborn(self.overlay.reborn - reborn)
         lost = news.state != LinkState.OPEN.value and news.peer != self.me
         doubt = self.liveness.doubt(news.peer, now_s) if lost else []
         return expel + doubt + self._overlay_changed(now_s)

@@ -46,7 +46,7 @@ from ..protocols.messages import (
     View,
 )
 from ..protocols.probing import PROBE_BYTES
-from ..protocols.scale_out import LIFE_STEP, Otherwise
+from ..protocols.scale_out import Otherwise
 from . import interfaces, iperf3_probe
 from .all_reduce import AllReduce, ChunkStore
 from .core import Agent, Phase
@@ -211,10 +211,10 @@ class NodeLoop:
         return tuple(self.ask(lambda: self._rejoin(degree, blocking, patience_s)))
 
     def _rejoin(self, degree: int, blocking: bool, patience_s: float) -> tuple[str, ...]:
-        ways, life = self.agent.ways_back, self.agent.life
+        ways, life = self.agent.ways_back, self.agent.next_life
         if ways:
             self.transport.restart("it is out, and starts anew")
-            self._begin_life(life + LIFE_STEP)
+            self._begin_life(life)
             self._join(ways, (), degree, blocking, patience_s, Otherwise.KEEP_TRYING)
         return ways
 

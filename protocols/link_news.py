@@ -19,13 +19,14 @@ OVERTAKEN = 1 << 20  # News of one life that overtake each other differ by less;
 
 
 class LinkReporter:
-    """Of node `me`, which lives in `life`: later than any before under its name."""
+    """Of node `me`, which lives in `life`: later than any before under its name, if its clock is right."""
 
     def __init__(self, me: str, life: int, relay: Relay, overlay: Overlay) -> None:
         self.me, self.life, self.relay, self.overlay = me, life, relay, overlay
         self.version = life
         # News of an earlier life of ours that we have just outdone: peer, version, and till when it is an echo.
         self.outdone = ("", 0, 0.0)
+        self.echo_till_s = 0.0  # Of those who hear of a later life.
 
     def tell(self, peer: str, state: LinkState, key: ViewKey) -> list[Effect]:
         """Tell everybody of our link to `peer`; `key`: of the view that we are a member of, or (0, 0)."""
@@ -54,11 +55,11 @@ class LinkReporter:
         self.life = self.version = self.relay.serial = life
         return self._tell_open((0, 0))
 
-    def outdo(self, later: int, key: ViewKey) -> list[Effect]:
+    def outdo(self, later: int, key: ViewKey, now_s: float) -> list[Effect]:
         """The same, but others know us by this life already: what it tells from now on exceeds `later`."""
-        if self.version > later:
+        if self.version > later and now_s < self.echo_till_s:
             return []
-        self.version = later
+        self.version, self.echo_till_s = max(self.version, later), now_s + ECHO_S
         return self._tell_open(key)
 
     def _tell_open(self, key: ViewKey) -> list[Effect]:

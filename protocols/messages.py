@@ -476,7 +476,8 @@ class ScaleOutRefused(Message, frozen=True, kw_only=True):
 class Outlived(Message, frozen=True, kw_only=True):
     """Any node to one whose clock was set back: what your name has told in an earlier life is newer than you.
 
-    `life`: yours. A joiner takes one that exceeds `later`; who is in a view keeps its life, and outdoes `later`.
+    `life`: yours. Who asks to join takes one that exceeds `later`; who is in a view by it keeps it, and outdoes
+    `later`.
     """
 
     life: Count

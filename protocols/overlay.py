@@ -69,7 +69,8 @@ class Overlay:
     News of a link comes from its two ends, numbered by the reporter, and may arrive out of order. A link of
     the view lives until one end has lost it; any other connection is found when one end says so and the
     other does not deny it. A process that was started again under the id of a member is not that member: it
-    lives in a later `life`, which proves that the member has died.
+    lives in a later `life`. Its number is greater; if its clock was set back, what it tells is numbered after
+    all that it has heard of others (`LinkReporter.outdo`), and so is later than they.
     """
 
     def __init__(self, me: str) -> None:
@@ -152,7 +153,7 @@ class Overlay:
         else:
             self.closed.discard(ends)
         changed = self._settle(link(a, b))
-        if told.life and told.version > self.latest.get(a, (0, 0))[0]:
+        if told.life and told.version > self._newest(a)[0]:
             self.latest[a] = (told.version, told.life)
             if self._compare_lives(a):
                 changed = True
@@ -162,7 +163,8 @@ class Overlay:
 
     def farewell(self, node: str, life: int, key: ViewKey) -> None:
         """A node has left for good; `key`: of the last view that it acted in."""
-        self.left[node] = max((life, key), self.left.pop(node, (0, (0, 0))))
+        told = [(life, key), self.left.pop(node, (0, (0, 0)))]
+        self.left[node] = max(told, key=lambda each: (each[0] == self._life(node), each))
         self._forget_strangers()
 
     def _forget_strangers(self) -> None:
@@ -245,14 +247,14 @@ class Overlay:
     def _is_current(self, node: str, life: int) -> bool:
         """Is that its life in the view, or a later one? One with a greater number is earlier if it was outdone."""
         mine = self._life(node)
-        newest, latest = self.latest.get(node, (0, 0))
+        newest, latest = self._newest(node)
         return life == mine or (life > mine and not (latest == mine and newest > life))
 
     def _compare_lives(self, node: str) -> bool:
         """Has a later process taken the name of this node of a view? True if that is new, or no longer so."""
         was_reborn = node in self.reborn
         mine = self._life(node)
-        newest, latest = self.latest.get(node, (0, 0))
+        newest, latest = self._newest(node)
         known = self.view.find(node) is not None or node in self.past_life
         is_reborn = known and newest > mine and latest != mine
         (self.reborn.add if is_reborn else self.reborn.discard)(node)
@@ -260,16 +262,20 @@ class Overlay:
 
     def latest_life(self, node: str) -> int:
         """The life that told the newest news of that name; 0 if none."""
-        return self.latest.get(node, (0, 0))[1]
+        return self._newest(node)[1]
 
     def is_outlived(self, node: str, life: int) -> bool:
-        """Has another life of that name a greater number than that one, or told something under one?"""
-        newest, latest = self.latest.get(node, (0, 0))
+        """Has another life a greater number than that one, or told something under one, as far as it counts here?"""
+        newest, latest = self._newest(node)
         return life < max(self._left_in(node), self._life(node), newest if latest != life else 0)
 
     def life_of(self, node: str) -> int:
-        """A number that no life of that name, nor what one has told, exceeds; 0 if none was heard of."""
-        return max(self._left_in(node), self._life(node), *self.latest.get(node, (0, 0)))
+        """A number that no life of that name, nor what one itself has told us, exceeds; 0 if none was heard of."""
+        return max(self._left_in(node), self._life(node), *self._newest(node))
+
+    def _newest(self, node: str) -> tuple[int, int]:
+        """The number of its newest news, and the life that told it."""
+        return self.latest.get(node, (0, 0))
 
     def _left_in(self, node: str) -> int:
         """In which life it said farewell."""

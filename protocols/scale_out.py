@@ -68,7 +68,7 @@ DEAD = f"the cluster does not go on: asked {MAX_UNANSWERED} times"
 MAX_LINKED = 64  # Neighbours that are named in a request.
 
 # A later life exceeds the one before by more than the messages that a life sends: serials and versions of news
-# begin with it, and those of an earlier life must be smaller.
+# begin with it, and those of an earlier life are smaller, unless a clock was set back (`LinkReporter.outdo`).
 LIFE_STEP = 1 << 32
 
 
@@ -199,7 +199,7 @@ class Joiner:
 
     @property
     def is_in_view(self) -> bool:
-        """Others act in a view that we are in."""
+        """The plan that names our life in a view has come."""
         return self.state in (State.FETCHING, State.LOADING, State.READY, State.JOINED)
 
     def outlived(self, life: int, now_s: float) -> list[Effect]:

@@ -212,7 +212,7 @@ class SimCluster(Network[SimNode]):
             return
         self.returns += 1
         self._say(out.name, f"rejoins through {out.agent.ways_back}")
-        node = self._machine(out.name, out.agent.life + LIFE_STEP)
+        node = self._machine(out.name, out.agent.next_life)
         node.ways = out.agent.ways_back
         self._join(node, (), self.rng.randint(1, 3), self.rng.random() < 0.3, Otherwise.KEEP_TRYING)
 

@@ -357,3 +357,30 @@ def test_a_member_whose_clock_was_set_back_outdoes_what_another_hears_of_its_lat
     assert (duo.agent("n1"), duo.agent("n2")) == (n1, n2)
     duo.crash("n1")
     assert_settled(duo, "n2")
+
+
+def test_a_member_whose_clock_was_set_back_is_asked_until_it_has_shown_that_it_lives():
+    """What it had told before was lost on the way to the other."""
+    duo = Scripted().grow("n1", "n2")
+    n1, n2 = duo.agent("n1"), duo.agent("n2")
+    later = n1.life + (1 << 40)
+    n1.reporter.outdo(later + 9, n1._member_key, duo.now_s)  # And nobody hears of it.
+    late = LinkNews(reporter="n1", peer="n9", version=later + 1, state=LinkState.OPEN.value, life=later)
+    heard = Envelope(source="n9", target="n2", serial=1, body=late)
+    duo._perform_all(duo.nodes["n2"], n2.handle(Received("n1", heard), duo.now_s))
+    assert n2.overlay.reborn == {"n1"}
+    assert_settled(duo, "n1", "n2")
+    assert n2.overlay.reachable == {"n1", "n2"}
+    assert n2.parked is None
+
+
+def test_a_member_that_asks_to_be_let_in_again_keeps_the_life_that_the_view_names(trio):
+    """A blocking joiner is a member before it has the state, and may ask for it again."""
+    trio.add("n4", seeds=["n1"], degree=3, blocking=True)
+    until(trio, lambda: "n4" in trio.nodes and trio.agent("n4").phase is Phase.MEMBER, within_s=20.0)
+    n4 = trio.agent("n4")
+    life, n4.joiner.state = n4.life, State.ASKED
+    envelope = Envelope(source="n1", target="n4", serial=1, body=Outlived(life=life, later=life + 5))
+    n4.handle(Received("n1", envelope), trio.now_s)
+    assert n4.life == life
+    assert n4.reporter.version > life + 5

@@ -215,6 +215,17 @@ def test_a_farewell_of_an_earlier_life_proves_nothing_of_the_present_one():
     assert overlay.crashed == set()
 
 
+def test_the_farewell_of_the_life_in_the_view_counts_whatever_was_said_of_others():
+    """Its clock was set back: a farewell of its earlier life, with the greater number, was long under way."""
+    overlay = Overlay("a")
+    overlay.enter(view("ab", [("a", "b")], lives={"b": 5}))
+    overlay.heard(news("b", "a", "open", version=14, life=5))
+    overlay.farewell("b", life=9, key=(0, 0))
+    overlay.farewell("b", life=5, key=overlay.key)
+    overlay.heard(news("a", "b", "silent"))
+    assert overlay.crashed == {"b"}
+
+
 def test_what_is_known_of_departed_nodes_is_forgotten_once_nobody_acts_in_an_older_view(chain):
     chain.heard(news("b", "c", "closed"))
     chain.enter(view("ab", [("a", "b")]))
