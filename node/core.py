@@ -486,7 +486,7 @@ class Agent:
             effects += self._on_torn(f"lost the link {self.me} - {peer}", now_s)
         if client:
             return effects
-        looking = self.deaths.broke(peer, now_s) if may_be_dead else []
+        looking = self.deaths.closed(peer, may_be_dead, now_s)
         return effects + (looking or self._tell_link(peer, LinkState.SILENT))
 
     def _may_be_dead(self, event: PeerClosed, silent: bool, now_s: float) -> bool:
@@ -521,8 +521,8 @@ class Agent:
         self.abort_at_s = now_s + ABORT_EVERY_S
         return self.relay.send(EVERYONE, torn)
 
-    def _tell_link(self, peer: str, state: LinkState) -> list[Effect]:
-        return self.reporter.tell(peer, state, self._member_key)
+    def _tell_link(self, peer: str, state: LinkState, peer_life: int | None = None) -> list[Effect]:
+        return self.reporter.tell(peer, state, self._member_key, peer_life)
 
     @property
     def _member_key(self) -> ViewKey:
@@ -575,8 +575,9 @@ class Agent:
         effects = self.dial_backs.handle(event, self.relay.silent)
         # Who is no member does not know whether the dead one had gone on without those whom we tell.
         testifies = self.phase is Phase.MEMBER
-        for peer, died in self.deaths.handle(event).items():
-            effects += self._tell_link(peer, LinkState.CLOSED if died and testifies else LinkState.SILENT)
+        for peer, life in self.deaths.handle(event).items():
+            died = testifies and life is not None
+            effects += self._tell_link(peer, LinkState.CLOSED if died else LinkState.SILENT, life)
         if isinstance(event, NotReached):
             return effects
         self.book.reached(event.peer, event.address)
@@ -591,6 +592,8 @@ class Agent:
         peer = event.peer
         match event.message:
             case Envelope() as envelope:
+                if envelope.source == peer and isinstance(envelope.body, LinkNews):
+                    self._said_where(envelope.body)
                 ours, effects = self.relay.receive(peer, envelope)
                 return effects + (self._routed(envelope.source, envelope.body, now_s) if ours else [])
             case Ping() | Pong():
@@ -848,6 +851,11 @@ class Agent:
         lost = news.state != LinkState.OPEN.value and news.peer != self.me
         doubt = self.liveness.doubt(news.peer, now_s) if lost else []
         return expel + doubt + self._overlay_changed(now_s)
+
+    def _said_where(self, news: LinkNews) -> None:
+        """Of a neighbour's own link, and by itself: whoever repeats the news of others names no life."""
+        if news.life and news.reporter in self.relay.peers - self.relay.leaves:
+            self.deaths.said_where(news.reporter, news.life)
 
     def _is_ahead(self, key: tuple[int, int]) -> bool:
         """Is that a newer view than ours that need not wait for us, as one does that we have voted for?"""

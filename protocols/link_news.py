@@ -28,8 +28,11 @@ class LinkReporter:
         self.outdone = ("", 0, 0.0)
         self.echo_till_s = 0.0  # Of those who hear of a later life.
 
-    def tell(self, peer: str, state: LinkState, key: ViewKey) -> list[Effect]:
-        """Tell everybody of our link to `peer`; `key`: of the view that we are a member of, or (0, 0)."""
+    def tell(self, peer: str, state: LinkState, key: ViewKey, peer_life: int | None = None) -> list[Effect]:
+        """Tell everybody of our link to `peer`; `key`: of the view that we are a member of, or (0, 0).
+
+        `peer_life`: which life of `peer` it is about. Default: the latest that was heard of.
+        """
         self.version += 1
         news = LinkNews(
             reporter=self.me,
@@ -38,7 +41,7 @@ class LinkReporter:
             state=state.value,
             key=key,
             life=self.life,
-            peer_life=self.overlay.latest_life(peer),
+            peer_life=self.overlay.latest_life(peer) if peer_life is None else peer_life,
         )
         return self.relay.send(EVERYONE, news)
 

@@ -219,20 +219,18 @@ class Overlay:
         """Nodes that act no more, and have not gone on without us before they ended.
 
         They are out of reach, and were seen dying by a node in reach, or have said farewell, in our view or an
-        older one. That a node lives again is no proof: its earlier life may have gone on in newer views. So may
-        anybody, once one of them has.
+        older one. That a node lives again is no proof, nor is the end of that life: its earlier one may have gone
+        on in newer views. So may anybody, once one of them has.
         """
         if self.left_behind:
             return set()
         died = {
             peer
             for by, peer in self.closed
-            if by in self.reachable and self._is_current(peer, self.news[by, peer].peer_life)
+            if by in self.reachable and self.news[by, peer].peer_life == self._life(peer)
         }
         left = {
-            node
-            for node, (life, key) in self.left.items()
-            if self._is_current(node, life) and key <= self.key
+            node for node, (life, key) in self.left.items() if life == self._life(node) and key <= self.key
         }
         return (died | left) - self.reachable
 
@@ -243,12 +241,6 @@ class Overlay:
     def _life(self, node: str) -> int:
         member = self.view.find(node)
         return member.life if member is not None else self.past_life.get(node, 0)
-
-    def _is_current(self, node: str, life: int) -> bool:
-        """Is that its life in the view, or a later one? One with a greater number is earlier if it was outdone."""
-        mine = self._life(node)
-        newest, latest = self._newest(node)
-        return life == mine or (life > mine and not (latest == mine and newest > life))
 
     def _compare_lives(self, node: str) -> bool:
         """Has a later process taken the name of this node of a view? True if that is new, or no longer so."""

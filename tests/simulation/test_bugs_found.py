@@ -384,3 +384,36 @@ def test_a_member_that_asks_to_be_let_in_again_keeps_the_life_that_the_view_name
     n4.handle(Received("n1", envelope), trio.now_s)
     assert n4.life == life
     assert n4.reporter.version > life + 5
+
+
+def test_the_death_of_one_that_is_back_and_has_not_said_where_it_was_proves_nothing():
+    """Seed 2662424: it had gone on alone, and let another in; both sides had a scheduler of one term."""
+    duo = Scripted().grow("n1", "n2")
+    duo.cut("n1", "n2")
+    duo.settle(5.0)
+    assert duo.members("n1") == ("n1",)
+    duo.heal("n1", "n2")
+    until(duo, lambda: "n1" in duo.agent("n2").relay.peers, within_s=20.0)
+    duo.crash("n1", arrives=0.0)
+    duo.settle(5.0)
+    assert duo.members("n2") == ("n1", "n2")
+    assert duo.agent("n2").parked == "only 1 of 2 members can be reached"
+
+
+def test_the_death_of_one_that_was_started_again_proves_nothing_of_the_life_before():
+    """It had gone on alone, and let another in, before it died for the first time. (Found by thinking.)"""
+    duo = Scripted().grow("n1", "n2")
+    duo.cut("n1", "n2")
+    duo.settle(5.0)
+    duo.add("j", seeds=["n1"])
+    duo.settle(5.0)
+    assert duo.members("n1") == ("n1", "j")
+    duo.cut("n2", "j")
+    duo.crash("n1")
+    duo.heal("n1", "n2")
+    duo.add("n1", seeds=["n2"])
+    until(duo, lambda: duo.agent("n2").deaths.placed.get("n1") == duo.agent("n1").life, within_s=20.0)
+    duo.crash("n1")
+    duo.settle(5.0)
+    assert duo.members("n2") == ("n1", "n2")
+    assert duo.agent("n2").parked == "only 1 of 2 members can be reached"

@@ -65,6 +65,7 @@ KEPT = {
     "a member whose clock was set back passed for dead where one heard of its later life": (2324271, NODES),
     "the flush that was to drop a dead member took longer than a namesake is waited for": (2429032, NODES),
     "two joiners that had lost their ways to the scheduler asked only each other": (2445752, NODES),
+    "one that had gone on alone came back, and died before it could say so": (2662424, NODES),
 }
 # The same of hard lives, which begin with 2 to 5 nodes.
 KEPT_HARD = {
