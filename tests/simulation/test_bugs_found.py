@@ -408,8 +408,9 @@ def test_the_death_of_one_that_was_started_again_proves_nothing_of_the_life_befo
     duo.add("j", seeds=["n1"])
     duo.settle(5.0)
     assert duo.members("n1") == ("n1", "j")
-    duo.cut("n2", "j")
     duo.crash("n1")
+    for other in ("n1", "n2"):
+        duo.cut("j", other)
     duo.heal("n1", "n2")
     duo.add("n1", seeds=["n2"])
     until(duo, lambda: duo.agent("n2").deaths.placed.get("n1") == duo.agent("n1").life, within_s=20.0)
