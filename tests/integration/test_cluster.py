@@ -162,6 +162,7 @@ def test_scripts_that_know_nothing_of_leaving_leave_anyway(tmp_path):
             goes_on = int(scripts.stdout.readline())
             cluster.until(lambda: len(cluster.notices("joined")) >= 5, "all have joined", patience_s=30)
             cluster.until(lambda: len(cluster.notices("left", "node-failure")) >= 3, "three are gone")
+            cluster.until(lambda: len(cluster.nodes[0].told("step")[-1]["by"]) == 3, "the fourth trains")
             os.kill(goes_on, signal.SIGINT)
             exit_codes, _ = scripts.communicate(timeout=20)
         errors = {
