@@ -91,14 +91,13 @@ class DataShare:
 
     def begin(self, length: int, size: int) -> EpochOrder:
         """The script wants `size` of `length` samples per step. Raises: ConfigError if the cluster has others."""
-        if self.cursor is None:
-            self.cursor = DataCursor(length, self.seed)
-        if self.cursor.length != length:
+        cursor = self._cursor_of(length)
+        if cursor.length != length:
             raise ConfigError(
-                f"batches: the data set has {length} samples here, {self.cursor.length} in the cluster"
+                f"batches: the data set has {length} samples here, {cursor.length} in the cluster"
             )
         self.length, self.size = length, size
-        return EpochOrder(length, self.cursor.seed)  # Of the run's beginning, whatever `seed` is now.
+        return EpochOrder(length, cursor.seed)  # Of the run's beginning, whatever `seed` is now.
 
     def take(self) -> list[Range]:
         """Our part of the step under way."""
@@ -114,9 +113,13 @@ class DataShare:
             raise ConfigError(
                 f"batches: this node's data set has {self.length} samples, the cluster's {length}"
             )
+        self._cursor_of(length).commit(ranges)
+
+    def _cursor_of(self, length: int) -> DataCursor:
+        """The cluster's, or a new one."""
         if self.cursor is None:
             self.cursor = DataCursor(length, self.seed)
-        self.cursor.commit(ranges)
+        return self.cursor
 
 
 def fetch(dataset: Any, indices: list[int]) -> Batch:

@@ -593,7 +593,7 @@ class Agent:
         match event.message:
             case Envelope() as envelope:
                 if envelope.source == peer and isinstance(envelope.body, LinkNews):
-                    self._said_where(envelope.body)
+                    self._said_where(peer, envelope.body)
                 ours, effects = self.relay.receive(peer, envelope)
                 return effects + (self._routed(envelope.source, envelope.body, now_s) if ours else [])
             case Ping() | Pong():
@@ -852,10 +852,10 @@ class Agent:
         doubt = self.liveness.doubt(news.peer, now_s) if lost else []
         return expel + doubt + self._overlay_changed(now_s)
 
-    def _said_where(self, news: LinkNews) -> None:
-        """Of a neighbour's own link, and by itself: whoever repeats the news of others names no life."""
-        if news.life and news.reporter in self.relay.peers - self.relay.leaves:
-            self.deaths.said_where(news.reporter, news.life)
+    def _said_where(self, peer: str, news: LinkNews) -> None:
+        """A neighbour tells of its own link; whoever repeats such news names no life."""
+        if news.life and news.reporter == peer and peer not in self.relay.leaves:
+            self.deaths.said_where(peer, news.life)
 
     def _is_ahead(self, key: tuple[int, int]) -> bool:
         """Is that a newer view than ours that need not wait for us, as one does that we have voted for?"""

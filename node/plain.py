@@ -1,4 +1,4 @@
-"""Nested plain data as bytes: what a training state holds besides tensors, encoded without pickle.
+"""Nested plain data as bytes: what a training state holds besides tensors, and nothing in them is ever run.
 
 Plain data is None, bool, int, float, str, bytes, and lists, tuples, dicts, OrderedDicts and Counters of it.
 Pickle could carry more, and run anything a peer puts into it. Tensors do not go into the bytes: each stands

@@ -48,9 +48,13 @@ class Deaths:
 
     def handle(self, event: Reached | NotReached) -> dict[str, int | None]:
         """Peers about whom that decides: the life that has died; None if it may not have."""
-        found = [peer for peer, (address, _, _) in self.looking.items() if address == event.address]
+        found: dict[str, int | None] = {
+            peer: life for peer, (address, _, life) in self.looking.items() if address == event.address
+        }
+        for peer in found:
+            del self.looking[peer]
         died = isinstance(event, NotReached) and event.refused
-        return {peer: life if died else None for peer in found for _, _, life in [self.looking.pop(peer)]}
+        return found if died else dict.fromkeys(found)
 
     def overdue(self, now_s: float) -> list[str]:
         """Peers of whom nothing was heard in time: they may live."""

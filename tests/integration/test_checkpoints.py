@@ -63,8 +63,9 @@ def test_all_die_at_once_and_fewer_nodes_go_on_and_then_more(tmp_path):
         assert resumed >= saved and resumed % EVERY == 0
         cluster.grow(1)
         founder.advance(2 * EVERY)
-        later = await_checkpoint(cluster, disk, after=resumed)
-        cluster.until(lambda: any(each.shards == 2 for each in scan(disk)), "two nodes write together")
+        later = await_checkpoint(cluster, disk, after=founder.step)
+        whole = [each for each in scan(disk) if each.complete]
+        assert {each.shards for each in whole if each.step == later} == {2}
         cluster.grow(1)
         assert await_checkpoint(cluster, disk, after=later + EVERY) > later
         cluster.until(lambda: any(each.shards == 3 for each in scan(disk)), "three nodes write together")

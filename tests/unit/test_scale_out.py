@@ -256,9 +256,8 @@ def test_joiners_that_reach_only_each_other_go_on_knocking_at_the_others():
     bench.plan(A)
     bench.examined("a", 1e6)
     bench.close("a")
-    assert Dial("a:1") not in bench.after(
-        ASK_EVERY_S
-    )  # The scheduler has answered by another way, and may again.
+    # The scheduler has answered before, and may again by another way.
+    assert Dial("a:1") not in bench.after(ASK_EVERY_S)
     assert Dial("a:1") in bench.after(ASK_EVERY_S)
 
 
