@@ -79,7 +79,7 @@ class Trainer:
         insecure: Use no key: everybody who reaches the port can join.
         join, listen, name, neighbors, links, join_patience_s, probe, found, rejoin: See `NodeSettings`.
     Raises: ScaleOutFailed if the cluster cannot be reached or refuses, ConfigError for a setting or model
-        that cannot work, CheckpointError if it cannot be resumed.
+        that cannot work, CheckpointError if it cannot be resumed. SystemExit after Ctrl+C while it joins.
     """
 
     def __init__(
@@ -320,6 +320,10 @@ class Trainer:
     def _fail_to_join(self, ended: Ended) -> None:
         self._ended = ended
         self._running().stop()
+        if ended.how == "left":  # Ctrl+C while it asked: the script has nothing to go on with.
+            self._closed = True
+            self._say(f"{self.name} left before it was a member")
+            raise SystemExit(0)
         seeds = ", ".join(self.settings.join)
         raise ScaleOutFailed(f"{self.name} cannot join {seeds}: {self._reason(ended)}") from ended.error
 

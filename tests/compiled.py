@@ -49,11 +49,12 @@ def _compile() -> None:
     protocols = [path for path in (COPY / "chaosnet/protocols").glob("*.py") if path.stem not in INTERPRETED]
     modules = [str(path.relative_to(COPY)) for path in sorted(protocols)]
     modules += [f"chaosnet/{path}" for path in CORES]
-    print(f"compiling {len(modules)} modules in {COPY}", file=sys.stderr)
+    print(f"compiling {len(modules)} modules in {COPY}: takes a few minutes, once", file=sys.stderr)
     command = [sys.executable, "-m", "mypyc", "--ignore-missing-imports", *modules]
-    subprocess.run(
-        command, cwd=COPY, check=True, env=os.environ | {"MYPYC_OPT_LEVEL": "1"}, stdout=sys.stderr
-    )
+    environment = os.environ | {"MYPYC_OPT_LEVEL": "1"}
+    done = subprocess.run(command, cwd=COPY, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{done.stdout}{done.stderr}mypyc failed; is there a C compiler (gcc)?")
 
 
 if __name__ == "__main__":

@@ -459,6 +459,17 @@ def test_ctrl_c_finishes_the_step_and_leaves(three: tuple[Nodes, str]) -> None:
 
 
 @pytest.mark.realtime
+def test_ctrl_c_while_it_joins_ends_the_script(nodes: Nodes) -> None:
+    nodes.start("a", "--join", "127.0.0.1:9")  # Nobody is there.
+    nodes.await_text("a", "joins the cluster")
+    nodes.signal("a", signal.SIGINT)
+    assert nodes.exit_code("a") == 0
+    text = nodes.text("a")
+    assert "a left before it was a member" in text
+    assert not [word for word in ("error", "Traceback", "after the loop") if word in text]
+
+
+@pytest.mark.realtime
 def test_status_answers_right_after_the_scheduler_has_died(three: tuple[Nodes, str]) -> None:
     nodes, address = three
     addresses = {row["node"]: row["addresses"][0] for row in client.status(address)["members"]}
