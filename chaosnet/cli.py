@@ -200,10 +200,11 @@ def cli() -> None:
     """Train a PyTorch model on machines that come and go.
 
     \b
-    chaosnet demo                                          see it work, here and now
-    chaosnet run --listen 10.0.0.1:5555 train.py           first node: starts a cluster
-    chaosnet run --join 10.0.0.1:5555 train.py             every other node, at any time
-    chaosnet status 10.0.0.1:5555                          ask any node
+    chaosnet demo                                                       see it work, here and now
+    chaosnet keygen                                                     once; copy its file to the others
+    chaosnet run --listen 10.0.0.1:5555 train.py                        first node: starts a cluster
+    chaosnet run --listen 10.0.0.2:5555 --join 10.0.0.1:5555 train.py   every other node, at any time
+    chaosnet status 10.0.0.1:5555                                       ask any node
     """
 
 
@@ -449,12 +450,13 @@ def invite(address: str, minutes: int, at: str | None) -> None:
     """Print a token that lets one node into the cluster of the node at ADDRESS:
 
     \b
-    chaosnet run --join TOKEN train.py
+    chaosnet run --listen 0.0.0.0:5555 --join TOKEN train.py
     """
     from .invite import make
 
     token = make(address, minutes * 60.0, at)
-    click.echo(f"good for one node, for {minutes} minutes: chaosnet run --join TOKEN SCRIPT", err=True)
+    use = "chaosnet run --listen HOST:PORT --join TOKEN SCRIPT"
+    click.echo(f"good for one node, for {minutes} minutes: {use}", err=True)
     click.echo(token)
 
 

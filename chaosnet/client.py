@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import zmq
 
-from .identity import completed, identity
+from .identity import completed, completed_peer, identity
 from .node.keys import KeyPair
 from .node.transport import Transport
 from .protocols.codec import decode, encode
@@ -62,7 +62,8 @@ def change_link(address: str, other: str, connect: bool, deadline_s: float = LIN
     Returns: once it is so, or why it cannot be. Raises: as `ask`.
     """
     kind = ConnectLinkRequest if connect else DisconnectLinkRequest
-    reply = ask(address, lambda me, node: kind(a=node, b=other, asker=me), deadline_s)
+    peer = completed_peer(other, identity())
+    reply = ask(address, lambda me, node: kind(a=node, b=peer, asker=me), deadline_s)
     assert isinstance(reply, Answer)
     return reply
 

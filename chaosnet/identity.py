@@ -50,6 +50,14 @@ def completed(address: str, keys: KeyPair | None) -> str:
     return str(Endpoint.parse(address).of(keys.public))
 
 
+def completed_peer(peer: str, keys: KeyPair | None) -> str:
+    """The same for what may be a node's name instead: that stays as it is."""
+    try:
+        return completed(peer, keys)
+    except ConfigError:
+        return peer
+
+
 def is_loopback(host: str) -> bool:
     """Can only this machine reach it?"""
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar, get_args
 
-from .identity import completed, identity, insecure_wanted, is_loopback
+from .identity import completed, completed_peer, identity, insecure_wanted, is_loopback
 from .invite import Token, is_token
 from .node.endpoint import Endpoint, shown
 from .node.keys import KeyPair, load_allowed
@@ -152,6 +152,7 @@ def node_settings(
     joined = join if join is not None else os.environ.get("CHAOSNET_JOIN", "")
     invite = Token.parse(joined) if is_token(joined) else None
     keys = identity(key, insecure, make=invite is not None)
+    named = links if links is not None else _split(os.environ.get("CHAOSNET_LINKS", ""))
     allowed = allowed_keys or os.environ.get("CHAOSNET_ALLOWED_KEYS")
     return _checked(
         NodeSettings(
@@ -163,7 +164,7 @@ def node_settings(
             neighbors=_number(
                 "neighbors", neighbors, "CHAOSNET_NEIGHBORS", DEFAULT_NEIGHBORS, int, 1, MAX_LINKS
             ),
-            links=links if links is not None else _split(os.environ.get("CHAOSNET_LINKS", "")),
+            links=tuple(completed_peer(each, keys) for each in named),
             blocking=_switch(blocking, "CHAOSNET_BLOCKING"),
             join_patience_s=_number(
                 "join_patience_s", join_patience_s, "CHAOSNET_JOIN_PATIENCE_S", JOIN_PATIENCE_S, float

@@ -33,6 +33,7 @@ BACKENDS: dict[str, type[Netns] | type[Relay] | type[Docker]] = {
     "docker": Docker,
 }
 OWN = (Netns, Relay)  # Back ends that make the nodes as well.
+OWN_HELP = "netns: network namespaces (root); relay: a process that relays, without root"
 DRY_RUN = "dry-run"
 SHAPES: dict[str, Callable[..., Topology]] = {
     "ring": ring,
@@ -69,8 +70,7 @@ backend_option = partial(
     "--backend",
     default=Netns.kind,
     show_default=True,
-    help="netns: network namespaces (root); relay: a process that relays, without root; "
-    "docker: the containers of the Compose project --name (root).",
+    help=f"{OWN_HELP}; docker: the containers of the Compose project --name (root).",
 )
 routes_option = click.option(
     "--routes/--no-routes",
@@ -201,13 +201,14 @@ def exec_(node: str, command: tuple[str, ...], name: str) -> None:
 @click.argument("topology", type=a_file)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @named
-@backend_option(type=click.Choice([kind.kind for kind in OWN]))
+@backend_option(type=click.Choice([kind.kind for kind in OWN]), help=f"{OWN_HELP}.")
 @routes_option
 def run_(topology: Path, command: tuple[str, ...], name: str, backend: str, routes: bool) -> None:
     """Make the overlay, run COMMAND on every node, remove the overlay.
 
-    The environment has CHAOSNET_NAME, CHAOSNET_LISTEN, CHAOSNET_JOIN (all but the first node), CHAOSNET_NODES, and
-    CHAOSNET_NEIGHBORS_AT (NODE=HOST:PORT,...). So `chaosnet run train.py` needs no further option.
+    The environment has all that `chaosnet run train.py` needs (CHAOSNET_NAME, _LISTEN, _JOIN of all but the first
+    node, _NEIGHBORS, _PEERS_AT, _INSECURE), and for programs of your own CHAOSNET_NODES and
+    CHAOSNET_NEIGHBORS_AT (NODE=HOST:PORT,...).
     """
     made = _up(backend, name, Topology.read(topology), routes)
     try:

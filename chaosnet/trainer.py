@@ -52,8 +52,8 @@ class Trainer:
 
     Args:
         model: Any module; all members have the same one.
-        optimizer: Any torch.optim over its parameters.
-        lr_scheduler: Stepped by every update().
+        optimizer: Any torch.optim over its parameters that steps without a closure (so not LBFGS).
+        lr_scheduler: Stepped by every update(), not by the script. ReduceLROnPlateau looks at trainer.mean(loss).
         extra_state: A dictionary of plain data and tensors of yours that a joiner is to receive, in place.
         max_grad_norm: Clip the averaged gradient to this norm before the optimizer steps.
         seed: Of the order of samples that `batches` deals out.
@@ -523,6 +523,8 @@ class Trainer:
             value, weight = metrics.get("loss", (math.nan, 0.0))
             if weight:
                 self.lr_scheduler.step(value / weight)
+            elif self._updates == 1:
+                self._say("ReduceLROnPlateau changes nothing in a step without trainer.mean(loss)")
             return
         self.lr_scheduler.step()
 

@@ -103,7 +103,10 @@ class Relay:
         """Run a program as one of this node's."""
         self.topology.check_node(node)
         env = {**os.environ, **self.environment(node), **options.pop("env", {}), MARK: self.name}
-        return subprocess.Popen(list(command), env=env, **options)
+        try:
+            return subprocess.Popen(list(command), env=env, **options)
+        except FileNotFoundError:
+            raise TestbedError(f"{command[0]!r} is no program on this machine's PATH") from None
 
     def in_force(self) -> list[dict[str, Any]]:
         """What the relay says is set."""

@@ -6,6 +6,7 @@ LR scheduler, counters, random generators, and what refers to which tensor. Noth
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,6 +117,12 @@ class TrainingState:
         self._sections(TensorTable(), canonical=False)  # Refuses now what it would refuse at the first join.
 
     def _check_optimizer(self) -> None:
+        closure = inspect.signature(self.optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise ConfigError(
+                f"optimizer: {type(self.optimizer).__name__} computes the loss itself, several times a step "
+                "(expected one whose step() needs no closure)"
+            )
         known = {id(parameter) for parameter in self.model.parameters()}
         for number, group in enumerate(self.optimizer.param_groups):
             for index, parameter in enumerate(group["params"]):

@@ -174,6 +174,15 @@ def test_a_key_is_rotated_as_docs_security_md_says(cluster: Keyed) -> None:
     cluster.finish()
 
 
+def test_links_between_nodes_that_share_a_key_are_named_by_host_and_port(cluster: Keyed) -> None:
+    cluster.grow(3, key=str(cluster.folder / "a.key"))
+    rows = {row["node"]: row for row in client.status(cluster.address)["members"]}
+    a, b = (Endpoint.parse(rows[name]["addresses"][0]).place for name in "ab")
+    assert client.change_link(a, b, connect=False).text == "the link a - b is closed"
+    assert client.change_link(a, b, connect=True).text == "the link a - b is open"
+    cluster.finish()
+
+
 def test_who_holds_no_key_gets_no_status(cluster: Keyed, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.train()
     monkeypatch.delenv("CHAOSNET_KEY")

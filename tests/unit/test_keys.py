@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaosnet.errors import ConfigError
-from chaosnet.identity import completed, default_file, identity, is_loopback
+from chaosnet.identity import completed, completed_peer, default_file, identity, is_loopback
 from chaosnet.invite import MARK, MAX_SEEDS, Token, is_token
 from chaosnet.node.endpoint import KEY, Endpoint
 from chaosnet.node.keys import KeyPair, key_bytes, key_text, load, load_allowed, save
@@ -138,6 +138,8 @@ def test_an_address_without_a_key_is_one_of_this_users_own_nodes():
     assert completed("10.0.0.2:5555", None) == "10.0.0.2:5555"
     other = f"{KeyPair.new().public}@10.0.0.2:5555"
     assert completed(other, PAIR) == other
+    assert completed_peer("10.0.0.2:5555", PAIR) == f"{PAIR.public}@10.0.0.2:5555"
+    assert completed_peer("worker-3", PAIR) == "worker-3"
 
 
 @pytest.mark.parametrize("listen", ["10.0.0.2:5555", "0.0.0.0:5555", "[::]:5555", "lab.example:5555", "*:0"])

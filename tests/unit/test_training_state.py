@@ -367,6 +367,8 @@ def test_what_cannot_be_shipped_is_refused_by_name():
     optimizer.state[model.weight]["sum"] = torch.ones(2, 2).to_sparse()
     with pytest.raises(ConfigError, match=r"optimizer.state\[0\]\['sum'\] is a sparse tensor"):
         TrainingState(model, optimizer)
+    with pytest.raises(ConfigError, match="optimizer: LBFGS computes the loss itself"):
+        TrainingState(model, torch.optim.LBFGS(model.parameters()))
     with pytest.raises(ConfigError, match="no parameter of the model"):
         TrainingState(nn.Linear(2, 2), torch.optim.SGD(model.parameters(), lr=0.1))
     complex_model = nn.Linear(2, 2, dtype=torch.complex64)
