@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import math
 
+from .protocols.errors import ConfigError
+
+MAX_NAME = 64
+MAX_WEIGHT = 1e12  # Those of all nodes together still fit into a message.
+
 
 class ClusterMean:
     """A value averaged over the cluster by the next update(); `float()` of it once that has happened."""
@@ -34,7 +39,11 @@ class Means:
         self._handles: list[ClusterMean] = []
 
     def add(self, name: str, value: float, weight: float) -> ClusterMean:
-        """To the step under way."""
+        """To the step under way. Raises: ConfigError for what would not reach the others."""
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+            raise ConfigError(f"mean: the name is {name!r:.80} (expected 1 to {MAX_NAME} characters)")
+        if not 0 <= weight <= MAX_WEIGHT:
+            raise ConfigError(f"mean: the weight of {name!r} is {weight} (expected 0 to {MAX_WEIGHT:g})")
         total, weights = self._pending.get(name, (0.0, 0.0))
         self._pending[name] = (total + value * weight, weights + weight)
         handle = ClusterMean(name)

@@ -21,7 +21,7 @@ from .checkpointing import Checkpointing
 from .data import Batch, DataShare, EpochOrder, fetch, split
 from .guard import Guard
 from .invite import introduce
-from .means import ClusterMean, Means
+from .means import MAX_WEIGHT, ClusterMean, Means
 from .node.core import Agent, Settings
 from .node.flat_state import Arrival, Capture
 from .node.gradients import DEFAULT_CHUNK_BYTES, Gradients
@@ -178,7 +178,9 @@ class Trainer:
         if self._loop is not None:
             raise ConfigError("attach: this trainer has a model already")
         self.model, self.optimizer, self.lr_scheduler = model, optimizer, lr_scheduler
-        terms = {} if self._guard is None else {"guard": self._guard.policy}
+        terms = {"max_grad_norm": str(self.max_grad_norm), "chunk_bytes": str(self.chunk_bytes)}
+        if self._guard is not None:
+            terms["guard"] = self._guard.policy
         self._state = TrainingState(model, optimizer, lr_scheduler, extra_state, terms)
         self._gradients = Gradients(model, self.chunk_bytes, self._on_chunk_ready)
         if self._guard is not None:
@@ -381,8 +383,8 @@ class Trainer:
         if self._leave_if_wanted():
             return
         weight = float(samples if samples is not None else self._weight or self._own_weight)
-        if weight < 0 or not math.isfinite(weight):
-            raise ConfigError(f"update: samples is {samples} (expected a number of at least 0)")
+        if not 0 <= weight <= MAX_WEIGHT:
+            raise ConfigError(f"update: samples is {samples} (expected a number from 0 to {MAX_WEIGHT:g})")
         if samples is not None and self._weight is None:
             self._own_weight = weight
         self._eager = samples is None
@@ -632,6 +634,11 @@ class Trainer:
         weight = float(sum(stop - start for start, stop in mine))
         parts = list(split(mine, accumulate)) if accumulate > 1 else [list(mine)]
         for index, part in enumerate(parts):
+            if self._updates != before:
+                raise ConfigError(
+                    f"batches: update() after batch {index} of {len(parts)} that belong together "
+                    "(expected after the one that has `batch.last`)"
+                )
             if index == len(parts) - 1:
                 self._weight = weight
                 self._gradients.arm(weight)
@@ -658,9 +665,9 @@ class Trainer:
             weight: Default: the samples of the batch in hand.
         Returns: A handle; `float()` of it after the update is the mean.
         """
-        number = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
         counts = weight if weight is not None else (self._in_hand or self._own_weight)
-        return self._means.add(name, number, counts)
+        number = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
+        return self._means.add(name, number, float(counts))
 
     # --- leaving ---
 

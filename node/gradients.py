@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +28,7 @@ from .flat_state import device_runs
 from .training_state import BufferSlot, buffer_slots, check_parameter
 
 DEFAULT_CHUNK_BYTES = 2 << 20
+COMPARED_AT_ONCE = 1 << 18  # Elements: with what they are compared with, they fit into a cache.
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +246,7 @@ class Gradients:
                     "it is not averaged; unfreeze it before that, and hold it with a learning rate of 0"
                 )
         handed_over = any(self._handed_over)
-        retracted = handed_over and (weight != self._weight or self._outdated())
+        retracted = handed_over and (weight != self._weight or self._outdated(weight))
         self._weight = None
         if retracted:
             self._eager_allowed = False
@@ -331,23 +333,39 @@ class Gradients:
 
     # Moving values.
 
-    def _outdated(self) -> bool:
-        """Whether a gradient has changed since it was written: by another backward, or by the script."""
-        for place, written, (grad, version) in zip(self._parameters, self._written, self._seen, strict=True):
-            if not written:
-                continue
-            now = place.holder.grad if isinstance(place.holder, nn.Parameter) else None
+    def _grad(self, index: int) -> torch.Tensor | None:
+        parameter = self._parameters[index].holder
+        assert isinstance(parameter, nn.Parameter)
+        return parameter.grad
+
+    def _outdated(self, weight: float) -> bool:
+        """Whether a gradient has changed since it was written: by another backward, or by the script.
+
+        Values are compared, too: what GradScaler.unscale_ does, or anybody to `.grad.data`, leaves the version alone.
+        """
+        indices = [index for index, written in enumerate(self._written) if written]
+        for index in indices:
+            grad, version = self._seen[index]
+            now = self._grad(index)
             if now is not grad or (now is not None and now._version != version):
                 return True
-        return False
+        return weight > 0 and any(
+            not self._is_written(lane, start, group, weight)
+            for lane, start, group in self._runs(indices, COMPARED_AT_ONCE)
+        )
+
+    def _is_written(self, lane: int, start: int, tensors: Sequence[torch.Tensor], weight: float) -> bool:
+        """Does a lane hold weight * tensor, one behind the other, from element `start` on, to the bit?"""
+        written = self.lanes[lane].contribution[start : start + sum(map(torch.Tensor.numel, tensors))]
+        expected = torch.empty_like(written)
+        self._stage(expected, tensors, weight)
+        as_int = _int_like(written.dtype)  # To compare nan with nan.
+        return torch.equal(written.view(as_int), expected.view(as_int))
 
     def _write(self, indices: Sequence[int], weight: float) -> None:
         """Write weight * gradient for these parameters; zeros where there is none."""
-        group: list[torch.Tensor] = []  # Of neighbors in one lane, ending before `stop`.
-        lane, start, stop = 0, 0, 0
         for index in indices:
-            place = self._parameters[index]
-            grad = place.holder.grad if isinstance(place.holder, nn.Parameter) else None
+            place, grad = self._parameters[index], self._grad(index)
             if grad is not None and grad.layout != torch.strided:
                 raise ConfigError(
                     f"parameter {place.name!r} has a sparse gradient; expected a dense one "
@@ -355,28 +373,43 @@ class Gradients:
                 )
             self._seen[index] = (grad, 0 if grad is None else grad._version)
             self._written[index] = 1
-            absent = grad is None or weight == 0  # 0 * inf would be nan.
-            if group and (absent or place.lane != lane or place.start != stop):
-                self._stage(lane, start, group, weight)
-                group = []
-            if absent:
+            if grad is None or weight == 0:  # 0 * inf would be nan.
                 self.lanes[place.lane].contribution[place.start : place.stop].zero_()
+        for lane, start, group in self._runs(indices) if weight else ():
+            self._stage(self.lanes[lane].contribution[start:], group, weight)
+
+    def _runs(
+        self, indices: Iterable[int], elements: int = sys.maxsize
+    ) -> Iterator[tuple[int, int, list[torch.Tensor]]]:
+        """The gradients of these parameters: lane, first element, and tensors that lie one behind the other.
+
+        At most `elements` at once; what is larger is cut.
+        """
+        group: list[torch.Tensor] = []
+        lane, start, stop = 0, 0, 0
+        for index in indices:
+            place, grad = self._parameters[index], self._grad(index)
+            if grad is None:
                 continue
-            if not group:
-                lane, start = place.lane, place.start
-            assert grad is not None
-            group.append(grad)
-            stop = place.stop
+            at = place.start
+            for piece in (grad,) if grad.numel() <= elements else grad.detach().reshape(-1).split(elements):
+                if group and (place.lane != lane or at != stop or stop - start + piece.numel() > elements):
+                    yield lane, start, group
+                    group = []
+                if not group:
+                    lane, start = place.lane, at
+                group.append(piece)
+                at = stop = at + piece.numel()
         if group:
-            self._stage(lane, start, group, weight)
+            yield lane, start, group
 
     @torch.no_grad()
-    def _stage(self, lane: int, start: int, tensors: Sequence[torch.Tensor], weight: float) -> None:
-        """Write weight * tensor, one behind the other, from element `start` of a lane.
+    def _stage(self, contribution: torch.Tensor, tensors: Sequence[torch.Tensor], weight: float) -> None:
+        """Write weight * tensor, one behind the other, to the beginning of `contribution`.
 
         Widened before it is multiplied: float16 would overflow.
         """
-        contribution, dtype = self.lanes[lane].contribution, self.lanes[lane].dtype
+        start, dtype = 0, contribution.dtype
         for run in device_runs(tensors):
             flat = [tensor.detach().reshape(-1) for tensor in run]
             stop = start + sum(map(torch.Tensor.numel, flat))
@@ -397,8 +430,9 @@ class Gradients:
         places, contribution = self._buffers[lane], self.lanes[lane].contribution
         if not places:
             return contribution[:0]
-        self._stage(lane, places[0].start, [_reals(self._buffer(place)) for place in places], 1)
-        return contribution[places[0].start : places[-1].stop]
+        values = contribution[places[0].start : places[-1].stop]
+        self._stage(values, [_reals(self._buffer(place)) for place in places], 1)
+        return values
 
     def _write_buffers(self, weight: float) -> list[int]:
         """Write the buffers' contributions. Returns: the bits of those that changed since all agreed."""
@@ -407,7 +441,7 @@ class Gradients:
             values, agreed, places = self._gather_buffers(number), self._agreed[number], self._buffers[number]
             if lane.op == "max" or not places:
                 continue
-            as_int = torch.int32 if lane.dtype == torch.float32 else torch.int64  # To compare nan with nan.
+            as_int = _int_like(lane.dtype)  # To compare nan with nan.
             differs = (values.view(as_int) != agreed.view(as_int)).numpy()
             starts = [place.start - places[0].start for place in places]
             any_differs = np.logical_or.reduceat(differs, starts)
@@ -472,6 +506,10 @@ def _lane_dtype(tensor: torch.Tensor) -> torch.dtype:
     if not tensor.is_floating_point() and not tensor.is_complex():
         return torch.int64
     return torch.float64 if tensor.dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+def _int_like(dtype: torch.dtype) -> torch.dtype:
+    return torch.int32 if dtype == torch.float32 else torch.int64
 
 
 def _reals(tensor: torch.Tensor) -> torch.Tensor:

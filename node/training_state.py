@@ -112,6 +112,12 @@ class TrainingState:
         self.extra_state = extra_state
         for name, parameter in model.named_parameters():
             check_parameter(name, parameter)
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+                raise ConfigError(
+                    f"{name!r} has max_norm={module.max_norm}: forward would change rows on this node alone "
+                    "(expected None; clip its weights at every step instead)"
+                )
         self._check_optimizer()
         self._spec = self._make_spec()  # Once: a script may freeze and thaw parameters as it goes.
         self._sections(TensorTable(), canonical=False)  # Refuses now what it would refuse at the first join.
@@ -335,7 +341,7 @@ class TrainingState:
         for key, value in state.items():
             parameter = parameter_by_index.get(key, key)
             if parameter in loaded:
-                loaded[parameter] = _uncast(loaded[parameter], value)
+                loaded[parameter] = _laid_out_as(parameter, _uncast(loaded[parameter], value))
 
     # Comparing it.
 
@@ -409,6 +415,20 @@ def _restore(mine: Any, theirs: Any) -> Any:
         mine[:] = [_restore(mine[i] if i < len(mine) else None, value) for i, value in enumerate(theirs)]
         return mine
     return theirs
+
+
+def _laid_out_as(parameter: Any, state: Any) -> Any:
+    """State of the parameter's shape in its memory format: fused optimizers pair elements as they lie."""
+    if not isinstance(parameter, torch.Tensor) or not isinstance(state, dict):
+        return state
+    return {
+        key: torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+        if isinstance(value, torch.Tensor)
+        and value.shape == parameter.shape
+        and value.stride() != parameter.stride()
+        else value
+        for key, value in state.items()
+    }
 
 
 def _uncast(loaded: Any, sent: Any) -> Any:

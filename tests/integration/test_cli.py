@@ -380,10 +380,12 @@ def test_refused_joiners_say_why_and_the_cluster_goes_on(three: tuple[Nodes, str
     before = client.status(address)["step"]
     quick = CAPTURES.replace("0.01))", "0.01), join_patience_s=1.0)")
     nodes.start("wide", "--join", address, width=16)
+    nodes.start("clips", "--join", address, script=CAPTURES.replace("0.01))", "0.01), max_grad_norm=0.5)"))
     nodes.start("lost", "--join", "127.0.0.1:9", script=quick)
     nodes.start("a", "--join", address, script=quick)
     expected = {
         "wide": (address, "the model differs", "0.weight", "(16, 4)", "(8, 4)"),
+        "clips": (address, "'max_grad_norm' is 0.5 here, None there"),
         "lost": ("127.0.0.1:9", "nobody answers", "does not accept connections", "tried for 1 s"),
         "a": (address, "another node is called 'a' too"),
     }

@@ -126,7 +126,7 @@ def test_accumulated_gradients_are_retracted_and_sent_late_from_then_on():
     assert not ready and not finished.retracted and finished.chunks == list(range(len(gradients.chunks)))
 
 
-@pytest.mark.parametrize("change", ["scale in place", "replace", "drop"])
+@pytest.mark.parametrize("change", ["scale in place", "scale the data", "replace", "drop"])
 def test_gradients_changed_by_the_script_after_backward_are_retracted(change):
     model = net()
     gradients = Gradients(model, TINY_CHUNKS)
@@ -135,6 +135,8 @@ def test_gradients_changed_by_the_script_after_backward_are_retracted(change):
     bias = model[4].bias
     if change == "scale in place":
         bias.grad.mul_(3)
+    elif change == "scale the data":  # As GradScaler.unscale_, it leaves the tensor's version alone.
+        bias.grad.data.mul_(3)
     else:
         bias.grad = torch.ones(2) if change == "replace" else None
     assert gradients.finish(4).retracted

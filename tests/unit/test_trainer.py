@@ -226,10 +226,49 @@ def test_a_trainer_that_has_left_says_so_when_it_is_asked(start):
         trainer.status()
 
 
-@pytest.mark.parametrize("samples", [-1, float("nan"), float("inf")])
+@pytest.mark.parametrize("samples", [-1, float("nan"), float("inf"), 1e13])
 def test_samples_is_a_number_of_at_least_zero(start, samples):
-    with pytest.raises(ConfigError, match=r"update: samples is .* \(expected a number of at least 0\)"):
+    with pytest.raises(ConfigError, match=r"update: samples is .* \(expected a number from 0 to 1e\+12\)"):
         start().update(samples=samples)
+
+
+@pytest.mark.parametrize("name", [32, "", "x" * 65])
+def test_a_mean_whose_name_would_not_reach_the_others_is_refused(start, name):
+    with pytest.raises(ConfigError, match=r"mean: the name is .* \(expected 1 to 64 characters\)"):
+        start().mean(0.5, name)
+
+
+def test_the_weight_of_a_mean_may_be_a_tensor_and_is_a_number_of_at_least_zero(start):
+    trainer = start()
+    trainer.mean(1.0, weight=torch.tensor(2.0))
+    trainer.update()
+    assert trainer.metrics == {"loss": 1.0}
+    with pytest.raises(ConfigError, match="mean: the weight of 'loss' is -1"):
+        trainer.mean(1.0, weight=-1)
+
+
+def test_an_update_between_batches_that_belong_together_is_refused(start, data):
+    trainer = start()
+    with pytest.raises(ConfigError, match=r"update\(\) after batch 1 of 3 that belong together"):
+        for batch in trainer.batches(data, batch_size=3, accumulate=3):
+            (loss_of(trainer.model, batch) * batch.share).backward()
+            trainer.update()
+
+
+@pytest.mark.parametrize("dealt", [False, True])
+def test_a_grad_scaler_unscales_before_the_update(start, dealt):
+    """It leaves no trace in the gradients' version, and chunks have left during backward."""
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    trainer = start(model)
+    scaler = torch.amp.GradScaler("cpu")
+    ones = TensorDataset(torch.ones(6, 3))
+    for batch in trainer.batches(ones, batch_size=2) if dealt else [(torch.ones(2, 3),)] * 3:
+        scaler.scale(model(batch[0]).mean()).backward()
+        scaler.unscale_(trainer.optimizer)
+        trainer.update()
+        scaler.update()
+    assert torch.allclose(model.weight, torch.full((1, 3), -0.3))
 
 
 def test_a_sparse_gradient_is_refused_with_the_name_of_its_parameter(start):

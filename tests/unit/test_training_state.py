@@ -3,6 +3,7 @@
 import math
 import random
 from collections import OrderedDict
+from functools import partial
 
 import numpy as np
 import pytest
@@ -201,6 +202,28 @@ def test_float32_state_of_a_bfloat16_parameter_is_not_rounded():
     assert new.optimizer.state[new.model.weight]["note"] == "as is"
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, partial(torch.optim.SGD, momentum=0.9)])
+def test_optimizer_state_has_the_memory_format_of_its_parameter(optimizer):
+    """Fused optimizers pair elements as they lie in memory."""
+
+    def convolution():
+        torch.manual_seed(0)
+        model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        return model, TrainingState(model, optimizer(model.parameters(), lr=0.1, fused=True))
+
+    def train(model, state):
+        model(torch.ones(1, 3, 5, 5)).square().sum().backward()
+        state.optimizer.step()
+        state.optimizer.zero_grad()
+
+    old, new = convolution(), convolution()
+    train(*old)
+    new[1].load(arrival_of(snapshot_of(old[1])))
+    train(*old)
+    train(*new)
+    assert new[1].state_hash() == old[1].state_hash()
+
+
 def test_a_cache_buffer_may_differ_in_shape_and_does_not_count():
     old, new = odd_run(1), odd_run(1)
     new.model.cache = torch.randn(9)
@@ -367,6 +390,9 @@ def test_what_cannot_be_shipped_is_refused_by_name():
     optimizer.state[model.weight]["sum"] = torch.ones(2, 2).to_sparse()
     with pytest.raises(ConfigError, match=r"optimizer.state\[0\]\['sum'\] is a sparse tensor"):
         TrainingState(model, optimizer)
+    words = nn.Sequential(nn.Embedding(5, 3, max_norm=1.0))
+    with pytest.raises(ConfigError, match=r"'0' has max_norm=1.0: forward would change rows"):
+        TrainingState(words, torch.optim.SGD(words.parameters(), lr=0.1))
     with pytest.raises(ConfigError, match="optimizer: LBFGS computes the loss itself"):
         TrainingState(model, torch.optim.LBFGS(model.parameters()))
     with pytest.raises(ConfigError, match="no parameter of the model"):
