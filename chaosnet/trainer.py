@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import os
 import random
@@ -10,7 +11,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from .guard import Guard
 from .invite import introduce
 from .means import MAX_WEIGHT, ClusterMean, Means
 from .node.core import Agent, Settings
-from .node.flat_state import Arrival, Capture
+from .node.flat_state import Arrival, Capture, Snapshot, StateChanged
 from .node.gradients import DEFAULT_CHUNK_BYTES, Gradients
 from .node.loop import Admitted, Ended, Founded, NodeLoop, StateArrived, StateDiscarded, StepOutcome
 from .node.plain import decode, encode
@@ -56,6 +57,8 @@ class Trainer:
         lr_scheduler: Stepped by every update(), not by the script. ReduceLROnPlateau looks at trainer.mean(loss).
         extra_state: A dictionary of plain data and tensors of yours that a joiner is to receive, in place.
         max_grad_norm: Clip the averaged gradient to this norm before the optimizer steps.
+        after_step: Called on every node after each step of the optimizer, also for the steps that a joiner catches
+            up with. What else changes the training state at every step belongs here, e.g. an average of weights.
         seed: Of the order of samples that `batches` deals out.
         sync_policy: "fapt", "single", "ring", or a callable from the overlay (a networkx graph, edges with
             `rate_bps` and `rtt_s` where known) to trees (scheduler/sync_plan.py); used while this node is
@@ -97,6 +100,7 @@ class Trainer:
         blocking: bool | None = None,
         join_patience_s: float | None = None,
         max_grad_norm: float | None = None,
+        after_step: Callable[[], None] | None = None,
         seed: int = 0,
         sync_policy: str | Policy | None = None,
         probe: str | None = None,
@@ -128,6 +132,7 @@ class Trainer:
         self._policy = custom(sync_policy) if callable(sync_policy) else POLICIES[self.settings.policy]
         self.name = self.settings.name
         self.max_grad_norm, self.chunk_bytes, self.quiet = max_grad_norm, chunk_bytes, quiet
+        self._after_step = after_step
         self._guard = None if guard is None else Guard(guard, guard_factor)
         self.step = 0  # Updates of the model, by anybody, since the cluster began.
         self.samples = 0.0  # Behind them.
@@ -269,6 +274,7 @@ class Trainer:
                     return ended
         if self._checkpointing is not None:
             self._checkpointing.started(self.step, self._run)
+        self._state.watch()
         return None
 
     def _load(self, arrived: StateArrived) -> bool:
@@ -510,6 +516,8 @@ class Trainer:
             if self.lr_scheduler is not None:
                 self._step_lr_scheduler(total.metrics)
             self.optimizer.zero_grad(set_to_none=True)
+            if self._after_step is not None:
+                self._after_step()
             self.step += 1
             self.samples += total.weight
         self._round = outcome.step + 1
@@ -562,16 +570,22 @@ class Trainer:
             return
         self._finish_capture()
         only = checkpointing.tensors_of(mark) if checkpointing and mark and joiner is None else None
-        capture = self._capture = self._state.begin_capture(self._round, self._runtime(), only)
-        self._capture_serves = joiner is not None
+        loop = self._running()
+        try:
+            capture = self._state.begin_capture(self._round, self._runtime(), only)
+        except ConfigError as error:  # What was in extra_state at the start was checked then.
+            self._say(f"the state cannot be copied for {'a joiner' if joiner else 'a checkpoint'}: {error}")
+            if joiner is not None:
+                loop.serve_snapshot(joiner.step, None)
+            return
+        self._capture, self._capture_serves = capture, joiner is not None
         if checkpointing is not None and mark is not None:
             checkpointing.begin(capture, mark)
-        loop = self._running()
 
         def copy() -> None:
             capture.run()
             if joiner is not None:
-                loop.serve_snapshot(joiner.step, capture.wait())
+                loop.serve_snapshot(joiner.step, self._copied(capture))
 
         if joiner is not None and joiner.blocking:
             copy()
@@ -579,12 +593,20 @@ class Trainer:
         else:
             threading.Thread(target=copy, name="chaosnet-snapshot", daemon=True).start()
 
+    def _copied(self, capture: Capture) -> Snapshot | None:
+        try:
+            return capture.wait()
+        except StateChanged as error:
+            self._say(f"no copy of the state for a joiner: {error}; from now on it is copied inside update()")
+            return None
+
     def _finish_capture(self) -> None:
         """The optimizer must not change what is still being copied."""
         if self._blocked_on is not None:
             self.check_state_replication()
         if self._capture is not None:
-            self._capture.wait()
+            with contextlib.suppress(StateChanged):  # Whom it was for knows.
+                self._capture.wait()
             self._capture = None
 
     # --- data ---

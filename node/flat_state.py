@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 
-from ..protocols.errors import MalformedMessage
+from ..protocols.errors import ChaosnetError, MalformedMessage
 from . import plain
 
 MAX_TOTAL_BYTES = 1 << 50
@@ -33,6 +34,7 @@ MAX_DIMENSIONS = 64
 # memory of its own before it crosses the bus, enough to make the crossing worth while.
 CPU_RUN_BYTES = 1 << 20
 ACCELERATOR_RUN_BYTES = 64 << 20
+STILL_BLOCK_BYTES = 1 << 20  # Hashed as one.
 
 Row = tuple[str, str, tuple[int, ...]]  # Name, dtype, shape.
 
@@ -123,24 +125,55 @@ def _checked_row(fields: Any) -> Row:
     raise MalformedMessage(f"manifest entry {fields!r:.200}")
 
 
-class Snapshot:
-    """The training state at one step boundary, tensor by tensor (uint8, 1-D, on the CPU).
+class StateChanged(ChaosnetError):
+    """The script has changed what was being copied, or sent from where it lies."""
 
-    A part is a copy, or a frozen parameter itself: nothing changes that, so it is sent from where it lies.
-    It is None for a tensor that was not to be copied.
+
+class Still:
+    """A frozen parameter on the CPU, row-major, with hashes of what it held: so it can be sent from where it lies.
+
+    Who froze it may change it all the same (an average of other weights, say). What is not as it was is not sent.
     """
 
-    def __init__(self, manifest: Manifest, parts: Sequence[torch.Tensor | None]) -> None:
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        self.name, self.address = name, tensor.data_ptr()
+        self.changed = False
+        self._data = memoryview(as_bytes(tensor).numpy().data)
+        self._hashes = [self._hash(block) for block in range(-(-len(self._data) // STILL_BLOCK_BYTES))]
+
+    def __getitem__(self, part: slice) -> memoryview:
+        """Raises: StateChanged if these bytes, or any in the same blocks, are not what they were."""
+        start, stop, _ = part.indices(len(self._data))
+        for block in range(start // STILL_BLOCK_BYTES, -(-stop // STILL_BLOCK_BYTES)):
+            if self._hash(block) != self._hashes[block]:
+                self.changed = True
+                raise StateChanged(f"{self.name} is frozen, and was changed nevertheless")
+        return self._data[part]
+
+    def _hash(self, block: int) -> int:
+        return xxhash.xxh3_64_intdigest(
+            self._data[block * STILL_BLOCK_BYTES : (block + 1) * STILL_BLOCK_BYTES]
+        )
+
+
+class Snapshot:
+    """The training state at one step boundary, tensor by tensor.
+
+    A part is a copy (uint8, 1-D, on the CPU), or a parameter that stands still. It is None for a tensor that was
+    not to be copied.
+    """
+
+    def __init__(self, manifest: Manifest, parts: Sequence[torch.Tensor | Still | None]) -> None:
         self.manifest = manifest
-        held = [
-            (entry.start, memoryview(part.numpy().data))
-            for entry, part in zip(manifest.entries, parts, strict=True)
-            if part is not None and part.numel()
-        ]
-        self._starts, self._parts = [start for start, _ in held], [part for _, part in held]
+        self._starts: list[int] = []
+        self._parts: list[memoryview | Still] = []
+        for entry, part in zip(manifest.entries, parts, strict=True):
+            if part is not None and entry.stop > entry.start:
+                self._starts.append(entry.start)
+                self._parts.append(part if isinstance(part, Still) else memoryview(part.numpy().data))
 
     def slice(self, start: int, stop: int) -> memoryview:
-        """Bytes [start, stop) of the state; copied only where parts meet."""
+        """Bytes [start, stop) of the state; copied only where parts meet. Raises: StateChanged."""
         assert 0 <= start <= stop <= self.manifest.total_bytes, (start, stop)
         pieces, index = [], max(bisect_right(self._starts, start) - 1, 0)
         while start < stop:
@@ -163,8 +196,10 @@ class Capture:
 
     def __init__(self, snapshot: Snapshot, late: Sequence[torch.Tensor], target: torch.Tensor) -> None:
         self.manifest = snapshot.manifest
+        self.torn = False  # Has the script changed what was being copied?
         self._snapshot = snapshot
         self._late, self._target = late, target  # What is still to be copied, and where to.
+        self._versions = [tensor._version for tensor in late]
         self._done = threading.Event()
         self._error: BaseException | None = None
 
@@ -173,6 +208,11 @@ class Capture:
         assert not self._done.is_set(), "a capture runs once"
         try:
             gather(self._late, self._target)
+            self.torn = self._versions != [tensor._version for tensor in self._late]
+            if self.torn:
+                raise StateChanged(
+                    "the script has changed parameters, or what the optimizer keeps, after update()"
+                )
         except BaseException as error:
             self._error = error
         finally:
@@ -180,7 +220,7 @@ class Capture:
             self._done.set()
 
     def wait(self, timeout_s: float | None = None) -> Snapshot:
-        """The snapshot, once `run` has ended. Raises: TimeoutError, or what went wrong in `run`."""
+        """The snapshot, once `run` has ended. Raises: TimeoutError, StateChanged, or what went wrong in `run`."""
         if not self._done.wait(timeout_s):
             raise TimeoutError(f"the state of step {self.manifest.step} was not copied in {timeout_s} s")
         if self._error is not None:

@@ -28,6 +28,7 @@ from .flat_state import device_runs
 from .training_state import BufferSlot, buffer_slots, check_parameter
 
 DEFAULT_CHUNK_BYTES = 2 << 20
+MAX_CHUNK_BYTES = 32 << 20  # One frame: half of what a peer takes (sockets.py).
 COMPARED_AT_ONCE = 1 << 18  # Elements: with what they are compared with, they fit into a cache.
 
 
@@ -114,8 +115,10 @@ class Gradients:
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         on_chunk_ready: Callable[[int], None] = lambda chunk: None,
     ) -> None:
-        if chunk_bytes < 8:
-            raise ConfigError(f"chunk_bytes is {chunk_bytes}; expected at least 8, one element")
+        if not isinstance(chunk_bytes, int) or not 8 <= chunk_bytes <= MAX_CHUNK_BYTES:
+            raise ConfigError(
+                f"chunk_bytes: {chunk_bytes!r} (expected a whole number from 8 to {MAX_CHUNK_BYTES})"
+            )
         self.lanes: list[Lane] = []
         self.chunks: list[Chunk] = []
         self._on_chunk_ready = on_chunk_ready

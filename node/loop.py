@@ -38,6 +38,7 @@ from ..protocols.messages import (
     DisconnectLinkRequest,
     Down,
     Envelope,
+    NoSnapshot,
     Notice,
     Probe,
     ScaleInRequest,
@@ -229,8 +230,8 @@ class NodeLoop:
         """Hand an event to the core."""
         self._call(lambda: self._event(event))
 
-    def serve_snapshot(self, step: int, snapshot: Snapshot) -> None:
-        """The copy asked for by a StepOutcome is ready."""
+    def serve_snapshot(self, step: int, snapshot: Snapshot | None) -> None:
+        """The copy asked for by a StepOutcome is ready; None: it cannot be had, and who asks for it is told so."""
 
         def keep() -> None:
             self.replica.snapshots[step] = snapshot
@@ -423,10 +424,12 @@ class NodeLoop:
                 self._ask_snapshot(effect)
             case fx.DropSnapshot(step):
                 self.replica.snapshots.pop(step, None)
-            case fx.ServeManifest():
-                self.replica.serve_manifest(effect)
-            case fx.ServeShard():
-                self.replica.serve_shard(effect)
+            case fx.ServeManifest(peer, step) if not self.replica.serve_manifest(effect):
+                self.transport.send(peer, encode(NoSnapshot(step=step)))
+            case fx.ServeShard(peer, step) if not self.replica.serve_shard(effect):
+                self.transport.send(peer, encode(NoSnapshot(step=step)))
+            case fx.ServeManifest() | fx.ServeShard():
+                pass  # It has gone out.
             case fx.ReadManifest():
                 self._soon(self.replica.read_manifest(effect))
             case fx.StoreShard():

@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgpack
+import numpy as np
 import torch
 
 from ..protocols.errors import ConfigError, MalformedMessage
 
 MAX_DEPTH = 64  # Containers inside containers; also what stops data that contains itself.
-MAX_BYTES = 256 << 20  # Of one encoded value.
+MAX_BYTES = 60 << 20  # Of one encoded value: a manifest, with all that is in it, goes out as one frame.
 
 EXPECTED = "expected plain data (None, bool, int, float, str, bytes, list, tuple, dict) or tensors"
 
@@ -95,10 +96,12 @@ class _Encoder:
         self.packer = msgpack.Packer(use_bin_type=True, unicode_errors="surrogatepass")
 
     def pack(self, value: Any, path: str, depth_left: int) -> bytes:
+        if isinstance(value, np.generic):
+            value = value.item()  # A number of numpy's arrives as one of Python's.
         kind = type(value)
         if value is None or kind is bool or kind is str or kind is bytes:
             return self.packer.pack(value)
-        if isinstance(value, float):  # numpy.float64 is one too, and arrives as a float.
+        if isinstance(value, float):
             return self.packer.pack(float(value))
         if kind is int:
             if -(1 << 63) <= value < 1 << 64:

@@ -6,6 +6,7 @@ millisecond. Pieces leave from the snapshot without a copy.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,9 @@ from ..protocols.errors import ChaosnetError
 from ..protocols.events import Event, ManifestBad, ManifestKnown, ShardBad, ShardStored
 from ..protocols.messages import ManifestReply, Shard
 from ..protocols.replication import MAX_PIECE_BYTES
-from .flat_state import Arrival, Manifest, Snapshot
+from .flat_state import Arrival, Manifest, Snapshot, StateChanged
+
+log = logging.getLogger("chaosnet")
 
 
 def digest(data: Any) -> bytes:
@@ -32,7 +35,7 @@ class Replica:
 
     def __init__(self, send_bulk: Callable[..., bool]) -> None:
         self.send_bulk = send_bulk
-        self.snapshots: dict[int, Snapshot] = {}
+        self.snapshots: dict[int, Snapshot | None] = {}  # None: it could not be made, or was changed.
         self.arrival: Arrival | None = None
         self.bytes_by_source: dict[str, int] = {}
         self.places: dict[str, torch.Tensor] = {}  # Where the first state may arrive without a copy.
@@ -43,20 +46,35 @@ class Replica:
         arrival, self.arrival, self.places = self.arrival, None, {}
         return arrival
 
-    def serve_manifest(self, effect: ServeManifest) -> None:
-        """Send the manifest of a snapshot."""
-        body = self.snapshots[effect.step].manifest.to_bytes()
-        self.send_bulk(effect.peer, encode(ManifestReply(step=effect.step, digest=digest(body))), body)
-
-    def serve_shard(self, effect: ServeShard) -> None:
-        """Send a range of a snapshot; one beyond its end, or of more than a piece, is a confused peer's."""
+    def serve_manifest(self, effect: ServeManifest) -> bool:
+        """Send the manifest of a snapshot. Returns: False if there is none."""
         snapshot = self.snapshots[effect.step]
+        if snapshot is None:
+            return False
+        body = snapshot.manifest.to_bytes()
+        self.send_bulk(effect.peer, encode(ManifestReply(step=effect.step, digest=digest(body))), body)
+        return True
+
+    def serve_shard(self, effect: ServeShard) -> bool:
+        """Send a range of a snapshot; one beyond its end, or of more than a piece, is a confused peer's.
+
+        Returns: False if there is none, or not any more.
+        """
+        snapshot = self.snapshots[effect.step]
+        if snapshot is None:
+            return False
         size = effect.stop - effect.start
         if not 0 < size <= MAX_PIECE_BYTES or effect.stop > snapshot.manifest.total_bytes:
-            return
-        body = snapshot.slice(effect.start, effect.stop)
+            return True
+        try:
+            body = snapshot.slice(effect.start, effect.stop)
+        except StateChanged as error:
+            log.warning("the state of step %d is not sent any more: %s", effect.step, error)
+            self.snapshots[effect.step] = None
+            return False
         shard = Shard(step=effect.step, start=effect.start, stop=effect.stop, digest=digest(body))
         self.send_bulk(effect.peer, encode(shard), body)
+        return True
 
     def read_manifest(self, effect: ReadManifest) -> Event:
         """Open the manifest that came."""

@@ -26,6 +26,7 @@ from .flat_state import (
     Manifest,
     Row,
     Snapshot,
+    Still,
     as_bytes,
     dtype_name,
     gather,
@@ -77,12 +78,6 @@ def check_parameter(name: str, parameter: nn.Parameter) -> None:
         raise ConfigError(f"parameter {name!r} is sparse; expected a dense one")
 
 
-def _is_still(tensor: torch.Tensor) -> bool:
-    """Is it a frozen parameter that can be sent from where it lies?"""
-    frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
-    return frozen and tensor.device.type == "cpu" and tensor.is_contiguous()
-
-
 class TrainingState:
     """The live objects of one training run, as something to copy, ship and compare.
 
@@ -119,6 +114,10 @@ class TrainingState:
                     "(expected None; clip its weights at every step instead)"
                 )
         self._check_optimizer()
+        self._frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+        self._still: dict[str, Still] = {}
+        self._last: Capture | None = None
+        self._at_once = False  # The script has changed between two steps what only the optimizer should.
         self._spec = self._make_spec()  # Once: a script may freeze and thaw parameters as it goes.
         self._sections(TensorTable(), canonical=False)  # Refuses now what it would refuse at the first join.
 
@@ -212,6 +211,14 @@ class TrainingState:
 
     # Copying it.
 
+    def watch(self) -> None:
+        """From now on frozen parameters may be sent from where they lie, unless they change all the same."""
+        self._still = {
+            name: Still(name, parameter)
+            for name, parameter in self._frozen.items()
+            if parameter.device.type == "cpu" and parameter.is_contiguous()
+        }
+
     def begin_capture(
         self,
         step: int,
@@ -228,35 +235,40 @@ class TrainingState:
         """
         table = TensorTable()
         sections, only_stepped = self._sections(table, canonical=False)
+        self._at_once |= self._last is not None and self._last.torn
+        if any(still.changed for still in self._still.values()):
+            self._still = {}  # What freezes them changes them all.
         sections["rng"] = plain.encode(_rng_state(self._accelerator()), "rng")
         sections["runtime"] = plain.encode(runtime, "runtime")
         rows = map(row_of, table.names, table.tensors)
         manifest = Manifest(tuple(lay_out(rows)), plain.encode(sections, "state"), step)
         every = range(len(table.tensors))
-
-        def in_place(index: int) -> bool:
-            return index < only_stepped and _is_still(table.tensors[index])
-
-        wanted = (
-            every if only is None else set(only([entry.stop - entry.start for entry in manifest.entries]))
-        )
-        copies = [index for index in every if index in wanted and not in_place(index)]
-        late = [table.tensors[index] for index in copies if index < only_stepped]
-        now = [table.tensors[index] for index in copies if index >= only_stepped]
-        late_bytes = sum(tensor.nbytes for tensor in late)
-        copied = torch.empty(late_bytes + sum(tensor.nbytes for tensor in now), dtype=torch.uint8)
-        if now:
-            gather(now, copied[late_bytes:])
-        parts: list[torch.Tensor | None] = [None] * len(every)
-        offset = 0
-        for index in sorted(wanted):
-            tensor = table.tensors[index]
-            if in_place(index):
-                parts[index] = as_bytes(tensor.detach())
+        wanted = every if only is None else sorted(only([e.stop - e.start for e in manifest.entries]))
+        parts: list[torch.Tensor | Still | None] = [None] * len(every)
+        late, now = list[int](), list[int]()
+        for index in wanted:
+            name = table.names[index]
+            if still := self._standing_still(name):
+                parts[index] = still
+            elif index < only_stepped and name not in self._frozen and not self._at_once:
+                late.append(index)
             else:
-                parts[index] = copied[offset : offset + tensor.nbytes]
-                offset += tensor.nbytes
-        return Capture(Snapshot(manifest, parts), late, copied)
+                now.append(index)
+        copied = torch.empty(sum(table.tensors[index].nbytes for index in late + now), dtype=torch.uint8)
+        offset = 0
+        for index in late + now:
+            parts[index] = copied[offset : offset + table.tensors[index].nbytes]
+            offset += table.tensors[index].nbytes
+        late_bytes = sum(table.tensors[index].nbytes for index in late)
+        if now:
+            gather([table.tensors[index] for index in now], copied[late_bytes:])
+        self._last = Capture(Snapshot(manifest, parts), [table.tensors[index] for index in late], copied)
+        return self._last
+
+    def _standing_still(self, name: str) -> Still | None:
+        """The parameter of that name, if it is frozen, and no other has been put in its place."""
+        still = self._still.get(name)
+        return still if still is not None and still.address == self._frozen[name].data_ptr() else None
 
     @torch.no_grad()
     def load(self, arrival: Arrival) -> dict[Any, Any]:

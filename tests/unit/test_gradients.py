@@ -453,5 +453,5 @@ def test_detaching_ends_the_hooks():
 
 
 def test_a_chunk_too_small_for_one_element_is_refused():
-    with pytest.raises(ConfigError, match="chunk_bytes is 4"):
+    with pytest.raises(ConfigError, match="chunk_bytes: 4 "):
         Gradients(net(), 4)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler as schedules
 
-from chaosnet.node.flat_state import Arrival, Manifest
+from chaosnet.node.flat_state import Arrival, Manifest, StateChanged
 from chaosnet.node.training_state import TrainingState, first_difference
 from chaosnet.protocols.errors import ConfigError, MalformedMessage
 
@@ -276,7 +276,7 @@ def test_a_capture_reports_its_failure_and_its_absence():
     capture = Run().state.begin_capture(4, {})
     with pytest.raises(TimeoutError, match="step 4"):
         capture.wait(0)
-    capture._late = [None]
+    capture._late = [None]  # No tensor.
     capture.run()
     with pytest.raises(AttributeError):
         capture.wait()
@@ -293,17 +293,57 @@ def test_a_frozen_parameter_is_served_from_where_it_lies_and_a_trained_one_from_
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].weight.requires_grad_(False)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
-    capture = TrainingState(model, optimizer).begin_capture(0, {})
-    capture.run()
-    snapshot = capture.wait()
+    state = TrainingState(model, optimizer)
+    state.watch()
+    snapshot = snapshot_of(state)
     start_by_name = {entry.name: entry.start for entry in snapshot.manifest.entries}
-    frozen, trained = start_by_name["0.weight"], start_by_name["1.weight"]
-    before = bytes(snapshot.slice(0, snapshot.manifest.total_bytes))
+    for name, parameter in model.named_parameters():
+        sent = np.frombuffer(snapshot.slice(start_by_name[name], start_by_name[name] + 4), np.float32)
+        assert np.shares_memory(sent, parameter.detach().numpy()) == (name == "0.weight")
+
+
+def test_a_frozen_parameter_that_changes_all_the_same_is_not_sent_but_copied_from_then_on():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    state = TrainingState(model, torch.optim.SGD(model[1].parameters(), 0.1))
+    state.watch()
+    snapshot = snapshot_of(state)
+    model[0].weight.data[0, 0] += 1.0  # Leaves no trace in its version.
+    with pytest.raises(StateChanged, match=r"0\.weight is frozen, and was changed nevertheless"):
+        snapshot.slice(0, 4)
+    expected, later = state.state_hash(), snapshot_of(state)
+    model[0].weight.data[0, 0] += 1.0
+    joiner = TrainingState(model, torch.optim.SGD(model[1].parameters(), 0.1))
+    joiner.load(arrival_of(later))
+    assert joiner.state_hash() == expected
+
+
+def test_what_replaces_a_frozen_parameter_is_what_a_joiner_gets():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    state = TrainingState(model, torch.optim.SGD(model[1].parameters(), 0.1))
+    state.watch()
+    model[0].weight.data = torch.ones(4, 4)
+    assert bytes(snapshot_of(state).slice(0, 64)) == bytes(torch.ones(16).numpy().data)
+
+
+def test_parameters_that_the_script_changes_while_they_are_copied_are_copied_at_once_from_then_on():
+    run = Run("adam")
+    run.train(1, seed=1)
+    capture = run.state.begin_capture(1, {})
     with torch.no_grad():
-        model[0].weight[0, 0] += 1.0
-        model[1].weight[0, 0] += 1.0
-    assert bytes(snapshot.slice(frozen, frozen + 4)) != before[frozen : frozen + 4]
-    assert bytes(snapshot.slice(trained, trained + 4)) == before[trained : trained + 4]
+        next(run.model.parameters()).mul_(2)
+    capture.run()
+    with pytest.raises(StateChanged, match="the script has changed parameters"):
+        capture.wait()
+    expected = run.state.state_hash()
+    capture = run.state.begin_capture(1, {})
+    with torch.no_grad():
+        next(run.model.parameters()).mul_(2)
+    capture.run()
+    twin = Run("adam", seed=2)
+    twin.state.load(arrival_of(capture.wait()))
+    assert twin.state.state_hash() == expected
 
 
 def test_a_state_may_arrive_in_the_parameters_themselves():
