@@ -29,7 +29,7 @@ from .training_state import BufferSlot, buffer_slots, check_parameter
 
 DEFAULT_CHUNK_BYTES = 2 << 20
 MAX_CHUNK_BYTES = 32 << 20  # One frame: half of what a peer takes (sockets.py).
-COMPARED_AT_ONCE = 1 << 18  # Elements: with what they are compared with, they fit into a cache.
+COMPARED_AT_ONCE = 1 << 17  # Elements: with what they are compared with, they fit into a cache.
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,18 +352,14 @@ class Gradients:
             now = self._grad(index)
             if now is not grad or (now is not None and now._version != version):
                 return True
-        return weight > 0 and any(
-            not self._is_written(lane, start, group, weight)
-            for lane, start, group in self._runs(indices, COMPARED_AT_ONCE)
-        )
-
-    def _is_written(self, lane: int, start: int, tensors: Sequence[torch.Tensor], weight: float) -> bool:
-        """Does a lane hold weight * tensor, one behind the other, from element `start` on, to the bit?"""
-        written = self.lanes[lane].contribution[start : start + sum(map(torch.Tensor.numel, tensors))]
-        expected = torch.empty_like(written)
-        self._stage(expected, tensors, weight)
-        as_int = _int_like(written.dtype)  # To compare nan with nan.
-        return torch.equal(written.view(as_int), expected.view(as_int))
+        scratch = [torch.empty(COMPARED_AT_ONCE, dtype=lane.dtype) for lane in self.lanes]
+        for number, start, group in self._runs(indices, COMPARED_AT_ONCE) if weight else ():
+            size, as_int = sum(map(torch.Tensor.numel, group)), _int_like(self.lanes[number].dtype)
+            written, expected = self.lanes[number].contribution[start : start + size], scratch[number][:size]
+            self._stage(expected, group, weight)
+            if not np.array_equal(written.view(as_int).numpy(), expected.view(as_int).numpy()):
+                return True  # numpy's takes a third of the time of torch.equal.
+        return False
 
     def _write(self, indices: Sequence[int], weight: float) -> None:
         """Write weight * gradient for these parameters; zeros where there is none."""
