@@ -3,6 +3,7 @@
 import math
 from collections import Counter, OrderedDict
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -45,6 +46,16 @@ def test_special_floats_and_tensors_come_back():
     assert math.isnan(nan) and inf == -math.inf and math.copysign(1, zero) == -1 and surrogate == "\ud800"
     assert first is again["again"] is tensor
     assert table.names == ["value[3]"]
+
+
+def test_numbers_of_numpy_come_back_as_those_of_python():
+    value = [np.float32(0.5), np.float64(0.5), np.int64(3), np.bool_(True)]
+    assert same(plain.decode(plain.encode(value, "value")), [0.5, 0.5, 3, True])
+
+
+def test_what_would_not_fit_into_a_frame_is_refused():
+    with pytest.raises(ConfigError, match=r"history takes \d+ bytes; at most 62914560 fit"):
+        plain.encode(["x" * (1 << 20)] * 60, "history")
 
 
 def test_data_that_contains_itself_is_refused():
