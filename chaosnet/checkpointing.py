@@ -27,7 +27,7 @@ from .node.checkpoint import (
     set_aside,
     write_shard,
 )
-from .node.checkpoint_plan import Checkpoint, Mark, assign, choose, describe
+from .node.checkpoint_plan import Checkpoint, Mark, choose, describe, part_of
 from .node.flat_state import Arrival, Capture, Manifest, Snapshot
 from .protocols.errors import CheckpointError, ConfigError, MalformedMessage
 from .protocols.messages import Commit
@@ -126,10 +126,10 @@ class Checkpointing:
             )
         self._leaving_out = True
 
-    def tensors_of(self, mark: Mark) -> Callable[[Sequence[int]], Collection[int]]:
-        """Which of the state's tensors this node writes, of their sizes in bytes."""
+    def tensors_of(self, mark: Mark) -> Callable[[Sequence[int], int], Collection[int]]:
+        """Which of the state's tensors this node writes, of their sizes in bytes and how many all have alike."""
         shard = self._shard(mark)
-        return lambda sizes: assign(sizes, mark.shards)[shard]
+        return lambda sizes, alike: part_of(shard, sizes, alike, mark.shards)
 
     def _shard(self, mark: Mark) -> int:
         return mark.members.index(self.node) if mark.shards > 1 else 0
@@ -193,7 +193,8 @@ class Checkpointing:
             plain=snapshot.manifest.plain if shard == 0 else b"",
         )
         tensors = []
-        for position in self.tensors_of(mark)([entry.stop - entry.start for entry in entries]):
+        sizes = [entry.stop - entry.start for entry in entries]
+        for position in self.tensors_of(mark)(sizes, snapshot.alike):
             entry = entries[position]
             tensors.append(
                 Tensor(

@@ -66,7 +66,8 @@ class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         mark: Of the checkpoint, the same in all shards.
         round: Steps of the all-reduce behind it, also those without samples.
         node: Who wrote it.
-        count: Tensors in all shards.
+        count: Tensors of the whole state as this node had it. Shard 0's holds: what nodes need not have alike is
+            all in there.
         plain: All of the state that is no tensor (plain.py), in base64; only in shard 0.
         digest: Of this index without it.
     """

@@ -86,6 +86,17 @@ def assign(sizes: Sequence[int], shards: int) -> list[list[int]]:
     return [sorted(each) for each in positions]
 
 
+def part_of(shard: int, sizes: Sequence[int], alike: int, shards: int) -> list[int]:
+    """Which tensors `shard` holds, by position: its part of those that all nodes have alike.
+
+    The rest is shard 0's alone, so its size must not count for anything: only the node that writes it knows it.
+    Args:
+        sizes: Bytes of the tensors that this node has, by position; the first `alike` are so on all nodes.
+    """
+    part = assign(sizes[:alike], shards)[shard]
+    return part if shard else [*part, *range(alike, len(sizes))]
+
+
 def order(checkpoint: Checkpoint) -> tuple[int, float]:
     """By step; of two histories' the later one."""
     return checkpoint.step, checkpoint.written_s

@@ -3,8 +3,9 @@
 The state is one manifest of byte ranges, so shards are equal in size whatever the tensors are, and any range can
 come from any neighbor. Its order is
 
-    parameters | tensors of optimizer.state | buffers | the other tensors
-    `------ copied in the background -----'   `-- copied at the boundary --'
+    parameters | tensors of optimizer.state | buffers | caches (buffers with persistent=False), other tensors
+    `------ copied in the background -----'   `---------------- copied at the boundary ---------------------'
+    `-------------- alike on all nodes -------------'   `--- of other number and shape on other nodes ------'
 
 and beside the bytes goes a plain part (see plain.py). What is in both is the business of training_state.py.
 """
@@ -160,11 +161,13 @@ class Snapshot:
     """The training state at one step boundary, tensor by tensor.
 
     A part is a copy (uint8, 1-D, on the CPU), or a parameter that stands still. It is None for a tensor that was
-    not to be copied.
+    not to be copied. The first `alike` tensors are so on all nodes.
     """
 
-    def __init__(self, manifest: Manifest, parts: Sequence[torch.Tensor | Still | None]) -> None:
-        self.manifest = manifest
+    def __init__(
+        self, manifest: Manifest, parts: Sequence[torch.Tensor | Still | None], alike: int = 0
+    ) -> None:
+        self.manifest, self.alike = manifest, alike
         self._starts: list[int] = []
         self._parts: list[memoryview | Still] = []
         for entry, part in zip(manifest.entries, parts, strict=True):

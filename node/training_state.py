@@ -179,10 +179,11 @@ class TrainingState:
         sizes = [parameter.nbytes for parameter in self.model.parameters() if parameter.numel()]
         return (min(sizes), max(sizes)) if sizes else (0, 0)
 
-    def _sections(self, table: TensorTable, *, canonical: bool) -> tuple[dict[str, bytes], int]:
+    def _sections(self, table: TensorTable, *, canonical: bool) -> tuple[dict[str, bytes], int, int]:
         """Every part of the state but RNG and runtime, encoded; `table` gets the tensors, in flat order.
 
-        Returns: bytes by part, and how many tensors of `table` only optimizer.step() changes.
+        Returns: bytes by part; how many tensors of `table` only optimizer.step() changes; and how many are alike
+            on all nodes. Each time the first so many.
         """
         state = self.optimizer.state_dict()
         parameters = dict(self.model.named_parameters())
@@ -194,11 +195,16 @@ class TrainingState:
             "optimizer.state": plain.encode(by_index, "optimizer.state", table, canonical=canonical),
         }
         only_stepped = len(table.tensors)
-        slots = [slot for slot in buffer_slots(self.model) if slot.persistent or not canonical]
-        buffers = {slot.name: slot.tensor for slot in slots}
-        for name, tensor in buffers.items():
-            assert tensor is not None
-            table.add(tensor, name)
+        buffers: dict[str, torch.Tensor | None] = {}
+        alike = only_stepped
+        for slot in sorted(buffer_slots(self.model), key=lambda slot: not slot.persistent):  # Caches last.
+            if canonical and not slot.persistent:
+                break
+            assert slot.tensor is not None
+            table.add(slot.tensor, slot.name)
+            buffers[slot.name] = slot.tensor
+            if slot.persistent:
+                alike = len(table.tensors)
         rest = {
             "buffers": buffers,
             "optimizer": {key: value for key, value in state.items() if key != "state"},
@@ -207,7 +213,7 @@ class TrainingState:
         }
         for name, part in rest.items():
             sections[name] = plain.encode(part, name, table, canonical=canonical)
-        return sections, only_stepped
+        return sections, only_stepped, alike
 
     # Copying it.
 
@@ -223,18 +229,19 @@ class TrainingState:
         self,
         step: int,
         runtime: dict[Any, Any],
-        only: Callable[[Sequence[int]], Collection[int]] | None = None,
+        only: Callable[[Sequence[int], int], Collection[int]] | None = None,
     ) -> Capture:
         """Start a snapshot of the state after `step` steps; call it between steps.
 
         Args:
             runtime: The caller's own plain data, e.g. the data cursor; `load` returns it.
-            only: Of the tensors' sizes in bytes, which (by index) to copy. Default: all.
+            only: Of the tensors' sizes in bytes, and how many of them (the first) are alike on all nodes: which
+                (by index) to copy. Default: all.
         Returns: a Capture; someone has to call its `run`, and its `wait` before optimizer.step().
         Raises: ConfigError if the user's state holds what cannot be shipped.
         """
         table = TensorTable()
-        sections, only_stepped = self._sections(table, canonical=False)
+        sections, only_stepped, alike = self._sections(table, canonical=False)
         self._at_once |= self._last is not None and self._last.torn
         if any(still.changed for still in self._still.values()):
             self._still = {}  # What freezes them changes them all.
@@ -243,7 +250,8 @@ class TrainingState:
         rows = map(row_of, table.names, table.tensors)
         manifest = Manifest(tuple(lay_out(rows)), plain.encode(sections, "state"), step)
         every = range(len(table.tensors))
-        wanted = every if only is None else sorted(only([e.stop - e.start for e in manifest.entries]))
+        sizes = [entry.stop - entry.start for entry in manifest.entries]
+        wanted = every if only is None else sorted(only(sizes, alike))
         parts: list[torch.Tensor | Still | None] = [None] * len(every)
         late, now = list[int](), list[int]()
         for index in wanted:
@@ -262,7 +270,8 @@ class TrainingState:
         late_bytes = sum(table.tensors[index].nbytes for index in late)
         if now:
             gather([table.tensors[index] for index in now], copied[late_bytes:])
-        self._last = Capture(Snapshot(manifest, parts), [table.tensors[index] for index in late], copied)
+        snapshot = Snapshot(manifest, parts, alike)
+        self._last = Capture(snapshot, [table.tensors[index] for index in late], copied)
         return self._last
 
     def _standing_still(self, name: str) -> Still | None:
@@ -364,7 +373,7 @@ class TrainingState:
         Covers all of the state but random generators, `runtime` and non-persistent buffers.
         """
         table = TensorTable()
-        sections, _ = self._sections(table, canonical=True)
+        sections, _, _ = self._sections(table, canonical=True)
         digest = xxhash.xxh3_128(plain.encode(sections, "state"))
         rows = list(map(row_of, table.names, table.tensors))
         digest.update(plain.encode(rows, "tensors"))

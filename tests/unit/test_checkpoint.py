@@ -23,7 +23,7 @@ from chaosnet.node.checkpoint import (
     set_aside,
     write_shard,
 )
-from chaosnet.node.checkpoint_plan import Checkpoint, Mark, assign, choose, superseded
+from chaosnet.node.checkpoint_plan import Checkpoint, Mark, assign, choose, part_of, superseded
 from chaosnet.protocols.errors import CheckpointError, ConfigError
 
 torch.manual_seed(0)
@@ -93,6 +93,13 @@ def test_each_tensor_is_in_one_shard_and_none_has_much_more_than_it_must(sizes, 
     for part in filter(None, parts):  # Whatever came last came where there was least: no more than the mean.
         loads = [sizes[position] for position in part]
         assert sum(loads) - min(loads) <= sum(sizes) / shards + 1
+
+
+@given(st.data(), st.lists(st.integers(0, 99), max_size=9), st.integers(1, 5))
+def test_the_parts_are_one_whole_whatever_else_each_node_has(data, alike, shards):
+    nodes = [alike + data.draw(st.lists(st.integers(0, 10**6), max_size=4)) for _ in range(shards)]
+    parts = [part_of(shard, sizes, len(alike), shards) for shard, sizes in enumerate(nodes)]
+    assert sorted(position for part in parts for position in part) == list(range(len(nodes[0])))
 
 
 def test_what_two_histories_write_at_one_step_has_two_folders():

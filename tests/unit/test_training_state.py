@@ -466,7 +466,7 @@ def test_a_capture_of_some_tensors_copies_only_those():
     whole = snapshot_of(run.state)
     sizes = []
 
-    def odd(given):
+    def odd(given, alike):
         sizes.extend(given)
         return range(1, len(given), 2)
 

@@ -1,0 +1,57 @@
+"""Shards that two nodes write, each by its own state: what of it need not be the same on both."""
+
+import pytest
+import torch
+from torch import nn
+
+from chaosnet.checkpointing import Checkpointing, load
+from chaosnet.node.checkpoint import scan
+from chaosnet.node.checkpoint_plan import Mark, choose
+from chaosnet.node.training_state import TrainingState
+from chaosnet.settings import CheckpointSettings
+
+MEMBERS = ("a", "b")
+
+
+class Rotary(nn.Module):
+    """A cache grows to the longest sequence that was seen, and lies before the buffer that all have alike."""
+
+    def __init__(self, rows, means=4):
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(rows, 8), persistent=False)
+        self.register_buffer("means", torch.arange(float(means)))
+        self.weight = nn.Parameter(torch.ones(3, 3))
+        self.bias = nn.Parameter(torch.ones(3))
+
+
+class Node:
+    def __init__(self, name, directory, rows, seen=(), means=4):
+        self.name, self.model = name, Rotary(rows, means)
+        self.extra = {"seen": [torch.full((n,), float(n)) for n in seen]}
+        optimizer = torch.optim.Adam(self.model.parameters())
+        sum(p.sum() for p in self.model.parameters()).backward()
+        optimizer.step()
+        self.state = TrainingState(self.model, optimizer, None, self.extra)
+        self.said = []
+        self.checkpointing = Checkpointing(
+            CheckpointSettings(directory=str(directory), kept=1), name, self.said.append
+        )
+
+    def write(self, step):
+        mark = Mark(run="r", step=step, key=(1, 1), members=MEMBERS, shards=2)
+        capture = self.state.begin_capture(step, {}, self.checkpointing.tensors_of(mark))
+        capture.run()
+        self.checkpointing.begin(capture, mark)
+        self.checkpointing.close(abandon=False)
+
+
+@pytest.mark.parametrize("rows", [(16, 64), (64, 16)])
+@pytest.mark.parametrize("seen", [((), (500, 2)), ((500, 2), ()), ((7,), (400,))])
+def test_nodes_with_caches_and_own_tensors_of_other_sizes_write_one_state(tmp_path, rows, seen):
+    nodes = [Node(name, tmp_path, *each) for name, *each in zip(MEMBERS, rows, seen, strict=True)]
+    for node in nodes:
+        node.write(10)
+    reader = Node("c", tmp_path, rows=1, seen=(1,))
+    reader.state.load(load(choose(scan(tmp_path))))
+    assert reader.state.state_hash() == nodes[0].state.state_hash()
+    assert torch.equal(reader.model.cache, nodes[0].model.cache)
