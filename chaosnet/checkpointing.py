@@ -14,12 +14,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+import msgspec
+
 from .node import plain
 from .node.checkpoint import (
     FOLDER,
     Index,
     Tensor,
     check_writable,
+    mark_of,
     open_checkpoint,
     prune,
     read_tensors,
@@ -27,7 +30,7 @@ from .node.checkpoint import (
     set_aside,
     write_shard,
 )
-from .node.checkpoint_plan import Checkpoint, Mark, choose, describe, part_of
+from .node.checkpoint_plan import Checkpoint, Mark, choose, describe, layout_of, part_of
 from .node.flat_state import Arrival, Capture, Manifest, Snapshot
 from .protocols.errors import CheckpointError, ConfigError, MalformedMessage
 from .protocols.messages import Commit
@@ -160,6 +163,7 @@ class Checkpointing:
     def _write(self, capture: Capture, mark: Mark) -> None:
         try:
             snapshot = capture.wait()
+            mark = _laid_out(mark, snapshot)
             self._all_have_it.wait()
             if self._abandoned:
                 return
@@ -221,13 +225,31 @@ class Checkpointing:
             return
         self.counters["checkpoints_incomplete"] += 1
         self._blamed = () if gone else silent
-        why = (
-            f"{', '.join(gone)} went before it had written"
-            if gone
-            else "each node needs the same `every` and the same folder: where machines share no file system, set "
-            'checkpoint_copies="whole"'
-        )
+        apart = [each.path for each in found.values() if _differs_in_layout(mark_of(each), last)]
+        if gone:
+            why = f"{', '.join(gone)} went before it had written"
+        elif apart:
+            why = f"it is in {apart[0]}: all nodes need parameters, optimizer state and buffers of the same shapes"
+        else:
+            why = (
+                "each node needs the same `every` and the same folder: where machines share no file system, set "
+                'checkpoint_copies="whole"'
+            )
         self.say(f"the checkpoint of step {last.step} lacks the part of {', '.join(silent)} ({why})")
+
+
+def _laid_out(mark: Mark, snapshot: Snapshot) -> Mark:
+    """With the layout of the tensors that all nodes should have alike."""
+    alike = snapshot.manifest.entries[: snapshot.alike]
+    rows = [(entry.name, entry.dtype, entry.shape) for entry in alike]
+    return msgspec.structs.replace(mark, layout=layout_of(rows))
+
+
+def _differs_in_layout(found: Mark | None, mark: Mark) -> bool:
+    """In that and nothing else?"""
+    if found is None or found == mark:
+        return False
+    return msgspec.structs.replace(found, layout=mark.layout) == mark
 
 
 def load(chosen: Checkpoint) -> Arrival:

@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Final, Literal
 
 import msgspec
 import xxhash
@@ -34,6 +34,7 @@ from .checkpoint_plan import Checkpoint, Mark, order, superseded
 
 FOLDER = re.compile(r"step-(\d{8,})-[0-9a-f]{8}")
 SHARD = re.compile(r"(\d{5,})-of-(\d{5,})\.json")
+FORMAT: Final = "chaosnet checkpoint 2"
 SET_ASIDE, REMOVING = "set-aside-", ".removing-"
 
 SAFETENSORS_NAMES = {
@@ -72,7 +73,7 @@ class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         digest: Of this index without it.
     """
 
-    format: Literal["chaosnet checkpoint 1"] = "chaosnet checkpoint 1"
+    format: Literal["chaosnet checkpoint 2"] = FORMAT
     mark: Mark
     round: int
     shard: int
@@ -158,7 +159,8 @@ def set_aside(directory: Path, step: int, run: str) -> list[Path]:
     """Rename what other runs wrote beyond `step`: it is of a history that did not happen. Returns: new names."""
     renamed = []
     for checkpoint in scan(directory):
-        if checkpoint.step > step and _run_of(checkpoint) not in (run, None):
+        mark = mark_of(checkpoint) if checkpoint.step > step else None
+        if mark is not None and mark.run != run:
             path = checkpoint.path.with_name(SET_ASIDE + checkpoint.path.name)
             with contextlib.suppress(OSError):
                 checkpoint.path.rename(path)
@@ -166,10 +168,11 @@ def set_aside(directory: Path, step: int, run: str) -> list[Path]:
     return renamed
 
 
-def _run_of(checkpoint: Checkpoint) -> str | None:
+def mark_of(checkpoint: Checkpoint) -> Mark | None:
+    """As any index says that can be read."""
     for shard in sorted(checkpoint.present):
         with contextlib.suppress(CheckpointError):
-            return read_index(checkpoint, shard).mark.run
+            return read_index(checkpoint, shard).mark
     return None
 
 
@@ -280,13 +283,28 @@ def read_index(checkpoint: Checkpoint, shard: int) -> Index:
     try:
         index = msgspec.json.decode(data, type=Index)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise CheckpointError(f"{path} is torn: {error}") from None
+        raise CheckpointError(f"{path} {_other_format(data) or f'is torn: {error}'}") from None
     if index.signed().digest != index.digest:
         raise CheckpointError(f"{path} is damaged: it does not match its hash")
     mark = index.mark
     if (mark.folder, index.shard, mark.shards) != (checkpoint.path.name, shard, checkpoint.shards):
         raise CheckpointError(f"{path} is of another checkpoint: {mark.folder}, shard {index.shard}")
     return index
+
+
+class _AnyIndex(msgspec.Struct):
+    """Of whatever version."""
+
+    format: str
+
+
+def _other_format(data: bytes) -> str | None:
+    """What is wrong with an index of another version; None if it is none."""
+    with contextlib.suppress(msgspec.MsgspecError, ValueError):
+        found = msgspec.json.decode(data, type=_AnyIndex).format
+        if found != FORMAT:
+            return f"is of another checkpoint format, {found!r} (this version reads {FORMAT!r})"
+    return None
 
 
 def open_checkpoint(checkpoint: Checkpoint) -> Opened:

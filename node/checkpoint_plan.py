@@ -29,6 +29,9 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         key: The view in which that step was committed.
         members: Of that view, sorted.
         shards: Number of files that make it up.
+        layout: Hash of the names, types and shapes of the tensors that are spread over them. As it is part of the
+            folder's name, shards that do not fit together are in two folders, both incomplete. "" until the
+            state is at hand.
     """
 
     run: str
@@ -36,10 +39,11 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     key: tuple[int, int]
     members: tuple[str, ...]
     shards: int
+    layout: str = ""
 
     @property
     def folder(self) -> str:
-        """Its folder's name: unique, so that what two histories wrote at one step never mixes."""
+        """Its folder's name: unique, so that neither two histories of one step mix, nor two layouts."""
         return f"step-{self.step:0{DIGITS}}-{xxhash.xxh3_64_hexdigest(msgspec.json.encode(self))[:8]}"
 
 
@@ -84,6 +88,11 @@ def assign(sizes: Sequence[int], shards: int) -> list[list[int]]:
         positions[shard].append(position)
         heapq.heapreplace(loads, (load + sizes[position], shard))
     return [sorted(each) for each in positions]
+
+
+def layout_of(rows: Sequence[tuple[str, str, tuple[int, ...]]]) -> str:
+    """Of tensors' names, types and shapes, in order: equal if and only if they are."""
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(rows))
 
 
 def part_of(shard: int, sizes: Sequence[int], alike: int, shards: int) -> list[int]:

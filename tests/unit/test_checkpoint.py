@@ -5,6 +5,7 @@ import os
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -102,9 +103,10 @@ def test_the_parts_are_one_whole_whatever_else_each_node_has(data, alike, shards
     assert sorted(position for part in parts for position in part) == list(range(len(nodes[0])))
 
 
-def test_what_two_histories_write_at_one_step_has_two_folders():
+def test_what_two_histories_or_two_layouts_write_at_one_step_has_two_folders():
     assert mark().folder.startswith("step-00000010-")
-    assert len({mark().folder, mark(run="s").folder, mark(key=(2, 1)).folder, mark(shards=3).folder}) == 4
+    folders = {mark().folder, mark(run="s").folder, mark(key=(2, 1)).folder, mark(shards=3).folder}
+    assert len(folders | {msgspec.structs.replace(mark(), layout="x").folder}) == 5
 
 
 # --- there and back ---
@@ -241,6 +243,17 @@ def test_an_index_of_another_checkpoint_is_refused(tmp_path):
         CheckpointError, match=r"00001-of-00002.json is of another checkpoint: step-00000020-"
     ):
         read_index(scan(tmp_path)[0], 1)
+
+
+def test_an_index_of_another_version_is_named_as_that_and_not_as_torn(tmp_path):
+    path = only("00001*.json", write_all(tmp_path))
+    path.write_text(path.read_text().replace("chaosnet checkpoint 2", "chaosnet checkpoint 1"))
+    with pytest.raises(
+        CheckpointError,
+        match=f"{path} is of another checkpoint format, 'chaosnet checkpoint 1' "
+        r"\(this version reads 'chaosnet checkpoint 2'\)",
+    ):
+        open_checkpoint(scan(tmp_path)[0])
 
 
 def test_shards_that_do_not_make_up_the_state_are_refused(tmp_path):

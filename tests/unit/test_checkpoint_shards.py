@@ -55,3 +55,27 @@ def test_nodes_with_caches_and_own_tensors_of_other_sizes_write_one_state(tmp_pa
     reader.state.load(load(choose(scan(tmp_path))))
     assert reader.state.state_hash() == nodes[0].state.state_hash()
     assert torch.equal(reader.model.cache, nodes[0].model.cache)
+
+
+def test_shards_that_do_not_fit_together_are_no_checkpoint_and_no_reason_to_remove_one(tmp_path):
+    a, b = Node("a", tmp_path, rows=16), Node("b", tmp_path, rows=16)
+    for node in (a, b):
+        node.write(10)
+    b.model.means = torch.zeros(5)  # It persists, so all should have it alike.
+    for step in (20, 30):
+        for node in (a, b):
+            node.write(step)
+    assert [each.complete for each in scan(tmp_path)] == [True, False, False, False, False]
+    assert choose(scan(tmp_path)).step == 10
+    load(choose(scan(tmp_path)))
+
+
+def test_nodes_whose_shards_do_not_fit_together_are_told_once(tmp_path):
+    a, b = Node("a", tmp_path, rows=16), Node("b", tmp_path, rows=16, means=5)
+    for step in (10, 20, 30):
+        for node in (a, b):
+            node.write(step)
+    assert len(a.said) == len(b.said) == 1
+    theirs = next(each.path for each in scan(tmp_path) if each.step == 10 and each.present == {1})
+    assert f"step 10 lacks the part of b (it is in {theirs}: all nodes need parameters," in a.said[0]
+    assert a.checkpointing.counters["checkpoints_incomplete"] == 1
