@@ -149,9 +149,9 @@ class TrainingState:
             if slot.persistent and slot.tensor is not None:
                 spec.append(row_of(slot.name, slot.tensor))
         groups = tuple(len(group["params"]) for group in self.optimizer.param_groups)
-        spec.append(("optimizer", type(self.optimizer).__name__, groups))
+        spec.append(("optimizer", _kind(self.optimizer), groups))
         for part, value in (("lr_scheduler", self.lr_scheduler), ("extra_state", self.extra_state)):
-            spec.append((part, "None" if value is None else type(value).__name__, ()))
+            spec.append((part, _kind(value), ()))
         spec += [(name, value, ()) for name, value in sorted(self.terms.items())]
         return tuple(spec)
 
@@ -210,10 +210,15 @@ class TrainingState:
             "optimizer": {key: value for key, value in state.items() if key != "state"},
             "lr_scheduler": self.lr_scheduler.state_dict() if self.lr_scheduler is not None else None,
             "extra_state": self.extra_state,
+            "kinds": self._kinds(),
         }
         for name, part in rest.items():
             sections[name] = plain.encode(part, name, table, canonical=canonical)
         return sections, only_stepped, alike
+
+    def _kinds(self) -> dict[str, str]:
+        """Whose state it is: that of an SGD would load into an Adam, and fail at its next step."""
+        return {"optimizer": _kind(self.optimizer), "lr_scheduler": _kind(self.lr_scheduler)}
 
     # Copying it.
 
@@ -317,12 +322,12 @@ class TrainingState:
                 ours.append(row_of(slot.name, slot.tensor))
                 if slot.name in parts["buffers"]:
                     theirs.append(row_of(slot.name, parts["buffers"][slot.name]))
-        for rows, groups, lr_scheduler, extra_state in (
-            (ours, self.optimizer.param_groups, self.lr_scheduler, self.extra_state),
-            (theirs, parts["optimizer"]["param_groups"], parts["lr_scheduler"], parts["extra_state"]),
+        for rows, kinds, groups, extra_state in (
+            (ours, self._kinds(), self.optimizer.param_groups, self.extra_state),
+            (theirs, parts["kinds"], parts["optimizer"]["param_groups"], parts["extra_state"]),
         ):
-            rows.append(("optimizer", "of groups", tuple(len(group["params"]) for group in groups)))
-            rows.append(("lr_scheduler", "None" if lr_scheduler is None else "given", ()))
+            rows.append(("optimizer", kinds["optimizer"], tuple(len(group["params"]) for group in groups)))
+            rows.append(("lr_scheduler", kinds["lr_scheduler"], ()))
             rows.append(("extra_state", "None" if extra_state is None else "given", ()))
         return first_difference(tuple(ours), tuple(theirs))
 
@@ -388,7 +393,7 @@ class TrainingState:
 
 
 _SECTIONS = {
-    "parameters", "optimizer.state", "buffers", "optimizer", "lr_scheduler", "extra_state", "rng", "runtime",
+    "parameters", "optimizer.state", "buffers", "optimizer", "lr_scheduler", "extra_state", "kinds", "rng", "runtime",
 }  # fmt: skip
 
 
@@ -418,6 +423,14 @@ def first_difference(ours: Spec, theirs: Spec) -> str | None:
 
 def _describe(row: Row) -> str:
     return f"{row[1]} {list(row[2])}" if row[2] or row[1] in DTYPES else row[1]
+
+
+def _kind(value: Any) -> str:
+    """Its type's name, with those of the schedulers in it: "SequentialLR of LinearLR, StepLR"."""
+    name, inner = type(value).__name__, getattr(value, "_schedulers", None)
+    if isinstance(inner, list | tuple):
+        return f"{name} of {', '.join(map(_kind, inner))}"
+    return "None" if value is None else name
 
 
 def _restore(mine: Any, theirs: Any) -> Any:

@@ -67,6 +67,9 @@ SCHEDULERS = {
     "sequence": lambda o: schedules.SequentialLR(
         o, [schedules.LinearLR(o, 0.1, total_iters=3), schedules.MultiStepLR(o, [2, 3])], milestones=[3]
     ),
+    "other sequence": lambda o: schedules.SequentialLR(
+        o, [schedules.StepLR(o, 2), schedules.ConstantLR(o)], milestones=[3]
+    ),
     "chain": lambda o: schedules.ChainedScheduler([schedules.StepLR(o, 2), schedules.ConstantLR(o)]),
     "function": lambda o: schedules.LambdaLR(o, lambda step: 0.9**step),
 }
@@ -415,7 +418,25 @@ def test_spec_digests_agree_exactly_where_specs_do():
 def test_a_state_of_another_run_is_refused_and_changes_nothing():
     old, new = Run("adam", "step"), Run("adam", "none", seed=5)
     before = new.state.state_hash()
-    with pytest.raises(ConfigError, match="'lr_scheduler' is None here, given there"):
+    with pytest.raises(ConfigError, match="'lr_scheduler' is None here, StepLR there"):
+        new.state.load(arrival_of(snapshot_of(old.state)))
+    assert new.state.state_hash() == before
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "difference"),
+    [
+        (("sgd", "none"), ("adam", "none"), r"'optimizer' is Adam \[6\] here, SGD \[6\] there"),
+        (("adam", "none"), ("sgd", "none"), r"'optimizer' is SGD \[6\] here, Adam \[6\] there"),
+        (("sgd", "step"), ("sgd", "sequence"), "is SequentialLR of LinearLR, MultiStepLR here, StepLR there"),
+        (("sgd", "other sequence"), ("sgd", "sequence"), "here, SequentialLR of StepLR, ConstantLR there"),
+    ],
+)
+def test_the_state_of_another_optimizer_or_scheduler_is_refused_and_changes_nothing(theirs, ours, difference):
+    old, new = Run(*theirs), Run(*ours, seed=5)
+    old.train(2, seed=1)
+    before = new.state.state_hash()
+    with pytest.raises(ConfigError, match=difference):
         new.state.load(arrival_of(snapshot_of(old.state)))
     assert new.state.state_hash() == before
 
