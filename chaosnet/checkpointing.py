@@ -102,7 +102,13 @@ class Checkpointing:
 
     def started(self, step: int, run: str) -> None:
         """The state is that of `step`: what other runs wrote beyond it is of a history that did not happen."""
-        for path in set_aside(self.directory, step, run):
+        try:
+            renamed = set_aside(self.directory, step, run)
+        except CheckpointError as error:  # A disk that fails for a while must not end a node that rejoins.
+            self.counters["checkpoints_failed"] += 1
+            self.say(f"nothing set aside beyond step {step}: {error}; training goes on")
+            return
+        for path in renamed:
             self.say(f"set aside as {path}: it is beyond step {step}, from which this run goes on")
 
     # --- writing ---

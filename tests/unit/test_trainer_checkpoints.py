@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import threading
@@ -250,6 +251,26 @@ def test_a_checkpoint_that_is_due_while_one_is_written_is_left_out_and_said(
     assert "checkpoint under way" not in script.trainer.metrics
     script.close()
     assert [each.step for each in scan(tmp_path)] == [2]
+
+
+def test_a_directory_that_cannot_be_read_for_a_while_does_not_keep_a_node_from_training(
+    start, tmp_path, monkeypatch, capsys
+):
+    """As when it rejoins: the check of the directory at the start is past by then."""
+
+    def fails(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    script = start(checkpoint_dir=tmp_path, every=5)
+    script.train(2)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "listdir", fails)
+        script.trainer._checkpointing.started(2, "run")
+    assert f"nothing set aside beyond step 2: {tmp_path}: Input/output error" in capsys.readouterr().err
+    assert script.counters()["checkpoints_failed"] == 1
+    script.train(5)
+    script.close()
+    assert [each.step for each in scan(tmp_path)] == [5]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
