@@ -156,16 +156,29 @@ def prune(directory: Path, keep: int) -> None:
 
 
 def set_aside(directory: Path, step: int, run: str) -> list[Path]:
-    """Rename what other runs wrote beyond `step`: it is of a history that did not happen. Returns: new names."""
+    """Rename what other runs wrote beyond `step`: it is of a history that did not happen. Returns: new names.
+
+    So is what has no index that is whole, as this run's are; else pruning would prefer it to what this run writes.
+    """
     renamed = []
     for checkpoint in scan(directory):
-        mark = mark_of(checkpoint) if checkpoint.step > step else None
-        if mark is not None and mark.run != run:
+        if checkpoint.step > step and _is_foreign(checkpoint, run):
             path = checkpoint.path.with_name(SET_ASIDE + checkpoint.path.name)
             with contextlib.suppress(OSError):
                 checkpoint.path.rename(path)
                 renamed.append(path)
     return renamed
+
+
+def _is_foreign(checkpoint: Checkpoint, run: str) -> bool:
+    """Of another run, or damaged. False for one just begun, and one that cannot be read just now."""
+    causes = []
+    for shard in sorted(checkpoint.present):
+        try:
+            return read_index(checkpoint, shard).mark.run != run
+        except CheckpointError as error:
+            causes.append(error.__cause__)
+    return bool(causes) and not any(isinstance(cause, OSError) for cause in causes)
 
 
 def mark_of(checkpoint: Checkpoint) -> Mark | None:

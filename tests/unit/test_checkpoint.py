@@ -342,3 +342,23 @@ def test_what_another_run_wrote_beyond_the_step_resumed_is_set_aside(tmp_path):
     assert renamed.name == f"set-aside-{mark(step=20, run='old').folder}"
     assert [each.step for each in scan(tmp_path)] == [10, 20, 30]
     assert set_aside(tmp_path, step=10, run="new") == []
+
+
+def test_what_nobody_can_read_beyond_the_step_resumed_is_set_aside_too(tmp_path):
+    """Else it would count as the newest complete one, and what this run writes would be removed for it."""
+    write_all(tmp_path, mark(step=10))
+    for index in write_all(tmp_path, mark(step=30)).glob("*.json"):
+        index.write_text("{}")
+    assert len(set_aside(tmp_path, step=10, run="new")) == 1
+    write_all(tmp_path, mark(step=20, run="new"))
+    prune(tmp_path, keep=1)
+    assert choose(scan(tmp_path)).step == 20
+
+
+def test_what_cannot_be_read_just_now_is_not_set_aside(tmp_path, monkeypatch):
+    def fails(path):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    write_all(tmp_path, mark(step=30, run="mine"))
+    monkeypatch.setattr(Path, "read_bytes", fails)
+    assert set_aside(tmp_path, step=10, run="mine") == []
