@@ -31,7 +31,7 @@ from .node.checkpoint import (
     write_shard,
 )
 from .node.checkpoint_plan import Checkpoint, Mark, choose, describe, layout_of, part_of
-from .node.flat_state import Arrival, Capture, Manifest, Snapshot
+from .node.flat_state import Arrival, Capture, Manifest, Snapshot, StateChanged
 from .protocols.errors import CheckpointError, ConfigError, MalformedMessage
 from .protocols.messages import Commit
 from .settings import CheckpointSettings
@@ -182,7 +182,7 @@ class Checkpointing:
             self.counters["checkpoint_ms"] = round(1e3 * (time.monotonic() - started_s))
             self.counters["checkpoint_bytes"] = size
             prune(self.directory, self.settings.kept)
-        except CheckpointError as error:
+        except (CheckpointError, StateChanged) as error:
             self.counters["checkpoints_failed"] += 1
             self.say(
                 f"no checkpoint at step {mark.step}: {error}; training goes on, the next try is at step "

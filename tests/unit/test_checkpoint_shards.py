@@ -25,10 +25,11 @@ class Rotary(nn.Module):
 
 
 class Node:
-    def __init__(self, name, directory, rows, seen=(), means=4):
+    def __init__(self, name, directory, rows, seen=(), means=4, frozen=False):
         self.name, self.model = name, Rotary(rows, means)
         self.extra = {"seen": [torch.full((n,), float(n)) for n in seen]}
         optimizer = torch.optim.Adam(self.model.parameters())
+        self.model.bias.requires_grad_(not frozen)
         sum(p.sum() for p in self.model.parameters()).backward()
         optimizer.step()
         self.state = TrainingState(self.model, optimizer, None, self.extra)
@@ -37,9 +38,12 @@ class Node:
             CheckpointSettings(directory=str(directory), kept=1), name, self.said.append
         )
 
-    def write(self, step):
-        mark = Mark(run="r", step=step, key=(1, 1), members=MEMBERS, shards=2)
+    @torch.no_grad()
+    def write(self, step, shards=2, change=None):
+        mark = Mark(run="r", step=step, key=(1, 1), members=MEMBERS, shards=shards)
         capture = self.state.begin_capture(step, {}, self.checkpointing.tensors_of(mark))
+        if change is not None:
+            change.add_(1.0)
         capture.run()
         self.checkpointing.begin(capture, mark)
         self.checkpointing.close(abandon=False)
@@ -79,3 +83,14 @@ def test_nodes_whose_shards_do_not_fit_together_are_told_once(tmp_path):
     theirs = next(each.path for each in scan(tmp_path) if each.step == 10 and each.present == {1})
     assert f"step 10 lacks the part of b (it is in {theirs}: all nodes need parameters," in a.said[0]
     assert a.checkpointing.counters["checkpoints_incomplete"] == 1
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_state_that_changes_while_it_is_copied_is_no_checkpoint_and_that_is_said(tmp_path, frozen):
+    """A trained parameter is noticed when it is copied, a frozen one when it is written."""
+    a = Node("a", tmp_path, rows=16, frozen=frozen)
+    a.state.watch()
+    a.write(10, shards=1, change=a.model.bias)
+    assert "no checkpoint at step 10: " in a.said[0]
+    assert a.checkpointing.counters["checkpoints_failed"] == 1
+    assert [each.present for each in scan(tmp_path)] in ([], [frozenset()])
