@@ -85,6 +85,12 @@ class Manifest:
     def total_bytes(self) -> int:
         return self.entries[-1].stop if self.entries else 0
 
+    @cached_property
+    def layout(self) -> bytes:
+        """Hash of which tensors lie where: caches and the user's own may differ in shape from node to node."""
+        rows = [(entry.name, entry.dtype, entry.shape) for entry in self.entries]
+        return xxhash.xxh3_64_digest(plain.encode(rows, "layout"))
+
     def to_bytes(self) -> bytes:
         tensors = [[entry.name, entry.dtype, list(entry.shape)] for entry in self.entries]
         return plain.encode([self.step, tensors, self.plain], "manifest")

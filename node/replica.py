@@ -17,12 +17,14 @@ import zmq
 from ..protocols.codec import encode
 from ..protocols.effects import ReadManifest, ServeManifest, ServeShard, StoreShard
 from ..protocols.errors import ChaosnetError
-from ..protocols.events import Event, ManifestBad, ManifestKnown, ShardBad, ShardStored
-from ..protocols.messages import ManifestReply, Shard
+from ..protocols.events import Event, ManifestBad, ManifestKnown, Received, ShardBad, ShardStored
+from ..protocols.messages import ManifestReply, NoSnapshot, Shard
 from ..protocols.replication import MAX_PIECE_BYTES
 from .flat_state import Arrival, Manifest, Snapshot, StateChanged
 
 log = logging.getLogger("chaosnet")
+
+LAYOUT_BYTES = 8  # Of `Manifest.layout`, in front of a piece's own hash.
 
 
 def digest(data: Any) -> bytes:
@@ -72,7 +74,8 @@ class Replica:
             log.warning("the state of step %d is not sent any more: %s", effect.step, error)
             self.snapshots[effect.step] = None
             return False
-        shard = Shard(step=effect.step, start=effect.start, stop=effect.stop, digest=digest(body))
+        proof = snapshot.manifest.layout + digest(body)
+        shard = Shard(step=effect.step, start=effect.start, stop=effect.stop, digest=proof)
         self.send_bulk(effect.peer, encode(shard), body)
         return True
 
@@ -89,12 +92,18 @@ class Replica:
         return ManifestKnown(effect.step, manifest.total_bytes, effect.attempt)
 
     def store_shard(self, effect: StoreShard) -> Event:
-        """Check a piece and put it where it belongs."""
-        body = _buffer(effect.payload)
-        whole = len(body) == effect.stop - effect.start and digest(body) == effect.digest
-        if not whole or self.arrival is None:
+        """Check a piece and put it where it belongs. Whose state is laid out otherwise has none for us."""
+        body, arrival = _buffer(effect.payload), self.arrival
+        layout, shown = effect.digest[:LAYOUT_BYTES], effect.digest[LAYOUT_BYTES:]
+        whole = len(body) == effect.stop - effect.start and digest(body) == shown
+        if not whole or arrival is None:
             return ShardBad(effect.source, effect.start, effect.stop, effect.attempt)
-        self.arrival.write(effect.start, body)
+        if layout != arrival.manifest.layout:
+            log.warning(
+                "the state of %s is laid out otherwise than the manifest that came: left out", effect.source
+            )
+            return Received(effect.source, NoSnapshot(step=arrival.manifest.step))
+        arrival.write(effect.start, body)
         self.bytes_by_source[effect.source] = self.bytes_by_source.get(effect.source, 0) + len(body)
         return ShardStored(effect.source, effect.start, effect.stop, effect.attempt)
 

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 3  # Bump when a field is removed or changes meaning.
+PROTOCOL_VERSION = 4  # Bump when a field is removed or changes meaning.
 
 EVERYONE = "*"  # Destination of an envelope that all nodes take and pass on.
 
@@ -398,7 +398,7 @@ class Shard(Message, frozen=True, kw_only=True):
     step: Count
     start: Count
     stop: Count
-    digest: Bytes
+    digest: Bytes  # Of the layout of the sender's state, and of these bytes.
 
 
 class ReplicationDone(Message, frozen=True, kw_only=True):

@@ -113,7 +113,8 @@ class State:
         for _ in range(4):
             piece = self.rng.randbytes(self.rng.choice((0, 1, 5, 37)))
             start = self.rng.choice((0, 1, 32, 36, 37, 1 << 40))
-            shown = digest(piece) if self.rng.random() < 0.8 else b""
+            layout = replica.arrival.manifest.layout if replica.arrival else bytes(8)
+            shown = layout + digest(piece) if self.rng.random() < 0.8 else b""
             stop = start + len(piece)
             with suppress(MalformedMessage):
                 replica.store_shard(
