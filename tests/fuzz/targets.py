@@ -40,9 +40,11 @@ def corpus(kind):
 
 
 def frames():
-    """One of each message as it goes over the wire, and the corpus."""
+    """One of each message as it goes over the wire, and the corpus in today's version of the protocol."""
     traces = [bytes.fromhex(path.read_text()) for path in sorted(WIRE.glob("*.hex"))]
-    return traces + corpus("frames")
+    prefix = traces[0][:3]
+    kept = [prefix + each[3:] if each.startswith(prefix[:2]) else each for each in corpus("frames")]
+    return traces + kept
 
 
 class Refusals:
