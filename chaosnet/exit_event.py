@@ -8,10 +8,12 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 _wanted = threading.Event()
 _asked_for = threading.Event()  # The script calls capture_exit_event() itself.
-_on_exit: list[Callable[[], None]] = []
+_on_exit: list[Callable[[], None]] = []  # Of the trainers that are not closed.
+_before: dict[int, Any] = {}  # Handlers by signal, as they were before there was a trainer.
 HARD_EXIT_CODE = 130
 
 
@@ -40,11 +42,31 @@ def install(on_exit: Callable[[], None]) -> None:
     """Catch the signals, if this is the main thread. `on_exit` is called at the first one."""
     _on_exit.append(on_exit)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, _handle)
-        signal.signal(signal.SIGTERM, _handle)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before = signal.signal(number, _handle)
+            if before is not _handle:
+                _before[number] = before or signal.SIG_DFL  # None: C code's, which Python cannot put back.
+
+
+def remove(on_exit: Callable[[], None]) -> None:
+    """That trainer is closed. After the last one the signals do again what they did before the first."""
+    if on_exit in _on_exit:
+        _on_exit.remove(on_exit)
+    if not _on_exit and threading.current_thread() is threading.main_thread():
+        _put_back()
+
+
+def _put_back() -> None:
+    for number, before in _before.items():
+        if signal.getsignal(number) is _handle:  # Else the script has installed a handler meanwhile.
+            signal.signal(number, before)
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
+    if not _on_exit and signal.getsignal(number) is _handle:  # The last trainer was closed in a thread.
+        _put_back()
+        signal.raise_signal(number)
+        return
     if _wanted.is_set():
         os.write(sys.stderr.fileno(), b"\n[chaosnet] leaving at once\n")
         os._exit(HARD_EXIT_CODE)

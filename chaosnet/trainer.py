@@ -327,7 +327,7 @@ class Trainer:
 
     def _fail_to_join(self, ended: Ended) -> None:
         self._ended = ended
-        self._running().stop()
+        self._stop()
         if ended.how == "left":  # Ctrl+C while it asked: the script has nothing to go on with.
             self._closed = True
             self._say(f"{self.name} left before it was a member")
@@ -493,7 +493,7 @@ class Trainer:
             if not self._leaving:
                 exit_event.want_exit()  # It was `chaosnet leave`: the script hears of it as of Ctrl+C.
             return
-        self._running().stop()
+        self._stop()
         if self._checkpointing is not None:
             self._checkpointing.close(abandon=True)
         if ended.error is not None:
@@ -705,7 +705,7 @@ class Trainer:
         self._closed = True
         if self._checkpointing is not None:
             self._checkpointing.close(abandon=False)
-        self._loop.stop()
+        self._stop()
         assert self._ended is not None
         self._say(
             f"{self.name} left after step {self.step} ({self._ended.reason}): "
@@ -713,6 +713,12 @@ class Trainer:
         )
 
     close = request_node_exit
+
+    def _stop(self) -> None:
+        """Nobody is left to leave: signals and the script's end mean what they meant without a trainer."""
+        self._running().stop()
+        exit_event.remove(self._on_exit_wanted)
+        atexit.unregister(self._at_exit)
 
     def _leave_if_wanted(self) -> bool:
         """Ctrl+C with a script that never asks for it: leave, and end the script. True if out already."""

@@ -1,8 +1,10 @@
 """`Trainer` on its own: a cluster of one, in this process. More nodes: tests/integration."""
 
 import gc
+import signal
 import socket
 import threading
+import weakref
 
 import pytest
 import torch
@@ -355,6 +357,55 @@ def test_a_script_that_does_not_ask_is_ended_by_the_exit_event(start, data, caps
             trainer.update()
     assert ended.value.code == 0
     assert "left after step" in capsys.readouterr().err
+
+
+def handlers():
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+
+def test_when_the_last_trainer_has_closed_signals_do_what_they_did_before(start):
+    before = handlers()
+    trainers = [start(), start()]
+    trainers.pop().close()
+    assert handlers() != before
+    signal.raise_signal(signal.SIGTERM)
+    assert capture_exit_event()
+    trainers.pop().close()
+    assert capture_exit_event() and handlers() == before
+
+
+def test_a_trainer_that_fails_to_join_catches_no_signals(start, free_address):
+    before = handlers()
+    with pytest.raises(ScaleOutFailed):
+        start(join=free_address, join_patience_s=0.1)
+    assert handlers() == before
+
+
+def test_a_handler_that_the_script_installs_meanwhile_stays(start, monkeypatch):
+    trainer = start()
+    signal.signal(signal.SIGTERM, lambda *args: None)
+    mine = signal.getsignal(signal.SIGTERM)
+    trainer.close()
+    assert handlers() == [signal.default_int_handler, mine]
+
+
+def test_ctrl_c_counts_again_after_a_trainer_was_closed_in_a_thread(start):
+    closing = threading.Thread(target=start().close)
+    closing.start()
+    closing.join()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert not capture_exit_event()
+
+
+def test_nothing_keeps_a_trainer_that_has_closed():
+    model = make_model()
+    trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.1))
+    trainer.close()
+    kept = weakref.ref(trainer)
+    del trainer
+    gc.collect()
+    assert kept() is None
 
 
 def test_a_with_statement_leaves_at_its_end_but_not_after_an_error(data, capsys):
