@@ -14,6 +14,7 @@ _wanted = threading.Event()
 _asked_for = threading.Event()  # The script calls capture_exit_event() itself.
 _on_exit: list[Callable[[], None]] = []  # Of the trainers that are not closed.
 _before: dict[int, Any] = {}  # Handlers by signal, as they were before there was a trainer.
+_fork = threading.local()  # Of the fork under way: `mask`, the signals that the thread had blocked before.
 HARD_EXIT_CODE = 130
 
 
@@ -44,7 +45,7 @@ def install(on_exit: Callable[[], None]) -> None:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             before = signal.signal(number, _handle)
-            if before is not _handle:
+            if before not in (_handle, _spare_once):
                 _before[number] = before or signal.SIG_DFL  # None: C code's, which Python cannot put back.
 
 
@@ -58,7 +59,10 @@ def remove(on_exit: Callable[[], None]) -> None:
 
 def _put_back() -> None:
     for number, before in _before.items():
-        if signal.getsignal(number) is _handle:  # Else the script has installed a handler meanwhile.
+        if signal.getsignal(number) in (
+            _handle,
+            _spare_once,
+        ):  # Else the script has put one of its own there.
             signal.signal(number, before)
 
 
@@ -74,3 +78,37 @@ def _handle(number: int, frame: FrameType | None) -> None:
     os.write(sys.stderr.fileno(), b"\n[chaosnet] finishing the step, then leaving (again: leave at once)\n")
     for call in _on_exit:
         call()
+
+
+def _spare_once(number: int, frame: FrameType | None) -> None:
+    _put_back()
+
+
+def _before_fork() -> None:
+    """A SIGTERM that the child gets before its handler is put back would be lost, so it has to wait."""
+    caught = bool(_on_exit) and signal.getsignal(signal.SIGTERM) is _handle
+    _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}) if caught else None
+
+
+def _after_fork() -> None:
+    if _fork.mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _fork.mask)
+
+
+def _in_child() -> None:
+    """A child has no trainer, and ends as if there had never been one.
+
+    Only its first Ctrl+C has no effect: the terminal sends that to parent and child, and the parent may need the
+    child, a worker of its DataLoader, to finish the step.
+    """
+    if _on_exit:
+        _on_exit.clear()
+        caught = signal.getsignal(signal.SIGINT) is _handle
+        _put_back()
+        if caught:
+            signal.signal(signal.SIGINT, _spare_once)
+    _after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # Not on Windows.
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

@@ -199,7 +199,7 @@ class Trainer:
             self._checkpointing = Checkpointing(self._checkpoints, self.name, self._say)
             self._checkpointing.counters = loop.counters
             self._resume()
-        self._loop = loop
+        self._loop, self._pid = loop, os.getpid()
         addresses = self._loop.start()
         self._loop.rates.state_bytes = self._state.state_bytes()
         self._loop.rates.layer_bytes = self._state.layer_bytes()
@@ -695,7 +695,7 @@ class Trainer:
 
     def request_node_exit(self) -> None:
         """Leave the cluster: the others go on (Chaos, Sec. V-B). Prints what was done here."""
-        if self._loop is None or self._closed:
+        if self._loop is None or self._closed or self._pid != os.getpid():  # A forked child is not the node.
             return
         self._leaving = True
         if self._ended is None:
