@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -72,12 +73,18 @@ def _handle(number: int, frame: FrameType | None) -> None:
         signal.raise_signal(number)
         return
     if _wanted.is_set():
-        os.write(sys.stderr.fileno(), b"\n[chaosnet] leaving at once\n")
+        _tell("leaving at once")
         os._exit(HARD_EXIT_CODE)
     _wanted.set()
-    os.write(sys.stderr.fileno(), b"\n[chaosnet] finishing the step, then leaving (again: leave at once)\n")
-    for call in _on_exit:
+    for call in tuple(_on_exit):
         call()
+    _tell("finishing the step, then leaving (again: leave at once)")
+
+
+def _tell(text: str) -> None:
+    """Past the buffer of stderr, which the signal may have interrupted. Ctrl+C may have ended its reader, too."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.write(sys.stderr.fileno(), f"\n[chaosnet] {text}\n".encode())
 
 
 def _spare_once(number: int, frame: FrameType | None) -> None:

@@ -779,4 +779,7 @@ class Trainer:
 
     def _say(self, text: str) -> None:
         if not self.quiet:
-            print(f"[chaosnet] {text}", file=sys.stderr, flush=True)
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # Whoever read it may have gone: no reason to go, too.
+                print(f"[chaosnet] {text}", file=sys.stderr, flush=True)

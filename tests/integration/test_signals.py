@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -85,3 +86,27 @@ def test_ctrl_c_in_a_terminal_finishes_the_step_although_workers_load_it(start):
     assert node.returncode == 0, err
     assert err.count("finishing the step") == err.count("solo left after step") == 1
     assert "Traceback" not in err
+
+
+TRAINS = """
+while True:
+    model(torch.ones(3, 4)).sum().backward()
+    trainer.update()
+    print("trains", flush=True)
+    time.sleep(PAUSE)
+"""
+
+
+@pytest.mark.parametrize(("pause_s", "signals", "code"), [(0.05, 1, 0), (60, 2, 130)])
+def test_a_node_leaves_although_nobody_reads_what_it_says(start, pause_s, signals, code):
+    """As `... 2>&1 | tee log`: Ctrl+C ends tee as well."""
+    reader, writer = os.pipe()
+    node = start(TRAINS.replace("PAUSE", str(pause_s)), stderr=writer)
+    os.close(writer)
+    node.stdout.readline()
+    os.close(reader)
+    for _ in range(signals):
+        node.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    node.communicate(timeout=PATIENCE_S)
+    assert node.returncode == code
