@@ -113,6 +113,7 @@ class _Flow:
         self.source, self.target, self.line = source, target, line
         self.queue: deque[tuple[float, bytes]] = deque()
         self.ready = threading.Condition()
+        self.broken = False  # The receiver has gone.
         self.threads = [threading.Thread(target=each, daemon=True) for each in (self._read, self._write)]
 
     def _read(self) -> None:
@@ -120,6 +121,8 @@ class _Flow:
         while True:
             self.line.wait_for_room()
             self._wait_for_taker()
+            if self.broken:
+                return
             try:
                 data = self.source.recv(self.line.slice_bytes)
             except OSError:
@@ -134,7 +137,9 @@ class _Flow:
     def _wait_for_taker(self) -> None:
         """What has arrived and is not taken holds up its sender, as a full TCP window does."""
         with self.ready:
-            self.ready.wait_for(lambda: not self.queue or time.monotonic() < self.queue[0][0] + TAKEN_S)
+            self.ready.wait_for(
+                lambda: self.broken or not self.queue or time.monotonic() < self.queue[0][0] + TAKEN_S
+            )
 
     def _write(self) -> None:
         while True:
@@ -154,6 +159,9 @@ class _Flow:
             except OSError:
                 with contextlib.suppress(OSError):  # Whoever sends must hear of it.
                     self.source.shutdown(socket.SHUT_RDWR)
+                with self.ready:
+                    self.broken = True
+                    self.ready.notify()
                 return
 
 

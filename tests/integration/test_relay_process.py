@@ -43,3 +43,22 @@ def test_a_receiver_that_does_not_read_holds_up_its_sender(server):
             while time.monotonic() < until_s:
                 taken += connection.send(bytes(1 << 16))
     assert taken < 20e6
+
+
+def test_a_receiver_that_dies_with_much_under_way_leaves_nothing(server):
+    _, port = entry(server)
+    before = threading.active_count()
+    with socket.create_connection((HOST, port)) as connection:
+        taker, _ = server.accept()
+        connection.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            while True:
+                connection.send(bytes(1 << 16))
+        taker.close()
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            while True:
+                connection.send(bytes(1 << 16))
+        until_s = time.monotonic() + 5.0
+        while threading.active_count() > before and time.monotonic() < until_s:
+            time.sleep(0.05)
+        assert threading.active_count() == before
