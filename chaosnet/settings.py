@@ -8,11 +8,11 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from .identity import completed, completed_peer, identity, insecure_wanted, is_loopback
 from .invite import Token, is_token
-from .node.endpoint import Endpoint, shown
+from .node.endpoint import SECRET, Endpoint, shown
 from .node.keys import KeyPair, load_allowed
 from .protocols.errors import ConfigError
 from .protocols.keyring import Keyring
@@ -26,6 +26,7 @@ DEFAULT_EVERY = 100
 DEFAULT_CHECKPOINTS_KEPT = 2  # If the newest turns out to be damaged, there is another.
 COPIES = ("shard", "whole")
 MAX_LINKS = 64  # That a joiner may ask for (ScaleOutRequest).
+PATH = "the path of a file or folder"
 
 Number = TypeVar("Number", int, float)
 Choice = TypeVar("Choice", bound=str)
@@ -107,7 +108,8 @@ def checkpoint_settings(
     resume_from: int | None = None,
 ) -> CheckpointSettings | None:
     """Merge arguments and environment; None for no checkpoints. Raises: ConfigError as `node_settings`."""
-    folder = os.fspath(directory or os.environ.get("CHAOSNET_CHECKPOINT_DIR", ""))
+    folder = _said(directory, "CHAOSNET_CHECKPOINT_DIR", "")
+    expect(isinstance(folder, str | os.PathLike), "checkpoint_dir", folder, PATH)
     step = None
     if resume_from is not None or "CHAOSNET_RESUME_FROM" in os.environ:
         step = _number("resume_from", resume_from, "CHAOSNET_RESUME_FROM", 0, int)
@@ -117,11 +119,9 @@ def checkpoint_settings(
             raise ConfigError("resume: no checkpoint_dir (expected the folder that the checkpoints are in)")
         return None
     return CheckpointSettings(
-        directory=folder,
+        directory=os.fspath(folder),
         every=_number("every", every, "CHAOSNET_EVERY", DEFAULT_EVERY, int, 1),
-        copies=_choice(
-            "checkpoint_copies", copies or os.environ.get("CHAOSNET_CHECKPOINT_COPIES") or "shard", COPIES
-        ),
+        copies=_choice("checkpoint_copies", _said(copies, "CHAOSNET_CHECKPOINT_COPIES", "shard"), COPIES),
         kept=_number("checkpoints_kept", kept, "CHAOSNET_CHECKPOINTS_KEPT", DEFAULT_CHECKPOINTS_KEPT, int, 1),
         resume=resuming,
         resume_from=step,
@@ -149,6 +149,12 @@ def node_settings(
     `key` and `allowed_keys` are files. Without `key` that of `chaosnet keygen` is taken, if there is one; one who
     comes with an invite and has none gets one. `insecure`: use no key, and listen wherever that is wanted.
     """
+    some = links is None or (isinstance(links, tuple | list) and all(isinstance(each, str) for each in links))
+    expect(some, "links", links, "names or addresses, e.g. ('n1', '10.0.0.2:5555')")
+    expect(isinstance(join, str | None), "join", join, "addresses in one text, '10.0.0.2:5555,10.0.0.3:5555'")
+    expect(insecure in (None, True, False), "insecure", insecure, "True or False")
+    for what, file in (("key", key), ("allowed_keys", allowed_keys)):
+        expect(isinstance(file, str | os.PathLike | None), what, file, PATH)
     joined = join if join is not None else os.environ.get("CHAOSNET_JOIN", "")
     invite = Token.parse(joined) if is_token(joined) else None
     keys = identity(key, insecure, make=invite is not None)
@@ -156,10 +162,8 @@ def node_settings(
     allowed = allowed_keys or os.environ.get("CHAOSNET_ALLOWED_KEYS")
     return _checked(
         NodeSettings(
-            name=_name(
-                name or os.environ.get("CHAOSNET_NAME") or f"{platform.node()[:40]}-{secrets.token_hex(3)}"
-            ),
-            listen=_address("listen", listen or os.environ.get("CHAOSNET_LISTEN") or DEFAULT_LISTEN),
+            name=_name(_said(name, "CHAOSNET_NAME", f"{platform.node()[:40]}-{secrets.token_hex(3)}")),
+            listen=_address("listen", _said(listen, "CHAOSNET_LISTEN", DEFAULT_LISTEN)),
             join=invite.seeds if invite else _completed(_addresses("join", joined), keys),
             neighbors=_number(
                 "neighbors", neighbors, "CHAOSNET_NEIGHBORS", DEFAULT_NEIGHBORS, int, 1, MAX_LINKS
@@ -169,8 +173,8 @@ def node_settings(
             join_patience_s=_number(
                 "join_patience_s", join_patience_s, "CHAOSNET_JOIN_PATIENCE_S", JOIN_PATIENCE_S, float
             ),
-            policy=_choice("policy", policy or os.environ.get("CHAOSNET_POLICY") or "fapt", tuple(POLICIES)),
-            probe=_choice("probe", probe or os.environ.get("CHAOSNET_PROBE") or "in-band", get_args(Kind)),
+            policy=_choice("sync_policy", _said(policy, "CHAOSNET_POLICY", "fapt"), tuple(POLICIES)),
+            probe=_choice("probe", _said(probe, "CHAOSNET_PROBE", "in-band"), get_args(Kind)),
             found=_switch(found, "CHAOSNET_FOUND"),
             rejoin=_switch(rejoin, "CHAOSNET_REJOIN", default=True),
             peers_at={
@@ -204,6 +208,17 @@ def _checked(found: NodeSettings, insecure: bool) -> NodeSettings:
     return found
 
 
+def expect(holds: bool, what: str, value: object, expected: str) -> None:
+    """Raises: ConfigError that names a setting which cannot work. It repeats no invite: who reads one can join."""
+    if not holds:
+        raise ConfigError(f"{what}: {SECRET.sub('...', repr(value))} (expected {expected})")
+
+
+def _said(given: object, variable: str, default: str) -> Any:
+    """By the script, else by the environment."""
+    return (os.environ.get(variable) or default) if given in (None, "") else given
+
+
 def _split(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -227,6 +242,7 @@ def _peers_at(text: str) -> dict[str, str]:
 
 
 def _address(what: str, text: str) -> str:
+    expect(isinstance(text, str), what, text, "HOST:PORT, e.g. 10.0.0.2:5555")
     try:
         endpoint = Endpoint.parse(text)
     except ConfigError as error:
@@ -237,8 +253,8 @@ def _address(what: str, text: str) -> str:
 
 
 def _name(text: str) -> str:
-    if not 0 < len(text) <= 64 or "," in text or text == "*":
-        raise ConfigError(f"name: {text!r} (expected 1 to 64 characters without a comma, not '*')")
+    fits = isinstance(text, str) and 0 < len(text) <= 64 and "," not in text and text != "*"
+    expect(fits, "name", text, "1 to 64 characters without a comma, not '*'")
     return text
 
 
@@ -249,21 +265,19 @@ def _number(
     text = given if given is not None else os.environ.get(variable, default)
     try:
         value = kind(text)
-        fits = least <= value <= most and (isinstance(text, str) or value == text)
-    except (ValueError, OverflowError):
+        fits = least <= value <= most and (given is None or value == given)
+    except (TypeError, ValueError, OverflowError):
         fits = False
-    if not fits:
-        whole = "whole " if kind is int else ""
-        raise ConfigError(f"{what}: {text!r} (expected a {whole}number from {least} to {most})")
+    expect(fits, what, text, f"a {'whole ' if kind is int else ''}number from {least} to {most}")
     return value
 
 
 def _switch(given: bool | None, variable: str, default: bool = False) -> bool:
     if given is not None:
+        expect(given in (True, False), variable.removeprefix("CHAOSNET_").lower(), given, "True or False")
         return given
     text = os.environ.get(variable, "")
-    if text not in ("", "0", "1"):
-        raise ConfigError(f"{variable}: {text!r} (expected 0 or 1)")
+    expect(text in ("", "0", "1"), variable, text, "0 or 1")
     return text == "1" if text else default
 
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from .protocols.events import CaughtUp, Contributed, LeaveWanted, LocalReady, Re
 from .protocols.messages import Contribution, Notice
 from .protocols.scale_out import Otherwise
 from .scheduler.sync_plan import POLICIES, Policy, custom
-from .settings import CheckpointSettings, NodeSettings, checkpoint_settings, node_settings
+from .settings import CheckpointSettings, NodeSettings, checkpoint_settings, expect, node_settings
 
 RATE_MEMORY = 0.8  # Of the moving average of samples per second.
 
@@ -120,7 +121,17 @@ class Trainer:
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         quiet: bool = False,
     ) -> None:
-        named = sync_policy if isinstance(sync_policy, str) else None
+        for what, number, kind, expected in (
+            ("seed", seed, Integral, "a whole number"),
+            ("chunk_bytes", chunk_bytes, Integral, "a whole number"),
+            ("guard_factor", guard_factor, Real, "a number above 1"),
+        ):
+            expect(isinstance(number, kind), what, number, expected)
+        clips = max_grad_norm is None or (isinstance(max_grad_norm, Real) and max_grad_norm > 0)
+        expect(clips, "max_grad_norm", max_grad_norm, "a number above 0")
+        called = after_step is None or callable(after_step)
+        expect(called, "after_step", after_step, "a function without arguments")
+        named = None if callable(sync_policy) else sync_policy
         self.settings: NodeSettings = node_settings(
             join, listen, name, neighbors, links, blocking, join_patience_s, named, probe, found, rejoin,
             key, allowed_keys, insecure,

@@ -221,6 +221,29 @@ def test_numbers_are_within_what_the_cluster_takes(settings):
         Trainer(**settings)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"links": "h:1"}, {"links": (1,)}, {"join": ("h:1",)}, {"listen": 5555}, {"name": 7}, {"neighbors": "2"},
+     {"sync_policy": 5}, {"probe": 5}, {"blocking": "no"}, {"insecure": "no"}, {"key": 7}, {"allowed_keys": 7},
+     {"seed": "x"}, {"chunk_bytes": 1e6}, {"max_grad_norm": "1"}, {"max_grad_norm": 0},
+     {"after_step": 5},
+     {"checkpoint_dir": 7}, {"checkpoint_dir": "d", "every": [1]}, {"checkpoint_dir": "d", "resume": "no"},
+     {"guard": 5}, {"guard": "skip", "guard_factor": "10"}],
+    ids=str,
+)  # fmt: skip
+def test_a_setting_that_cannot_be_is_named_with_its_value_and_what_was_expected(settings):
+    *_, (name, value) = settings.items()
+    with pytest.raises(ConfigError) as refused:
+        Trainer(**settings)
+    assert str(refused.value).startswith(f"{name}: {value!r} (expected ")
+
+
+def test_an_invite_in_the_wrong_place_is_not_repeated():
+    with pytest.raises(ConfigError, match=r"join: \('\.\.\.',\) \(expected") as refused:
+        Trainer(join=("chaosnet-invite-" + "A1b-" * 30,))
+    assert "A1b" not in str(refused.value)
+
+
 def test_a_trainer_that_has_left_says_so_when_it_is_asked(start):
     trainer = start()
     trainer.request_node_exit()
