@@ -27,9 +27,9 @@ def explain(cluster_path: Path, profile_name: str, failed: Sequence[str], as_jso
     """Print the choice. Raises: ConfigError for a file or a name, PlanInfeasible if there is no way to go on."""
     profile = profile_named(profile_name)
     try:
-        data = yaml.safe_load(cluster_path.read_text())
+        data = yaml.safe_load(cluster_path.read_bytes())  # Of bytes it says what is no UTF-8.
     except yaml.YAMLError as error:
-        raise ConfigError(f"{cluster_path}: {error}") from None
+        raise ConfigError(f"{cluster_path}: not YAML ({' '.join(str(error).split())})") from None
     cluster, state, between_s = cluster_file.read(data, len(profile.layers), str(cluster_path))
     for worker in failed:
         if worker not in cluster.workers:

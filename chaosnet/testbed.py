@@ -22,7 +22,7 @@ from .netem.measure import measure, summary
 from .netem.netns import Netns, remove
 from .netem.relay import Relay
 from .netem.topology import FAST, line, link_name, mesh, random_overlay, ring, star, two_sites
-from .netem.trace import CUT, PAPER_PERIOD_S, specs_after
+from .netem.trace import CUT, MAX_PERIODS, PAPER_PERIOD_S, specs_after
 from .outputs import OutputFile, json_option, write_json
 from .protocols.errors import ConfigError
 
@@ -104,8 +104,10 @@ def new(shape: str, nodes: int, rate: float, delay: float, links: int | None, se
 @click.option("--for", "until", default=10 * PAPER_PERIOD_S, show_default=True, help="Seconds.")
 def rates(topology: Path, seed: int, every: float, until: float) -> None:
     """Print a trace as CSV: every link gets another rate of 100 to 1000 Mbit/s, again and again."""
-    if not 0 < every <= until:
-        raise TestbedError(f"--every {every:g} --for {until:g} (expected 0 < EVERY <= FOR)")
+    if not 0 < every <= until < MAX_PERIODS * every:
+        raise TestbedError(
+            f"--every {every:g} --for {until:g} (expected 0 < EVERY <= FOR < {MAX_PERIODS} * EVERY)"
+        )
     click.echo(Trace.random_rates(Topology.read(topology), seed, until, every).to_text(), nl=False)
 
 

@@ -84,7 +84,7 @@ class _LinkRow(LinkSpec, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     """What a topology file says."""
 
-    links: list[_LinkRow]
+    links: Annotated[list[_LinkRow], msgspec.Meta(min_length=1)]
     nodes: list[Name] = []
 
 
@@ -138,10 +138,7 @@ class Topology:
     @classmethod
     def read(cls, path: Path) -> Topology:
         """Read YAML. Raises TestbedError that names the file, the field and what was expected."""
-        try:
-            return cls.from_text(path.read_text(), str(path))
-        except OSError as error:
-            raise TestbedError(f"{path}: {error.strerror}") from None
+        return cls.from_text(read_text(path), str(path))
 
     @classmethod
     def from_text(cls, text: str, where: str = "topology") -> Topology:
@@ -248,6 +245,16 @@ def random_overlay(count: int, seed: int, links: int | None = None) -> Topology:
 def random_rate(rng: random.Random) -> float:
     """One of the paper's rates, Mbit/s."""
     return float(round(rng.uniform(*PAPER_RATES_MBIT)))
+
+
+def read_text(path: Path) -> str:
+    """Raises TestbedError that names the file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise TestbedError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise TestbedError(f"{path}: no UTF-8 text ({error.reason} at byte {error.start})") from None
 
 
 def _convert(plain: object, kind: type[T], where: str) -> T:

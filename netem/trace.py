@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .backend import TestbedError
-from .topology import Link, LinkSpec, Topology, link_name, random_rate
+from .topology import Link, LinkSpec, Topology, link_name, random_rate, read_text
 
 PAPER_PERIOD_S = 180.0  # Chaos, Sec. VI-A.
+MAX_PERIODS = 100_000
 HEADER = ["time_s", "a", "b", "field", "value"]
 CUT = "cut"  # Of a link; value 1 cuts, 0 heals.
 
@@ -52,10 +53,7 @@ class Trace:
     @classmethod
     def read(cls, path: Path, topology: Topology) -> Trace:
         """Read CSV; every row is checked against `topology`. Raises TestbedError that names the line."""
-        try:
-            return cls.from_text(path.read_text(), topology, str(path))
-        except OSError as error:
-            raise TestbedError(f"{path}: {error.strerror}") from None
+        return cls.from_text(read_text(path), topology, str(path))
 
     @classmethod
     def from_text(cls, text: str, topology: Topology, where: str = "trace") -> Trace:

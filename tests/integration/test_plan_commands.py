@@ -55,6 +55,13 @@ def test_bad_input_is_named(tmp_path, chaosnet, text, profile, told):
     assert code == 1 and told in err
 
 
+@pytest.mark.parametrize("content", [b"pipelines: [[\xff]]", b"pipelines: [[a, b]"])
+def test_a_file_that_is_no_yaml_is_refused_in_one_line(tmp_path, chaosnet, content):
+    (tmp_path / "cluster.yaml").write_bytes(content)
+    code, _, err = chaosnet("plan", str(tmp_path / "cluster.yaml"), "llama2-7b", "--fail", "a")
+    assert code == 1 and "cluster.yaml: not YAML (" in err and err.count("\n") == 1
+
+
 def test_the_loss_of_an_unknown_worker_names_those_there_are(tmp_path, chaosnet):
     code, _, err = chaosnet("plan", cluster(tmp_path, CLUSTER), "llama2-7b", "--fail", "x")
     assert code == 1 and "--fail x: unknown (expected one of a, b, c, d)" in err

@@ -1,14 +1,18 @@
 """`chaosnet.netem`: topologies, traces, and the commands that make testbeds, as text."""
 
+from types import SimpleNamespace
+
 import networkx as nx
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chaosnet import testbed
 from chaosnet.netem import LinkSpec, TestbedError, Topology, Trace, commands
 from chaosnet.netem.topology import burst_bytes, line, mesh, random_overlay, ring, star, two_sites
 from chaosnet.netem.trace import specs_after
+from chaosnet.protocols.errors import ConfigError
 from chaosnet.testbed import testbed as command_line
 
 PAIR = Topology({("b", "a"): LinkSpec(rate_mbit=200.0, rate_back_mbit=50.0)}, ["a", "b"])
@@ -55,6 +59,7 @@ def test_random_overlays_are_connected_even_and_of_the_papers_rates(count, seed)
         ("links: [{a: x, b: y}, {a: y, b: x}]", "the link y - x is there twice"),
         ("links: [{a: x, b: x}]", "the link x - x leads nowhere"),
         ("links: [{a: 'x y', b: z}]", "`$.links[0].a`"),
+        ("links: []", "Expected `array` of length >= 1 - at `$.links`"),
         ("links: {", "not YAML"),
         ("3", "Expected `object`"),
     ],
@@ -227,3 +232,17 @@ def test_overlays_and_traces_are_printed_and_read_back(tmp_path):
         (120.0, 12),
         (180.0, 12),
     ]
+
+
+@pytest.mark.parametrize("words", ["rates FILE", "plot FILE o.png", "trace FILE", "rates GOOD --for inf",
+                                   "rates GOOD --every inf --for inf", "rates GOOD --for 1e300"])  # fmt: skip
+def test_a_file_or_time_that_cannot_be_is_an_error_of_one_line(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").write_bytes(b"\xff\xfe")
+    (tmp_path / "GOOD").write_text(PAIR.to_text())
+    monkeypatch.setattr(testbed, "_opened", lambda name: SimpleNamespace(topology=PAIR))
+    with pytest.raises(
+        ConfigError, match=r"testbed: (FILE: no UTF-8 text|--every .* \(expected).*"
+    ) as refused:
+        command_line.main(words.split(), standalone_mode=False)
+    assert "\n" not in str(refused.value)
