@@ -7,6 +7,7 @@ import platform
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -187,6 +188,19 @@ def node_settings(
         ),
         bool(insecure) or insecure_wanted(),
     )
+
+
+def check_step_settings(
+    seed: object, chunk_bytes: object, max_grad_norm: object, after_step: object, guard_factor: object
+) -> None:
+    """What only the script says. Raises: ConfigError as `node_settings`."""
+    for what, number in (("seed", seed), ("chunk_bytes", chunk_bytes)):
+        expect(isinstance(number, Integral), what, number, "a whole number")
+    expect(isinstance(guard_factor, Real), "guard_factor", guard_factor, "a number above 1")
+    clips = max_grad_norm is None or (isinstance(max_grad_norm, int | float) and max_grad_norm > 0)
+    expect(clips, "max_grad_norm", max_grad_norm, "a number above 0")
+    called = after_step is None or callable(after_step)
+    expect(called, "after_step", after_step, "a function without arguments")
 
 
 def _checked(found: NodeSettings, insecure: bool) -> NodeSettings:

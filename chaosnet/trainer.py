@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -37,7 +36,13 @@ from .protocols.events import CaughtUp, Contributed, LeaveWanted, LocalReady, Re
 from .protocols.messages import Contribution, Notice
 from .protocols.scale_out import Otherwise
 from .scheduler.sync_plan import POLICIES, Policy, custom
-from .settings import CheckpointSettings, NodeSettings, checkpoint_settings, expect, node_settings
+from .settings import (
+    CheckpointSettings,
+    NodeSettings,
+    check_step_settings,
+    checkpoint_settings,
+    node_settings,
+)
 
 RATE_MEMORY = 0.8  # Of the moving average of samples per second.
 
@@ -121,16 +126,7 @@ class Trainer:
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         quiet: bool = False,
     ) -> None:
-        for what, number, kind, expected in (
-            ("seed", seed, Integral, "a whole number"),
-            ("chunk_bytes", chunk_bytes, Integral, "a whole number"),
-            ("guard_factor", guard_factor, Real, "a number above 1"),
-        ):
-            expect(isinstance(number, kind), what, number, expected)
-        clips = max_grad_norm is None or (isinstance(max_grad_norm, Real) and max_grad_norm > 0)
-        expect(clips, "max_grad_norm", max_grad_norm, "a number above 0")
-        called = after_step is None or callable(after_step)
-        expect(called, "after_step", after_step, "a function without arguments")
+        check_step_settings(seed, chunk_bytes, max_grad_norm, after_step, guard_factor)
         named = None if callable(sync_policy) else sync_policy
         self.settings: NodeSettings = node_settings(
             join, listen, name, neighbors, links, blocking, join_patience_s, named, probe, found, rejoin,
@@ -194,7 +190,8 @@ class Trainer:
         if self._loop is not None:
             raise ConfigError("attach: this trainer has a model already")
         self.model, self.optimizer, self.lr_scheduler = model, optimizer, lr_scheduler
-        terms = {"max_grad_norm": str(self.max_grad_norm), "chunk_bytes": str(self.chunk_bytes)}
+        max_norm = None if self.max_grad_norm is None else float(self.max_grad_norm)
+        terms = {"max_grad_norm": str(max_norm), "chunk_bytes": str(self.chunk_bytes)}
         if self._guard is not None:
             terms["guard"] = self._guard.policy
         self._state = TrainingState(model, optimizer, lr_scheduler, extra_state, terms)
