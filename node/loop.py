@@ -63,6 +63,7 @@ PROBE_PARTS = 64
 READ_EVERY_S = 1.0
 MIN_TICK_S = 0.001  # A core that wants a Tick at once must not keep the loop from its sockets.
 BACKLOG_SHARE = 0.25  # Of available memory, for results that a joiner cannot apply yet.
+HANG_UP_POLL_S = 0.005
 ASK_PATIENCE_S = 10.0  # Of another thread.
 TIMED = (ScaleInRequest, ConnectLinkRequest, DisconnectLinkRequest)
 
@@ -158,6 +159,7 @@ class NodeLoop:
         self.handling_ms: dict[str, list[float]] = {}
         self._thread = threading.Thread(target=self._run, name="chaosnet", daemon=True)
         self._started: Future[tuple[str, ...]] = Future()
+        self._stopping = False
         self._pending: list[Outcome] = []  # Of the event under way, told when all its effects are done.
         self._member = False
         self._backlog_bytes = 0
@@ -307,9 +309,21 @@ class NodeLoop:
         self._member, self._backlog_bytes = False, 0
 
     def _stop(self, linger_s: float) -> None:
-        if not self._ended.done():
+        if self._ended.done() or self._stopping:
+            return
+        self._stopping = True  # Nothing that comes from now on is for the core.
+        answered = self.transport.hang_up("this node closes")
+
+        def finish() -> None:
+            if self._ended.done():
+                return
+            if not answered():
+                self._loop.call_later(HANG_UP_POLL_S, finish)
+                return
             self.transport.close(linger_s)
             self._ended.set_result(None)
+
+        finish()
 
     def _catching(self, action: Callable[[], None]) -> None:
         """A bug of ours ends the loop, and the training thread hears of it; a peer's mistake does not."""
@@ -323,7 +337,7 @@ class NodeLoop:
                 self._ended.set_exception(error)
 
     def _event(self, event: ev.Event) -> None:
-        if self._ended.done():
+        if self._ended.done() or self._stopping:
             return
         started_s = time.perf_counter()
         effects = self.agent.handle(event, self._now_s())

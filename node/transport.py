@@ -228,6 +228,16 @@ class Transport:
             for link in list(found.links):
                 self._say_bye(link, reason)
 
+    def hang_up(self, reason: str) -> Callable[[], bool]:
+        """Say Bye to all peers. Returns: whether all have answered by now, or had `LINGER_S` to.
+
+        To be asked before `close`: TCP takes back what was sent last if its sender closes with something unread.
+        """
+        links = [link for peer in self._peers.values() for link in peer.links]
+        for name in list(self._peers):
+            self.close_peer(name, reason)
+        return lambda: all(link.state is State.GONE for link in links)
+
     def restart(self, reason: str) -> None:
         """Go on at the same address as a later process of this node would: without links, unknown to its peers.
 
