@@ -55,10 +55,11 @@ def test_a_receiver_that_dies_with_much_under_way_leaves_nothing(server):
             while True:
                 connection.send(bytes(1 << 16))
         taker.close()
+        connection.settimeout(10.0)
         with pytest.raises(OSError, match=r"reset|pipe"):
             while True:
                 connection.send(bytes(1 << 16))
         until_s = time.monotonic() + 5.0
         while threading.active_count() > before and time.monotonic() < until_s:
             time.sleep(0.05)
-        assert threading.active_count() == before
+        assert threading.active_count() <= before  # Those of the test before may have ended by now.
