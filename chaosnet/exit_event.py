@@ -60,10 +60,8 @@ def remove(on_exit: Callable[[], None]) -> None:
 
 def _put_back() -> None:
     for number, before in _before.items():
-        if signal.getsignal(number) in (
-            _handle,
-            _spare_once,
-        ):  # Else the script has put one of its own there.
+        ours = signal.getsignal(number) in (_handle, _spare_once)
+        if ours:  # Else the script has put one of its own there.
             signal.signal(number, before)
 
 

@@ -103,9 +103,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load(path: Path) -> Scenario:
     """Raises: ConfigError that names the file, the key and what was expected."""
     try:
-        scenario = msgspec.convert(
-            yaml.safe_load(path.read_bytes()), Scenario
-        )  # Of bytes it says what is no UTF-8.
+        data = yaml.safe_load(path.read_bytes())  # Of bytes it says what is no UTF-8.
+        scenario = msgspec.convert(data, Scenario)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     except msgspec.ValidationError as error:

@@ -552,7 +552,7 @@ async def test_closing_a_node_is_clean_for_its_peers() -> None:
 
 @real
 async def test_a_node_that_hangs_up_before_it_closes_takes_nothing_back() -> None:
-    """With `close` alone, one time in five the other end misses some of what was sent last."""
+    """With `close` alone, the other end now and then misses some of what was sent last."""
     for _ in range(10):
         async with nodes("a", "b") as [a, b]:
             await link(a, b)
