@@ -9,7 +9,6 @@ import os
 import random
 import secrets
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,7 +23,7 @@ from .guard import Guard
 from .invite import introduce
 from .means import MAX_WEIGHT, ClusterMean, Means
 from .node.core import Agent, Settings
-from .node.flat_state import Arrival, Capture, Snapshot, StateChanged
+from .node.flat_state import Arrival
 from .node.gradients import DEFAULT_CHUNK_BYTES, Gradients
 from .node.loop import Admitted, Ended, Founded, NodeLoop, StateArrived, StateDiscarded, StepOutcome
 from .node.plain import decode, encode
@@ -43,6 +42,7 @@ from .settings import (
     checkpoint_settings,
     node_settings,
 )
+from .state_copies import StateCopies
 
 RATE_MEMORY = 0.8  # Of the moving average of samples per second.
 
@@ -157,11 +157,8 @@ class Trainer:
         self._own_weight = 1.0  # What the script said last, if it brings its own data.
         self._eager = False  # Is the weight known before update(), so that chunks may leave during backward?
         self._means = Means()
-        self._capture: Capture | None = None
-        self._capture_serves = False  # A joiner, and not only a checkpoint.
         self._checkpointing: Checkpointing | None = None
         self._run = secrets.token_hex(8)  # Of the cluster since it was founded or resumed.
-        self._blocked_on: int | None = None  # Step whose snapshot a blocking joiner still needs.
         self._ended: Ended | None = None
         self._leaving = False  # This node has said that it wants out.
         self._closed = False
@@ -207,6 +204,7 @@ class Trainer:
             self._checkpointing = Checkpointing(self._checkpoints, self.name, self._say)
             self._checkpointing.counters = loop.counters
             self._resume()
+        self._copies = StateCopies(self._state, loop, self._checkpointing, self._say)
         self._loop, self._pid = loop, os.getpid()
         addresses = self._loop.start()
         self._loop.rates.state_bytes = self._state.state_bytes()
@@ -354,7 +352,7 @@ class Trainer:
     def _rejoin(self, reason: str) -> None:
         """The cluster went on without us: pull its state, and go on as if we had been there."""
         loop, before = self._running(), self.step
-        self._finish_capture()
+        self._copies.finish()
         self.optimizer.zero_grad(set_to_none=True)
         settings = self.settings
         ways = loop.rejoin(settings.neighbors, settings.blocking, settings.join_patience_s)
@@ -519,7 +517,7 @@ class Trainer:
             self._gradients.adopt(total.present, outcome.results)
             if self.max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
-            self._finish_capture()
+            self._copies.finish()
             self.optimizer.step()
             if self.lr_scheduler is not None:
                 self._step_lr_scheduler(total.metrics)
@@ -561,61 +559,16 @@ class Trainer:
         the joiner has all of the state. update() does the same if you do not call it.
         Returns: whether a joiner is being served.
         """
-        loop = self._running()
-        if self._blocked_on is None:
-            return self._capture is not None and self._capture_serves
-        while not self._ended and loop.ask(lambda: loop.serving(self._blocked_on or 0)):
-            time.sleep(0.002)
-        self._blocked_on = None
-        return True
+        self._running()
+        return self._ended is None and self._copies.serve()
 
     def _copy_state(self, outcome: StepOutcome, applied: bool) -> None:
-        """For a joiner, a checkpoint or both: as it is now, but the bulk of it while the next step computes."""
-        joiner, checkpointing, mark = outcome.snapshot, self._checkpointing, None
-        if checkpointing is not None and applied:
-            mark = checkpointing.due(self.step, self._run, outcome.commit)
-        if joiner is None and mark is None:
-            return
-        self._finish_capture()
-        only = checkpointing.tensors_of(mark) if checkpointing and mark and joiner is None else None
-        loop = self._running()
-        try:
-            capture = self._state.begin_capture(self._round, self._runtime(), only)
-        except ConfigError as error:  # What was in extra_state at the start was checked then.
-            self._say(f"the state cannot be copied for {'a joiner' if joiner else 'a checkpoint'}: {error}")
-            if joiner is not None:
-                loop.serve_snapshot(joiner.step, None)
-            return
-        self._capture, self._capture_serves = capture, joiner is not None
-        if checkpointing is not None and mark is not None:
-            checkpointing.begin(capture, mark)
-
-        def copy() -> None:
-            capture.run()
-            if joiner is not None:
-                loop.serve_snapshot(joiner.step, self._copied(capture))
-
-        if joiner is not None and joiner.blocking:
-            copy()
-            self._capture, self._blocked_on = None, joiner.step
-        else:
-            threading.Thread(target=copy, name="chaosnet-snapshot", daemon=True).start()
-
-    def _copied(self, capture: Capture) -> Snapshot | None:
-        try:
-            return capture.wait()
-        except StateChanged as error:
-            self._say(f"no copy of the state for a joiner: {error}; from now on it is copied inside update()")
-            return None
-
-    def _finish_capture(self) -> None:
-        """The optimizer must not change what is still being copied."""
-        if self._blocked_on is not None:
-            self.check_state_replication()
-        if self._capture is not None:
-            with contextlib.suppress(StateChanged):  # Whom it was for knows.
-                self._capture.wait()
-            self._capture = None
+        """For a joiner, a checkpoint or both: as it is now."""
+        joiner, mark = outcome.snapshot, None
+        if self._checkpointing is not None and applied:
+            mark = self._checkpointing.due(self.step, self._run, outcome.commit)
+        if joiner is not None or mark is not None:
+            self._copies.take(self._round, self._runtime(), joiner, mark)
 
     # --- data ---
 

@@ -1,0 +1,93 @@
+"""Copies of the training state between two steps: for a joining node, for a checkpoint, or one for both."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .checkpointing import Checkpointing
+from .node.checkpoint_plan import Mark
+from .node.flat_state import Capture, Snapshot, StateChanged
+from .node.loop import NodeLoop
+from .node.training_state import TrainingState
+from .protocols.effects import TakeSnapshot
+from .protocols.errors import ConfigError
+
+POLL_S = 0.002
+
+
+class StateCopies:
+    """One node's, one at a time; the methods are for its training thread.
+
+        a step is complete --take--> most is copied beside the next forward --finish--> the optimizer may step
+
+    Who serves a blocking joiner does not begin the next step before the joiner has all of it: `serve`.
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        loop: NodeLoop,
+        checkpointing: Checkpointing | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._state, self._loop, self._checkpointing, self._say = state, loop, checkpointing, say
+        self._capture: Capture | None = None
+        self._for_joiner = False  # The capture, and not only for a checkpoint.
+        self._blocked_on: int | None = None  # Step whose snapshot a blocking joiner still needs.
+
+    def take(
+        self, step: int, runtime: dict[str, Any], joiner: TakeSnapshot | None, mark: Mark | None
+    ) -> None:
+        """Copy the state after `step` steps, for `joiner`, the checkpoint `mark`, or both."""
+        self.finish()
+        checkpointing = self._checkpointing
+        only = checkpointing.tensors_of(mark) if checkpointing and mark and joiner is None else None
+        try:
+            capture = self._state.begin_capture(step, runtime, only)
+        except ConfigError as error:  # What was in extra_state at the start was checked then.
+            self._say(f"the state cannot be copied for {'a joiner' if joiner else 'a checkpoint'}: {error}")
+            if joiner is not None:
+                self._loop.serve_snapshot(joiner.step, None)
+            return
+        self._capture, self._for_joiner = capture, joiner is not None
+        if checkpointing is not None and mark is not None:
+            checkpointing.begin(capture, mark)
+        if joiner is not None and joiner.blocking:
+            self._run(capture, joiner)
+            self._capture, self._blocked_on = None, joiner.step
+        else:
+            arguments = (capture, joiner)
+            threading.Thread(target=self._run, args=arguments, name="chaosnet-snapshot", daemon=True).start()
+
+    def _run(self, capture: Capture, joiner: TakeSnapshot | None) -> None:
+        capture.run()
+        if joiner is not None:
+            self._loop.serve_snapshot(joiner.step, self._copied(capture))
+
+    def _copied(self, capture: Capture) -> Snapshot | None:
+        try:
+            return capture.wait()
+        except StateChanged as error:
+            self._say(f"no copy of the state for a joiner: {error}; from now on it is copied inside update()")
+            return None
+
+    def serve(self) -> bool:
+        """Wait until a blocking joiner has all of it. Returns: whether any joiner is being served."""
+        if self._blocked_on is None:
+            return self._capture is not None and self._for_joiner
+        while self._loop.ask(lambda: self._loop.serving(self._blocked_on or 0)):
+            time.sleep(POLL_S)
+        self._blocked_on = None
+        return True
+
+    def finish(self) -> None:
+        """The optimizer must not change what is still being copied."""
+        self.serve()
+        if self._capture is not None:
+            with contextlib.suppress(StateChanged):  # Whom it was for knows.
+                self._capture.wait()
+            self._capture = None
