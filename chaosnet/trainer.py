@@ -11,7 +11,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -212,15 +212,7 @@ class Trainer:
         exit_event.install(self._on_exit_wanted)
         atexit.register(self._at_exit)
         if self.settings.join:
-            self._say(
-                f"{self.name} at {', '.join(addresses)} joins the cluster at {', '.join(self.settings.join)}"
-            )
-            s = self.settings
-            if s.invite and s.keys:
-                introduce(s.invite, s.keys)
-            places = self._state.places()
-            otherwise = Otherwise.FOUND if s.found else Otherwise.FAIL
-            self._loop.join(s.join, s.links, s.neighbors, s.blocking, s.join_patience_s, places, otherwise)
+            self._ask_to_join(addresses)
         else:
             self._say(f"{self.name} founds a cluster; join it with CHAOSNET_JOIN={' or '.join(addresses)}")
             self._loop.found()
@@ -228,6 +220,19 @@ class Trainer:
             self._fail_to_join(ended)
         self.join_seconds = time.monotonic() - started_s
         self._start_step()
+
+    def _ask_to_join(self, addresses: tuple[str, ...]) -> None:
+        s, loop = self.settings, self._running()
+        self._say(f"{self.name} at {', '.join(addresses)} joins the cluster at {', '.join(s.join)}")
+        if s.invite and s.keys:
+            try:
+                introduce(s.invite, s.keys)
+            except ScaleOutFailed as error:
+                self._fail_to_join(Ended("refused", str(error), error=error))
+        otherwise = Otherwise.FOUND if s.found else Otherwise.FAIL
+        loop.join(
+            s.join, s.links, s.neighbors, s.blocking, s.join_patience_s, self._state.places(), otherwise
+        )
 
     def _make_agent(self, addresses: tuple[str, ...], least_life: int) -> Agent:
         settings = Settings(
@@ -331,7 +336,7 @@ class Trainer:
         size = sum(result.nbytes for result in outcome.results)
         self._running().backlog_applied(size)
 
-    def _fail_to_join(self, ended: Ended) -> None:
+    def _fail_to_join(self, ended: Ended) -> NoReturn:
         self._ended = ended
         self._stop()
         if ended.how == "left":  # Ctrl+C while it asked: the script has nothing to go on with.

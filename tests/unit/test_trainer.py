@@ -13,6 +13,8 @@ from torch.utils.data import TensorDataset
 
 from chaosnet import ConfigError, ScaleOutFailed, Trainer, capture_exit_event, exit_event
 from chaosnet.data import fetch
+from chaosnet.invite import Token
+from chaosnet.node.keys import KeyPair
 from chaosnet.protocols.errors import ChaosnetError
 
 pytestmark = [pytest.mark.realtime, pytest.mark.usefixtures("fresh_exit_events")]
@@ -402,6 +404,22 @@ def test_a_trainer_that_fails_to_join_catches_no_signals(start, free_address):
     with pytest.raises(ScaleOutFailed):
         start(join=free_address, join_patience_s=0.1)
     assert handlers() == before
+
+
+def test_a_trainer_whose_invite_is_refused_catches_no_signals_and_leaves_no_thread(
+    start, free_address, monkeypatch, tmp_path
+):
+    def refuse(token, keys):
+        raise ScaleOutFailed("the invite does not let this node in: it was used already")
+
+    monkeypatch.setattr("chaosnet.trainer.introduce", refuse)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    token = Token(KeyPair.new(), (f"{KeyPair.new().public}@{free_address}",)).encode()
+    before = handlers()
+    with pytest.raises(ScaleOutFailed, match=rf"cannot join .*{free_address}: the invite does not"):
+        start(join=token)
+    assert handlers() == before
+    assert [t.name for t in threading.enumerate() if t.name.startswith("chaosnet")] == []
 
 
 def test_a_handler_that_the_script_installs_meanwhile_stays(start, monkeypatch):
