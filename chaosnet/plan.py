@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -20,16 +19,13 @@ from .scheduler.elastic.estimator import Estimator
 from .scheduler.elastic.policy import FaultClock, Policy
 from .scheduler.elastic.recoveries import Recoveries
 from .scheduler.elastic.state import State
-from .simulator.scenario import profile_named
+from .simulator.scenario import profile_named, read_yaml
 
 
 def explain(cluster_path: Path, profile_name: str, failed: Sequence[str], as_json: bool) -> None:
     """Print the choice. Raises: ConfigError for a file or a name, PlanInfeasible if there is no way to go on."""
     profile = profile_named(profile_name)
-    try:
-        data = yaml.safe_load(cluster_path.read_bytes())  # Of bytes it says what is no UTF-8.
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{cluster_path}: not YAML ({' '.join(str(error).split())})") from None
+    data = read_yaml(cluster_path)
     cluster, state, between_s = cluster_file.read(data, len(profile.layers), str(cluster_path))
     for worker in failed:
         if worker not in cluster.workers:

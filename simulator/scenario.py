@@ -100,13 +100,18 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [f"w{number}" for number in range(self.pipelines * self.stages)]
 
 
+def read_yaml(path: Path) -> Any:
+    """Raises: ConfigError in one line that names the file."""
+    try:
+        return yaml.safe_load(path.read_bytes())  # Of bytes it says what is no UTF-8.
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
+
+
 def load(path: Path) -> Scenario:
     """Raises: ConfigError that names the file, the key and what was expected."""
     try:
-        data = yaml.safe_load(path.read_bytes())  # Of bytes it says what is no UTF-8.
-        scenario = msgspec.convert(data, Scenario)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
+        scenario = msgspec.convert(read_yaml(path), Scenario)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}") from None
     unknown = {*scenario.systems, *scenario.overheads.more_s} - {*SYSTEMS}
