@@ -215,6 +215,7 @@ class Trainer:
             self._ask_to_join(addresses)
         else:
             self._say(f"{self.name} founds a cluster; join it with CHAOSNET_JOIN={' or '.join(addresses)}")
+            self._state.watch()
             self._loop.found()
         if ended := self._become_member(loaded=not self.settings.join):
             self._fail_to_join(ended)
@@ -273,6 +274,7 @@ class Trainer:
                 case StateDiscarded():
                     loaded, admitted, waiting = False, False, []
                 case Founded():
+                    self._state.watch()
                     loaded = True
                 case StepOutcome() as outcome:
                     if loaded:
@@ -285,7 +287,6 @@ class Trainer:
                     return ended
         if self._checkpointing is not None:
             self._checkpointing.started(self.step, self._run)
-        self._state.watch()
         return None
 
     def _load(self, arrived: StateArrived) -> bool:
@@ -295,6 +296,7 @@ class Trainer:
         except ChaosnetError as error:
             loop.post(StateRejected(str(error)))
             return False
+        self._state.watch()  # It reads all of it, so before the others wait for this node.
         self.join_bytes = arrived.arrival.manifest.total_bytes
         self.join_bytes_by_source = dict(arrived.bytes_by_source)
         return True
