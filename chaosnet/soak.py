@@ -435,10 +435,13 @@ def _tell(summary: dict[str, Any], out: Path) -> None:
         f"{summary['states_compared']:,} states)"
     )
     click.echo(f"states at the end: {'identical' if summary['replicas_identical'] else 'DIFFERENT'}")
-    click.echo(
-        f"memory of {memory['processes_judged']} processes that lived long enough: grew by "
-        f"{memory['median_growth']:.1%} (median), {memory['largest_growth']:.1%} (most)"
-    )
+    if memory["processes_judged"]:
+        click.echo(
+            f"memory of {memory['processes_judged']} processes that lived long enough: grew by "
+            f"{memory['median_growth']:.1%} (median), {memory['largest_growth']:.1%} (most)"
+        )
+    else:
+        click.echo("memory: not judged, no process lived long enough")
     if summary["left_behind_unasked"]:
         click.echo(f"left behind unasked: {len(summary['left_behind_unasked'])}")
     click.echo(f"written: {out / 'summary.json'}, {out / 'faults.jsonl'}, {out / 'soak.png'}")

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 WARM_UP_S = 30.0  # Of a process, until its memory is compared.
-JUDGED_S = 60.0  # After that: a process that lived shorter shows no growth.
+JUDGED_S = 60.0  # After that. Who lived shorter is not judged.
 GROWTH_ALLOWED = 0.05
 ELECTION_S = 1.0  # Median promised, from the kill of a scheduler to the next one.
 DEAD = ("killed", "expelled")
@@ -269,8 +269,8 @@ def summarize(lives: Sequence[Life], faults: Sequence[Mapping[str, Any]]) -> dic
         "memory": {
             "processes_judged": len(grown),
             "longest_life_seconds": max((each.seconds for each in grown), default=0.0),
-            "largest_growth": round(max((each.share for each in grown), default=0.0), 4),
-            "median_growth": round(statistics.median([each.share for each in grown]), 4) if grown else 0.0,
+            "largest_growth": round(max(each.share for each in grown), 4) if grown else None,
+            "median_growth": round(statistics.median(each.share for each in grown), 4) if grown else None,
             "processes": [{**asdict(each), "growth": round(each.share, 4)} for each in grown],
         },
     }
@@ -302,7 +302,7 @@ def broken_promises(summary: Mapping[str, Any]) -> list[str]:
     if not summary["replicas_identical"]:
         broken.append("replicas_identical is false (expected the same state on all that lived to the end)")
     growth = summary["memory"]["largest_growth"]
-    if growth > GROWTH_ALLOWED:
+    if growth is not None and growth > GROWTH_ALLOWED:  # None: nobody lived long enough to tell.
         broken.append(f"memory of a process grew by {growth:.1%} (expected at most {GROWTH_ALLOWED:.0%})")
     median_s = summary["elections"].get("median", 0.0)
     if median_s > ELECTION_S:

@@ -145,6 +145,7 @@ def summary(**changed):
     ],
 )
 def test_each_broken_promise_is_named(wrong):
+    assert summary()["memory"]["largest_growth"] is None, "nobody lived long enough"
     assert report.broken_promises(summary()) == []
     (line,) = report.broken_promises(summary(**wrong))
     assert next(iter(wrong)).removesuffix("s").replace("election", "scheduler") in line
