@@ -747,7 +747,6 @@ class Trainer:
 
     def _say(self, text: str) -> None:
         if not self.quiet:
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # Whoever read it may have gone: no reason to go, too.
-                print(f"[chaosnet] {text}", file=sys.stderr, flush=True)
+            line = f"[chaosnet] {text}\n"  # In one piece, as other threads print, too.
+            with contextlib.suppress(OSError, ValueError):  # Its reader may have gone: no reason to go, too.
+                print(line, end="", file=sys.stderr, flush=True)

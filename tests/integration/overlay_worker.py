@@ -23,5 +23,6 @@ while not capture_exit_event():
     print(json.dumps(told), flush=True)
     time.sleep(0.01)
 links = sorted([row["a"], row["b"]] for row in trainer.status()["links"])
-print(json.dumps({"links": links}), file=sys.stderr, flush=True)
+line = json.dumps({"links": links}) + "\n"  # In one piece: the trainer prints there, too.
+print(line, end="", file=sys.stderr, flush=True)
 trainer.request_node_exit()
