@@ -77,9 +77,10 @@ class StateCopies:
 
     def serve(self) -> bool:
         """Wait until a blocking joiner has all of it. Returns: whether any joiner is being served."""
-        if self._blocked_on is None:
+        step = self._blocked_on
+        if step is None:
             return self._capture is not None and self._for_joiner
-        while self._loop.ask(lambda: self._loop.serving(self._blocked_on or 0)):
+        while self._loop.ask(lambda: self._loop.serving(step)):
             time.sleep(POLL_S)
         self._blocked_on = None
         return True

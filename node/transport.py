@@ -229,7 +229,7 @@ class Transport:
                 self._say_bye(link, reason)
 
     def hang_up(self, reason: str) -> Callable[[], bool]:
-        """Say Bye to all peers. Returns: whether all have answered by now, or had `LINGER_S` to.
+        """Say Bye to all peers. Returns: what tells whether all have answered by now, or had `LINGER_S` to.
 
         To be asked before `close`: TCP takes back what was sent last if its sender closes with something unread.
         """

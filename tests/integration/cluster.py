@@ -251,7 +251,7 @@ class Cluster:
     def steps(self) -> dict[int, Record]:
         """Step: what all that applied it agree it was. Asserts that they do, and that nobody missed one.
 
-        A node that was killed may alone have completed its last step: then the others did it again.
+        A node that was killed may alone have completed its last step: then the others did it again without it.
         """
         agreed: dict[int, Record] = {}
         told_by: dict[int, str] = {}
@@ -266,7 +266,8 @@ class Cluster:
                 fields = ("weight", "by", "means", "epoch", "round")
                 # As text, for a mean may be NaN, which equals nothing.
                 ours, theirs = ([str(each[field]) for field in fields] for each in (record, other))
-                if ours != theirs and node.killed and record is kept[-1]:
+                died_with_it = node.killed and record is kept[-1] and node.name not in other["by"]
+                if ours != theirs and died_with_it:
                     continue
                 assert ours == theirs, (
                     f"step {step}, {fields}: {ours} on {node.name}, {theirs} on {told_by[step]}"

@@ -47,7 +47,7 @@ def test_a_receiver_that_does_not_read_holds_up_its_sender(server):
 
 def test_a_receiver_that_dies_with_much_under_way_leaves_nothing(server):
     _, port = entry(server)
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with socket.create_connection((HOST, port)) as connection:
         taker, _ = server.accept()
         connection.settimeout(0.5)
@@ -60,6 +60,6 @@ def test_a_receiver_that_dies_with_much_under_way_leaves_nothing(server):
             while True:
                 connection.send(bytes(1 << 16))
         until_s = time.monotonic() + 5.0
-        while threading.active_count() > before and time.monotonic() < until_s:
+        while set(threading.enumerate()) - before and time.monotonic() < until_s:
             time.sleep(0.05)
-        assert threading.active_count() <= before  # Those of the test before may have ended by now.
+        assert not set(threading.enumerate()) - before
