@@ -45,6 +45,7 @@ WATCH_EVERY_S = 0.5
 BENCHMARKS = {
     "join": "Join a large state over loopback: how long, how close to the bound, who waits.",
     "allreduce": "All-reduce over loopback, beside Gloo.",
+    "step": "Steps of training, beside DistributedDataParallel over Gloo.",
     "checkpoint": "Steps with and without a checkpoint, in one run.",
     "strangers": "Steps while strangers try to get in, and while they do not.",
     "probe": "Rates of shaped links as the monitor sees them, beside iperf3 (root).",

@@ -1,0 +1,136 @@
+"""A training step with chaosnet beside one with DistributedDataParallel over Gloo, in the same processes and the same run.
+
+Every process trains two copies of one model: one with a Trainer, one wrapped in DDP. They take turns in blocks of
+steps, so both see the same machine. A step is forward, backward, all-reduce and Adam. Ours does what DDP's does not:
+the vote on the next view, the commit, results that can be sent again if somebody dies, and the comparison of replicas.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..demo_digits import small_net
+from ..outputs import json_option, write_json
+from .processes import Pipe, Workers
+
+WARM_UP, BLOCKS = 2, 12
+LAYERS = 4
+BATCH = 32
+STEP_S_PER_BLOCK = 0.5  # So long a block is to last, at least.
+
+
+def net(parameter_bytes: int) -> tuple[nn.Module, torch.Tensor]:
+    """Linear layers of that size in all, or, for 0, the demo's convolutional net; and a batch for it."""
+    if not parameter_bytes:
+        return small_net(), torch.randn(BATCH, 1, 8, 8)
+    width = round((parameter_bytes / 4 / LAYERS) ** 0.5)
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS))), torch.randn(BATCH, width)
+
+
+def _worker(
+    pipe: Pipe, rank: int, nodes: int, parameter_bytes: int, store: str, join: str
+) -> list[tuple[float, float]]:
+    """Returns: seconds a step of ours and of DDP's, block by block."""
+    from chaosnet.trainer import Trainer
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    ours, x = net(parameter_bytes)
+    theirs, _ = net(parameter_bytes)
+    optimizers = [torch.optim.Adam(each.parameters(), 1e-4) for each in (ours, theirs)]
+    trainer = Trainer(ours, optimizers[0], join=join, name=f"n{rank}", neighbors=nodes, quiet=True)
+    pipe.send(trainer.status()["members"][0]["addresses"][0] if not join else "in")
+
+    def our_step() -> None:
+        ours(x).square().mean().backward()
+        trainer.update()
+
+    while trainer.metrics.get("all") != 1.0:
+        active = [row for row in trainer.status()["members"] if row["state"] == "active"]
+        trainer.mean(float(len(active) == nodes), name="all")
+        our_step()
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=nodes)
+    wrapped = nn.parallel.DistributedDataParallel(theirs)
+
+    def their_step() -> None:
+        wrapped(x).square().mean().backward()
+        optimizers[1].step()
+        optimizers[1].zero_grad(set_to_none=True)
+
+    count = _steps_per_block(their_step)
+    blocks = [(_block(our_step, count), _block(their_step, count)) for _ in range(WARM_UP + BLOCKS)]
+    dist.destroy_process_group()
+    trainer.request_node_exit()
+    return blocks[WARM_UP:]
+
+
+def _steps_per_block(step: Callable[[], None]) -> int:
+    """The same in all processes: of the slowest."""
+    took = torch.tensor([_block(step, 2) for _ in range(2)][-1:])
+    dist.all_reduce(took, dist.ReduceOp.MAX)
+    return max(2, round(STEP_S_PER_BLOCK / float(took)))
+
+
+def _block(step: Callable[[], None], count: int) -> float:
+    """Seconds a step."""
+    dist.barrier()
+    started = time.perf_counter()
+    for _ in range(count):
+        step()
+    return (time.perf_counter() - started) / count
+
+
+def measure(parameter_bytes: int, nodes: int, folder: Path) -> dict[str, Any]:
+    """Compare among `nodes` processes. A block takes as long as its slowest process."""
+    store = folder / f"gloo-{nodes}-{time.time_ns()}"
+    with Workers() as workers:
+        join = ""
+        for rank in range(nodes):
+            workers.start(f"n{rank}", _worker, rank, nodes, parameter_bytes, str(store), join)
+            join = join or workers.receive(f"n{rank}")
+        for rank in range(1, nodes):
+            workers.receive(f"n{rank}")
+        found = [workers.receive(f"n{rank}", timeout_s=600.0) for rank in range(nodes)]
+    ours, theirs = ([max(each[b][k] for each in found) for b in range(BLOCKS)] for k in (0, 1))
+    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    return {
+        "ours_s": statistics.median(ours),
+        "ddp_s": statistics.median(theirs),
+        "ratio": statistics.median(ratios),
+        "middle_half": [ratios[BLOCKS // 4], ratios[-1 - BLOCKS // 4]],
+    }
+
+
+@click.command("step")
+@click.option(
+    "--mb", default="0,45", show_default=True, help="Sizes of the model; 0: the demo's net (0.4 MB)."
+)
+@click.option("--nodes", default="2,4", show_default=True, help="Numbers of processes to try.")
+@json_option
+def step_command(mb: str, nodes: str, json_file: Path | None) -> None:
+    """Steps with chaosnet and with DDP + Gloo, in turns."""
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for size in (float(part) for part in mb.split(",")):
+            for count in (int(part) for part in nodes.split(",")):
+                f = figures[f"{size:g} MB, {count}"] = measure(round(size * 1e6), count, Path(folder))
+                click.echo(
+                    f"{count} nodes, {f'{size:g} MB' if size else 'small net'}: a step of ours "
+                    f"{f['ours_s'] * 1e3:.1f} ms, of DDP + Gloo {f['ddp_s'] * 1e3:.1f} ms, ratio {f['ratio']:.2f} "
+                    f"(middle half of {BLOCKS} pairs of blocks: {f['middle_half'][0]:.2f} to {f['middle_half'][1]:.2f})"
+                )
+    write_json(json_file, figures)
+
+
+if __name__ == "__main__":
+    step_command()
