@@ -1,8 +1,8 @@
-"""A training step with chaosnet beside one with DistributedDataParallel over Gloo, in the same processes and the same run.
+"""A training step with chaosnet beside one with DistributedDataParallel over Gloo, in the same processes.
 
 Every process trains two copies of one model: one with a Trainer, one wrapped in DDP. They take turns in blocks of
-steps, so both see the same machine. A step is forward, backward, all-reduce and Adam. Ours does what DDP's does not:
-the vote on the next view, the commit, results that can be sent again if somebody dies, and the comparison of replicas.
+steps, so both see the same machine. A step is forward, backward, all-reduce and Adam. Ours also does what DDP's does
+not: the vote on the next view, the commit, results that can be sent again if somebody dies.
 """
 
 from __future__ import annotations
@@ -124,10 +124,10 @@ def step_command(mb: str, nodes: str, json_file: Path | None) -> None:
         for size in (float(part) for part in mb.split(",")):
             for count in (int(part) for part in nodes.split(",")):
                 f = figures[f"{size:g} MB, {count}"] = measure(round(size * 1e6), count, Path(folder))
+                ours, ddp, (low, high) = 1e3 * f["ours_s"], 1e3 * f["ddp_s"], f["middle_half"]
                 click.echo(
-                    f"{count} nodes, {f'{size:g} MB' if size else 'small net'}: a step of ours "
-                    f"{f['ours_s'] * 1e3:.1f} ms, of DDP + Gloo {f['ddp_s'] * 1e3:.1f} ms, ratio {f['ratio']:.2f} "
-                    f"(middle half of {BLOCKS} pairs of blocks: {f['middle_half'][0]:.2f} to {f['middle_half'][1]:.2f})"
+                    f"{count} nodes, {f'{size:g} MB' if size else 'small net'}: a step of ours {ours:.1f} ms, of DDP "
+                    f"+ Gloo {ddp:.1f} ms, ratio {f['ratio']:.2f} (middle half of {BLOCKS} blocks: {low:.2f} to {high:.2f})"
                 )
     write_json(json_file, figures)
 

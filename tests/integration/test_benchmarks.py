@@ -28,6 +28,13 @@ def test_all_reduces_are_compared_with_gloo(tmp_path):
         assert found["ratio"] == pytest.approx(found["gloo_s"] / found["ours_s"])
 
 
+def test_a_step_is_compared_with_ddp(tmp_path):
+    found = bench(tmp_path / "found.json", "step", "--mb", "0", "--nodes", "2")["0 MB, 2"]
+    low, high = found["middle_half"]
+    assert 0 < low <= found["ratio"] <= high
+    assert found["ours_s"] > 0 < found["ddp_s"]
+
+
 @pytest.mark.parametrize("how", [(), ("--blocking",), ("--trained",)])
 def test_a_join_is_measured(tmp_path, how):
     found = bench(tmp_path / "found.json", "join", "--bytes", "8000000", "--sources", "2", *how)
