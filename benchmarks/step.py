@@ -127,7 +127,7 @@ def step_command(mb: str, nodes: str, json_file: Path | None) -> None:
                 ours, ddp, (low, high) = 1e3 * f["ours_s"], 1e3 * f["ddp_s"], f["middle_half"]
                 click.echo(
                     f"{count} nodes, {f'{size:g} MB' if size else 'small net'}: a step of ours {ours:.1f} ms, of DDP "
-                    f"+ Gloo {ddp:.1f} ms, ratio {f['ratio']:.2f} (middle half of {BLOCKS} blocks: {low:.2f} to {high:.2f})"
+                    f"+ Gloo {ddp:.1f} ms, ratio {f['ratio']:.2f} (middle half of {BLOCKS}: {low:.2f} to {high:.2f})"
                 )
     write_json(json_file, figures)
 
