@@ -127,10 +127,14 @@ class Cluster:
 
     def start(self, script: Callable[..., None] | None = None, **settings: Any) -> Node:
         """Start one more node. It joins through all that are members now; see `joined`."""
-        name = chr(ord("a") + len(self.nodes))
         seeds = [node.last("joined")["address"] for node in self.live()]
         join = {"join": ",".join(seeds)} if seeds else {}
-        node = Node(self, name, script or self.script, {**join, **self.settings, **settings})
+        return self.start_alone(script, **{**join, **self.settings, **settings})
+
+    def start_alone(self, script: Callable[..., None] | None = None, **settings: Any) -> Node:
+        """Start one more process, which finds the others by itself, if it is to."""
+        name = chr(ord("a") + len(self.nodes))
+        node = Node(self, name, script or self.script, {**self.settings, **settings})
         self.nodes.append(node)
         self._by_pipe[node.pipe] = node
         return node
