@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from ..protocols.addresses import AddressBook, DialBacks
 from ..protocols.connect_link import LinkOpener
-from ..protocols.deaths import Deaths
+from ..protocols.deaths import PROOF_S, Deaths
 from ..protocols.disconnect_link import LinkCloser
 from ..protocols.effects import (
     AnswerStatus,
@@ -321,7 +321,7 @@ class Agent:
                 self.opener.dial_failed(address, reason)
                 return self._joining(event, now_s)
             case Reached() | NotReached():
-                return self._on_reached(event)
+                return self._on_reached(event, now_s)
             case Iperf3Serving() | Iperf3Done():
                 return self.prober.handle(event, now_s)
             case Contributed():
@@ -366,6 +366,7 @@ class Agent:
         for peer in lost:
             effects += [ClosePeer(peer, "nothing was heard from you")]
             effects += self._on_closed(PeerClosed(peer, clean=False), now_s, silent=True)
+        effects += self.deaths.look_again(now_s)
         for peer in self.deaths.overdue(now_s):
             effects += self._tell_link(peer, LinkState.SILENT)
         effects += self.prober.handle(Tick(), now_s)
@@ -474,7 +475,8 @@ class Agent:
         peer = event.peer
         if peer not in self.relay.peers:
             return []
-        client, may_be_dead = peer in self.relay.leaves, self._may_be_dead(event, silent, now_s)
+        client, broke = peer in self.relay.leaves, not silent and not event.clean
+        proof_until_s, hold_until_s = self._proof_until_s(peer, now_s), self.liveness.hold_until_s(peer)
         self.relay.closed(peer)
         self.liveness.closed(peer)
         self.readings.closed(peer)
@@ -486,12 +488,23 @@ class Agent:
             effects += self._on_torn(f"lost the link {self.me} - {peer}", now_s)
         if client:
             return effects
-        looking = self.deaths.closed(peer, may_be_dead, now_s)
-        return effects + (looking or self._tell_link(peer, LinkState.SILENT))
+        # Who says Bye is alive, whatever it thinks of us.
+        effects += self.deaths.closed(peer, broke, now_s, proof_until_s, hold_until_s)
+        return effects + ([] if peer in self.deaths.looking else self._tell_link(peer, LinkState.SILENT))
 
-    def _may_be_dead(self, event: PeerClosed, silent: bool, now_s: float) -> bool:
-        """Who says Bye is alive, whatever it thinks of us."""
-        return not silent and not event.clean and self.liveness.spoke_lately(event.peer, now_s)
+    def _proof_until_s(self, peer: str, now_s: float) -> float:
+        """If its connection breaks now, and its machine refuses another: until when does that prove its death?"""
+        lately_s = now_s + PROOF_S if self.liveness.spoke_lately(peer, now_s) else float("-inf")
+        return max(lately_s, self.liveness.proof_until_s(peer)) if self._are_two(peer) else lately_s
+
+    def _are_two(self, peer: str) -> bool:
+        """Are we and `peer` the voters of every view that it may act in? Then it was as patient with us as with none."""
+        view = self.sync.view
+        if self.phase is not Phase.MEMBER or view is None or self.follower.flush is not None:
+            return False
+        coming = [*self.sync.prepared.values(), *([self.opener.view] if self.opener.view else ())]
+        voters = [each.members for each in self.sync.electorates()] + [each.voter_ids for each in coming]
+        return all({*each} == {self.me, peer} for each in voters)
 
     def _on_torn(self, reason: str, now_s: float, without_me: bool = False) -> list[Effect]:
         """Messages of the attempt under way may be lost for good, even if the link opens again."""
@@ -571,11 +584,11 @@ class Agent:
         waits = self.parked is not None and self.phase is Phase.MEMBER
         return dials + asks + (self.reporter.repeat(self._member_key) if waits else [])
 
-    def _on_reached(self, event: Reached | NotReached) -> list[Effect]:
+    def _on_reached(self, event: Reached | NotReached, now_s: float) -> list[Effect]:
         effects = self.dial_backs.handle(event, self.relay.silent)
         # Who is no member does not know whether the dead one had gone on without those whom we tell.
         testifies = self.phase is Phase.MEMBER
-        for peer, life in self.deaths.handle(event).items():
+        for peer, life in self.deaths.handle(event, now_s).items():
             died = testifies and life is not None
             effects += self._tell_link(peer, LinkState.CLOSED if died else LinkState.SILENT, life)
         if isinstance(event, NotReached):
@@ -729,6 +742,8 @@ class Agent:
         if self.opener.view is not None and self.opener.view.key <= view.key:
             self.opener.done()
         self.overlay.enter(view)
+        others = [voter for voter in view.voter_ids if voter != self.me]
+        self.liveness.pairs_with(others[0] if len(view.voter_ids) == 2 and len(others) == 1 else "")
         self.relay.by_view = (view.scheduler, view.to_scheduler(self.me))
         self.lost_links.entered(view)
         self.book.keep(view.node_set, self.relay.peers)
