@@ -30,12 +30,12 @@ def _train(node, make_loader, forks=False):
     model = worker.make_model()
     trainer = node.trainer(model, worker.make_optimizer(model))
     loader = make_loader(worker.Numbered(96))
+    if forks:
+        _fork_one(node)
     for x, y, _ in _endless(loader):
         loss = worker.loss_of(model, x, y)
         loss.backward()
         trainer.update()
-        if forks and trainer.step == 3:
-            _fork_one(node)
         if capture_exit_event() or node.obey():
             break
         time.sleep(0.002)
