@@ -378,6 +378,23 @@ def leave(address: str) -> None:
     click.echo(client.leave(address).text)
 
 
+@cli.command("go-on", short_help="Have a node that waits go on without those it lost.")
+@click.argument("address", type=Address())
+@_keyed
+def go_on(address: str) -> None:
+    """Tell the node at HOST:PORT, which waits, that the members it cannot reach are gone for good.
+
+    It goes on without them, with those it can reach. Be sure that they are dead, or that they wait, too: if they
+    train on, one of the two parts is undone when they meet. Say it in one part of the cluster only.
+    """
+    from . import client
+
+    answer = client.go_on(address)
+    click.echo(answer.text, err=not answer.ok)
+    if not answer.ok:
+        sys.exit(1)
+
+
 @cli.group(cls=Unsorted, short_help="Add or remove a link between two nodes.")
 def link() -> None:
     """Add or remove a link between two members, while they train."""

@@ -25,6 +25,7 @@ from .protocols.messages import (
     ConnectLinkRequest,
     DisconnectLinkRequest,
     Envelope,
+    GoOnCommand,
     KeyCommand,
     LeaveCommand,
     Ping,
@@ -52,6 +53,13 @@ def status(address: str, deadline_s: float = DEADLINE_S, keys: KeyPair | None = 
 def leave(address: str, deadline_s: float = DEADLINE_S) -> Answer:
     """Have the node at `address` leave, as if by Ctrl+C. Raises: as `ask`."""
     reply = ask(address, lambda me, node: LeaveCommand(asker=me), deadline_s, of_scheduler=False)
+    assert isinstance(reply, Answer)
+    return reply
+
+
+def go_on(address: str, deadline_s: float = DEADLINE_S) -> Answer:
+    """Tell the node at `address`, which waits, that the members it cannot reach are dead. Raises: as `ask`."""
+    reply = ask(address, lambda me, node: GoOnCommand(asker=me), deadline_s, of_scheduler=False)
     assert isinstance(reply, Answer)
     return reply
 

@@ -69,6 +69,8 @@ def _tell_summary(summary: Summary, found: dict[str, Any]) -> None:
         f"{kept} of {summary.runs} runs kept all rules: {totals} in {found['seconds']:.1f} s"
         f" ({found['rate_per_s']:.1f} a second)"
     )
+    reasons = ", ".join(f"{why}: {count}" for why, count in summary.waited.most_common())
+    click.echo(f"in {summary.waiting} runs one of two waited for a person" + (f" ({reasons})" if reasons else ""))
     unreached = summary.unreached()
     click.echo(f"coverage: {len(summary.coverage)} reached, {len(unreached)} not")
     for name in unreached:
@@ -84,6 +86,7 @@ def _found(summary: Summary, first: int, seconds: float) -> dict[str, Any]:
         "seconds": round(seconds, 2),
         "rate_per_s": round(summary.runs / seconds, 2),
         "totals": {name: summary.total(name) for name in COUNTS},
+        "pairs_that_waited": {"runs": summary.waiting, "by_reason": dict(summary.waited)},
         "coverage": {
             "runs_by_name": dict(sorted(summary.coverage.items())),
             "unreached": summary.unreached(),

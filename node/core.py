@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from ..protocols.addresses import AddressBook, DialBacks
 from ..protocols.connect_link import LinkOpener
-from ..protocols.deaths import Deaths
+from ..protocols.deaths import PROOF_S, Deaths
 from ..protocols.disconnect_link import LinkCloser
 from ..protocols.effects import (
     AnswerStatus,
@@ -79,6 +79,7 @@ from ..protocols.messages import (
     AbortRequest,
     Answer,
     Commit,
+    DeclaredDead,
     DialBack,
     DialBackReply,
     Down,
@@ -88,6 +89,7 @@ from ..protocols.messages import (
     Expelled,
     Farewell,
     Flush,
+    GoOnCommand,
     Install,
     Introduction,
     Iperf3Ready,
@@ -142,6 +144,7 @@ from ..scheduler.monitor import ClusterMonitor
 from ..scheduler.sync_plan import POLICIES, Policy
 from ..scheduler.views import with_trees
 
+DECLARED_EVERY_S = 5.0  # Who is said to be dead is dialled so often, in case that it lives after all.
 REDIAL_EVERY_S = 1.0  # Members out of reach are tried directly, in case another way leads to them.
 ABORT_EVERY_S = 1.0
 ROUNDS_IN_VAIN = 8  # Of an election, 2 to 4 s. Duels end sooner.
@@ -212,6 +215,9 @@ class Agent:
         self.early_prepare: ViewChange | None = None  # Of a joiner: told against the view of a plan to come.
         self.abort_at_s = 0.0
         self.redial_at_s: float | None = None
+        self.lost_at_s: dict[str, float] = {}  # Members out of reach, and since when.
+        self.declared: dict[str, Member] = {}  # Who is dead, says a person, and in no view since.
+        self.named_at: dict[str, str] = {}  # Peer: the address that it names, or that we dialled.
         self.missed: Set[str] = frozenset()  # Who was out of reach when we dialled last.
         self.last_readings: ReadingsTaken | None = None
         self.report_at_s: float | None = None
@@ -276,7 +282,8 @@ class Agent:
         near = view.neighbors(self.me) if view else ()
         members = sorted(view.members, key=lambda m: m.id not in near) if view else ()
         ways = [way for member in members if member.id != self.me for way in self.book.ways_to(member)]
-        return tuple(dict.fromkeys((*ways, *self.seeds)))
+        peers = [self.named_at[peer] for peer in sorted(self.relay.peers) if peer in self.named_at]
+        return tuple(dict.fromkeys((*ways, *self.seeds, *peers)))  # One of them has told us that we are out.
 
     # --- events ---
 
@@ -321,7 +328,7 @@ class Agent:
                 self.opener.dial_failed(address, reason)
                 return self._joining(event, now_s)
             case Reached() | NotReached():
-                return self._on_reached(event)
+                return self._on_reached(event, now_s)
             case Iperf3Serving() | Iperf3Done():
                 return self.prober.handle(event, now_s)
             case Contributed():
@@ -366,6 +373,7 @@ class Agent:
         for peer in lost:
             effects += [ClosePeer(peer, "nothing was heard from you")]
             effects += self._on_closed(PeerClosed(peer, clean=False), now_s, silent=True)
+        effects += self.deaths.look_again(now_s)
         for peer in self.deaths.overdue(now_s):
             effects += self._tell_link(peer, LinkState.SILENT)
         effects += self.prober.handle(Tick(), now_s)
@@ -460,6 +468,8 @@ class Agent:
         self.relay.opened(peer, event.client)
         self.liveness.opened(peer, now_s)
         self.deaths.opened(peer)
+        if event.address and not event.client:
+            self.named_at[peer] = event.address
         effects = self._joining(event, now_s)
         if event.dialled:
             self.book.reached(peer, event.address)
@@ -474,11 +484,13 @@ class Agent:
         peer = event.peer
         if peer not in self.relay.peers:
             return []
-        client, may_be_dead = peer in self.relay.leaves, self._may_be_dead(event, silent, now_s)
+        client, broke = peer in self.relay.leaves, not silent and not event.clean
+        proof_until_s, hold_until_s = self._proof_until_s(peer, now_s), self.liveness.hold_until_s(peer)
         self.relay.closed(peer)
         self.liveness.closed(peer)
         self.readings.closed(peer)
         self.dial_backs.closed(peer)
+        self.named_at.pop(peer, None)
         effects = self.prober.closed(peer, now_s) + self._joining(event, now_s) + self.serving.drop(peer)
         if self.sync.view is not None and peer in self.sync.view.neighbors(self.me):
             self.lost_links.lost(peer, now_s)
@@ -486,12 +498,23 @@ class Agent:
             effects += self._on_torn(f"lost the link {self.me} - {peer}", now_s)
         if client:
             return effects
-        looking = self.deaths.closed(peer, may_be_dead, now_s)
-        return effects + (looking or self._tell_link(peer, LinkState.SILENT))
+        # Who says Bye is alive, whatever it thinks of us.
+        effects += self.deaths.closed(peer, broke, now_s, proof_until_s, hold_until_s)
+        return effects + ([] if peer in self.deaths.looking else self._tell_link(peer, LinkState.SILENT))
 
-    def _may_be_dead(self, event: PeerClosed, silent: bool, now_s: float) -> bool:
-        """Who says Bye is alive, whatever it thinks of us."""
-        return not silent and not event.clean and self.liveness.spoke_lately(event.peer, now_s)
+    def _proof_until_s(self, peer: str, now_s: float) -> float:
+        """If its connection breaks now, and its machine refuses another: until when does that prove its death?"""
+        lately_s = now_s + PROOF_S if self.liveness.spoke_lately(peer, now_s) else float("-inf")
+        return max(lately_s, self.liveness.proof_until_s(peer)) if self._are_two(peer) else lately_s
+
+    def _are_two(self, peer: str) -> bool:
+        """Are we and `peer` the voters of every view that it may act in? Then it was as patient with us as with none."""
+        view = self.sync.view
+        if self.phase is not Phase.MEMBER or view is None or self.follower.flush is not None:
+            return False
+        coming = [*self.sync.prepared.values(), *([self.opener.view] if self.opener.view else ())]
+        voters = [each.members for each in self.sync.electorates()] + [each.voter_ids for each in coming]
+        return all({*each} == {self.me, peer} for each in voters)
 
     def _on_torn(self, reason: str, now_s: float, without_me: bool = False) -> list[Effect]:
         """Messages of the attempt under way may be lost for good, even if the link opens again."""
@@ -535,6 +558,8 @@ class Agent:
         assert self.sync.view is not None
         if self.phase is Phase.JOINING and not self.overlay.reachable & self.sync.view.member_set:
             return self._orphaned("no member can be reached", now_s) if self.joiner else []
+        missing = self.sync.view.member_set - self.overlay.reachable
+        self.lost_at_s = {node: self.lost_at_s.get(node, now_s) for node in sorted(missing)}
         self._look_for_missing(now_s)
         if self.scheduler and self.phase is Phase.MEMBER:
             return self.scheduler.overlay_changed(now_s)
@@ -547,7 +572,7 @@ class Agent:
         if not self.parked:
             missing -= self.overlay.crashed
         if not missing and not self._cut_off:
-            self.redial_at_s = None
+            self.redial_at_s = self.redial_at_s or now_s if self.declared else None
         elif self.redial_at_s is None:
             self.redial_at_s = now_s
 
@@ -558,9 +583,10 @@ class Agent:
 
     def _redial(self, now_s: float) -> list[Effect]:
         assert self.sync.view is not None
-        self.redial_at_s = now_s + REDIAL_EVERY_S
         missing = (self.sync.view.node_set - self.overlay.reachable) | self._cut_off
+        self.redial_at_s = now_s + (REDIAL_EVERY_S if missing else DECLARED_EVERY_S)
         members = [self.sync.view.find(node) for node in sorted(missing)]
+        members += [member for node, member in self.declared.items() if node not in self.relay.peers]
         dials: list[Effect] = [Dial(way) for member in members if member for way in self.book.ways_to(member)]
         # Of whom a later life was heard for so long, it may be an earlier one whose clock had been wrong.
         doubted, self.missed = self.missed & missing & self.overlay.reborn, missing
@@ -571,11 +597,11 @@ class Agent:
         waits = self.parked is not None and self.phase is Phase.MEMBER
         return dials + asks + (self.reporter.repeat(self._member_key) if waits else [])
 
-    def _on_reached(self, event: Reached | NotReached) -> list[Effect]:
+    def _on_reached(self, event: Reached | NotReached, now_s: float) -> list[Effect]:
         effects = self.dial_backs.handle(event, self.relay.silent)
         # Who is no member does not know whether the dead one had gone on without those whom we tell.
         testifies = self.phase is Phase.MEMBER
-        for peer, life in self.deaths.handle(event).items():
+        for peer, life in self.deaths.handle(event, now_s).items():
             died = testifies and life is not None
             effects += self._tell_link(peer, LinkState.CLOSED if died else LinkState.SILENT, life)
         if isinstance(event, NotReached):
@@ -652,6 +678,10 @@ class Agent:
             case LeaveCommand(asker=asker):
                 answer = Answer(ok=True, text=f"{self.me} leaves")
                 return self.relay.send(asker, answer) + self._on_leave_wanted(now_s)
+            case GoOnCommand(asker=asker):
+                return self._on_go_on(asker)
+            case DeclaredDead(lives=lives):
+                return self._on_declared(lives, now_s)
             case StatusRequest(asker=asker):
                 return [AnswerStatus(asker)] if self.scheduler else []
         return self.scheduler.receive(source, message, now_s) if self.scheduler else []
@@ -663,7 +693,10 @@ class Agent:
         if self.overlay.is_outlived(request.node, request.life):
             return self._tell_outlived(request.node, request.life)
         here: list[Effect] = []
-        if request.founds and self.phase is Phase.MEMBER:
+        if self.parked and self.phase is Phase.MEMBER:
+            waits = f"{self.me} waits: {self.parked}"[:2000]
+            here = self.relay.send(request.node, Answer(ok=False, text=waits))
+        elif request.founds and self.phase is Phase.MEMBER:
             here = self.relay.send(request.node, Answer(ok=True, text="there is a cluster"))
         return here + (self.scheduler.receive(source, request, now_s) if self.scheduler else [])
 
@@ -729,6 +762,9 @@ class Agent:
         if self.opener.view is not None and self.opener.view.key <= view.key:
             self.opener.done()
         self.overlay.enter(view)
+        self.declared = {node: each for node, each in self.declared.items() if view.find(node) in (None, each)}
+        others = [voter for voter in view.voter_ids if voter != self.me]
+        self.liveness.pairs_with(others[0] if len(view.voter_ids) == 2 and len(others) == 1 else "")
         self.relay.by_view = (view.scheduler, view.to_scheduler(self.me))
         self.lost_links.entered(view)
         self.book.keep(view.node_set, self.relay.peers)
@@ -836,6 +872,53 @@ class Agent:
         if view is None or view.find(self.me) is None:
             return []  # It comes whole when we answer again; or Expelled follows, or a leaver is let go.
         return self.follower.end(install, view)
+
+    # --- a person decides ---
+
+    def _doubted(self) -> tuple[tuple[str, int], ...]:
+        """Members, with their lives, for want of whom no quorum is left."""
+        voters = {voter for electorate in self.sync.electorates() for voter in electorate.members}
+        return self.overlay.missing_of(voters)
+
+    def how_to_go_on(self, now_s: float) -> str:
+        """What a person can do about it that this node waits; "" if nothing but wait."""
+        if self.parked is None or self.phase is not Phase.MEMBER or not (lives := self._doubted()):
+            return ""
+        lost = ", ".join(
+            f"{node} was lost {now_s - self.lost_at_s.get(node, now_s):.0f} s ago" for node, _ in lives
+        )
+        here = self.settings.addresses[0].rpartition("@")[2] if self.settings.addresses else "HOST:PORT"
+        return f"{lost}; if {'it is' if len(lives) == 1 else 'they are'} gone for good: chaosnet go-on {here}"
+
+    def _on_go_on(self, asker: str) -> list[Effect]:
+        """Who cannot be reached is dead, says a person."""
+        if self.phase is not Phase.MEMBER or self.parked is None:
+            text = f"{self.me} does not wait for anybody who is out of reach"
+        elif self.overlay.left_behind:
+            text = f"the others went on without {self.me}: it joins them as soon as it reaches one"
+        elif lives := self._doubted():
+            names = ", ".join(node for node, _ in lives)
+            text = f"{self.me} goes on without {names}, which counts as dead; if it lives, it has to join anew"
+            told: list[Effect] = [
+                Happened("declared dead", node, f"a person told {self.me} so", self.sync.step) for node, _ in lives
+            ]
+            told += self.relay.send(EVERYONE, DeclaredDead(lives=lives))
+            return told + self.relay.send(asker, Answer(ok=True, text=text[:2000]))
+        else:
+            text = f"{self.me} waits, but not for a member out of reach: {self.parked}"
+        return self.relay.send(asker, Answer(ok=False, text=text[:2000]))
+
+    def _on_declared(self, lives: tuple[tuple[str, int], ...], now_s: float) -> list[Effect]:
+        """Should one of them live, and have gone on, too, it or we must learn that: dial it now and then."""
+        view = self.sync.view
+        if view is None:
+            return []
+        for node, life in lives:
+            member = view.find(node)
+            if node != self.me and member is not None and member.life == life:
+                self.declared[node] = member
+            self.overlay.declare(node, life)
+        return self._overlay_changed(now_s)
 
     # --- loss and election ---
 
@@ -1014,9 +1097,9 @@ class Agent:
 
     # --- monitoring ---
 
-    def note(self, message: Routed, now_s: float) -> list[Effect]:
+    def note(self, message: Routed, now_s: float, target: str = EVERYONE) -> list[Effect]:
         """Tell everybody; above all what happened here, once the loop has put time and cost to it."""
-        return self._finish(self.relay.send(EVERYONE, message), now_s)
+        return self._finish(self.relay.send(target, message), now_s)
 
     def _report(self, now_s: float) -> list[Effect]:
         taken, view = self.last_readings, self.sync.view

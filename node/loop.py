@@ -401,7 +401,7 @@ class NodeLoop:
             case fx.Happened():
                 self._happened(effect, took_ms)
             case fx.Parked(reason):
-                self._on_parked(reason)
+                self._on_parked(self._advised(reason))
             case fx.AnswerStatus(asker):
                 reply = StatusReply(status=json.dumps(self.status()).encode())
                 self._perform_all(self.agent.relay.send(asker, reply), 0.0)
@@ -604,10 +604,15 @@ class NodeLoop:
             "step": agent.sync.step,
             "samples_per_s": round(self._cluster_rate(), 1),
             "metrics": dict(self.rates.metrics),
-            "parked": agent.parked,
+            "parked": self._advised(agent.parked),
             "handling_ms": {name: values[-50:] for name, values in self.handling_ms.items()},
             **agent.monitor.status(self._now_s()),
         }
+
+    def _advised(self, reason: str | None) -> str | None:
+        """Why this node waits, and what a person can do about it."""
+        advice = self.agent.how_to_go_on(self._now_s()) if reason else ""
+        return f"{reason} ({advice})" if advice else reason
 
     def _cluster_rate(self) -> float:
         records = self.agent.monitor.nodes.values()

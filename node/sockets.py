@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import zmq
 
-from . import curve
+from . import curve, forked
 from .endpoint import Endpoint
 from .keys import KeyPair
 from .link import Port
@@ -54,7 +54,10 @@ class Sockets:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=IO_THREADS)
         self.context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self.open: set[Port] = set()
+        self.listening: set[int] = set()  # Our ports, and those at the ends that we dial: forked.py.
+        self.dialled: set[int] = set()
         self._monitors = 0
+        forked.close_in_children_of(self)
 
     def start(self) -> None:
         """On the running loop."""
@@ -74,7 +77,9 @@ class Sockets:
         except zmq.ZMQError:
             self.shut(port, 0)
             raise
-        return Endpoint.parse(socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://"))
+        bound = Endpoint.parse(socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://"))
+        self.listening.add(bound.port)
+        return bound
 
     def dial(self, there: Endpoint, keys: KeyPair | None, route: bytes, bulk: bool) -> Port:
         """A DEALER, which calls itself `route`. Raises zmq.ZMQError."""
@@ -84,6 +89,7 @@ class Sockets:
         socket.set(zmq.ROUTING_ID, route)
         socket.set(zmq.RECONNECT_IVL, NO_RECONNECT_MS)
         port = self._watch(socket, BULK_RANK if bulk else CONTROL_RANK, _DIALER_EVENTS)
+        self.dialled.add(there.port)
         try:
             socket.connect(f"tcp://{there.place}")
         except zmq.ZMQError:

@@ -10,6 +10,9 @@ falls silent, its other end is asked around it, over other links (Echo): if it a
 is dead, and `DEAD_LINK_S` is enough.
 When a neighbour reports a node's link lost, the others probe it at once (as SWIM's indirect probes) and
 give it `PROBE_PATIENCE_S` instead of the whole of their own patience.
+
+Of two members each is all that the other has to go on with, and their patience with each other is longer, and nothing
+shortens it: for so long the death of a peer that had fallen silent still proves something (deaths.py).
 """
 
 from __future__ import annotations
@@ -34,6 +37,9 @@ RTT_SLACK = 4  # Round trips that a heartbeat may take longer.
 STALL_MEMORY_S = 60.0
 MIN_STALL_S = 0.1  # Less is ordinary scheduling.
 MAX_STALL_S = 10.0
+STALL_USED_S = 30.0  # So much longer our patience counts with a stall than we tell of it: others count on that.
+PAIR_PATIENCE_S = 2.5  # Of two members with each other.
+PAIR_PROOF_S = 2.2  # Less by more than two clocks drift apart in that time.
 PROOF_WINDOW_S = 0.5  # Less than any patience above: who closes for silence was silent for longer.
 
 
@@ -43,6 +49,8 @@ class _Peer:
     spoke_s: float  # When it was really heard last.
     ping_at_s: float
     doubted_at_s: float | None = None
+    paired: bool = False  # It is the only other member.
+    known_s: float = float("-inf")  # It has heard us since: when we sent the last Ping that it has answered.
     stall_s: float = 0.0
     rtts_s: deque[float] = field(default_factory=lambda: deque(maxlen=RTTS_KEPT))
     asked_s: float = -1.0  # When the other end was last asked around the link.
@@ -52,7 +60,7 @@ class _Peer:
     def dead_at_s(self) -> float | None:
         """When the link is dead, for its other end has answered around it since it fell silent."""
         asked_s, answered_s = self.vouched_s
-        if asked_s < self.heard_s + ECHO_AFTER_S:
+        if self.paired or asked_s < self.heard_s + ECHO_AFTER_S:
             return None
         # The median: single late heartbeats come from busy machines, and this one answers.
         rtt_s = statistics.median(self.rtts_s) if self.rtts_s else 0.0
@@ -73,17 +81,25 @@ class Liveness:
         self.stalled_at_s = 0.0
         self.back_at_s = -PROOF_WINDOW_S  # When the loop last went on after a long stop.
         self.last_tick_s: float | None = None
+        self.pair = ""  # The other of two members.
         self.wake_at_s: float | None = None
 
     def _plan(self) -> None:
         """What is heard meanwhile may put a deadline off: then the Tick comes early, and finds nothing to do."""
         self.wake_at_s = min((peer.wake_at_s for peer in self.peers.values()), default=None)
 
+    def pairs_with(self, peer: str) -> None:
+        """We are in a view with two voters: the other is `peer`. "": we are not."""
+        self.pair = peer
+        for name, state in self.peers.items():
+            state.paired = name == peer
+        self._plan()
+
     def opened(self, peer: str, now_s: float) -> None:
         """Watch a new connection."""
         if not self.peers:
             self.last_tick_s = now_s  # Until now nobody wanted us to be on time.
-        self.peers[peer] = _Peer(heard_s=now_s, spoke_s=now_s, ping_at_s=now_s)
+        self.peers[peer] = _Peer(heard_s=now_s, spoke_s=now_s, ping_at_s=now_s, paired=peer == self.pair)
         self._plan()
 
     def closed(self, peer: str) -> None:
@@ -104,6 +120,7 @@ class Liveness:
                 return [Transmit(peer, Pong(sent_s=message.sent_s, stall_s=self._stall(now_s)))]
             case Pong():
                 state.stall_s = message.stall_s
+                state.known_s = max(state.known_s, message.sent_s)
                 state.rtts_s.append(max(now_s - message.sent_s, 0.0))
         return []
 
@@ -130,6 +147,16 @@ class Liveness:
         if state is None or was_away or now_s < self.back_at_s + PROOF_WINDOW_S:
             return False
         return now_s < state.spoke_s + PROOF_WINDOW_S + 2 * min(state.stall_s, MAX_STALL_S)
+
+    def proof_until_s(self, peer: str) -> float:
+        """Until when a refusal proves that the other of two members died before it could go on without us."""
+        state = self.peers.get(peer)
+        return state.known_s + PAIR_PROOF_S if state is not None else float("-inf")
+
+    def hold_until_s(self, peer: str) -> float:
+        """Until when the other of two members may count on us not to go on without it; 0 for anybody else."""
+        state = self.peers.get(peer)
+        return state.heard_s + PAIR_PATIENCE_S if state is not None and state.paired else 0.0
 
     def doubt(self, peer: str, now_s: float) -> list[Effect]:
         """Somebody else lost its link to `peer`: ask it now, and wait less."""
@@ -173,6 +200,8 @@ class Liveness:
 
     def _silent_at_s(self, state: _Peer) -> float:
         slack_s = 2 * min(max(state.stall_s, self.stall_s), MAX_STALL_S)
+        if state.paired:
+            return state.heard_s + PAIR_PATIENCE_S + slack_s
         if state.doubted_at_s is not None:
             return min(state.doubted_at_s + PROBE_PATIENCE_S, state.heard_s + SUSPECT_AFTER_S) + slack_s
         return state.heard_s + SUSPECT_AFTER_S + slack_s
@@ -191,6 +220,8 @@ class Liveness:
             self.stall_s, self.stalled_at_s = min(late_s, MAX_STALL_S), now_s
 
     def _stall(self, now_s: float) -> float:
-        if now_s - self.stalled_at_s > STALL_MEMORY_S:
+        """What we tell of it."""
+        age_s = now_s - self.stalled_at_s
+        if age_s > STALL_MEMORY_S + STALL_USED_S:
             self.stall_s = 0.0
-        return self.stall_s
+        return self.stall_s if age_s <= STALL_MEMORY_S else 0.0

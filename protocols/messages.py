@@ -580,6 +580,18 @@ class LeaveCommand(Message, frozen=True, kw_only=True):
     asker: Id
 
 
+class GoOnCommand(Message, frozen=True, kw_only=True):
+    """Client to a node that waits: a person says that the members which it cannot reach are dead. Go on."""
+
+    asker: Id
+
+
+class DeclaredDead(Message, frozen=True, kw_only=True):
+    """A node that was told so to all in reach: these lives of members count as crashed."""
+
+    lives: tuple[tuple[Id, Count], ...]
+
+
 # --- routed: views ---
 
 
@@ -823,6 +835,8 @@ Routed = (
     | DisconnectLinkRequest
     | Answer
     | LeaveCommand
+    | GoOnCommand
+    | DeclaredDead
     | Prepare
     | PrepareFailed
     | LinkNews

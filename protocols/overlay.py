@@ -84,6 +84,7 @@ class Overlay:
         self.found: set[Link] = set()  # Extra ones between nodes of the view.
         self.closed: set[tuple[str, str]] = set()  # Of the news, who saw whom die.
         self.left: dict[str, tuple[int, ViewKey]] = {}  # Who said farewell: the life, and its last view.
+        self.declared: dict[str, int] = {}  # Who is dead, says a person: the life.
         self.left_behind = False  # Somebody acts in a newer view, without us.
         self.past_life: dict[str, int] = {}  # Of each node that was in an earlier view.
         self.latest: dict[str, tuple[int, int]] = {}  # Of each node heard of: its newest news, and the life.
@@ -134,7 +135,7 @@ class Overlay:
                 for ends in ((node, peer), (peer, node)):
                     if ends in self.news:
                         self._forget(ends)
-            for known in (self.left, self.past_life, self.latest):
+            for known in (self.left, self.past_life, self.latest, self.declared):
                 known.pop(node, None)
 
     def heard(self, told: LinkNews) -> bool:
@@ -166,6 +167,14 @@ class Overlay:
         told = [(life, key), self.left.pop(node, (0, (0, 0)))]
         self.left[node] = max(told, key=lambda each: (each[0] == self._life(node), each))
         self._forget_strangers()
+
+    def missing_of(self, members: Set[str]) -> tuple[tuple[str, int], ...]:
+        """Those of `members` that are out of reach and not known to be dead, with the life that is meant."""
+        return tuple((node, self._life(node)) for node in sorted(members - self.reachable - self.crashed))
+
+    def declare(self, node: str, life: int) -> None:
+        """A person says that this life of it is over."""
+        self.declared[node] = life
 
     def _forget_strangers(self) -> None:
         """Who is in no view, and may never be, was heard of by others; there is no end to names."""
@@ -220,7 +229,7 @@ class Overlay:
 
         They are out of reach, and were seen dying by a node in reach, or have said farewell, in our view or an
         older one. That a node lives again is no proof, nor is the end of that life: its earlier one may have gone
-        on in newer views. So may anybody, once one of them has.
+        on in newer views. So may anybody, once one of them has. What a person declares is believed.
         """
         if self.left_behind:
             return set()
@@ -232,7 +241,8 @@ class Overlay:
         left = {
             node for node, (life, key) in self.left.items() if life == self._life(node) and key <= self.key
         }
-        return (died | left) - self.reachable
+        declared = {node for node, life in self.declared.items() if life == self._life(node)}
+        return (died | left | declared) - self.reachable
 
     def live_links(self) -> set[Link]:
         """Links between nodes in reach: of the view and not lost, or found."""

@@ -108,6 +108,7 @@ class Joiner:
         self.refusals: dict[str, str] = {}  # Seed: why it did not answer.
         self.final: set[str] = set()  # Seeds that will not have us.
         self.knocks, self.knock_every_s = 0, KNOCK_EVERY_S
+        self.waits = ""  # Why the cluster cannot let us in, says one of its members.
         self.found_member = ""  # Who says that there is a cluster; then we found none.
         self.scheduler = ""
         self.ways: dict[str, dict[str, str]] = {}  # Neighbour: why each of its addresses failed; "": not yet.
@@ -168,12 +169,15 @@ class Joiner:
                 return self._give_up(DEAD, now_s) if hopeless else self._say_ready(now_s)
             case State.READY, Received(_, Answer()):
                 self.unanswered = 0
-            case ((State.KNOCKING | State.ASKED), Received(source, Answer())):
+            case ((State.KNOCKING | State.ASKED), Received(source, Answer(ok=ok, text=text))):
                 self.found_member = source
+                if not ok and text != self.waits:
+                    self.waits = text
+                    return [Parked(text)]
             case ((State.FETCHING | State.LOADING | State.READY), StateRejected(reason)):
                 return self._ask_again(f"the state was unusable ({reason})", now_s)
             case ((State.ASKED | State.WAITING), Tick()) if self._due(now_s):
-                return self._ask_again("no answer", now_s)
+                return self._ask_again(self.waits or "no answer", now_s)
             case ((State.FETCHING | State.LOADING | State.READY), BacklogFull()):
                 self.request = msgspec.structs.replace(self.request, blocking=True)
                 return self._ask_again("results come faster than the state", now_s)

@@ -23,6 +23,7 @@ from ..protocols.messages import (
     Contribution,
     Deal,
     Down,
+    GoOnCommand,
     Link,
     ManifestReply,
     Member,
@@ -105,6 +106,8 @@ class SimNode(Machine):
         self.damaged = 0  # Pieces of what has arrived that are not what was sent.
         self.stored: set[tuple[int, int]] = set()  # Of the state that is arriving.
         self.last_progress_s = 0.0
+        self.died_s = 0.0
+        self.redone = 0  # Steps that it had completed when it died, and others do again.
         self.tick_at_s: float | None = None
         self.strays = 0  # Steps completed while left behind.
         self.ways: tuple[str, ...] = ()  # Where it asks to be let in.
@@ -127,6 +130,7 @@ class SimCluster(Network[SimNode]):
         super().__init__(seed)
         self.seed = seed
         self.chunks, self.policy = chunks, policy
+        self.persons = 0  # How often a person said that nodes are dead.
         self.returns = 0  # Nodes that were told that they are out, and have begun to rejoin.
         self.history: dict[int, tuple[SimNode, Any]] = {}  # Step: who completed it first, and with what.
         self.dealt: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}  # To whom, in which step.
@@ -228,7 +232,28 @@ class SimCluster(Network[SimNode]):
         for effect in node.agent.note(request, node.clock.reads(self.now_s)):
             self._perform(node, effect)
 
+    def go_on(self, name: str) -> None:
+        """A person tells a node that waits that those it cannot reach are dead."""
+        node = self.nodes[name]
+        self._say(name, "is told by a person to GO ON")
+        self.persons += 1
+        command = GoOnCommand(asker=name)
+        self._perform_all(node, node.agent.note(command, node.clock.reads(self.now_s), target=name))
+
     # --- faults ---
+
+    def says_goodbye(self, name: str) -> None:
+        """Its script ends with an error: it says so in its last words."""
+        node = self.nodes[name]
+        self._say(name, "ENDS with an error")
+        self._perform_all(node, node.agent._finish([fx.Left("its script has failed")], node.clock.reads(self.now_s)))
+
+    def fall_silent(self, name: str, seconds: float) -> None:
+        """It is stopped, or hangs in its last words, and dies after that."""
+        node = self.nodes[name]
+        node.paused = True
+        self._say(name, f"falls SILENT for {seconds:.2f} s")
+        self.later(seconds, lambda: self.crash(name) if self.nodes[name] is node and node.alive else None)
 
     def crash(self, name: str, arrives: float | None = None) -> None:
         """Kill -9: what is in flight from it is cut off, per connection; then its peers notice.
@@ -236,7 +261,7 @@ class SimCluster(Network[SimNode]):
         `arrives`: the share of it that gets through, in time; default: drawn, often nothing.
         """
         node = self.nodes[name]
-        node.alive = False
+        node.alive, node.died_s = False, self.now_s
         self._say(name, "CRASHES")
         self._cut_off(name, arrives)
 
@@ -543,6 +568,11 @@ class SimCluster(Network[SimNode]):
         assert known == what or redone, (
             f"FORK at step {step}: {holder.name} has {known}, {node.name} has {what}"
         )
+        if known != what and not holder.alive and not holder.done:
+            holder.redone += 1
+            assert holder.redone <= 1 or self.persons, (
+                f"{node.name} does steps again that {holder.name} had gone on with: it was no crash in one view"
+            )
         if known != what or step not in self.history:
             self.history[step] = (node, what)
 

@@ -28,6 +28,7 @@ UNPLAYED = {
     "StatusRequest",
     "StatusReply",
     "LeaveCommand",
+    "GoOnCommand",
     "Report",
 }
 UNPLAYED |= {"KeyCommand", "KeyringNews", "Introduction"}  # The simulated network has no keys.

@@ -18,7 +18,7 @@ from .random_run import AIMS, NODES, Outcome, Violation, run
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Progress = Callable[["Summary"], None]
-COUNTS = ("steps", "crashes", "joins", "leaves", "rejoins", "returns")
+COUNTS = ("steps", "crashes", "joins", "leaves", "rejoins", "returns", "persons")
 
 
 @dataclass(slots=True)
@@ -29,12 +29,14 @@ class Summary:
     hard: bool = False
     runs: int = 0
     totals: Counter[str] = field(default_factory=Counter)  # Of those that kept all rules.
+    waited: Counter[str] = field(default_factory=Counter)  # Why a pair waited for a person: in how many runs.
+    waiting: int = 0  # Runs in which one did.
     coverage: Counter[str] = field(default_factory=Counter)  # Name: in how many runs it was reached.
     violations: dict[int, str] = field(default_factory=dict)  # Seed: which rule broke, and the story.
     digest: str = ""  # Of all that happened in all runs.
 
     def total(self, what: str) -> int:
-        """Sum of a count ("steps", "crashes", "joins", "leaves", "rejoins", "returns") over the runs."""
+        """Sum of a count ("steps", "crashes", "joins", "leaves", "rejoins", "returns", "persons") over the runs."""
         return self.totals[what]
 
     def add(self, seed: int, result: Outcome | str) -> None:
@@ -45,6 +47,8 @@ class Summary:
             return
         self.totals.update({name: getattr(result, name) for name in COUNTS})
         self.coverage.update(result.coverage)
+        self.waited.update(result.waited)
+        self.waiting += bool(result.waited)
         self.digest = hashlib.sha256(f"{self.digest} {result.digest}".encode()).hexdigest()
 
     def unreached(self) -> list[str]:

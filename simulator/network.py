@@ -63,6 +63,9 @@ class Network(Generic[M]):
         self.max_delay_s = self.rng.choice([0.002, 0.01, 0.05])
         lag = self.rng.choice([1, 1, 4, 12])  # Bulk fills its connection; control overtakes it.
         self.max_bulk_delay_s = min(lag * self.max_delay_s, 0.3)
+        # How long the machine of a dead process takes to refuse a connection; None: it never does.
+        self.refuses_after_s: Callable[[], float | None] = lambda: 0.0
+        self.reset_lag_s: Callable[[], float] = lambda: 0.0  # From one end of a connection that breaks to the other.
         self.delivered: set[type[Message]] = set()  # Kinds of messages that have arrived anywhere.
         self.on_message: Callable[[str, str, Message], None] | None = None
 
@@ -135,8 +138,9 @@ class Network(Generic[M]):
             entry for entry in self.queue if getattr(entry[2], "connection", None) is not connection
         ]
         heapq.heapify(self.queue)
-        for end in sorted(connection.open_at):
-            self.later(self._delay(), self._close_end(connection, end, clean=False))
+        lag_s = self.reset_lag_s()
+        for index, end in enumerate(sorted(connection.open_at)):
+            self.later(self._delay() + index * lag_s, self._close_end(connection, end, clean=False))
 
     def _cut_off(self, name: str, arrives: float | None) -> None:
         """A machine died: what is in flight from it is cut off, per connection; then its peers notice."""
@@ -187,8 +191,10 @@ class Network(Generic[M]):
             if silent and not at_last:  # TCP repeats itself until the time is up.
                 self.later(REACH_TIMEOUT_S, lambda: answered(at_last=True))
             elif other is None or not other.alive or other.done or silent:
-                reason = "timed out" if silent else "connection refused"
-                self._event(node, ev.NotReached(address, reason, refused=not silent))
+                after_s = None if silent else self.refuses_after_s()
+                reason = "timed out" if after_s is None else "connection refused"
+                told = ev.NotReached(address, reason, refused=after_s is not None)
+                self.later(after_s or 0.0, lambda: self._event(node, told))
             else:
                 self._event(node, ev.Reached(address, name))
 

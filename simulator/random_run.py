@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ..protocols import events as ev
 from ..protocols.messages import ConnectLinkRequest, DisconnectLinkRequest, Envelope, Message, link
-from .cluster import Clock, SimCluster
+from .cluster import Clock, SimCluster, SimNode
 from .coverage import crashed, delivered, watched
 
 NODES = 2, 7  # At first; as many and four more may join.
@@ -29,6 +29,7 @@ AIMS = (
     "LinkNews",
 )  # fmt: skip
 FREQUENT = {"Up", "Down", "Ready", "Commit", "Shard", "LinkNews"}
+SILENCES_S = 0.2, 3.0
 RARE_ODDS = 0.3  # Of a crash at a message that most runs see only a few times.
 
 
@@ -48,6 +49,8 @@ class Outcome:
     rejoins: int
     returns: int
     digest: str
+    waited: tuple[str, ...] = ()  # Why nodes of a pair waited for a person at the end of the faults.
+    persons: int = 0  # How often one said that the others are dead.
     coverage: set[str] = field(default_factory=set)  # Names of coverage.py.
 
 
@@ -82,10 +85,25 @@ class RandomRun:
         self.one_sided = odd.random() < 0.25  # Partitions cut one direction only.
         self.anybody = odd.random() < 0.25  # Crashes strike joiners, too, and those who wait.
         self.tried_again: set[str] = set()  # Who could not join while there were faults.
+        self._ways_to_die(random.Random(f"deaths {seed}"))
+        self.waited: tuple[str, ...] = ()
         # No step takes longer.
         self.quiet_s = 1.0 + 12 * self.sim.max_bulk_delay_s + (slowest - 1.0) * self.sim.compute_s
         self.patience_s = PATIENCE_S + 30 * self.quiet_s  # Some things wait for one step after another.
         self.awake_at_s = 0.0  # When the last of those asleep has woken.
+
+    def _ways_to_die(self, rng: random.Random) -> None:
+        """In half of all lives, nodes die after a silence or with a goodbye, and are proved dead late or never."""
+        self.dying = rng
+        self.silent_odds, self.goodbye_odds = rng.choice([(0.0, 0.0), (0.0, 0.0), (0.6, 0.0), (0.4, 0.3)])
+        self.person_odds = rng.choice([0.0, 0.0, 0.3])  # At each fault.
+        self.how: dict[str, str] = {}  # Who has died, and how.
+        if not self.silent_odds:
+            return
+        late_s = rng.choice([(0.0,), (0.0, 0.0, 0.05, 0.3, 1.0), (0.0, 0.5, 2.0, None)])
+        self.sim.refuses_after_s = lambda: rng.choice(late_s)
+        lag_s = rng.choice([0.0, 0.0, 1.0])
+        self.sim.reset_lag_s = lambda: rng.uniform(0.0, lag_s)
 
     def run(self) -> Outcome:
         """Grow, suffer, heal, rest. Raises Violation with the story."""
@@ -106,6 +124,8 @@ class RandomRun:
             self.rejoins,
             sim.returns,
             sim.digest(),
+            self.waited,
+            sim.persons,
             transitions | self.struck | {delivered(kind.__name__) for kind in sim.delivered},
         )
 
@@ -123,6 +143,11 @@ class RandomRun:
         for pair in sorted(self.sim.cuts):
             self.sim.heal(*pair)
         self._rest()
+        self._note_pairs()
+        if self.person_odds and self._person():
+            self.tried_again.clear()  # Who asked a cluster that waited may ask once more.
+            self._rest()
+            assert not any(self._person_could_help(node) for node in self.sim.active()), "a person said go on"
         complaints = self.sim.unsettled(self.sim.now_s - self.quiet_s)
         assert not complaints, "; ".join(complaints)
 
@@ -170,6 +195,8 @@ class RandomRun:
         rng, sim = self.rng, self.sim
         active = sorted(node.name for node in sim.active())
         kind = rng.choice(FAULTS)
+        if self.person_odds and self.dying.random() < self.person_odds:
+            self._person()
         if not active:
             return
         if kind == "join" and self.joins < self.size + 4:
@@ -256,8 +283,70 @@ class RandomRun:
         if self.crashes >= self.max_crashes or len(self.sim.active()) < 2:
             return False
         self.crashes += 1
+        draw = self.dying.random() if self.silent_odds else 1.0
+        if draw < self.silent_odds and not self.sim.nodes[name].paused:
+            silent_s = self.dying.uniform(*SILENCES_S)
+            self.how[name] = f"died after {'up to 1' if silent_s < 1 else 'up to 2' if silent_s < 2 else '2 to 3'} s of silence"
+            self.awake_at_s = max(self.awake_at_s, self.sim.now_s + silent_s)
+            self.sim.fall_silent(name, silent_s)
+            return False  # It is not dead yet.
+        if self.silent_odds <= draw < self.silent_odds + self.goodbye_odds and not self.calm_now(name):
+            self.how[name] = "said goodbye"
+            self.sim.later(0.0, lambda: self._say_goodbye(name))
+            return False
+        self.how[name] = "was killed while cut off" if self._is_cut_off(name) else "was killed"
         self.sim.crash(name)
         return True
+
+    def _is_cut_off(self, name: str) -> bool:
+        return any(name in pair for pair in self.sim.cuts)
+
+    def calm_now(self, name: str) -> bool:
+        """Is it no member that could say goodbye?"""
+        return self.sim.nodes[name] not in self.sim.active() or self.sim.nodes[name].paused
+
+    def _say_goodbye(self, name: str) -> None:
+        if not self.calm_now(name):
+            self.sim.says_goodbye(name)
+
+    # --- who waits, and the person ---
+
+    def _waits_for(self, node: SimNode) -> list[str]:
+        """Members whom a node that waits does not reach."""
+        agent = node.agent
+        return [name for name, _ in agent._doubted()] if agent.parked and not node.done else []
+
+    def _is_gone(self, name: str, life: int) -> bool:
+        """Is that life over for good?"""
+        there = self.sim.nodes.get(name)
+        return there is None or not there.alive or bool(there.done) or there.life != life
+
+    def _person(self) -> bool:
+        """Tell one node that waits to go on, if all whom it waits for are dead. Returns: whether somebody did."""
+        for node in self.sim.active():
+            doubted = node.agent._doubted() if node.agent.parked else ()
+            if doubted and not node.paused and all(self._is_gone(*each) for each in doubted):
+                if any(key[0] > node.view.key[0] for key in self.sim.views):
+                    continue  # A person looks whether others have gone on.
+                self.sim.go_on(node.name)
+                return True
+        return False
+
+    def _person_could_help(self, node: SimNode) -> bool:
+        """Does it still wait, for nobody but those who were declared dead?"""
+        waits = self._waits_for(node)
+        return bool(waits) and all(name in node.agent.overlay.declared for name in waits)
+
+    def _note_pairs(self) -> None:
+        """Which pairs wait for a person, and why."""
+        why = set()
+        for node in self.sim.active():
+            if node.agent.parked and len(node.view.voter_ids) == 2:
+                for name in self._waits_for(node):
+                    there = self.sim.nodes.get(name)
+                    lives = there is not None and there.alive and not there.done
+                    why.add("the other went on, or lives" if lives else f"the other {self.how.get(name, 'left')}")
+        self.waited = tuple(sorted(why))
 
     def _maybe_strike(self, sender: str, receiver: str, message: Message) -> None:
         kind = type(message.body if isinstance(message, Envelope) else message).__name__

@@ -77,6 +77,8 @@ ROUTED = [
     m.DisconnectLinkRequest(a="a", b="b", asker="client"),
     m.Answer(ok=False, text="no such member"),
     m.LeaveCommand(asker="client"),
+    m.GoOnCommand(asker="client"),
+    m.DeclaredDead(lives=(("a", 3),)),
     m.Prepare(view=CHANGE),
     m.PrepareFailed(key=(2, 10), node="b", link=("a", "b"), reason="connection refused"),
     m.LinkNews(reporter="a", peer="b", version=12, state="silent", key=(2, 9), life=3, peer_life=4),

@@ -19,14 +19,14 @@ def deaths():
 
 def test_a_refusal_is_a_proof(deaths):
     assert deaths.closed("b", True, 5.0) == [CheckReach("b:1")]
-    assert deaths.handle(NotReached("b:1", "connection refused", refused=True)) == {"b": 7}
+    assert deaths.handle(NotReached("b:1", "connection refused", refused=True), 5.0) == {"b": 7}
     assert deaths.wake_at_s is None
 
 
 @pytest.mark.parametrize("event", [NotReached("b:1", "timed out"), Reached("b:1", "b")])
 def test_anything_else_is_none(deaths, event):
     deaths.closed("b", True, 5.0)
-    assert deaths.handle(event) == {"b": None}
+    assert deaths.handle(event, 5.0) == {"b": None}
 
 
 def test_what_is_not_known_in_time_is_no_proof_later(deaths):
@@ -34,7 +34,7 @@ def test_what_is_not_known_in_time_is_no_proof_later(deaths):
     assert deaths.wake_at_s == 5.0 + PROOF_S
     assert deaths.overdue(5.0) == []
     assert deaths.overdue(5.0 + PROOF_S) == ["b"]
-    assert deaths.handle(NotReached("b:1", "connection refused", refused=True)) == {}
+    assert deaths.handle(NotReached("b:1", "connection refused", refused=True), 5.0) == {}
 
 
 def test_a_close_that_is_no_break_proves_nothing(deaths):
@@ -59,5 +59,5 @@ def test_a_peer_that_is_back_is_not_looked_for(deaths):
 
 def test_other_answers_decide_nothing(deaths):
     deaths.closed("b", True, 5.0)
-    assert deaths.handle(NotReached("c:1", "connection refused", refused=True)) == {}
+    assert deaths.handle(NotReached("c:1", "connection refused", refused=True), 5.0) == {}
     assert deaths.overdue(9.0) == ["b"]
