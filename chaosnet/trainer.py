@@ -31,7 +31,15 @@ from .node.training_state import TrainingState, first_difference
 from .node.transport import Transport
 from .protocols.data_cursor import DataCursor
 from .protocols.errors import ChaosnetError, ConfigError, Expelled, ScaleOutFailed
-from .protocols.events import CaughtUp, Contributed, Crashed, LeaveWanted, LocalReady, Retracted, StateRejected
+from .protocols.events import (
+    CaughtUp,
+    Contributed,
+    Crashed,
+    LeaveWanted,
+    LocalReady,
+    Retracted,
+    StateRejected,
+)
 from .protocols.messages import Contribution, Notice
 from .protocols.scale_out import Otherwise
 from .scheduler.sync_plan import POLICIES, Policy, custom

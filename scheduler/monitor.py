@@ -64,7 +64,9 @@ class ClusterMonitor:
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
     links: dict[Link, LinkRecord] = field(default_factory=dict)
     events: deque[Notice] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
-    endings: dict[str, tuple[int, str]] = field(default_factory=dict)  # Of the view: the life, and what it said.
+    endings: dict[str, tuple[int, str]] = field(
+        default_factory=dict
+    )  # Of the view: the life, and what it said.
 
     def entered(self, view: View) -> None:
         """A new view is active; who is no longer in it has left, unless a notice says otherwise."""

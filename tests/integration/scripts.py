@@ -82,9 +82,16 @@ class Scripts:
         self._reader.start()
 
     def start(
-        self, name: str, text: str, *args: str, by_command: bool = False, join: bool = True, **env: str
+        self,
+        name: str,
+        text: str,
+        *args: str,
+        by_command: bool = False,
+        join: bool = True,
+        log: str = "",
+        **env: str,
     ) -> Script:
-        """As `python SCRIPT`, or as `chaosnet run SCRIPT`."""
+        """As `python SCRIPT`, or as `chaosnet run SCRIPT`. `log`: a file or terminal to print to."""
         script = Script(self, name)
         env = {"CHAOSNET_NAME": name, "OMP_NUM_THREADS": "1", **self.env, **env}
         if self.started and join:
@@ -92,7 +99,7 @@ class Scripts:
         path = self.folder / f"{name}.py"
         path.write_text(text)
         self.started.append(script)
-        order = {"name": name, "script": str(path), "args": args, "env": env, "log": str(script.log),
+        order = {"name": name, "script": str(path), "args": args, "env": env, "log": log or str(script.log),
                  "by_command": by_command}  # fmt: skip
         assert self._zygote.stdin is not None
         self._zygote.stdin.write(json.dumps(order).encode() + b"\n")

@@ -1,7 +1,8 @@
 """How scripts end: whoever ends with an error says goodbye first, and the others go on at once."""
 
 import os
-import time
+import pty
+import signal
 
 import pytest
 from scripts import scripts_in
@@ -70,7 +71,9 @@ def keys(folder):
 
 def shares_of(script):
     """What its steps changed: {step: the mean of the shares}. Sums of thirds are rounded."""
-    changes = {int(line[0]): {round(float(change), 3) for change in line[3:]} for line in script.lines("step")}
+    changes = {
+        int(line[0]): {round(float(change), 3) for change in line[3:]} for line in script.lines("step")
+    }
     assert all(len(change) == 1 for change in changes.values()), "chunks differ in who was counted"
     return {step: change.pop() for step, change in changes.items()}
 
@@ -160,3 +163,120 @@ def test_a_script_that_exits_leaves_at_once(tmp_path, ending):
 def test_so_they_do_when_the_script_was_started_by_the_command(tmp_path, ending, reason):
     told, _, _ = end_one(tmp_path, ending, 2, 0, by_command=True)
     assert f"left n0: its script ended with {reason}" in told[0]
+
+
+# --- signals ---
+
+
+def test_a_closed_terminal_leaves_as_ctrl_c_does_whatever_is_printed_to_it(tmp_path):
+    with scripts_in(tmp_path) as scripts:
+        ours, theirs = pty.openpty()
+        stays = scripts.start("n0", TRAINS + PLAIN, "1")
+        stays.says("step ")
+        goes = scripts.start("n1", TRAINS + PLAIN, "2", log=os.ttyname(theirs))
+        os.close(theirs)
+        stays.says("joined n1")
+        stays.advance()
+        os.close(ours)
+        assert goes.exit_code() == 0
+        assert "scale-in n1: asks to leave" in stays.says("left n1")
+        assert "its script ended with" not in stays.text()
+        stays.advance()
+
+
+def test_a_second_hangup_is_no_second_wish(tmp_path):
+    with scripts_in(tmp_path) as scripts:
+        goes = scripts.start("n0", TRAINS + PLAIN.replace("pass", "time.sleep(0.3)"), "1")
+        goes.says("step ")
+        goes.signal(signal.SIGHUP)
+        goes.says("finishing the step")
+        goes.signal(signal.SIGHUP)
+        assert goes.exit_code() == 0
+
+
+def test_a_script_that_ignores_hangups_as_under_nohup_trains_on(tmp_path):
+    with scripts_in(tmp_path) as scripts:
+        ignores = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        stays = scripts.start("n0", ignores + TRAINS + PLAIN, "1")
+        stays.says("step ")
+        stays.signal(signal.SIGHUP)
+        stays.advance(10)
+
+
+TWICE = """
+from chaosnet import capture_exit_event
+for turn in "first", "second":
+    trainer = Trainer(model, optimizer)
+    for batch in trainer.batches(torch.utils.data.TensorDataset(torch.zeros(8, 1)), 1, epochs=BEGIN if turn == "first" else 1):
+        backward()
+        trainer.update()
+        print("step", trainer.step, time.monotonic(), turn, flush=True)
+        time.sleep(0.01)
+        if capture_exit_event():
+            break
+    trainer.close()
+"""  # fmt: skip
+
+
+def test_a_trainer_made_after_ctrl_c_ended_the_one_before_begins_anew(tmp_path):
+    with scripts_in(tmp_path) as scripts:
+        script = scripts.start("n0", TRAINS + TWICE.replace("BEGIN", "10**6"), "1")
+        script.says("step ")
+        script.signal(signal.SIGINT)
+        assert script.exit_code() == 0
+        assert [line[-1] for line in script.lines("step")].count("second") == 8
+
+
+def test_a_second_trainer_is_refused_by_the_name_of_the_first_and_works_once_that_is_closed(tmp_path):
+    twice = """
+from chaosnet import ConfigError
+first = Trainer(model, optimizer, name="first")
+try:
+    Trainer(model, optimizer, name="second")
+except ConfigError as error:
+    print("refused", error, flush=True)
+first.close()
+trainer = Trainer(model, optimizer, name="third")
+print("goes on", step(trainer), flush=True)
+trainer.close()
+"""
+    with scripts_in(tmp_path) as scripts:
+        script = scripts.start("n0", TRAINS + twice, "1")
+        assert script.exit_code() == 0
+        assert "'first' is still open in this process" in script.text()
+        assert "goes on True" in script.text()
+
+
+SPAWNS = """
+import os, sys, time, torch
+from torch.utils.data import DataLoader
+
+class Ones:
+    def __len__(self):
+        return 10**6
+    def __getitem__(self, index):
+        return torch.ones(4)
+
+if __name__ == "__main__":
+    from chaosnet import Trainer, capture_exit_event
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(4, 2)
+    trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.01))
+    for x in DataLoader(Ones(), 4, num_workers=1, multiprocessing_context="METHOD"):
+        model(x).sum().backward()
+        trainer.update()
+        print("step", trainer.step, time.monotonic(), flush=True)
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["ctrl-c", "hangup"])
+def test_what_the_terminal_sends_to_all_finishes_the_step_although_workers_load_it(tmp_path, method, number):
+    with scripts_in(tmp_path) as scripts:
+        script = scripts.start("n0", SPAWNS.replace("METHOD", method), by_command=True)
+        script.says("step ")
+        script.signal(number, group=True)
+        assert script.exit_code() == 0, script.text()
+        assert script.text().count("finishing the step") == script.text().count("n0 left after step") == 1
+        assert "Traceback" not in script.text()

@@ -46,7 +46,7 @@ else:
 
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 os.setsid()
-log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+log = os.open(order["log"], os.O_RDWR | os.O_CREAT | os.O_APPEND)  # A terminal becomes that of its session.
 for standard in (1, 2):
     os.dup2(log, standard)
 os.environ.update(order["env"])
