@@ -87,11 +87,7 @@ class Checkpointing:
             self.say(f"nothing to resume in {self.directory}: starts from scratch")
             return None
         try:
-            chosen = choose(found, settings.resume_from)
-            if settings.resume_from is None:
-                for newer in found[found.index(chosen) + 1 :]:
-                    self.say(f"ignored: {describe(newer)}")
-            arrival = load(chosen)
+            chosen, arrival = self._load_newest(found)
         except CheckpointError as error:
             hint = f"`chaosnet checkpoints {self.directory} --verify` shows which are whole"
             raise CheckpointError(
@@ -99,6 +95,32 @@ class Checkpointing:
             ) from error
         self.say(f"goes on from step {chosen.step} in {chosen.path}")
         return arrival
+
+    def _load_newest(self, found: Sequence[Checkpoint]) -> tuple[Checkpoint, Arrival]:
+        """The newest that can be loaded, or the one that the user wants.
+
+        Raises: CheckpointError of the newest if none can be, or the wanted one cannot.
+        """
+        wanted, first = self.settings.resume_from, None
+        left = list(found)
+        while True:
+            try:
+                chosen = choose(left, wanted)
+            except CheckpointError as error:
+                raise first or error from None
+            try:
+                arrival = load(chosen)
+            except CheckpointError as error:
+                if wanted is not None:
+                    raise
+                first = first or error
+                self.say(f"passed over: {error}")
+                left.remove(chosen)
+                continue
+            for newer in found[found.index(chosen) + 1 :] if wanted is None else ():
+                if not newer.complete:
+                    self.say(f"ignored: {describe(newer)}")
+            return chosen, arrival
 
     def started(self, step: int, run: str) -> None:
         """The state is that of `step`: what other runs wrote beyond it is of a history that did not happen."""
@@ -114,17 +136,34 @@ class Checkpointing:
     # --- writing ---
 
     def due(self, step: int, run: str, commit: Commit) -> Mark | None:
-        """What to write now that `step` is complete here, if anything."""
+        """What to write now that `step` is complete here, if anything.
+
+        Where all leave with it, that is the last state there is: it is written whatever its number, unless it is on
+        disk already.
+        """
         total, settings = commit.total, self.settings
-        if not total.weight or step % settings.every or self.node not in total.shares:
+        if self.node not in total.shares:
+            return None
+        members = tuple(sorted(total.shares))
+        shards = len(members) if settings.copies == "shard" else 1
+        mark = Mark(run=run, step=step, key=commit.key, members=members, shards=shards)
+        if total.leaving:
+            return self._final(mark)
+        if not total.weight or step % settings.every:
             return None
         if UNDER_WAY in total.metrics:
             self._leave_out(step)
             return None
         self._leaving_out = False
-        members = tuple(sorted(total.shares))
-        shards = len(members) if settings.copies == "shard" else 1
-        return Mark(run=run, step=step, key=commit.key, members=members, shards=shards)
+        return mark
+
+    def _final(self, mark: Mark) -> Mark | None:
+        """All have it: nobody takes part in a step before it has completed the one before."""
+        if not mark.step:
+            return None  # Nothing was trained.
+        self._end_write()
+        last = self._last
+        return None if last is not None and msgspec.structs.replace(last, layout="") == mark else mark
 
     def _leave_out(self, step: int) -> None:
         self.counters["checkpoints_left_out"] += 1
@@ -162,8 +201,14 @@ class Checkpointing:
     def close(self, abandon: bool) -> None:
         """End: with the write under way, or without it if the cluster went on without this node."""
         self._abandoned = abandon
+        if abandon:
+            self._all_have_it.set()
+        else:
+            self._end_write()
+
+    def _end_write(self) -> None:
         self._all_have_it.set()
-        if self._thread is not None and not abandon:
+        if self._thread is not None:
             self._thread.join(CLOSE_PATIENCE_S)
 
     def _write(self, capture: Capture, mark: Mark) -> None:

@@ -141,7 +141,7 @@ def _spare_while_parent_lives(number: int, frame: FrameType | None) -> None:
 
 
 def _spare_spawned() -> None:
-    """Have children that multiprocessing starts anew spared, too: those with "spawn", and the "forkserver" with its own.
+    """Have children that multiprocessing starts anew spared, too: with "spawn", or by a "forkserver".
 
     They may run nothing of ours, so they cannot ignore the first Ctrl+C alone: for them it stays blocked, as does a
     SIGHUP. A worker of a DataLoader notices when its parent is gone.

@@ -803,7 +803,7 @@ class Agent:
         return self.relay.send(EVERYONE, told)
 
     def _on_farewell(self, told: Farewell, now_s: float) -> list[Effect]:
-        """It acts no more. A view that it was in and that we have voted for waits for us, so it is as good as ours."""
+        """It acts no more. A view that we have voted for and are in waits for us, so it is as good as ours."""
         view, key = self.sync.view, told.key
         if self._is_ahead(key):
             self.overlay.left_behind = True

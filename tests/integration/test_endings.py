@@ -3,6 +3,9 @@
 import os
 import pty
 import signal
+import socket
+import subprocess
+import sys
 
 import pytest
 from scripts import scripts_in
@@ -207,7 +210,8 @@ TWICE = """
 from chaosnet import capture_exit_event
 for turn in "first", "second":
     trainer = Trainer(model, optimizer)
-    for batch in trainer.batches(torch.utils.data.TensorDataset(torch.zeros(8, 1)), 1, epochs=BEGIN if turn == "first" else 1):
+    data = torch.utils.data.TensorDataset(torch.zeros(8, 1))
+    for batch in trainer.batches(data, 1, epochs=BEGIN if turn == "first" else 1):
         backward()
         trainer.update()
         print("step", trainer.step, time.monotonic(), turn, flush=True)
@@ -215,7 +219,7 @@ for turn in "first", "second":
         if capture_exit_event():
             break
     trainer.close()
-"""  # fmt: skip
+"""
 
 
 def test_a_trainer_made_after_ctrl_c_ended_the_one_before_begins_anew(tmp_path):
@@ -280,3 +284,44 @@ def test_what_the_terminal_sends_to_all_finishes_the_step_although_workers_load_
         assert script.exit_code() == 0, script.text()
         assert script.text().count("finishing the step") == script.text().count("n0 left after step") == 1
         assert "Traceback" not in script.text()
+
+
+# --- before the start, and without a node ---
+
+
+def run(folder, script, *options):
+    """`chaosnet run`. Returns: exit code, what it says, and whether torch was imported."""
+    (folder / "train.py").write_text(script)
+    command = [sys.executable, "-X", "importtime", "-m", "chaosnet", "run", *options, "train.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    return done.returncode, said, "torch" in done.stderr.replace("\n".join(said), "")
+
+
+def test_a_port_in_use_is_told_before_torch_loads(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, said, torch_loaded = run(tmp_path, "import torch\n", "--listen", place)
+    assert code == 1
+    why = "Address already in use (expected an address of this machine with a free port; port 0 takes any)"
+    assert said == [f"error: --listen: cannot listen on {place!r}: {why}"]
+    assert not torch_loaded
+
+
+@pytest.mark.parametrize("option", ["--key", "--allowed-keys"])
+def test_a_bad_key_file_is_told_before_torch_loads(tmp_path, option):
+    (tmp_path / "bad").write_text("no key\n")
+    (tmp_path / "bad").chmod(0o600)
+    code, said, torch_loaded = run(tmp_path, "import torch\n", option, str(tmp_path / "bad"))
+    assert code == 1
+    assert len(said) == 1 and str(tmp_path / "bad") in said[0]
+    assert not torch_loaded
+
+
+@pytest.mark.parametrize(("script", "code"), [("print(1)", 0), ("raise SystemExit(7)", 7)])
+def test_a_script_without_a_trainer_is_told_so_and_keeps_its_exit_code(tmp_path, script, code):
+    found, said, _ = run(tmp_path, script)
+    assert found == code
+    assert said == [
+        "[chaosnet] train.py made no Trainer in this process, so it ran alone: it was no node of a cluster"
+    ]
