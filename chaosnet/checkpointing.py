@@ -57,6 +57,7 @@ class Checkpointing:
         self._leaving_out = False
         self._all_have_it = threading.Event()  # The step of the checkpoint under way.
         self._abandoned = False
+        self._is_final = False  # All leave, and nobody will have the state but the disk.
         self._thread: threading.Thread | None = None
         self._last: Mark | None = None
         self._blamed: tuple[str, ...] = ()
@@ -162,6 +163,7 @@ class Checkpointing:
         if not mark.step:
             return None  # Nothing was trained.
         self._end_write()
+        self._is_final = True
         last = self._last
         return None if last is not None and msgspec.structs.replace(last, layout="") == mark else mark
 
@@ -218,7 +220,8 @@ class Checkpointing:
             self._all_have_it.wait()
             if self._abandoned:
                 return
-            self._look_back(mark)
+            if not self._is_final:
+                self._look_back(mark)
             started_s = time.monotonic()
             size = self._write_shard(snapshot, mark)
             self._last = mark
@@ -227,11 +230,14 @@ class Checkpointing:
             self.counters["checkpoint_ms"] = round(1e3 * (time.monotonic() - started_s))
             self.counters["checkpoint_bytes"] = size
             prune(self.directory, self.settings.kept)
+            if self._is_final:
+                self.say(f"the state after step {mark.step} is in {self.directory / mark.folder}")
         except (CheckpointError, StateChanged) as error:
             self.counters["checkpoints_failed"] += 1
+            following = f"training goes on, the next try is at step {mark.step + self.settings.every}"
             self.say(
-                f"no checkpoint at step {mark.step}: {error}; training goes on, the next try is at step "
-                f"{mark.step + self.settings.every}"
+                f"no checkpoint at step {mark.step}: {error}; "
+                + ("it was to be the last one" if self._is_final else following)
             )
         finally:
             self.busy = False

@@ -296,6 +296,7 @@ class Trainer:
                     return ended
         if self._checkpointing is not None:
             self._checkpointing.started(self.step, self._run)
+            self._generators = self._state.generators()
         return None
 
     def _load(self, arrived: StateArrived) -> bool:
@@ -581,11 +582,18 @@ class Trainer:
 
     def _copy_state(self, outcome: StepOutcome, applied: bool) -> None:
         """For a joiner, a checkpoint or both: as it is now."""
-        joiner, mark = outcome.snapshot, None
-        if self._checkpointing is not None and applied:
+        joiner, mark, final = outcome.snapshot, None, outcome.commit.total.leaving
+        if self._checkpointing is not None and (applied or final):
             mark = self._checkpointing.due(self.step, self._run, outcome.commit)
+            if applied:
+                self._generators = self._state.generators()
+            elif mark is not None:  # Perhaps in the middle of a forward pass, which is not counted.
+                self._gradients.revert_buffers()
+                self._state.set_generators(self._generators)
         if joiner is not None or mark is not None:
             self._copies.take(self._round, self._runtime(), joiner, mark)
+        if final:
+            self._copies.finish()  # The script may change the model as soon as it is out.
 
     # --- data ---
 

@@ -325,3 +325,55 @@ def test_a_script_without_a_trainer_is_told_so_and_keeps_its_exit_code(tmp_path,
     assert said == [
         "[chaosnet] train.py made no Trainer in this process, so it ran alone: it was no node of a cluster"
     ]
+
+
+# --- the last checkpoint ---
+
+SAVES = """
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.zeros(30, 1))
+trainer = Trainer(model, optimizer, chunk_bytes=4096)
+print("begins", trainer.step, trainer.state_hash(), flush=True)
+for batch in trainer.batches(data, 2, epochs=int(sys.argv[2])):
+    torch.rand(1)
+    backward()
+    trainer.update()
+    print("step", trainer.step, time.monotonic(), trainer.state_hash(), flush=True)
+    time.sleep(float(sys.argv[3]))
+trainer.close()
+"""
+
+
+@pytest.mark.parametrize(
+    "ending", ["script ends", "ctrl-c everywhere", "one after the other", "sigterm everywhere"]
+)
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_last_state_is_on_disk_however_all_have_left(tmp_path, ending, count):
+    epochs, pause_s = ("8", "0.02") if ending == "script ends" else ("100000", "0.02")
+    with scripts_in(
+        tmp_path, CHAOSNET_CHECKPOINT_DIR=str(tmp_path / "all"), CHAOSNET_EVERY="1000"
+    ) as scripts:
+        for n in range(count):
+            scripts.start(f"n{n}", TRAINS + SAVES, "1", epochs, pause_s)
+            scripts.started[-1].says("begins ")
+        nodes = list(scripts.started)
+        if ending != "script ends":
+            nodes[-1].advance()
+        for node in nodes if ending != "script ends" else ():
+            node.signal(signal.SIGTERM if "sigterm" in ending else signal.SIGINT)
+            if ending == "one after the other":
+                assert node.exit_code() == 0
+        assert [node.exit_code() for node in nodes] == count * [0]
+        last = max((line for node in nodes for line in node.lines("step")), key=lambda line: int(line[0]))
+        again = scripts.start(
+            "again",
+            TRAINS + SAVES,
+            "1",
+            "100000",
+            pause_s,
+            join=False,
+            CHAOSNET_RESUME="1",
+            CHAOSNET_NAME="n0",
+        )
+        again.says("begins ")
+        assert again.lines("begins") == [[last[0], last[2]]], scripts.story()
