@@ -57,6 +57,7 @@ class Checkpointing:
         self._leaving_out = False
         self._all_have_it = threading.Event()  # The step of the checkpoint under way.
         self._abandoned = False
+        self._is_final = False  # All leave, and nobody will have the state but the disk.
         self._thread: threading.Thread | None = None
         self._last: Mark | None = None
         self._blamed: tuple[str, ...] = ()
@@ -87,11 +88,7 @@ class Checkpointing:
             self.say(f"nothing to resume in {self.directory}: starts from scratch")
             return None
         try:
-            chosen = choose(found, settings.resume_from)
-            if settings.resume_from is None:
-                for newer in found[found.index(chosen) + 1 :]:
-                    self.say(f"ignored: {describe(newer)}")
-            arrival = load(chosen)
+            chosen, arrival = self._load_newest(found)
         except CheckpointError as error:
             hint = f"`chaosnet checkpoints {self.directory} --verify` shows which are whole"
             raise CheckpointError(
@@ -99,6 +96,32 @@ class Checkpointing:
             ) from error
         self.say(f"goes on from step {chosen.step} in {chosen.path}")
         return arrival
+
+    def _load_newest(self, found: Sequence[Checkpoint]) -> tuple[Checkpoint, Arrival]:
+        """The newest that can be loaded, or the one that the user wants.
+
+        Raises: CheckpointError of the newest if none can be, or the wanted one cannot.
+        """
+        wanted, first = self.settings.resume_from, None
+        left = list(found)
+        while True:
+            try:
+                chosen = choose(left, wanted)
+            except CheckpointError as error:
+                raise first or error from None
+            try:
+                arrival = load(chosen)
+            except CheckpointError as error:
+                if wanted is not None:
+                    raise
+                first = first or error
+                self.say(f"passed over: {error}")
+                left.remove(chosen)
+                continue
+            for newer in found[found.index(chosen) + 1 :] if wanted is None else ():
+                if not newer.complete:
+                    self.say(f"ignored: {describe(newer)}")
+            return chosen, arrival
 
     def started(self, step: int, run: str) -> None:
         """The state is that of `step`: what other runs wrote beyond it is of a history that did not happen."""
@@ -114,17 +137,35 @@ class Checkpointing:
     # --- writing ---
 
     def due(self, step: int, run: str, commit: Commit) -> Mark | None:
-        """What to write now that `step` is complete here, if anything."""
+        """What to write now that `step` is complete here, if anything.
+
+        Where all leave with it, that is the last state there is: it is written whatever its number, unless it is on
+        disk already.
+        """
         total, settings = commit.total, self.settings
-        if not total.weight or step % settings.every or self.node not in total.shares:
+        if self.node not in total.shares:
+            return None
+        members = tuple(sorted(total.shares))
+        shards = len(members) if settings.copies == "shard" else 1
+        mark = Mark(run=run, step=step, key=commit.key, members=members, shards=shards)
+        if total.leaving:
+            return self._final(mark)
+        if not total.weight or step % settings.every:
             return None
         if UNDER_WAY in total.metrics:
             self._leave_out(step)
             return None
         self._leaving_out = False
-        members = tuple(sorted(total.shares))
-        shards = len(members) if settings.copies == "shard" else 1
-        return Mark(run=run, step=step, key=commit.key, members=members, shards=shards)
+        return mark
+
+    def _final(self, mark: Mark) -> Mark | None:
+        """All have it: nobody takes part in a step before it has completed the one before."""
+        if not mark.step:
+            return None  # Nothing was trained.
+        self._end_write()
+        self._is_final = True
+        last = self._last
+        return None if last is not None and msgspec.structs.replace(last, layout="") == mark else mark
 
     def _leave_out(self, step: int) -> None:
         self.counters["checkpoints_left_out"] += 1
@@ -162,8 +203,14 @@ class Checkpointing:
     def close(self, abandon: bool) -> None:
         """End: with the write under way, or without it if the cluster went on without this node."""
         self._abandoned = abandon
+        if abandon:
+            self._all_have_it.set()
+        else:
+            self._end_write()
+
+    def _end_write(self) -> None:
         self._all_have_it.set()
-        if self._thread is not None and not abandon:
+        if self._thread is not None:
             self._thread.join(CLOSE_PATIENCE_S)
 
     def _write(self, capture: Capture, mark: Mark) -> None:
@@ -173,7 +220,8 @@ class Checkpointing:
             self._all_have_it.wait()
             if self._abandoned:
                 return
-            self._look_back(mark)
+            if not self._is_final:
+                self._look_back(mark)
             started_s = time.monotonic()
             size = self._write_shard(snapshot, mark)
             self._last = mark
@@ -182,11 +230,14 @@ class Checkpointing:
             self.counters["checkpoint_ms"] = round(1e3 * (time.monotonic() - started_s))
             self.counters["checkpoint_bytes"] = size
             prune(self.directory, self.settings.kept)
+            if self._is_final:
+                self.say(f"the state after step {mark.step} is in {self.directory / mark.folder}")
         except (CheckpointError, StateChanged) as error:
             self.counters["checkpoints_failed"] += 1
+            following = f"training goes on, the next try is at step {mark.step + self.settings.every}"
             self.say(
-                f"no checkpoint at step {mark.step}: {error}; training goes on, the next try is at step "
-                f"{mark.step + self.settings.every}"
+                f"no checkpoint at step {mark.step}: {error}; "
+                + ("it was to be the last one" if self._is_final else following)
             )
         finally:
             self.busy = False

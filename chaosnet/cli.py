@@ -265,6 +265,7 @@ def run(
     args: tuple[str, ...],
 ) -> None:
     """Run SCRIPT as a node of a cluster: its Trainer takes these options where it is not given its own."""
+    from .preflight import check_environment
     from .script import run_script
 
     if links and neighbors is not None:
@@ -303,6 +304,7 @@ def run(
     for option, value in options.items():
         if value not in (None, ""):
             os.environ[f"CHAOSNET_{option}"] = str(value)
+    check_environment()
     run_script(script, args)
 
 

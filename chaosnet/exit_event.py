@@ -1,8 +1,13 @@
-"""Ctrl+C and SIGTERM: the first finishes the step and leaves, the second leaves at once."""
+"""Ctrl+C, SIGTERM and a closed terminal: the first finishes the step and leaves, the second leaves at once.
+
+A closed terminal sends SIGHUP, its shell often another: that is no second wish. What is printed from then on would
+end the script with an error, so it goes nowhere.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -16,7 +21,10 @@ _asked_for = threading.Event()  # The script calls capture_exit_event() itself.
 _on_exit: list[Callable[[], None]] = []  # Of the trainers that are not closed.
 _before: dict[int, Any] = {}  # Handlers by signal, as they were before there was a trainer.
 _fork = threading.local()  # Of the fork under way: `mask`, the signals that the thread had blocked before.
+_spawn: Any = None  # As multiprocessing has it.
+_terminals: list[int] = []  # Descriptors that are printed to.
 HARD_EXIT_CODE = 130
+SIGHUP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Not on Windows.
 
 
 def capture_exit_event() -> bool:
@@ -41,13 +49,34 @@ def want_exit() -> None:
 
 
 def install(on_exit: Callable[[], None]) -> None:
-    """Catch the signals, if this is the main thread. `on_exit` is called at the first one."""
+    """Catch the signals, if this is the main thread. `on_exit` is called at the first one.
+
+    What was wanted of trainers that have closed is over: the first one begins anew.
+    """
+    if not _on_exit:
+        _wanted.clear()
+        _asked_for.clear()
     _on_exit.append(on_exit)
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _caught_signals():
             before = signal.signal(number, _handle)
-            if before not in (_handle, _spare_once):
+            if before not in OURS:
                 _before[number] = before or signal.SIG_DFL  # None: C code's, which Python cannot put back.
+        _spare_spawned()
+
+
+def _caught_signals() -> tuple[signal.Signals, ...]:
+    """Who ignores SIGHUP, as nohup does, wants to outlive the terminal."""
+    if SIGHUP is None or signal.getsignal(SIGHUP) is signal.SIG_IGN:
+        return (signal.SIGINT, signal.SIGTERM)
+    _terminals[:] = [number for number in (1, 2) if _is_terminal(number)]
+    return (signal.SIGINT, signal.SIGTERM, SIGHUP)
+
+
+def _is_terminal(number: int) -> bool:
+    with contextlib.suppress(OSError):
+        return os.isatty(number)
+    return False
 
 
 def remove(on_exit: Callable[[], None]) -> None:
@@ -59,8 +88,11 @@ def remove(on_exit: Callable[[], None]) -> None:
 
 
 def _put_back() -> None:
+    global _spawn
+    if _spawn is not None and multiprocessing.util.spawnv_passfds is _spawn_spared:
+        multiprocessing.util.spawnv_passfds, _spawn = _spawn, None
     for number, before in _before.items():
-        ours = signal.getsignal(number) in (_handle, _spare_once)
+        ours = signal.getsignal(number) in OURS
         if ours:  # Else the script has put one of its own there.
             signal.signal(number, before)
 
@@ -70,13 +102,26 @@ def _handle(number: int, frame: FrameType | None) -> None:
         _put_back()
         signal.raise_signal(number)
         return
+    if number == SIGHUP:
+        _silence()
     if _wanted.is_set():
+        if number == SIGHUP:
+            return
         _tell("leaving at once")
         os._exit(HARD_EXIT_CODE)
     _wanted.set()
     for call in tuple(_on_exit):
         call()
     _tell("finishing the step, then leaving (again: leave at once)")
+
+
+def _silence() -> None:
+    """The terminal has gone."""
+    with contextlib.suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for number in _terminals:
+            os.dup2(nowhere, number)
+        os.close(nowhere)
 
 
 def _tell(text: str) -> None:
@@ -87,6 +132,37 @@ def _tell(text: str) -> None:
 
 def _spare_once(number: int, frame: FrameType | None) -> None:
     _put_back()
+
+
+def _spare_while_parent_lives(number: int, frame: FrameType | None) -> None:
+    if os.getppid() != _fork.parent:
+        signal.signal(number, _before.get(number, signal.SIG_DFL))
+        signal.raise_signal(number)
+
+
+def _spare_spawned() -> None:
+    """Have children that multiprocessing starts anew spared, too: with "spawn", or by a "forkserver".
+
+    They may run nothing of ours, so they cannot ignore the first Ctrl+C alone: for them it stays blocked, as does a
+    SIGHUP. A worker of a DataLoader notices when its parent is gone.
+    """
+    global _spawn
+    found = getattr(multiprocessing.util, "spawnv_passfds", None)
+    if found is not None and found is not _spawn_spared:
+        _spawn, multiprocessing.util.spawnv_passfds = found, _spawn_spared
+
+
+def _spawn_spared(*args: Any) -> Any:
+    if not _on_exit:
+        return _spawn(*args)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, SIGHUP or signal.SIGINT})
+    try:
+        return _spawn(*args)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+OURS = (_handle, _spare_once, _spare_while_parent_lives)
 
 
 def _before_fork() -> None:
@@ -103,15 +179,18 @@ def _after_fork() -> None:
 def _in_child() -> None:
     """A child has no trainer, and ends as if there had never been one.
 
-    Only its first Ctrl+C has no effect: the terminal sends that to parent and child, and the parent may need the
-    child, a worker of its DataLoader, to finish the step.
+    Only its first Ctrl+C has no effect, nor has a SIGHUP: the terminal sends them to parent and child, and the parent
+    may need the child, a worker of its DataLoader, to finish the step.
     """
     if _on_exit:
         _on_exit.clear()
-        caught = signal.getsignal(signal.SIGINT) is _handle
+        caught = [number for number in _before if signal.getsignal(number) is _handle]
         _put_back()
-        if caught:
+        _fork.parent = os.getppid()
+        if signal.SIGINT in caught:
             signal.signal(signal.SIGINT, _spare_once)
+        if SIGHUP is not None and SIGHUP in caught:
+            signal.signal(SIGHUP, _spare_while_parent_lives)
     _after_fork()
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import types
 from pathlib import Path
 from types import CodeType, TracebackType
 
+from . import endings
 from .protocols.errors import ChaosnetError
 
 
 def run_script(script: Path, args: tuple[str, ...]) -> None:
-    """Returns when the script has ended well.
+    """Returns when the script has ended well. If it has made no Trainer, it says so.
 
     The module stays `__main__`, as runpy's does not: worker processes and exit handlers look for it.
     Raises: ChaosnetError and SystemExit of the script; any other error is shown as Python shows it, without
@@ -29,12 +31,25 @@ def run_script(script: Path, args: tuple[str, ...]) -> None:
         exec(_compile(script), module.__dict__)
     except ChaosnetError as error:
         _note(error, error.__traceback__)
+        endings.crash_all(error)
+        raise
+    except (SystemExit, KeyboardInterrupt) as error:
+        endings.crash_all(error)
+        _tell_if_alone(script)
         raise
     except Exception as error:
         trace = _frames_of(path, error.__traceback__)
         _note(error, trace)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         raise SystemExit(1) from None
+    _tell_if_alone(script)
+
+
+def _tell_if_alone(script: Path) -> None:
+    if not endings.was_opened():
+        line = f"[chaosnet] {script} made no Trainer in this process, so it ran alone: it was no node of a cluster\n"
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # Nobody may read it.
+            print(line, end="", file=sys.stderr, flush=True)
 
 
 def _compile(script: Path) -> CodeType:

@@ -230,6 +230,21 @@ class TrainingState:
             if parameter.device.type == "cpu" and parameter.is_contiguous()
         }
 
+    def generators(self) -> tuple[Any, ...]:
+        """Where the random generators are, as `begin_capture` would have it. Cheap enough for every step."""
+        kind = self._accelerator()
+        there = None if kind is None else torch.get_device_module(kind).get_rng_state()
+        return torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False), there
+
+    def set_generators(self, state: tuple[Any, ...]) -> None:
+        """Back to what `generators` has told."""
+        kind = self._accelerator()
+        torch.set_rng_state(state[0])
+        random.setstate(state[1])
+        np.random.set_state(state[2])
+        if kind is not None:
+            torch.get_device_module(kind).set_rng_state(state[3])
+
     def begin_capture(
         self,
         step: int,

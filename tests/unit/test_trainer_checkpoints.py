@@ -107,6 +107,7 @@ def trained(start, directory, steps, every=5, **settings):
 def test_twenty_steps_are_ten_and_ten_more_after_resuming_to_the_bit(start, tmp_path):
     straight = start()
     expected = straight.train(20)
+    straight.close()
     trained(start, tmp_path, 10)
     second = start(checkpoint_dir=tmp_path, every=5, resume=True)
     assert (second.trainer.step, second.trainer.epoch) == (10, 1)
@@ -121,6 +122,7 @@ def test_twenty_steps_are_ten_and_ten_more_after_resuming_to_the_bit(start, tmp_
 def test_the_order_of_samples_is_that_of_the_run_whatever_the_seed_is_now(start, tmp_path):
     straight = start(seed=3)
     straight.train(12)
+    straight.close()
     trained(start, tmp_path, 10, seed=3)
     second = start(checkpoint_dir=tmp_path, every=5, resume=True, seed=4)
     second.train(12)
@@ -145,22 +147,38 @@ def test_without_resume_a_directory_with_checkpoints_is_refused(start, tmp_path)
         start(checkpoint_dir=tmp_path)
 
 
-def test_a_damaged_checkpoint_is_an_error_that_names_the_file_and_an_older_one_can_be_chosen(
+def damage(checkpoint):
+    (file,) = checkpoint.path.glob("*.safetensors")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    return file
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_named_unless_it_is_the_wanted_one(
     start, tmp_path, capsys
 ):
     trained(start, tmp_path, 10)
-    (file,) = scan(tmp_path)[-1].path.glob("*.safetensors")
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    file = damage(scan(tmp_path)[-1])
     with pytest.raises(CheckpointError, match=rf"cannot resume: {file} is damaged: .*--resume-from STEP"):
-        start(checkpoint_dir=tmp_path, every=5, resume=True)
-    script = start(checkpoint_dir=tmp_path, every=5, resume_from=5)
+        start(checkpoint_dir=tmp_path, every=5, resume_from=10)
+    assert "passed over" not in capsys.readouterr().err
+    script = start(checkpoint_dir=tmp_path, every=5, resume=True)
+    told = capsys.readouterr().err
+    assert f"passed over: {file} is damaged: " in told
+    assert "goes on from step 5 in" in told
     assert script.trainer.step == 5
-    assert "set aside as" in capsys.readouterr().err
+    assert "set aside as" in told
     script.train(10)
     script.close()
     assert [each.step for each in scan(tmp_path)] == [5, 10]
     assert start(checkpoint_dir=tmp_path, every=5, resume=True).trainer.step == 10
+
+
+def test_if_all_are_damaged_the_newest_is_named(start, tmp_path):
+    trained(start, tmp_path, 10)
+    _, file = map(damage, scan(tmp_path))
+    with pytest.raises(CheckpointError, match=rf"cannot resume: {file} is damaged"):
+        start(checkpoint_dir=tmp_path, every=5, resume=True)
 
 
 def test_a_damaged_checkpoint_changes_nothing_in_the_model(start, tmp_path, monkeypatch):
@@ -203,6 +221,45 @@ def test_settings_that_cannot_work_are_named(start, settings, message):
         start(**settings)
 
 
+# --- the last one ---
+
+
+def test_the_last_state_is_on_disk_whatever_its_step_and_resuming_goes_on_to_the_bit(start, tmp_path, capsys):
+    straight = start()
+    expected = straight.train(20)
+    straight.close()
+    trained(start, tmp_path, 13)
+    assert f"the state after step 13 is in {tmp_path}" in capsys.readouterr().err
+    second = start(checkpoint_dir=tmp_path, every=5, resume=True)
+    assert second.trainer.step == 13
+    assert second.train(20) == expected
+    assert second.losses == straight.losses[13:]
+
+
+def test_what_a_forward_pass_that_is_not_counted_has_changed_is_not_in_it(start, tmp_path):
+    """Ctrl+C in the middle of a step: its dropout and its BatchNorm are of no step."""
+    straight = start()
+    expected = straight.train(20)
+    straight.close()
+    first = start(checkpoint_dir=tmp_path, every=5)
+    first.train(13)
+    first.model(torch.randn(8, 4)).sum().backward()
+    first.close()
+    second = start(checkpoint_dir=tmp_path, every=5, resume=True)
+    assert second.train(20) == expected
+
+
+def test_what_is_on_disk_already_is_not_written_again(start, tmp_path, capsys):
+    script = trained(start, tmp_path, 10)
+    assert script.counters()["checkpoints"] == 2
+    assert "the state after" not in capsys.readouterr().err
+
+
+def test_who_has_not_trained_writes_none(start, tmp_path):
+    start(checkpoint_dir=tmp_path, every=5).close()
+    assert not scan(tmp_path)
+
+
 # --- writing ---
 
 
@@ -228,7 +285,7 @@ def test_what_the_optimizer_changes_while_a_checkpoint_is_written_does_not_get_i
     script.train(8)
     go_on.set()
     script.close()
-    resumed = start(checkpoint_dir=tmp_path, every=5, resume=True)
+    resumed = start(checkpoint_dir=tmp_path, every=5, resume_from=5)
     assert (resumed.trainer.step, resumed.trainer.state_hash()) == (5, expected)
 
 
@@ -250,7 +307,7 @@ def test_a_checkpoint_that_is_due_while_one_is_written_is_left_out_and_said(
     assert said.count("still writing the last one") == 1 and "no checkpoint at step 4: solo is" in said
     assert "checkpoint under way" not in script.trainer.metrics
     script.close()
-    assert [each.step for each in scan(tmp_path)] == [2]
+    assert [each.step for each in scan(tmp_path)] == [2, 7]
 
 
 def test_a_directory_that_cannot_be_read_for_a_while_does_not_keep_a_node_from_training(
@@ -290,7 +347,7 @@ def test_a_full_disk_is_told_and_training_goes_on_and_later_checkpoints_succeed(
         subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
         script.train(12)
         script.close()
-        assert [each.step for each in scan(disk) if each.complete] == [10]
+        assert [each.step for each in scan(disk) if each.complete] == [10, 12]
         assert not list(disk.glob("*/.*"))
     finally:
         subprocess.run(["umount", disk], check=True)
