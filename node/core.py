@@ -224,7 +224,11 @@ class Agent:
 
     def _found(self, view: View | None, now_s: float) -> list[Effect]:
         step = self.settings.first_step
+        hang_up: list[Effect] = []
         if view is None:
+            # They are in no cluster, as we were, and may be in another by now: news of one must not reach the other.
+            strangers = sorted(self.relay.peers - self.relay.leaves)
+            hang_up = [ClosePeer(peer, "it founds a cluster") for peer in strangers]
             me = Member(id=self.me, addresses=self.settings.addresses, joined_step=step, life=self.life)
             alone = View(term=1, seq=1, scheduler=self.me, members=(me,))
             view = with_trees(alone, self.monitor.graph((self.me,), ()), self.settings.policy)
@@ -234,7 +238,7 @@ class Agent:
             self.scheduler = self._new_scheduler(view.term)
         self.phase = Phase.MEMBER
         self.report_at_s = now_s
-        return [*self.sync.enter(view, step), Joined(step, ())]
+        return [*hang_up, *self.sync.enter(view, step), Joined(step, ())]
 
     def join(
         self, seeds: tuple[str, ...], neighbors: tuple[str, ...], degree: int, blocking: bool, patience_s: float,
@@ -268,6 +272,12 @@ class Agent:
     def next_life(self) -> int:
         """That of who comes back after this one: it exceeds whatever this one has told."""
         return max(self.reporter.life, self.reporter.version) + LIFE_STEP
+
+    @property
+    def was_last(self) -> bool:
+        """Of who has left: does nobody go on?"""
+        view, commit = self.sync.view, self.sync.last_commit
+        return (commit is not None and commit.total.leaving) or (view is not None and view.node_ids == (self.me,))
 
     @property
     def ways_back(self) -> tuple[str, ...]:
@@ -638,7 +648,7 @@ class Agent:
                 return self._on_newcomer(source, message, now_s)
             case Outlived():
                 return self._on_outlived(message, now_s)
-            case NegotiationPlan() | ScaleOutRefused() | Answer():
+            case NegotiationPlan() | ScaleOutRefused() | Answer() | ScaleOutRequest():
                 return self._joining(Received(source, message), now_s)
             case ReplicationPlan(view=view, step=step):
                 return self._on_replication_plan(source, message, view, step, now_s)

@@ -464,6 +464,7 @@ class ScaleOutRequest(Message, frozen=True, kw_only=True):
     blocking: bool = False
     again: bool = False  # Wanted neighbours that are gone meanwhile are replaced, not complained about.
     founds: bool = False  # Unless a member answers, it will found a cluster.
+    place: Count = 0  # Of its own address among those that it asks, from 1; 0: it is not there.
 
 
 class ScaleOutRefused(Message, frozen=True, kw_only=True):

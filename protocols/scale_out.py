@@ -4,7 +4,9 @@
        WAITING --ReplicationPlan--> FETCHING --StateWhole--> LOADING --CaughtUp--> READY --view--> JOINED
     any state --refused, nobody answers, no source left and no patience--> FAILED
 
-Instead of failing for want of an answer, a joiner may found a cluster, or keep trying (`Otherwise`).
+Instead of failing for want of an answer, a joiner may found a cluster, or keep trying (`Otherwise`). Of several that
+reach each other and would found one, it is the one that comes first in the list they all ask, or by its id; the
+others hear its requests, and wait for it.
 
 The scheduler's half is in scheduler/core.py, because it is made of views. A joiner overtaken by a flush or by
 the death of the scheduler is an orphan; after a deadline without news it asks again from ASKED.
@@ -30,11 +32,13 @@ from .effects import (
     Transmit,
 )
 from .events import (
+    ITSELF,
     BacklogFull,
     CaughtUp,
     DialFailed,
     Event,
     LinkMeasured,
+    PeerClosed,
     PeerOpened,
     Received,
     StateRejected,
@@ -65,6 +69,7 @@ LINK_PATIENCE_S = 3.0  # To open and measure links; what is not ready by then is
 ASK_EVERY_S = 3.0  # Without any progress the request is made again.
 MAX_UNANSWERED = 8  # Then the cluster behind the seeds is dead or parked, and the joiner says so.
 DEAD = f"the cluster does not go on: asked {MAX_UNANSWERED} times"
+EARLIER_HEARD_S = 7.0  # Whoever is to found before us has said so no longer ago: two of its requests, and a bit.
 MAX_LINKED = 64  # Neighbours that are named in a request.
 
 # A later life exceeds the one before by more than the messages that a life sends: serials and versions of news
@@ -107,6 +112,8 @@ class Joiner:
         self.wake_at_s: float | None = now_s
         self.refusals: dict[str, str] = {}  # Seed: why it did not answer.
         self.final: set[str] = set()  # Seeds that will not have us.
+        self.mine: set[str] = set()  # Seeds that are this node.
+        self.heard_earlier_s: dict[str, float] = {}  # Who is to found before us: when it asked last.
         self.knocks, self.knock_every_s = 0, KNOCK_EVERY_S
         self.found_member = ""  # Who says that there is a cluster; then we found none.
         self.scheduler = ""
@@ -126,12 +133,22 @@ class Joiner:
         match self.state, event:
             case State.KNOCKING, Tick() if self._due(now_s):
                 return self._knock(now_s)
+            case (State.KNOCKING | State.ASKED), DialFailed(address, reason) if (
+                reason == ITSELF and address in self.seeds
+            ):
+                return self._found_itself_at(address)
+            case (State.KNOCKING | State.ASKED), Received(_, ScaleOutRequest(founds=True) as rival):
+                if self.otherwise is Otherwise.FOUND and _rank(rival) < _rank(self.request):
+                    self.heard_earlier_s[rival.node] = now_s
+                return []
             case State.KNOCKING, DialFailed(address, reason, final) if address in self.seeds:
                 return self._refused_at(address, reason, final) or self._give_up_if_late(now_s)
             case State.KNOCKING, PeerOpened(client=False):
                 return self._ask(now_s)
             case State.ASKED, PeerOpened(client=False) if not self.scheduler:
                 return self._ask(now_s)  # This way may lead to the cluster.
+            case State.ASKED, PeerClosed() if not self.scheduler:
+                return self._hung_up_on(now_s)
             case _, Received(_, ScaleOutRefused() as refusal):
                 return self._fail(refusal.reason, refusal.spec)
             case State.ASKED, Received(scheduler, NegotiationPlan() as plan):
@@ -234,10 +251,34 @@ class Joiner:
 
     @property
     def _unwanted(self) -> bool:
-        return self.final.issuperset(self.seeds)
+        others = set(self.seeds) - self.mine
+        return self.final >= others and (bool(others) or self.otherwise is not Otherwise.FOUND)
+
+    def _found_itself_at(self, address: str) -> list[Effect]:
+        """One list may be for all nodes. Who shall found is told by its order."""
+        known, self.mine = self.mine, self.mine | {address}
+        place = min(self.seeds.index(each) for each in self.mine) + 1
+        self.request = msgspec.structs.replace(self.request, place=place)
+        if self._unwanted:
+            return self._fail(f"{address}: {ITSELF}, and no other is named")
+        news = self.state is State.ASKED and self.otherwise is Otherwise.FOUND and self.mine != known
+        return self.relay.send(EVERYONE, self.request) if news else []
+
+    def _hung_up_on(self, now_s: float) -> list[Effect]:
+        """It may have founded a cluster: then it wants to be greeted anew."""
+        if self.relay.peers - self.relay.leaves:
+            return self._dial_seeds()
+        self.state, self.wake_at_s = State.KNOCKING, now_s + KNOCK_EVERY_S
+        self.give_up_at_s = now_s + self.patience_s
+        return []
+
+    def _waits_for(self, now_s: float) -> str:
+        """Who is to found before us, if anybody is."""
+        heard = self.heard_earlier_s.items()
+        return min((node for node, at_s in heard if now_s < at_s + EARLIER_HEARD_S), default="")
 
     def _give_up_if_late(self, now_s: float) -> list[Effect]:
-        if self.give_up_at_s is None or now_s < self.give_up_at_s:
+        if self.give_up_at_s is None or now_s < self.give_up_at_s or self._waits_for(now_s):
             return []
         why = "; ".join(f"{seed}: {self.refusals.get(seed, 'no answer')}" for seed in self.seeds)
         return self._give_up(f"nobody answers ({why}; tried for {self.patience_s:g} s)", now_s)
@@ -252,7 +293,9 @@ class Joiner:
         self.unanswered += 1
         late = self.give_up_at_s is None or now_s >= self.give_up_at_s
         if late and self._may_found:
-            return self._found()
+            if not self._waits_for(now_s):
+                return self._found()
+            self.unanswered = 0
         if self.unanswered > MAX_UNANSWERED and (late or self.scheduler):
             return self._give_up(f"{DEAD} ({reason})", now_s)
         return self._start_over(now_s)
@@ -398,3 +441,8 @@ class Joiner:
             self.replication.check_invariants()
         if self.state in (State.KNOCKING, State.ASKED, State.LINKING, State.WAITING, State.READY):
             assert self.wake_at_s is not None, f"{self.state} waits without a deadline"
+
+
+def _rank(request: ScaleOutRequest) -> tuple[bool, int, str]:
+    """Of all who would found a cluster, the least does."""
+    return (request.place == 0, request.place, request.node)
