@@ -137,10 +137,12 @@ from ..protocols.scale_out import State as JoinerState
 from ..protocols.serving import Serving
 from ..protocols.step_sync import StepSync
 from ..protocols.view_change import applied
+from ..protocols.waiting import LEAST_S, StepClock
 from ..scheduler.core import Scheduler
 from ..scheduler.monitor import ClusterMonitor
 from ..scheduler.sync_plan import POLICIES, Policy
 from ..scheduler.views import with_trees
+from ..scheduler.waits import Waits
 
 REDIAL_EVERY_S = 1.0  # Members out of reach are tried directly, in case another way leads to them.
 ABORT_EVERY_S = 1.0
@@ -215,6 +217,7 @@ class Agent:
         self.missed: Set[str] = frozenset()  # Who was out of reach when we dialled last.
         self.last_readings: ReadingsTaken | None = None
         self.report_at_s: float | None = None
+        self.clock, self.waits = StepClock(), Waits()
 
     # --- start ---
 
@@ -238,6 +241,7 @@ class Agent:
             self.scheduler = self._new_scheduler(view.term)
         self.phase = Phase.MEMBER
         self.report_at_s = now_s
+        self.clock.begin(now_s)
         return [*hang_up, *self.sync.enter(view, step), Joined(step, ())]
 
     def join(
@@ -337,6 +341,7 @@ class Agent:
             case Contributed():
                 return self.sync.handle(event)
             case LocalReady(contribution):
+                self.clock.give(now_s)
                 # Its script may not know yet. Who is alone, or whose peers all leave, gets out by this.
                 leaving = contribution.leaving or self.leaver.state is LeaverState.LEAVING
                 return self.sync.handle(LocalReady(replace(contribution, leaving=leaving)))
@@ -394,7 +399,7 @@ class Agent:
             effects += self._redial(now_s)
         if self.report_at_s is not None and now_s >= self.report_at_s:
             self.report_at_s = now_s + REPORT_EVERY_S
-            effects += self._report(now_s)
+            effects += self._report(now_s) + self._tell_waits(now_s)
         return effects
 
     def _finish(self, effects: list[Effect], now_s: float) -> list[Effect]:
@@ -777,6 +782,7 @@ class Agent:
     def _become_member(self, step: int, now_s: float) -> list[Effect]:
         assert self.joiner is not None
         self.phase, self.report_at_s = Phase.MEMBER, now_s
+        self.clock.begin(now_s)
         effects = [*self._joined_if_ready(), Joined(step, self.sync.deal)]
         return effects + (self._go_without_me(now_s) if self._asks_again else [])
 
@@ -789,6 +795,9 @@ class Agent:
     def _on_step_completed(self, now_s: float) -> list[Effect]:
         """We do not wait any more. If every member acts in our view, what belongs to older ones can go."""
         effects: list[Effect] = [] if self.parked is None else [Parked(None)]
+        self.clock.complete(now_s)
+        went_on = self.waits.completed(self.sync.step, now_s)
+        effects += went_on if self.scheduler else []
         if not self.sync.priors:
             self.overlay.settled()
             coming = [*self.sync.prepared.values(), *([self.opener.view] if self.opener.view else ())]
@@ -1040,7 +1049,7 @@ class Agent:
                 for peer in view.neighbors(self.me)
                 if peer in self.relay.peers
             },
-            samples_per_s=taken.samples_per_s,
+            samples_per_s=taken.samples_per_s * self.clock.slowed(now_s),
             sync_delay_s=taken.sync_delay_s,
             state_bytes=taken.state_bytes,
             layer_bytes=taken.layer_bytes,
@@ -1050,8 +1059,19 @@ class Agent:
             nic_sent_bytes=taken.nic_sent_bytes,
             nic_received_bytes=taken.nic_received_bytes,
             counters=taken.counters,
+            idle_s=self.clock.idle_s(now_s) if self.phase is Phase.MEMBER else 0.0,
+            waits_s=self.clock.waits_s(now_s),
+            pulls_state=self._is_joining,
+            lacks=self.sync.lacks() if self.clock.waits_s(now_s) >= LEAST_S else (),
         )
         return self.relay.send(view.scheduler, report) if view.scheduler else []
+
+    def _tell_waits(self, now_s: float) -> list[Effect]:
+        """Whom all wait for, if anybody; who is parked has said so."""
+        view = self.sync.view
+        if self.scheduler is None or view is None or self.sync.frozen or self.parked:
+            return []
+        return self.waits.tick(view, self.sync.step, self.clock, self.monitor, now_s)
 
     def check_invariants(self) -> None:
         """What holds between any two events, here and in every core."""

@@ -613,6 +613,7 @@ class NodeLoop:
             "samples_per_s": round(self._cluster_rate(), 1),
             "metrics": dict(self.rates.metrics),
             "parked": agent.parked,
+            "waiting": agent.waits.status(self._now_s()),
             "handling_ms": {name: values[-50:] for name, values in self.handling_ms.items()},
             **agent.monitor.status(self._now_s()),
         }
