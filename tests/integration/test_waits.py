@@ -19,7 +19,8 @@ def test_one_idle_script_is_named_on_all_nodes_and_in_the_status_and_they_say_wh
     with cluster_of(3, tmp_path) as cluster:
         idle = cluster.nodes[1]
         address = cluster.nodes[0].last("joined")["address"]
-        rate = client.status(address)["samples_per_s"]
+        cluster.nodes[0].advance(20)
+        rate = cluster.until(lambda: client.status(address)["samples_per_s"], "they report a rate")
         idle.order(rest_s=IDLE_S)
         idle.last("rests")
         for node in cluster.nodes:
