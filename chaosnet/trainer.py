@@ -203,6 +203,7 @@ class Trainer:
         loop = NodeLoop(
             self._make_agent, self._make_transport, self._gradients, self._on_notice, self._on_parked,
             guarded=self._guard is not None, on_view=self._members.entered,
+            on_progress=lambda text: self._say(f"{self.name} {text}"),
         )  # fmt: skip
         if self._checkpoints is not None:
             self._checkpointing = Checkpointing(self._checkpoints, self.name, self._say)

@@ -71,6 +71,7 @@ from ..protocols.events import (
 )
 from ..protocols.flush import FlushFollower
 from ..protocols.healing import LostLinks
+from ..protocols.join_news import JoinNews
 from ..protocols.keyring import KeyKeeper, Keyring
 from ..protocols.link_news import LinkReporter
 from ..protocols.liveness import Liveness
@@ -132,7 +133,7 @@ from ..protocols.readings import Readings
 from ..protocols.relay import Relay
 from ..protocols.scale_in import Leaver
 from ..protocols.scale_in import State as LeaverState
-from ..protocols.scale_out import LIFE_STEP, Joiner, Otherwise
+from ..protocols.scale_out import HERE, LIFE_STEP, Joiner, Otherwise
 from ..protocols.scale_out import State as JoinerState
 from ..protocols.serving import Serving
 from ..protocols.step_sync import StepSync
@@ -204,6 +205,7 @@ class Agent:
         self.closer = LinkCloser(me)
         self.leaver = Leaver(me, self.relay)
         self.joiner: Joiner | None = None
+        self.join_news: JoinNews | None = None
         self.seeds: tuple[str, ...] = ()
         self.scheduler: Scheduler | None = None
         self.serving = Serving(me)
@@ -265,6 +267,7 @@ class Agent:
             self.relay, self.book, seeds, request, patience_s, now_s, SECONDS_PER_LINK[self.settings.probe],
             otherwise,
         )  # fmt: skip
+        self.join_news = JoinNews(self.joiner, now_s)
         return self._finish(self.joiner.handle(Tick(), now_s), now_s)
 
     @property
@@ -365,7 +368,7 @@ class Agent:
                 return self._joined_if_ready() + effects
             case ReadingsTaken():
                 self.last_readings = event
-                return []
+                return self.join_news.tick(now_s) if self.join_news else []
         raise TypeError(f"nobody handles {event!r}")
 
     def _heard(self, event: Received, now_s: float) -> list[Effect]:
@@ -679,7 +682,7 @@ class Agent:
             return self._tell_outlived(request.node, request.life)
         here: list[Effect] = []
         if request.founds and self.phase is Phase.MEMBER:
-            here = self.relay.send(request.node, Answer(ok=True, text="there is a cluster"))
+            here = self.relay.send(request.node, Answer(ok=True, text=HERE))
         return here + (self.scheduler.receive(source, request, now_s) if self.scheduler else [])
 
     def _tell_outlived(self, node: str, life: int) -> list[Effect]:

@@ -155,8 +155,9 @@ class NodeLoop:
         on_parked: Callable[[str | None], None] = lambda reason: None,
         guarded: bool = False,
         on_view: Callable[[View], None] = lambda view: None,
+        on_progress: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._guards, self._on_view = guarded, on_view
+        self._guards, self._on_view, self._on_progress = guarded, on_view, on_progress
         self._make_agent, self._make_transport, self._store = make_agent, transport, store
         self._on_notice, self._on_parked = on_notice, on_parked
         self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
@@ -408,6 +409,8 @@ class NodeLoop:
                 self._happened(effect, took_ms)
             case fx.Parked(reason):
                 self._on_parked(reason)
+            case fx.Progress(text):
+                self._on_progress(text)
             case fx.AnswerStatus(asker):
                 reply = StatusReply(status=json.dumps(self.status()).encode())
                 self._perform_all(self.agent.relay.send(asker, reply), 0.0)
