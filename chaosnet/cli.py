@@ -18,6 +18,7 @@ from typing import Any, Literal, NoReturn
 
 import click
 
+from .node.endpoint import shown
 from .options import (
     Address,
     Addresses,
@@ -226,7 +227,8 @@ def cli() -> None:
 @click.option(
     "--blocking", is_flag=True, help="Join as the paper does: neighbours wait until they have sent."
 )
-@click.option("--found", is_flag=True, help="Start a cluster if --join leads to none. For one node only.")
+@click.option("--found", is_flag=True, help="Start a cluster if --join leads to none; all nodes may say so.")
+@click.option("--new", is_flag=True, help="Start a cluster, even if this node was in one that may live.")
 @click.option("--no-rejoin", is_flag=True, help="End with an error when the cluster has gone on without it.")
 @click.option("--probe", type=OneOf(PROBES), help="Measures new links: in-band (default), iperf3.")
 @_keyed
@@ -253,6 +255,7 @@ def run(
     links: tuple[str, ...],
     blocking: bool,
     found: bool,
+    new: bool,
     no_rejoin: bool,
     policy: str | None,
     checkpoint_dir: Path | None,
@@ -283,6 +286,8 @@ def run(
         raise click.BadOptionUsage(
             "--link", f"{links[0]!r} without --join (a node that joins nobody has no links)"
         )
+    if new and join:
+        raise click.BadOptionUsage("--new", f"beside --join {shown(join)} (expected one of them)")
     options = {
         "LISTEN": listen,
         "JOIN": join,
@@ -292,6 +297,7 @@ def run(
         "LINKS": ",".join(links),
         "BLOCKING": "1" if blocking else None,
         "FOUND": "1" if found else None,
+        "NEW": "1" if new else None,
         "REJOIN": "0" if no_rejoin else None,
         "POLICY": policy,
         "CHECKPOINT_DIR": checkpoint_dir,

@@ -37,6 +37,9 @@ def headline(status: Status) -> Text:
     text = Text("  ".join(parts), style="bold")
     if status.get("parked"):
         text.append(f"\nwaiting: {status['parked']}", style="bold red")
+    if waiting := status.get("waiting"):
+        names = ", ".join(waiting["for"])
+        text.append(f"\nwaits for {names}, {waiting['seconds']:.0f} s: {waiting['why']}", style="bold yellow")
     return text
 
 
@@ -53,17 +56,20 @@ def members(status: Status) -> Table:
         table.add_column(name, justify="right")
     table.add_column("address", overflow="fold")
     for row in sorted(status["members"], key=lambda row: (row["state"] in ("failed", "left"), row["node"])):
-        table.add_row(*_member_cells(row, status["scheduler"], battery))
+        idle = row["node"] in (status.get("waiting") or {"for": ()})["for"] and row.get("idle_s", 0.0) > 0
+        table.add_row(*_member_cells(row, status["scheduler"], battery, idle))
     return table
 
 
-def _member_cells(row: Status, scheduler: str, battery: bool) -> list[Text | str]:
+def _member_cells(row: Status, scheduler: str, battery: bool, idle: bool) -> list[Text | str]:
     here = row["state"] in ("active", "standby")
     told = here and "cpu_pct" in row  # A new scheduler hears its first reports within a second.
     return [
         Text(row["node"], style="" if here else "dim"),
         role(row, scheduler),
-        Text(row["state"], style=STYLE_BY_STATE.get(row["state"], "")),
+        Text(f"idle {row['idle_s']:.0f} s", style="bold yellow")
+        if idle
+        else Text(row["state"], style=STYLE_BY_STATE.get(row["state"], "")),
         f"{row['step']:,}" if told else ABSENT,
         f"{row['samples_per_s']:,.0f}" if told else ABSENT,
         ", ".join(row["neighbors"]) or ABSENT,

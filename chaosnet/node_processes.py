@@ -29,7 +29,12 @@ class NodeProcess:
         self._lines, self._printed = lines_of(out, label), out / f"{label}.log"
         self._text: TextIO | None = None
         self._rest = ""
-        environment = {"OMP_NUM_THREADS": "1", "CHAOSNET_JOIN_PATIENCE_S": f"{JOIN_PATIENCE_S:g}", **env}
+        environment = {
+            "OMP_NUM_THREADS": "1",
+            "CHAOSNET_JOIN_PATIENCE_S": f"{JOIN_PATIENCE_S:g}",
+            "CHAOSNET_STATE_DIR": str(out / "members"),  # Of this run only.
+            **env,
+        }
         with self._printed.open("wb") as text:
             self.process = start(
                 command,

@@ -18,6 +18,7 @@ from .node.keys import KeyPair, load_allowed
 from .protocols.errors import ConfigError
 from .protocols.keyring import Keyring
 from .protocols.probing import Kind
+from .remembered import recall
 from .scheduler.sync_plan import POLICIES
 
 DEFAULT_LISTEN = "127.0.0.1:0"
@@ -47,8 +48,10 @@ class NodeSettings:
         join_patience_s: How long to knock where nobody answers (yet).
         policy: Sync plan: "single", "ring", "fapt".
         probe: How new links are measured: "in-band", "iperf3".
-        found: With `join`: if none of these addresses leads into a cluster within `join_patience_s`, found one.
-            For one node of a deployment only: two would found two clusters.
+        found: With `join`: if none of these addresses leads into a cluster within `join_patience_s`, found one. All
+            nodes may be given it, and the same `join`, their own addresses among them: of those that reach each
+            other one founds, the one that is named first.
+        remembered: Without `join`: members of the cluster in which a node at `listen` was last. They are asked first.
         rejoin: Come back by itself when the cluster has gone on without this node; else update() raises Expelled.
         peers_at: Where this node reaches others, by their names, if not where they say (a forwarded port);
             "" for nowhere.
@@ -67,15 +70,21 @@ class NodeSettings:
     policy: str = "fapt"
     probe: Kind = "in-band"
     found: bool = False
+    remembered: tuple[str, ...] = ()
     rejoin: bool = True
     peers_at: Mapping[str, str] = field(default_factory=dict)
     keys: KeyPair | None = None
     allowed_keys: tuple[str, ...] = ()
     invite: Token | None = None
 
+    @property
+    def seeds(self) -> tuple[str, ...]:
+        """Whom to ask for a cluster; nobody: found one."""
+        return self.join or self.remembered
+
     def keyring(self) -> Keyring | None:
         """What this node knows of keys at its start."""
-        named = (Endpoint.parse(address).key for address in (*self.join, *self.peers_at.values()) if address)
+        named = (Endpoint.parse(address).key for address in (*self.seeds, *self.peers_at.values()) if address)
         return Keyring(self.keys.public, self.allowed_keys, filter(None, named)) if self.keys else None
 
 
@@ -144,10 +153,11 @@ def node_settings(
     key: str | None = None,
     allowed_keys: str | None = None,
     insecure: bool | None = None,
+    new: bool | None = None,
 ) -> NodeSettings:
     """Merge arguments and environment. Raises: ConfigError that names the setting and its value.
 
-    `key` and `allowed_keys` are files. Without `key` that of `chaosnet keygen` is taken, if there is one; one who
+    `new`: found a cluster, whatever is remembered of one. `key` and `allowed_keys` are files. Without `key` that of `chaosnet keygen` is taken, if there is one; one who
     comes with an invite and has none gets one. `insecure`: use no key, and listen wherever that is wanted.
     """
     some = links is None or (isinstance(links, tuple | list) and all(isinstance(each, str) for each in links))
@@ -161,10 +171,14 @@ def node_settings(
     keys = identity(key, insecure, make=invite is not None)
     named = links if links is not None else _split(os.environ.get("CHAOSNET_LINKS", ""))
     allowed = allowed_keys or os.environ.get("CHAOSNET_ALLOWED_KEYS")
+    at = _address("listen", _said(listen, "CHAOSNET_LISTEN", DEFAULT_LISTEN))
+    anew = _switch(new, "CHAOSNET_NEW")
+    if anew and joined:
+        raise ConfigError("new: beside join, which names a cluster to join (expected one of them)")
     return _checked(
         NodeSettings(
             name=_name(_said(name, "CHAOSNET_NAME", f"{platform.node()[:40]}-{secrets.token_hex(3)}")),
-            listen=_address("listen", _said(listen, "CHAOSNET_LISTEN", DEFAULT_LISTEN)),
+            listen=at,
             join=invite.seeds if invite else _completed(_addresses("join", joined), keys),
             neighbors=_number(
                 "neighbors", neighbors, "CHAOSNET_NEIGHBORS", DEFAULT_NEIGHBORS, int, 1, MAX_LINKS
@@ -177,6 +191,7 @@ def node_settings(
             policy=_choice("sync_policy", _said(policy, "CHAOSNET_POLICY", "fapt"), tuple(POLICIES)),
             probe=_choice("probe", _said(probe, "CHAOSNET_PROBE", "in-band"), get_args(Kind)),
             found=_switch(found, "CHAOSNET_FOUND"),
+            remembered=() if joined or anew else _usable(recall(at), keys),
             rejoin=_switch(rejoin, "CHAOSNET_REJOIN", default=True),
             peers_at={
                 name: completed(address, keys)
@@ -243,6 +258,11 @@ def _addresses(what: str, text: str) -> tuple[str, ...]:
 
 def _completed(addresses: tuple[str, ...], keys: KeyPair | None) -> tuple[str, ...]:
     return tuple(completed(each, keys) for each in addresses)
+
+
+def _usable(addresses: tuple[str, ...], keys: KeyPair | None) -> tuple[str, ...]:
+    """Those that this node can dial: with keys those that name one, without those that do not."""
+    return tuple(each for each in addresses if bool(Endpoint.parse(each).key) == bool(keys))
 
 
 def _peers_at(text: str) -> dict[str, str]:

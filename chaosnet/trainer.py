@@ -42,6 +42,7 @@ from .protocols.events import (
 )
 from .protocols.messages import Contribution, Notice
 from .protocols.scale_out import Otherwise
+from .remembered import ASK_PATIENCE_S, Remembered
 from .scheduler.sync_plan import POLICIES, Policy, custom
 from .settings import (
     CheckpointSettings,
@@ -94,6 +95,7 @@ class Trainer:
         key: File with this node's key (`chaosnet keygen`). Default: the user's own, if there is one.
         allowed_keys: File with public keys of others that may join, one a line.
         insecure: Use no key: everybody who reaches the port can join.
+        new: Found a cluster, even if this node was in one when it last ran at its port, which may live still.
         join, listen, name, neighbors, links, join_patience_s, probe, found, rejoin: See `NodeSettings`.
     Raises: ScaleOutFailed if the cluster cannot be reached or refuses, ConfigError for a setting or model
         that cannot work, CheckpointError if it cannot be resumed. SystemExit after Ctrl+C while it joins.
@@ -133,13 +135,15 @@ class Trainer:
         insecure: bool | None = None,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         quiet: bool = False,
+        new: bool | None = None,
     ) -> None:
         check_step_settings(seed, chunk_bytes, max_grad_norm, after_step, guard_factor)
         named = None if callable(sync_policy) else sync_policy
         self.settings: NodeSettings = node_settings(
             join, listen, name, neighbors, links, blocking, join_patience_s, named, probe, found, rejoin,
-            key, allowed_keys, insecure,
+            key, allowed_keys, insecure, new,
         )  # fmt: skip
+        self._members = Remembered(self.settings.name, self.settings.listen, self._say)
         self._keyring = self.settings.keyring()
         self._checkpoints: CheckpointSettings | None = checkpoint_settings(
             checkpoint_dir, every, checkpoint_copies, checkpoints_kept, resume, resume_from
@@ -207,7 +211,8 @@ class Trainer:
         started_s = time.monotonic()
         loop = NodeLoop(
             self._make_agent, self._make_transport, self._gradients, self._on_notice, self._on_parked,
-            guarded=self._guard is not None,
+            guarded=self._guard is not None, on_view=self._members.entered,
+            on_progress=lambda text: self._say(f"{self.name} {text}"),
         )  # fmt: skip
         if self._checkpoints is not None:
             self._checkpointing = Checkpointing(self._checkpoints, self.name, self._say)
@@ -220,29 +225,35 @@ class Trainer:
         self._loop.rates.layer_bytes = self._state.layer_bytes()
         exit_event.install(self._on_exit_wanted)
         endings.opened(self)
-        if self.settings.join:
+        if self.settings.seeds:
             self._ask_to_join(addresses)
         else:
-            self._say(f"{self.name} founds a cluster; join it with CHAOSNET_JOIN={' or '.join(addresses)}")
+            self._say_founded(addresses)
             self._state.watch()
             self._loop.found()
-        if ended := self._become_member(loaded=not self.settings.join):
+        if ended := self._become_member(loaded=not self.settings.seeds):
             self._fail_to_join(ended)
         self.join_seconds = time.monotonic() - started_s
         self._start_step()
 
     def _ask_to_join(self, addresses: tuple[str, ...]) -> None:
         s, loop = self.settings, self._running()
-        self._say(f"{self.name} at {', '.join(addresses)} joins the cluster at {', '.join(s.join)}")
+        if s.join:
+            self._say(f"{self.name} at {', '.join(addresses)} joins the cluster at {', '.join(s.join)}")
+        else:
+            self._say(
+                f"{self.name} at {', '.join(addresses)} was in a cluster when it last ran here: it asks for that at "
+                f"{', '.join(s.remembered)}, and founds one if nobody answers in {ASK_PATIENCE_S:g} s "
+                "(at once: --new)"
+            )
         if s.invite and s.keys:
             try:
                 introduce(s.invite, s.keys)
             except ScaleOutFailed as error:
                 self._fail_to_join(Ended("refused", str(error), error=error))
-        otherwise = Otherwise.FOUND if s.found else Otherwise.FAIL
-        loop.join(
-            s.join, s.links, s.neighbors, s.blocking, s.join_patience_s, self._state.places(), otherwise
-        )
+        otherwise = Otherwise.FOUND if s.found or not s.join else Otherwise.FAIL
+        patience_s = s.join_patience_s if s.join else ASK_PATIENCE_S
+        loop.join(s.seeds, s.links, s.neighbors, s.blocking, patience_s, self._state.places(), otherwise)
 
     def _make_agent(self, addresses: tuple[str, ...], least_life: int) -> Agent:
         settings = Settings(
@@ -282,7 +293,8 @@ class Trainer:
                         loop.post(CaughtUp())
                 case StateDiscarded():
                     loaded, admitted, waiting = False, False, []
-                case Founded():
+                case Founded(addresses):
+                    self._say_founded(addresses)
                     self._state.watch()
                     loaded = True
                 case StepOutcome() as outcome:
@@ -355,8 +367,11 @@ class Trainer:
             self._closed = True
             self._say(f"{self.name} left before it was a member")
             raise SystemExit(0)
-        seeds = ", ".join(self.settings.join)
-        raise ScaleOutFailed(f"{self.name} cannot join {seeds}: {self._reason(ended)}") from ended.error
+        seeds = ", ".join(self.settings.seeds)
+        remembered = "" if self.settings.join else ": the cluster that it was in (another one: --new)"
+        raise ScaleOutFailed(
+            f"{self.name} cannot join {seeds}{remembered}: {self._reason(ended)}"
+        ) from ended.error
 
     def _reason(self, ended: Ended) -> str:
         if not ended.spec:
@@ -693,6 +708,8 @@ class Trainer:
             self._checkpointing.close(abandon=False)
         self._stop()
         assert self._ended is not None
+        if self._ended.last:
+            self._members.forget()
         self._say(
             f"{self.name} left after step {self.step} ({self._ended.reason}): "
             f"{self.updates_here} steps with samples from here, joined at step {self.joined_step}"
@@ -768,6 +785,9 @@ class Trainer:
     def _on_notice(self, notice: Notice) -> None:
         when = f"step {notice.step}: " if notice.step else ""  # Who joins does not know it yet.
         self._say(f"{when}{notice.kind} {notice.node}: {notice.detail}")
+
+    def _say_founded(self, addresses: tuple[str, ...]) -> None:
+        self._say(f"{self.name} founds a cluster; join it with CHAOSNET_JOIN={' or '.join(addresses)}")
 
     def _on_parked(self, reason: str | None) -> None:
         self._say(f"waiting: {reason}" if reason else "going on")

@@ -72,6 +72,7 @@ from ..protocols.events import (
 )
 from ..protocols.flush import FlushFollower
 from ..protocols.healing import LostLinks
+from ..protocols.join_news import JoinNews
 from ..protocols.keyring import KeyKeeper, Keyring
 from ..protocols.link_news import LinkReporter
 from ..protocols.liveness import Liveness
@@ -135,15 +136,17 @@ from ..protocols.readings import Readings
 from ..protocols.relay import Relay
 from ..protocols.scale_in import Leaver
 from ..protocols.scale_in import State as LeaverState
-from ..protocols.scale_out import LIFE_STEP, Joiner, Otherwise
+from ..protocols.scale_out import HERE, LIFE_STEP, Joiner, Otherwise
 from ..protocols.scale_out import State as JoinerState
 from ..protocols.serving import Serving
 from ..protocols.step_sync import StepSync
 from ..protocols.view_change import applied
+from ..protocols.waiting import LEAST_S, StepClock
 from ..scheduler.core import Scheduler
 from ..scheduler.monitor import ClusterMonitor
 from ..scheduler.sync_plan import POLICIES, Policy
 from ..scheduler.views import with_trees
+from ..scheduler.waits import Waits
 
 DECLARED_EVERY_S = 5.0  # Who is said to be dead is dialled so often, in case that it lives after all.
 REDIAL_EVERY_S = 1.0  # Members out of reach are tried directly, in case another way leads to them.
@@ -207,6 +210,7 @@ class Agent:
         self.leaver = Leaver(me, self.relay)
         self.crash: Crashed | None = None  # How our own script has ended.
         self.joiner: Joiner | None = None
+        self.join_news: JoinNews | None = None
         self.seeds: tuple[str, ...] = ()
         self.scheduler: Scheduler | None = None
         self.serving = Serving(me)
@@ -223,6 +227,7 @@ class Agent:
         self.missed: Set[str] = frozenset()  # Who was out of reach when we dialled last.
         self.last_readings: ReadingsTaken | None = None
         self.report_at_s: float | None = None
+        self.clock, self.waits = StepClock(), Waits()
 
     # --- start ---
 
@@ -232,7 +237,11 @@ class Agent:
 
     def _found(self, view: View | None, now_s: float) -> list[Effect]:
         step = self.settings.first_step
+        hang_up: list[Effect] = []
         if view is None:
+            # They are in no cluster, as we were, and may be in another by now: news of one must not reach the other.
+            strangers = sorted(self.relay.peers - self.relay.leaves)
+            hang_up = [ClosePeer(peer, "it founds a cluster") for peer in strangers]
             me = Member(id=self.me, addresses=self.settings.addresses, joined_step=step, life=self.life)
             alone = View(term=1, seq=1, scheduler=self.me, members=(me,))
             view = with_trees(alone, self.monitor.graph((self.me,), ()), self.settings.policy)
@@ -242,7 +251,8 @@ class Agent:
             self.scheduler = self._new_scheduler(view.term)
         self.phase = Phase.MEMBER
         self.report_at_s = now_s
-        return [*self.sync.enter(view, step), Joined(step, ())]
+        self.clock.begin(now_s)
+        return [*hang_up, *self.sync.enter(view, step), Joined(step, ())]
 
     def join(
         self, seeds: tuple[str, ...], neighbors: tuple[str, ...], degree: int, blocking: bool, patience_s: float,
@@ -265,6 +275,7 @@ class Agent:
             self.relay, self.book, seeds, request, patience_s, now_s, SECONDS_PER_LINK[self.settings.probe],
             otherwise,
         )  # fmt: skip
+        self.join_news = JoinNews(self.joiner, now_s)
         return self._finish(self.joiner.handle(Tick(), now_s), now_s)
 
     @property
@@ -276,6 +287,12 @@ class Agent:
     def next_life(self) -> int:
         """That of who comes back after this one: it exceeds whatever this one has told."""
         return max(self.reporter.life, self.reporter.version) + LIFE_STEP
+
+    @property
+    def was_last(self) -> bool:
+        """Of who has left: does nobody go on?"""
+        view, commit = self.sync.view, self.sync.last_commit
+        return (commit is not None and commit.total.leaving) or (view is not None and view.node_ids == (self.me,))
 
     @property
     def ways_back(self) -> tuple[str, ...]:
@@ -336,6 +353,7 @@ class Agent:
             case Contributed():
                 return self.sync.handle(event)
             case LocalReady(contribution):
+                self.clock.give(now_s)
                 # Its script may not know yet. Who is alone, or whose peers all leave, gets out by this.
                 leaving = contribution.leaving or self.leaver.state is LeaverState.LEAVING
                 return self.sync.handle(LocalReady(replace(contribution, leaving=leaving)))
@@ -362,7 +380,7 @@ class Agent:
                 return self._joined_if_ready() + effects
             case ReadingsTaken():
                 self.last_readings = event
-                return []
+                return self.join_news.tick(now_s) if self.join_news else []
         raise TypeError(f"nobody handles {event!r}")
 
     def _heard(self, event: Received, now_s: float) -> list[Effect]:
@@ -397,7 +415,7 @@ class Agent:
             effects += self._redial(now_s)
         if self.report_at_s is not None and now_s >= self.report_at_s:
             self.report_at_s = now_s + REPORT_EVERY_S
-            effects += self._report(now_s)
+            effects += self._report(now_s) + self._tell_waits(now_s)
         return effects
 
     def _finish(self, effects: list[Effect], now_s: float) -> list[Effect]:
@@ -666,7 +684,7 @@ class Agent:
                 return self._on_newcomer(source, message, now_s)
             case Outlived():
                 return self._on_outlived(message, now_s)
-            case NegotiationPlan() | ScaleOutRefused() | Answer():
+            case NegotiationPlan() | ScaleOutRefused() | Answer() | ScaleOutRequest():
                 return self._joining(Received(source, message), now_s)
             case ReplicationPlan(view=view, step=step):
                 return self._on_replication_plan(source, message, view, step, now_s)
@@ -696,10 +714,9 @@ class Agent:
             return self._tell_outlived(request.node, request.life)
         here: list[Effect] = []
         if self.parked and self.phase is Phase.MEMBER:
-            waits = f"{self.me} waits: {self.parked}"[:2000]
-            here = self.relay.send(request.node, Answer(ok=False, text=waits))
+            here = self.relay.send(request.node, Answer(ok=False, text=f"it waits: {self.parked}"[:2000]))
         elif request.founds and self.phase is Phase.MEMBER:
-            here = self.relay.send(request.node, Answer(ok=True, text="there is a cluster"))
+            here = self.relay.send(request.node, Answer(ok=True, text=HERE))
         return here + (self.scheduler.receive(source, request, now_s) if self.scheduler else [])
 
     def _tell_outlived(self, node: str, life: int) -> list[Effect]:
@@ -805,6 +822,7 @@ class Agent:
     def _become_member(self, step: int, now_s: float) -> list[Effect]:
         assert self.joiner is not None
         self.phase, self.report_at_s = Phase.MEMBER, now_s
+        self.clock.begin(now_s)
         effects = [*self._joined_if_ready(), Joined(step, self.sync.deal)]
         return effects + (self._go_without_me(now_s) if self._asks_again else [])
 
@@ -817,6 +835,9 @@ class Agent:
     def _on_step_completed(self, now_s: float) -> list[Effect]:
         """We do not wait any more. If every member acts in our view, what belongs to older ones can go."""
         effects: list[Effect] = [] if self.parked is None else [Parked(None)]
+        self.clock.complete(now_s)
+        went_on = self.waits.completed(self.sync.step, now_s)
+        effects += went_on if self.scheduler else []
         if not self.sync.priors:
             self.overlay.settled()
             coming = [*self.sync.prepared.values(), *([self.opener.view] if self.opener.view else ())]
@@ -1130,7 +1151,7 @@ class Agent:
                 for peer in view.neighbors(self.me)
                 if peer in self.relay.peers
             },
-            samples_per_s=taken.samples_per_s,
+            samples_per_s=taken.samples_per_s * self.clock.slowed(now_s),
             sync_delay_s=taken.sync_delay_s,
             state_bytes=taken.state_bytes,
             layer_bytes=taken.layer_bytes,
@@ -1140,8 +1161,19 @@ class Agent:
             nic_sent_bytes=taken.nic_sent_bytes,
             nic_received_bytes=taken.nic_received_bytes,
             counters=taken.counters,
+            idle_s=self.clock.idle_s(now_s) if self.phase is Phase.MEMBER else 0.0,
+            waits_s=self.clock.waits_s(now_s),
+            pulls_state=self._is_joining,
+            lacks=self.sync.lacks() if self.clock.waits_s(now_s) >= LEAST_S else (),
         )
         return self.relay.send(view.scheduler, report) if view.scheduler else []
+
+    def _tell_waits(self, now_s: float) -> list[Effect]:
+        """Whom all wait for, if anybody; who is parked has said so."""
+        view = self.sync.view
+        if self.scheduler is None or view is None or self.sync.frozen or self.parked:
+            return []
+        return self.waits.tick(view, self.sync.step, self.clock, self.monitor, now_s)
 
     def check_invariants(self) -> None:
         """What holds between any two events, here and in every core."""

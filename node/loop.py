@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 import queue
-import secrets
 import threading
 import time
 from collections import Counter
@@ -98,7 +97,9 @@ class StateDiscarded:
 
 @dataclass(slots=True)
 class Founded:
-    """Nobody was there to join: the state is what this node began with."""
+    """Nobody was there to join: the state is what this node began with. `addresses`: where others join it."""
+
+    addresses: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -111,12 +112,16 @@ class Admitted:
 
 @dataclass(slots=True)
 class Ended:
-    """This node is out: "left", "out" (against its will; it may rejoin), "refused" or "broken"."""
+    """This node is out: "left", "out" (against its will; it may rejoin), "refused" or "broken".
+
+    `last`: it has left, and nobody goes on.
+    """
 
     how: str
     reason: str
     spec: bytes = b""
     error: BaseException | None = None
+    last: bool = False
 
 
 Outcome = StepOutcome | StateArrived | StateDiscarded | Founded | Admitted | Ended
@@ -149,8 +154,10 @@ class NodeLoop:
         on_notice: Callable[[Notice], None] = lambda notice: None,
         on_parked: Callable[[str | None], None] = lambda reason: None,
         guarded: bool = False,
+        on_view: Callable[[View], None] = lambda view: None,
+        on_progress: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._guards = guarded
+        self._guards, self._on_view, self._on_progress = guarded, on_view, on_progress
         self._make_agent, self._make_transport, self._store = make_agent, transport, store
         self._on_notice, self._on_parked = on_notice, on_parked
         self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
@@ -182,7 +189,7 @@ class NodeLoop:
 
         def begin() -> None:
             if view is None:
-                self.transport.cluster = secrets.token_hex(4)
+                self.transport.found()
             self._perform_all(self.agent.found(self._now_s(), view), 0.0)
 
         self._call(begin)
@@ -402,6 +409,8 @@ class NodeLoop:
                 self._happened(effect, took_ms)
             case fx.Parked(reason):
                 self._on_parked(self._advised(reason))
+            case fx.Progress(text):
+                self._on_progress(text)
             case fx.AnswerStatus(asker):
                 reply = StatusReply(status=json.dumps(self.status()).encode())
                 self._perform_all(self.agent.relay.send(asker, reply), 0.0)
@@ -417,14 +426,16 @@ class NodeLoop:
                 pass  # From core to core.
             case fx.ViewEntered():
                 log.debug("view %s from step %d", effect.view.key, effect.step)
+                if self.agent.phase is Phase.MEMBER:
+                    self._on_view(effect.view)
             case fx.Founded():
-                self.transport.cluster = secrets.token_hex(4)
-                self._pending.append(Founded())
+                self.transport.found()
+                self._pending.append(Founded(self._addresses))
             case fx.Joined(step, deal):
                 self._member = True
                 self._pending.append(Admitted(step, deal))
             case fx.Left(reason):
-                self._pending.append(Ended("left", reason))
+                self._pending.append(Ended("left", reason, last=self.agent.was_last))
             case fx.Out(reason, final):
                 self._pending.append(Ended("refused" if final else "out", reason))
             case fx.JoinFailed(reason, spec):
@@ -605,6 +616,7 @@ class NodeLoop:
             "samples_per_s": round(self._cluster_rate(), 1),
             "metrics": dict(self.rates.metrics),
             "parked": self._advised(agent.parked),
+            "waiting": agent.waits.status(self._now_s()),
             "handling_ms": {name: values[-50:] for name, values in self.handling_ms.items()},
             **agent.monitor.status(self._now_s()),
         }

@@ -32,6 +32,7 @@ import zmq
 
 from ..protocols.codec import decode, encode
 from ..protocols.errors import ConfigError, LocalProtocolError, MalformedMessage, VersionMismatch
+from ..protocols.events import ITSELF
 from ..protocols.keyring import Keyring, Verdict
 from ..protocols.messages import Bye, Hello
 from . import curve
@@ -251,6 +252,18 @@ class Transport:
             self._dial_failed(link, reason)
         self._inbox.clear()
         self.incarnation = secrets.token_hex(8)
+
+    def found(self) -> None:
+        """Name a cluster. Who greeted us when we were in none must do so again: it may be in another by now."""
+        self.cluster = secrets.token_hex(4)
+        reason = "it has founded a cluster, and wants to be greeted anew"
+        for peer in list(self._peers.values()):
+            if not any(conn.hello.client for link in peer.links for conn in link.conns() if conn.hello):
+                self.close_peer(peer.name, reason)
+        for link in list(self._dialling.values()):
+            for conn in link.conns():
+                self._put(conn, _OURS, encode(Bye(reason=reason)))
+            self._dial_failed(link, reason)
 
     def close(self, linger_s: float = LINGER_S) -> None:
         """Bye to all, then close; blocks until what is queued has gone, at most `linger_s`."""
@@ -592,7 +605,7 @@ class Transport:
     def _refusal(self, hello: Hello) -> str:
         """Why the two of us cannot have a link; both ends find the same, "" for nothing."""
         if hello.incarnation == self.incarnation:
-            return "that is this node itself"
+            return ITSELF
         if hello.node == self.node:
             return f"another node is called {self.node!r} too"
         if hello.cluster and self.cluster and hello.cluster != self.cluster:

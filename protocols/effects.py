@@ -210,6 +210,13 @@ class FellBehind(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class Progress(Effect):
+    """What this node does, for its user: nobody else need know."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Parked(Effect):
     """Too few members can be reached to go on (reason), or again enough (None)."""
 

@@ -39,6 +39,9 @@ class PeerClosed(Event):
     clean: bool
 
 
+ITSELF = "that is this node itself"  # Reason of a DialFailed.
+
+
 @dataclass(frozen=True, slots=True)
 class DialFailed(Event):
     """Nobody (or the wrong one) answered at `address`. `final`: trying again is of no use."""

@@ -465,6 +465,7 @@ class ScaleOutRequest(Message, frozen=True, kw_only=True):
     blocking: bool = False
     again: bool = False  # Wanted neighbours that are gone meanwhile are replaced, not complained about.
     founds: bool = False  # Unless a member answers, it will found a cluster.
+    place: Count = 0  # Of its own address among those that it asks, from 1; 0: it is not there.
 
 
 class ScaleOutRefused(Message, frozen=True, kw_only=True):
@@ -785,8 +786,21 @@ class EchoReply(Message, frozen=True, kw_only=True):
     asked_s: Real
 
 
+class Lack(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node has of a step from `peer`: `came` of `of` chunks. `up`: parts of the sum, else its results."""
+
+    peer: Id
+    came: Count
+    of: Count
+    up: bool
+
+
 class Report(Message, frozen=True, kw_only=True):
-    """Node to scheduler, about once a second: how I am."""
+    """Node to scheduler, about once a second: how I am.
+
+    `idle_s`: since my step began, if my script has not called update() yet; `waits_s`: since it has. `pulls_state`:
+    it cannot yet. `lacks`: what has not come, once I have waited for long.
+    """
 
     node: Id
     step: Count = 0
@@ -803,6 +817,10 @@ class Report(Message, frozen=True, kw_only=True):
     counters: Annotated[  # REFUSED + reason: strangers' connections.
         dict[Annotated[str, Meta(max_length=64)], Count], Meta(max_length=256)
     ] = {}
+    idle_s: Positive = 0.0
+    waits_s: Positive = 0.0
+    pulls_state: bool = False
+    lacks: Annotated[tuple[Lack, ...], Meta(max_length=128)] = ()
 
 
 class Notice(Message, frozen=True, kw_only=True):

@@ -4,7 +4,9 @@
        WAITING --ReplicationPlan--> FETCHING --StateWhole--> LOADING --CaughtUp--> READY --view--> JOINED
     any state --refused, nobody answers, no source left and no patience--> FAILED
 
-Instead of failing for want of an answer, a joiner may found a cluster, or keep trying (`Otherwise`).
+Instead of failing for want of an answer, a joiner may found a cluster, or keep trying (`Otherwise`). Of several that
+reach each other and would found one, it is the one that comes first in the list they all ask, or by its id; the
+others hear its requests, and wait for it.
 
 The scheduler's half is in scheduler/core.py, because it is made of views. A joiner overtaken by a flush or by
 the death of the scheduler is an orphan; after a deadline without news it asks again from ASKED.
@@ -26,15 +28,18 @@ from .effects import (
     JoinFailed,
     MeasureLink,
     Parked,
+    Progress,
     StateWhole,
     Transmit,
 )
 from .events import (
+    ITSELF,
     BacklogFull,
     CaughtUp,
     DialFailed,
     Event,
     LinkMeasured,
+    PeerClosed,
     PeerOpened,
     Received,
     StateRejected,
@@ -56,6 +61,7 @@ from .messages import (
 from .relay import Relay
 from .replication import Replication
 
+HERE = "there is a cluster"  # What a member answers who would found one beside it.
 KNOCK_EVERY_S = 0.5
 MAX_KNOCK_EVERY_S = 8.0  # Of who keeps trying.
 MAX_PATIENCE_S = 300.0  # So often it says at least that it still waits.
@@ -64,7 +70,11 @@ HEAR_OUT_S = 1.0  # Time to answer for whom a founder has reached at the last mo
 LINK_PATIENCE_S = 3.0  # To open and measure links; what is not ready by then is reported as it is.
 ASK_EVERY_S = 3.0  # Without any progress the request is made again.
 MAX_UNANSWERED = 8  # Then the cluster behind the seeds is dead or parked, and the joiner says so.
+MAX_EMPTY_PULLS = 12  # Attempts in a row to pull the state that have ended before anything of it had come.
+MAX_PULLS_ALIKE = 50  # That have ended for the same reason, though some of it had.
+MAX_PLANLESS = 40  # Times that links were reported, and no plan came.
 DEAD = f"the cluster does not go on: asked {MAX_UNANSWERED} times"
+EARLIER_HEARD_S = 7.0  # Whoever is to found before us has said so no longer ago: two of its requests, and a bit.
 MAX_LINKED = 64  # Neighbours that are named in a request.
 
 # A later life exceeds the one before by more than the messages that a life sends: serials and versions of news
@@ -107,6 +117,8 @@ class Joiner:
         self.wake_at_s: float | None = now_s
         self.refusals: dict[str, str] = {}  # Seed: why it did not answer.
         self.final: set[str] = set()  # Seeds that will not have us.
+        self.mine: set[str] = set()  # Seeds that are this node.
+        self.heard_earlier_s: dict[str, float] = {}  # Who is to found before us: when it asked last.
         self.knocks, self.knock_every_s = 0, KNOCK_EVERY_S
         self.waits = ""  # Why the cluster cannot let us in, says one of its members.
         self.found_member = ""  # Who says that there is a cluster; then we found none.
@@ -118,6 +130,9 @@ class Joiner:
         self.warned = False
         self.replication: Replication | None = None
         self.attempts = 0  # To pull the state.
+        self.last_end = ""  # Why the last of them ended.
+        self.empty, self.alike, self.planless = 0, 0, 0  # As MAX_EMPTY_PULLS, ...
+        self.cluster_said = ""  # What whoever answered has to say of it.
         self.unanswered = 0
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
@@ -127,12 +142,22 @@ class Joiner:
         match self.state, event:
             case State.KNOCKING, Tick() if self._due(now_s):
                 return self._knock(now_s)
+            case (State.KNOCKING | State.ASKED), DialFailed(address, reason) if (
+                reason == ITSELF and address in self.seeds
+            ):
+                return self._found_itself_at(address)
+            case (State.KNOCKING | State.ASKED), Received(_, ScaleOutRequest(founds=True) as rival):
+                if self.otherwise is Otherwise.FOUND and _rank(rival) < _rank(self.request):
+                    self.heard_earlier_s[rival.node] = now_s
+                return []
             case State.KNOCKING, DialFailed(address, reason, final) if address in self.seeds:
                 return self._refused_at(address, reason, final) or self._give_up_if_late(now_s)
             case State.KNOCKING, PeerOpened(client=False):
                 return self._ask(now_s)
             case State.ASKED, PeerOpened(client=False) if not self.scheduler:
                 return self._ask(now_s)  # This way may lead to the cluster.
+            case State.ASKED, PeerClosed() if not self.scheduler:
+                return self._hung_up_on(now_s)
             case _, Received(_, ScaleOutRefused() as refusal):
                 return self._fail(refusal.reason, refusal.spec)
             case State.ASKED, Received(scheduler, NegotiationPlan() as plan):
@@ -170,10 +195,8 @@ class Joiner:
             case State.READY, Received(_, Answer()):
                 self.unanswered = 0
             case ((State.KNOCKING | State.ASKED), Received(source, Answer(ok=ok, text=text))):
-                self.found_member = source
-                if not ok and text != self.waits:
-                    self.waits = text
-                    return [Parked(text)]
+                self.found_member, self.waits = source, "" if ok else f"{source}: {text}"
+                return self._told_by(source, text)
             case ((State.FETCHING | State.LOADING | State.READY), StateRejected(reason)):
                 return self._ask_again(f"the state was unusable ({reason})", now_s)
             case ((State.ASKED | State.WAITING), Tick()) if self._due(now_s):
@@ -238,10 +261,34 @@ class Joiner:
 
     @property
     def _unwanted(self) -> bool:
-        return self.final.issuperset(self.seeds)
+        others = set(self.seeds) - self.mine
+        return self.final >= others and (bool(others) or self.otherwise is not Otherwise.FOUND)
+
+    def _found_itself_at(self, address: str) -> list[Effect]:
+        """One list may be for all nodes. Who shall found is told by its order."""
+        known, self.mine = self.mine, self.mine | {address}
+        place = min(self.seeds.index(each) for each in self.mine) + 1
+        self.request = msgspec.structs.replace(self.request, place=place)
+        if self._unwanted:
+            return self._fail(f"{address}: {ITSELF}, and no other is named")
+        news = self.state is State.ASKED and self.otherwise is Otherwise.FOUND and self.mine != known
+        return self.relay.send(EVERYONE, self.request) if news else []
+
+    def _hung_up_on(self, now_s: float) -> list[Effect]:
+        """It may have founded a cluster: then it wants to be greeted anew."""
+        if self.relay.peers - self.relay.leaves:
+            return self._dial_seeds()
+        self.state, self.wake_at_s = State.KNOCKING, now_s + KNOCK_EVERY_S
+        self.give_up_at_s = now_s + self.patience_s
+        return []
+
+    def waits_for(self, now_s: float) -> str:
+        """Who is to found before us, if anybody is."""
+        heard = self.heard_earlier_s.items()
+        return min((node for node, at_s in heard if now_s < at_s + EARLIER_HEARD_S), default="")
 
     def _give_up_if_late(self, now_s: float) -> list[Effect]:
-        if self.give_up_at_s is None or now_s < self.give_up_at_s:
+        if self.give_up_at_s is None or now_s < self.give_up_at_s or self.waits_for(now_s):
             return []
         why = "; ".join(f"{seed}: {self.refusals.get(seed, 'no answer')}" for seed in self.seeds)
         return self._give_up(f"nobody answers ({why}; tried for {self.patience_s:g} s)", now_s)
@@ -252,13 +299,39 @@ class Joiner:
             self.wake_at_s = min(self.wake_at_s, max(self.give_up_at_s, now_s + HEAR_OUT_S))
         return self.relay.send(EVERYONE, self.request)
 
+    def _told_by(self, member: str, text: str) -> list[Effect]:
+        """A member that is no scheduler says why none answers."""
+        said = f"{member}: {text}"
+        if text == HERE or said == self.cluster_said:
+            return []
+        self.cluster_said = said
+        return [Progress(f"the cluster answers: {said}")]
+
+    def _in_vain(self, reason: str) -> str:
+        """Too many attempts in a row have come to nothing: how many, and why; "" as long as there is hope."""
+        if self.state is State.WAITING:
+            self.planless += 1
+            return f"{self.planless} times no plan came ({reason})" if self.planless >= MAX_PLANLESS else ""
+        if self.replication is None:
+            return ""
+        self.empty = 0 if self.replication.stored_bytes else self.empty + 1
+        self.alike = self.alike + 1 if reason == self.last_end else 1
+        self.last_end, self.planless = reason, 0
+        if self.empty < MAX_EMPTY_PULLS and self.alike < MAX_PULLS_ALIKE:
+            return ""
+        return f"{max(self.empty, self.alike)} attempts in a row to pull the state have ended so: {reason}"
+
     def _ask_again(self, reason: str, now_s: float) -> list[Effect]:
+        if vain := self._in_vain(reason):
+            return self._give_up(vain, now_s, rest_s=MAX_KNOCK_EVERY_S)
         self.unanswered += 1
         late = self.give_up_at_s is None or now_s >= self.give_up_at_s
-        if late and self._may_found:
-            return self._found()
+        if late and self.may_found:
+            if not self.waits_for(now_s):
+                return self._found()
+            self.unanswered = 0
         if self.unanswered > MAX_UNANSWERED and (late or self.scheduler):
-            return self._give_up(f"{DEAD} ({reason})", now_s)
+            return self._give_up(f"{DEAD} ({self.cluster_said or reason})", now_s)
         return self._start_over(now_s)
 
     def _start_over(self, now_s: float) -> list[Effect]:
@@ -271,18 +344,22 @@ class Joiner:
         knocks = [] if answered else self._dial_seeds()
         return [DiscardState(), *knocks, *self._ask(now_s)]
 
-    def _give_up(self, reason: str, now_s: float) -> list[Effect]:
-        """Nobody lets us in, so far."""
-        if self._may_found:
+    def _give_up(self, reason: str, now_s: float, rest_s: float = 0.0) -> list[Effect]:
+        """Nobody lets us in, so far. `rest_s`: before who keeps trying asks again."""
+        if self.may_found:
             return self._found()
         if self.otherwise is not Otherwise.KEEP_TRYING or self._unwanted:
             return self._fail(reason)
         self.patience_s = min(2 * self.patience_s, MAX_PATIENCE_S)
         self.scheduler, self.unanswered = "", 0
-        return [Parked(reason), *self._start_over(now_s)]
+        self.empty, self.alike, self.planless = 0, 0, 0
+        effects = [Parked(reason), *self._start_over(now_s)] if not rest_s else [Parked(reason), DiscardState()]
+        if rest_s:
+            self.replication, self.state, self.wake_at_s = None, State.ASKED, now_s + rest_s
+        return effects
 
     @property
-    def _may_found(self) -> bool:
+    def may_found(self) -> bool:
         return self.otherwise is Otherwise.FOUND and not self.scheduler and not self.found_member
 
     def _found(self) -> list[Effect]:
@@ -402,3 +479,8 @@ class Joiner:
             self.replication.check_invariants()
         if self.state in (State.KNOCKING, State.ASKED, State.LINKING, State.WAITING, State.READY):
             assert self.wake_at_s is not None, f"{self.state} waits without a deadline"
+
+
+def _rank(request: ScaleOutRequest) -> tuple[bool, int, str]:
+    """Of all who would found a cluster, the least does."""
+    return (request.place == 0, request.place, request.node)

@@ -40,13 +40,27 @@ from .effects import (
 )
 from .errors import LocalProtocolError, RemoteProtocolError
 from .events import Contributed, Event, LocalReady, Received, Retracted
-from .messages import Commit, Contribution, Deal, Down, Electorate, Install, Ready, Tree, Up, View, ViewKey
+from .messages import (
+    Commit,
+    Contribution,
+    Deal,
+    Down,
+    Electorate,
+    Install,
+    Lack,
+    Ready,
+    Tree,
+    Up,
+    View,
+    ViewKey,
+)
 
 STEP_MESSAGES = (Up, Down, Ready, Commit)
 # What is kept of one peer because it is ahead of us. In chunks a neighbour can be one step ahead; commits come to an
 # observer over a slow link long before the chunks, on which they do not wait.
 EARLY_STEPS = 4
 EARLY_COMMITS = 1024
+MAX_LACKS = 128  # As a Report may have.
 
 
 def chunk_trees(chunks: int, trees: tuple[Tree, ...]) -> list[int]:
@@ -413,6 +427,23 @@ class StepSync:
         if self.frozen or (peer in self.view.observer_ids and peer not in self.view.member_set):
             return False
         return any(peer in place.neighbors for place in self.places)
+
+    def lacks(self) -> tuple[Lack, ...]:
+        """What has not come of the attempt under way: parts from children, and then results from parents."""
+        of: Counter[tuple[str, bool]] = Counter()
+        missing: Counter[tuple[str, bool]] = Counter()
+        for chunk, tree in zip(self.attempt.chunks, self.tree_of, strict=True):
+            place = self.places[tree]
+            of.update((child, True) for child in place.children)
+            missing.update((child, True) for child in chunk.missing if not chunk.done)
+            if place.parent is not None:
+                of[place.parent, False] += 1
+                missing[place.parent, False] += not chunk.done and not chunk.missing
+        return tuple(
+            Lack(peer=peer, came=of[peer, up] - count, of=of[peer, up], up=up)
+            for (peer, up), count in sorted(missing.items())
+            if count
+        )[:MAX_LACKS]
 
     def forget_prepared(self) -> None:
         """A new term: no more votes for what an older scheduler proposed.

@@ -27,6 +27,7 @@ class NodeRecord:
     addresses: tuple[str, ...] = ()
     joined_step: int = 0
     report: Report | None = None
+    reported_s: float = 0.0  # When that came.
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class ClusterMonitor:
         record = self.nodes.get(report.node)
         if record is None:
             return
-        record.report = report
+        record.report, record.reported_s = report, now_s
         for peer, reading in report.readings.items():
             if peer in self.nodes:
                 self.reading(report.node, peer, reading, now_s)
@@ -201,11 +202,11 @@ def _link_row(each: Link, record: LinkRecord, now_s: float) -> dict[str, Any]:
 
 def _row(record: NodeRecord, neighbors: tuple[str, ...]) -> dict[str, Any]:
     report: Mapping[str, Any] = (
-        {name: getattr(record.report, name) for name in record.report.__struct_fields__ if name != "readings"}
+        {name: getattr(record.report, name) for name in record.report.__struct_fields__ if name not in ("readings", "lacks")}
         if record.report
         else {}
     )
-    row = {name: value for name, value in asdict(record).items() if name != "report"}
+    row = {name: value for name, value in asdict(record).items() if name not in ("report", "reported_s")}
     return {**report, **row, "neighbors": neighbors, "node": record.id}
 
 

@@ -350,6 +350,8 @@ class SimCluster(Network[SimNode]):
                 self._finish(node, "JoinFailed", reason)
             case fx.Parked(reason):
                 self._say(node.name, f"parked: {reason}")
+            case fx.Progress(text):
+                self._say(node.name, text)
             case fx.ViewEntered(view, step):
                 self._check_view(node, view)
             case fx.Founded():

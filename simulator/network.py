@@ -171,7 +171,9 @@ class Network(Generic[M]):
         def connect() -> None:
             if not node.alive or node.done or self.nodes[node.name] is not node:
                 return
-            if other is None or not other.alive or other.done or name == node.name:
+            if name == node.name:
+                self._event(node, ev.DialFailed(address, ev.ITSELF, final=True))
+            elif other is None or not other.alive or other.done:
                 self._event(node, ev.DialFailed(address, "connection refused"))
             elif self._is_cut(*pair) or other.paused:
                 self.later(1.0, lambda: self._event(node, ev.DialFailed(address, "timed out")))

@@ -10,6 +10,7 @@ import pytest
 
 _config = tempfile.TemporaryDirectory(prefix="chaosnet-tests-")  # Removed when the tests end.
 os.environ["XDG_CONFIG_HOME"] = _config.name
+os.environ["CHAOSNET_STATE_DIR"] = os.path.join(_config.name, "members")
 for name in ("CHAOSNET_KEY", "CHAOSNET_ALLOWED_KEYS", "CHAOSNET_INSECURE"):
     os.environ.pop(name, None)
 

@@ -111,6 +111,8 @@ class _Reporting(Trainer):
             for key in (
                 "join",
                 "join_patience_s",
+                "listen",
+                "found",
                 "links",
                 "neighbors",
                 "blocking",
@@ -186,6 +188,7 @@ def run(
     """Main function of a worker process."""
     die_with_parent()
     _redirect(log)
+    os.environ.update(settings.get("env", {}))
     faulthandler.register(signal.SIGUSR1)  # For Cluster.story.
     torch.set_num_threads(1)
     worker = Worker(name, settings, pipe)

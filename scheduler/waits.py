@@ -1,0 +1,104 @@
+"""Whom all wait for, since when and why, from the nodes' reports: told to everybody at growing distances."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..protocols.effects import Effect, Happened
+from ..protocols.messages import Lack, Report, View
+from ..protocols.waiting import LEAST_S, StepClock
+from .monitor import ClusterMonitor
+
+NAMED = 3  # Of many; the others are counted.
+MOST_APART_S = 600.0  # From one line to the next.
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What holds the step up. `about`: nodes, or the two ends of a link."""
+
+    about: tuple[str, ...]
+    since_s: float
+    why: str
+    link: bool = False
+
+    @property
+    def names(self) -> str:
+        if self.link:
+            return " - ".join(self.about)
+        more = len(self.about) - NAMED
+        shown = ", ".join(self.about[:NAMED])
+        return f"{shown} and {more} more" if more > 0 else shown
+
+
+class Waits:
+    """Of the scheduler. Silent as long as steps take what they take."""
+
+    def __init__(self) -> None:
+        self.now: Wait | None = None
+        self._told: Wait | None = None
+        self._again_s = LEAST_S
+
+    def tick(
+        self, view: View, step: int, clock: StepClock, monitor: ClusterMonitor, now_s: float
+    ) -> list[Effect]:
+        """To be called about once a second, while a step is under way."""
+        heard = [
+            (record.report, now_s - record.reported_s)
+            for node in view.member_ids
+            if (record := monitor.nodes.get(node)) and record.report and record.report.step in (step - 1, step)
+        ]
+        waited_s = max((report.waits_s + age_s for report, age_s in heard if report.waits_s), default=0.0)
+        if waited_s < LEAST_S or clock.elapsed_s(now_s) < clock.patience_s:
+            return []
+        self.now = _wait([report for report, _ in heard], step, now_s - waited_s)
+        if waited_s < self._again_s:
+            return []
+        self._again_s = waited_s + min(waited_s, MOST_APART_S)
+        self._told = self.now
+        return [Happened("waits for", self.now.names, f"{waited_s:.0f} s so far: {self.now.why}", step)]
+
+    def completed(self, step: int, now_s: float) -> list[Effect]:
+        """The step is complete."""
+        told, self._told, self.now, self._again_s = self._told, None, None, LEAST_S
+        return (
+            [Happened("waited for", told.names, f"{now_s - told.since_s:.0f} s; going on", step)]
+            if told
+            else []
+        )
+
+    def status(self, now_s: float) -> dict[str, object] | None:
+        """As plain data; None if nobody waits for long."""
+        if self.now is None:
+            return None
+        wait = self.now
+        return {"for": list(wait.about), "seconds": round(now_s - wait.since_s, 1), "why": wait.why}
+
+
+def _wait(reports: list[Report], step: int, since_s: float) -> Wait:
+    late = [report for report in reports if report.step == step and report.idle_s]
+    if late:
+        pulls = all(report.pulls_state for report in late)
+        one = "it pulls the state" if pulls else "its script has not called update()"
+        many = "they pull the state" if pulls else "their scripts have not called update()"
+        return Wait(tuple(report.node for report in late), since_s, one if len(late) == 1 else many)
+    found = _lacking(reports)
+    if found is None:
+        others = tuple(report.node for report in reports if report.step < step) or ("the sum",)
+        return Wait(others, since_s, "all have called update(), and what they say of it has not come together")
+    node, lack = found
+    part = "parts of the sum" if lack.up else "results"
+    why = f"chunks from {lack.peer} are on the way over this link ({part}: {lack.came} of {lack.of} here)"
+    return Wait((lack.peer, node), since_s, why, link=True)
+
+
+def _lacking(reports: list[Report]) -> tuple[str, Lack] | None:
+    """Where it is stuck: what a node lacks of a peer that itself lacks nothing. Parts come before results."""
+    for up in (True, False):
+        lacks = {report.node: [lack for lack in report.lacks if lack.up is up] for report in reports}
+        stuck = [
+            (node, lack) for node in sorted(lacks) for lack in lacks[node] if not lacks.get(lack.peer)
+        ]
+        if stuck:
+            return min(stuck, key=lambda each: each[1].came / max(each[1].of, 1))
+    return None

@@ -1,0 +1,113 @@
+"""`chaosnet.protocols.join_news`, and the ends of a joiner's patience: nothing goes on without a word, or for ever."""
+
+from test_scale_out import VIEW, A, B, Bench
+
+from chaosnet.protocols.effects import JoinFailed, Parked, Progress
+from chaosnet.protocols.events import DialFailed, ManifestKnown, Received, Tick
+from chaosnet.protocols.join_news import JoinNews
+from chaosnet.protocols.messages import Answer, NoSnapshot, ReplicationPlan
+from chaosnet.protocols.scale_out import (
+    ASK_EVERY_S,
+    MAX_EMPTY_PULLS,
+    MAX_PLANLESS,
+    MAX_PULLS_ALIKE,
+    Otherwise,
+    State,
+)
+
+
+def lines(news, until_s):
+    """What is told by when, with a tick a second."""
+    told = {s: news.tick(float(s)) for s in range(until_s)}
+    return {s: each[0].text for s, each in told.items() if each}
+
+
+def test_knocking_is_told_at_growing_distances_with_what_each_seed_said():
+    bench = Bench(patience_s=60.0)
+    bench.handle(Tick())
+    bench.handle(DialFailed("a:1", "refused"))
+    told = lines(JoinNews(bench.joiner, 0.0), 100)
+    assert list(told) == [2, 5, 10, 20, 40, 80]
+    assert told[20] == "still knocking at a:1 (refused); x:1 (no answer); gives up in 40 s"
+    bench.joiner.otherwise = Otherwise.FOUND
+    assert lines(JoinNews(bench.joiner, 0.0), 3)[2].endswith("founds a cluster in 58 s")
+
+
+def test_measuring_and_pulling_are_told_with_whom_and_how_much():
+    bench = Bench()
+    bench.handle(Tick())
+    bench.open("a")
+    bench.plan(A, B)
+    assert lines(JoinNews(bench.joiner, 0.0), 3) == {2: "opens and measures the links to a, b"}
+    bench = Bench()
+    bench.to_fetching()
+    bench.handle(ManifestKnown(7, 540_000_000, 1))
+    bench.joiner.replication.stored_bytes = 120_000_000
+    told = lines(JoinNews(bench.joiner, 0.0), 3)
+    assert told == {2: "pulls the state: 120 of 540 MB, 60.0 MB/s from a"}
+
+
+def test_a_cluster_that_waits_tells_who_asks():
+    bench = Bench()
+    bench.handle(Tick())
+    bench.open("a")
+    waits = Received("a", Answer(ok=False, text="the cluster waits: only 1 of 2 members can be reached"))
+    [told] = bench.handle(waits)
+    assert told == Progress("the cluster answers: a: the cluster waits: only 1 of 2 members can be reached")
+    assert bench.handle(waits) == []
+    assert bench.joiner.cluster_said
+
+
+def pull(bench, empty=True):
+    """One attempt, which ends as its only source has no copy."""
+    if bench.joiner.state is State.ASKED:
+        bench.plan(A)
+        bench.examined("a", 1e6)
+    plan = ReplicationPlan(view=VIEW, step=7, shard_bytes=100, shards_by_source={"a": 1})
+    bench.handle(Received("a", plan))
+    if not empty:
+        bench.joiner.replication.stored_bytes = 10
+    return bench.handle(Received("a", NoSnapshot(step=7)))
+
+
+def test_a_state_that_cannot_be_pulled_is_given_up_with_the_reason():
+    bench = Bench()
+    bench.to_waiting()
+    for _ in range(MAX_EMPTY_PULLS - 1):
+        assert not any(isinstance(effect, JoinFailed) for effect in pull(bench))
+    [failed] = [effect for effect in pull(bench) if isinstance(effect, JoinFailed)]
+    assert failed.reason == (
+        "12 attempts in a row to pull the state have ended so: "
+        "no neighbour is left to pull the state from (the last was a: it has no copy of the state)"
+    )
+
+
+def test_as_long_as_bytes_come_there_is_more_patience():
+    bench = Bench()
+    bench.to_waiting()
+    for _ in range(MAX_PULLS_ALIKE - 1):
+        assert not any(isinstance(effect, JoinFailed) for effect in pull(bench, empty=False))
+    assert any(isinstance(effect, JoinFailed) for effect in pull(bench, empty=False))
+
+
+def test_who_keeps_trying_says_so_and_rests_before_it_does():
+    bench = Bench()
+    bench.joiner.otherwise = Otherwise.KEEP_TRYING
+    bench.to_waiting()
+    for _ in range(MAX_EMPTY_PULLS):
+        effects = pull(bench)
+    assert any(isinstance(effect, Parked) for effect in effects)
+    assert bench.joiner.state is State.ASKED
+    assert bench.after(ASK_EVERY_S) == []
+    assert bench.after(8.0)
+
+
+def test_links_that_are_reported_again_and_again_without_a_plan_are_given_up():
+    bench = Bench()
+    bench.to_waiting()
+    for count in range(MAX_PLANLESS):
+        effects = bench.after(ASK_EVERY_S)
+        if count < MAX_PLANLESS - 1:
+            bench.plan(A)
+            bench.examined("a", 1e6)
+    assert effects == [JoinFailed("40 times no plan came (no answer)")]

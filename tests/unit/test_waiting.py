@@ -1,0 +1,97 @@
+"""`chaosnet.protocols.waiting` and `chaosnet.scheduler.waits`: whom all wait for."""
+
+from chaosnet import dashboard
+from chaosnet.protocols.effects import Happened
+from chaosnet.protocols.messages import Lack, Member, Report, View
+from chaosnet.protocols.waiting import FIRST_S, LEAST_S, StepClock
+from chaosnet.scheduler.monitor import ClusterMonitor
+from chaosnet.scheduler.waits import Waits
+
+VIEW = View(term=1, seq=1, scheduler="a", members=tuple(Member(id=name) for name in "abc"))
+
+
+def clock_with(step_s, steps=5):
+    clock = StepClock()
+    clock.begin(0.0)
+    for index in range(1, steps + 1):
+        clock.complete(index * step_s)
+    return clock
+
+
+class Bench:
+    """A scheduler's monitor that is told of all members once a second; step 5 began at `began_s`."""
+
+    def __init__(self, step_s=0.1):
+        self.clock, self.waits, self.monitor = clock_with(step_s), Waits(), ClusterMonitor()
+        self.monitor.entered(VIEW)
+        self.began_s = 5 * step_s
+
+    def after(self, seconds, **by_node):
+        now_s = self.began_s + seconds
+        for node in "abc":
+            fields = by_node.get(node, {"waits_s": seconds})
+            self.monitor.report(Report(node=node, step=5, **fields), now_s)
+        return self.waits.tick(VIEW, 5, self.clock, self.monitor, now_s)
+
+
+def test_a_wait_is_told_after_twice_the_usual_step_and_two_seconds_and_then_at_growing_distances():
+    bench = Bench()
+    told = {s: bench.after(s, b={"idle_s": s}) for s in range(1, 40)}
+    assert {s for s in told if told[s]} == {2, 4, 8, 16, 32}
+    assert told[4] == [Happened("waits for", "b", "4 s so far: its script has not called update()", 5)]
+    assert bench.waits.completed(6, bench.began_s + 39.0) == [Happened("waited for", "b", "39 s; going on", 6)]
+    assert bench.waits.completed(7, bench.began_s + 39.1) == []
+
+
+def test_slow_steps_are_no_wait_and_neither_is_one_in_which_all_compute():
+    bench = Bench(step_s=20.0)
+    assert not any(bench.after(s, b={"idle_s": s}) for s in range(1, 40))
+    assert bench.after(41, b={"idle_s": 41})
+    bench = Bench()
+    assert not any(bench.after(s, **{node: {"idle_s": s} for node in "abc"}) for s in range(1, 40))
+
+
+def test_before_any_step_is_known_there_is_more_patience():
+    clock = StepClock()
+    assert clock.patience_s == FIRST_S > LEAST_S
+    clock.begin(0.0)
+    clock.complete(0.1)
+    assert clock.patience_s == LEAST_S
+
+
+def test_several_are_named_and_who_pulls_the_state_is_not_blamed():
+    bench = Bench()
+    [told] = bench.after(3, b={"idle_s": 3}, c={"idle_s": 3})
+    assert (told.node, told.detail) == ("b, c", "3 s so far: their scripts have not called update()")
+    bench = Bench()
+    [told] = bench.after(3, c={"idle_s": 3, "pulls_state": True})
+    assert told.detail == "3 s so far: it pulls the state"
+
+
+def test_once_all_have_called_it_the_link_is_named_over_which_chunks_come():
+    bench = Bench()
+    lacks = {"b": {"waits_s": 4, "lacks": (Lack(peer="c", came=12, of=40, up=True),)},
+             "a": {"waits_s": 4, "lacks": (Lack(peer="b", came=30, of=40, up=True),)},
+             "c": {"waits_s": 4, "lacks": (Lack(peer="b", came=0, of=40, up=False),)}}  # fmt: skip
+    [told] = bench.after(4, **lacks)
+    assert told.node == "c - b"
+    assert "chunks from c are on the way over this link (parts of the sum: 12 of 40 here)" in told.detail
+
+
+def test_a_rate_that_was_measured_before_the_wait_decays():
+    clock = clock_with(0.5)
+    assert clock.slowed(2.5 + 1.9) == 1.0
+    assert clock.slowed(2.5 + 25.0) == 0.5 / 25.0
+
+
+def test_status_shows_who_is_waited_for_and_for_how_long():
+    bench = Bench()
+    bench.after(25, b={"idle_s": 25})
+    waiting = bench.waits.status(bench.began_s + 25)
+    assert waiting == {"for": ["b"], "seconds": 25.0, "why": "its script has not called update()"}
+    status = {
+        **bench.monitor.status(30.0), "scheduler": "a", "term": 1, "step": 5, "samples_per_s": 0.0, "waiting": waiting,
+    }  # fmt: skip
+    assert "waits for b, 25 s: its script has not called update()" in dashboard.headline(status).plain
+    cells = [str(cell) for cell in dashboard.members(status).columns[2].cells]
+    assert cells == ["active", "idle 25 s", "active"]
