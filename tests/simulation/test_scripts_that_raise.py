@@ -42,4 +42,6 @@ def test_the_others_go_on_at_once(seed, count):
         assert victim not in cluster.members(name)
         assert set(left) <= set(cluster.members(name)) <= {*left, "late"}
     told = [notice for notice in cluster.agent(left[0]).monitor.events if notice.node == victim]
-    assert not was_member or ("left", "its script ended with ValueError: bad record") in [(n.kind, n.detail) for n in told]
+    assert not was_member or ("left", "its script ended with ValueError: bad record") in [
+        (n.kind, n.detail) for n in told
+    ]
