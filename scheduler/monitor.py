@@ -98,8 +98,10 @@ class ClusterMonitor:
     def ending(self, node: str) -> str | None:
         """With which error the script of this node has ended, as far as it said so."""
         member = self.view.find(node) if self.view else None
-        life, reason = self.endings.get(node, (0, ""))
-        return reason if member is not None and life == member.life else None
+        if member is None or node not in self.endings:
+            return None
+        life, reason = self.endings[node]
+        return reason if life == member.life else None
 
     def notice(self, notice: Notice) -> None:
         """Something happened. Every node is told of it: the next scheduler knows who failed before its time."""

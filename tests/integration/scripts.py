@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -12,9 +13,42 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ZYGOTE = Path(__file__).parent / "zygote.py"
 PATIENCE_S = 30.0
+START_PATIENCE_S = 180.0  # Importing torch takes long on a busy machine.
+
+
+class Zygote:
+    """The one process that all are forked from. It ends with the tests, and they with it."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-P", str(ZYGOTE)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._named: dict[str, Script] = {}
+        self._by_pid: dict[int, Script] = {}
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def start(self, script: Script, order: dict[str, Any]) -> None:
+        self._named[order["id"]] = script
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            told = json.loads(line)
+            if "id" in told:
+                script = self._named.pop(told["id"])
+                self._by_pid[told["pid"]] = script
+                script.pid = told["pid"]
+            else:
+                self._by_pid.pop(told["pid"]).code = told["code"]
+
+
+zygote = functools.cache(Zygote)
 
 
 class Script:
@@ -74,12 +108,6 @@ class Scripts:
     def __init__(self, folder: Path, **env: str) -> None:
         self.folder, self.env = folder, env
         self.started: list[Script] = []
-        self._by_pid: dict[int, Script] = {}
-        self._zygote = subprocess.Popen(
-            [sys.executable, "-P", str(ZYGOTE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
 
     def start(
         self,
@@ -99,18 +127,16 @@ class Scripts:
         path = self.folder / f"{name}.py"
         path.write_text(text)
         self.started.append(script)
-        order = {"name": name, "script": str(path), "args": args, "env": env, "log": log or str(script.log),
-                 "by_command": by_command}  # fmt: skip
-        assert self._zygote.stdin is not None
-        self._zygote.stdin.write(json.dumps(order).encode() + b"\n")
-        self._zygote.stdin.flush()
-        self.until(lambda: script.pid, f"{name} is started")
+        order = {"id": str(script.log), "script": str(path), "args": args, "env": env, "cwd": str(self.folder),
+                 "log": log or str(script.log), "by_command": by_command}  # fmt: skip
+        zygote().start(script, order)
+        self.until(lambda: script.pid, f"{name} is started", START_PATIENCE_S)
         return script
 
-    def until(self, happened: Callable[[], object], what: str) -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
+    def until(self, happened: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
+        deadline_s = time.monotonic() + patience_s
         while not happened():
-            assert time.monotonic() < deadline_s, f"not in {PATIENCE_S:g} s: {what}\n{self.story()}"
+            assert time.monotonic() < deadline_s, f"not in {patience_s:g} s: {what}\n{self.story()}"
             time.sleep(0.01)
 
     def story(self) -> str:
@@ -124,21 +150,6 @@ class Scripts:
         for script in self.started:
             if script.pid and script.code is None:
                 os.killpg(script.pid, signal.SIGKILL)
-        assert self._zygote.stdin is not None
-        self._zygote.stdin.close()
-        self._zygote.wait(PATIENCE_S)
-        self._reader.join(PATIENCE_S)
-
-    def _read(self) -> None:
-        assert self._zygote.stdout is not None
-        for line in self._zygote.stdout:
-            told = json.loads(line)
-            if "name" in told:
-                script = next(each for each in self.started if each.name == told["name"])
-                self._by_pid[told["pid"]] = script
-                script.pid = told["pid"]
-            else:
-                self._by_pid[told["pid"]].code = told["code"]
 
 
 @contextmanager

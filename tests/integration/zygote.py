@@ -40,12 +40,13 @@ for line in iter(lambda: select.select([0], [], [], 0.02)[0] and sys.stdin.buffe
     child = os.fork()
     if child == 0:
         break
-    tell(name=order["name"], pid=child)
+    tell(id=order["id"], pid=child)
 else:
     os._exit(0)
 
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 os.setsid()
+os.chdir(order["cwd"])
 log = os.open(order["log"], os.O_RDWR | os.O_CREAT | os.O_APPEND)  # A terminal becomes that of its session.
 for standard in (1, 2):
     os.dup2(log, standard)
