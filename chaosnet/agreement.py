@@ -59,6 +59,11 @@ class Verdict:
     sentence: str
     here: bool
 
+    @property
+    def key(self) -> str:
+        """What the same trouble is known by, if it comes again."""
+        return self.kind if self.kind == STATE else self.item
+
 
 @dataclass(slots=True)
 class _Record:

@@ -64,7 +64,7 @@ class StateWindow:
     def read(self, step: int) -> Reading | None:
         """What is due before `step`; None if nothing is."""
         turn = step % EVERY
-        anew = turn == 0 or step < EVERY and step & (step - 1) == 0  # The same on all nodes.
+        anew = turn == 0 or (step < EVERY and step & (step - 1) == 0)  # The same on all nodes.
         if anew or self._in_state != len(self._state.optimizer.state):
             self._lay_out()
         windows = min(EVERY, max(1, -(-self._total // LEAST_BYTES)))
