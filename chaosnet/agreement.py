@@ -306,7 +306,7 @@ def _plain(value: Any) -> Any:
 
 
 def _digest(values: Iterable[Any]) -> str:
-    return xxhash.xxh3_64_hexdigest(repr(list(values)))
+    return xxhash.xxh3_64_hexdigest(repr(list(values)).encode(errors="backslashreplace"))
 
 
 def _leaves(value: Any, most: int | None) -> list[tuple[str, Any]] | None:

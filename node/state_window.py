@@ -86,7 +86,7 @@ class StateWindow:
             pieces.append(("the layout of the state", self._layout))
         else:
             kind += f" {self._layout}"
-        digest = xxhash.xxh3_64_hexdigest("".join(hash for _, hash in pieces))
+        digest = xxhash.xxh3_64_hexdigest("".join(each for _, each in pieces).encode())
         return Reading(kind, digest, pieces)
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[str, str]]:
@@ -111,7 +111,8 @@ class StateWindow:
             size = tensor.element_size()
             self._rows.append(_Row(name, find, key, self._total, size, tensor.numel()))
             self._total += tensor.numel() * size
-        self._layout = xxhash.xxh3_64_hexdigest("\n".join(row.key for row in self._rows))
+        keys = "\n".join(row.key for row in self._rows)
+        self._layout = xxhash.xxh3_64_hexdigest(keys.encode(errors="backslashreplace"))
         self._in_state = len(self._state.optimizer.state)
 
     def _tensors(self) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
