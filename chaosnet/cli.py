@@ -46,6 +46,7 @@ BENCHMARKS = {
     "join": "Join a large state over loopback: how long, how close to the bound, who waits.",
     "allreduce": "All-reduce over loopback, beside Gloo.",
     "checkpoint": "Steps with and without a checkpoint, in one run.",
+    "agreement": "Steps that compare the replicas, and steps that do not, in one run.",
     "strangers": "Steps while strangers try to get in, and while they do not.",
     "probe": "Rates of shaped links as the monitor sees them, beside iperf3 (root).",
     "policy": "Recoveries of 256 workers: worked out beforehand, then looked up.",
