@@ -120,8 +120,8 @@ def agreement_command(megabytes: float, steps: int, pairs: int, json_file: Path 
     """Steps that compare the replicas, and steps that do not, in one run."""
     found = measure(megabytes, steps, pairs)
     click.echo(
-        f"state {found['state_bytes'] / 1e6:.2f} MB, 2 processes, {found['pairs']} pairs of {steps} steps: a step takes "
-        f"{found['step_ms']:g} ms; comparing, {found['compare_us_per_step']:g} us of it ({found['share_pct']:g} %); "
+        f"state {found['state_bytes'] / 1e6:.2f} MB, 2 processes, {found['pairs']} pairs of {steps} steps: "
+        f"a step takes {found['step_ms']:g} ms; comparing, {found['compare_us_per_step']:g} us of it ({found['share_pct']:g} %); "
         f"time of blocks that compare by that of those that do not: {found['ratio']:g} (median)"
     )
     write_json(json_file, found)

@@ -29,7 +29,7 @@ EXECUTION = {"foreach", "fused", "capturable", "differentiable"}  # How it is co
 MAX_ITEMS, MAX_TEXT = 1024, 200
 MOST_LEAVES = 64  # Of extra_state, compared at every step; larger ones every so often.
 KINDS = SETTINGS, FLAGS, EXTRA, STATE = "settings", "requires_grad", "extra_state", "state"
-PLAIN = (int, float, bool, str, tuple, type(None))
+PLAIN = {int, float, bool, str, tuple, type(None)}
 ADVICE = {
     "optimizer.param_groups": (
         "Something sets it on each node by itself, often from a count that a node which joined later does not have: "
@@ -90,12 +90,14 @@ class Agreement:
         self._parameters = list(state.model.parameters())
         self._names = [name for name, _ in state.model.named_parameters()]
         self._keys: list[tuple[str, ...]] = []
+        self._sizes: list[int] = []
         self._values: list[Any] = []
         self._values_digest = ""
         self._flags: list[bool] = []
         self._flags_digest = ""
         self._records: dict[str, _Record] = {}
         self._accounted: dict[str, _Record] = {}  # Those of the step before that the others hear more of.
+        self._said: dict[str, dict[str, Side]] = {}
         self._open: set[str] = set()  # Differed in the last step.
         self._warned: set[str] = set()
 
@@ -123,9 +125,16 @@ class Agreement:
                 )
         if reading := self._window.read(round):
             self._note(reading.kind, round, step, reading.digest, lambda: reading.pieces)
-        names = (self._me,)
-        digests = {kind: {each.digest: Side(nodes=1, names=names)} for kind, each in self._records.items()}
-        return digests, accounts
+        return {kind: self._side(kind, record.digest) for kind, record in self._records.items()}, accounts
+
+    def _side(self, kind: str, digest: str) -> dict[str, Side]:
+        """What this node says of it, made once for as long as nothing changes."""
+        side = self._said.get(kind)
+        if side is None or digest not in side:
+            side = {digest: Side(nodes=1, names=(self._me,))}
+            if kind in KINDS:
+                self._said[kind] = side
+        return side
 
     def _note(
         self, kind: str, round: int, step: int, digest: str, items: Callable[[], Sequence[tuple[str, str]]]
@@ -133,6 +142,9 @@ class Agreement:
         self._records[kind] = _Record(round, step, digest, items)
 
     def _accounts(self, round: int) -> Sides:
+        if not self._open:
+            self._accounted = {}
+            return {}
         before = {kind: record for kind, record in self._records.items() if record.round == round - 1}
         self._accounted = {kind: before[kind] for kind in sorted(self._open & before.keys())}
         return {
@@ -150,6 +162,8 @@ class Agreement:
             order: The members, the most senior first.
         """
         verdict = None
+        if not total.accounts and not self._open and all(len(sides) == 1 for sides in total.digests.values()):
+            return None
         for kind in sorted(total.accounts, key=_rank):
             verdict = self._verdict(kind, total.accounts[kind], step - 1, order)
             if verdict is not None:
@@ -196,7 +210,7 @@ class Agreement:
         try:
             values = self._values_of(groups)
         except KeyError:
-            self._keys = []
+            self._sizes = []
             values = self._values_of(groups)
         if values != self._values or not self._values_digest:
             self._values, self._values_digest = values, _digest(map(_plain, values))
@@ -215,21 +229,14 @@ class Agreement:
         return self._values_digest, items
 
     def _values_of(self, groups: list[dict[str, Any]]) -> list[Any]:
-        if [len(keys) for keys in self._keys] != [
-            len(group) - len(EXECUTION & group.keys()) for group in groups
-        ]:
+        if self._sizes != list(map(len, groups)):
+            self._sizes = list(map(len, groups))
             self._keys = [tuple(sorted(group.keys() - EXECUTION, key=_lr_first)) for group in groups]
         values: list[Any] = []
         for keys, group in zip(self._keys, groups, strict=True):
             for key in keys:
                 value = group[key]
-                if key == "params":
-                    value = len(value)
-                elif isinstance(value, torch.Tensor):
-                    value = value.tolist() if value.device.type == "cpu" else None  # Else: in the window.
-                elif type(value) not in PLAIN:
-                    value = _plain(value)
-                values.append(value)
+                values.append(value if type(value) in PLAIN else _read(key, value))
         values.append(getattr(self._state.lr_scheduler, "last_epoch", None))
         return values
 
@@ -243,6 +250,14 @@ class Agreement:
             return [(name, str(flag)) for name, flag in zip(names, flags, strict=True)]
 
         return self._flags_digest, items
+
+
+def _read(key: str, value: Any) -> Any:
+    if key == "params":
+        return len(value)
+    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+        return None  # It is in the window: looking at it here would wait for the device.
+    return _plain(value)
 
 
 def first_difference(sides: Sequence[Sequence[tuple[str, str]]]) -> tuple[str, list[str]] | None:

@@ -111,8 +111,9 @@ def merge_sides(parts: list[Sides]) -> Sides:
                 old = ours.get(digest)
                 if old is not None:
                     names, items = tuple(sorted(old.names + side.names)[:NAMED]), old.items or side.items
-                    side = Side(nodes=old.nodes + side.nodes, names=names, items=items)
-                ours[digest] = side
+                    ours[digest] = Side(nodes=old.nodes + side.nodes, names=names, items=items)
+                else:
+                    ours[digest] = side
     for kind, sides in merged.items():
         if len(sides) > MAX_SIDES:
             largest = sorted(sides, key=lambda digest: (-sides[digest].nodes, digest))[:MAX_SIDES]

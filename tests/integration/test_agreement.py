@@ -1,8 +1,13 @@
-"""Scripts whose replicas would differ: found, named, and stopped, healed or told. Real processes, a joiner in the middle."""
+"""Scripts whose replicas would differ: found, named, and stopped, healed or told. Real processes and joiners."""
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,7 +112,9 @@ def test_what_a_joiner_would_do_differently_is_named_and_stops_all(tmp_path, cas
         assert len({ended["reason"] for ended in reasons.values()}) == 1
 
 
-@pytest.mark.parametrize(("case", "item"), [("lr", "optimizer.param_groups[0]['lr'] is 0.0001 on c"), ("a weight", "on c")])
+@pytest.mark.parametrize(
+    ("case", "item"), [("lr", "optimizer.param_groups[0]['lr'] is 0.0001 on c"), ("a weight", "on c")]
+)
 def test_a_node_that_differs_pulls_the_state_anew_and_the_others_go_on(tmp_path, case, item):
     with cluster_of(3, tmp_path, script=drifting, case=case, on_divergence="heal", hash_every=0) as cluster:
         a, b, c = cluster.nodes
@@ -125,8 +132,39 @@ def test_a_node_that_differs_pulls_the_state_anew_and_the_others_go_on(tmp_path,
         assert len(b.told("loaded")) == 1
 
 
+def test_the_example_with_state_of_its_own_stays_equal_when_a_node_joins(tmp_path):
+    script = Path(__file__).parents[2] / "examples" / "accumulate.py"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    home = {**os.environ, "HOME": str(tmp_path), "PYTHONUNBUFFERED": "1", "CHAOSNET_JOIN_PATIENCE_S": "30"}
+    told = {name: (tmp_path / name).open("w+") for name in "ab"}
+    nodes = []
+    try:
+        for name, place in (("a", {"CHAOSNET_LISTEN": address}), ("b", {"CHAOSNET_JOIN": address})):
+            nodes.append(
+                subprocess.Popen(
+                    [sys.executable, str(script)],
+                    env={**home, **place, "CHAOSNET_NAME": name},
+                    stdout=told[name],
+                    stderr=subprocess.STDOUT,
+                )
+            )
+        codes = [node.wait(120) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
+    texts = [Path(told[name].name).read_text() for name in "ab"]
+    assert codes == [0, 0], texts
+    assert "replicas differ" not in texts[0] + texts[1]
+    assert "joined b" in texts[0] or "b left after step" in texts[1], texts
+
+
 def test_of_two_the_senior_is_right(tmp_path):
-    with cluster_of(1, tmp_path, script=drifting, case="a scheduler of its own", on_divergence="heal", hash_every=0) as cluster:
+    with cluster_of(
+        1, tmp_path, script=drifting, case="a scheduler of its own", on_divergence="heal", hash_every=0
+    ) as cluster:
         a = cluster.nodes[0]
         a.reach(12)
         b = cluster.start()
@@ -136,7 +174,9 @@ def test_of_two_the_senior_is_right(tmp_path):
 
 
 def test_a_node_that_differs_again_and_again_ends_with_the_sentence(tmp_path):
-    with cluster_of(3, tmp_path, script=drifting, case="lr again and again", on_divergence="heal", hash_every=0) as cluster:
+    with cluster_of(
+        3, tmp_path, script=drifting, case="lr again and again", on_divergence="heal", hash_every=0
+    ) as cluster:
         a, _, c = cluster.nodes
         ended = cluster.until(lambda: c.told("ended"), "c gives up", 60.0)[-1]
         assert ended["how"] == "ReplicasDiffer"
@@ -151,6 +191,8 @@ def test_a_warning_is_said_once_and_training_goes_on(tmp_path):
         cluster.until(lambda: "replicas differ" in a.log.read_text(), "a says so")
         a.advance(60)
         log = a.log.read_text()
-        assert log.count("replicas differ after step") == log.count("['lr'] is 0.0001 on c") + log.count("not the same on c")
+        assert log.count("replicas differ after step") == log.count("['lr'] is 0.0001 on c") + log.count(
+            "not the same on c"
+        )
         assert log.count("['lr'] is 0.0001 on c") == 1
         assert len(cluster.live()) == 3

@@ -1,4 +1,4 @@
-"""What `Trainer` refuses or tells of a script that does update()'s work itself, and LR schedules; a cluster of one."""
+"""What `Trainer` refuses or tells of a script that does update()'s work itself; LR schedules; comparing."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_optimizer_step_in_the_script_is_refused(start):
     backward(model)
     trainer.update()
     backward(model)
-    with pytest.raises(ConfigError, match="update\\(\\) steps the optimizer.*delete that line"):
+    with pytest.raises(ConfigError, match=r"update\(\) steps the optimizer.*delete that line"):
         optimizer.step()
     trainer.update()
     trainer.close()
@@ -134,7 +134,8 @@ def test_nothing_is_told_of_a_script_that_keeps_to_the_rules(start, capfd):
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("on_divergence", "ignore"), ("lr_scheduler_every", 0), ("lr_scheduler_every", "batch")]
+    ("setting", "value"),
+    [("on_divergence", "ignore"), ("lr_scheduler_every", 0), ("lr_scheduler_every", "batch")],
 )
 def test_bad_settings_are_refused_by_name(setting, value):
     with pytest.raises(ConfigError, match=f"{setting}: {value!r}"):
@@ -151,7 +152,7 @@ def test_a_schedule_by_epochs_is_stepped_when_the_cluster_has_completed_one(star
     trainer = start(model, optimizer, schedulers.StepLR(optimizer, 1, 0.5), lr_scheduler_every="epoch")
     data = TensorDataset(torch.randn(LENGTH, 4), torch.arange(LENGTH) % 2)
     rates = []
-    for batch in trainer.batches(data, 8, epochs=3):
+    for _ in trainer.batches(data, 8, epochs=3):
         backward(model)
         trainer.update()
         rates.append(optimizer.param_groups[0]["lr"])
@@ -178,7 +179,9 @@ FINITE = {
     "SequentialLR": lambda o: schedulers.SequentialLR(
         o, [schedulers.ConstantLR(o, 0.1, 5), schedulers.CosineAnnealingLR(o, 15, eta_min=1e-3)], [5]
     ),
-    "ChainedScheduler": lambda o: schedulers.ChainedScheduler([schedulers.OneCycleLR(o, 0.1, total_steps=20)]),
+    "ChainedScheduler": lambda o: schedulers.ChainedScheduler(
+        [schedulers.OneCycleLR(o, 0.1, total_steps=20)]
+    ),
     "ExponentialLR": lambda o: schedulers.ExponentialLR(o, 0.1),
     "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda step: max(0.0, 1 - step / 20)),
 }
@@ -215,7 +218,10 @@ ENDLESS = {
 @pytest.mark.parametrize("name", ENDLESS)
 def test_nothing_is_told_of_schedules_that_go_on(name):
     optimizer, twin, said = sgd(make_model()), sgd(make_model()), []
-    schedule, plain = LRSchedule(ENDLESS[name](optimizer), optimizer, "step", said.append), ENDLESS[name](twin)
+    schedule, plain = (
+        LRSchedule(ENDLESS[name](optimizer), optimizer, "step", said.append),
+        ENDLESS[name](twin),
+    )
     for _ in range(60):
         schedule.stepped((0.0, 0.0))
         plain.step()
@@ -251,8 +257,8 @@ def test_settings_of_execution_are_not_compared():
 
 
 def step_of(nodes, step):
-    parts = [Contribution(**dict(zip(("digests", "accounts"), node.tell(step, step, True)))) for node in nodes]
-    return merge(parts)
+    told = [node.tell(step, step, True) for node in nodes]
+    return merge([Contribution(digests=digests, accounts=accounts) for digests, accounts in told])
 
 
 def judged(nodes, step):
@@ -267,8 +273,9 @@ def test_the_first_difference_is_named_with_its_values_and_nodes():
     states[2].optimizer.param_groups[0]["lr"] = 0.0005
     assert judged(nodes, 41) == [None] * 6
     verdicts = judged(nodes, 42)
-    start = "replicas differ after step 41: optimizer.param_groups[0]['lr'] is 0.0005 on n2, 0.1 on n0, n1 and 3 more. "
-    assert {verdict.sentence.startswith(start) for verdict in verdicts} == {True}
+    values = "optimizer.param_groups[0]['lr'] is 0.0005 on n2, 0.1 on n0, n1 and 3 more."
+    assert {values in verdict.sentence for verdict in verdicts} == {True}
+    assert verdicts[0].sentence.startswith("replicas differ after step 41: ")
     assert [verdict.here for verdict in verdicts] == [False, False, True, False, False, False]
 
 
