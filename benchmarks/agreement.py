@@ -119,10 +119,11 @@ def measure(megabytes: float, steps: int, pairs: int) -> dict[str, Any]:
 def agreement_command(megabytes: float, steps: int, pairs: int, json_file: Path | None) -> None:
     """Steps that compare the replicas, and steps that do not, in one run."""
     found = measure(megabytes, steps, pairs)
+    size_mb = found["state_bytes"] / 1e6
     click.echo(
-        f"state {found['state_bytes'] / 1e6:.2f} MB, 2 processes, {found['pairs']} pairs of {steps} steps: "
-        f"a step takes {found['step_ms']:g} ms; comparing, {found['compare_us_per_step']:g} us of it ({found['share_pct']:g} %); "
-        f"time of blocks that compare by that of those that do not: {found['ratio']:g} (median)"
+        f"state {size_mb:.2f} MB, 2 processes, {found['pairs']} pairs of {steps} steps: "
+        f"a step takes {found['step_ms']:g} ms, {found['compare_us_per_step']:g} us of it ({found['share_pct']:g} %) "
+        f"for comparing; blocks that compare take {found['ratio']:g} times as long as those that do not (median)"
     )
     write_json(json_file, found)
 

@@ -27,7 +27,7 @@ def drifting(worker: Worker) -> None:
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), 5e-3)
     extra: dict[str, Any] | None = {"best": 1e9} if case == "extra_state after update" else None
-    given = torch.optim.lr_scheduler.StepLR(optimizer, 10**6) if case.startswith("given") else None
+    given = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9) if case == "given" else None
     own = None
     if case in ("a scheduler of its own", "in after_step"):
         own = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
@@ -52,6 +52,8 @@ def drifting(worker: Worker) -> None:
         loss.backward()
         mean = trainer.mean(loss)
         trainer.update()
+        if given is not None:
+            worker.tell("rate", lr=optimizer.param_groups[0]["lr"], samples=trainer.samples)
         if own is not None and after is None:
             own.step()
         if extra is not None:
@@ -116,11 +118,16 @@ def test_what_a_joiner_would_do_differently_is_named_and_stops_all(tmp_path, cas
     ("case", "item"), [("lr", "optimizer.param_groups[0]['lr'] is 0.0001 on c"), ("a weight", "on c")]
 )
 def test_a_node_that_differs_pulls_the_state_anew_and_the_others_go_on(tmp_path, case, item):
-    with cluster_of(3, tmp_path, script=drifting, case=case, on_divergence="heal", hash_every=0) as cluster:
+    with cluster_of(3, tmp_path, script=drifting, case=case, on_divergence="heal") as cluster:
         a, b, c = cluster.nodes
         cluster.until(lambda: len(c.told("loaded")) == 2, "c has pulled the state anew", 40.0)
         cluster.until(lambda: "c" in a.told("step")[-1]["by"], "c takes part again")
         a.advance(10)
+        since = max(record["at_s"] for record in c.told("loaded"))
+        theirs = {record["step"]: record["hash"] for record in c.told("step") if record["at_s"] > since}
+        ours = {record["step"]: record["hash"] for record in a.told("step")}
+        assert len(theirs) > 5
+        assert all(theirs[step] == ours[step] for step in theirs.keys() & ours.keys())
         log = c.log.read_text()
         assert "replicas differ after step" in log
         assert item in log
@@ -159,6 +166,24 @@ def test_the_example_with_state_of_its_own_stays_equal_when_a_node_joins(tmp_pat
     assert codes == [0, 0], texts
     assert "replicas differ" not in texts[0] + texts[1]
     assert "joined b" in texts[0] or "b left after step" in texts[1], texts
+
+
+@pytest.mark.parametrize(("every", "unit"), [("epoch", 96), (50, 50)])
+def test_a_schedule_by_epochs_or_samples_goes_on_alike_on_joiners(tmp_path, every, unit):
+    with cluster_of(1, tmp_path, script=drifting, case="given", every=every) as cluster:
+        a = cluster.nodes[0]
+        a.reach(30)
+        joiners = [cluster.start() for _ in range(2)]
+        for joiner in joiners:
+            joiner.last("joined")
+        a.advance(60)
+        cluster.leave()
+        cluster.check_steps()
+        for node in cluster.nodes:
+            rates = node.told("rate")
+            assert rates
+            for record in rates:
+                assert record["lr"] == pytest.approx(5e-3 * 0.9 ** (record["samples"] // unit), rel=1e-9)
 
 
 def test_of_two_the_senior_is_right(tmp_path):
