@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ LEAST_SHARE = 1e-9  # Of the initial learning rate: what is below was not meant.
 
 def check_every(every: Any) -> None:
     """Raises: ConfigError."""
-    if every in (STEP, EPOCH) or (isinstance(every, Integral) and not isinstance(every, bool) and every > 0):
+    if every in (STEP, EPOCH) or (isinstance(every, int) and every > 0):
         return
     raise ConfigError(f"lr_scheduler_every: {every!r} (expected 'step', 'epoch' or a number of samples > 0)")
 
