@@ -3,8 +3,8 @@
 Two processes train, and compare in every second block of steps only, so that both kinds of blocks are of one run.
 
     ratio        time of a block that compares by that of the one after it, which does not; the median of all pairs
-    tell_us      median and mean time that a step spends on hashing and on looking at the sums (thread time)
-    share        of the mean, in the mean step of the blocks that do not compare
+    compare_us   processor time of a step that goes to hashing, and to looking at the sums
+    share        of it in the mean step of the blocks that do not compare; and that of the state's window alone
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ def _worker(pipe: Pipe, name: str, join: str, megabytes: float, steps: int, pair
     x, optimizer = torch.randn(BATCH, first), torch.optim.Adam(model.parameters(), 1e-4)
     trainer = Trainer(model, optimizer, join=join, name=name, quiet=True)
     agreement, rules, spent = trainer._agreement, trainer._rules, list[float]()
-    tell, judge, check = agreement.tell, agreement.judge, rules.check
+    tell, judge, check, read = agreement.tell, agreement.judge, rules.check, agreement._window.read
+    in_window = list[float]()
 
     def on() -> bool:
         return trainer._round // steps % 2 == 0
 
-    def timed(call: Any, nothing: Any) -> Any:
+    def timed(call: Any, nothing: Any, spent: list[float] = spent) -> Any:
         def measured(*args: Any) -> Any:
             if not on():
                 return nothing
@@ -61,6 +62,7 @@ def _worker(pipe: Pipe, name: str, join: str, megabytes: float, steps: int, pair
         return measured
 
     agreement.tell = timed(tell, ({}, {}))  # type: ignore[method-assign]
+    agreement._window.read = timed(read, None, in_window)  # type: ignore[method-assign]
     agreement.judge = timed(judge, None)  # type: ignore[method-assign]
     rules.check = timed(check, None)  # type: ignore[method-assign]
     pipe.send(trainer.status()["members"][-1]["addresses"][0] if not join else "in")
@@ -77,13 +79,14 @@ def _worker(pipe: Pipe, name: str, join: str, megabytes: float, steps: int, pair
         if trainer._round % (2 * steps) == 0 and wanted and done is None:
             done = trainer._round + 2 * steps * pairs
             spent.clear()
+            in_window.clear()
             start_s = time.monotonic()
         elif done is not None and trainer._round % steps == 0:
             blocks.append(time.monotonic() - start_s)
             start_s = time.monotonic()
     size = trainer._state.state_bytes()
     trainer.request_node_exit()
-    return {"blocks": blocks, "spent": spent, "state_bytes": size}
+    return {"blocks": blocks, "spent": spent, "window": in_window, "state_bytes": size}
 
 
 def measure(megabytes: float, steps: int, pairs: int) -> dict[str, Any]:
@@ -108,6 +111,7 @@ def measure(megabytes: float, steps: int, pairs: int) -> dict[str, Any]:
         "ratio": round(statistics.median(a / b for a, b in zip(compares, plain, strict=True)), 4),
         "compare_us_per_step": round(per_step_us, 1),
         "share_pct": round(100 * per_step_us / step_us, 3),
+        "window_share_pct": round(100 * sum(found["window"]) / (len(compares) * steps) / step_us, 3),
     }
 
 
@@ -122,7 +126,8 @@ def agreement_command(megabytes: float, steps: int, pairs: int, json_file: Path 
     size_mb = found["state_bytes"] / 1e6
     click.echo(
         f"state {size_mb:.2f} MB, 2 processes, {found['pairs']} pairs of {steps} steps: "
-        f"a step takes {found['step_ms']:g} ms, {found['compare_us_per_step']:g} us of it ({found['share_pct']:g} %) "
+        f"a step takes {found['step_ms']:g} ms, {found['compare_us_per_step']:g} us of it ({found['share_pct']:g} %, "
+        f"of which the state's window {found['window_share_pct']:g} %) "
         f"for comparing; blocks that compare take {found['ratio']:g} times as long as those that do not (median)"
     )
     write_json(json_file, found)
