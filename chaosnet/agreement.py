@@ -171,7 +171,7 @@ class Agreement:
         self._open = {
             kind
             for kind, sides in total.digests.items()
-            if len(sides) > 1 and kind.split()[0] not in self._warned
+            if len(sides) > 1 and kind.split(" ")[0] not in self._warned
         }
         if verdict is not None:
             self._open.clear()  # It goes on differing until something has been done about it.
@@ -180,7 +180,7 @@ class Agreement:
         return verdict
 
     def _verdict(self, kind: str, sides: dict[str, Side], step: int, order: Sequence[str]) -> Verdict | None:
-        base = kind.split()[0]
+        base = kind.split(" ")[0]
         if len(sides) < 2 or base in self._warned:
             return None
         right = _right_side(sides, order)
@@ -288,7 +288,7 @@ def _who(sides: Sequence[Side]) -> str:
     shown = names if nodes <= 3 else names[:2]
     if nodes > len(shown):
         return f"{', '.join(shown)} and {nodes - len(shown)} more"
-    return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
 
 
 def _advice(name: str) -> str:
@@ -297,7 +297,7 @@ def _advice(name: str) -> str:
 
 def _rank(kind: str) -> tuple[int, str]:
     """A cause before its effects."""
-    base = kind.split()[0]
+    base = kind.split(" ")[0]
     return KINDS.index(base) if base in KINDS else len(KINDS), kind
 
 

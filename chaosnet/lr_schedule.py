@@ -58,8 +58,13 @@ class LRSchedule:
 
     # What happens.
 
-    def check(self) -> None:
-        """Raises: ConfigError if the script has stepped the scheduler itself."""
+    def check(self, counts_epochs: bool = True) -> None:
+        """Raises: ConfigError if the script has stepped the scheduler itself, or nobody counts the epochs."""
+        if self.scheduler is not None and self._every == EPOCH and not counts_epochs:
+            raise ConfigError(
+                "lr_scheduler_every='epoch' counts epochs of trainer.batches, and this script brings its own data "
+                "(expected 'step', or a number of samples)"
+            )
         if _counts(self.scheduler) != self._counts:
             self._counts = _counts(self.scheduler)
             name = type(self.scheduler).__name__

@@ -483,7 +483,7 @@ class Trainer:
             self._own_weight = weight
         self._eager = samples is None
         self._rules.check(self._round)
-        self._schedule.check()
+        self._schedule.check(counts_epochs=self._share.length > 0)
         if self._guard is not None and weight > 0:
             weight = self._guarded(self._guard, weight)
         finished = self._gradients.finish(weight)

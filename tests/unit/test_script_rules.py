@@ -160,6 +160,16 @@ def test_a_schedule_by_epochs_is_stepped_when_the_cluster_has_completed_one(star
 
 
 @pytest.mark.realtime
+def test_a_schedule_by_epochs_that_nobody_counts_is_refused(start):
+    model = make_model()
+    optimizer = sgd(model)
+    trainer = start(model, optimizer, schedulers.StepLR(optimizer, 1), lr_scheduler_every="epoch")
+    backward(model)
+    with pytest.raises(ConfigError, match=r"counts epochs of trainer\.batches"):
+        trainer.update()
+
+
+@pytest.mark.realtime
 def test_a_schedule_by_samples_is_stepped_by_those_of_the_cluster(start):
     model = make_model()
     optimizer = sgd(model)
@@ -314,6 +324,14 @@ def test_hashes_of_many_nodes_add_up_in_any_order():
     assert merge_sides([merge_sides(sides[20:]), merge_sides(sides[:20])]) == whole
     assert {digest: side.nodes for digest, side in whole["settings"].items()} == {"x": 20, "y": 10}
     assert len(whole["settings"]["x"].names) == NAMED
+
+
+def test_what_a_peer_makes_up_breaks_nothing():
+    node, _ = agreement_of()
+    sides = {"x": Side(nodes=0), "y": Side(nodes=3, items=(("", ""),))}
+    total = Contribution(digests={"": sides, " ": sides}, accounts={"": sides, " ": sides, "state": sides})
+    assert node.judge(total, 1, []) is not None
+    node.tell(1, 1, True)
 
 
 def test_what_is_on_one_side_only_is_a_difference():
