@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .data import Batch
-    from .errors import ChaosnetError, CheckpointError, ConfigError, Expelled, ScaleOutFailed
+    from .errors import (
+        ChaosnetError,
+        CheckpointError,
+        ConfigError,
+        Expelled,
+        ReplicasDiffer,
+        ScaleOutFailed,
+    )
     from .exit_event import capture_exit_event
     from .means import ClusterMean
     from .trainer import Trainer
@@ -25,6 +32,7 @@ _MODULE_BY_NAME = {
     "ClusterMean": "means",
     "ConfigError": "errors",
     "Expelled": "errors",
+    "ReplicasDiffer": "errors",
     "ScaleOutFailed": "errors",
     "Trainer": "trainer",
     "capture_exit_event": "exit_event",
@@ -37,6 +45,7 @@ __all__ = [
     "ClusterMean",
     "ConfigError",
     "Expelled",
+    "ReplicasDiffer",
     "ScaleOutFailed",
     "Trainer",
     "capture_exit_event",

@@ -48,6 +48,7 @@ BENCHMARKS = {
     "allreduce": "All-reduce over loopback, beside Gloo.",
     "step": "Steps of training, beside DistributedDataParallel over Gloo.",
     "checkpoint": "Steps with and without a checkpoint, in one run.",
+    "agreement": "Steps that compare the replicas, and steps that do not, in one run.",
     "strangers": "Steps while strangers try to get in, and while they do not.",
     "probe": "Rates of shaped links as the monitor sees them, beside iperf3 (root).",
     "policy": "Recoveries of 256 workers: worked out beforehand, then looked up.",

@@ -11,6 +11,7 @@ from chaosnet.protocols.errors import (
     PlanInfeasible,
     ProtocolError,
     RemoteProtocolError,
+    ReplicasDiffer,
     ScaleOutFailed,
     VersionMismatch,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "PlanInfeasible",
     "ProtocolError",
     "RemoteProtocolError",
+    "ReplicasDiffer",
     "ScaleOutFailed",
     "VersionMismatch",
 ]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import random
 import secrets
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -17,10 +17,12 @@ import torch
 from torch import nn
 
 from . import endings, exit_event
+from .agreement import MAX_HEALS, Agreement, Verdict, check_policy
 from .checkpointing import Checkpointing
 from .data import Batch, DataShare, EpochOrder, fetch, split
 from .guard import Guard
 from .invite import introduce
+from .lr_schedule import STEP, LRSchedule, check_every
 from .means import MAX_WEIGHT, ClusterMean, Means
 from .node.core import Agent, Settings
 from .node.flat_state import Arrival
@@ -30,7 +32,7 @@ from .node.plain import decode, encode
 from .node.training_state import TrainingState, first_difference
 from .node.transport import Transport
 from .protocols.data_cursor import DataCursor
-from .protocols.errors import ChaosnetError, ConfigError, Expelled, ScaleOutFailed
+from .protocols.errors import ChaosnetError, ConfigError, Expelled, ReplicasDiffer, ScaleOutFailed
 from .protocols.events import (
     CaughtUp,
     Contributed,
@@ -44,6 +46,7 @@ from .protocols.messages import Contribution, Notice
 from .protocols.scale_out import Otherwise
 from .remembered import ASK_PATIENCE_S, Remembered
 from .scheduler.sync_plan import POLICIES, Policy, custom
+from .script_rules import ScriptRules
 from .settings import (
     CheckpointSettings,
     NodeSettings,
@@ -69,11 +72,15 @@ class Trainer:
     Args:
         model: Any module; all members have the same one.
         optimizer: Any torch.optim over its parameters that steps without a closure (so not LBFGS).
-        lr_scheduler: Stepped by every update(), not by the script. ReduceLROnPlateau looks at trainer.mean(loss).
+        lr_scheduler: Stepped by update(), not by the script. ReduceLROnPlateau looks at trainer.mean(loss).
+        lr_scheduler_every: "step" (default), "epoch" (one of `batches`, by the cluster), or a number of samples.
         extra_state: A dictionary of plain data and tensors of yours that a joiner is to receive, in place.
         max_grad_norm: Clip the averaged gradient to this norm before the optimizer steps.
         after_step: Called on every node after each step of the optimizer, also for the steps that a joiner catches
             up with. What else changes the training state at every step belongs here, e.g. an average of weights.
+        on_divergence: What happens when nodes do not hold the same training state, which is compared all the time:
+            "stop" (default): all raise ReplicasDiffer. "heal": those in the minority pull the state anew. "warn".
+            The same on all nodes.
         seed: Of the order of samples that `batches` deals out.
         sync_policy: "fapt", "single", "ring", or a callable from the overlay (a networkx graph, edges with
             `rate_bps` and `rtt_s` where known) to trees (scheduler/sync_plan.py); used while this node is
@@ -115,8 +122,10 @@ class Trainer:
         links: tuple[str, ...] | None = None,
         blocking: bool | None = None,
         join_patience_s: float | None = None,
+        lr_scheduler_every: str | int = STEP,
         max_grad_norm: float | None = None,
         after_step: Callable[[], None] | None = None,
+        on_divergence: str = "stop",
         seed: int = 0,
         sync_policy: str | Policy | None = None,
         probe: str | None = None,
@@ -138,6 +147,8 @@ class Trainer:
         new: bool | None = None,
     ) -> None:
         check_step_settings(seed, chunk_bytes, max_grad_norm, after_step, guard_factor)
+        check_policy(on_divergence)
+        check_every(lr_scheduler_every)
         named = None if callable(sync_policy) else sync_policy
         self.settings: NodeSettings = node_settings(
             join, listen, name, neighbors, links, blocking, join_patience_s, named, probe, found, rejoin,
@@ -152,12 +163,16 @@ class Trainer:
         self.name = self.settings.name
         self.max_grad_norm, self.chunk_bytes, self.quiet = max_grad_norm, chunk_bytes, quiet
         self._after_step = after_step
+        self._on_divergence, self._lr_every = on_divergence, lr_scheduler_every
+        self._healing: Verdict | None = None  # This node is to pull the state anew.
+        self._healed: Counter[str] = Counter()  # By what had differed.
         self._guard = None if guard is None else Guard(guard, guard_factor)
         self.step = 0  # Updates of the model, by anybody, since the cluster began.
         self.samples = 0.0  # Behind them.
         self.joined_step = 0
         self.updates_here = 0
         self.rejoins = 0
+        self.heals = 0
         self.join_seconds = 0.0
         self.join_bytes = 0  # Of the state that this node received, and by whom they were sent.
         self.join_bytes_by_source: dict[str, int] = {}
@@ -202,12 +217,16 @@ class Trainer:
         self.model, self.optimizer, self.lr_scheduler = model, optimizer, lr_scheduler
         max_norm = None if self.max_grad_norm is None else float(self.max_grad_norm)
         terms = {"max_grad_norm": str(max_norm), "chunk_bytes": str(self.chunk_bytes)}
+        terms |= {"on_divergence": self._on_divergence, "lr_scheduler_every": str(self._lr_every)}
         if self._guard is not None:
             terms["guard"] = self._guard.policy
         self._state = TrainingState(model, optimizer, lr_scheduler, extra_state, terms)
         self._gradients = Gradients(model, self.chunk_bytes, self._on_chunk_ready)
         if self._guard is not None:
             self._gradients.judge_first()
+        self._schedule = LRSchedule(lr_scheduler, optimizer, self._lr_every, self._say)
+        self._agreement = Agreement(self._state, self._gradients, self.name, self._on_divergence)
+        self._rules = ScriptRules(model, optimizer, self._gradients, self._say)
         started_s = time.monotonic()
         loop = NodeLoop(
             self._make_agent, self._make_transport, self._gradients, self._on_notice, self._on_parked,
@@ -340,6 +359,8 @@ class Trainer:
         self._gradients.rebase()
         self._round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
         self._run = runtime["run"]
+        self._schedule.from_plain(runtime.get("lr_schedule"))
+        self._agreement.forget()
         cursor = runtime["cursor"]
         self._share.cursor = None if cursor is None else DataCursor.from_plain(cursor)
 
@@ -352,6 +373,7 @@ class Trainer:
             "step": self.step,
             "samples": self.samples,
             "cursor": None if cursor is None else cursor.to_plain(),
+            "lr_schedule": self._schedule.to_plain(),
         }
 
     def _apply_if_new(self, outcome: StepOutcome) -> None:
@@ -401,6 +423,59 @@ class Trainer:
             f"{self.name} is in again at step {self.step}: {self.step - before} steps went by without it"
         )
 
+    # --- replicas that differ ---
+
+    def _judge(self, outcome: StepOutcome) -> None:
+        """Do all nodes hold the same? All see the same sums, so all do the same about it."""
+        order = [name for name, _ in outcome.deal]
+        verdict = self._agreement.judge(outcome.commit.total, self.step - 1, order)
+        if verdict is None:
+            return
+        self._running().counters["replicas_differ"] += 1
+        if self._on_divergence == "stop":
+            leaving = self._leaving or exit_event.exit_wanted()
+            error = None if leaving else ReplicasDiffer(verdict.sentence)
+            self._end(Ended("left" if leaving else "broken", verdict.sentence, error=error))
+            return
+        self._say(verdict.sentence)
+        if self._on_divergence == "heal" and verdict.here and not self._leaving:
+            self._healing = verdict
+
+    def _heal(self, verdict: Verdict) -> None:
+        """Leave the cluster, which goes on, and come back with its state. ReplicasDiffer: it is in vain."""
+        loop = self._running()
+        self._copies.finish()
+        loop.post(LeaveWanted())
+        while True:
+            self._start_step()
+            present = self._gradients.empty().present
+            loop.post(Contributed(tuple(range(len(self._gradients.chunks))), 0.0))
+            shares = {self.name: 0}
+            leaving = Contribution(shares=shares, present=present, dataset=self._share.length, leaving=True)
+            loop.post(LocalReady(leaving))
+            match loop.outcomes.get():
+                case StepOutcome() as outcome:
+                    self._apply(outcome)
+                case Ended("left" | "out") as ended:
+                    break
+                case Ended() as ended:
+                    self._end(ended)
+                    return
+        self._healing = None
+        if exit_event.exit_wanted():
+            self._end(Ended("left", ended.reason))
+            return
+        self._healed[verdict.key] += 1
+        if self._healed[verdict.key] > MAX_HEALS:
+            again = (
+                f"{verdict.sentence} (This node has pulled the state anew {MAX_HEALS} times for it, in vain.)"
+            )
+            self._end(Ended("broken", again, error=ReplicasDiffer(again)))
+            return
+        self.heals += 1
+        loop.counters["healed"] += 1
+        self._rejoin("its state differs, and it pulls that of the others")
+
     # --- one step ---
 
     def _start_step(self) -> None:
@@ -433,9 +508,13 @@ class Trainer:
         if samples is not None and self._weight is None:
             self._own_weight = weight
         self._eager = samples is None
+        self._rules.check(self._round)
+        self._schedule.check(counts_epochs=self._share.length > 0)
         if self._guard is not None and weight > 0:
             weight = self._guarded(self._guard, weight)
         finished = self._gradients.finish(weight)
+        if weight > 0:
+            self._rules.contributed()
         if finished.retracted:
             self._running().post(Retracted(weight, f"{self.name} changed gradients that were on their way"))
         else:
@@ -487,6 +566,7 @@ class Trainer:
         leaving, metrics = exit_event.exit_wanted() or self._leaving, self._means.take()
         if self._checkpointing is not None:
             self._checkpointing.contribute(metrics)
+        digests, accounts = ({}, {}) if leaving else self._agreement.tell(self._round, self.step, weight > 0)
         contribution = Contribution(
             weight=weight,
             ranges=tuple(self._share.ranges),
@@ -495,6 +575,8 @@ class Trainer:
             present=present,
             dataset=self._share.length,
             leaving=leaving,
+            digests=digests,
+            accounts=accounts,
         )
         loop, waited_s = self._running(), time.monotonic()
         loop.post(LocalReady(contribution))
@@ -506,6 +588,8 @@ class Trainer:
             loop.rates.sync_delay_s = time.monotonic() - waited_s
             self._apply(outcome)
             self._measure(weight)
+            if self._healing is not None and self._ended is None:
+                self._heal(self._healing)
         self._start_step()
         return True
 
@@ -528,6 +612,7 @@ class Trainer:
     def _end(self, ended: Ended) -> None:
         self._ended = ended
         self._gradients.detach()
+        self._rules.remove()
         if ended.how == "left":
             if not self._leaving:
                 exit_event.want_exit()  # It was `chaosnet leave`: the script hears of it as of Ctrl+C.
@@ -546,14 +631,15 @@ class Trainer:
         if self._checkpointing is not None:
             self._checkpointing.next_step_done()
         applied = bool(total.weight) and self._is_acceptable(outcome)
+        self._means.came(total.metrics)  # First, as after_step may look at them.
         if applied:
             self._gradients.adopt(total.present, outcome.results)
             if self.max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
             self._copies.finish()
-            self.optimizer.step()
-            if self.lr_scheduler is not None:
-                self._step_lr_scheduler(total.metrics)
+            with self._rules.our_step():
+                self.optimizer.step()
+            self._schedule.stepped(total.metrics.get("loss", (0.0, 0.0)))
             self.optimizer.zero_grad(set_to_none=True)
             if self._after_step is not None:
                 self._after_step()
@@ -562,20 +648,11 @@ class Trainer:
         self._round = outcome.step + 1
         self._share.deal = outcome.deal
         self._share.completed(total.dataset, total.ranges)
-        self._means.came(total.metrics)
+        self._schedule.progressed(self.epoch, self.samples)
         self._running().rates.metrics = self.metrics
-        self._copy_state(outcome, applied)
-
-    def _step_lr_scheduler(self, metrics: dict[str, tuple[float, float]]) -> None:
-        """ReduceLROnPlateau wants a value: the cluster's mean loss, which all members agree on."""
-        if isinstance(self.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            value, weight = metrics.get("loss", (math.nan, 0.0))
-            if weight:
-                self.lr_scheduler.step(value / weight)
-            elif self._updates == 1:
-                self._say("ReduceLROnPlateau changes nothing in a step without trainer.mean(loss)")
-            return
-        self.lr_scheduler.step()
+        self._judge(outcome)
+        if self._ended is None:
+            self._copy_state(outcome, applied)
 
     def _measure(self, weight: float) -> None:
         took_s = max(time.monotonic() - self._step_started_s, 1e-6)
@@ -598,6 +675,10 @@ class Trainer:
     def _copy_state(self, outcome: StepOutcome, applied: bool) -> None:
         """For a joiner, a checkpoint or both: as it is now."""
         joiner, mark, final = outcome.snapshot, None, outcome.commit.total.leaving
+        if self._healing is not None:  # What we hold is not what the others do.
+            if joiner is not None:
+                self._running().serve_snapshot(joiner.step, None)
+            return
         if self._checkpointing is not None and (applied or final):
             mark = self._checkpointing.due(self.step, self._run, outcome.commit)
             if applied:
@@ -719,6 +800,7 @@ class Trainer:
 
     def _stop(self) -> None:
         """Nobody is left to leave: signals and the script's end mean what they meant without a trainer."""
+        self._rules.remove()
         self._running().stop()
         exit_event.remove(self._on_exit_wanted)
         endings.closed(self)

@@ -5,7 +5,8 @@
 
 With accumulate=4 and batch_size=8 this node brings 32 samples to a step, in four goes (fewer at the end of an
 epoch: `batch.last` says when the step is due). A node that joins receives the schedule and `seen` along with
-the parameters.
+the parameters. What changes `seen` at every step is `after_step`: a joiner runs it, too, for the steps that it
+catches up with.
 """
 
 import torch
@@ -22,16 +23,21 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=570)
 seen = {"best_loss": float("inf")}  # Plain data and tensors; the same on every member.
 
-trainer = Trainer(model, optimizer, schedule, extra_state=seen, max_grad_norm=1.0)
+
+def note_best() -> None:
+    seen["best_loss"] = min(seen["best_loss"], trainer.metrics["loss"])
+
+
+trainer = Trainer(max_grad_norm=1.0, after_step=note_best)
+trainer.attach(model, optimizer, schedule, extra_state=seen)  # A joiner runs note_best in here already.
 
 for batch in trainer.batches(train, batch_size=8, epochs=10, accumulate=4):
     loss = nn.functional.cross_entropy(model(batch.x), batch.y)
     (loss * batch.share).backward()
-    mean = trainer.mean(loss, weight=batch.samples)
+    trainer.mean(loss, weight=batch.samples)
     if not batch.last:
         continue
     trainer.update()
-    seen["best_loss"] = min(seen["best_loss"], float(mean))
     if trainer.step % 50 == 0:
         print(f"step {trainer.step:5}  lr {schedule.get_last_lr()[0]:.2e}  best loss {seen['best_loss']:.4f}")
     if capture_exit_event():

@@ -130,6 +130,7 @@ class Gradients:
         self._index_chunks()
 
         self._eager_allowed = True
+        self.had_backward = False  # In the step under way, whatever has become of its gradients.
         self._weight: float | None = None  # What arm() announced; None while hooks have nothing to do.
         self._fired = bytearray(len(self._parameters))
         self._written = bytearray(len(self._parameters))
@@ -206,6 +207,7 @@ class Gradients:
                 None if not: `finish` hands over all of them.
         """
         self._fired[:] = bytes(len(self._fired))
+        self.had_backward = False
         self._written[:] = bytes(len(self._written))
         self._handed_over[:] = bytes(len(self._handed_over))
         self._waiting[:] = self._waiting_at_start
@@ -216,7 +218,7 @@ class Gradients:
         fired, waiting, chunks, lock = self._fired, self._waiting, self._chunks_of[index], self._lock
 
         def on_gradient(parameter: torch.Tensor) -> None:
-            weight = self._weight
+            weight, self.had_backward = self._weight, True
             if weight is None or fired[index]:
                 return  # If it had been written already, finish() notices.
             with lock:
@@ -308,6 +310,22 @@ class Gradients:
     def contribution(self, chunk: int) -> torch.Tensor:
         """This node's part of a chunk, 1-D, final once the chunk is ready."""
         return self._contributions[chunk]
+
+    def is_zero(self) -> bool:
+        """Whether no parameter has a gradient that is not all zeros; reads them until it finds one."""
+        grads = [self._grad(index) for index in range(len(self._parameters))]
+        return not any(grad is not None and bool(grad.count_nonzero()) for grad in grads)
+
+    def agreed(self) -> list[tuple[str, torch.Tensor]]:
+        """The buffers as all members hold them between two steps, whatever forward has done to ours since."""
+        names = [f"buffers of {lane.dtype}".replace("torch.", "") for lane in self.lanes]
+        return [(name, agreed) for name, agreed in zip(names, self._agreed, strict=True) if agreed.numel()]
+
+    def strangers(self, model: nn.Module) -> list[str]:
+        """Parameters of the model with a gradient and without a place here: added or replaced since."""
+        known = {id(place.holder) for place in self._parameters} | {id(p) for _, p in self._frozen}
+        named = model.named_parameters()
+        return [name for name, p in named if p.grad is not None and id(p) not in known]
 
     def rebase(self) -> None:
         """Take the buffers as they are for what all members hold, e.g. after `TrainingState.load`.

@@ -47,3 +47,7 @@ class CheckpointError(ChaosnetError):
 
 class Expelled(ChaosnetError):
     """The cluster went on without this node (it was silent for too long, or cut off)."""
+
+
+class ReplicasDiffer(ChaosnetError):
+    """Nodes that are to hold the same training state do not; the text names what differs first, and where."""

@@ -28,6 +28,7 @@ Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Address = Annotated[str, Meta(max_length=255)]
 Addresses = Annotated[tuple[Address, ...], Meta(max_length=16)]
 Text = Annotated[str, Meta(max_length=4000)]
+ItemText = Annotated[str, Meta(max_length=255)]
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]  # So that the sum of two still fits into 64 bits.
 Real = Annotated[float, Meta(ge=-1e18, le=1e18)]  # No NaN, and nothing that sums up to infinity.
 Positive = Annotated[float, Meta(ge=0, le=1e18)]
@@ -332,6 +333,21 @@ class Down(Message, frozen=True, kw_only=True):
     weight: Positive
 
 
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes whose state hashes to the same: how many, and the first few of their names.
+
+    `items`: what the hash is made of, as (name, value) for a person to read; told only where hashes differed.
+    """
+
+    nodes: Count
+    names: Annotated[tuple[Id, ...], Meta(max_length=8)] = ()
+    items: Annotated[tuple[tuple[ItemText, ItemText], ...], Meta(max_length=1025)] = ()
+
+
+# By what was compared: by its hash, who has it. All nodes that agree are one entry.
+Sides = dict[Annotated[str, Meta(max_length=64)], dict[Annotated[str, Meta(max_length=32)], Side]]
+
+
 class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     """What one node, or a subtree, brings to a step besides the gradient."""
 
@@ -343,6 +359,8 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     present: Bytes = b""  # Bit i: parameter i has a gradient.
     dataset: Count = 0  # Samples in the data set that is dealt out; 0: everybody uses data of its own.
     leaving: bool = False  # All of them have nothing more to train.
+    digests: Sides = {}  # What is to be equal on all nodes before this step is applied.
+    accounts: Sides = {}  # What was behind those digests of the step before that differed.
 
 
 class Ready(Message, frozen=True, kw_only=True):

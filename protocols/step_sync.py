@@ -49,6 +49,8 @@ from .messages import (
     Install,
     Lack,
     Ready,
+    Side,
+    Sides,
     Tree,
     Up,
     View,
@@ -61,6 +63,9 @@ STEP_MESSAGES = (Up, Down, Ready, Commit)
 EARLY_STEPS = 4
 EARLY_COMMITS = 1024
 MAX_LACKS = 128  # As a Report may have.
+# Of replicas that differ (chaosnet/agreement.py): so many different ones, and names of each. More help nobody.
+MAX_SIDES = 8
+NAMED = 8
 
 
 def chunk_trees(chunks: int, trees: tuple[Tree, ...]) -> list[int]:
@@ -93,7 +98,29 @@ def merge(parts: list[Contribution]) -> Contribution:
         present=present.to_bytes(max((len(part.present) for part in parts), default=0), "little"),
         dataset=max(part.dataset for part in parts),
         leaving=all(part.leaving for part in parts),
+        digests=merge_sides([part.digests for part in parts]),
+        accounts=merge_sides([part.accounts for part in parts]),
     )
+
+
+def merge_sides(parts: list[Sides]) -> Sides:
+    """Who has which hash, together. What all have alike stays one entry, with a few names."""
+    merged: Sides = {}
+    for part in parts:
+        for kind, sides in part.items():
+            ours = merged.setdefault(kind, {})
+            for digest, side in sides.items():
+                old = ours.get(digest)
+                if old is not None:
+                    names, items = tuple(sorted(old.names + side.names)[:NAMED]), old.items or side.items
+                    ours[digest] = Side(nodes=old.nodes + side.nodes, names=names, items=items)
+                else:
+                    ours[digest] = side
+    for kind, sides in merged.items():
+        if len(sides) > MAX_SIDES:
+            largest = sorted(sides, key=lambda digest: (-sides[digest].nodes, digest))[:MAX_SIDES]
+            merged[kind] = {digest: sides[digest] for digest in largest}
+    return merged
 
 
 def merge_votes(votes: list[tuple[int, int] | None]) -> tuple[int, int] | None:

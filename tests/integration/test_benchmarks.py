@@ -51,6 +51,13 @@ def test_the_cost_of_checkpoints_is_measured(tmp_path):
     assert len(found["ratios"]) == 2 and min(found["ratios"]) <= found["ratio"] <= max(found["ratios"])
 
 
+def test_the_cost_of_comparing_replicas_is_measured(tmp_path):
+    found = bench(tmp_path / "found.json", "agreement", "--steps", "100", "--pairs", "2")
+    assert found["pairs"] == 2
+    assert 0 < found["window_share_pct"] < found["share_pct"] < 20
+    assert found["compare_us_per_step"] > 1
+
+
 def test_the_cost_of_encryption_is_measured(tmp_path):
     args = ("allreduce", "--keys", "--bytes", "4000000", "--nodes", "2")
     found = bench(tmp_path / "found.json", *args)["2"]

@@ -39,7 +39,7 @@ def averaging(worker: Worker) -> None:
 def spoiling(worker: Worker) -> None:
     """Once it is told to, node a puts something into extra_state that cannot be sent."""
     model, extra = make_model(), {"best": 0.0}
-    trainer = worker.trainer(model, make_optimizer(model), extra_state=extra)
+    trainer = worker.trainer(model, make_optimizer(model), extra_state=extra, on_divergence="warn")
     for x, y, indices in trainer.batches(Numbered(), 4, epochs=10**6):
         worker.tell_batch(trainer, indices)
         if worker.name == "a" and Path(worker.settings["spoil"]).exists():

@@ -289,7 +289,7 @@ def scheduling(w: worker.Worker) -> None:
 SCHEDULERS = {
     "step": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.8),
     "plateau": lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=3),
-    "cosine": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50),
+    "cosine": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 50),
 }
 
 

@@ -1,0 +1,166 @@
+"""When the LR scheduler is stepped: by steps, epochs or samples of the cluster; and what if its schedule is over."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import lr_scheduler as torch_schedulers
+
+from .protocols.errors import ConfigError
+
+STEP, EPOCH = "step", "epoch"
+LEAST_SHARE = 1e-9  # Of the initial learning rate: what is below was not meant.
+
+
+def check_every(every: Any) -> None:
+    """Raises: ConfigError."""
+    if every in (STEP, EPOCH) or (isinstance(every, int) and every > 0):
+        return
+    raise ConfigError(f"lr_scheduler_every: {every!r} (expected 'step', 'epoch' or a number of samples > 0)")
+
+
+class LRSchedule:
+    """The script's scheduler, stepped to the same effect on every node.
+
+    Args:
+        scheduler: Anything with torch's step(); None for none.
+        every: "step": with every step of the optimizer. "epoch": with every epoch of `batches` that the cluster
+            completes. A number: whenever the cluster has trained so many samples more.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        optimizer: torch.optim.Optimizer,
+        every: str | int,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.scheduler, self._optimizer, self._every, self._say = scheduler, optimizer, every, say
+        self._at = 0.0  # Epochs, or samples, up to which it has been stepped.
+        self._loss = (0.0, 0.0)  # Sum and weight since, for ReduceLROnPlateau.
+        self._said = False
+        self._counts = _counts(scheduler)
+
+    # What joiners and checkpoints get, beside the scheduler's own state.
+
+    def to_plain(self) -> list[Any]:
+        """How far it is."""
+        return [self._at, list(self._loss)]
+
+    def from_plain(self, plain: Any) -> None:
+        """Go on from there, with the scheduler as it is now. None: from the beginning."""
+        at, loss = plain or (0.0, (0.0, 0.0))
+        self._at, self._loss = at, (loss[0], loss[1])
+        self._counts = _counts(self.scheduler)
+
+    # What happens.
+
+    def check(self, counts_epochs: bool = True) -> None:
+        """Raises: ConfigError if the script has stepped the scheduler itself, or nobody counts the epochs."""
+        if self.scheduler is not None and self._every == EPOCH and not counts_epochs:
+            raise ConfigError(
+                "lr_scheduler_every='epoch' counts epochs of trainer.batches, and this script brings its own data "
+                "(expected 'step', or a number of samples)"
+            )
+        if _counts(self.scheduler) != self._counts:
+            self._counts = _counts(self.scheduler)
+            name = type(self.scheduler).__name__
+            raise ConfigError(
+                f"{name}.step() was called by the script, but update() steps the scheduler that Trainer was given, "
+                "on all nodes alike; delete that line (per epoch, or by samples: Trainer(lr_scheduler_every=...))"
+            )
+
+    def stepped(self, loss: tuple[float, float]) -> None:
+        """The optimizer has stepped. `loss`: weighted sum, and weight, of trainer.mean(loss)."""
+        if self.scheduler is None:
+            return
+        self._loss = (self._loss[0] + loss[0], self._loss[1] + loss[1])
+        if self._every == STEP:
+            self._step()
+
+    def progressed(self, epoch: int, samples: float) -> None:
+        """Epochs completed and samples trained by the cluster, ever."""
+        if self.scheduler is None or self._every == STEP:
+            return
+        now, unit = (epoch, 1) if self._every == EPOCH else (samples, float(self._every))
+        while self._at + unit <= now:
+            self._at += unit
+            self._step()
+
+    def _step(self) -> None:
+        name, before = type(self.scheduler).__name__, self._rates()
+        (total, weight), self._loss = self._loss, (0.0, 0.0)
+        if finished(self.scheduler):
+            self._warn(f"the schedule {name} is over: the learning rate stays at {max(before):g}")
+            return
+        if isinstance(self.scheduler, torch_schedulers.ReduceLROnPlateau):
+            if weight:
+                self.scheduler.step(total / weight)
+            else:
+                self._warn(f"{name} changes nothing without trainer.mean(loss)")
+        else:
+            self.scheduler.step()
+        self._counts = _counts(self.scheduler)
+        self._keep_above(before, name)
+
+    def _keep_above(self, before: list[float], name: str) -> None:
+        """A learning rate that has come to an end, or has shrunk to nothing, is told; the latter is not taken."""
+        now, initial = max(self._rates()), max(self._initial())
+        if now == 0 < max(before):
+            self._warn(
+                f"the schedule {name} has come to a learning rate of 0: nothing is learned from here on"
+            )
+        elif 0 < now < LEAST_SHARE * initial and now < max(before):
+            for group, rate in zip(self._optimizer.param_groups, before, strict=True):
+                if isinstance(group["lr"], torch.Tensor):
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
+            self._warn(
+                f"the schedule {name} went from a learning rate of {initial:g} down to {now:g}: it stays at "
+                f"{max(before):g}"
+            )
+
+    def _rates(self) -> list[float]:
+        return [float(group["lr"]) for group in self._optimizer.param_groups]
+
+    def _initial(self) -> list[float]:
+        return [float(group.get("initial_lr", group["lr"])) for group in self._optimizer.param_groups]
+
+    def _warn(self, text: str) -> None:
+        if self._said:
+            return
+        self._said = True
+        unit = (
+            "steps" if self._every == STEP else "epochs" if self._every == EPOCH else f"{self._every} samples"
+        )
+        self._say(f"{text} (it counts {unit} of the cluster; see lr_scheduler_every)")
+
+
+def finished(scheduler: Any) -> bool:
+    """Whether one more step() would raise, or leave the schedule that was asked for; never if it goes in cycles."""
+    at = getattr(scheduler, "last_epoch", 0)
+    if isinstance(scheduler, torch_schedulers.OneCycleLR):
+        return bool(at >= scheduler.total_steps - 1)
+    if isinstance(scheduler, torch_schedulers.CosineAnnealingLR):
+        return bool(at >= scheduler.T_max)
+    if isinstance(scheduler, torch_schedulers.PolynomialLR):
+        return bool(at >= scheduler.total_iters)
+    if isinstance(scheduler, torch_schedulers.SequentialLR):
+        last = bisect_right(scheduler._milestones, at) == len(scheduler._milestones)
+        return last and finished(scheduler._schedulers[-1])
+    if isinstance(scheduler, torch_schedulers.ChainedScheduler):  # Goes on as long as any of them does.
+        inner = scheduler._schedulers
+        return all(map(finished, inner)) or any(
+            isinstance(each, torch_schedulers.OneCycleLR) and finished(each) for each in inner
+        )
+    return False
+
+
+def _counts(scheduler: Any) -> tuple[Any, ...]:
+    """How often it has been stepped, by whomever."""
+    inner = getattr(scheduler, "_schedulers", ())
+    return getattr(scheduler, "last_epoch", None), *(getattr(each, "last_epoch", None) for each in inner)
