@@ -34,6 +34,7 @@ from .protocols.errors import ChaosnetError, ConfigError, Expelled, ScaleOutFail
 from .protocols.events import CaughtUp, Contributed, LeaveWanted, LocalReady, Retracted, StateRejected
 from .protocols.messages import Contribution, Notice
 from .protocols.scale_out import Otherwise
+from .randomness import Randomness
 from .scheduler.sync_plan import POLICIES, Policy, custom
 from .settings import (
     CheckpointSettings,
@@ -66,6 +67,8 @@ class Trainer:
         after_step: Called on every node after each step of the optimizer, also for the steps that a joiner catches
             up with. What else changes the training state at every step belongs here, e.g. an average of weights.
         seed: Of the order of samples that `batches` deals out.
+        same_rng: All nodes draw the same random numbers in a step (docs/trainer.md). The same on all nodes. Default:
+            each node draws its own; the founder's generators stay as the script has seeded them.
         sync_policy: "fapt", "single", "ring", or a callable from the overlay (a networkx graph, edges with
             `rate_bps` and `rtt_s` where known) to trees (scheduler/sync_plan.py); used while this node is
             the scheduler.
@@ -108,6 +111,7 @@ class Trainer:
         max_grad_norm: float | None = None,
         after_step: Callable[[], None] | None = None,
         seed: int = 0,
+        same_rng: bool = False,
         sync_policy: str | Policy | None = None,
         probe: str | None = None,
         found: bool | None = None,
@@ -139,7 +143,7 @@ class Trainer:
         self._policy = custom(sync_policy) if callable(sync_policy) else POLICIES[self.settings.policy]
         self.name = self.settings.name
         self.max_grad_norm, self.chunk_bytes, self.quiet = max_grad_norm, chunk_bytes, quiet
-        self._after_step = after_step
+        self._after_step, self._same_rng = after_step, bool(same_rng)
         self._guard = None if guard is None else Guard(guard, guard_factor)
         self.step = 0  # Updates of the model, by anybody, since the cluster began.
         self.samples = 0.0  # Behind them.
@@ -189,9 +193,11 @@ class Trainer:
         self.model, self.optimizer, self.lr_scheduler = model, optimizer, lr_scheduler
         max_norm = None if self.max_grad_norm is None else float(self.max_grad_norm)
         terms = {"max_grad_norm": str(max_norm), "chunk_bytes": str(self.chunk_bytes)}
+        terms["same_rng"] = str(self._same_rng)
         if self._guard is not None:
             terms["guard"] = self._guard.policy
         self._state = TrainingState(model, optimizer, lr_scheduler, extra_state, terms)
+        self._random = Randomness(self._same_rng, self._state.accelerator())
         self._gradients = Gradients(model, self.chunk_bytes, self._on_chunk_ready)
         if self._guard is not None:
             self._gradients.judge_first()
@@ -296,6 +302,7 @@ class Trainer:
         except ChaosnetError as error:
             loop.post(StateRejected(str(error)))
             return False
+        self._random.joined(self._run, self.name, self._round)
         self._state.watch()  # It reads all of it, so before the others wait for this node.
         self.join_bytes = arrived.arrival.manifest.total_bytes
         self.join_bytes_by_source = dict(arrived.bytes_by_source)
@@ -318,6 +325,7 @@ class Trainer:
         self._gradients.rebase()
         self._round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
         self._run = runtime["run"]
+        self._random.key = runtime.get("rng_key", self._random.key)
         cursor = runtime["cursor"]
         self._share.cursor = None if cursor is None else DataCursor.from_plain(cursor)
 
@@ -329,6 +337,7 @@ class Trainer:
             "round": self._round,
             "step": self.step,
             "samples": self.samples,
+            "rng_key": self._random.key,
             "cursor": None if cursor is None else cursor.to_plain(),
         }
 
@@ -381,6 +390,7 @@ class Trainer:
     def _start_step(self) -> None:
         """Forward may begin. With our own data the weight is known when a batch is handed out."""
         self._step_started_s = time.monotonic()
+        self._random.step_begins(self.step)
         self._share.ranges, self._weight, self._in_hand = [], None, None
         self._gradients.arm(None if self._share.size or not self._eager else self._own_weight)
 
@@ -525,12 +535,14 @@ class Trainer:
             if self.max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
             self._copies.finish()
-            self.optimizer.step()
+            with self._random.stepping(self.optimizer, self.step):
+                self.optimizer.step()
             if self.lr_scheduler is not None:
                 self._step_lr_scheduler(total.metrics)
             self.optimizer.zero_grad(set_to_none=True)
             if self._after_step is not None:
-                self._after_step()
+                with self._random.alike(self.step):
+                    self._after_step()
             self.step += 1
             self.samples += total.weight
         self._round = outcome.step + 1
