@@ -8,6 +8,7 @@ import types
 from pathlib import Path
 from types import CodeType, TracebackType
 
+from . import endings
 from .protocols.errors import ChaosnetError
 
 
@@ -29,6 +30,10 @@ def run_script(script: Path, args: tuple[str, ...]) -> None:
         exec(_compile(script), module.__dict__)
     except ChaosnetError as error:
         _note(error, error.__traceback__)
+        endings.crash_all(error)
+        raise
+    except (SystemExit, KeyboardInterrupt) as error:
+        endings.crash_all(error)
         raise
     except Exception as error:
         trace = _frames_of(path, error.__traceback__)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import math
 import os
 import random
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from . import exit_event
+from . import endings, exit_event
 from .checkpointing import Checkpointing
 from .data import Batch, DataShare, EpochOrder, fetch, split
 from .guard import Guard
@@ -31,7 +31,7 @@ from .node.training_state import TrainingState, first_difference
 from .node.transport import Transport
 from .protocols.data_cursor import DataCursor
 from .protocols.errors import ChaosnetError, ConfigError, Expelled, ScaleOutFailed
-from .protocols.events import CaughtUp, Contributed, LeaveWanted, LocalReady, Retracted, StateRejected
+from .protocols.events import CaughtUp, Contributed, Crashed, LeaveWanted, LocalReady, Retracted, StateRejected
 from .protocols.messages import Contribution, Notice
 from .protocols.scale_out import Otherwise
 from .randomness import Randomness
@@ -190,6 +190,7 @@ class Trainer:
         """Take over a model and become a member. Arguments and errors as of the class."""
         if self._loop is not None:
             raise ConfigError("attach: this trainer has a model already")
+        endings.check_alone()
         self.model, self.optimizer, self.lr_scheduler = model, optimizer, lr_scheduler
         max_norm = None if self.max_grad_norm is None else float(self.max_grad_norm)
         terms = {"max_grad_norm": str(max_norm), "chunk_bytes": str(self.chunk_bytes)}
@@ -211,12 +212,12 @@ class Trainer:
             self._checkpointing.counters = loop.counters
             self._resume()
         self._copies = StateCopies(self._state, loop, self._checkpointing, self._say)
-        self._loop, self._pid = loop, os.getpid()
+        self._loop, self._pid, self.driver = loop, os.getpid(), threading.current_thread()
         addresses = self._loop.start()
         self._loop.rates.state_bytes = self._state.state_bytes()
         self._loop.rates.layer_bytes = self._state.layer_bytes()
         exit_event.install(self._on_exit_wanted)
-        atexit.register(self._at_exit)
+        endings.opened(self)
         if self.settings.join:
             self._ask_to_join(addresses)
         else:
@@ -409,6 +410,7 @@ class Trainer:
             rejoin=False); ConfigError for a gradient that cannot be averaged.
         """
         self._running()
+        self.driver = threading.current_thread()
         if self._leave_if_wanted():
             return
         weight = float(samples if samples is not None else self._weight or self._own_weight)
@@ -698,7 +700,7 @@ class Trainer:
         """Nobody is left to leave: signals and the script's end mean what they meant without a trainer."""
         self._running().stop()
         exit_event.remove(self._on_exit_wanted)
-        atexit.unregister(self._at_exit)
+        endings.closed(self)
 
     def _leave_if_wanted(self) -> bool:
         """Ctrl+C with a script that never asks for it: leave, and end the script. True if out already."""
@@ -719,19 +721,28 @@ class Trainer:
         if self._loop is not None and self._ended is None:
             self._loop.post(LeaveWanted())
 
-    def _at_exit(self) -> None:
-        """The script has ended. After an error this node just dies: the others notice at once."""
-        if hasattr(sys, "last_value") or self._closed or self._loop is None:
+    def crash(self, reason: str) -> None:
+        """The script ends with an error: say so to the others, and contribute nothing more."""
+        if self._loop is None or self._closed or self._pid != os.getpid():
             return
-        if self._ended is None or self._ended.how == "left":
-            self.request_node_exit()
+        self._closed = self._leaving = True
+        if self._ended is None:
+            self._loop.post(Crashed(reason, tuple(self._share.ranges)))
+            self._ended = Ended("left", reason)
+        self._stop()
+        self._gradients.detach()
+        if self._checkpointing is not None:
+            self._checkpointing.close(abandon=True)
+        self._say(f"{self.name} left after step {self.step}: its script ended with {reason}")
 
     def __enter__(self) -> Trainer:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if error is None:
+        if error is None or (isinstance(error, SystemExit) and not error.code):
             self.request_node_exit()
+        else:
+            self.crash(endings.describe(error))
 
     # --- telling ---
 

@@ -47,6 +47,7 @@ from ..protocols.events import (
     BacklogFull,
     CaughtUp,
     Contributed,
+    Crashed,
     DialFailed,
     Event,
     Iperf3Done,
@@ -201,6 +202,7 @@ class Agent:
         self.opener = LinkOpener(me, self.relay, self.book)
         self.closer = LinkCloser(me)
         self.leaver = Leaver(me, self.relay)
+        self.crash: Crashed | None = None  # How our own script has ended.
         self.joiner: Joiner | None = None
         self.seeds: tuple[str, ...] = ()
         self.scheduler: Scheduler | None = None
@@ -335,6 +337,9 @@ class Agent:
                 return effects + (self._on_torn(reason, now_s) if self.sync.tainted else [])
             case LeaveWanted():
                 return self._on_leave_wanted(now_s)
+            case Crashed(reason):
+                self.crash = event
+                return [Left(reason)]
             case SnapshotReady(step):
                 return self.serving.ready(step)
             case (
@@ -622,11 +627,8 @@ class Agent:
                 return self._on_install(message)
             case LinkNews():
                 return self._on_link_news(message, now_s)
-            case Farewell(node=node, life=life, key=key):
-                self.overlay.farewell(node, life, key)
-                if self._is_ahead(key):
-                    self.overlay.left_behind = True
-                return self._overlay_changed(now_s) if self.sync.view else []
+            case Farewell():
+                return self._on_farewell(message, now_s)
             case VoteRequest() | VoteReply():
                 return self._on_vote(message, now_s)
             case Echo(node=node, asked_s=asked_s):
@@ -794,8 +796,23 @@ class Agent:
 
     def _leave_all(self) -> list[Effect]:
         self.phase, self.scheduler = Phase.OUT, None
-        key = self.entered.key if self.entered else (0, 0)
-        return self.relay.send(EVERYONE, Farewell(node=self.me, life=self.life, key=key))
+        key, crash = self.entered.key if self.entered else (0, 0), self.crash
+        told = Farewell(node=self.me, life=self.life, key=key)
+        if crash is not None:
+            told = replace(told, reason=crash.reason, ranges=crash.ranges, error=True)
+        return self.relay.send(EVERYONE, told)
+
+    def _on_farewell(self, told: Farewell, now_s: float) -> list[Effect]:
+        """It acts no more. A view that it was in and that we have voted for waits for us, so it is as good as ours."""
+        view, key = self.sync.view, told.key
+        if self._is_ahead(key):
+            self.overlay.left_behind = True
+        elif view is not None and told.error:
+            key = min(key, view.key)
+        self.overlay.farewell(told.node, told.life, key)
+        if told.error:
+            self.monitor.ended(told.node, told.life, told.reason)
+        return self._overlay_changed(now_s) if view else []
 
     def _orphaned(self, reason: str, now_s: float) -> list[Effect]:
         """Dropped while joining; who joins in blocking mode was a member before it had the state."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .messages import Contribution, Message, RateSource
+from .messages import Contribution, Message, Range, RateSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +130,14 @@ class Retracted(Event):
 @dataclass(frozen=True, slots=True)
 class LeaveWanted(Event):
     """Ctrl+C, SIGTERM, `chaosnet leave`, or the end of the script."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed(Event):
+    """The script has ended with an error: this node contributes nothing more. `reason`: at most MAX_REASON long."""
+
+    reason: str
+    ranges: tuple[Range, ...] = ()  # The samples in hand.
 
 
 @dataclass(frozen=True, slots=True)

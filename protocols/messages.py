@@ -21,6 +21,7 @@ EVERYONE = "*"  # Destination of an envelope that all nodes take and pass on.
 REFUSED = "refused: "  # Counters of a Report that begin with it are shown by their sum over all nodes.
 
 MAX_NODES = 20_000
+MAX_REASON = 300  # Characters of what a script ended with.
 MAX_KEYS = 2 * MAX_NODES  # Room for every node to change its key once.
 
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -621,11 +622,17 @@ class Losses(Message, frozen=True, kw_only=True):
 
 
 class Farewell(Message, frozen=True, kw_only=True):
-    """Node to all: I have left, and act in no view any more. `key`: the last in which I did."""
+    """Node to all: I have left, and act in no view any more. `key`: the last in which I did.
+
+    `error`: my script ended with one, which `reason` tells people. `ranges`: the samples that I had in hand then.
+    """
 
     node: Id
     life: Count = 0
     key: ViewKey = (0, 0)
+    reason: Annotated[str, Meta(max_length=MAX_REASON)] = ""
+    ranges: tuple[Range, ...] = ()
+    error: bool = False
 
 
 class AbortRequest(Message, frozen=True, kw_only=True):

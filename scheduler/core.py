@@ -675,7 +675,11 @@ class Scheduler:
         for node in sorted({*base.node_ids, *answers} - {*view.node_ids}):
             stays_away = "left" if node == leaver else "expelled"
             kind = "node-failure" if node not in self.overlay.reachable else stays_away
-            effects.append(Happened(kind, node, reason, top.step))
+            error = self.monitor.ending(node)
+            if error is not None:
+                effects.append(Happened("left", node, f"its script ended with {error}", top.step))
+            else:
+                effects.append(Happened(kind, node, reason, top.step))
             effects += self._expel(node)
         for a, b in sorted(set(base.links) - set(view.links)):
             if view.find(a) and view.find(b):

@@ -64,6 +64,7 @@ class ClusterMonitor:
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
     links: dict[Link, LinkRecord] = field(default_factory=dict)
     events: deque[Notice] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
+    endings: dict[str, tuple[int, str]] = field(default_factory=dict)  # Of the view: the life, and what it said.
 
     def entered(self, view: View) -> None:
         """A new view is active; who is no longer in it has left, unless a notice says otherwise."""
@@ -83,6 +84,19 @@ class ClusterMonitor:
                 del self.nodes[node]
         for each in [each for each in self.links if each not in view.link_set]:
             del self.links[each]
+        for node in self.endings.keys() - view.node_set:
+            del self.endings[node]
+
+    def ended(self, node: str, life: int, reason: str) -> None:
+        """The script of a node of the view has ended with an error, it says."""
+        if self.view is not None and self.view.find(node) is not None:
+            self.endings[node] = life, reason
+
+    def ending(self, node: str) -> str | None:
+        """With which error the script of this node has ended, as far as it said so."""
+        member = self.view.find(node) if self.view else None
+        life, reason = self.endings.get(node, (0, ""))
+        return reason if member is not None and life == member.life else None
 
     def notice(self, notice: Notice) -> None:
         """Something happened. Every node is told of it: the next scheduler knows who failed before its time."""

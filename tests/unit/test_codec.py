@@ -80,7 +80,7 @@ ROUTED = [
     m.Prepare(view=CHANGE),
     m.PrepareFailed(key=(2, 10), node="b", link=("a", "b"), reason="connection refused"),
     m.LinkNews(reporter="a", peer="b", version=12, state="silent", key=(2, 9), life=3, peer_life=4),
-    m.Farewell(node="b", life=4),
+    m.Farewell(node="b", life=4, key=(2, 9), reason="ValueError: 7", ranges=((8, 16),), error=True),
     m.AbortRequest(node="b", key=(2, 9), step=57, reason="lost the link a - b"),
     m.Flush(term=2, number=1, scheduler="a", key=(2, 9), step=57),
     m.FlushOk(

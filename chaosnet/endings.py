@@ -1,0 +1,150 @@
+"""How a script ends: after an error the node says goodbye before Python prints the traceback.
+
+Tearing down an interpreter takes a second in which the others would wait, and at its end they could not tell a death
+from a cut link. A thread that is not a daemon may even keep the process for ever.
+
+    an error nobody catches, `with Trainer(...)` left by one   farewell at once, nothing more is contributed
+    the end of the main thread                                 leaves, before other threads are waited for
+    os._exit, abort, kill -9                                   no word: the others see connections break
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from types import TracebackType
+from typing import Any, Protocol
+
+from .protocols.errors import ConfigError
+
+REASON_CHARACTERS = 200  # Less than MAX_REASON of a message.
+
+
+class OpenTrainer(Protocol):
+    """A trainer that has neither left nor failed, as far as this module needs to know it."""
+
+    name: str
+    driver: threading.Thread  # Who called attach or update last.
+
+    def crash(self, reason: str) -> None: ...
+
+    def request_node_exit(self) -> None: ...
+
+
+_open: list[OpenTrainer] = []
+_before: dict[str, Any] = {}  # The hooks of sys and threading that were there before ours.
+_was_opened = False
+
+
+def was_opened() -> bool:
+    """Was there ever a trainer in this process?"""
+    return _was_opened
+
+
+def check_alone() -> None:
+    """One thread drives one trainer. Raises: ConfigError if it has one that is open.
+
+    The join of a second one would wait for steps of the others, who wait for an update() of the first.
+    """
+    here = threading.current_thread()
+    for other in _open:
+        if other.driver is here:
+            raise ConfigError(
+                f"Trainer: {other.name!r} is still open in this process, and its cluster would wait for it while "
+                "this one joins (expected one node a process: close() the first one before)"
+            )
+
+
+def opened(trainer: OpenTrainer) -> None:
+    """From now on the end of the script is its end, too."""
+    global _was_opened
+    if not _was_opened:
+        _was_opened = True
+        atexit.register(_leave_all, threads_have_ended=True)
+        with contextlib.suppress(AttributeError, RuntimeError):  # It is not public; and main may have ended.
+            threading._register_atexit(_leave_all)  # type: ignore[attr-defined]  # Before threads are waited for.
+    if not _open:
+        _before.update(sys=sys.excepthook, threading=threading.excepthook)
+        sys.excepthook, threading.excepthook = _on_error, _on_thread_error
+    _open.append(trainer)
+
+
+def closed(trainer: OpenTrainer) -> None:
+    """It is no node any more. After the last one errors are what they were before the first."""
+    if trainer in _open:
+        _open.remove(trainer)
+    if _open:
+        return
+    if sys.excepthook is _on_error:  # Else the script has put one of its own around it.
+        sys.excepthook = _before["sys"]
+    if threading.excepthook is _on_thread_error:
+        threading.excepthook = _before["threading"]
+
+
+def crash_all(error: BaseException) -> None:
+    """The main thread ends with `error`: so do all nodes, but those that a thread drives which goes on."""
+    if isinstance(error, SystemExit) and not error.code:
+        return
+    for trainer in tuple(_open):
+        if _ends_with_main(trainer):
+            trainer.crash(describe(error))
+
+
+def describe(error: BaseException) -> str:
+    """One line for other machines' terminals: "ValueError: ..."."""
+    try:
+        text = str(error)
+    except Exception:  # An error whose own text fails must not keep the node from saying goodbye.
+        text = ""
+    if isinstance(error, SystemExit):
+        name = "exit code" if isinstance(error.code, int) else "exit"
+    else:
+        name = type(error).__name__
+    whole = f"{name}: {text}" if text else name
+    plain = "".join(each if each.isprintable() else " " for each in whole[: 2 * REASON_CHARACTERS])
+    return plain if len(plain) <= REASON_CHARACTERS else plain[: REASON_CHARACTERS - 3] + "..."
+
+
+def _on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    before = _before["sys"]
+    if not _is_interactive():
+        crash_all(error)
+    before(kind, error, trace)
+
+
+def _on_thread_error(args: threading.ExceptHookArgs) -> None:
+    before, error = _before["threading"], args.exc_value
+    for trainer in tuple(_open):
+        if trainer.driver is args.thread and error is not None and getattr(error, "code", 1):
+            trainer.crash(describe(error))
+    before(args)
+
+
+def _leave_all(threads_have_ended: bool = False) -> None:
+    """The script has ended. If another hook was there instead of ours, its error is not known here before now."""
+    error = None if _is_interactive() else getattr(sys, "last_value", None)
+    for trainer in tuple(_open):
+        if threads_have_ended or _ends_with_main(trainer):
+            trainer.crash(describe(error)) if error is not None else trainer.request_node_exit()
+
+
+def _ends_with_main(trainer: OpenTrainer) -> bool:
+    driver = trainer.driver
+    return driver is threading.main_thread() or driver.daemon or not driver.is_alive()
+
+
+def _is_interactive() -> bool:
+    """At a prompt an error ends nothing."""
+    return hasattr(sys, "ps1")
+
+
+def _in_child() -> None:
+    for trainer in tuple(_open):  # A forked child has none.
+        closed(trainer)
+
+
+if hasattr(os, "register_at_fork"):  # Not on Windows.
+    os.register_at_fork(after_in_child=_in_child)
