@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -31,7 +32,15 @@ from .node.training_state import TrainingState, first_difference
 from .node.transport import Transport
 from .protocols.data_cursor import DataCursor
 from .protocols.errors import ChaosnetError, ConfigError, Expelled, ScaleOutFailed
-from .protocols.events import CaughtUp, Contributed, Crashed, LeaveWanted, LocalReady, Retracted, StateRejected
+from .protocols.events import (
+    CaughtUp,
+    Contributed,
+    Crashed,
+    LeaveWanted,
+    LocalReady,
+    Retracted,
+    StateRejected,
+)
 from .protocols.messages import Contribution, Notice
 from .protocols.scale_out import Otherwise
 from .randomness import Randomness
@@ -480,6 +489,8 @@ class Trainer:
             metrics=metrics,
             present=present,
             dataset=self._share.length,
+            min_samples=self._share.min_samples,
+            drop_last=self._share.drop_last,
             leaving=leaving,
         )
         loop, waited_s = self._running(), time.monotonic()
@@ -529,6 +540,7 @@ class Trainer:
     def _apply(self, outcome: StepOutcome) -> None:
         """What every member does with a completed step, to the same effect."""
         total = outcome.commit.total
+        self._share.in_hand = []  # What goes wrong from here on is not for the samples to answer for.
         if self._checkpointing is not None:
             self._checkpointing.next_step_done()
         applied = bool(total.weight) and self._is_acceptable(outcome)
@@ -549,7 +561,10 @@ class Trainer:
             self.samples += total.weight
         self._round = outcome.step + 1
         self._share.deal = outcome.deal
-        self._share.completed(total.dataset, total.ranges)
+        for said in self._share.completed(total):
+            self._say(said)
+        for what, count in self._share.left_out().items():
+            self._running().counters[what] = count
         self._means.came(total.metrics)
         self._running().rates.metrics = self.metrics
         self._copy_state(outcome, applied)
@@ -598,6 +613,16 @@ class Trainer:
         """Epochs of `batches` that the cluster has completed."""
         return self._share.epoch
 
+    @property
+    def samples_dropped(self) -> int:
+        """Left out at the ends of epochs (`drop_last`, `min_samples`), by the whole cluster."""
+        return self._share.left_out().get("samples_dropped", 0)
+
+    @property
+    def samples_set_aside(self) -> int:
+        """Passed over because scripts ended with an error over them, each once an epoch, by the whole cluster."""
+        return self._share.left_out().get("samples_set_aside", 0)
+
     def epochs(self, count: int) -> Iterator[int]:
         """What the cluster still has to do of `count` epochs; a late joiner begins with the present one."""
         while self.epoch < count and not self._done:
@@ -607,7 +632,14 @@ class Trainer:
                 return  # The loop inside was left early.
 
     def batches(
-        self, dataset: Any, batch_size: int, epochs: int | None = None, accumulate: int = 1
+        self,
+        dataset: Any,
+        batch_size: int,
+        epochs: int | None = None,
+        accumulate: int = 1,
+        *,
+        drop_last: bool = False,
+        min_samples: int = 1,
     ) -> Iterator[Batch]:
         """This node's share of a data set that all members have: each sample of an epoch exactly once.
 
@@ -618,13 +650,21 @@ class Trainer:
             epochs: Go on until the cluster has done that many in all. Default: to the end of this one.
             accumulate: At most so many batches between two calls of update(), which is due after each that
                 has `batch.last`; scale each loss by `batch.share`.
+            drop_last: An epoch ends where fewer samples are left than all nodes take in a step; these are not used.
+            min_samples: No batch has fewer. What cannot be dealt so, less than this an epoch, is not used. Both are
+                the same on all nodes, and what was left out is counted in `samples_dropped`.
+        A sample over which the scripts of two nodes have ended with an error is set aside (`samples_set_aside`).
         """
         if batch_size < 1 or accumulate < 1:
             raise ConfigError(
                 f"batches: batch_size={batch_size}, accumulate={accumulate} (expected at least 1 each)"
             )
+        if not 1 <= min_samples <= batch_size:
+            raise ConfigError(
+                f"batches: min_samples={min_samples} (expected 1 to batch_size, which is {batch_size})"
+            )
         self._running()
-        order = self._share.begin(len(dataset), batch_size * accumulate)
+        order = self._share.begin(len(dataset), batch_size * accumulate, int(min_samples), bool(drop_last))
         self._gradients.arm(None)
         target = epochs if epochs is not None else self.epoch + 1
         while self.epoch < target and not self._done:
@@ -636,7 +676,7 @@ class Trainer:
             self._skip()
             return
         weight = float(sum(stop - start for start, stop in mine))
-        parts = list(split(mine, accumulate)) if accumulate > 1 else [list(mine)]
+        parts = list(split(mine, accumulate, self._share.min_samples)) if accumulate > 1 else [list(mine)]
         for index, part in enumerate(parts):
             if self._updates != before:
                 raise ConfigError(
@@ -646,7 +686,8 @@ class Trainer:
             if index == len(parts) - 1:
                 self._weight = weight
                 self._gradients.arm(weight)
-            batch = fetch(dataset, order.indices(self.epoch, part))
+            self._share.in_hand = list(part)
+            batch = fetch(dataset, order.indices(self.epoch, part), partial(self._share.blame, part))
             batch.last, batch.share = index == len(parts) - 1, batch.samples / weight
             self._in_hand = float(batch.samples)
             yield batch
@@ -721,13 +762,13 @@ class Trainer:
         if self._loop is not None and self._ended is None:
             self._loop.post(LeaveWanted())
 
-    def crash(self, reason: str) -> None:
+    def crash(self, reason: str, blames: bool = False) -> None:
         """The script ends with an error: say so to the others, and contribute nothing more."""
         if self._loop is None or self._closed or self._pid != os.getpid():
             return
         self._closed = self._leaving = True
         if self._ended is None:
-            self._loop.post(Crashed(reason, tuple(self._share.ranges)))
+            self._loop.post(Crashed(reason, self._share.blamed() if blames else ()))
             self._ended = Ended("left", reason)
         self._stop()
         self._gradients.detach()
@@ -742,7 +783,7 @@ class Trainer:
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.request_node_exit()
         else:
-            self.crash(endings.describe(error))
+            self.crash(endings.describe(error), endings.blames(error))
 
     # --- telling ---
 

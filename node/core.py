@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 import random
+from collections import deque
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
@@ -120,6 +121,7 @@ from ..protocols.messages import (
     Shard,
     ShardRequest,
     StatusRequest,
+    Strike,
     Up,
     View,
     ViewChange,
@@ -148,6 +150,7 @@ ABORT_EVERY_S = 1.0
 ROUNDS_IN_VAIN = 8  # Of an election, 2 to 4 s. Duels end sooner.
 REPORT_EVERY_S = 1.0
 STEP_MESSAGES = (Up, Down, Ready, Commit)
+MAX_STRIKES = 64  # Kept at once. More nodes that end with an error in one step are not told of.
 FOLLOWED_UP = (
     FellBehind, ViewEntered, StepCompleted, Founded, Left, Out, DiscardState, Parked, MeasureLink, Measured,
 )  # fmt: skip
@@ -202,6 +205,8 @@ class Agent:
         self.opener = LinkOpener(me, self.relay, self.book)
         self.closer = LinkCloser(me)
         self.leaver = Leaver(me, self.relay)
+        self.strikes: dict[tuple[str, int], Strike] = {}  # By node and life, until a step has told of them.
+        self.struck: deque[tuple[str, int]] = deque(maxlen=MAX_STRIKES)  # Of these one has: they count once.
         self.crash: Crashed | None = None  # How our own script has ended.
         self.joiner: Joiner | None = None
         self.seeds: tuple[str, ...] = ()
@@ -331,7 +336,8 @@ class Agent:
             case LocalReady(contribution):
                 # Its script may not know yet. Who is alone, or whose peers all leave, gets out by this.
                 leaving = contribution.leaving or self.leaver.state is LeaverState.LEAVING
-                return self.sync.handle(LocalReady(replace(contribution, leaving=leaving)))
+                told = replace(contribution, leaving=leaving, strikes=tuple(self.strikes.values()))
+                return self.sync.handle(LocalReady(told))
             case Retracted(_, reason):
                 effects = self.sync.handle(event)
                 return effects + (self._on_torn(reason, now_s) if self.sync.tainted else [])
@@ -781,6 +787,10 @@ class Agent:
     def _on_step_completed(self, now_s: float) -> list[Effect]:
         """We do not wait any more. If every member acts in our view, what belongs to older ones can go."""
         effects: list[Effect] = [] if self.parked is None else [Parked(None)]
+        if self.sync.last_commit is not None:
+            for each in self.sync.last_commit.total.strikes:
+                self.strikes.pop((each.node, each.life), None)
+                self.struck.append((each.node, each.life))
         if not self.sync.priors:
             self.overlay.settled()
             coming = [*self.sync.prepared.values(), *([self.opener.view] if self.opener.view else ())]
@@ -812,7 +822,16 @@ class Agent:
         self.overlay.farewell(told.node, told.life, key)
         if told.error:
             self.monitor.ended(told.node, told.life, told.reason)
+            self._on_strike(told)
         return self._overlay_changed(now_s) if view else []
+
+    def _on_strike(self, told: Farewell) -> None:
+        """What it had in hand may be why it ended: all are to know before that is dealt to somebody else."""
+        known, full = (told.node, told.life) in self.struck, len(self.strikes) >= MAX_STRIKES
+        if told.ranges and self.phase is Phase.MEMBER and not known and not full:
+            strike = Strike(node=told.node, life=told.life, ranges=told.ranges, reason=told.reason)
+            self.strikes[told.node, told.life] = strike
+            self.sync.told_of(strike)
 
     def _orphaned(self, reason: str, now_s: float) -> list[Effect]:
         """Dropped while joining; who joins in blocking mode was a member before it had the state."""

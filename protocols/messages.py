@@ -332,6 +332,15 @@ class Down(Message, frozen=True, kw_only=True):
     weight: Positive
 
 
+class Strike(msgspec.Struct, frozen=True, kw_only=True):
+    """The script of this life of a node ended with an error while it had these samples of the epoch in hand."""
+
+    node: Id
+    life: Count
+    ranges: tuple[Range, ...]
+    reason: Annotated[str, Meta(max_length=MAX_REASON)] = ""
+
+
 class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     """What one node, or a subtree, brings to a step besides the gradient."""
 
@@ -343,6 +352,9 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     present: Bytes = b""  # Bit i: parameter i has a gradient.
     dataset: Count = 0  # Samples in the data set that is dealt out; 0: everybody uses data of its own.
     leaving: bool = False  # All of them have nothing more to train.
+    min_samples: Count = 0  # How `dataset` is dealt out: no fewer than this to a node,
+    drop_last: bool = False  # and not the rest of an epoch that is less than all take in a step.
+    strikes: tuple[Strike, ...] = ()  # Of nodes that are gone.
 
 
 class Ready(Message, frozen=True, kw_only=True):

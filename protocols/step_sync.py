@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
 
+import msgspec
+
 from .effects import (
     Accumulate,
     AdoptChunk,
@@ -40,7 +42,20 @@ from .effects import (
 )
 from .errors import LocalProtocolError, RemoteProtocolError
 from .events import Contributed, Event, LocalReady, Received, Retracted
-from .messages import Commit, Contribution, Deal, Down, Electorate, Install, Ready, Tree, Up, View, ViewKey
+from .messages import (
+    Commit,
+    Contribution,
+    Deal,
+    Down,
+    Electorate,
+    Install,
+    Ready,
+    Strike,
+    Tree,
+    Up,
+    View,
+    ViewKey,
+)
 
 STEP_MESSAGES = (Up, Down, Ready, Commit)
 # What is kept of one peer because it is ahead of us. In chunks a neighbour can be one step ahead; commits come to an
@@ -79,7 +94,16 @@ def merge(parts: list[Contribution]) -> Contribution:
         present=present.to_bytes(max((len(part.present) for part in parts), default=0), "little"),
         dataset=max(part.dataset for part in parts),
         leaving=all(part.leaving for part in parts),
+        min_samples=max(part.min_samples for part in parts),
+        drop_last=any(part.drop_last for part in parts),
+        strikes=merge_strikes([part.strikes for part in parts]),
     )
+
+
+def merge_strikes(parts: list[tuple[Strike, ...]]) -> tuple[Strike, ...]:
+    """Each life once, in an order that all agree on."""
+    by_life = {(each.node, each.life): each for part in parts for each in part}
+    return tuple(by_life[key] for key in sorted(by_life))
 
 
 def merge_votes(votes: list[tuple[int, int] | None]) -> tuple[int, int] | None:
@@ -413,6 +437,12 @@ class StepSync:
         if self.frozen or (peer in self.view.observer_ids and peer not in self.view.member_set):
             return False
         return any(peer in place.neighbors for place in self.places)
+
+    def told_of(self, strike: Strike) -> None:
+        """A member has ended over its samples. It is part of the step under way, which is done over without it."""
+        if self.local is not None:
+            strikes = merge_strikes([self.local.strikes, (strike,)])
+            self.local = msgspec.structs.replace(self.local, strikes=strikes)
 
     def forget_prepared(self) -> None:
         """A new term: no more votes for what an older scheduler proposed.
