@@ -563,8 +563,7 @@ class Trainer:
         self._share.deal = outcome.deal
         for said in self._share.completed(total):
             self._say(said)
-        for what, count in self._share.left_out().items():
-            self._running().counters[what] = count
+        self._running().rates.left_out = self._share.left_out()
         self._means.came(total.metrics)
         self._running().rates.metrics = self.metrics
         self._copy_state(outcome, applied)
