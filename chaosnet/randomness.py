@@ -64,5 +64,6 @@ class Randomness:
 
     def stepping(self, optimizer: torch.optim.Optimizer, step: int) -> AbstractContextManager[None]:
         """For optimizer.step(). Those that come with torch draw nothing: they are spared the 0.1 ms."""
-        draws = not type(optimizer).__module__.startswith("torch.")
+        parts = getattr(optimizer, "parts", {"": optimizer}).values()
+        draws = not all(type(part).__module__.startswith("torch.") for part in parts)
         return self.alike(step) if draws else nullcontext()

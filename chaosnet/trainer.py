@@ -23,6 +23,7 @@ from .data import Batch, DataShare, EpochOrder, fetch, split
 from .guard import Guard
 from .invite import introduce
 from .means import MAX_WEIGHT, ClusterMean, Means
+from .named_updates import named, parameter_count
 from .node.core import Agent, Settings
 from .node.flat_state import Arrival
 from .node.gradients import DEFAULT_CHUNK_BYTES, Gradients
@@ -68,8 +69,10 @@ class Trainer:
     pulls the state anew and returns. What this node had for that step is not counted.
 
     Args:
-        model: Any module; all members have the same one.
-        optimizer: Any torch.optim over its parameters that steps without a closure (so not LBFGS).
+        model: Any module; all members have the same one. Several: a dictionary by name.
+        optimizer: Any torch.optim over its parameters that steps without a closure (so not LBFGS). Several: a
+            dictionary by name; then each update() says the name of the one that it steps, in that order.
+        updates: Or in this order, e.g. ("D", "D", "G"). The same on all nodes.
         lr_scheduler: Stepped by every update(), not by the script. ReduceLROnPlateau looks at trainer.mean(loss).
         extra_state: A dictionary of plain data and tensors of yours that a joiner is to receive, in place.
         max_grad_norm: Clip the averaged gradient to this norm before the optimizer steps.
@@ -105,11 +108,12 @@ class Trainer:
 
     def __init__(
         self,
-        model: nn.Module | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
+        model: nn.Module | dict[str, nn.Module] | None = None,
+        optimizer: torch.optim.Optimizer | dict[str, torch.optim.Optimizer] | None = None,
         lr_scheduler: Any = None,
         extra_state: dict[str, Any] | None = None,
         *,
+        updates: tuple[str, ...] | None = None,
         join: str | None = None,
         listen: str | None = None,
         name: str | None = None,
@@ -152,6 +156,7 @@ class Trainer:
         self._policy = custom(sync_policy) if callable(sync_policy) else POLICIES[self.settings.policy]
         self.name = self.settings.name
         self.max_grad_norm, self.chunk_bytes, self.quiet = max_grad_norm, chunk_bytes, quiet
+        self._update_names = updates
         self._after_step, self._same_rng = after_step, bool(same_rng)
         self._guard = None if guard is None else Guard(guard, guard_factor)
         self.step = 0  # Updates of the model, by anybody, since the cluster began.
@@ -170,6 +175,7 @@ class Trainer:
         self._own_weight = 1.0  # What the script said last, if it brings its own data.
         self._eager = False  # Is the weight known before update(), so that chunks may leave during backward?
         self._means = Means()
+        self._updating = ""  # Name of the update() under way.
         self._checkpointing: Checkpointing | None = None
         self._run = secrets.token_hex(8)  # Of the cluster since it was founded or resumed.
         self._ended: Ended | None = None
@@ -191,8 +197,8 @@ class Trainer:
 
     def attach(
         self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        model: nn.Module | dict[str, nn.Module],
+        optimizer: torch.optim.Optimizer | dict[str, torch.optim.Optimizer],
         lr_scheduler: Any = None,
         extra_state: dict[str, Any] | None = None,
     ) -> None:
@@ -200,10 +206,15 @@ class Trainer:
         if self._loop is not None:
             raise ConfigError("attach: this trainer has a model already")
         endings.check_alone()
+        model, optimizer, lr_scheduler, self._named = named(
+            model, optimizer, lr_scheduler, self._update_names
+        )
         self.model, self.optimizer, self.lr_scheduler = model, optimizer, lr_scheduler
         max_norm = None if self.max_grad_norm is None else float(self.max_grad_norm)
         terms = {"max_grad_norm": str(max_norm), "chunk_bytes": str(self.chunk_bytes)}
         terms["same_rng"] = str(self._same_rng)
+        if self._named.names:
+            terms["updates"] = ", ".join(self._named.names)
         if self._guard is not None:
             terms["guard"] = self._guard.policy
         self._state = TrainingState(model, optimizer, lr_scheduler, extra_state, terms)
@@ -237,6 +248,7 @@ class Trainer:
             self._fail_to_join(ended)
         self.join_seconds = time.monotonic() - started_s
         self._start_step()
+        self._await_round()
 
     def _ask_to_join(self, addresses: tuple[str, ...]) -> None:
         s, loop = self.settings, self._running()
@@ -336,6 +348,7 @@ class Trainer:
         self._round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
         self._run = runtime["run"]
         self._random.key = runtime.get("rng_key", self._random.key)
+        self._named.phase = runtime.get("phase", 0)
         cursor = runtime["cursor"]
         self._share.cursor = None if cursor is None else DataCursor.from_plain(cursor)
 
@@ -348,6 +361,7 @@ class Trainer:
             "step": self.step,
             "samples": self.samples,
             "rng_key": self._random.key,
+            "phase": self._named.phase,
             "cursor": None if cursor is None else cursor.to_plain(),
         }
 
@@ -390,6 +404,7 @@ class Trainer:
             self._end(ended)
             return
         self.rejoins += 1
+        self._named.rejoined()
         self._means.settle()
         self._say(
             f"{self.name} is in again at step {self.step}: {self.step - before} steps went by without it"
@@ -401,26 +416,38 @@ class Trainer:
         """Forward may begin. With our own data the weight is known when a batch is handed out."""
         self._step_started_s = time.monotonic()
         self._random.step_begins(self.step)
-        self._share.ranges, self._weight, self._in_hand = [], None, None
+        if self._named.is_settled:  # Else the round's other updates are of the same samples.
+            self._share.ranges, self._weight, self._in_hand = [], None, None
         self._gradients.arm(None if self._share.size or not self._eager else self._own_weight)
 
     def _on_chunk_ready(self, chunk: int) -> None:
         weight = self._weight if self._weight is not None else self._own_weight
         self._running().post(Contributed((chunk,), weight))
 
-    def update(self, samples: float | None = None) -> None:
+    def _await_round(self) -> None:
+        """Enter where the first update of a round is due; until then take part without samples."""
+        while not self._named.is_settled and not self._done:
+            self._skip()
+
+    def update(self, samples: float | None = None, name: str | None = None) -> None:
         """All-reduce, optimizer step, LR scheduler step, zero_grad.
 
         The gradient is the mean over all samples of the cluster: each node's counts by its samples.
         Args:
             samples: Behind this node's gradients since the last update. Default: those of the batches that
                 `batches` gave out; with your own loader 1, so that all nodes count the same.
+            name: Of the optimizer that it steps, if there are several.
         Raises: Expelled if the cluster went on without this node and does not take it back (or with
             rejoin=False); ConfigError for a gradient that cannot be averaged.
         """
         self._running()
         self.driver = threading.current_thread()
         if self._leave_if_wanted():
+            return
+        self._updating = self._named.check(name)
+        if self._named.void:
+            self._named.end_void()
+            self._await_round()
             return
         weight = float(samples if samples is not None else self._weight or self._own_weight)
         if not 0 <= weight <= MAX_WEIGHT:
@@ -431,11 +458,14 @@ class Trainer:
         if self._guard is not None and weight > 0:
             weight = self._guarded(self._guard, weight)
         finished = self._gradients.finish(weight)
+        self._named.watch(finished.present, parameter_count(self._gradients))
         if finished.retracted:
             self._running().post(Retracted(weight, f"{self.name} changed gradients that were on their way"))
         else:
             self._running().post(Contributed(tuple(finished.chunks), weight))
         self._finish_step(weight, finished.present)
+        if self._named.mine == 0:
+            self._await_round()
 
     def _guarded(self, guard: Guard, weight: float) -> float:
         """Judge our own gradient before anybody gets it. Returns: the weight that it is to have."""
@@ -475,7 +505,7 @@ class Trainer:
         if finished.retracted:
             self._running().post(Retracted(0.0, f"{self.name} took back its gradients"))
         self._running().post(Contributed(tuple(range(len(self._gradients.chunks))), 0.0))
-        self._share.ranges = []
+        self._share.ranges, self._updating = [], ""
         return self._finish_step(0.0, finished.present)
 
     def _finish_step(self, weight: float, present: bytes) -> bool:
@@ -484,7 +514,8 @@ class Trainer:
             self._checkpointing.contribute(metrics)
         contribution = Contribution(
             weight=weight,
-            ranges=tuple(self._share.ranges),
+            ranges=tuple(self._share.ranges) if self._named.is_last else (),
+            update=self._updating,
             shares={self.name: 0 if leaving else self._share.size},
             metrics=metrics,
             present=present,
@@ -540,14 +571,18 @@ class Trainer:
     def _apply(self, outcome: StepOutcome) -> None:
         """What every member does with a completed step, to the same effect."""
         total = outcome.commit.total
-        self._share.in_hand = []  # What goes wrong from here on is not for the samples to answer for.
+        was_last = self._named.is_last
+        self._named.completed(total.update)
+        if self._named.is_settled:
+            self._share.in_hand = []  # What goes wrong from here on is not for the samples to answer for.
         if self._checkpointing is not None:
             self._checkpointing.next_step_done()
         applied = bool(total.weight) and self._is_acceptable(outcome)
         if applied:
             self._gradients.adopt(total.present, outcome.results)
+            self._named.stepping(total.update)
             if self.max_grad_norm is not None:
-                nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
+                nn.utils.clip_grad_norm_(self._named.parameters(), self.max_grad_norm)
             self._copies.finish()
             with self._random.stepping(self.optimizer, self.step):
                 self.optimizer.step()
@@ -558,10 +593,10 @@ class Trainer:
                 with self._random.alike(self.step):
                     self._after_step()
             self.step += 1
-            self.samples += total.weight
+            self.samples += total.weight if was_last else 0.0
         self._round = outcome.step + 1
         self._share.deal = outcome.deal
-        for said in self._share.completed(total):
+        for said in self._share.completed(total, self._named.is_settled):
             self._say(said)
         self._running().rates.left_out = self._share.left_out()
         self._means.came(total.metrics)
@@ -670,6 +705,7 @@ class Trainer:
             yield from self._batches_of_step(dataset, order, accumulate)
 
     def _batches_of_step(self, dataset: Any, order: EpochOrder, accumulate: int) -> Iterator[Batch]:
+        self._await_round()
         mine, before = self._share.take(), self._updates
         if not mine:
             self._skip()
@@ -690,6 +726,11 @@ class Trainer:
             batch.last, batch.share = index == len(parts) - 1, batch.samples / weight
             self._in_hand = float(batch.samples)
             yield batch
+        if self._named.mine and not self._done:
+            raise ConfigError(
+                f"batches: the next batch was asked for before update(name={self._named.names[self._named.mine]!r}) "
+                f"(expected all of {', '.join(self._named.names)} after each batch)"
+            )
         if self._updates == before and not self._done:
             raise ConfigError(
                 "batches: the next batch was asked for without update(); to accumulate gradients over "

@@ -355,6 +355,7 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     min_samples: Count = 0  # How `dataset` is dealt out: no fewer than this to a node,
     drop_last: bool = False  # and not the rest of an epoch that is less than all take in a step.
     strikes: tuple[Strike, ...] = ()  # Of nodes that are gone.
+    update: Annotated[str, Meta(max_length=64)] = ""  # Name of the update() behind it, if they have names.
 
 
 class Ready(Message, frozen=True, kw_only=True):

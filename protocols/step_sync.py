@@ -97,6 +97,7 @@ def merge(parts: list[Contribution]) -> Contribution:
         min_samples=max(part.min_samples for part in parts),
         drop_last=any(part.drop_last for part in parts),
         strikes=merge_strikes([part.strikes for part in parts]),
+        update=max(part.update for part in parts),  # Those that have one have the same.
     )
 
 
