@@ -103,7 +103,7 @@ class DataShare:
         """The script wants `size` of `length` samples per step. Raises: ConfigError if the cluster has others."""
         if self.cursor is None:
             self.min_samples, self.drop_last = min_samples, drop_last
-        if length < min_samples:
+        if 0 < length < min_samples:
             raise ConfigError(
                 f"batches: the data set has {length} samples (expected at least min_samples={min_samples})"
             )
