@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import default_collate
 
-from .protocols.data_cursor import DataCursor, positions
+from .protocols.data_cursor import MAX_ASIDE, DataCursor, positions
 from .protocols.errors import ConfigError
-from .protocols.messages import Range
+from .protocols.messages import Contribution, Range, Strike
 
 
 class Batch(Sequence[Any]):
@@ -66,6 +67,11 @@ class EpochOrder:
         indices: list[int] = self._order[list(positions(ranges))].tolist()
         return indices
 
+    def positions(self, epoch: int, indices: Sequence[int]) -> list[int]:
+        """Where these samples lie in that epoch, sorted."""
+        self.indices(epoch, ())
+        return torch.isin(self._order, torch.tensor(indices)).nonzero().flatten().tolist()
+
 
 class DataShare:
     """The part of a data set that all members have which is dealt to node `name`, step by step.
@@ -75,6 +81,7 @@ class DataShare:
         size: Samples that this node wants per step.
         deal: Who wants how many, in the order in which the cursor deals; as of the last completed step.
         ranges: Dealt to this node for the step under way.
+        in_hand: Those of them that the script is busy with: to blame if it ends with an error.
     """
 
     def __init__(self, name: str, seed: int) -> None:
@@ -82,6 +89,9 @@ class DataShare:
         self.length = self.size = 0
         self.deal: tuple[tuple[str, int], ...] = ()
         self.ranges: list[Range] = []
+        self.in_hand: list[Range] = []
+        self.min_samples, self.drop_last = 1, False
+        self._order: EpochOrder | None = None
         self.cursor: DataCursor | None = None  # Who joins gets the cluster's.
 
     @property
@@ -89,14 +99,29 @@ class DataShare:
         """Epochs that the cluster has completed."""
         return self.cursor.epoch if self.cursor else 0
 
-    def begin(self, length: int, size: int) -> EpochOrder:
+    def begin(self, length: int, size: int, min_samples: int = 1, drop_last: bool = False) -> EpochOrder:
         """The script wants `size` of `length` samples per step. Raises: ConfigError if the cluster has others."""
+        if self.cursor is None:
+            self.min_samples, self.drop_last = min_samples, drop_last
+        if 0 < length < min_samples:
+            raise ConfigError(
+                f"batches: the data set has {length} samples (expected at least min_samples={min_samples})"
+            )
         cursor = self._cursor_of(length)
+        for what, ours, theirs in (
+            ("min_samples", min_samples, cursor.min_samples),
+            ("drop_last", drop_last, cursor.drop_last),
+        ):
+            if ours != theirs:
+                raise ConfigError(
+                    f"batches: {what} is {ours} here, {theirs} in the cluster (expected the same)"
+                )
         if cursor.length != length:
             raise ConfigError(
                 f"batches: the data set has {length} samples here, {cursor.length} in the cluster"
             )
         self.length, self.size = length, size
+        self.min_samples, self.drop_last = min_samples, drop_last
         return EpochOrder(length, cursor.seed)  # Of the run's beginning, whatever `seed` is now.
 
     def take(self) -> list[Range]:
@@ -105,35 +130,141 @@ class DataShare:
         self.ranges = list(self.cursor.deal(self.deal).get(self.name, []))
         return self.ranges
 
-    def completed(self, length: int, ranges: tuple[Range, ...]) -> None:
-        """A step consumed `ranges` of the cluster's data set. Raises: ConfigError if ours is another one."""
+    def completed(self, total: Contribution, settled: bool = True) -> list[str]:
+        """A step consumed samples of the cluster's data set, or nodes ended over some.
+
+        Args:
+            settled: Does nobody hold any that he has not contributed yet?
+        Returns: what was set aside, for people to read.
+        Raises: ConfigError if our data set is another one, or nothing is left of it.
+        """
+        length = total.dataset
         if not length:
-            return
+            return []
         if self.length and length != self.length:
             raise ConfigError(
                 f"batches: this node's data set has {self.length} samples, the cluster's {length}"
             )
-        self._cursor_of(length).commit(ranges)
+        if self.cursor is None:
+            self.min_samples, self.drop_last = max(total.min_samples, 1), total.drop_last
+        cursor = self._cursor_of(length)
+        rules = {
+            "min_samples": (self.min_samples, total.min_samples),
+            "drop_last": (self.drop_last, total.drop_last),
+        }
+        for what, (ours, theirs) in rules.items():
+            if self.size and ours != theirs:
+                raise ConfigError(
+                    f"batches: {what} is {ours} here, {theirs} in the cluster (expected the same)"
+                )
+        condemned = cursor.strike(total.strikes)
+        said = [self._verdict(position, strikes) for position, strikes in condemned]
+        if condemned:
+            cursor.aside += self.indices([position for position, _ in condemned])[
+                : MAX_ASIDE - len(cursor.aside)
+            ]
+        epoch = cursor.epoch
+        cursor.commit(total.ranges)
+        cursor.set_aside([position for position, _ in condemned])
+        if settled:
+            self.ranges, self.in_hand = [], []
+            cursor.end_if_left_over(sum(size for _, size in self.deal))
+        if cursor.epoch != epoch and cursor.aside:
+            self._begin_without_aside(cursor)
+        return said
+
+    def _begin_without_aside(self, cursor: DataCursor) -> None:
+        """A new epoch. What earlier ones have set aside is passed over."""
+        if cursor.length - len(cursor.aside) < cursor.min_samples:
+            raise ConfigError(
+                f"batches: {len(cursor.aside)} of {cursor.length} samples are set aside, as scripts ended with an "
+                "error over them: nothing is left to train on"
+            )
+        cursor.set_aside(self._ordered(cursor).positions(cursor.epoch, cursor.aside))
+
+    def indices(self, where: Iterable[int]) -> list[int]:
+        """Of these positions of the present epoch, in the data set."""
+        assert self.cursor is not None
+        return self._ordered(self.cursor).indices(self.cursor.epoch, [(each, each + 1) for each in where])
+
+    def left_out(self) -> dict[str, int]:
+        """Samples that nobody has trained on, by why; only what there is."""
+        if self.cursor is None:
+            return {}
+        found = {
+            "samples_set_aside": self.cursor.samples_aside,
+            "samples_dropped": self.cursor.samples_dropped,
+        }
+        return {what: count for what, count in found.items() if count}
+
+    def blame(self, part: Sequence[Range], number: int) -> None:
+        """Of these, it is the one at place `number`."""
+        position = list(positions(part))[number]
+        self.in_hand = [(position, position + 1)]
+
+    def blamed(self) -> tuple[Range, ...]:
+        """What this node has in hand."""
+        return tuple(self.in_hand)
+
+    def _verdict(self, position: int, strikes: Sequence[Strike]) -> str:
+        assert self.cursor is not None
+        names = " and ".join(dict.fromkeys(each.node for each in strikes))
+        return (
+            f"set aside sample {position} of epoch {self.cursor.epoch} (index {self.indices([position])[0]} of the "
+            f"data set): {names} ended with {strikes[-1].reason or 'an error'}"
+        )
 
     def _cursor_of(self, length: int) -> DataCursor:
         """The cluster's, or a new one."""
         if self.cursor is None:
-            self.cursor = DataCursor(length, self.seed)
+            self.cursor = DataCursor(
+                length, self.seed, min_samples=self.min_samples, drop_last=self.drop_last
+            )
         return self.cursor
 
+    def _ordered(self, cursor: DataCursor) -> EpochOrder:
+        if self._order is None or self._order.length != cursor.length:
+            self._order = EpochOrder(cursor.length, cursor.seed)
+        return self._order
 
-def fetch(dataset: Any, indices: list[int]) -> Batch:
-    """The samples at `indices`, collated as torch's DataLoader does."""
+
+def fetch(dataset: Any, indices: list[int], blame: Callable[[int], None] = lambda number: None) -> Batch:
+    """The samples at `indices`, collated as torch's DataLoader does.
+
+    Args:
+        blame: Called with the place in `indices` of the one that cannot be had, before its error is raised.
+    """
     if hasattr(dataset, "__getitems__"):
-        items = dataset.__getitems__(indices)
+        try:
+            items = dataset.__getitems__(indices)
+        except Exception:
+            _one_by_one(dataset, indices, blame)  # Which of them is it?
+            raise
     else:
-        items = [dataset[index] for index in indices]
+        items = _one_by_one(dataset, indices, blame)
     return Batch(default_collate(items), len(indices))
 
 
-def split(ranges: Sequence[Range], parts: int) -> Iterator[list[Range]]:
-    """Cut ranges into at most `parts` lists of nearly equal size, in order; none is empty."""
+def _one_by_one(dataset: Any, indices: list[int], blame: Callable[[int], None]) -> list[Any]:
+    items = []
+    for number, index in enumerate(indices):
+        try:
+            items.append(dataset[index])
+        except Exception:
+            blame(number)
+            raise
+    return items
+
+
+def split(ranges: Sequence[Range], parts: int, least: int = 1) -> Iterator[list[Range]]:
+    """Cut ranges into at most `parts` lists of nearly equal size, in order; none has fewer than `least`."""
     every = list(positions(ranges))
+    parts = max(1, min(parts, len(every) // least))
+    if least > 1:
+        bounds = [len(every) * part // parts for part in range(parts + 1)] if every else []
+        for start, stop in itertools.pairwise(bounds):
+            yield [(position, position + 1) for position in every[start:stop]]
+        return
     size = -(-len(every) // parts) if every else 0
     for start in range(0, len(every), max(size, 1)):
         yield [(position, position + 1) for position in every[start : start + size]]

@@ -18,7 +18,7 @@ import threading
 from types import TracebackType
 from typing import Any, Protocol
 
-from .protocols.errors import ConfigError
+from .protocols.errors import ChaosnetError, ConfigError
 
 REASON_CHARACTERS = 200  # Less than MAX_REASON of a message.
 
@@ -29,7 +29,7 @@ class OpenTrainer(Protocol):
     name: str
     driver: threading.Thread  # Who called attach or update last.
 
-    def crash(self, reason: str) -> None: ...
+    def crash(self, reason: str, blames: bool = False) -> None: ...
 
     def request_node_exit(self) -> None: ...
 
@@ -90,7 +90,12 @@ def crash_all(error: BaseException) -> None:
         return
     for trainer in tuple(_open):
         if _ends_with_main(trainer):
-            trainer.crash(describe(error))
+            trainer.crash(describe(error), blames(error))
+
+
+def blames(error: BaseException) -> bool:
+    """May the samples that the script had in hand be why? Not if it was told to end, or set up wrongly."""
+    return isinstance(error, Exception) and not isinstance(error, ChaosnetError)
 
 
 def describe(error: BaseException) -> str:
@@ -119,7 +124,7 @@ def _on_thread_error(args: threading.ExceptHookArgs) -> None:
     before, error = _before["threading"], args.exc_value
     for trainer in tuple(_open):
         if trainer.driver is args.thread and error is not None and getattr(error, "code", 1):
-            trainer.crash(describe(error))
+            trainer.crash(describe(error), blames(error))
     before(args)
 
 
@@ -128,7 +133,9 @@ def _leave_all(threads_have_ended: bool = False) -> None:
     error = None if _is_interactive() else getattr(sys, "last_value", None)
     for trainer in tuple(_open):
         if threads_have_ended or _ends_with_main(trainer):
-            trainer.crash(describe(error)) if error is not None else trainer.request_node_exit()
+            trainer.crash(
+                describe(error), blames(error)
+            ) if error is not None else trainer.request_node_exit()
 
 
 def _ends_with_main(trainer: OpenTrainer) -> bool:

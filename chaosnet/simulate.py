@@ -70,7 +70,9 @@ def _tell_summary(summary: Summary, found: dict[str, Any]) -> None:
         f" ({found['rate_per_s']:.1f} a second)"
     )
     reasons = ", ".join(f"{why}: {count}" for why, count in summary.waited.most_common())
-    click.echo(f"in {summary.waiting} runs one of two waited for a person" + (f" ({reasons})" if reasons else ""))
+    click.echo(
+        f"in {summary.waiting} runs one of two waited for a person" + (f" ({reasons})" if reasons else "")
+    )
     unreached = summary.unreached()
     click.echo(f"coverage: {len(summary.coverage)} reached, {len(unreached)} not")
     for name in unreached:

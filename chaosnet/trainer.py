@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -24,12 +25,13 @@ from .guard import Guard
 from .invite import introduce
 from .lr_schedule import STEP, LRSchedule, check_every
 from .means import MAX_WEIGHT, ClusterMean, Means
+from .named_updates import named, parameter_count
 from .node.core import Agent, Settings
 from .node.flat_state import Arrival
 from .node.gradients import DEFAULT_CHUNK_BYTES, Gradients
 from .node.loop import Admitted, Ended, Founded, NodeLoop, StateArrived, StateDiscarded, StepOutcome
 from .node.plain import decode, encode
-from .node.training_state import TrainingState, first_difference
+from .node.training_state import TrainingState, first_difference, get_generators, set_generators
 from .node.transport import Transport
 from .protocols.data_cursor import DataCursor
 from .protocols.errors import ChaosnetError, ConfigError, Expelled, ReplicasDiffer, ScaleOutFailed
@@ -44,6 +46,7 @@ from .protocols.events import (
 )
 from .protocols.messages import Contribution, Notice
 from .protocols.scale_out import Otherwise
+from .randomness import Randomness
 from .remembered import ASK_PATIENCE_S, Remembered
 from .scheduler.sync_plan import POLICIES, Policy, custom
 from .script_rules import ScriptRules
@@ -70,8 +73,10 @@ class Trainer:
     pulls the state anew and returns. What this node had for that step is not counted.
 
     Args:
-        model: Any module; all members have the same one.
-        optimizer: Any torch.optim over its parameters that steps without a closure (so not LBFGS).
+        model: Any module; all members have the same one. Several: a dictionary by name.
+        optimizer: Any torch.optim over its parameters that steps without a closure (so not LBFGS). Several: a
+            dictionary by name; then each update() says the name of the one that it steps, in that order.
+        updates: Or in this order, e.g. ("D", "D", "G"). The same on all nodes.
         lr_scheduler: Stepped by update(), not by the script. ReduceLROnPlateau looks at trainer.mean(loss).
         lr_scheduler_every: "step" (default), "epoch" (one of `batches`, by the cluster), or a number of samples.
         extra_state: A dictionary of plain data and tensors of yours that a joiner is to receive, in place.
@@ -82,6 +87,8 @@ class Trainer:
             "stop" (default): all raise ReplicasDiffer. "heal": those in the minority pull the state anew. "warn".
             The same on all nodes.
         seed: Of the order of samples that `batches` deals out.
+        same_rng: All nodes draw the same random numbers in a step (docs/trainer.md). The same on all nodes. Default:
+            each node draws its own; the founder's generators stay as the script has seeded them.
         sync_policy: "fapt", "single", "ring", or a callable from the overlay (a networkx graph, edges with
             `rate_bps` and `rtt_s` where known) to trees (scheduler/sync_plan.py); used while this node is
             the scheduler.
@@ -110,11 +117,12 @@ class Trainer:
 
     def __init__(
         self,
-        model: nn.Module | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
+        model: nn.Module | dict[str, nn.Module] | None = None,
+        optimizer: torch.optim.Optimizer | dict[str, torch.optim.Optimizer] | None = None,
         lr_scheduler: Any = None,
         extra_state: dict[str, Any] | None = None,
         *,
+        updates: tuple[str, ...] | None = None,
         join: str | None = None,
         listen: str | None = None,
         name: str | None = None,
@@ -127,6 +135,7 @@ class Trainer:
         after_step: Callable[[], None] | None = None,
         on_divergence: str = "stop",
         seed: int = 0,
+        same_rng: bool = False,
         sync_policy: str | Policy | None = None,
         probe: str | None = None,
         found: bool | None = None,
@@ -162,7 +171,8 @@ class Trainer:
         self._policy = custom(sync_policy) if callable(sync_policy) else POLICIES[self.settings.policy]
         self.name = self.settings.name
         self.max_grad_norm, self.chunk_bytes, self.quiet = max_grad_norm, chunk_bytes, quiet
-        self._after_step = after_step
+        self._update_names = updates
+        self._after_step, self._same_rng = after_step, bool(same_rng)
         self._on_divergence, self._lr_every = on_divergence, lr_scheduler_every
         self._healing: Verdict | None = None  # This node is to pull the state anew.
         self._healed: Counter[str] = Counter()  # By what had differed.
@@ -184,6 +194,7 @@ class Trainer:
         self._own_weight = 1.0  # What the script said last, if it brings its own data.
         self._eager = False  # Is the weight known before update(), so that chunks may leave during backward?
         self._means = Means()
+        self._updating = ""  # Name of the update() under way.
         self._checkpointing: Checkpointing | None = None
         self._run = secrets.token_hex(8)  # Of the cluster since it was founded or resumed.
         self._ended: Ended | None = None
@@ -205,8 +216,8 @@ class Trainer:
 
     def attach(
         self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        model: nn.Module | dict[str, nn.Module],
+        optimizer: torch.optim.Optimizer | dict[str, torch.optim.Optimizer],
         lr_scheduler: Any = None,
         extra_state: dict[str, Any] | None = None,
     ) -> None:
@@ -214,13 +225,20 @@ class Trainer:
         if self._loop is not None:
             raise ConfigError("attach: this trainer has a model already")
         endings.check_alone()
+        model, optimizer, lr_scheduler, self._named = named(
+            model, optimizer, lr_scheduler, self._update_names
+        )
         self.model, self.optimizer, self.lr_scheduler = model, optimizer, lr_scheduler
         max_norm = None if self.max_grad_norm is None else float(self.max_grad_norm)
         terms = {"max_grad_norm": str(max_norm), "chunk_bytes": str(self.chunk_bytes)}
         terms |= {"on_divergence": self._on_divergence, "lr_scheduler_every": str(self._lr_every)}
+        terms["same_rng"] = str(self._same_rng)
+        if self._named.names:
+            terms["updates"] = ", ".join(self._named.names)
         if self._guard is not None:
             terms["guard"] = self._guard.policy
         self._state = TrainingState(model, optimizer, lr_scheduler, extra_state, terms)
+        self._random = Randomness(self._same_rng, self._state.accelerator())
         self._gradients = Gradients(model, self.chunk_bytes, self._on_chunk_ready)
         if self._guard is not None:
             self._gradients.judge_first()
@@ -254,6 +272,7 @@ class Trainer:
             self._fail_to_join(ended)
         self.join_seconds = time.monotonic() - started_s
         self._start_step()
+        self._await_round()
 
     def _ask_to_join(self, addresses: tuple[str, ...]) -> None:
         s, loop = self.settings, self._running()
@@ -327,7 +346,7 @@ class Trainer:
                     return ended
         if self._checkpointing is not None:
             self._checkpointing.started(self.step, self._run)
-            self._generators = self._state.generators()
+            self._generators = get_generators(self._state.accelerator())
         return None
 
     def _load(self, arrived: StateArrived) -> bool:
@@ -337,6 +356,7 @@ class Trainer:
         except ChaosnetError as error:
             loop.post(StateRejected(str(error)))
             return False
+        self._random.joined(self._run, self.name, self._round)
         self._state.watch()  # It reads all of it, so before the others wait for this node.
         self.join_bytes = arrived.arrival.manifest.total_bytes
         self.join_bytes_by_source = dict(arrived.bytes_by_source)
@@ -361,6 +381,8 @@ class Trainer:
         self._run = runtime["run"]
         self._schedule.from_plain(runtime.get("lr_schedule"))
         self._agreement.forget()
+        self._random.key = runtime.get("rng_key", self._random.key)
+        self._named.phase = runtime.get("phase", 0)
         cursor = runtime["cursor"]
         self._share.cursor = None if cursor is None else DataCursor.from_plain(cursor)
 
@@ -372,6 +394,8 @@ class Trainer:
             "round": self._round,
             "step": self.step,
             "samples": self.samples,
+            "rng_key": self._random.key,
+            "phase": self._named.phase,
             "cursor": None if cursor is None else cursor.to_plain(),
             "lr_schedule": self._schedule.to_plain(),
         }
@@ -418,6 +442,7 @@ class Trainer:
             self._end(ended)
             return
         self.rejoins += 1
+        self._named.rejoined()
         self._means.settle()
         self._say(
             f"{self.name} is in again at step {self.step}: {self.step - before} steps went by without it"
@@ -481,26 +506,39 @@ class Trainer:
     def _start_step(self) -> None:
         """Forward may begin. With our own data the weight is known when a batch is handed out."""
         self._step_started_s = time.monotonic()
-        self._share.ranges, self._weight, self._in_hand = [], None, None
+        self._random.step_begins(self.step)
+        if self._named.is_settled:  # Else the round's other updates are of the same samples.
+            self._share.ranges, self._weight, self._in_hand = [], None, None
         self._gradients.arm(None if self._share.size or not self._eager else self._own_weight)
 
     def _on_chunk_ready(self, chunk: int) -> None:
         weight = self._weight if self._weight is not None else self._own_weight
         self._running().post(Contributed((chunk,), weight))
 
-    def update(self, samples: float | None = None) -> None:
+    def _await_round(self) -> None:
+        """Enter where the first update of a round is due; until then take part without samples."""
+        while not self._named.is_settled and not self._done:
+            self._skip()
+
+    def update(self, samples: float | None = None, name: str | None = None) -> None:
         """All-reduce, optimizer step, LR scheduler step, zero_grad.
 
         The gradient is the mean over all samples of the cluster: each node's counts by its samples.
         Args:
             samples: Behind this node's gradients since the last update. Default: those of the batches that
                 `batches` gave out; with your own loader 1, so that all nodes count the same.
+            name: Of the optimizer that it steps, if there are several.
         Raises: Expelled if the cluster went on without this node and does not take it back (or with
             rejoin=False); ConfigError for a gradient that cannot be averaged.
         """
         self._running()
         self.driver = threading.current_thread()
         if self._leave_if_wanted():
+            return
+        self._updating = self._named.check(name)
+        if self._named.void:
+            self._named.end_void()
+            self._await_round()
             return
         weight = float(samples if samples is not None else self._weight or self._own_weight)
         if not 0 <= weight <= MAX_WEIGHT:
@@ -515,11 +553,14 @@ class Trainer:
         finished = self._gradients.finish(weight)
         if weight > 0:
             self._rules.contributed()
+        self._named.watch(finished.present, parameter_count(self._gradients))
         if finished.retracted:
             self._running().post(Retracted(weight, f"{self.name} changed gradients that were on their way"))
         else:
             self._running().post(Contributed(tuple(finished.chunks), weight))
         self._finish_step(weight, finished.present)
+        if self._named.mine == 0:
+            self._await_round()
 
     def _guarded(self, guard: Guard, weight: float) -> float:
         """Judge our own gradient before anybody gets it. Returns: the weight that it is to have."""
@@ -559,7 +600,7 @@ class Trainer:
         if finished.retracted:
             self._running().post(Retracted(0.0, f"{self.name} took back its gradients"))
         self._running().post(Contributed(tuple(range(len(self._gradients.chunks))), 0.0))
-        self._share.ranges = []
+        self._share.ranges, self._updating = [], ""
         return self._finish_step(0.0, finished.present)
 
     def _finish_step(self, weight: float, present: bytes) -> bool:
@@ -569,11 +610,14 @@ class Trainer:
         digests, accounts = ({}, {}) if leaving else self._agreement.tell(self._round, self.step, weight > 0)
         contribution = Contribution(
             weight=weight,
-            ranges=tuple(self._share.ranges),
+            ranges=tuple(self._share.ranges) if self._named.is_last else (),
+            update=self._updating,
             shares={self.name: 0 if leaving else self._share.size},
             metrics=metrics,
             present=present,
             dataset=self._share.length,
+            min_samples=self._share.min_samples,
+            drop_last=self._share.drop_last,
             leaving=leaving,
             digests=digests,
             accounts=accounts,
@@ -628,26 +672,34 @@ class Trainer:
     def _apply(self, outcome: StepOutcome) -> None:
         """What every member does with a completed step, to the same effect."""
         total = outcome.commit.total
+        was_last = self._named.is_last
+        self._named.completed(total.update)
+        if self._named.is_settled:
+            self._share.in_hand = []  # What goes wrong from here on is not for the samples to answer for.
         if self._checkpointing is not None:
             self._checkpointing.next_step_done()
         applied = bool(total.weight) and self._is_acceptable(outcome)
         self._means.came(total.metrics)  # First, as after_step may look at them.
         if applied:
             self._gradients.adopt(total.present, outcome.results)
+            self._named.stepping(total.update)
             if self.max_grad_norm is not None:
-                nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
+                nn.utils.clip_grad_norm_(self._named.parameters(), self.max_grad_norm)
             self._copies.finish()
-            with self._rules.our_step():
+            with self._rules.our_step(), self._random.stepping(self.optimizer, self.step):
                 self.optimizer.step()
             self._schedule.stepped(total.metrics.get("loss", (0.0, 0.0)))
             self.optimizer.zero_grad(set_to_none=True)
             if self._after_step is not None:
-                self._after_step()
+                with self._random.alike(self.step):
+                    self._after_step()
             self.step += 1
-            self.samples += total.weight
+            self.samples += total.weight if was_last else 0.0
         self._round = outcome.step + 1
         self._share.deal = outcome.deal
-        self._share.completed(total.dataset, total.ranges)
+        for said in self._share.completed(total, self._named.is_settled):
+            self._say(said)
+        self._running().rates.left_out = self._share.left_out()
         self._schedule.progressed(self.epoch, self.samples)
         self._running().rates.metrics = self.metrics
         self._judge(outcome)
@@ -682,10 +734,10 @@ class Trainer:
         if self._checkpointing is not None and (applied or final):
             mark = self._checkpointing.due(self.step, self._run, outcome.commit)
             if applied:
-                self._generators = self._state.generators()
+                self._generators = get_generators(self._state.accelerator())
             elif mark is not None:  # Perhaps in the middle of a forward pass, which is not counted.
                 self._gradients.revert_buffers()
-                self._state.set_generators(self._generators)
+                set_generators(self._generators, self._state.accelerator())
         if joiner is not None or mark is not None:
             self._copies.take(self._round, self._runtime(), joiner, mark)
         if final:
@@ -698,6 +750,16 @@ class Trainer:
         """Epochs of `batches` that the cluster has completed."""
         return self._share.epoch
 
+    @property
+    def samples_dropped(self) -> int:
+        """Left out at the ends of epochs (`drop_last`, `min_samples`), by the whole cluster."""
+        return self._share.left_out().get("samples_dropped", 0)
+
+    @property
+    def samples_set_aside(self) -> int:
+        """Passed over because scripts ended with an error over them, each once an epoch, by the whole cluster."""
+        return self._share.left_out().get("samples_set_aside", 0)
+
     def epochs(self, count: int) -> Iterator[int]:
         """What the cluster still has to do of `count` epochs; a late joiner begins with the present one."""
         while self.epoch < count and not self._done:
@@ -707,7 +769,14 @@ class Trainer:
                 return  # The loop inside was left early.
 
     def batches(
-        self, dataset: Any, batch_size: int, epochs: int | None = None, accumulate: int = 1
+        self,
+        dataset: Any,
+        batch_size: int,
+        epochs: int | None = None,
+        accumulate: int = 1,
+        *,
+        drop_last: bool = False,
+        min_samples: int = 1,
     ) -> Iterator[Batch]:
         """This node's share of a data set that all members have: each sample of an epoch exactly once.
 
@@ -718,25 +787,34 @@ class Trainer:
             epochs: Go on until the cluster has done that many in all. Default: to the end of this one.
             accumulate: At most so many batches between two calls of update(), which is due after each that
                 has `batch.last`; scale each loss by `batch.share`.
+            drop_last: An epoch ends where fewer samples are left than all nodes take in a step; these are not used.
+            min_samples: No batch has fewer. What cannot be dealt so, less than this an epoch, is not used. Both are
+                the same on all nodes, and what was left out is counted in `samples_dropped`.
+        A sample over which the scripts of two nodes have ended with an error is set aside (`samples_set_aside`).
         """
         if batch_size < 1 or accumulate < 1:
             raise ConfigError(
                 f"batches: batch_size={batch_size}, accumulate={accumulate} (expected at least 1 each)"
             )
+        if not 1 <= min_samples <= batch_size:
+            raise ConfigError(
+                f"batches: min_samples={min_samples} (expected 1 to batch_size, which is {batch_size})"
+            )
         self._running()
-        order = self._share.begin(len(dataset), batch_size * accumulate)
+        order = self._share.begin(len(dataset), batch_size * accumulate, int(min_samples), bool(drop_last))
         self._gradients.arm(None)
         target = epochs if epochs is not None else self.epoch + 1
         while self.epoch < target and not self._done:
             yield from self._batches_of_step(dataset, order, accumulate)
 
     def _batches_of_step(self, dataset: Any, order: EpochOrder, accumulate: int) -> Iterator[Batch]:
+        self._await_round()
         mine, before = self._share.take(), self._updates
         if not mine:
             self._skip()
             return
         weight = float(sum(stop - start for start, stop in mine))
-        parts = list(split(mine, accumulate)) if accumulate > 1 else [list(mine)]
+        parts = list(split(mine, accumulate, self._share.min_samples)) if accumulate > 1 else [list(mine)]
         for index, part in enumerate(parts):
             if self._updates != before:
                 raise ConfigError(
@@ -746,10 +824,16 @@ class Trainer:
             if index == len(parts) - 1:
                 self._weight = weight
                 self._gradients.arm(weight)
-            batch = fetch(dataset, order.indices(self.epoch, part))
+            self._share.in_hand = list(part)
+            batch = fetch(dataset, order.indices(self.epoch, part), partial(self._share.blame, part))
             batch.last, batch.share = index == len(parts) - 1, batch.samples / weight
             self._in_hand = float(batch.samples)
             yield batch
+        if self._named.mine and not self._done:
+            raise ConfigError(
+                f"batches: the next batch was asked for before update(name={self._named.names[self._named.mine]!r}) "
+                f"(expected all of {', '.join(self._named.names)} after each batch)"
+            )
         if self._updates == before and not self._done:
             raise ConfigError(
                 "batches: the next batch was asked for without update(); to accumulate gradients over "
@@ -824,13 +908,13 @@ class Trainer:
         if self._loop is not None and self._ended is None:
             self._loop.post(LeaveWanted())
 
-    def crash(self, reason: str) -> None:
+    def crash(self, reason: str, blames: bool = False) -> None:
         """The script ends with an error: say so to the others, and contribute nothing more."""
         if self._loop is None or self._closed or self._pid != os.getpid():
             return
         self._closed = self._leaving = True
         if self._ended is None:
-            self._loop.post(Crashed(reason, tuple(self._share.ranges)))
+            self._loop.post(Crashed(reason, self._share.blamed() if blames else ()))
             self._ended = Ended("left", reason)
         self._stop()
         self._gradients.detach()
@@ -845,7 +929,7 @@ class Trainer:
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.request_node_exit()
         else:
-            self.crash(endings.describe(error))
+            self.crash(endings.describe(error), endings.blames(error))
 
     # --- telling ---
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 import random
+from collections import deque
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
@@ -123,6 +124,7 @@ from ..protocols.messages import (
     Shard,
     ShardRequest,
     StatusRequest,
+    Strike,
     Up,
     View,
     ViewChange,
@@ -154,6 +156,7 @@ ABORT_EVERY_S = 1.0
 ROUNDS_IN_VAIN = 8  # Of an election, 2 to 4 s. Duels end sooner.
 REPORT_EVERY_S = 1.0
 STEP_MESSAGES = (Up, Down, Ready, Commit)
+MAX_STRIKES = 64  # Kept at once. More nodes that end with an error in one step are not told of.
 FOLLOWED_UP = (
     FellBehind, ViewEntered, StepCompleted, Founded, Left, Out, DiscardState, Parked, MeasureLink, Measured,
 )  # fmt: skip
@@ -208,6 +211,8 @@ class Agent:
         self.opener = LinkOpener(me, self.relay, self.book)
         self.closer = LinkCloser(me)
         self.leaver = Leaver(me, self.relay)
+        self.strikes: dict[tuple[str, int], Strike] = {}  # By node and life, until a step has told of them.
+        self.struck: deque[tuple[str, int]] = deque(maxlen=MAX_STRIKES)  # Of these one has: they count once.
         self.crash: Crashed | None = None  # How our own script has ended.
         self.joiner: Joiner | None = None
         self.join_news: JoinNews | None = None
@@ -292,7 +297,9 @@ class Agent:
     def was_last(self) -> bool:
         """Of who has left: does nobody go on?"""
         view, commit = self.sync.view, self.sync.last_commit
-        return (commit is not None and commit.total.leaving) or (view is not None and view.node_ids == (self.me,))
+        return (commit is not None and commit.total.leaving) or (
+            view is not None and view.node_ids == (self.me,)
+        )
 
     @property
     def ways_back(self) -> tuple[str, ...]:
@@ -356,7 +363,8 @@ class Agent:
                 self.clock.give(now_s)
                 # Its script may not know yet. Who is alone, or whose peers all leave, gets out by this.
                 leaving = contribution.leaving or self.leaver.state is LeaverState.LEAVING
-                return self.sync.handle(LocalReady(replace(contribution, leaving=leaving)))
+                told = replace(contribution, leaving=leaving, strikes=tuple(self.strikes.values()))
+                return self.sync.handle(LocalReady(told))
             case Retracted(_, reason):
                 effects = self.sync.handle(event)
                 return effects + (self._on_torn(reason, now_s) if self.sync.tainted else [])
@@ -781,7 +789,9 @@ class Agent:
         if self.opener.view is not None and self.opener.view.key <= view.key:
             self.opener.done()
         self.overlay.enter(view)
-        self.declared = {node: each for node, each in self.declared.items() if view.find(node) in (None, each)}
+        self.declared = {
+            node: each for node, each in self.declared.items() if view.find(node) in (None, each)
+        }
         others = [voter for voter in view.voter_ids if voter != self.me]
         self.liveness.pairs_with(others[0] if len(view.voter_ids) == 2 and len(others) == 1 else "")
         self.relay.by_view = (view.scheduler, view.to_scheduler(self.me))
@@ -838,6 +848,10 @@ class Agent:
         self.clock.complete(now_s)
         went_on = self.waits.completed(self.sync.step, now_s)
         effects += went_on if self.scheduler else []
+        if self.sync.last_commit is not None:
+            for each in self.sync.last_commit.total.strikes:
+                self.strikes.pop((each.node, each.life), None)
+                self.struck.append((each.node, each.life))
         if not self.sync.priors:
             self.overlay.settled()
             coming = [*self.sync.prepared.values(), *([self.opener.view] if self.opener.view else ())]
@@ -869,7 +883,16 @@ class Agent:
         self.overlay.farewell(told.node, told.life, key)
         if told.error:
             self.monitor.ended(told.node, told.life, told.reason)
+            self._on_strike(told)
         return self._overlay_changed(now_s) if view else []
+
+    def _on_strike(self, told: Farewell) -> None:
+        """What it had in hand may be why it ended: all are to know before that is dealt to somebody else."""
+        known, full = (told.node, told.life) in self.struck, len(self.strikes) >= MAX_STRIKES
+        if told.ranges and self.phase is Phase.MEMBER and not known and not full:
+            strike = Strike(node=told.node, life=told.life, ranges=told.ranges, reason=told.reason)
+            self.strikes[told.node, told.life] = strike
+            self.sync.told_of(strike)
 
     def _orphaned(self, reason: str, now_s: float) -> list[Effect]:
         """Dropped while joining; who joins in blocking mode was a member before it had the state."""
@@ -936,9 +959,12 @@ class Agent:
             text = f"the others went on without {self.me}: it joins them as soon as it reaches one"
         elif lives := self._doubted():
             names = ", ".join(node for node, _ in lives)
-            text = f"{self.me} goes on without {names}, which counts as dead; if it lives, it has to join anew"
+            text = (
+                f"{self.me} goes on without {names}, which counts as dead; if it lives, it has to join anew"
+            )
             told: list[Effect] = [
-                Happened("declared dead", node, f"a person told {self.me} so", self.sync.step) for node, _ in lives
+                Happened("declared dead", node, f"a person told {self.me} so", self.sync.step)
+                for node, _ in lives
             ]
             told += self.relay.send(EVERYONE, DeclaredDead(lives=lives))
             return told + self.relay.send(asker, Answer(ok=True, text=text[:2000]))

@@ -136,6 +136,7 @@ class Rates:
     state_bytes: int = 0
     layer_bytes: tuple[int, int] = (0, 0)
     metrics: dict[str, float] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)  # Samples that nobody trained on, by why.
 
 
 class NodeLoop:
@@ -615,6 +616,7 @@ class NodeLoop:
             "step": agent.sync.step,
             "samples_per_s": round(self._cluster_rate(), 1),
             "metrics": dict(self.rates.metrics),
+            **self.rates.left_out,
             "parked": self._advised(agent.parked),
             "waiting": agent.waits.status(self._now_s()),
             "handling_ms": {name: values[-50:] for name, values in self.handling_ms.items()},

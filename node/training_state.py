@@ -230,21 +230,6 @@ class TrainingState:
             if parameter.device.type == "cpu" and parameter.is_contiguous()
         }
 
-    def generators(self) -> tuple[Any, ...]:
-        """Where the random generators are, as `begin_capture` would have it. Cheap enough for every step."""
-        kind = self._accelerator()
-        there = None if kind is None else torch.get_device_module(kind).get_rng_state()
-        return torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False), there
-
-    def set_generators(self, state: tuple[Any, ...]) -> None:
-        """Back to what `generators` has told."""
-        kind = self._accelerator()
-        torch.set_rng_state(state[0])
-        random.setstate(state[1])
-        np.random.set_state(state[2])
-        if kind is not None:
-            torch.get_device_module(kind).set_rng_state(state[3])
-
     def begin_capture(
         self,
         step: int,
@@ -265,7 +250,7 @@ class TrainingState:
         self._at_once |= self._last is not None and self._last.torn
         if any(still.changed for still in self._still.values()):
             self._still = {}  # What freezes them changes them all.
-        sections["rng"] = plain.encode(_rng_state(self._accelerator()), "rng")
+        sections["rng"] = plain.encode(get_generators(self.accelerator()), "rng")
         sections["runtime"] = plain.encode(runtime, "runtime")
         rows = map(row_of, table.names, table.tensors)
         manifest = Manifest(tuple(lay_out(rows)), plain.encode(sections, "state"), step)
@@ -325,7 +310,7 @@ class TrainingState:
         self._load_optimizer(parts["optimizer.state"], parts["optimizer"])
         if self.extra_state is not None:
             _restore(self.extra_state, parts["extra_state"])
-        _set_rng_state(parts["rng"], self._accelerator())
+        set_generators(parts["rng"], self.accelerator())
         return parts["runtime"]
 
     def _difference(self, parts: dict[str, Any]) -> str | None:
@@ -401,7 +386,7 @@ class TrainingState:
             digest.update(as_bytes(tensor).cpu().numpy().data)
         return digest.hexdigest()
 
-    def _accelerator(self) -> str | None:
+    def accelerator(self) -> str | None:
         """The kind of device whose random generator forward draws from, if that is not the CPU: "cuda"."""
         kinds = {parameter.device.type for parameter in self.model.parameters()} - {"cpu", "meta"}
         return min(kinds, default=None)
@@ -492,7 +477,8 @@ def _uncast(loaded: Any, sent: Any) -> Any:
     return sent if isinstance(sent, str) else loaded
 
 
-def _rng_state(accelerator: str | None) -> dict[str, Any]:
+def get_generators(accelerator: str | None) -> dict[str, Any]:
+    """The state of torch's generators, on the CPU and this kind of device, Python's and numpy's, as plain data."""
     numpy_state: Any = np.random.get_state(legacy=False)
     inner = dict(numpy_state["state"])
     arrays = {key: [str(v.dtype), v.tobytes()] for key, v in inner.items() if isinstance(v, np.ndarray)}
@@ -508,8 +494,8 @@ def _rng_state(accelerator: str | None) -> dict[str, Any]:
     return state
 
 
-def _set_rng_state(state: dict[str, Any], accelerator: str | None) -> None:
-    """A node with another kind of accelerator than the sender's keeps that one's generator as it is."""
+def set_generators(state: dict[str, Any], accelerator: str | None) -> None:
+    """Go on from there. A node with another kind of accelerator than the sender's keeps that one's as it is."""
     torch.set_rng_state(_byte_tensor(state["torch"]))
     random.setstate(state["python"])
     inner = {

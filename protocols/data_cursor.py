@@ -3,13 +3,23 @@
 The cursor counts positions in the epoch's permutation of the data set, not samples: the permutation is a
 function of (seed, epoch) that every node computes for itself. Dealing changes nothing; only a committed
 step consumes. What a dead member held was never committed, so it is dealt again.
+
+A member whose script ended with an error says what it had in hand: a strike against these positions. They are dealt
+again to one member a step, an eighth of them at a time and first of all that it gets, beside others. A position with
+strikes of two lives is condemned: it counts as consumed, and nobody trains on it. Who trains on one clears it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from .errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from .messages import Strike
+
+SMALLEST_BATCH = 2  # When it is known that a sample may be bad, and not before.
+MAX_ASIDE = 1000  # Indices of the data set that are kept out of later epochs; of more, only of theirs.
 
 Range = tuple[int, int]
 """[start, stop), positions in the epoch's permutation."""
@@ -29,6 +39,18 @@ class DataCursor:
     epoch: int = 0
     consumed: list[Range] = field(default_factory=list)
     """Sorted, disjoint, not touching; never the whole epoch."""
+    min_samples: int = 1
+    """Nobody is dealt fewer."""
+    drop_last: bool = False
+    """Is the rest of an epoch that is less than all take in a step left out?"""
+    strikes: list[Strike] = field(default_factory=list)
+    """In order of (node, life), each once; of positions of this epoch that are not consumed."""
+    aside: list[int] = field(default_factory=list)
+    """What has been condemned, as the data set numbers it: in later epochs it is not dealt, either."""
+    samples_aside: int = 0
+    """Positions, of all epochs, that were consumed so."""
+    samples_dropped: int = 0
+    """Positions, of all epochs, that were left over at the end."""
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -50,20 +72,80 @@ class DataCursor:
         Returns: per member of `shares`, sorted ranges; an empty list where there is nothing for it.
         Raises: ConfigError for a negative batch size or a member named twice.
         """
-        sizes = _split(min(self.remaining, _total(shares)), shares)
-        unconsumed = self._unconsumed()
-        rest: Range = (0, 0)
-        ranges_by_member: dict[str, list[Range]] = {}
-        for member, size in sizes.items():
-            taken: list[Range] = []
-            while size > 0:
-                start, stop = rest if rest[0] < rest[1] else next(unconsumed)
-                cut = min(stop, start + size)
-                taken.append((start, cut))
-                rest = (cut, stop)
-                size -= cut - start
-            ranges_by_member[member] = taken
-        return ranges_by_member
+        wanted, suspects = _total(shares), list(positions(self.suspects()))
+        if not suspects:
+            return _deal_out(self._sizes(self.remaining, wanted, shares), self._unconsumed())
+        others = list(_without(self._unconsumed(), self.suspects()))
+        count = sum(stop - start for start, stop in others)
+        first = _few(len(suspects), count, self.min_samples)
+        sizes = self._sizes(first + count, wanted, shares)
+        taster = next((member for member, size in sizes.items() if size), None)
+        if taster is None:
+            return _deal_out(sizes, iter(()))
+        few = min(first, sizes[taster])
+        if sum(sizes.values()) - few > count:  # Not enough that is not struck: the others get nothing.
+            few = min(first, dict(shares)[taster])
+            sizes = dict.fromkeys(sizes, 0) | {taster: min(few + count, dict(shares)[taster])}
+        tasted = _joined(suspects[:few])
+        sizes[taster] -= few
+        dealt = _deal_out(sizes, iter(others))
+        dealt[taster] = sorted([*tasted, *dealt[taster]])
+        return dealt
+
+    def _sizes(self, count: int, wanted: int, shares: Sequence[tuple[str, int]]) -> dict[str, int]:
+        """How many of `count` positions each gets: none or `min_samples` at least; so is the rest, if it can be."""
+        least = self.min_samples
+        sizes = _split_at_least(least, min(count, wanted), shares)
+        if 0 < count - sum(sizes.values()) < least:
+            fewer = _split_at_least(least, count - least, shares)
+            return fewer if any(fewer.values()) else sizes
+        return sizes
+
+    def suspects(self) -> list[Range]:
+        """Positions with a strike, sorted and disjoint."""
+        return _joined(sorted({each for strike in self.strikes for each in positions(strike.ranges)}))
+
+    def strike(self, strikes: Iterable[Strike]) -> list[tuple[int, list[Strike]]]:
+        """Take note of members that have ended. Returns: positions that are condemned now, each with its strikes."""
+        known = {(each.node, each.life): each for each in self.strikes}
+        for each in strikes:
+            inside = [
+                (start, min(stop, self.length))
+                for start, stop in each.ranges
+                if start < min(stop, self.length)
+            ]
+            known.setdefault((each.node, each.life), replace(each, ranges=tuple(inside)))
+        self.strikes = [known[key] for key in sorted(known)]
+        self._clear_consumed()
+        against: dict[int, list[Strike]] = {}
+        for each in self.strikes:
+            for position in set(positions(each.ranges)):
+                against.setdefault(position, []).append(each)
+        return [(position, against[position]) for position in sorted(against) if len(against[position]) > 1]
+
+    def set_aside(self, condemned: Sequence[int]) -> None:
+        """Consume these positions; nobody has trained on them. Raises: as `commit`."""
+        self.samples_aside += len(condemned)
+        self.commit(_joined(condemned))
+
+    def end_if_left_over(self, wanted: int) -> None:
+        """Leave out the rest of the epoch, if it is too little to be dealt. `wanted`: what all take in a step.
+
+        An epoch of which nobody has trained anything is not left out.
+        """
+        untouched = self.remaining >= self.length - len(self.aside)
+        if self.remaining < self.min_samples or (
+            self.drop_last and self.remaining < wanted and not untouched
+        ):
+            self.samples_dropped += self.remaining
+            self.commit(list(self._unconsumed()))
+
+    def _clear_consumed(self) -> None:
+        left = [
+            replace(each, ranges=tuple(_without(_joined(sorted(set(positions(each.ranges)))), self.consumed)))
+            for each in self.strikes
+        ]
+        self.strikes = [each for each in left if each.ranges]
 
     def commit(self, ranges: Iterable[Range]) -> None:
         """Mark `ranges` consumed; when the epoch is, start the next one. On an error nothing changes.
@@ -89,6 +171,9 @@ class DataCursor:
         if self.consumed == [(0, self.length)]:
             self.epoch += 1
             self.consumed = []
+            self.strikes = []
+        elif self.strikes:
+            self._clear_consumed()
 
     def to_plain(self) -> dict[str, Any]:
         """The whole cursor as a dict of ints and lists, for replication."""
@@ -97,6 +182,12 @@ class DataCursor:
             "seed": self.seed,
             "epoch": self.epoch,
             "consumed": [list(interval) for interval in self.consumed],
+            "min_samples": self.min_samples,
+            "drop_last": self.drop_last,
+            "strikes": [[s.node, s.life, [list(each) for each in s.ranges], s.reason] for s in self.strikes],
+            "aside": list(self.aside),
+            "samples_aside": self.samples_aside,
+            "samples_dropped": self.samples_dropped,
         }
 
     @classmethod
@@ -108,6 +199,12 @@ class DataCursor:
         try:
             consumed = [(int(start), int(stop)) for start, stop in plain["consumed"]]
             cursor = cls(int(plain["length"]), int(plain["seed"]), int(plain["epoch"]), consumed)
+            cursor.min_samples = int(plain.get("min_samples", 1))  # A checkpoint may be older than these.
+            cursor.drop_last = bool(plain.get("drop_last", False))
+            cursor.strikes = [_strike(*each) for each in plain.get("strikes", ())]
+            cursor.aside = [int(each) for each in plain.get("aside", ())]
+            cursor.samples_aside = int(plain.get("samples_aside", 0))
+            cursor.samples_dropped = int(plain.get("samples_dropped", 0))
         except (KeyError, TypeError, ValueError, ConfigError) as error:
             raise RemoteProtocolError(f"data cursor: {plain!r} describes none ({error!r})") from None
         if flaw := cursor._flaw():
@@ -128,6 +225,12 @@ class DataCursor:
             if not previous_stop < start < stop <= self.length:
                 return f"interval [{start}, {stop}) is out of bounds, or overlaps or touches the one before"
             previous_stop = stop
+        if self.min_samples < 1 or min(self.samples_aside, self.samples_dropped) < 0:
+            return f"{self.min_samples} samples at least, {self.samples_aside} aside, {self.samples_dropped} dropped"
+        if any(not 0 <= start < stop <= self.length for each in self.strikes for start, stop in each.ranges):
+            return "a strike is out of bounds"
+        if any(not 0 <= index < self.length for index in self.aside):
+            return "what is set aside is out of bounds"
         return "" if self.remaining else "every position is consumed (expected the next epoch)"
 
     def _unconsumed(self) -> Iterator[Range]:
@@ -146,6 +249,61 @@ def positions(ranges: Iterable[Range]) -> Iterator[int]:
         yield from range(start, stop)
 
 
+def _joined(ordered: Sequence[int]) -> list[Range]:
+    """Sorted positions, each once, as ranges."""
+    ranges: list[Range] = []
+    for position in ordered:
+        if ranges and ranges[-1][1] == position:
+            ranges[-1] = (ranges[-1][0], position + 1)
+        else:
+            ranges.append((position, position + 1))
+    return ranges
+
+
+def _without(ranges: Iterable[Range], taken: Sequence[Range]) -> Iterator[Range]:
+    """What of sorted `ranges` is not in sorted, disjoint `taken`."""
+    for start, stop in ranges:
+        for taken_start, taken_stop in taken:
+            if taken_stop <= start or taken_start >= stop:
+                continue
+            if start < taken_start:
+                yield start, taken_start
+            start = taken_stop
+        if start < stop:
+            yield start, stop
+
+
+def _few(suspects: int, others: int, min_samples: int) -> int:
+    """How many of the struck positions to deal: an eighth, but neither one sample alone, nor that one left alone.
+
+    One sample by itself may be what a script cannot bear (BatchNorm), and none is to be condemned for that.
+    """
+    least = max(min_samples, SMALLEST_BATCH)
+    few = max(-(-suspects // 8), min(suspects, least - others))
+    return suspects if others < least and suspects - few < least else few
+
+
+def _deal_out(sizes: Mapping[str, int], unconsumed: Iterator[Range]) -> dict[str, list[Range]]:
+    """To each so many of the positions, in order."""
+    rest: Range = (0, 0)
+    ranges_by_member: dict[str, list[Range]] = {}
+    for member, size in sizes.items():
+        taken: list[Range] = []
+        while size > 0:
+            start, stop = rest if rest[0] < rest[1] else next(unconsumed)
+            cut = min(stop, start + size)
+            taken.append((start, cut))
+            rest = (cut, stop)
+            size -= cut - start
+        ranges_by_member[member] = taken
+    return ranges_by_member
+
+
+def _strike(node: str, life: int, ranges: Iterable[Range], reason: str) -> Strike:
+    where = tuple((int(start), int(stop)) for start, stop in ranges)
+    return Strike(node=str(node), life=int(life), ranges=where, reason=str(reason))
+
+
 def _total(shares: Sequence[tuple[str, int]]) -> int:
     for member, size in shares:
         if size < 0:
@@ -153,6 +311,20 @@ def _total(shares: Sequence[tuple[str, int]]) -> int:
     if len({member for member, _ in shares}) < len(shares):
         raise ConfigError(f"shares: {list(shares)!r} (expected each member once)")
     return sum(size for _, size in shares)
+
+
+def _split_at_least(least: int, count: int, shares: Sequence[tuple[str, int]]) -> dict[str, int]:
+    """`_split`, but whoever would get fewer than `least` gets nothing, and the others up to their batch size."""
+    if least <= 1:
+        return _split(max(count, 0), shares)
+    taking = [(member, size) for member, size in shares if size >= least]
+    sizes: dict[str, int] = {}
+    while taking:
+        sizes = _split(min(max(count, 0), sum(size for _, size in taking)), taking)
+        if min(sizes.values()) >= least:
+            break
+        taking.remove(min(reversed(taking), key=lambda share: share[1]))
+    return {member: sizes.get(member, 0) if taking else 0 for member, _ in shares}
 
 
 def _split(count: int, shares: Sequence[tuple[str, int]]) -> dict[str, int]:

@@ -59,7 +59,12 @@ class Deaths:
         return min((min(look.until_s, look.again_at_s) for look in self.looking.values()), default=None)
 
     def closed(
-        self, peer: str, broke: bool, now_s: float, proof_until_s: float | None = None, hold_until_s: float = 0.0
+        self,
+        peer: str,
+        broke: bool,
+        now_s: float,
+        proof_until_s: float | None = None,
+        hold_until_s: float = 0.0,
     ) -> list[Effect]:
         """If its connection broke, look where it has answered. Unless it is in `looking` then, its link is lost."""
         address, life = self.book.answered.get(peer, ""), self.placed.pop(peer, None)
@@ -104,7 +109,9 @@ class Deaths:
         for look in self.looking.values():
             if now_s >= look.again_at_s:
                 look.again_at_s = now_s + PROOF_S if look.holds else look.until_s
-                effects += [CheckReach(look.address), Dial(look.address)] if look.holds and look.address else []
+                effects += (
+                    [CheckReach(look.address), Dial(look.address)] if look.holds and look.address else []
+                )
         return effects
 
     def overdue(self, now_s: float) -> list[str]:

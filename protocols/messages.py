@@ -348,6 +348,15 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 Sides = dict[Annotated[str, Meta(max_length=64)], dict[Annotated[str, Meta(max_length=32)], Side]]
 
 
+class Strike(msgspec.Struct, frozen=True, kw_only=True):
+    """The script of this life of a node ended with an error while it had these samples of the epoch in hand."""
+
+    node: Id
+    life: Count
+    ranges: tuple[Range, ...]
+    reason: Annotated[str, Meta(max_length=MAX_REASON)] = ""
+
+
 class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     """What one node, or a subtree, brings to a step besides the gradient."""
 
@@ -361,6 +370,10 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     leaving: bool = False  # All of them have nothing more to train.
     digests: Sides = {}  # What is to be equal on all nodes before this step is applied.
     accounts: Sides = {}  # What was behind those digests of the step before that differed.
+    min_samples: Count = 0  # How `dataset` is dealt out: no fewer than this to a node,
+    drop_last: bool = False  # and not the rest of an epoch that is less than all take in a step.
+    strikes: tuple[Strike, ...] = ()  # Of nodes that are gone.
+    update: Annotated[str, Meta(max_length=64)] = ""  # Name of the update() behind it, if they have names.
 
 
 class Ready(Message, frozen=True, kw_only=True):

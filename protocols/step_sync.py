@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
 
+import msgspec
+
 from .effects import (
     Accumulate,
     AdoptChunk,
@@ -51,6 +53,7 @@ from .messages import (
     Ready,
     Side,
     Sides,
+    Strike,
     Tree,
     Up,
     View,
@@ -100,6 +103,10 @@ def merge(parts: list[Contribution]) -> Contribution:
         leaving=all(part.leaving for part in parts),
         digests=merge_sides([part.digests for part in parts]),
         accounts=merge_sides([part.accounts for part in parts]),
+        min_samples=max(part.min_samples for part in parts),
+        drop_last=any(part.drop_last for part in parts),
+        strikes=merge_strikes([part.strikes for part in parts]),
+        update=max(part.update for part in parts),  # Those that have one have the same.
     )
 
 
@@ -121,6 +128,12 @@ def merge_sides(parts: list[Sides]) -> Sides:
             largest = sorted(sides, key=lambda digest: (-sides[digest].nodes, digest))[:MAX_SIDES]
             merged[kind] = {digest: sides[digest] for digest in largest}
     return merged
+
+
+def merge_strikes(parts: list[tuple[Strike, ...]]) -> tuple[Strike, ...]:
+    """Each life once, in an order that all agree on."""
+    by_life = {(each.node, each.life): each for part in parts for each in part}
+    return tuple(by_life[key] for key in sorted(by_life))
 
 
 def merge_votes(votes: list[tuple[int, int] | None]) -> tuple[int, int] | None:
@@ -471,6 +484,12 @@ class StepSync:
             for (peer, up), count in sorted(missing.items())
             if count
         )[:MAX_LACKS]
+
+    def told_of(self, strike: Strike) -> None:
+        """A member has ended over its samples. It is part of the step under way, which is done over without it."""
+        if self.local is not None:
+            strikes = merge_strikes([self.local.strikes, (strike,)])
+            self.local = msgspec.structs.replace(self.local, strikes=strikes)
 
     def forget_prepared(self) -> None:
         """A new term: no more votes for what an older scheduler proposed.

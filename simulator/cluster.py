@@ -246,7 +246,9 @@ class SimCluster(Network[SimNode]):
         """Its script ends with an error: it says so in its last words."""
         node = self.nodes[name]
         self._say(name, "ENDS with an error")
-        self._perform_all(node, node.agent._finish([fx.Left("its script has failed")], node.clock.reads(self.now_s)))
+        self._perform_all(
+            node, node.agent._finish([fx.Left("its script has failed")], node.clock.reads(self.now_s))
+        )
 
     def fall_silent(self, name: str, seconds: float) -> None:
         """It is stopped, or hangs in its last words, and dies after that."""

@@ -286,7 +286,9 @@ class RandomRun:
         draw = self.dying.random() if self.silent_odds else 1.0
         if draw < self.silent_odds and not self.sim.nodes[name].paused:
             silent_s = self.dying.uniform(*SILENCES_S)
-            self.how[name] = f"died after {'up to 1' if silent_s < 1 else 'up to 2' if silent_s < 2 else '2 to 3'} s of silence"
+            self.how[name] = (
+                f"died after {'up to 1' if silent_s < 1 else 'up to 2' if silent_s < 2 else '2 to 3'} s of silence"
+            )
             self.awake_at_s = max(self.awake_at_s, self.sim.now_s + silent_s)
             self.sim.fall_silent(name, silent_s)
             return False  # It is not dead yet.
@@ -345,7 +347,9 @@ class RandomRun:
                 for name in self._waits_for(node):
                     there = self.sim.nodes.get(name)
                     lives = there is not None and there.alive and not there.done
-                    why.add("the other went on, or lives" if lives else f"the other {self.how.get(name, 'left')}")
+                    why.add(
+                        "the other went on, or lives" if lives else f"the other {self.how.get(name, 'left')}"
+                    )
         self.waited = tuple(sorted(why))
 
     def _maybe_strike(self, sender: str, receiver: str, message: Message) -> None:

@@ -64,9 +64,7 @@ def keys(request, tmp_path):
 
 @pytest.mark.parametrize("script", [train_with_workers, train_beside_a_child], ids=["workers", "child"])
 @pytest.mark.parametrize("nodes", [2, 3])
-def test_the_others_go_on_at_once_when_a_node_with_forked_children_is_killed(
-    tmp_path, script, nodes, keys
-):
+def test_the_others_go_on_at_once_when_a_node_with_forked_children_is_killed(tmp_path, script, nodes, keys):
     with cluster_of(nodes, tmp_path, script=script, samples=96, **keys) as cluster:
         senior = cluster.nodes[0]
         if script is train_beside_a_child:

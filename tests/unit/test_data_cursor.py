@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from chaosnet.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from chaosnet.protocols.data_cursor import DataCursor, positions
+from chaosnet.protocols.messages import Strike
 
 
 @pytest.fixture
@@ -101,7 +102,8 @@ def test_batch_sizes_and_lengths_that_cannot_work_are_named(cursor):
 def test_a_replica_deals_what_the_original_deals(cursor):
     cursor.commit([(0, 10), (20, 30)])
     plain = cursor.to_plain()
-    assert plain == {"length": 100, "seed": 7, "epoch": 0, "consumed": [[0, 10], [20, 30]]}
+    known = {"length": 100, "seed": 7, "epoch": 0, "consumed": [[0, 10], [20, 30]]}
+    assert {key: plain[key] for key in known} == known
     replica = DataCursor.from_plain(plain)
     assert replica == cursor
     assert replica.deal([("a", 15)]) == cursor.deal([("a", 15)]) == {"a": [(10, 20), (30, 35)]}
@@ -175,3 +177,83 @@ def test_a_deal_is_disjoint_in_order_and_as_large_as_it_can_be(length, consumed,
     for member, size in shares:
         exact = min(1.0, len(free) / wanted) * size
         assert abs(len(list(positions(dealt[member]))) - exact) < 1
+
+
+# --- rules for the rest of an epoch, and strikes ---
+
+
+def played(cursor, shares, epochs=2):
+    """Deal and commit for so many epochs. Returns: the sizes of all batches, and how often each position was used."""
+    sizes, used = [], Counter()
+    while cursor.epoch < epochs:
+        epoch, dealt = cursor.epoch, cursor.deal(shares)
+        given = [each for ranges in dealt.values() for each in ranges]
+        sizes += [size for ranges in dealt.values() if (size := len(list(positions(ranges))))]
+        used.update((epoch, position) for position in positions(given))
+        cursor.commit(given)
+        cursor.end_if_left_over(sum(size for _, size in shares))
+        cursor.check_invariants()
+    return sizes, used
+
+
+@given(st.integers(1, 80), SHARES, st.integers(1, 6))
+def test_nobody_is_dealt_fewer_than_min_samples_and_less_than_that_is_dropped(length, shares, least):
+    shares = [(member, max(size, least)) for member, size in shares]
+    cursor = DataCursor(length=max(length, least), seed=0, min_samples=least)
+    sizes, used = played(cursor, shares)
+    assert min(sizes) >= least and set(used.values()) == {1}
+    assert len(used) + cursor.samples_dropped == 2 * cursor.length
+    assert cursor.samples_dropped <= 2 * (least - 1)
+
+
+def test_a_step_before_the_last_leaves_enough_for_the_last():
+    sizes, _ = played(DataCursor(length=41, seed=0, min_samples=2), [("a", 8)], epochs=1)
+    assert sizes == [8, 8, 8, 8, 7, 2]
+
+
+@given(st.integers(1, 80), SHARES)
+def test_with_drop_last_all_batches_are_whole_unless_the_data_set_is_smaller_than_a_step(length, shares):
+    cursor = DataCursor(length=length, seed=0, drop_last=True)
+    sizes, _ = played(cursor, shares)
+    wanted = sum(size for _, size in shares)
+    if length >= wanted:
+        assert sizes == [size for _, size in shares] * (len(sizes) // len(shares))
+        assert cursor.samples_dropped == 2 * (length % wanted)
+    else:
+        assert sum(sizes) == 2 * length and cursor.samples_dropped == 0
+
+
+@given(st.integers(20, 60), st.integers(0, 19), SHARES, st.integers(1, 3))
+def test_a_bad_sample_ends_two_nodes_and_is_condemned_with_few_others(length, bad, shares, least):
+    shares = [(member, max(size, least)) for member, size in shares]
+    cursor = DataCursor(length=length, seed=0, min_samples=least)
+    dead, condemned, used, life = 0, [], Counter(), 0
+    while cursor.epoch == 0:
+        dealt = cursor.deal(shares)
+        strikes, given = [], []
+        for member, ranges in dealt.items():
+            if bad in positions(ranges):
+                life, dead = life + 1, dead + 1
+                strikes.append(Strike(node=member, life=life, ranges=tuple(ranges)))
+            else:
+                given += ranges
+        used.update(positions(given))
+        found = [position for position, _ in cursor.strike(strikes)]
+        condemned += found
+        cursor.commit(given)
+        cursor.set_aside(found)
+        cursor.end_if_left_over(sum(size for _, size in shares))
+        cursor.check_invariants()
+        assert DataCursor.from_plain(cursor.to_plain()) == cursor
+    assert dead == 2 and bad in condemned and bad not in used
+    assert len(condemned) <= max(3, 2 * least, -(-max(size for _, size in shares) // 8))
+    assert set(used.values()) == {1}
+    assert len(used) + len(condemned) + cursor.samples_dropped == length
+
+
+def test_the_same_life_strikes_once_and_what_is_trained_on_is_cleared(cursor):
+    strike = Strike(node="a", life=7, ranges=((3, 6),))
+    assert cursor.strike([strike]) == cursor.strike([strike]) == []
+    cursor.commit([(3, 5)])
+    assert [each.ranges for each in cursor.strikes] == [((5, 6),)]
+    assert [position for position, _ in cursor.strike([Strike(node="a", life=8, ranges=((0, 9),))])] == [5]

@@ -104,12 +104,13 @@ def trained(start, directory, steps, every=5, **settings):
 # --- going on ---
 
 
-def test_twenty_steps_are_ten_and_ten_more_after_resuming_to_the_bit(start, tmp_path):
-    straight = start()
+@pytest.mark.parametrize("same_rng", [False, True])
+def test_twenty_steps_are_ten_and_ten_more_after_resuming_to_the_bit(start, tmp_path, same_rng):
+    straight = start(same_rng=same_rng)
     expected = straight.train(20)
     straight.close()
-    trained(start, tmp_path, 10)
-    second = start(checkpoint_dir=tmp_path, every=5, resume=True)
+    trained(start, tmp_path, 10, same_rng=same_rng)
+    second = start(checkpoint_dir=tmp_path, every=5, resume=True, same_rng=same_rng)
     assert (second.trainer.step, second.trainer.epoch) == (10, 1)
     assert second.train(20) == expected
     assert second.losses == straight.losses[10:]

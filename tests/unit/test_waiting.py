@@ -39,7 +39,9 @@ def test_a_wait_is_told_after_twice_the_usual_step_and_two_seconds_and_then_at_g
     told = {s: bench.after(s, b={"idle_s": s}) for s in range(1, 40)}
     assert {s for s in told if told[s]} == {2, 4, 8, 16, 32}
     assert told[4] == [Happened("waits for", "b", "4 s so far: its script has not called update()", 5)]
-    assert bench.waits.completed(6, bench.began_s + 39.0) == [Happened("waited for", "b", "39 s; going on", 6)]
+    assert bench.waits.completed(6, bench.began_s + 39.0) == [
+        Happened("waited for", "b", "39 s; going on", 6)
+    ]
     assert bench.waits.completed(7, bench.began_s + 39.1) == []
 
 

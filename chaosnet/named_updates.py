@@ -1,0 +1,294 @@
+"""Several models and optimizers in one run, e.g. a GAN's: updates with names, in a fixed order that all nodes share.
+
+    Trainer({"D": d, "G": g}, {"D": opt_d, "G": opt_g})   then, again and again:   update(name="D"), update(name="G")
+
+A round is one update of each name. The cluster's steps do one name after the other, so which one is due is part of
+the training state; a node that comes in takes part without samples until the first one is. Samples of `batches`
+count as used when the round's last update is done.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .node.gradients import Gradients
+from .protocols.errors import ConfigError
+
+MAX_NAME = 64
+
+RECIPE = (
+    "consecutive update() calls bring gradients of different parameters, in turn, so a node that joins in between "
+    "would average those of one with those of the other. Give each a name: Trainer({'D': d, 'G': g}, "
+    "{'D': opt_d, 'G': opt_g}) and trainer.update(name='D'), trainer.update(name='G'); or call update() once, after "
+    "all backward passes"
+)
+
+
+class NamedOptimizers:
+    """Several optimizers as one: their groups one after the other. step() steps the one that is `due`.
+
+    Raises: ConfigError for one that cannot be, by its name.
+    """
+
+    def __init__(self, parts: Mapping[str, torch.optim.Optimizer]) -> None:
+        self.parts = dict(parts)
+        self.due = next(iter(self.parts))
+        self._schedulers = list(self.parts.values())  # As composites of torch have: what they are made of.
+        owner: dict[int, str] = {}
+        for name, part in self.parts.items():
+            if not isinstance(part, torch.optim.Optimizer):
+                raise ConfigError(f"optimizer[{name!r}]: {part!r} (expected a torch.optim optimizer)")
+            closure = inspect.signature(part.step).parameters.get("closure")
+            if closure is not None and closure.default is inspect.Parameter.empty:
+                raise ConfigError(f"optimizer[{name!r}]: {type(part).__name__} steps only with a closure")
+            for parameter in _parameters(part):
+                other = owner.setdefault(id(parameter), name)
+                if other != name:
+                    raise ConfigError(
+                        f"optimizer[{name!r}] has a parameter of shape {list(parameter.shape)} that "
+                        f"optimizer[{other!r}] has, too (expected each in one of them)"
+                    )
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for part in self.parts.values() for group in part.param_groups]
+
+    @property
+    def state(self) -> MutableMapping[Any, Any]:
+        return _States(self.parts)
+
+    def step(self) -> None:
+        self.parts[self.due].step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self.parts.values():
+            part.zero_grad(set_to_none=set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As that of one optimizer: parameters are numbered through."""
+        state: dict[int, Any] = {}
+        groups: list[dict[str, Any]] = []
+        first = 0
+        for part in self.parts.values():
+            told = part.state_dict()
+            state |= {first + index: value for index, value in told["state"].items()}
+            groups += [_shifted(group, first) for group in told["param_groups"]]
+            first += sum(len(group["params"]) for group in told["param_groups"])
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, told: Mapping[str, Any]) -> None:
+        groups, first = iter(told["param_groups"]), 0
+        for part in self.parts.values():
+            mine = [_shifted(next(groups), -first) for _ in part.param_groups]
+            count = sum(len(group["params"]) for group in mine)
+            state = {i - first: value for i, value in told["state"].items() if first <= i < first + count}
+            part.load_state_dict({"state": state, "param_groups": mine})
+            first += count
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> _Handles:
+        return _Handles([part.register_step_pre_hook(hook) for part in self.parts.values()])
+
+    def register_step_post_hook(self, hook: Callable[..., Any]) -> _Handles:
+        return _Handles([part.register_step_post_hook(hook) for part in self.parts.values()])
+
+
+class NamedSchedulers:
+    """LR schedulers by the names of the updates that step them; a name may have none."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self.parts = dict(parts)
+        self.due = ""
+        self._schedulers = list(self.parts.values())
+
+    def step(self) -> None:
+        if self.due in self.parts:
+            self.parts[self.due].step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self.parts.items()}
+
+    def load_state_dict(self, told: Mapping[str, Any]) -> None:
+        for name, part in self.parts.items():
+            part.load_state_dict(told[name])
+
+
+class NamedUpdates:
+    """Which update is due, in the cluster and in this node's script.
+
+    Attributes:
+        names: In order; () if updates have none.
+        phase: Index of the one that is due in the cluster; a part of the training state.
+        mine: Index of the one that this node's script calls next.
+        void: Does the script have to end a round that the cluster has broken off for this node?
+    """
+
+    def __init__(self, names: tuple[str, ...], model: nn.Module, optimizer: Any, scheduler: Any) -> None:
+        self.names, self._model, self._optimizer, self._scheduler = names, model, optimizer, scheduler
+        self.phase = self.mine = 0
+        self.void = False
+        self._turns: list[int] = []  # Which parameters the last updates had gradients of.
+
+    @property
+    def is_settled(self) -> bool:
+        """Is no round under way in the cluster?"""
+        return self.phase == 0
+
+    @property
+    def is_last(self) -> bool:
+        return not self.names or self.phase == len(self.names) - 1
+
+    def check(self, name: str | None) -> str:
+        """The script calls update(name=...). Returns: what to contribute as. Raises: ConfigError if not due."""
+        if not self.names:
+            if name is not None:
+                raise ConfigError(
+                    f"update: name={name!r}, but this trainer has one optimizer (expected none, or a dictionary "
+                    "of optimizers to Trainer)"
+                )
+            return ""
+        due = self.names[self.mine]
+        if name != due:
+            raise ConfigError(
+                f"update: name={name!r}, but {due!r} is due (expected in turn: {', '.join(self.names)})"
+            )
+        self.mine = (self.mine + 1) % len(self.names)
+        return due
+
+    def completed(self, name: str) -> None:
+        """A step of the cluster. One without a name in the middle of a round: nobody goes on with that."""
+        if self.names:
+            self.phase = (self.phase + 1) % len(self.names) if name else 0
+
+    def stepping(self, name: str) -> None:
+        for each in (self._optimizer, self._scheduler):
+            if name and hasattr(each, "due"):
+                each.due = name
+
+    def rejoined(self) -> None:
+        """What the cluster has done meanwhile is not known: the script's own round ends without effect."""
+        self.void = self.mine != 0
+
+    def end_void(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        self.void = self.mine != 0
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """Those that the update under way steps."""
+        part = getattr(self._optimizer, "parts", {}).get(getattr(self._optimizer, "due", ""))
+        return self._model.parameters() if part is None else _parameters(part)
+
+    def watch(self, present: bytes, count: int) -> None:
+        """Look at which of the `count` parameters an unnamed update had gradients of.
+
+        Raises: ConfigError if updates take turns.
+        """
+        mask = int.from_bytes(present, "little") & ((1 << count) - 1)
+        if self.names or not mask:
+            return
+        self._turns = [*self._turns[-3:], mask]
+        if len(self._turns) == 4:
+            a, b, c, d = self._turns
+            if a == c and b == d and not a & b:
+                raise ConfigError(f"update: {RECIPE}")
+
+
+def named(
+    model: Any, optimizer: Any, scheduler: Any, updates: tuple[str, ...] | None
+) -> tuple[nn.Module, Any, Any, NamedUpdates]:
+    """Dictionaries of models, optimizers and schedulers become one of each. Raises: ConfigError."""
+    if isinstance(model, Mapping) and not isinstance(model, nn.Module):
+        for name, part in model.items():
+            if not isinstance(part, nn.Module) or not isinstance(name, str) or not name or "." in name:
+                raise ConfigError(
+                    f"model: {name!r}: {type(part).__name__} (expected names, and modules for them)"
+                )
+        model = nn.ModuleDict(dict(model))
+    names: tuple[str, ...] = ()
+    if isinstance(optimizer, Mapping):
+        if not optimizer or not all(
+            isinstance(name, str) and 0 < len(name) <= MAX_NAME for name in optimizer
+        ):
+            raise ConfigError(
+                f"optimizer: names {list(optimizer)!r} (expected 1 to {MAX_NAME} characters each)"
+            )
+        names = tuple(optimizer if updates is None else updates)
+        if set(names) != set(optimizer):
+            raise ConfigError(
+                f"updates: {list(names)!r}, with optimizers {list(optimizer)!r} (expected each at least once)"
+            )
+        optimizer = NamedOptimizers(optimizer)
+        if isinstance(scheduler, Mapping):
+            if unknown := set(scheduler) - set(names):
+                raise ConfigError(
+                    f"lr_scheduler: {min(unknown)!r} (expected one of {', '.join(optimizer.parts)})"
+                )
+            scheduler = NamedSchedulers(scheduler)
+        elif scheduler is not None:
+            raise ConfigError(
+                "lr_scheduler: one for several optimizers (expected a dictionary by their names)"
+            )
+    elif updates is not None:
+        raise ConfigError(
+            "updates: given with one optimizer (expected a dictionary of optimizers by these names)"
+        )
+    return model, optimizer, scheduler, NamedUpdates(names, model, optimizer, scheduler)
+
+
+def parameter_count(gradients: Gradients) -> int:
+    """How many of the first bits of `present` are parameters'."""
+    return len(gradients._parameters)
+
+
+class _States(MutableMapping[Any, Any]):
+    """The optimizers' states as one, by parameter."""
+
+    def __init__(self, parts: Mapping[str, torch.optim.Optimizer]) -> None:
+        self._parts = parts
+
+    def _owner(self, parameter: Any) -> MutableMapping[Any, Any]:
+        for part in self._parts.values():
+            if any(parameter is each for each in _parameters(part)):
+                return part.state
+        raise KeyError(parameter)
+
+    def __getitem__(self, parameter: Any) -> Any:
+        return self._owner(parameter)[parameter]
+
+    def __setitem__(self, parameter: Any, state: Any) -> None:
+        self._owner(parameter)[parameter] = state
+
+    def __delitem__(self, parameter: Any) -> None:
+        del self._owner(parameter)[parameter]
+
+    def __contains__(self, parameter: object) -> bool:
+        return any(parameter in part.state for part in self._parts.values())
+
+    def __iter__(self) -> Iterator[Any]:
+        return (parameter for part in self._parts.values() for parameter in part.state)
+
+    def __len__(self) -> int:
+        return sum(len(part.state) for part in self._parts.values())
+
+
+class _Handles:
+    """Several of torch's, to be removed together."""
+
+    def __init__(self, handles: list[Any]) -> None:
+        self._handles = handles
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def _parameters(part: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in part.param_groups for parameter in group["params"]]
+
+
+def _shifted(group: Mapping[str, Any], by: int) -> dict[str, Any]:
+    return {**group, "params": [index + by for index in group["params"]]}
