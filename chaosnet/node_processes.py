@@ -67,6 +67,10 @@ class NodeProcess:
     def runs(self) -> bool:
         return self.process.poll() is None
 
+    def has_said(self, text: str) -> bool:
+        """Has it printed that?"""
+        return text in self._printed.read_text(errors="replace")
+
     def last_words(self) -> str:
         text = self._printed.read_text(errors="replace").strip()
         return (text.splitlines() or ["it wrote nothing"])[-1]

@@ -41,7 +41,10 @@ CALM_PATIENCE_S = 90.0  # and for the cluster to be fit for the next.
 HANG_S = 60.0  # A process without a step for so long, while the others step, hangs.
 START_PATIENCE_S = 120.0
 EXPELLED = "is out of the cluster"  # How a process that was left behind ends.
-HIT = (Kind.KILL, Kind.KILL_SCHEDULER, Kind.KILL_JOINER, Kind.FREEZE, Kind.LEAVE)
+HIT = (
+    Kind.KILL, Kind.KILL_SCHEDULER, Kind.KILL_JOINER, Kind.FREEZE, Kind.LEAVE, Kind.HANGUP, Kind.RAISE,
+)  # fmt: skip
+DIFFER = "replicas differ"  # What all nodes say of a divergence.
 
 
 class SoakFailed(ChaosnetError):
@@ -129,7 +132,7 @@ class Soak:
         life = Life(name, 1 + sum(each.node == name for each in self.lives))
         command = run_command(SCRIPT, *options)
         command += ["--log", str(lines_of(self.out, life.label)), "--until", str(self.enough)]
-        command += ["--seed", str(self.seed)]
+        command += ["--seed", str(self.seed), "--workers", str(self.names.index(name) % 2)]
         process = Process(life, at["CHAOSNET_LISTEN"], self.out, command=command, start=self._starter(name))
         self.lives.append(life)
         self.processes[name] = process
@@ -145,7 +148,9 @@ class Soak:
         heapq.heappush(self.due, (time.time() + seconds, next(self._turn), action))
 
     def start_again(self, name: str) -> None:
-        if name not in self.processes:
+        if self.pending is not None and self.pending.fault.kind is Kind.DIVERGE:
+            self.later(RESTART_S, lambda: self.start_again(name))  # It might get the state that differs.
+        elif name not in self.processes:
             self.start(name)
 
     # --- time passes ---
@@ -169,9 +174,13 @@ class Soak:
         process.close()
         life, code = process.life, process.process.returncode
         del self.processes[life.node]
-        if life.fate == "killed":
+        if life.fate in ("killed", "raised"):
             self.later(RESTART_S, lambda: self.start_again(life.node))
-        if life.fate == "killed" or life.final:
+        if life.fate == "raised" and code != 1:
+            raise SoakFailed(
+                f"{life.label} was to end with an error and ended with {code}: {process.last_words()}"
+            )
+        if life.fate in ("killed", "raised") or life.final:
             return
         if life.fate == "left":
             if code:
@@ -264,9 +273,14 @@ class Soak:
             case Kind.KILL | Kind.KILL_SCHEDULER | Kind.KILL_JOINER:
                 process.life.fate = "killed"
                 process.process.kill()
-            case Kind.LEAVE:
+            case Kind.LEAVE | Kind.HANGUP:
                 process.life.fate = "left"
-                process.process.send_signal(signal.SIGINT)
+                process.process.send_signal(signal.SIGINT if fault.kind is Kind.LEAVE else signal.SIGHUP)
+            case Kind.RAISE:
+                process.life.fate = "raised"
+                process.process.send_signal(signal.SIGUSR1)
+            case Kind.DIVERGE:
+                process.process.send_signal(signal.SIGUSR2)
             case Kind.PAUSE | Kind.FREEZE:
                 process.process.send_signal(signal.SIGSTOP)
                 process.stopped = True
@@ -287,6 +301,8 @@ class Soak:
         if took_s is None:
             if time.time() > pending.at_s + RECOVERY_PATIENCE_S:
                 raise SoakFailed(f"no common step in {RECOVERY_PATIENCE_S:g} s after {fault}")
+            return
+        if fault.kind is Kind.DIVERGE and not self._is_healed(pending):
             return
         elected = report.elected_after(self._recent(), pending.at_s)
         if elected is None and fault.kind is Kind.KILL_SCHEDULER:
@@ -310,6 +326,21 @@ class Soak:
         self.records.write(json.dumps(told) + "\n")
         self.pending = None
         self._changed_s = max(self._changed_s, time.time())
+
+    def _is_healed(self, pending: Pending) -> bool:
+        """Raises: SoakFailed if it was not, or nobody has said so."""
+        process = self.processes[pending.fault.node]
+        diverged = process.life.diverged
+        if not diverged or process.life.healed_at(diverged[-1]) is None:
+            if time.time() > pending.at_s + RECOVERY_PATIENCE_S:
+                raise SoakFailed(
+                    f"{process.label} differs since {diverged} and has not pulled the state anew"
+                )
+            return False
+        silent = [each.label for each in pending.survivors if each.runs and not each.has_said(DIFFER)]
+        if silent:
+            raise SoakFailed(f"{process.label} differed, and {', '.join(silent)} did not say so")
+        return True
 
     def _recent(self) -> list[Life]:
         """Lives that can have written something lately."""
@@ -435,6 +466,12 @@ def _tell(summary: dict[str, Any], out: Path) -> None:
         f"{summary['states_compared']:,} states)"
     )
     click.echo(f"states at the end: {'identical' if summary['replicas_identical'] else 'DIFFERENT'}")
+    if healed := summary["steps_until_healed"].get("count"):
+        found = summary["steps_until_healed"]
+        click.echo(
+            f"states changed on one node: {summary['divergences']}, {healed} found, named and healed after "
+            f"{found['median']:.0f} steps (median), {found['max']:.0f} (most)"
+        )
     if memory["processes_judged"]:
         click.echo(
             f"memory of {memory['processes_judged']} processes that lived long enough: grew by "

@@ -3,18 +3,25 @@
 What it writes down is what the soak judges by: every completed step that is applied here, whether before this
 node was a member (what others trained while its state arrived), with samples of its own or without; the hash of
 the state and the memory in use every so often; and who was elected scheduler.
+
+SIGUSR1 ends it with an error between backward and update(); SIGUSR2 changes one number of its state. With --workers
+it reads noise through a DataLoader, whose forked processes outlive a `kill -9` of this one for some seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from chaosnet import Trainer, capture_exit_event
 from chaosnet.demo_digits import digits, end_with_parent, small_net, write
@@ -25,6 +32,18 @@ from chaosnet.protocols.messages import Notice
 WIDTH = 8  # 7 thousand parameters: the soak is about who comes and goes, not about bytes.
 BATCH_SIZE = 16
 ENOUGH = "enough"
+
+
+class SoakError(Exception):
+    """What the soak has asked for."""
+
+
+class Noise(IterableDataset[torch.Tensor]):
+    """Something to add to the scans, without end."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            yield 0.01 * torch.randn(1, 8, 8)
 
 
 class RecordedTrainer(Trainer):
@@ -68,21 +87,43 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-4)
     log = options.log.open("w", buffering=1)
     write(log, started=True)
-    trainer = RecordedTrainer(log, options.hash_every, model=model, optimizer=optimizer, seed=options.seed)
+    to_raise, to_diverge = _on_signal(signal.SIGUSR1), _on_signal(signal.SIGUSR2)
+    trainer = RecordedTrainer(
+        log, options.hash_every, model=model, optimizer=optimizer, seed=options.seed, on_divergence="heal"
+    )
     write(log, joined=trainer.step, seconds=trainer.join_seconds)
+    noise = iter(DataLoader(Noise(), batch_size=None, num_workers=options.workers))
     for batch in trainer.batches(train, batch_size=BATCH_SIZE, epochs=1_000_000):
         if trainer.final:
             break
-        loss = nn.functional.cross_entropy(model(batch.x), batch.y)
+        loss = nn.functional.cross_entropy(model(batch.x + next(noise)), batch.y)
         loss.backward()
         trainer.mean(loss)
         trainer.mean(float(options.until.exists()), name=ENOUGH)
         time.sleep(options.pause)
+        if to_raise.is_set():
+            raise SoakError("as the soak wanted")
         trainer.update()
+        if to_diverge.is_set():
+            to_diverge.clear()
+            _change_one_number(trainer)
         trainer.check_state_replication()
         if capture_exit_event():
             break
     trainer.request_node_exit()
+
+
+def _on_signal(number: int) -> threading.Event:
+    """Set when the signal comes."""
+    wanted = threading.Event()
+    signal.signal(number, lambda *_: wanted.set())
+    return wanted
+
+
+def _change_one_number(trainer: RecordedTrainer) -> None:
+    with torch.no_grad():
+        next(trainer.model.parameters()).view(-1)[0] += 0.5
+    write(trainer.log, diverged=trainer._round - 1)
 
 
 def _options() -> argparse.Namespace:
@@ -91,6 +132,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--until", type=Path, required=True, help="go on until this file exists")
     parser.add_argument("--pause", type=float, default=0.03, help="seconds per step")
     parser.add_argument("--hash-every", type=int, default=10, help="steps")
+    parser.add_argument("--workers", type=int, default=0, help="processes of a DataLoader")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

@@ -24,12 +24,15 @@ class Kind(StrEnum):
     FREEZE = "freeze"  # The same beyond it: the others go on without it.
     JOIN = "join"
     LEAVE = "leave"  # SIGINT, as by Ctrl+C.
+    HANGUP = "hangup"  # SIGHUP, as of a terminal that is closed.
+    RAISE = "raise"  # Its script ends with an error, between backward and update().
+    DIVERGE = "diverge"  # One number of its state changes, on this node alone.
     CUT = "cut"  # A link of the overlay passes nothing for a while, and nobody is told.
 
 
 WEIGHTS: Mapping[Kind, float] = {
     Kind.KILL: 3, Kind.KILL_SCHEDULER: 2, Kind.KILL_JOINER: 1, Kind.PAUSE: 3, Kind.FREEZE: 2,
-    Kind.JOIN: 2, Kind.LEAVE: 2, Kind.CUT: 4,
+    Kind.JOIN: 2, Kind.LEAVE: 2, Kind.HANGUP: 1, Kind.RAISE: 3, Kind.DIVERGE: 2, Kind.CUT: 4,
 }  # fmt: skip
 SECONDS: Mapping[Kind, tuple[float, float]] = {
     Kind.PAUSE: (0.2, 0.7), Kind.FREEZE: (2.5, 6.0), Kind.CUT: (1.0, 8.0),
@@ -98,7 +101,7 @@ def choose(rng: random.Random, now: Situation, only: Kind | None = None) -> Faul
 def _weight(kind: Kind, now: Situation) -> float:
     """Joins and leaves draw the number of processes back to the usual one."""
     surplus = len(now.running) - USUAL
-    drawn = {Kind.JOIN: -surplus, Kind.LEAVE: surplus}.get(kind, 0)
+    drawn = {Kind.JOIN: -surplus, Kind.LEAVE: surplus, Kind.HANGUP: surplus}.get(kind, 0)
     return WEIGHTS[kind] * 2.0**drawn
 
 
@@ -114,8 +117,10 @@ def _key(fault: Fault) -> tuple[str, str]:
 
 def _of_kind(kind: Kind, now: Situation) -> Iterator[Fault]:
     match kind:
-        case Kind.KILL | Kind.FREEZE:
-            fates = (node for node in now.members if kind is Kind.FREEZE or node != now.scheduler)
+        case Kind.DIVERGE if now.running != set(now.members):
+            return  # A joiner would get the state of the one that is about to go astray.
+        case Kind.KILL | Kind.FREEZE | Kind.RAISE | Kind.DIVERGE:
+            fates = (node for node in now.members if kind is not Kind.KILL or node != now.scheduler)
             yield from (Fault(kind, node) for node in fates if now.survives_without(node))
         case Kind.KILL_SCHEDULER:
             if now.scheduler in now.members and now.survives_without(now.scheduler):
@@ -128,7 +133,7 @@ def _of_kind(kind: Kind, now: Situation) -> Iterator[Fault]:
         case Kind.JOIN:
             if len(now.running) < MAX_RUNNING:
                 yield from (Fault(kind, node) for node in now.names if node not in now.running)
-        case Kind.LEAVE:
+        case Kind.LEAVE | Kind.HANGUP:
             if len(now.running) > MIN_RUNNING:
                 yield from (Fault(kind, node) for node in now.members if now.survives_without(node))
         case Kind.CUT:

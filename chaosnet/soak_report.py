@@ -15,7 +15,7 @@ WARM_UP_S = 30.0  # Of a process, until its memory is compared.
 JUDGED_S = 60.0  # After that. Who lived shorter is not judged.
 GROWTH_ALLOWED = 0.05
 ELECTION_S = 1.0  # Median promised, from the kill of a scheduler to the next one.
-DEAD = ("killed", "expelled")
+DEAD = ("killed", "expelled", "raised")
 
 
 @dataclass(slots=True)
@@ -39,7 +39,8 @@ class Life:
     started_s: float = 0.0
     joined: bool = False
     final: tuple[int, str] | None = None
-    fate: str = ""  # "killed", "expelled", "left"; "" for one that lived to the end.
+    diverged: list[int] = field(default_factory=list)  # Steps after which its state was changed, here alone.
+    fate: str = ""  # "killed", "expelled", "left", "raised"; "" for one that lived to the end.
 
     @property
     def label(self) -> str:
@@ -57,6 +58,8 @@ class Life:
             case {"loaded": step, "hash": state}:
                 self.loads.append((len(self.steps), step))
                 self.hashes[step - 1] = state
+            case {"diverged": step}:
+                self.diverged.append(step)
             case {"elected": node, "elected_s": time_s}:
                 self.elections.append((time_s, node))
             case {"final": step, "hash": state}:
@@ -80,6 +83,15 @@ class Life:
         """Indices of what was done in one piece: between two loads of a state."""
         cuts = sorted({0, *(index for index, _ in self.loads), len(self.steps)})
         return [range(a, b) for a, b in itertools.pairwise(cuts)]
+
+    def healed_at(self, diverged: int) -> int | None:
+        """Of a divergence after that step: where the state that it pulled anew begins; None if it did not."""
+        return next((step for _, step in self.loads if step > diverged), None)
+
+    def is_astray(self, step: int) -> bool:
+        """Is the state after that step not the others', and known not to be?"""
+        ends = ((first, self.healed_at(first)) for first in self.diverged)
+        return any(first <= step and (end is None or step < end) for first, end in ends)
 
     def step_at(self, time_s: float) -> int:
         """The newest step completed by then; -1 before the first."""
@@ -179,7 +191,7 @@ def _compare_hashes(
     """
     differ = []
     for step, state in life.hashes.items():
-        if step in dead_ends:
+        if step in dead_ends or life.is_astray(step):
             continue
         first = states.setdefault(step, (state, life.label))
         if first[1] != life.label:
@@ -246,6 +258,8 @@ def summarize(lives: Sequence[Life], faults: Sequence[Mapping[str, Any]]) -> dic
     """All that is promised, from what was written down."""
     found, grown = audit(lives), growths(lives)
     ended = [life for life in lives if not life.fate and life.joined]
+    astray = [(life, step) for life in lives for step in life.diverged]
+    healed = [end - step for life, step in astray if (end := life.healed_at(step)) is not None]
     kinds = sorted({fault["kind"] for fault in faults})
     elections = [fault["election_s"] for fault in faults if fault.get("election_s") is not None]
     return {
@@ -264,6 +278,11 @@ def summarize(lives: Sequence[Life], faults: Sequence[Mapping[str, Any]]) -> dic
             kind: spread([fault["recovery_s"] for fault in faults if fault["kind"] == kind]) for kind in kinds
         },
         "elections": spread(elections),
+        "divergences": len(astray),
+        "divergences_not_healed": sum(
+            life.healed_at(step) is None and life.fate not in DEAD for life, step in astray
+        ),
+        "steps_until_healed": spread(healed),
         "processes": len(lives),
         "fates": {fate or "to the end": sum(life.fate == fate for life in lives) for fate in FATES},
         "memory": {
@@ -276,7 +295,7 @@ def summarize(lives: Sequence[Life], faults: Sequence[Mapping[str, Any]]) -> dic
     }
 
 
-FATES = ("", "killed", "expelled", "left")
+FATES = ("", "killed", "expelled", "left", "raised")
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -296,7 +315,7 @@ def broken_promises(summary: Mapping[str, Any]) -> list[str]:
     """What the summary says that should not be; empty if all went well."""
     broken = [
         f"{name} is {summary[name]} (expected 0)"
-        for name in ("steps_lost", "steps_applied_twice", "steps_disagreeing")
+        for name in ("steps_lost", "steps_applied_twice", "steps_disagreeing", "divergences_not_healed")
         if summary[name]
     ]
     if not summary["replicas_identical"]:

@@ -92,6 +92,30 @@ def test_a_joiner_whose_first_state_was_overtaken_begins_with_the_next():
     assert report.audit([life("a"), joiner]).skipped == ()
 
 
+def test_a_state_that_was_changed_on_purpose_may_differ_until_it_is_healed():
+    astray = life("b", (0, 1, 2), state="t")
+    astray.hashes[0] = "s0"
+    astray.add(json.dumps({"time_s": 0.2, "diverged": 1}))
+    assert astray.healed_at(1) is None and astray.is_astray(2)
+    astray.add(json.dumps({"time_s": 0.4, "loaded": 4, "hash": "s3"}))
+    for line in life(steps=(4,)).steps:
+        astray.add(json.dumps({"time_s": 0.5, "step": line, "loss": 0.2, "samples": 32.0, "hash": "s4"}))
+    others = life("a", (0, 1, 2, 3, 4))
+    assert report.audit([others, astray]).disagreeing == ()
+    summary = report.summarize([others, astray], [])
+    assert (summary["divergences"], summary["divergences_not_healed"]) == (1, 0)
+    assert summary["steps_until_healed"]["max"] == 3
+    astray.hashes[4] = "t4"
+    assert report.audit([others, astray]).disagreeing == ("state after step 4: a.1 and b.1 differ",)
+
+
+def test_a_state_that_was_never_healed_breaks_a_promise():
+    astray = life("b")
+    astray.add(json.dumps({"time_s": 0.2, "diverged": 1}))
+    summary = report.summarize([life("a"), astray], [])
+    assert any("divergences_not_healed is 1" in each for each in report.broken_promises(summary))
+
+
 def test_half_a_line_tells_nothing():
     made = life()
     made.add('{"time_s": 3.0, "st')
