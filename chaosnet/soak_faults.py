@@ -32,7 +32,7 @@ class Kind(StrEnum):
 
 WEIGHTS: Mapping[Kind, float] = {
     Kind.KILL: 3, Kind.KILL_SCHEDULER: 2, Kind.KILL_JOINER: 1, Kind.PAUSE: 3, Kind.FREEZE: 2,
-    Kind.JOIN: 2, Kind.LEAVE: 2, Kind.HANGUP: 1, Kind.RAISE: 3, Kind.DIVERGE: 2, Kind.CUT: 4,
+    Kind.JOIN: 2, Kind.LEAVE: 2, Kind.HANGUP: 1, Kind.RAISE: 3, Kind.DIVERGE: 4, Kind.CUT: 4,
 }  # fmt: skip
 SECONDS: Mapping[Kind, tuple[float, float]] = {
     Kind.PAUSE: (0.2, 0.7), Kind.FREEZE: (2.5, 6.0), Kind.CUT: (1.0, 8.0),
