@@ -284,7 +284,9 @@ class Agent:
     def was_last(self) -> bool:
         """Of who has left: does nobody go on?"""
         view, commit = self.sync.view, self.sync.last_commit
-        return (commit is not None and commit.total.leaving) or (view is not None and view.node_ids == (self.me,))
+        return (commit is not None and commit.total.leaving) or (
+            view is not None and view.node_ids == (self.me,)
+        )
 
     @property
     def ways_back(self) -> tuple[str, ...]:

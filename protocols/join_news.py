@@ -38,9 +38,7 @@ class JoinNews:
                 return f"still knocking at {said or 'nobody but itself'}; {self._otherwise(now_s)}"
             case State.ASKED if not joiner.scheduler:
                 reached = ", ".join(sorted(joiner.relay.peers - joiner.relay.leaves)) or "nobody any more"
-                return (
-                    f"asks to be let in, and no scheduler answers (reaches {reached}); {self._otherwise(now_s)}"
-                )
+                return f"asks to be let in, and no scheduler answers (reaches {reached}); {self._otherwise(now_s)}"
             case State.ASKED:
                 return f"asks {joiner.scheduler} again to be let in{_because(joiner.last_end)}"
             case State.LINKING:
@@ -70,7 +68,11 @@ class JoinNews:
         came = pull.stored_bytes - (before if attempt == pull.attempt else 0)
         rate = came / max(now_s - before_s, 1e-3)
         self._before = (now_s, pull.attempt, pull.stored_bytes)
-        again = f" (attempt {self.joiner.attempts}{_because(self.joiner.last_end)})" if self.joiner.last_end else ""
+        again = (
+            f" (attempt {self.joiner.attempts}{_because(self.joiner.last_end)})"
+            if self.joiner.last_end
+            else ""
+        )
         return (
             f"pulls the state: {pull.stored_bytes / 1e6:,.0f} of {pull.total_bytes / 1e6:,.0f} MB, "
             f"{rate / 1e6:.1f} MB/s from {', '.join(pull.sources)}{again}"

@@ -74,7 +74,9 @@ MAX_EMPTY_PULLS = 12  # Attempts in a row to pull the state that have ended befo
 MAX_PULLS_ALIKE = 50  # That have ended for the same reason, though some of it had.
 MAX_PLANLESS = 40  # Times that links were reported, and no plan came.
 DEAD = f"the cluster does not go on: asked {MAX_UNANSWERED} times"
-EARLIER_HEARD_S = 7.0  # Whoever is to found before us has said so no longer ago: two of its requests, and a bit.
+EARLIER_HEARD_S = (
+    7.0  # Whoever is to found before us has said so no longer ago: two of its requests, and a bit.
+)
 MAX_LINKED = 64  # Neighbours that are named in a request.
 
 # A later life exceeds the one before by more than the messages that a life sends: serials and versions of news
@@ -141,11 +143,11 @@ class Joiner:
         match self.state, event:
             case State.KNOCKING, Tick() if self._due(now_s):
                 return self._knock(now_s)
-            case (State.KNOCKING | State.ASKED), DialFailed(address, reason) if (
+            case ((State.KNOCKING | State.ASKED), DialFailed(address, reason)) if (
                 reason == ITSELF and address in self.seeds
             ):
                 return self._found_itself_at(address)
-            case (State.KNOCKING | State.ASKED), Received(_, ScaleOutRequest(founds=True) as rival):
+            case ((State.KNOCKING | State.ASKED), Received(_, ScaleOutRequest(founds=True) as rival)):
                 if self.otherwise is Otherwise.FOUND and _rank(rival) < _rank(self.request):
                     self.heard_earlier_s[rival.node] = now_s
                 return []
@@ -352,7 +354,9 @@ class Joiner:
         self.patience_s = min(2 * self.patience_s, MAX_PATIENCE_S)
         self.scheduler, self.unanswered = "", 0
         self.empty, self.alike, self.planless = 0, 0, 0
-        effects = [Parked(reason), *self._start_over(now_s)] if not rest_s else [Parked(reason), DiscardState()]
+        effects = (
+            [Parked(reason), *self._start_over(now_s)] if not rest_s else [Parked(reason), DiscardState()]
+        )
         if rest_s:
             self.replication, self.state, self.wake_at_s = None, State.ASKED, now_s + rest_s
         return effects

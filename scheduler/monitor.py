@@ -186,7 +186,11 @@ def _link_row(each: Link, record: LinkRecord, now_s: float) -> dict[str, Any]:
 
 def _row(record: NodeRecord, neighbors: tuple[str, ...]) -> dict[str, Any]:
     report: Mapping[str, Any] = (
-        {name: getattr(record.report, name) for name in record.report.__struct_fields__ if name not in ("readings", "lacks")}
+        {
+            name: getattr(record.report, name)
+            for name in record.report.__struct_fields__
+            if name not in ("readings", "lacks")
+        }
         if record.report
         else {}
     )

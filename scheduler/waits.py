@@ -46,7 +46,9 @@ class Waits:
         heard = [
             (record.report, now_s - record.reported_s)
             for node in view.member_ids
-            if (record := monitor.nodes.get(node)) and record.report and record.report.step in (step - 1, step)
+            if (record := monitor.nodes.get(node))
+            and record.report
+            and record.report.step in (step - 1, step)
         ]
         waited_s = max((report.waits_s + age_s for report, age_s in heard if report.waits_s), default=0.0)
         if waited_s < LEAST_S or clock.elapsed_s(now_s) < clock.patience_s:
@@ -85,7 +87,9 @@ def _wait(reports: list[Report], step: int, since_s: float) -> Wait:
     found = _lacking(reports)
     if found is None:
         others = tuple(report.node for report in reports if report.step < step) or ("the sum",)
-        return Wait(others, since_s, "all have called update(), and what they say of it has not come together")
+        return Wait(
+            others, since_s, "all have called update(), and what they say of it has not come together"
+        )
     node, lack = found
     part = "parts of the sum" if lack.up else "results"
     why = f"chunks from {lack.peer} are on the way over this link ({part}: {lack.came} of {lack.of} here)"
@@ -96,9 +100,7 @@ def _lacking(reports: list[Report]) -> tuple[str, Lack] | None:
     """Where it is stuck: what a node lacks of a peer that itself lacks nothing. Parts come before results."""
     for up in (True, False):
         lacks = {report.node: [lack for lack in report.lacks if lack.up is up] for report in reports}
-        stuck = [
-            (node, lack) for node in sorted(lacks) for lack in lacks[node] if not lacks.get(lack.peer)
-        ]
+        stuck = [(node, lack) for node in sorted(lacks) for lack in lacks[node] if not lacks.get(lack.peer)]
         if stuck:
             return min(stuck, key=lambda each: each[1].came / max(each[1].of, 1))
     return None

@@ -1,6 +1,6 @@
-"""`chaosnet.protocols.join_news`, and the ends of a joiner's patience: nothing goes on without a word, or for ever."""
+"""`chaosnet.protocols.join_news`, and the ends of a joiner's patience: nothing goes on in silence, or for ever."""
 
-from test_scale_out import A, B, Bench, VIEW
+from test_scale_out import VIEW, A, B, Bench
 
 from chaosnet.protocols.effects import JoinFailed, Parked, Progress
 from chaosnet.protocols.events import DialFailed, ManifestKnown, Received, Tick

@@ -39,7 +39,9 @@ def test_a_wait_is_told_after_twice_the_usual_step_and_two_seconds_and_then_at_g
     told = {s: bench.after(s, b={"idle_s": s}) for s in range(1, 40)}
     assert {s for s in told if told[s]} == {2, 4, 8, 16, 32}
     assert told[4] == [Happened("waits for", "b", "4 s so far: its script has not called update()", 5)]
-    assert bench.waits.completed(6, bench.began_s + 39.0) == [Happened("waited for", "b", "39 s; going on", 6)]
+    assert bench.waits.completed(6, bench.began_s + 39.0) == [
+        Happened("waited for", "b", "39 s; going on", 6)
+    ]
     assert bench.waits.completed(7, bench.began_s + 39.1) == []
 
 
@@ -90,7 +92,8 @@ def test_status_shows_who_is_waited_for_and_for_how_long():
     waiting = bench.waits.status(bench.began_s + 25)
     assert waiting == {"for": ["b"], "seconds": 25.0, "why": "its script has not called update()"}
     status = {
-        **bench.monitor.status(30.0), "scheduler": "a", "term": 1, "step": 5, "samples_per_s": 0.0, "waiting": waiting,
+        **bench.monitor.status(30.0), "waiting": waiting,
+        "scheduler": "a", "term": 1, "step": 5, "samples_per_s": 0.0,
     }  # fmt: skip
     assert "waits for b, 25 s: its script has not called update()" in dashboard.headline(status).plain
     cells = [str(cell) for cell in dashboard.members(status).columns[2].cells]
