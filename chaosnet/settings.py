@@ -157,8 +157,9 @@ def node_settings(
 ) -> NodeSettings:
     """Merge arguments and environment. Raises: ConfigError that names the setting and its value.
 
-    `new`: found a cluster, whatever is remembered of one. `key` and `allowed_keys` are files. Without `key` that of `chaosnet keygen` is taken, if there is one; one who
-    comes with an invite and has none gets one. `insecure`: use no key, and listen wherever that is wanted.
+    `key` and `allowed_keys` are files. Without `key` that of `chaosnet keygen` is taken, if there is one; one who
+    comes with an invite and has none gets one. `insecure`: use no key, and listen wherever that is wanted. `new`:
+    found a cluster, whatever is remembered of one.
     """
     some = links is None or (isinstance(links, tuple | list) and all(isinstance(each, str) for each in links))
     expect(some, "links", links, "names or addresses, e.g. ('n1', '10.0.0.2:5555')")

@@ -50,7 +50,12 @@ class Waits:
             and record.report
             and record.report.step in (step - 1, step)
         ]
-        waited_s = max((report.waits_s + age_s for report, age_s in heard if report.waits_s), default=0.0)
+        waits = [
+            report.waits_s + age_s
+            for report, age_s in heard
+            if report.waits_s and (report.step == step or age_s < LEAST_S)  # Else of a step that is over.
+        ]
+        waited_s = max(waits, default=0.0)
         if waited_s < LEAST_S or clock.elapsed_s(now_s) < clock.patience_s:
             return []
         self.now = _wait([report for report, _ in heard], step, now_s - waited_s)

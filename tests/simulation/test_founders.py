@@ -1,4 +1,4 @@
-"""Several machines that may found a cluster, all given one command: one of them does, in whatever order they start."""
+"""Several machines that may found a cluster, all given one command: one does, in whatever order they start."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""`chaosnet.protocols.join_news`, and the ends of a joiner's patience: nothing goes on without a word, or for ever."""
+"""`chaosnet.protocols.join_news`, and the ends of a joiner's patience: nothing goes on in silence, or for ever."""
 
 from test_scale_out import VIEW, A, B, Bench
 

@@ -92,7 +92,8 @@ def test_status_shows_who_is_waited_for_and_for_how_long():
     waiting = bench.waits.status(bench.began_s + 25)
     assert waiting == {"for": ["b"], "seconds": 25.0, "why": "its script has not called update()"}
     status = {
-        **bench.monitor.status(30.0), "scheduler": "a", "term": 1, "step": 5, "samples_per_s": 0.0, "waiting": waiting,
+        **bench.monitor.status(30.0), "waiting": waiting,
+        "scheduler": "a", "term": 1, "step": 5, "samples_per_s": 0.0,
     }  # fmt: skip
     assert "waits for b, 25 s: its script has not called update()" in dashboard.headline(status).plain
     cells = [str(cell) for cell in dashboard.members(status).columns[2].cells]
