@@ -106,7 +106,6 @@ class SimNode(Machine):
         self.damaged = 0  # Pieces of what has arrived that are not what was sent.
         self.stored: set[tuple[int, int]] = set()  # Of the state that is arriving.
         self.last_progress_s = 0.0
-        self.died_s = 0.0
         self.redone = 0  # Steps that it had completed when it died, and others do again.
         self.tick_at_s: float | None = None
         self.strays = 0  # Steps completed while left behind.
@@ -263,7 +262,7 @@ class SimCluster(Network[SimNode]):
         `arrives`: the share of it that gets through, in time; default: drawn, often nothing.
         """
         node = self.nodes[name]
-        node.alive, node.died_s = False, self.now_s
+        node.alive = node.paused = False
         self._say(name, "CRASHES")
         self._cut_off(name, arrives)
 

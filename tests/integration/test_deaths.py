@@ -1,6 +1,7 @@
 """A killed node is known to be dead at once, whatever it has forked: with two nodes the other goes on alone."""
 
 import multiprocessing
+import signal
 import time
 
 import pytest
@@ -8,7 +9,7 @@ import worker
 from cluster import cluster_of
 from torch.utils.data import DataLoader
 
-from chaosnet import capture_exit_event
+from chaosnet import capture_exit_event, client
 from chaosnet.node.keys import KeyPair, save
 
 pytestmark = pytest.mark.realtime
@@ -18,7 +19,7 @@ RECOVERY_S = 5.0  # On a busy machine; alone on it, 0.1 s. Before, a pair hung f
 
 def train_with_workers(node: worker.Worker) -> None:
     """The script's own loader, with two workers that stay."""
-    _train(node, lambda data: DataLoader(data, 4, num_workers=2, persistent_workers=True))
+    _train(node, lambda data: DataLoader(data, 4, num_workers=2, persistent_workers=True, multiprocessing_context="fork"))
 
 
 def train_beside_a_child(node: worker.Worker) -> None:
@@ -76,3 +77,33 @@ def test_the_others_go_on_at_once_when_a_node_with_forked_children_is_killed(tmp
         cluster.nodes[1].advance(5)
         cluster.leave()
         cluster.check_steps()
+
+
+@pytest.mark.parametrize("silent_s", [0.3, 0.6, 1.2])
+def test_of_two_the_other_goes_on_although_the_senior_was_stopped_before_it_was_killed(tmp_path, silent_s):
+    with cluster_of(2, tmp_path) as cluster:
+        senior, junior = cluster.nodes
+        senior.signal(signal.SIGSTOP)
+        time.sleep(silent_s)
+        took_s = cluster.without(senior.name, senior.kill(), RECOVERY_S)
+        print(f"next step after {took_s:.3f} s")
+        junior.advance(5)
+        cluster.finish()
+
+
+def test_a_node_that_waits_goes_on_when_a_person_says_so(tmp_path):
+    with cluster_of(2, tmp_path) as cluster:
+        senior, junior = cluster.nodes
+        address = junior.last("joined")["address"]
+        refused = client.go_on(address)
+        assert not refused.ok and "does not wait" in refused.text
+        senior.signal(signal.SIGSTOP)
+        cluster.until(lambda: "chaosnet go-on" in junior.log.read_text(), "it says what to do")
+        senior.kill()
+        answer = client.go_on(address)
+        assert answer.ok, answer.text
+        junior.advance(5)
+        cluster.finish()
+        told = junior.log.read_text()
+        assert "waiting: only 1 of 2 members can be reached (a was lost" in told
+        assert f"chaosnet go-on {address}" in told

@@ -6,6 +6,8 @@ from chaosnet.protocols.effects import Transmit
 from chaosnet.protocols.liveness import (
     DEAD_LINK_S,
     ECHO_GRACE_S,
+    PAIR_PATIENCE_S,
+    PAIR_PROOF_S,
     PING_EVERY_S,
     PROBE_PATIENCE_S,
     PROOF_WINDOW_S,
@@ -206,3 +208,38 @@ def test_news_that_took_the_long_link_may_come_later_than_an_answer_around_it(li
     liveness.vouched("a", 2.75, 3.0)
     lost, now_s = run(liveness, 5.0, start_s=3.0, every_s=0.05)
     assert lost == ["a"] and now_s == pytest.approx(3.0 + ECHO_GRACE_S + 0.4, abs=0.06)
+
+
+# --- two members ---
+
+
+@pytest.fixture
+def pair(liveness):
+    liveness.pairs_with("a")
+    return liveness
+
+
+def test_two_members_are_patient_with_each_other_and_nothing_shortens_that(pair):
+    pair.tick(0.0)
+    pair.doubt("a", 0.3)
+    asked, lost_s = fall_silent(pair, 4.0, answers=[0.45])
+    assert asked
+    assert lost_s == pytest.approx(PAIR_PATIENCE_S, abs=0.02)
+
+
+def test_a_peer_that_joins_two_ends_their_patience(pair):
+    pair.pairs_with("")
+    assert fall_silent(pair, 2.0, answers=[])[1] == pytest.approx(SUSPECT_AFTER_S, abs=0.02)
+    assert pair.hold_until_s("a") == 0.0
+
+
+def test_what_a_refusal_proves_counts_from_the_last_ping_that_was_answered(pair):
+    assert pair.proof_until_s("a") == float("-inf")
+    pair.received("a", Pong(sent_s=1.0), 1.9)
+    pair.received("a", Ping(sent_s=1.0), 2.0)  # It speaks; that it hears us is not known.
+    assert pair.proof_until_s("a") == 1.0 + PAIR_PROOF_S
+    assert pair.hold_until_s("a") == 2.0 + PAIR_PATIENCE_S
+
+
+def test_clocks_may_drift_by_some_percent_before_a_proof_is_too_late():
+    assert PAIR_PROOF_S < 0.95 * PAIR_PATIENCE_S

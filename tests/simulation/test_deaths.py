@@ -1,0 +1,81 @@
+"""Two nodes, of which one falls silent before it dies; and what a person can do when that proves nothing."""
+
+import pytest
+from scripted import Scripted
+
+from chaosnet.protocols.liveness import PAIR_PATIENCE_S, PAIR_PROOF_S, PING_EVERY_S
+
+
+@pytest.fixture
+def pair():
+    return Scripted().grow("n1", "n2")
+
+
+def steps(cluster, name):
+    return len(cluster.nodes[name].log)
+
+
+def goes_on(cluster, name):
+    before = steps(cluster, name)
+    cluster.settle(3.0)
+    return steps(cluster, name) > before + 3
+
+
+@pytest.mark.parametrize("silent_s", [0.2, 0.6, 1.0, 1.5, PAIR_PROOF_S - PING_EVERY_S - 0.1])
+def test_the_junior_survives_a_senior_that_was_silent_before_it_died(pair, silent_s):
+    """Before, half a second of silence was enough for it to wait for ever."""
+    pair.fall_silent("n1", silent_s)
+    pair.settle(silent_s + 0.5)
+    assert pair.agent("n2").parked is None
+    assert pair.members("n2") == ("n2",)
+    assert goes_on(pair, "n2")
+
+
+@pytest.mark.parametrize("late_s", [0.05, 0.3, 1.0])
+def test_a_refusal_that_comes_late_is_a_proof_as_long_as_the_dead_cannot_have_gone_on(pair, late_s):
+    pair.refuses_after_s = lambda: late_s
+    pair.crash("n1")
+    assert goes_on(pair, "n2")
+
+
+def test_after_a_longer_silence_its_death_proves_nothing_and_a_person_decides(pair):
+    pair.fall_silent("n1", PAIR_PATIENCE_S + 0.5)
+    pair.settle(6.0)
+    waiting = pair.agent("n2")
+    assert waiting.parked == "only 1 of 2 members can be reached"
+    now_s = pair.nodes["n2"].clock.reads(pair.now_s)
+    assert waiting.how_to_go_on(now_s).endswith("if it is gone for good: chaosnet go-on n2:1")
+    pair.go_on("n2")
+    assert goes_on(pair, "n2")
+    assert waiting.parked is None
+
+
+def test_a_connection_that_broke_at_one_end_first_makes_nobody_go_on_alone(pair):
+    """A router forgot it: the senior sees that a second earlier, and dies before the junior knows."""
+    pair.reset_lag_s = lambda: 1.0
+    pair.reset("n1", "n2")
+    pair.settle(0.8)
+    assert pair.members("n1") == ("n1", "n2")
+
+
+def test_a_node_that_does_not_wait_is_not_told_to_go_on(pair):
+    pair.go_on("n2")
+    assert pair.members("n2") == ("n1", "n2")
+    assert not pair.agent("n2").overlay.declared
+
+
+def test_if_the_person_was_wrong_one_of_the_two_parts_joins_the_other_anew():
+    """The senior went on behind the cut. When they can talk again, the older term gives way, and says so."""
+    pair = Scripted().grow("n1", "n2")
+    pair.cut("n1", "n2")
+    pair.settle(6.0)
+    assert pair.agent("n2").parked
+    nothing = lambda *args: None  # noqa: E731  From here on there are two histories.
+    pair._check_history = pair._check_state = pair._check_samples = nothing
+    pair.go_on("n2")
+    pair.settle(3.0)
+    assert pair.members("n2") == ("n2",) and pair.members("n1") == ("n1",)
+    pair.heal("n1", "n2")
+    pair.settle(30.0)
+    assert set(pair.members("n1")) == set(pair.members("n2")) == {"n1", "n2"}
+    assert pair.returns == 1
