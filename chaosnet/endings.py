@@ -86,11 +86,15 @@ def closed(trainer: OpenTrainer) -> None:
 
 def crash_all(error: BaseException) -> None:
     """The main thread ends with `error`: so do all nodes, but those that a thread drives which goes on."""
-    if isinstance(error, SystemExit) and not error.code:
+    if _is_success(error):
         return
     for trainer in tuple(_open):
         if _ends_with_main(trainer):
             trainer.crash(describe(error))
+
+
+def _is_success(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and not error.code
 
 
 def describe(error: BaseException) -> str:
@@ -118,7 +122,7 @@ def _on_error(kind: type[BaseException], error: BaseException, trace: TracebackT
 def _on_thread_error(args: threading.ExceptHookArgs) -> None:
     before, error = _before["threading"], args.exc_value
     for trainer in tuple(_open):
-        if trainer.driver is args.thread and error is not None and getattr(error, "code", 1):
+        if trainer.driver is args.thread and error is not None and not _is_success(error):
             trainer.crash(describe(error))
     before(args)
 
