@@ -86,7 +86,7 @@ def closed(trainer: OpenTrainer) -> None:
 
 def crash_all(error: BaseException) -> None:
     """The main thread ends with `error`: so do all nodes, but those that a thread drives which goes on."""
-    if isinstance(error, SystemExit) and not error.code:
+    if _is_success(error):
         return
     for trainer in tuple(_open):
         if _ends_with_main(trainer):
@@ -96,6 +96,10 @@ def crash_all(error: BaseException) -> None:
 def blames(error: BaseException) -> bool:
     """May the samples that the script had in hand be why? Not if it was told to end, or set up wrongly."""
     return isinstance(error, Exception) and not isinstance(error, ChaosnetError)
+
+
+def _is_success(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and not error.code
 
 
 def describe(error: BaseException) -> str:
@@ -123,7 +127,7 @@ def _on_error(kind: type[BaseException], error: BaseException, trace: TracebackT
 def _on_thread_error(args: threading.ExceptHookArgs) -> None:
     before, error = _before["threading"], args.exc_value
     for trainer in tuple(_open):
-        if trainer.driver is args.thread and error is not None and getattr(error, "code", 1):
+        if trainer.driver is args.thread and error is not None and not _is_success(error):
             trainer.crash(describe(error), blames(error))
     before(args)
 
@@ -133,9 +137,10 @@ def _leave_all(threads_have_ended: bool = False) -> None:
     error = None if _is_interactive() else getattr(sys, "last_value", None)
     for trainer in tuple(_open):
         if threads_have_ended or _ends_with_main(trainer):
-            trainer.crash(
-                describe(error), blames(error)
-            ) if error is not None else trainer.request_node_exit()
+            if error is not None:
+                trainer.crash(describe(error), blames(error))
+            else:
+                trainer.request_node_exit()
 
 
 def _ends_with_main(trainer: OpenTrainer) -> bool:

@@ -149,7 +149,8 @@ def _spare_spawned() -> None:
     global _spawn
     found = getattr(multiprocessing.util, "spawnv_passfds", None)
     if found is not None and found is not _spawn_spared:
-        _spawn, multiprocessing.util.spawnv_passfds = found, _spawn_spared
+        _spawn = found
+        setattr(multiprocessing.util, "spawnv_passfds", _spawn_spared)  # noqa: B010  Its type names arguments.
 
 
 def _spawn_spared(*args: Any) -> Any:
