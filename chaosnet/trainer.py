@@ -115,6 +115,8 @@ class Trainer:
         that cannot work, CheckpointError if it cannot be resumed. SystemExit after Ctrl+C while it joins.
     """
 
+    optimizer: Any  # One of torch's, or several as one (named_updates.py).
+
     def __init__(
         self,
         model: nn.Module | dict[str, nn.Module] | None = None,
@@ -237,7 +239,7 @@ class Trainer:
             terms["updates"] = ", ".join(self._named.names)
         if self._guard is not None:
             terms["guard"] = self._guard.policy
-        self._state = TrainingState(model, optimizer, lr_scheduler, extra_state, terms)
+        self._state = TrainingState(model, self.optimizer, lr_scheduler, extra_state, terms)
         self._random = Randomness(self._same_rng, self._state.accelerator())
         self._gradients = Gradients(model, self.chunk_bytes, self._on_chunk_ready)
         if self._guard is not None:

@@ -39,18 +39,18 @@ def draw(worker: Worker) -> None:
     trainer = worker.trainer(model, make_optimizer(model), after_step=after_step, **settings)
     data, loader = Numbered(), iter(())
     while not (capture_exit_event() or worker.obey()):
+        mask, noise = dropout(torch.ones(64)).ne(0).int().tolist(), torch.randn(2).tolist()
         batch = next(loader, None)
         shuffle = None
         if batch is None:
             loader = iter(DataLoader(data, batch_size=48, shuffle=True))
             batch = next(loader)
             shuffle = batch[2][:12].tolist()
-        mask = dropout(torch.ones(64)).ne(0).int().tolist()
         worker.tell(
             "drawn",
             step=trainer.step,
             dropout=mask,
-            noise=torch.randn(2).tolist(),
+            noise=noise,
             python=random.random(),
             numpy=float(np.random.rand()),
             shuffle=shuffle,
@@ -99,13 +99,8 @@ def test_with_same_rng_all_nodes_draw_the_same_in_each_step(tmp_path):
     with cluster_of(3, tmp_path, script=draw, same_rng=True, hash_every=10) as cluster:
         cluster.nodes[0].advance(40)
         cluster.leave()
-        counts = {kind: shared(cluster, kind) for kind in ("python", "numpy")}
+        counts = {kind: shared(cluster, kind) for kind in KINDS[:4]}
         assert all(pairs > 50 and equal == pairs for pairs, equal in counts.values()), counts
-        both = [by for by in drawn(cluster).values() if len({r["shuffle"] is None for r in by.values()}) == 1]
-        alike = [
-            len({str(r["dropout"]) + str(r["noise"]) for r in by.values()}) == 1 for by in both if len(by) > 1
-        ]
-        assert len(alike) > 20 and all(alike), "who did not draw a shuffle first draws the same masks"
         own = [str(r["python"]) for r in cluster.nodes[0].told("drawn")]
         assert len(set(own)) == len(own), "each step draws others"
 
