@@ -227,10 +227,10 @@ class Trainer:
         if self._loop is not None:
             raise ConfigError("attach: this trainer has a model already")
         endings.check_alone()
-        model, optimizer, lr_scheduler, self._named = named(
+        self.model, self.optimizer, self.lr_scheduler, self._named = named(
             model, optimizer, lr_scheduler, self._update_names
         )
-        self.model, self.optimizer, self.lr_scheduler = model, optimizer, lr_scheduler
+        model, lr_scheduler = self.model, self.lr_scheduler
         max_norm = None if self.max_grad_norm is None else float(self.max_grad_norm)
         terms = {"max_grad_norm": str(max_norm), "chunk_bytes": str(self.chunk_bytes)}
         terms |= {"on_divergence": self._on_divergence, "lr_scheduler_every": str(self._lr_every)}
@@ -244,9 +244,9 @@ class Trainer:
         self._gradients = Gradients(model, self.chunk_bytes, self._on_chunk_ready)
         if self._guard is not None:
             self._gradients.judge_first()
-        self._schedule = LRSchedule(lr_scheduler, optimizer, self._lr_every, self._say)
+        self._schedule = LRSchedule(lr_scheduler, self.optimizer, self._lr_every, self._say)
         self._agreement = Agreement(self._state, self._gradients, self.name, self._on_divergence)
-        self._rules = ScriptRules(model, optimizer, self._gradients, self._say)
+        self._rules = ScriptRules(model, self.optimizer, self._gradients, self._say)
         started_s = time.monotonic()
         loop = NodeLoop(
             self._make_agent, self._make_transport, self._gradients, self._on_notice, self._on_parked,

@@ -1,12 +1,12 @@
 """What a forked child must not keep: the sockets of the node that it was forked from.
 
-A child (a worker of a DataLoader, of multiprocessing) inherits descriptors. While it has those of libzmq, nobody hears
-that the node was killed: no connection ends, and the port goes on accepting, so that nothing proves the death
+A child (a worker of a DataLoader, of multiprocessing) inherits descriptors. While it has those of libzmq, nobody
+hears that the node was killed: no connection ends, and the port goes on accepting, so that nothing proves the death
 (protocols/deaths.py). A child that runs another program inherits none: libzmq opens all of them close-on-exec.
 
 Closing them here ends nothing for the parent: both have the same connections, which end with the last descriptor. The
-child's copies of libzmq's own structures are left alone: its I/O thread is not there, and pyzmq knows the process that
-made them.
+child's copies of libzmq's own structures are left alone: its I/O thread is not there, and pyzmq knows the process
+that made them.
 """
 
 from __future__ import annotations

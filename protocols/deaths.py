@@ -10,13 +10,15 @@ acts, as all do first, proves nothing, either.
 How long that is, depends on what makes the peer go on without us: our farewell, which we know of; silence; or its end
 of the connection that breaks.
 
-- With other members around, their doubts shorten a peer's patience, and a break may end it. A refusal proves something
-  if it comes within `PROOF_S`, over a connection by which the peer spoke a moment ago (`Liveness.spoke_lately`).
-- Of two members, neither goes on without the other, neither for silence nor because the connection broke, earlier than
-  `PAIR_PATIENCE_S` after it last heard of it. It heard us after we had sent the last Ping that it has answered. So a
-  refusal is a proof until `PAIR_PROOF_S` after that, whatever happened between: the peer may have been silent, stopped,
-  or cut off, and the connection may have broken earlier than it died (`Liveness.proof_until_s`). A peer that was
-  stopped and goes on gives us its whole patience anew. What is less than a whole patience pays for clocks that drift.
+- With other members around, their doubts shorten a peer's patience, and a break may end it. A refusal proves
+  something if it comes within `PROOF_S`, over a connection by which the peer spoke a moment ago
+  (`Liveness.spoke_lately`).
+- Of two members, neither goes on without the other, neither for silence nor because the connection broke, earlier
+  than `PAIR_PATIENCE_S` after it last heard of it. It heard us after we had sent the last Ping that it has answered.
+  So a refusal is a proof until `PAIR_PROOF_S` after that, whatever happened between: the peer may have been silent,
+  stopped, or cut off, and the connection may have broken earlier than it died (`Liveness.proof_until_s`). A peer that
+  was stopped and goes on gives us its whole patience anew. What is less than a whole patience pays for clocks that
+  drift.
 
 Who of two sees a break and gets no refusal therefore waits for the rest of its patience (`hold_until_s`), and looks
 again and again: the other may have died a moment later, or be there and open another connection.

@@ -162,8 +162,10 @@ def _silence_proves_a_crash(patch: Patch) -> None:
 
 @_mutant("A connection that broke passes for a crash, whatever is found where the peer had answered.")
 def _a_broken_connection_proves_a_crash(patch: Patch) -> None:
-    original = Deaths.handle
-    patch(Deaths, "handle", lambda self, event: dict.fromkeys(original(self, event), True))
+    def handle(self: Any, event: Any, now_s: float) -> dict[str, Any]:
+        return {peer: look.life for peer, look in self.looking.items() if look.address == event.address}
+
+    patch(Deaths, "handle", handle)
 
 
 @_mutant("A voter gives its vote to everybody who asks, however often in a term.")

@@ -222,7 +222,12 @@ class RandomRun:
         elif kind in ("pause", "sleep"):
             self._pause(rng.choice(active), rng.choice(PAUSES_S if kind == "pause" else SLEEPS_S))
         elif kind == "reset" and sim.connections:
-            sim.reset(*rng.choice(sorted(sim.connections)))
+            pair = rng.choice(sorted(sim.connections))
+            sim.reset(*pair)
+            if (
+                self.silent_odds and self.dying.random() < 0.7
+            ):  # Its end breaks first; it may have gone on alone.
+                sim.later(self.dying.uniform(0.1, 1.0), lambda: self._strike_down(pair[0]))
         elif kind == "link" and len(active) > 2:
             self._change_link(*rng.sample(active, 2))
 
@@ -299,6 +304,13 @@ class RandomRun:
         self.how[name] = "was killed while cut off" if self._is_cut_off(name) else "was killed"
         self.sim.crash(name)
         return True
+
+    def _strike_down(self, name: str) -> None:
+        node = self.sim.nodes[name]
+        if node.alive and not node.done and not node.paused and self.crashes < self.max_crashes:
+            self.crashes += 1
+            self.how[name] = "was killed after a reset"
+            self.sim.crash(name)
 
     def _is_cut_off(self, name: str) -> bool:
         return any(name in pair for pair in self.sim.cuts)

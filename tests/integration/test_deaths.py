@@ -19,7 +19,8 @@ RECOVERY_S = 5.0  # On a busy machine; alone on it, 0.1 s. Before, a pair hung f
 
 def train_with_workers(node: worker.Worker) -> None:
     """The script's own loader, with two workers that stay."""
-    _train(node, lambda data: DataLoader(data, 4, num_workers=2, persistent_workers=True, multiprocessing_context="fork"))
+    how = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "fork"}
+    _train(node, lambda data: DataLoader(data, 4, **how))
 
 
 def train_beside_a_child(node: worker.Worker) -> None:
