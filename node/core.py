@@ -539,7 +539,7 @@ class Agent:
         return max(lately_s, self.liveness.proof_until_s(peer)) if self._are_two(peer) else lately_s
 
     def _are_two(self, peer: str) -> bool:
-        """Are we and `peer` the voters of every view that it may act in? Then nothing shortens its patience with us."""
+        """Are we and `peer` the voters of every view it may act in? Then nothing shortens its patience with us."""
         view = self.sync.view
         if self.phase is not Phase.MEMBER or view is None or self.follower.flush is not None:
             return False

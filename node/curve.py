@@ -7,12 +7,12 @@ which need `zmq.asyncio` or a thread of their own.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import zmq
 
 from ..protocols.keyring import Keyring, Verdict
+from . import clock
 from .keys import KeyPair, key_bytes, key_text
 
 ZAP_PLACE = "inproc://zeromq.zap.01"
@@ -62,7 +62,7 @@ class Zap:
         while int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
             version, request, _, host, _, mechanism, *credentials = self.socket.recv_multipart(zmq.NOBLOCK)
             key = key_text(credentials[0]) if mechanism == b"CURVE" and credentials else ""
-            verdict = self.keyring.verdict(key, time.monotonic())
+            verdict = self.keyring.verdict(key, clock.now_s())
             code = CODES.get(verdict, UNKNOWN)
             self.socket.send_multipart([version, request, code, b"", key.encode(), b""], zmq.NOBLOCK)
             if code != ACCEPTED:

@@ -47,7 +47,7 @@ from ..protocols.messages import (
 )
 from ..protocols.probing import PROBE_BYTES
 from ..protocols.scale_out import Otherwise
-from . import interfaces, iperf3_probe
+from . import clock, interfaces, iperf3_probe
 from .all_reduce import AllReduce, ChunkStore
 from .core import Agent, Phase
 from .endpoint import refuses
@@ -384,7 +384,7 @@ class NodeLoop:
         self._event(ev.Tick())
 
     def _now_s(self) -> float:
-        return time.monotonic()  # Not the loop's time: uvloop's stands still during a turn.
+        return clock.now_s()  # Not the loop's time: uvloop's stands still during a turn.
 
     # --- effects ---
 

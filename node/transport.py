@@ -35,7 +35,7 @@ from ..protocols.errors import ConfigError, LocalProtocolError, MalformedMessage
 from ..protocols.events import ITSELF
 from ..protocols.keyring import Keyring, Verdict
 from ..protocols.messages import Bye, Hello
-from . import curve
+from . import clock, curve
 from .curve import MALFORMED
 from .endpoint import Endpoint
 from .keys import KeyPair
@@ -199,7 +199,7 @@ class Transport:
 
     def _verdict(self, key: str) -> Verdict:
         assert self._keyring
-        return self._keyring.verdict(key, time.monotonic())
+        return self._keyring.verdict(key, clock.now_s())
 
     def enforce_keys(self) -> None:
         """Say Bye to all whose keys are not allowed any more, and hang up on who does not go."""
