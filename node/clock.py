@@ -7,9 +7,9 @@ import time
 
 # Linux's monotonic clock stands still while the machine sleeps: a laptop that wakes would take a peer's death of an
 # hour ago for one of just now, which proves something (protocols/deaths.py). On macOS the one of that name goes on.
-_NUMBER = getattr(
-    time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None) if sys.platform == "darwin" else None
-)
+_NUMBER = getattr(time, "CLOCK_BOOTTIME", None)
+if sys.platform == "darwin":
+    _NUMBER = time.CLOCK_MONOTONIC
 
 
 def now_s() -> float:
