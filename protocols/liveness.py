@@ -215,7 +215,7 @@ class Liveness:
         if late_s < MIN_STALL_S or not self.peers:
             return
         for state in self.peers.values():
-            state.heard_s += late_s
+            state.heard_s = min(state.heard_s + late_s, now_s)  # It may have been heard since.
         if late_s > SUSPECT_AFTER_S - PING_EVERY_S:
             self.back_at_s = now_s
         if late_s > self._stall(now_s):

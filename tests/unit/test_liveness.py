@@ -243,3 +243,12 @@ def test_what_a_refusal_proves_counts_from_the_last_ping_that_was_answered(pair)
 
 def test_clocks_may_drift_by_some_percent_before_a_proof_is_too_late():
     assert PAIR_PROOF_S < 0.95 * PAIR_PATIENCE_S
+
+
+def test_what_was_heard_after_a_stall_gets_no_more_time_for_it(liveness):
+    """Seed 7006434 of two nodes: one that was stopped for 24 s held a dead one for as long again."""
+    liveness.pairs_with("a")
+    liveness.tick(0.0)
+    liveness.received("a", Ping(sent_s=0.0, stall_s=0.0), 24.0)
+    liveness.tick(24.0)
+    assert liveness.hold_until_s("a") == 24.0 + PAIR_PATIENCE_S
