@@ -33,7 +33,7 @@ PLAIN = {int, float, bool, str, tuple, type(None)}
 ADVICE = {
     "optimizer.param_groups": (
         "Something sets it on each node by itself, often from a count that a node which joined later does not have: "
-        "give the schedule to Trainer(lr_scheduler=...), or compute it from trainer.step before every update()"
+        "give the schedule to Trainer(lr_scheduler=...), e.g. as a LambdaLR, which takes any function of the step"
     ),
     "lr_scheduler": "Only update() may step a scheduler: delete the line that does it, too",
     "requires_grad": (

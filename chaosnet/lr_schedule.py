@@ -16,7 +16,7 @@ LEAST_SHARE = 1e-9  # Of the initial learning rate: what is below was not meant.
 
 
 def check_every(every: Any) -> None:
-    """Raises: ConfigError."""
+    """Raises: ConfigError for what is no `lr_scheduler_every`."""
     if every in (STEP, EPOCH) or (isinstance(every, int) and every > 0):
         return
     raise ConfigError(f"lr_scheduler_every: {every!r} (expected 'step', 'epoch' or a number of samples > 0)")

@@ -217,9 +217,9 @@ def named(
                 f"optimizer: names {list(optimizer)!r} (expected 1 to {MAX_NAME} characters each)"
             )
         names = tuple(optimizer if updates is None else updates)
-        if set(names) != set(optimizer):
+        if updates is not None and (isinstance(updates, str) or set(names) != set(optimizer)):
             raise ConfigError(
-                f"updates: {list(names)!r}, with optimizers {list(optimizer)!r} (expected each at least once)"
+                f"updates: {updates!r} (expected names of optimizers, each at least once: {', '.join(optimizer)})"
             )
         optimizer = NamedOptimizers(optimizer)
         if isinstance(scheduler, Mapping):

@@ -207,8 +207,9 @@ def node_settings(
 
 
 def check_step_settings(
-    seed: object, chunk_bytes: object, max_grad_norm: object, after_step: object, guard_factor: object
-) -> None:
+    seed: object, chunk_bytes: object, max_grad_norm: object, after_step: object, guard_factor: object,
+    same_rng: object,
+) -> None:  # fmt: skip
     """What only the script says. Raises: ConfigError as `node_settings`."""
     for what, number in (("seed", seed), ("chunk_bytes", chunk_bytes)):
         expect(isinstance(number, Integral), what, number, "a whole number")
@@ -217,6 +218,7 @@ def check_step_settings(
     expect(clips, "max_grad_norm", max_grad_norm, "a number above 0")
     called = after_step is None or callable(after_step)
     expect(called, "after_step", after_step, "a function without arguments")
+    expect(same_rng in (True, False), "same_rng", same_rng, "True or False")
 
 
 def _checked(found: NodeSettings, insecure: bool) -> NodeSettings:

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from numbers import Integral
 from typing import Any, NoReturn
 
 import torch
@@ -55,6 +56,7 @@ from .settings import (
     NodeSettings,
     check_step_settings,
     checkpoint_settings,
+    expect,
     node_settings,
 )
 from .state_copies import StateCopies
@@ -157,7 +159,7 @@ class Trainer:
         quiet: bool = False,
         new: bool | None = None,
     ) -> None:
-        check_step_settings(seed, chunk_bytes, max_grad_norm, after_step, guard_factor)
+        check_step_settings(seed, chunk_bytes, max_grad_norm, after_step, guard_factor, same_rng)
         check_policy(on_divergence)
         check_every(lr_scheduler_every)
         named = None if callable(sync_policy) else sync_policy
@@ -765,8 +767,18 @@ class Trainer:
     def epochs(self, count: int) -> Iterator[int]:
         """What the cluster still has to do of `count` epochs; a late joiner begins with the present one."""
         while self.epoch < count and not self._done:
-            before = self.epoch
+            before, updates = self.epoch, self.updates_here
             yield before
+            if (
+                self.epoch == before
+                and self.updates_here > updates
+                and not self._share.length
+                and not self._done
+            ):
+                raise ConfigError(
+                    "epochs: counts epochs of trainer.batches, and this script brings its own data "
+                    "(expected `for epoch in range(N)`, or trainer.batches inside)"
+                )
             if self.epoch == before:
                 return  # The loop inside was left early.
 
@@ -794,14 +806,13 @@ class Trainer:
                 the same on all nodes, and what was left out is counted in `samples_dropped`.
         A sample over which the scripts of two nodes have ended with an error is set aside (`samples_set_aside`).
         """
-        if batch_size < 1 or accumulate < 1:
-            raise ConfigError(
-                f"batches: batch_size={batch_size}, accumulate={accumulate} (expected at least 1 each)"
-            )
-        if not 1 <= min_samples <= batch_size:
-            raise ConfigError(
-                f"batches: min_samples={min_samples} (expected 1 to batch_size, which is {batch_size})"
-            )
+        for what, number in (("batch_size", batch_size), ("accumulate", accumulate)):
+            expect(isinstance(number, Integral) and number >= 1, what, number, "a whole number from 1")
+        fits = isinstance(min_samples, Integral) and 1 <= min_samples <= batch_size
+        expect(
+            fits, "min_samples", min_samples, f"a whole number from 1 to batch_size, which is {batch_size}"
+        )
+        expect(drop_last in (True, False), "drop_last", drop_last, "True or False")
         self._running()
         order = self._share.begin(len(dataset), batch_size * accumulate, int(min_samples), bool(drop_last))
         self._gradients.arm(None)

@@ -711,7 +711,7 @@ class Agent:
             case DeclaredDead(lives=lives):
                 return self._on_declared(lives, now_s)
             case StatusRequest(asker=asker):
-                return [AnswerStatus(asker)] if self.scheduler else []
+                return [AnswerStatus(asker)] if self.scheduler or self.parked else []
         return self.scheduler.receive(source, message, now_s) if self.scheduler else []
 
     # --- newcomers and lives ---
@@ -722,7 +722,9 @@ class Agent:
             return self._tell_outlived(request.node, request.life)
         here: list[Effect] = []
         if self.parked and self.phase is Phase.MEMBER:
-            here = self.relay.send(request.node, Answer(ok=False, text=f"it waits: {self.parked}"[:2000]))
+            here = self.relay.send(
+                request.node, Answer(ok=False, text=f"it waits: {self.why_it_waits(now_s)}"[:2000])
+            )
         elif request.founds and self.phase is Phase.MEMBER:
             here = self.relay.send(request.node, Answer(ok=True, text=HERE))
         return here + (self.scheduler.receive(source, request, now_s) if self.scheduler else [])
@@ -941,15 +943,16 @@ class Agent:
         voters = {voter for electorate in self.sync.electorates() for voter in electorate.members}
         return self.overlay.missing_of(voters)
 
-    def how_to_go_on(self, now_s: float) -> str:
-        """What a person can do about it that this node waits; "" if nothing but wait."""
+    def why_it_waits(self, now_s: float) -> str | None:
+        """And what a person can do about it, if anything. None: it does not wait."""
         if self.parked is None or self.phase is not Phase.MEMBER or not (lives := self._doubted()):
-            return ""
+            return self.parked
         lost = ", ".join(
             f"{node} was lost {now_s - self.lost_at_s.get(node, now_s):.0f} s ago" for node, _ in lives
         )
         here = self.settings.addresses[0].rpartition("@")[2] if self.settings.addresses else "HOST:PORT"
-        return f"{lost}; if {'it is' if len(lives) == 1 else 'they are'} gone for good: chaosnet go-on {here}"
+        gone = "it is" if len(lives) == 1 else "they are"
+        return f"{self.parked} ({lost}; if {gone} gone for good: chaosnet go-on {here})"
 
     def _on_go_on(self, asker: str) -> list[Effect]:
         """Who cannot be reached is dead, says a person."""

@@ -63,6 +63,7 @@ READ_EVERY_S = 1.0
 MIN_TICK_S = 0.001  # A core that wants a Tick at once must not keep the loop from its sockets.
 BACKLOG_SHARE = 0.25  # Of available memory, for results that a joiner cannot apply yet.
 HANG_UP_POLL_S = 0.005
+WAIT_TOLD_S = 0.3  # A wait that lasts longer is told.
 ASK_PATIENCE_S = 10.0  # Of another thread.
 TIMED = (ScaleInRequest, ConnectLinkRequest, DisconnectLinkRequest)
 
@@ -175,6 +176,8 @@ class NodeLoop:
         self._looks: set[asyncio.Task[None]] = set()  # The loop itself keeps no task alive.
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s: float | None = None
+        self._to_tell: asyncio.TimerHandle | None = None  # That we wait.
+        self._told_parked = False
         self._process = psutil.Process()
 
     # --- for the training thread ---
@@ -409,7 +412,7 @@ class NodeLoop:
             case fx.Happened():
                 self._happened(effect, took_ms)
             case fx.Parked(reason):
-                self._on_parked(self._advised(reason))
+                self._parked(reason)
             case fx.Progress(text):
                 self._on_progress(text)
             case fx.AnswerStatus(asker):
@@ -467,6 +470,21 @@ class NodeLoop:
                 self._pending.append(StateDiscarded())
             case _:
                 raise LocalProtocolError(f"nobody performs {effect!r}")
+
+    def _parked(self, reason: str | None) -> None:
+        """A wait that is over in a moment, as while others leave, is not told."""
+        if self._to_tell is not None:
+            self._to_tell.cancel()
+            self._to_tell = None
+        if reason is not None:
+            self._to_tell = self._loop.call_later(WAIT_TOLD_S, self._tell_parked, reason)
+        elif self._told_parked:
+            self._told_parked = False
+            self._on_parked(None)
+
+    def _tell_parked(self, reason: str) -> None:
+        self._to_tell, self._told_parked = None, True
+        self._on_parked(self.agent.why_it_waits(self._now_s()) or reason)
 
     def _soon(self, event: ev.Event) -> None:
         self._loop.call_soon(self._catching, lambda: self._event(event))
@@ -617,16 +635,11 @@ class NodeLoop:
             "samples_per_s": round(self._cluster_rate(), 1),
             "metrics": dict(self.rates.metrics),
             **self.rates.left_out,
-            "parked": self._advised(agent.parked),
+            "parked": agent.why_it_waits(self._now_s()),
             "waiting": agent.waits.status(self._now_s()),
             "handling_ms": {name: values[-50:] for name, values in self.handling_ms.items()},
             **agent.monitor.status(self._now_s()),
         }
-
-    def _advised(self, reason: str | None) -> str | None:
-        """Why this node waits, and what a person can do about it."""
-        advice = self.agent.how_to_go_on(self._now_s()) if reason else ""
-        return f"{reason} ({advice})" if advice else reason
 
     def _cluster_rate(self) -> float:
         records = self.agent.monitor.nodes.values()

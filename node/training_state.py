@@ -105,6 +105,8 @@ class TrainingState:
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.extra_state = extra_state
+        if not isinstance(extra_state, dict | None):
+            raise ConfigError(f"extra_state: {type(extra_state).__name__} (expected a dictionary)")
         for name, parameter in model.named_parameters():
             check_parameter(name, parameter)
         for name, module in model.named_modules():

@@ -92,9 +92,7 @@ def _wait(reports: list[Report], step: int, since_s: float) -> Wait:
     found = _lacking(reports)
     if found is None:
         others = tuple(report.node for report in reports if report.step < step) or ("the sum",)
-        return Wait(
-            others, since_s, "all have called update(), and what they say of it has not come together"
-        )
+        return Wait(others, since_s, "all have called update(); their votes, or the result, are on the way")
     node, lack = found
     part = "parts of the sum" if lack.up else "results"
     why = f"chunks from {lack.peer} are on the way over this link ({part}: {lack.came} of {lack.of} here)"

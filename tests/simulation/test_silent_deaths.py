@@ -44,7 +44,7 @@ def test_after_a_longer_silence_its_death_proves_nothing_and_a_person_decides(pa
     waiting = pair.agent("n2")
     assert waiting.parked == "only 1 of 2 members can be reached"
     now_s = pair.nodes["n2"].clock.reads(pair.now_s)
-    assert waiting.how_to_go_on(now_s).endswith("if it is gone for good: chaosnet go-on n2:1")
+    assert waiting.why_it_waits(now_s).endswith("if it is gone for good: chaosnet go-on n2:1)")
     pair.go_on("n2")
     assert goes_on(pair, "n2")
     assert waiting.parked is None

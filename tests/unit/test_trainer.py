@@ -194,10 +194,27 @@ def test_forgetting_update_is_noticed(start, data):
             loss_of(trainer.model, batch).backward()
 
 
-@pytest.mark.parametrize("settings", [{"batch_size": 0}, {"batch_size": 4, "accumulate": 0}])
-def test_a_batch_has_at_least_one_sample(start, data, settings):
-    with pytest.raises(ConfigError, match="expected at least 1"):
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"batch_size": 0}, "batch_size: 0 "),
+        ({"batch_size": 4, "accumulate": 0}, "accumulate: 0 "),
+        ({"batch_size": 4, "min_samples": "2"}, "min_samples: '2' "),
+        ({"batch_size": 4, "min_samples": 5}, "min_samples: 5 .* which is 4"),
+        ({"batch_size": 4, "drop_last": 5}, "drop_last: 5 "),
+    ],
+)
+def test_how_batches_are_dealt_is_checked(start, data, settings, named):
+    with pytest.raises(ConfigError, match=named):
         next(start().batches(data, **settings))
+
+
+def test_epochs_are_those_of_batches(start, data):
+    trainer = start()
+    with pytest.raises(ConfigError, match="epochs: counts epochs of trainer.batches"):
+        for _ in trainer.epochs(3):
+            loss_of(trainer.model, fetch(data, [0, 1])).backward()
+            trainer.update(samples=1)
 
 
 def test_an_empty_data_set_is_refused(start, data):
