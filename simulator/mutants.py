@@ -246,6 +246,13 @@ def _pairs_lose_patience(patch: Patch) -> None:
     patch(liveness_module, "PAIR_PATIENCE_S", liveness_module.PROBE_PATIENCE_S)
 
 
+@_mutant(
+    "Of two members a proof is taken for as long as the other is patient, whatever the clocks do meanwhile."
+)
+def _clocks_do_not_drift(patch: Patch) -> None:
+    patch(liveness_module, "PAIR_PROOF_S", liveness_module.PAIR_PATIENCE_S)
+
+
 @_mutant("Of two members, too, the death of one that was silent for a moment proves nothing.")
 def _pairs_prove_nothing_later(patch: Patch) -> None:
     patch(liveness_module.Liveness, "proof_until_s", lambda self, peer: -math.inf)
