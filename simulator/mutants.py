@@ -1,9 +1,9 @@
 """Cores broken on purpose. A simulation that finds nothing may look at nothing: it must catch each of these.
 
-Each mutant breaks one rule for as long as its context lasts. `hunt` plays every negotiation once, then seeds that
-have caught one, every so many of the crash points (crash_points.py), then random lives, seed after seed, until an
-invariant breaks; a mutant that breaks none within its budget has survived. What has no effect but a hang is caught
-because all must come to rest.
+Each mutant breaks one rule for as long as its context lasts. `hunt` plays every negotiation once, and every death
+of one of two members (pairs.py), then seeds that have caught one, every so many of the crash points
+(crash_points.py), then random lives, seed after seed, until an invariant breaks; a mutant that breaks none within
+its budget has survived. What has no effect but a hang is caught because all must come to rest.
 
 Not here, because breaking it breaks nothing that can be seen from outside: the scheduler's queue (whoever waits
 asks again), a promotion of a joiner that has no state yet (that is what blocking mode is), two voters changed by
@@ -43,6 +43,8 @@ from . import cluster, network
 from .crash_points import play, points
 from .many_runs import in_processes
 from .negotiations import NEGOTIATIONS
+from .pairs import DEATHS
+from .pairs import play as play_death
 from .random_run import run
 
 EVERY = 30  # Of the crash points of three nodes.
@@ -110,6 +112,8 @@ def _grounds(seeds: Iterable[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
     recorded = []
     for each in NEGOTIATIONS.values():
         yield f"negotiation {each.name}", lambda each=each: recorded.append(list(points(each, 3, 0)))  # type: ignore[misc]
+    for death in DEATHS.values():
+        yield f"death {death.name}", functools.partial(play_death, death)
     for seed in KNOWN:
         yield f"seed {seed}", functools.partial(run, seed, nodes=NODES)
     for found in recorded:
@@ -214,6 +218,64 @@ def _install_without_its_flush(patch: Patch) -> None:
         return original(self, install)
 
     patch(node_core.Agent, "_on_install", on_install)
+
+
+# --- of two members ---
+
+
+@_mutant("Of two members, a refusal proves the other's death however late, though it may have gone on first.")
+def _a_late_refusal_proves_a_death(patch: Patch) -> None:
+    original = Deaths.closed
+
+    def closed(self: Any, peer: str, *args: Any) -> Any:
+        effects = original(self, peer, *args)
+        if peer in self.looking and self.looking[peer].holds:
+            self.looking[peer].proof_until_s = math.inf
+        return effects
+
+    patch(Deaths, "closed", closed)
+
+
+@_mutant("Of two members, who gets no refusal after a break takes it for silence at once.")
+def _a_break_passes_for_silence(patch: Patch) -> None:
+    patch(liveness_module.Liveness, "hold_until_s", lambda self, peer: 0.0)
+
+
+@_mutant("Of two members each gives the other up long before the other thinks so.")
+def _pairs_lose_patience(patch: Patch) -> None:
+    patch(liveness_module, "PAIR_PATIENCE_S", liveness_module.PROBE_PATIENCE_S)
+
+
+@_mutant(
+    "Of two members a proof is taken for as long as the other is patient, whatever the clocks do meanwhile."
+)
+def _clocks_do_not_drift(patch: Patch) -> None:
+    patch(liveness_module, "PAIR_PROOF_S", liveness_module.PAIR_PATIENCE_S)
+
+
+@_mutant("Of two members, too, the death of one that was silent for a moment proves nothing.")
+def _pairs_prove_nothing_later(patch: Patch) -> None:
+    patch(liveness_module.Liveness, "proof_until_s", lambda self, peer: -math.inf)
+
+
+@_mutant("A node whose script raises vanishes: its connections close, and it tells nobody why.")
+def _errors_are_not_told(patch: Patch) -> None:
+    original = node_core.Agent._leave_all
+
+    def leave_all(self: Any) -> Any:
+        effects = original(self)
+        return effects if self.crash is None else []
+
+    patch(node_core.Agent, "_leave_all", leave_all)
+
+
+@_mutant("A person who says that the others are dead is believed by a node that reaches them.")
+def _anybody_can_be_declared_dead(patch: Patch) -> None:
+    def on_go_on(self: Any, asker: str) -> Any:
+        lives = sorted(each for each in self.sync.view.lives if each[0] != self.me)
+        return self.relay.send(node_core.EVERYONE, node_core.DeclaredDead(lives=tuple(lives)))
+
+    patch(node_core.Agent, "_on_go_on", on_go_on)
 
 
 # --- views ---

@@ -4,6 +4,7 @@ import pytest
 from scripted import Scripted
 
 from chaosnet.protocols.liveness import PAIR_PATIENCE_S, PAIR_PROOF_S, PING_EVERY_S
+from chaosnet.simulator.pairs import DEATHS, play
 
 
 @pytest.fixture
@@ -79,3 +80,10 @@ def test_if_the_person_was_wrong_one_of_the_two_parts_joins_the_other_anew():
     pair.settle(30.0)
     assert set(pair.members("n1")) == set(pair.members("n2")) == {"n1", "n2"}
     assert pair.returns == 1
+
+
+@pytest.mark.parametrize("name", DEATHS)
+def test_the_junior_goes_on_if_the_senior_cannot_have_and_waits_if_it_may(name):
+    """With another rule broken for each, these fail (simulator/mutants.py)."""
+    for seed in range(5):
+        play(DEATHS[name], seed)
