@@ -246,7 +246,6 @@ class Trainer:
             self._gradients.judge_first()
         self._schedule = LRSchedule(lr_scheduler, self.optimizer, self._lr_every, self._say)
         self._agreement = Agreement(self._state, self._gradients, self.name, self._on_divergence)
-        self._rules = ScriptRules(model, self.optimizer, self._gradients, self._say)
         started_s = time.monotonic()
         loop = NodeLoop(
             self._make_agent, self._make_transport, self._gradients, self._on_notice, self._on_parked,
@@ -258,10 +257,10 @@ class Trainer:
             self._checkpointing.counters = loop.counters
             self._resume()
         self._copies = StateCopies(self._state, loop, self._checkpointing, self._say)
+        addresses = loop.start()  # If it cannot listen, the script may go on alone, or try again.
         self._loop, self._pid, self.driver = loop, os.getpid(), threading.current_thread()
-        addresses = self._loop.start()
-        self._loop.rates.state_bytes = self._state.state_bytes()
-        self._loop.rates.layer_bytes = self._state.layer_bytes()
+        self._rules = ScriptRules(model, self.optimizer, self._gradients, self._say)
+        loop.rates.state_bytes, loop.rates.layer_bytes = self._state.state_bytes(), self._state.layer_bytes()
         exit_event.install(self._on_exit_wanted)
         endings.opened(self)
         if self.settings.seeds:
@@ -269,7 +268,7 @@ class Trainer:
         else:
             self._say_founded(addresses)
             self._state.watch()
-            self._loop.found()
+            loop.found()
         if ended := self._become_member(loaded=not self.settings.seeds):
             self._fail_to_join(ended)
         self.join_seconds = time.monotonic() - started_s
@@ -477,9 +476,8 @@ class Trainer:
             self._start_step()
             present = self._gradients.empty().present
             loop.post(Contributed(tuple(range(len(self._gradients.chunks))), 0.0))
-            shares = {self.name: 0}
-            leaving = Contribution(shares=shares, present=present, dataset=self._share.length, leaving=True)
-            loop.post(LocalReady(leaving))
+            # No share: checkpoints of the others are to be whole without our part.
+            loop.post(LocalReady(self._contribution(present=present, leaving=True)))
             match loop.outcomes.get():
                 case StepOutcome() as outcome:
                     self._apply(outcome)
@@ -493,11 +491,11 @@ class Trainer:
             self._end(Ended("left", ended.reason))
             return
         self._healed[verdict.key] += 1
-        if self._healed[verdict.key] > MAX_HEALS:
-            again = (
-                f"{verdict.sentence} (This node has pulled the state anew {MAX_HEALS} times for it, in vain.)"
-            )
-            self._end(Ended("broken", again, error=ReplicasDiffer(again)))
+        if ended.last or self._healed[verdict.key] > MAX_HEALS:
+            many = f"This node has pulled the state anew {MAX_HEALS} times for it, in vain."
+            vain = "Nobody is left whose state this node could pull." if ended.last else many
+            text = f"{verdict.sentence} ({vain})"
+            self._end(Ended("broken", text, error=ReplicasDiffer(text)))
             return
         self.heals += 1
         loop.counters["healed"] += 1
@@ -610,16 +608,13 @@ class Trainer:
         if self._checkpointing is not None:
             self._checkpointing.contribute(metrics)
         digests, accounts = ({}, {}) if leaving else self._agreement.tell(self._round, self.step, weight > 0)
-        contribution = Contribution(
+        contribution = self._contribution(
             weight=weight,
             ranges=tuple(self._share.ranges) if self._named.is_last else (),
             update=self._updating,
             shares={self.name: 0 if leaving else self._share.size},
             metrics=metrics,
             present=present,
-            dataset=self._share.length,
-            min_samples=self._share.min_samples,
-            drop_last=self._share.drop_last,
             leaving=leaving,
             digests=digests,
             accounts=accounts,
@@ -638,6 +633,13 @@ class Trainer:
                 self._heal(self._healing)
         self._start_step()
         return True
+
+    def _contribution(self, **parts: Any) -> Contribution:
+        """`parts`, and how the data set is dealt out."""
+        share = self._share
+        return Contribution(
+            dataset=share.length, min_samples=share.min_samples, drop_last=share.drop_last, **parts
+        )
 
     def _await_outcome(self) -> StepOutcome | None:
         """The next completed step; None if this node has left, or was out and has rejoined."""
@@ -693,7 +695,7 @@ class Trainer:
             self._schedule.stepped(total.metrics.get("loss", (0.0, 0.0)))
             self.optimizer.zero_grad(set_to_none=True)
             if self._after_step is not None:
-                with self._random.alike(self.step):
+                with self._random.alike("after_step", self.step):
                     self._after_step()
             self.step += 1
             self.samples += total.weight if was_last else 0.0
