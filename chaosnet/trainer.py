@@ -201,6 +201,9 @@ class Trainer:
         self._run = secrets.token_hex(8)  # Of the cluster since it was founded or resumed.
         self._ended: Ended | None = None
         self._leaving = False  # This node has said that it wants out.
+        self._turn = (
+            threading.RLock()
+        )  # Of who takes part in a step: the main thread may end beside the driver.
         self._closed = False
         self._loop: NodeLoop | None = None
         self._step_started_s = 0.0
@@ -509,7 +512,8 @@ class Trainer:
         self._random.step_begins(self.step)
         if self._named.is_settled:  # Else the round's other updates are of the same samples.
             self._share.ranges, self._weight, self._in_hand = [], None, None
-        self._gradients.arm(None if self._share.size or not self._eager else self._own_weight)
+        later = self._share.size or self._leaving or not self._eager
+        self._gradients.arm(None if later else self._own_weight)
 
     def _on_chunk_ready(self, chunk: int) -> None:
         weight = self._weight if self._weight is not None else self._own_weight
@@ -533,8 +537,11 @@ class Trainer:
         """
         self._running()
         self.driver = threading.current_thread()
-        if self._leave_if_wanted():
-            return
+        with self._turn:
+            if not self._leave_if_wanted():
+                self._update(samples, name)
+
+    def _update(self, samples: float | None, name: str | None) -> None:
         self._updating = self._named.check(name)
         if self._named.void:
             self._named.end_void()
@@ -594,14 +601,15 @@ class Trainer:
 
     def _skip(self) -> bool:
         """Take part in a step without samples. Returns: False if this node is out."""
-        if self._ended:
-            return False
-        finished = self._gradients.empty()
-        if finished.retracted:
-            self._running().post(Retracted(0.0, f"{self.name} took back its gradients"))
-        self._running().post(Contributed(tuple(range(len(self._gradients.chunks))), 0.0))
-        self._share.ranges, self._updating = [], ""
-        return self._finish_step(0.0, finished.present)
+        with self._turn:
+            if self._ended:
+                return False
+            finished = self._gradients.empty()
+            if finished.retracted:
+                self._running().post(Retracted(0.0, f"{self.name} took back its gradients"))
+            self._running().post(Contributed(tuple(range(len(self._gradients.chunks))), 0.0))
+            self._share.ranges, self._updating = [], ""
+            return self._finish_step(0.0, finished.present)
 
     def _finish_step(self, weight: float, present: bytes) -> bool:
         leaving, metrics = exit_event.exit_wanted() or self._leaving, self._means.take()
@@ -846,7 +854,7 @@ class Trainer:
 
     @property
     def _done(self) -> bool:
-        return self._ended is not None or exit_event.exit_wanted()
+        return self._ended is not None or self._leaving or exit_event.exit_wanted()
 
     def mean(self, value: Any, name: str = "loss", weight: float | None = None) -> ClusterMean:
         """Average a number over the cluster, with the next update(); costs no message of its own.
@@ -895,6 +903,8 @@ class Trainer:
 
     def _leave_if_wanted(self) -> bool:
         """Ctrl+C with a script that never asks for it: leave, and end the script. True if out already."""
+        if self._leaving:
+            return True  # Another thread sees to that: what this one has is not counted.
         if not self._done or exit_event.script_captures_exit():
             return self._ended is not None
         if exit_event.exit_wanted():

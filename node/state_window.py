@@ -51,7 +51,9 @@ class StateWindow:
     def __init__(self, state: TrainingState, gradients: Gradients) -> None:
         self._state, self._gradients = state, gradients
         devices = {parameter.device.type for parameter in state.model.parameters()} - {"cpu", "meta"}
-        self._device = min(devices, default=_processor())  # Arithmetic of another kind differs in the last bit.
+        self._device = min(
+            devices, default=_processor()
+        )  # Arithmetic of another kind differs in the last bit.
         self._rows: list[_Row] = []
         self._layout = ""
         self._total = 0
