@@ -99,7 +99,8 @@ def test_a_sample_that_has_ended_two_nodes_is_set_aside_and_training_goes_on(tmp
             for line in node.lines("used")
             if {*line[2:]} & {*map(str, odd)}
         ]
-        assert len(used) == 48 - len(condemned) and not odd, (odd, lines, scripts.story())
+        assert not odd, (odd, lines, scripts.story())
+        assert len(used) == 48 - len(condemned)
 
 
 def test_who_joins_later_knows_what_is_set_aside(tmp_path):
