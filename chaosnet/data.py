@@ -157,7 +157,10 @@ class DataShare:
                 raise ConfigError(
                     f"batches: {what} is {ours} here, {theirs} in the cluster (expected the same)"
                 )
+        # Somebody may train on one in this step: where it is done over, a strike may be of a later one.
         condemned = cursor.strike(total.strikes)
+        trained = set(positions(total.ranges)) if condemned else set()
+        condemned = [each for each in condemned if each[0] not in trained]
         said = [self._verdict(position, strikes) for position, strikes in condemned]
         if condemned:
             cursor.aside += self.indices([position for position, _ in condemned])[

@@ -53,10 +53,10 @@ class Randomness:
             seed_generators(seed_from("step", self.key, step))
 
     @contextmanager
-    def alike(self, step: int) -> Iterator[None]:
-        """Inside, all nodes draw the same numbers, each time the same; afterwards this node goes on with its own."""
+    def alike(self, what: str, step: int) -> Iterator[None]:
+        """Inside, all nodes draw the same numbers for `what`; afterwards this node goes on with its own."""
         own = get_generators(self._accelerator)
-        seed_generators(seed_from("applied", self.key, step))
+        seed_generators(seed_from(what, self.key, step))
         try:
             yield
         finally:
@@ -66,4 +66,4 @@ class Randomness:
         """For optimizer.step(). Those that come with torch draw nothing: they are spared the 0.1 ms."""
         parts = getattr(optimizer, "parts", {"": optimizer}).values()
         draws = not all(type(part).__module__.startswith("torch.") for part in parts)
-        return self.alike(step) if draws else nullcontext()
+        return self.alike("optimizer", step) if draws else nullcontext()

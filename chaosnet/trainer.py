@@ -203,6 +203,9 @@ class Trainer:
         self._run = secrets.token_hex(8)  # Of the cluster since it was founded or resumed.
         self._ended: Ended | None = None
         self._leaving = False  # This node has said that it wants out.
+        self._turn = (
+            threading.RLock()
+        )  # Of who takes part in a step: the main thread may end beside the driver.
         self._closed = False
         self._loop: NodeLoop | None = None
         self._step_started_s = 0.0
@@ -248,7 +251,6 @@ class Trainer:
             self._gradients.judge_first()
         self._schedule = LRSchedule(lr_scheduler, self.optimizer, self._lr_every, self._say)
         self._agreement = Agreement(self._state, self._gradients, self.name, self._on_divergence)
-        self._rules = ScriptRules(model, self.optimizer, self._gradients, self._say)
         started_s = time.monotonic()
         loop = NodeLoop(
             self._make_agent, self._make_transport, self._gradients, self._on_notice, self._on_parked,
@@ -260,10 +262,10 @@ class Trainer:
             self._checkpointing.counters = loop.counters
             self._resume()
         self._copies = StateCopies(self._state, loop, self._checkpointing, self._say)
+        addresses = loop.start()  # If it cannot listen, the script may go on alone, or try again.
         self._loop, self._pid, self.driver = loop, os.getpid(), threading.current_thread()
-        addresses = self._loop.start()
-        self._loop.rates.state_bytes = self._state.state_bytes()
-        self._loop.rates.layer_bytes = self._state.layer_bytes()
+        self._rules = ScriptRules(model, self.optimizer, self._gradients, self._say)
+        loop.rates.state_bytes, loop.rates.layer_bytes = self._state.state_bytes(), self._state.layer_bytes()
         exit_event.install(self._on_exit_wanted)
         endings.opened(self)
         if self.settings.seeds:
@@ -271,7 +273,7 @@ class Trainer:
         else:
             self._say_founded(addresses)
             self._state.watch()
-            self._loop.found()
+            loop.found()
         if ended := self._become_member(loaded=not self.settings.seeds):
             self._fail_to_join(ended)
         self.join_seconds = time.monotonic() - started_s
@@ -479,9 +481,8 @@ class Trainer:
             self._start_step()
             present = self._gradients.empty().present
             loop.post(Contributed(tuple(range(len(self._gradients.chunks))), 0.0))
-            shares = {self.name: 0}
-            leaving = Contribution(shares=shares, present=present, dataset=self._share.length, leaving=True)
-            loop.post(LocalReady(leaving))
+            # No share: checkpoints of the others are to be whole without our part.
+            loop.post(LocalReady(self._contribution(present=present, leaving=True)))
             match loop.outcomes.get():
                 case StepOutcome() as outcome:
                     self._apply(outcome)
@@ -495,11 +496,11 @@ class Trainer:
             self._end(Ended("left", ended.reason))
             return
         self._healed[verdict.key] += 1
-        if self._healed[verdict.key] > MAX_HEALS:
-            again = (
-                f"{verdict.sentence} (This node has pulled the state anew {MAX_HEALS} times for it, in vain.)"
-            )
-            self._end(Ended("broken", again, error=ReplicasDiffer(again)))
+        if ended.last or self._healed[verdict.key] > MAX_HEALS:
+            many = f"This node has pulled the state anew {MAX_HEALS} times for it, in vain."
+            vain = "Nobody is left whose state this node could pull." if ended.last else many
+            text = f"{verdict.sentence} ({vain})"
+            self._end(Ended("broken", text, error=ReplicasDiffer(text)))
             return
         self.heals += 1
         loop.counters["healed"] += 1
@@ -513,7 +514,8 @@ class Trainer:
         self._random.step_begins(self.step)
         if self._named.is_settled:  # Else the round's other updates are of the same samples.
             self._share.ranges, self._weight, self._in_hand = [], None, None
-        self._gradients.arm(None if self._share.size or not self._eager else self._own_weight)
+        later = self._share.size or self._leaving or not self._eager
+        self._gradients.arm(None if later else self._own_weight)
 
     def _on_chunk_ready(self, chunk: int) -> None:
         weight = self._weight if self._weight is not None else self._own_weight
@@ -537,8 +539,11 @@ class Trainer:
         """
         self._running()
         self.driver = threading.current_thread()
-        if self._leave_if_wanted():
-            return
+        with self._turn:
+            if not self._leave_if_wanted():
+                self._update(samples, name)
+
+    def _update(self, samples: float | None, name: str | None) -> None:
         self._updating = self._named.check(name)
         if self._named.void:
             self._named.end_void()
@@ -598,30 +603,28 @@ class Trainer:
 
     def _skip(self) -> bool:
         """Take part in a step without samples. Returns: False if this node is out."""
-        if self._ended:
-            return False
-        finished = self._gradients.empty()
-        if finished.retracted:
-            self._running().post(Retracted(0.0, f"{self.name} took back its gradients"))
-        self._running().post(Contributed(tuple(range(len(self._gradients.chunks))), 0.0))
-        self._share.ranges, self._updating = [], ""
-        return self._finish_step(0.0, finished.present)
+        with self._turn:
+            if self._ended:
+                return False
+            finished = self._gradients.empty()
+            if finished.retracted:
+                self._running().post(Retracted(0.0, f"{self.name} took back its gradients"))
+            self._running().post(Contributed(tuple(range(len(self._gradients.chunks))), 0.0))
+            self._share.ranges, self._updating = [], ""
+            return self._finish_step(0.0, finished.present)
 
     def _finish_step(self, weight: float, present: bytes) -> bool:
         leaving, metrics = exit_event.exit_wanted() or self._leaving, self._means.take()
         if self._checkpointing is not None:
             self._checkpointing.contribute(metrics)
         digests, accounts = ({}, {}) if leaving else self._agreement.tell(self._round, self.step, weight > 0)
-        contribution = Contribution(
+        contribution = self._contribution(
             weight=weight,
             ranges=tuple(self._share.ranges) if self._named.is_last else (),
             update=self._updating,
             shares={self.name: 0 if leaving else self._share.size},
             metrics=metrics,
             present=present,
-            dataset=self._share.length,
-            min_samples=self._share.min_samples,
-            drop_last=self._share.drop_last,
             leaving=leaving,
             digests=digests,
             accounts=accounts,
@@ -640,6 +643,13 @@ class Trainer:
                 self._heal(self._healing)
         self._start_step()
         return True
+
+    def _contribution(self, **parts: Any) -> Contribution:
+        """`parts`, and how the data set is dealt out."""
+        share = self._share
+        return Contribution(
+            dataset=share.length, min_samples=share.min_samples, drop_last=share.drop_last, **parts
+        )
 
     def _await_outcome(self) -> StepOutcome | None:
         """The next completed step; None if this node has left, or was out and has rejoined."""
@@ -695,7 +705,7 @@ class Trainer:
             self._schedule.stepped(total.metrics.get("loss", (0.0, 0.0)))
             self.optimizer.zero_grad(set_to_none=True)
             if self._after_step is not None:
-                with self._random.alike(self.step):
+                with self._random.alike("after_step", self.step):
                     self._after_step()
             self.step += 1
             self.samples += total.weight if was_last else 0.0
@@ -855,7 +865,7 @@ class Trainer:
 
     @property
     def _done(self) -> bool:
-        return self._ended is not None or exit_event.exit_wanted()
+        return self._ended is not None or self._leaving or exit_event.exit_wanted()
 
     def mean(self, value: Any, name: str = "loss", weight: float | None = None) -> ClusterMean:
         """Average a number over the cluster, with the next update(); costs no message of its own.
@@ -904,6 +914,8 @@ class Trainer:
 
     def _leave_if_wanted(self) -> bool:
         """Ctrl+C with a script that never asks for it: leave, and end the script. True if out already."""
+        if self._leaving:
+            return True  # Another thread sees to that: what this one has is not counted.
         if not self._done or exit_event.script_captures_exit():
             return self._ended is not None
         if exit_event.exit_wanted():

@@ -222,6 +222,8 @@ class Gradients:
             if weight is None or fired[index]:
                 return  # If it had been written already, finish() notices.
             with lock:
+                if self._weight is None:
+                    return  # Another thread has ended the step meanwhile.
                 fired[index] = 1
                 for chunk in chunks:
                     waiting[chunk] -= 1
@@ -265,8 +267,8 @@ class Gradients:
 
     def empty(self) -> Finished:
         """End the step without a contribution: no samples, and no chunk of data to send."""
-        retracted = any(self._handed_over)
-        self._weight = None
+        with self._lock:
+            retracted, self._weight = any(self._handed_over), None
         present = self._present(self._write_buffers(0.0), 0.0)
         self._seen[:] = [(None, 0)] * len(self._seen)
         return Finished(present, [], retracted)

@@ -7,6 +7,7 @@ all members hold them.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -50,7 +51,9 @@ class StateWindow:
     def __init__(self, state: TrainingState, gradients: Gradients) -> None:
         self._state, self._gradients = state, gradients
         devices = {parameter.device.type for parameter in state.model.parameters()} - {"cpu", "meta"}
-        self._device = min(devices, default="cpu")  # Arithmetic of another kind differs in the last bit.
+        self._device = min(
+            devices, default=_processor()
+        )  # Arithmetic of another kind differs in the last bit.
         self._rows: list[_Row] = []
         self._layout = ""
         self._total = 0
@@ -140,6 +143,12 @@ class StateWindow:
             yield f"extra_state{_subscript(path)}", partial(_at, state.extra_state, path)
         for index, (name, _) in enumerate(self._gradients.agreed()):
             yield name, partial(_agreed, self._gradients, index)
+
+
+def _processor() -> str:
+    """Processors of one kind round alike: those with AVX2 and AVX512 do, ARM's and those without either do not."""
+    vectors = torch.backends.cpu.get_cpu_capability().replace("AVX512", "AVX2").replace(" ", "-")
+    return f"{platform.machine()}-{vectors}"[:30]
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:

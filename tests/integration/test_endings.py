@@ -377,3 +377,31 @@ def test_the_last_state_is_on_disk_however_all_have_left(tmp_path, ending, count
         )
         again.says("begins ")
         assert again.lines("begins") == [[last[0], last[2]]], scripts.story()
+
+
+def test_a_main_thread_that_ends_beside_a_daemon_that_trains_leaves_and_the_other_goes_on(tmp_path):
+    text = """
+import threading, time, torch, sys
+from torch import nn
+from chaosnet import Trainer
+torch.set_num_threads(1)
+model = nn.Linear(4, 1)
+def work():
+    trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.01))
+    while True:
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        trainer.update()
+        print("step", trainer.step, time.monotonic(), flush=True)
+        time.sleep(0.01)
+threading.Thread(target=work, daemon=True).start()
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+""".replace("import threading", "import os, threading")
+    with scripts_in(tmp_path) as scripts:
+        first = scripts.start("a", text, "end")
+        other = scripts.start("b", text, "never")
+        other.advance(5)
+        (tmp_path / "end").touch()
+        assert first.exit_code() == 0, scripts.story()
+        other.advance(20)
+        assert "left after step" in first.text() and "waiting" not in other.text(), scripts.story()

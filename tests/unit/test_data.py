@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from chaosnet.data import Batch, EpochOrder, fetch, split
+from chaosnet.data import Batch, DataShare, EpochOrder, fetch, split
+from chaosnet.protocols.messages import Contribution, Strike
 
 
 class Squares:
@@ -98,3 +99,15 @@ def test_parts_hold_every_position_once_in_order_and_none_is_empty(ranges, parts
 @pytest.mark.parametrize(("count", "parts", "sizes"), [(6, 3, [2, 2, 2]), (5, 3, [2, 2, 1]), (2, 3, [1, 1])])
 def test_parts_are_of_the_batch_size_or_less(count, parts, sizes):
     assert [len(part) for part in split([(0, count)], parts)] == sizes
+
+
+def test_a_sample_that_somebody_trains_on_is_not_set_aside_in_the_same_step():
+    share = DataShare("a", seed=0)
+    share.begin(8, 4)
+    strikes = tuple(Strike(node=node, life=1, ranges=((0, 2),), reason="x") for node in ("b", "c"))
+    assert (
+        len(share.completed(Contribution(dataset=8, min_samples=1, ranges=((0, 1),), strikes=strikes))) == 1
+    )
+    assert share.cursor is not None
+    assert share.cursor.consumed == [(0, 2)]
+    assert share.cursor.samples_aside == 1

@@ -12,10 +12,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from chaosnet import ConfigError, ScaleOutFailed, Trainer, capture_exit_event, exit_event
+from chaosnet.agreement import Verdict
 from chaosnet.data import fetch
 from chaosnet.invite import Token
 from chaosnet.node.keys import KeyPair
-from chaosnet.protocols.errors import ChaosnetError
+from chaosnet.protocols.errors import ChaosnetError, ReplicasDiffer
 
 pytestmark = [pytest.mark.realtime, pytest.mark.usefixtures("fresh_exit_events")]
 
@@ -514,3 +515,27 @@ def test_status_shows_the_cluster(start, data):
     assert (status["node"], status["scheduler"], status["phase"]) == ("solo", "solo", "member")
     assert [member["node"] for member in status["members"]] == ["solo"]
     assert status["step"] >= 3  # It counts rounds, also those in which nobody had samples yet.
+
+
+def test_a_trainer_that_cannot_listen_leaves_the_script_as_it_was_and_may_try_again():
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        trainer = Trainer(listen=f"127.0.0.1:{taken.getsockname()[1]}", quiet=True)
+        with pytest.raises(ConfigError, match="cannot listen"):
+            trainer.attach(model, optimizer)
+        optimizer.step()  # It is the script's again.
+        trainer.close()
+    trainer.attach(model, optimizer)
+    trainer.close()
+
+
+def test_of_a_node_that_is_to_heal_when_nobody_else_is_left_no_state_passes_for_the_clusters(start, data):
+    trainer = start(on_divergence="heal", quiet=True)
+    with pytest.raises(ReplicasDiffer, match="Nobody is left whose state this node could pull"):
+        for batch in trainer.batches(data, batch_size=8, min_samples=4, drop_last=True):
+            loss_of(trainer.model, batch).backward()
+            trainer._healing = Verdict("state", "x", "x differs", here=True)
+            trainer.update()
