@@ -466,6 +466,8 @@ class Trainer:
         if self._on_divergence == "stop":
             leaving = self._leaving or exit_event.exit_wanted()
             error = None if leaving else ReplicasDiffer(verdict.sentence)
+            if error is not None:  # To those who are about to join, and have not compared anything.
+                self._running().post(Crashed(endings.describe(error), ()))
             self._end(Ended("left" if leaving else "broken", verdict.sentence, error=error))
             return
         self._say(verdict.sentence)

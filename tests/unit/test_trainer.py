@@ -201,7 +201,7 @@ def test_forgetting_update_is_noticed(start, data):
         ({"batch_size": 0}, "batch_size: 0 "),
         ({"batch_size": 4, "accumulate": 0}, "accumulate: 0 "),
         ({"batch_size": 4, "min_samples": "2"}, "min_samples: '2' "),
-        ({"batch_size": 4, "min_samples": 5}, "min_samples: 5 .* which is 4"),
+        ({"batch_size": 4, "min_samples": 5}, r"min_samples: 5 .* which is 4"),
         ({"batch_size": 4, "drop_last": 5}, "drop_last: 5 "),
     ],
 )
