@@ -941,7 +941,7 @@ class Trainer:
             return
         self._closed = self._leaving = True
         if self._ended is None:
-            self._loop.post(Crashed(reason, self._share.blamed() if blames else ()))
+            self._loop.post(Crashed(reason, self._share.blamed() if blames else (), self.epoch))
             self._ended = Ended("left", reason)
         self._stop()
         self._gradients.detach()

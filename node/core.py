@@ -872,7 +872,7 @@ class Agent:
         key, crash = self.entered.key if self.entered else (0, 0), self.crash
         told = Farewell(node=self.me, life=self.life, key=key)
         if crash is not None:
-            told = replace(told, reason=crash.reason, ranges=crash.ranges, error=True)
+            told = replace(told, reason=crash.reason, ranges=crash.ranges, epoch=crash.epoch, error=True)
         return self.relay.send(EVERYONE, told)
 
     def _on_farewell(self, told: Farewell, now_s: float) -> list[Effect]:
@@ -892,7 +892,9 @@ class Agent:
         """What it had in hand may be why it ended: all are to know before that is dealt to somebody else."""
         known, full = (told.node, told.life) in self.struck, len(self.strikes) >= MAX_STRIKES
         if told.ranges and self.phase is Phase.MEMBER and not known and not full:
-            strike = Strike(node=told.node, life=told.life, ranges=told.ranges, reason=told.reason)
+            strike = Strike(
+                node=told.node, life=told.life, ranges=told.ranges, reason=told.reason, epoch=told.epoch
+            )
             self.strikes[told.node, told.life] = strike
             self.sync.told_of(strike)
 

@@ -109,6 +109,8 @@ class DataCursor:
         """Take note of members that have ended. Returns: positions that are condemned now, each with its strikes."""
         known = {(each.node, each.life): each for each in self.strikes}
         for each in strikes:
+            if each.epoch != self.epoch:
+                continue  # Its epoch has ended, or that step is done over. Positions mean other samples now.
             inside = [
                 (start, min(stop, self.length))
                 for start, stop in each.ranges

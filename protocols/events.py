@@ -140,7 +140,8 @@ class Crashed(Event):
     """The script has ended with an error: this node contributes nothing more. `reason`: at most MAX_REASON long."""
 
     reason: str
-    ranges: tuple[Range, ...] = ()  # The samples in hand.
+    ranges: tuple[Range, ...] = ()  # The samples in hand,
+    epoch: int = 0  # of this epoch.
 
 
 @dataclass(frozen=True, slots=True)

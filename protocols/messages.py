@@ -355,6 +355,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
     life: Count
     ranges: tuple[Range, ...]
     reason: Annotated[str, Meta(max_length=MAX_REASON)] = ""
+    epoch: Count = 0
 
 
 class Contribution(msgspec.Struct, frozen=True, kw_only=True):
@@ -668,7 +669,7 @@ class Losses(Message, frozen=True, kw_only=True):
 class Farewell(Message, frozen=True, kw_only=True):
     """Node to all: I have left, and act in no view any more. `key`: the last in which I did.
 
-    `error`: my script ended with one, which `reason` tells people. `ranges`: the samples that I had in hand then.
+    `error`: my script ended with one, which `reason` tells people. `ranges`: samples of `epoch` that I had in hand.
     """
 
     node: Id
@@ -677,6 +678,7 @@ class Farewell(Message, frozen=True, kw_only=True):
     reason: Annotated[str, Meta(max_length=MAX_REASON)] = ""
     ranges: tuple[Range, ...] = ()
     error: bool = False
+    epoch: Count = 0
 
 
 class AbortRequest(Message, frozen=True, kw_only=True):
