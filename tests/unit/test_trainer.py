@@ -212,7 +212,7 @@ def test_how_batches_are_dealt_is_checked(start, data, settings, named):
 
 def test_epochs_are_those_of_batches(start, data):
     trainer = start()
-    with pytest.raises(ConfigError, match="epochs: counts epochs of trainer.batches"):
+    with pytest.raises(ConfigError, match=r"epochs: counts epochs of trainer\.batches"):
         for _ in trainer.epochs(3):
             loss_of(trainer.model, fetch(data, [0, 1])).backward()
             trainer.update(samples=1)
