@@ -14,8 +14,9 @@ from chaosnet.simulator.negotiations import BESIDE, NEGOTIATIONS, When
 
 EVERY = 45  # Of the crash points of up to four nodes.
 
-# Sent only when something else fails as well: no share of any negotiation that one crash disturbs.
-ELSEWHERE = {"PrepareFailed", "NoSnapshot", "Outlived", "ScaleOutRefused"}
+# Sent only when something else fails as well: no share of any negotiation that one crash disturbs. The last one needs
+# a lost quorum and a person.
+ELSEWHERE = {"PrepareFailed", "NoSnapshot", "Outlived", "ScaleOutRefused", "DeclaredDead"}
 
 # Found something at the time (docs/reliability.md).
 KEPT = {
