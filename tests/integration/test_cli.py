@@ -168,7 +168,7 @@ USAGE = {
     "leave here": "ADDRESS: 'here' has no port (expected",
     "link add h:1": "B: missing (expected HOST:PORT or a node's name",
     "link cut h:1 b": "chaosnet link: No such command 'cut'",
-    "bench nothing": "'nothing' is no benchmark (expected one of join, allreduce, checkpoint",
+    "bench nothing": "'nothing' is no benchmark (expected one of join, allreduce, step, checkpoint",
     "simulate --schedules some": "--schedules: 'some' is no number (expected a whole number",
     "simulate --schedules 5 --seed 3": "chaosnet simulate: 2 things to run (expected exactly one of --schedules,",
     "simulate --schedules 5 --nodes 9..3": "--nodes: '9..3' is out of range (expected a number of nodes from 2",
@@ -319,7 +319,8 @@ def test_a_damaged_checkpoint_is_listed_and_refused_in_one_line(
     assert chaosnet("checkpoints", str(folder))[0] == 0  # All files have their size.
     code, out, _ = chaosnet("checkpoints", str(folder), "--verify")
     assert code == 1 and f"{file.name} is damaged" in out
-    nodes.start("second", "--checkpoint-dir", str(folder), "--resume")
+    step = file.parent.name.split("-")[1]
+    nodes.start("second", "--checkpoint-dir", str(folder), "--resume-from", str(int(step)))
     assert nodes.exit_code("second") == 1
     (line,) = [line for line in nodes.text("second").splitlines() if line.startswith("error: ")]
     assert line.startswith(f"error: cannot resume: {file} is damaged: ") and "--resume-from" in line
