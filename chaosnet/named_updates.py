@@ -20,6 +20,7 @@ from .node.gradients import Gradients
 from .protocols.errors import ConfigError
 
 MAX_NAME = 64
+TURNS = 16  # Unnamed updates of disjoint sets of parameters in turn, from the first on: then they want names.
 
 RECIPE = (
     "consecutive update() calls bring gradients of different parameters, in turn, so a node that joins in between "
@@ -131,7 +132,7 @@ class NamedUpdates:
         self.names, self._model, self._optimizer, self._scheduler = names, model, optimizer, scheduler
         self.phase = self.mine = 0
         self.void = False
-        self._turns: list[int] = []  # Which parameters the last updates had gradients of.
+        self._turns: list[int] | None = []  # Which parameters the first updates had gradients of.
 
     @property
     def is_settled(self) -> bool:
@@ -185,16 +186,19 @@ class NamedUpdates:
     def watch(self, present: bytes, count: int) -> None:
         """Look at which of the `count` parameters an unnamed update had gradients of.
 
+        Branches that are drawn at random may take turns for a while, too, but not for so long from the first on.
         Raises: ConfigError if updates take turns.
         """
         mask = int.from_bytes(present, "little") & ((1 << count) - 1)
-        if self.names or not mask:
+        if self.names or not mask or self._turns is None:
             return
-        self._turns = [*self._turns[-3:], mask]
-        if len(self._turns) == 4:
-            a, b, c, d = self._turns
-            if a == c and b == d and not a & b:
-                raise ConfigError(f"update: {RECIPE}")
+        self._turns.append(mask)
+        if (len(self._turns) > 1 and mask & self._turns[-2]) or (
+            len(self._turns) > 2 and mask != self._turns[-3]
+        ):
+            self._turns = None
+        elif len(self._turns) == TURNS:
+            raise ConfigError(f"update: {RECIPE}")
 
 
 def named(
