@@ -15,7 +15,7 @@ from chaosnet.node.keys import KeyPair, save
 pytestmark = pytest.mark.realtime
 
 NEXT_STEP_S = 0.5
-TIMES = int(os.environ.get("CHAOSNET_TEST_ENDINGS", "3"))
+TIMES = int(os.environ.get("CHAOSNET_TEST_ENDINGS", "1"))
 
 # A gradient of node n is its `share` everywhere, in several chunks that leave during backward. What a step changed
 # is the mean of the shares that were counted, exactly.
