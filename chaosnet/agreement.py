@@ -177,6 +177,10 @@ class Agreement:
             self._open.clear()  # It goes on differing until something has been done about it.
             if self._policy == "warn":
                 self._warned.add(verdict.kind)
+        elif self._policy == "warn":  # Who came after the others were warned is alone in telling more.
+            alone = (kind for kind in self._accounted if len(total.accounts.get(kind, ())) < 2)
+            self._warned.update(kind.split(" ")[0] for kind in alone)
+            self._open = {kind for kind in self._open if kind.split(" ")[0] not in self._warned}
         return verdict
 
     def _verdict(self, kind: str, sides: dict[str, Side], step: int, order: Sequence[str]) -> Verdict | None:
