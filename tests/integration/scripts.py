@@ -25,7 +25,9 @@ class Zygote:
 
     def __init__(self) -> None:
         command = [sys.executable, "-P", str(ZYGOTE)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        # Unbuffered, print() writes word by word, and a notice of another thread gets in between.
+        env = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         self._named: dict[str, Script] = {}
         self._by_pid: dict[int, Script] = {}
         threading.Thread(target=self._read, daemon=True).start()
