@@ -243,10 +243,10 @@ def test_nothing_is_told_of_schedules_that_go_on(name):
 # --- comparing ---
 
 
-def agreement_of(extra=None, me="a", optimizer=torch.optim.Adam):
+def agreement_of(extra=None, me="a", optimizer=torch.optim.Adam, policy="stop"):
     model = make_model()
     state = TrainingState(model, optimizer(model.parameters(), 0.1), None, extra)
-    return Agreement(state, Gradients(model), me, "stop"), state
+    return Agreement(state, Gradients(model), me, policy), state
 
 
 def test_nodes_with_the_same_state_tell_the_same():
@@ -295,6 +295,16 @@ def test_in_a_tie_the_most_senior_is_right():
     made[1][1].optimizer.param_groups[0]["lr"] = 0.0005  # That of n0.
     judged(nodes, 41)
     assert [verdict.here for verdict in judged(nodes, 42)] == [True, False]
+
+
+def test_who_joins_after_a_warning_does_not_tell_at_every_step_what_differs():
+    members = [agreement_of(me=name, policy="warn") for name in "abc"]
+    members[2][1].optimizer.param_groups[0]["lr"] = 0.5
+    nodes = [node for node, _ in members]
+    assert [verdict is not None for step in (1, 2) for verdict in judged(nodes, step)] == [False] * 3 + [True] * 3
+    nodes.append(agreement_of(me="d", policy="warn")[0])
+    assert [judged(nodes, step) for step in range(3, 8)] == [[None] * 4] * 5
+    assert [node.tell(8, 8, True)[1] for node in nodes] == [{}] * 4
 
 
 def test_every_byte_of_the_state_is_in_a_window_within_so_many_steps():
