@@ -9,7 +9,6 @@ import secrets
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from numbers import Integral
@@ -19,7 +18,7 @@ import torch
 from torch import nn
 
 from . import endings, exit_event
-from .agreement import MAX_HEALS, Agreement, Verdict, check_policy
+from .agreement import HEALS_COUNT_STEPS, MAX_HEALS, Agreement, Verdict, check_policy
 from .checkpointing import Checkpointing
 from .data import Batch, DataShare, EpochOrder, fetch, split
 from .guard import Guard
@@ -179,7 +178,7 @@ class Trainer:
         self._after_step, self._same_rng = after_step, bool(same_rng)
         self._on_divergence, self._lr_every = on_divergence, lr_scheduler_every
         self._healing: Verdict | None = None  # This node is to pull the state anew.
-        self._healed: Counter[str] = Counter()  # By what had differed.
+        self._healed: dict[str, list[int]] = {}  # What had differed: at which steps.
         self._guard = None if guard is None else Guard(guard, guard_factor)
         self.step = 0  # Updates of the model, by anybody, since the cluster began.
         self.samples = 0.0  # Behind them.
@@ -497,8 +496,9 @@ class Trainer:
         if exit_event.exit_wanted():
             self._end(Ended("left", ended.reason))
             return
-        self._healed[verdict.key] += 1
-        if ended.last or self._healed[verdict.key] > MAX_HEALS:
+        lately = [step for step in self._healed.get(verdict.key, []) if step > self.step - HEALS_COUNT_STEPS]
+        self._healed[verdict.key] = [*lately, self.step]
+        if ended.last or len(lately) >= MAX_HEALS:
             many = f"This node has pulled the state anew {MAX_HEALS} times for it, in vain."
             vain = "Nobody is left whose state this node could pull." if ended.last else many
             text = f"{verdict.sentence} ({vain})"
