@@ -50,6 +50,7 @@ os.chdir(order["cwd"])
 log = os.open(order["log"], os.O_RDWR | os.O_CREAT | os.O_APPEND)  # A terminal becomes that of its session.
 for standard in (1, 2):
     os.dup2(log, standard)
+sys.stdout.reconfigure(line_buffering=True)  # A line is one write: other threads print, too.
 os.environ.update(order["env"])
 if order["by_command"]:
     run_script(Path(order["script"]), tuple(order["args"]))
