@@ -11,6 +11,8 @@ import enum
 from collections.abc import Set
 from dataclasses import dataclass
 
+import msgspec
+
 from .messages import Electorate, Link, LinkNews, View, ViewKey, link
 
 MAX_STRANGERS = 1024  # Nodes of no view, and links of theirs, that something is remembered of.
@@ -219,9 +221,20 @@ class Overlay:
         )
 
     def losses(self) -> tuple[LinkNews, ...]:
-        """All that is known of lost links."""
+        """All that is known of lost links, and of processes that have the name of an earlier one."""
         lost = sorted(ends for ends, news in self.news.items() if news.state is not LinkState.OPEN)
-        return tuple(news for ends in lost if (news := self.known(*ends)))
+        return tuple(news for ends in lost if (news := self.known(*ends))) + self._rebirths()
+
+    def _rebirths(self) -> tuple[LinkNews, ...]:
+        """Of each node that lives again, its newest news: it names the life."""
+        found = []
+        for node in sorted(self.reborn):
+            version, life = self._newest(node)
+            for peer in sorted(self.told.get(node, ())):
+                news = self.known(node, peer)
+                if news is not None and news.version == version:
+                    found.append(msgspec.structs.replace(news, life=life))
+        return tuple(found)
 
     @property
     def crashed(self) -> set[str]:

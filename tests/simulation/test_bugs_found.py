@@ -419,3 +419,22 @@ def test_the_death_of_one_that_was_started_again_proves_nothing_of_the_life_befo
     duo.settle(5.0)
     assert duo.members("n2") == ("n1", "n2")
     assert duo.agent("n2").parked == "only 1 of 2 members can be reached"
+
+
+def test_who_was_away_hears_that_a_member_was_started_again():
+    """Seed 7318569: its flush waited for the answer of a process that was no member, and that for the flush."""
+    cluster = Scripted().grow("n1", "n2", "n3", "n4")
+    cluster.pause("n1", 30.0)
+    cluster.crash("n2")
+    cluster.settle(6.0)
+    assert cluster.agent("n3").parked == cluster.agent("n4").parked == "only 2 of 4 members can be reached"
+    for name in ("n3", "n4"):
+        cluster.cut("n1", name)
+    cluster.settle(24.05)  # When n1 wakes it looks for all three in vain, ...
+    cluster.add("n2", ["n3", "n4"])
+    cluster.settle(0.2)
+    for name in ("n3", "n4"):
+        cluster.heal("n1", name)
+        cluster._dial(cluster.nodes[name], "n1:1")  # ... and two find it, before it looks again.
+    cluster.settle(30.0)
+    assert_settled(cluster, "n1", "n2", "n3", "n4")
