@@ -941,7 +941,7 @@ class Agent:
     # --- a person decides ---
 
     def _doubted(self) -> tuple[tuple[str, int], ...]:
-        """Members, with their lives, for want of whom no quorum is left."""
+        """Voters out of reach, with their lives, of whom no person has spoken."""
         voters = {voter for electorate in self.sync.electorates() for voter in electorate.members}
         return self.overlay.missing_of(voters)
 
@@ -1054,11 +1054,13 @@ class Agent:
     def _count(self, voters: Set[str]) -> list[Effect]:
         assert self.sync.view is not None
         electorates = self.sync.electorates()
-        return self.election.count(self.sync.view.key, electorates, voters, self.overlay.crashed)
+        crashed, word = self.overlay.crashed, self.overlay.has_word
+        return self.election.count(self.sync.view.key, electorates, voters, crashed, word)
 
     def _park_without_quorum(self) -> list[Effect]:
         """Say why nothing moves, once."""
-        voters = lacking(self.sync.electorates(), self.overlay.reachable, self.overlay.crashed)
+        crashed, word = self.overlay.crashed, self.overlay.has_word
+        voters = lacking(self.sync.electorates(), self.overlay.reachable, crashed, word)
         if voters is not None:
             present = sum(node in self.overlay.reachable for node in voters.members)
             reason = f"only {present} of {len(voters.members)} members can be reached"
@@ -1086,7 +1088,8 @@ class Agent:
             return effects
         voters = view.member_set & self.overlay.reachable
         electorates, crashed = self.sync.electorates(), self.overlay.crashed
-        effects = self.election.on_reply(message, view.key, electorates, voters, crashed)
+        word = self.overlay.has_word
+        effects = self.election.on_reply(message, view.key, electorates, voters, crashed, word)
         self._adopt_term(self.election.term)
         return effects
 

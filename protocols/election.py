@@ -109,6 +109,7 @@ class Election:
         electorates: list[Electorate],
         voters: Set[str],
         crashed: Set[str],
+        word: bool = False,
     ) -> list[Effect]:
         """A voter answers. When a quorum said yes: TRIAL becomes CANDIDATE, CANDIDATE becomes ELECTED."""
         if not reply.granted:
@@ -120,17 +121,24 @@ class Election:
         if reply.term != self.standing_for:
             return []
         self.votes.add(reply.voter)
-        return self.count(key, electorates, voters, crashed)
+        return self.count(key, electorates, voters, crashed, word)
 
     def count(
-        self, key: ViewKey, electorates: list[Electorate], voters: Set[str], crashed: Set[str]
+        self,
+        key: ViewKey,
+        electorates: list[Electorate],
+        voters: Set[str],
+        crashed: Set[str],
+        word: bool = False,
     ) -> list[Effect]:
         """Look whether the votes suffice; also called after standing, for a cluster of one."""
         if self.role not in (Role.TRIAL, Role.CANDIDATE):
             return []
         proven = crashed if self.standing_for % 2 == 0 else set[str]()
         proven_now = crashed if self.standing_for % 4 == 2 else set[str]()
-        if lacking(electorates[:1], self.votes, proven_now) or lacking(electorates, self.votes, proven):
+        if lacking(electorates[:1], self.votes, proven_now, word):
+            return []
+        if lacking(electorates, self.votes, proven, word):
             return []
         if self.role is Role.CANDIDATE:
             self.role, self.wake_at_s, self.rounds = Role.ELECTED, None, 0
@@ -138,7 +146,7 @@ class Election:
         self.term = self.standing_for
         self.role, self.voted_term, self.votes = Role.CANDIDATE, self.term, {self.me}
         effects = self._ask(key, voters, self.term, trial=False)
-        return effects + self.count(key, electorates, voters, crashed)
+        return effects + self.count(key, electorates, voters, crashed, word)
 
     def _ask(self, key: ViewKey, voters: Set[str], term: int, trial: bool) -> list[Effect]:
         request = VoteRequest(term=term, candidate=self.me, key=key, trial=trial)

@@ -35,32 +35,37 @@ class News:
     peer_life: int  # Which life of the other end it spoke of.
 
 
-def has_quorum(electorate: Electorate, alive: Set[str], crashed: Set[str]) -> bool:
+def has_quorum(electorate: Electorate, alive: Set[str], crashed: Set[str], word: bool = False) -> bool:
     """May `alive` go on for the whole electorate? (docs/design.md, "Quorums")
 
     A majority may. An exact half may if it holds the most senior member, or if all others are known to
     have crashed, which a closed connection proves and silence does not. So two halves of a partition
-    never both go on, and two nodes survive the crash of either.
+    never both go on, and two nodes survive the crash of either. With a person's `word` on some of those
+    who are dead, fewer than half may, too.
     """
     voters = electorate.members
     missing = {*voters}.difference(alive)
     present = len(voters) - len(missing)
+    if word and missing <= crashed:
+        return present > 0
     if 2 * present != len(voters):
         return 2 * present > len(voters)
-    return voters[0] in alive or all(voter in crashed for voter in missing)
+    return voters[0] in alive or missing <= crashed
 
 
-def lacking(electorates: list[Electorate], alive: Set[str], crashed: Set[str]) -> Electorate | None:
+def lacking(
+    electorates: list[Electorate], alive: Set[str], crashed: Set[str], word: bool = False
+) -> Electorate | None:
     """The first electorate without whose quorum `alive` may not go on; None if it may.
 
     The first is that of the present view and needs a quorum. The others are of views that some of their
     members may still act in; a view all of whose other members have crashed is nobody's any more.
     """
     present, *priors = electorates
-    if not has_quorum(present, alive, crashed):
+    if not has_quorum(present, alive, crashed, word):
         return present
     for prior in priors:
-        if not has_quorum(prior, alive, crashed) and not alive | crashed >= set(prior.members):
+        if not has_quorum(prior, alive, crashed, word) and not alive | crashed >= set(prior.members):
             return prior
     return None
 
@@ -171,8 +176,8 @@ class Overlay:
         self._forget_strangers()
 
     def missing_of(self, members: Set[str]) -> tuple[tuple[str, int], ...]:
-        """Those of `members` that are out of reach and not known to be dead, with the life that is meant."""
-        return tuple((node, self._life(node)) for node in sorted(members - self.reachable - self.crashed))
+        """Those of `members` that are out of reach, of whom no person has spoken, with the life that is meant."""
+        return tuple((node, self._life(node)) for node in sorted(members - self.reachable - self._declared))
 
     def declare(self, node: str, life: int) -> None:
         """A person says that this life of it is over."""
@@ -254,8 +259,16 @@ class Overlay:
         left = {
             node for node, (life, key) in self.left.items() if life == self._life(node) and key <= self.key
         }
-        declared = {node for node, life in self.declared.items() if life == self._life(node)}
-        return (died | left | declared) - self.reachable
+        return (died | left | self._declared) - self.reachable
+
+    @property
+    def _declared(self) -> set[str]:
+        return {node for node, life in self.declared.items() if life == self._life(node)}
+
+    @property
+    def has_word(self) -> bool:
+        """Has a person said of some that are out of reach that they are dead?"""
+        return bool(self._declared - self.reachable)
 
     def live_links(self) -> set[Link]:
         """Links between nodes in reach: of the view and not lost, or found."""

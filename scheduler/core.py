@@ -623,7 +623,8 @@ class Scheduler:
         return next(answer.priors for answer in answers.values() if answer.view == base)
 
     def _without_quorum(self, base: View, others: tuple[Electorate, ...], alive: set[str]) -> str:
-        voters = lacking([views.electorate(base), *others], alive, self.overlay.crashed)
+        electorates = [views.electorate(base), *others]
+        voters = lacking(electorates, alive, self.overlay.crashed, self.overlay.has_word)
         if voters is None:
             return ""
         present = sum(node in alive for node in voters.members)

@@ -137,15 +137,15 @@ def _first_line(error: Exception) -> str:
 
 @_mutant("Whoever can be reached goes on, in all parts of a partition.")
 def _no_quorum(patch: Patch) -> None:
-    patch(overlay, "has_quorum", lambda electorate, alive, crashed: True)
+    patch(overlay, "has_quorum", lambda electorate, alive, crashed, word=False: True)
 
 
 @_mutant("A quorum of the present view is enough, whoever may still act in the one before.")
 def _older_views_do_not_count(patch: Patch) -> None:
     original = overlay.lacking
 
-    def lacking(electorates: Any, alive: Any, crashed: Any) -> Any:
-        return original(electorates[:1], alive, crashed)
+    def lacking(electorates: Any, alive: Any, crashed: Any, word: bool = False) -> Any:
+        return original(electorates[:1], alive, crashed, word)
 
     for module in (overlay, election, node_core, scheduler_core):
         patch(module, "lacking", lacking)
@@ -153,7 +153,7 @@ def _older_views_do_not_count(patch: Patch) -> None:
 
 @_mutant("An exact half goes on without the most senior member and without proof that the others are dead.")
 def _any_half_will_do(patch: Patch) -> None:
-    def has_quorum(electorate: Any, alive: set[str], crashed: set[str]) -> bool:
+    def has_quorum(electorate: Any, alive: set[str], crashed: set[str], word: bool = False) -> bool:
         return 2 * sum(voter in alive for voter in electorate.members) >= len(electorate.members)
 
     patch(overlay, "has_quorum", has_quorum)
@@ -188,9 +188,9 @@ def _several_votes_a_term(patch: Patch) -> None:
 def _a_vote_counts_twice(patch: Patch) -> None:
     original = overlay.lacking
 
-    def lacking(electorates: Any, votes: set[str], crashed: Any) -> Any:
+    def lacking(electorates: Any, votes: set[str], crashed: Any, word: bool = False) -> Any:
         more = next((voter for voter in electorates[0].members if voter not in votes), "")
-        return original(electorates, votes | {more}, crashed)
+        return original(electorates, votes | {more}, crashed, word)
 
     patch(election, "lacking", lacking)
 
@@ -419,12 +419,14 @@ def _flushes_do_not_wait(patch: Patch) -> None:
     original = scheduler_core.Scheduler._install_if_complete
 
     def install_if_complete(self: Any) -> Any:
-        reachable, overlay_seen = {*self.flush.answers}, self.overlay
-        self.overlay = mock.Mock(wraps=overlay_seen, reachable=reachable, crashed=overlay_seen.crashed)
+        seen = self.overlay
+        self.overlay = mock.Mock(
+            wraps=seen, reachable={*self.flush.answers}, crashed=seen.crashed, has_word=seen.has_word
+        )
         try:
             return original(self)
         finally:
-            self.overlay = overlay_seen
+            self.overlay = seen
 
     patch(scheduler_core.Scheduler, "_install_if_complete", install_if_complete)
 

@@ -326,9 +326,12 @@ class RandomRun:
     # --- who waits, and the person ---
 
     def _waits_for(self, node: SimNode) -> list[str]:
-        """Members whom a node that waits does not reach."""
+        """Voters whom a node that waits does not reach."""
         agent = node.agent
-        return [name for name, _ in agent._doubted()] if agent.parked and not node.done else []
+        if not agent.parked or node.done:
+            return []
+        voters = {voter for electorate in agent.sync.electorates() for voter in electorate.members}
+        return sorted(voters - agent.overlay.reachable)
 
     def _is_gone(self, name: str, life: int) -> bool:
         """Is that life over for good?"""

@@ -51,6 +51,21 @@ def test_after_a_longer_silence_its_death_proves_nothing_and_a_person_decides(pa
     assert waiting.parked is None
 
 
+@pytest.mark.parametrize("silent_s", [0.0, 3.0], ids=["proved", "in doubt"])
+def test_of_five_the_two_that_are_left_go_on_when_a_person_says_so(silent_s):
+    """Seed 7341664: `waiting:` named the command, and it changed nothing."""
+    cluster = Scripted().grow("n1", "n2", "n3", "n4", "n5")
+    for name in ("n1", "n2", "n3"):
+        cluster.fall_silent(name, silent_s) if silent_s else cluster.crash(name)
+    cluster.settle(9.0)
+    assert cluster.agent("n5").parked == "only 2 of 5 members can be reached"
+    now_s = cluster.nodes["n5"].clock.reads(cluster.now_s)
+    assert "if they are gone for good: chaosnet go-on n5:1" in cluster.agent("n5").why_it_waits(now_s)
+    cluster.go_on("n5")
+    assert goes_on(cluster, "n4") and goes_on(cluster, "n5")
+    assert cluster.members("n4") == cluster.members("n5") == ("n4", "n5")
+
+
 def test_a_connection_that_broke_at_one_end_first_makes_nobody_go_on_alone(pair):
     """A router forgot it: the senior sees that a second earlier, and dies before the junior knows."""
     pair.reset_lag_s = lambda: 1.0

@@ -48,6 +48,12 @@ def test_a_minority_may_not_go_on_even_if_it_saw_the_others_die():
     assert not has_quorum(voters("a", "b", "c"), {"a"}, crashed={"b", "c"})
 
 
+def test_a_minority_goes_on_if_all_others_are_dead_and_a_person_has_said_so_of_some():
+    assert has_quorum(voters("a", "b", "c"), {"a"}, crashed={"b", "c"}, word=True)
+    assert not has_quorum(voters("a", "b", "c"), {"a"}, crashed={"b"}, word=True)
+    assert not has_quorum(voters("a", "b", "c"), set(), crashed={"a", "b", "c"}, word=True)
+
+
 def test_an_exact_half_goes_on_only_with_the_most_senior():
     assert has_quorum(voters("a", "b", "c", "d"), {"a", "d"}, crashed=set())
     assert not has_quorum(voters("a", "b", "c", "d"), {"b", "c"}, crashed=set())
