@@ -942,6 +942,8 @@ class Agent:
 
     def _doubted(self) -> tuple[tuple[str, int], ...]:
         """Voters out of reach, with their lives, of whom no person has spoken."""
+        if self.sync.view is None or self.me not in self.sync.view.voter_ids:
+            return ()  # It has no state to go on with.
         voters = {voter for electorate in self.sync.electorates() for voter in electorate.members}
         return self.overlay.missing_of(voters)
 
