@@ -358,18 +358,21 @@ class NodeLoop:
         self._perform_all(effects, took_ms)
 
     def _perform_all(self, effects: list[fx.Effect], took_ms: float) -> None:
-        only_chunks = bool(effects)
-        for effect in effects:
-            if isinstance(effect, fx.ChunkEffect):
-                self.all_reduce.perform(effect)
-            else:
-                only_chunks = False
-                self._perform(effect, took_ms)
+        """Do what an event leads to, and then tell the training thread: of a step it hears all at once."""
+        only_chunks = bool(effects) and all(isinstance(effect, fx.ChunkEffect) for effect in effects)
+        self._perform_each(effects, took_ms)
         for outcome in self._pending:
             self.outcomes.put(outcome)
         self._pending.clear()
         if not only_chunks:
             self._set_timer()
+
+    def _perform_each(self, effects: list[fx.Effect], took_ms: float) -> None:
+        for effect in effects:
+            if isinstance(effect, fx.ChunkEffect):
+                self.all_reduce.perform(effect)
+            else:
+                self._perform(effect, took_ms)
 
     def _set_timer(self) -> None:
         wake_at_s = self.agent.wake_at_s
@@ -417,7 +420,7 @@ class NodeLoop:
                 self._on_progress(text)
             case fx.AnswerStatus(asker):
                 reply = StatusReply(status=json.dumps(self.status()).encode())
-                self._perform_all(self.agent.relay.send(asker, reply), 0.0)
+                self._perform_each(self.agent.relay.send(asker, reply), 0.0)
             case fx.ServeIperf3() if self.transport.keys:
                 pass  # Its port would be open to everybody. The asker gives up, and measures in-band.
             case fx.ServeIperf3(peer):
@@ -529,7 +532,7 @@ class NodeLoop:
             handling_ms=took_ms,
         )
         self._on_notice(notice)
-        self._perform_all(self.agent.note(notice, self._now_s()), 0.0)
+        self._perform_each(self.agent.note(notice, self._now_s()), 0.0)
 
     # --- the transport's sink ---
 
