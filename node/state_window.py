@@ -20,7 +20,7 @@ from .flat_state import as_bytes, dtype_name
 from .gradients import Gradients
 from .training_state import TrainingState
 
-EVERY = 100  # Steps in which all of the state is compared.
+EVERY = 128  # Steps in which all of the state is compared.
 LEAST_BYTES = 64 << 10  # Of a window: small states are read in fewer, larger pieces, which costs less.
 
 
