@@ -226,7 +226,9 @@ def cli() -> None:
     "--link", "links", type=Peer(), multiple=True, help="A member to link to; may be repeated. Instead of K."
 )
 @click.option(
-    "--blocking", is_flag=True, help="Join as the paper does: neighbours wait until they have sent."
+    "--blocking",
+    is_flag=True,
+    help="Neighbours wait until they have sent the state, whatever suits the links.",
 )
 @click.option("--found", is_flag=True, help="Start a cluster if --join leads to none; all nodes may say so.")
 @click.option("--new", is_flag=True, help="Start a cluster, even if this node was in one that may live.")

@@ -44,7 +44,7 @@ class NodeSettings:
         join: Addresses of members; empty: found a cluster. May be given as an invite's token.
         neighbors: Number of links to ask for, if `links` names none.
         links: Ids or addresses of the members to link to.
-        blocking: Join as the paper does, with sources that wait.
+        blocking: Join as the paper does, with sources that wait. Else they do if that suits the links.
         join_patience_s: How long to knock where nobody answers (yet).
         policy: Sync plan: "single", "ring", "fapt".
         probe: How new links are measured: "in-band", "iperf3".

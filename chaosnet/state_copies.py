@@ -85,6 +85,11 @@ class StateCopies:
         self._blocked_on = None
         return True
 
+    def serve_fellows(self, step: int) -> None:
+        """Those who join with us may fetch from what has arrived here: it must not change before they have it."""
+        self._blocked_on = step
+        self.serve()
+
     def finish(self) -> None:
         """The optimizer must not change what is still being copied."""
         self.serve()

@@ -93,7 +93,8 @@ class Trainer:
         sync_policy: "fapt", "single", "ring", or a callable from the overlay (a networkx graph, edges with
             `rate_bps` and `rtt_s` where known) to trees (scheduler/sync_plan.py); used while this node is
             the scheduler.
-        blocking: Join as the paper does: neighbours wait until they have sent the state.
+        blocking: Join as the paper does: neighbours wait until they have sent the state. Default: they train on
+            meanwhile, unless the results of their steps would take more than half of this node's links.
         checkpoint_dir: Write the state there, so that training survives the death of all nodes (docs/checkpoints.md).
         every: Steps from one checkpoint to the next. Default: 100.
         checkpoint_copies: "shard" (default): each node writes a part, into one directory that all share. "whole":
@@ -304,6 +305,7 @@ class Trainer:
             peers_at=self.settings.peers_at,
             probe=self.settings.probe,
             chunks=len(self._gradients.chunks),
+            result_bytes=self._gradients.total_bytes,
             digest=self._state.spec_digest(),
             spec=encode(self._state.spec(), "spec"),
             policy=self._policy,
@@ -323,12 +325,12 @@ class Trainer:
         Returns: why there is none; None if all is well.
         """
         loop = self._running()
-        admitted = False
+        admitted, step = False, -1
         waiting: list[StepOutcome] = []
         while not (loaded and admitted):
             match loop.outcomes.get():
                 case StateArrived() as arrived:
-                    loaded = self._load(arrived)
+                    loaded, step = self._load(arrived), arrived.step
                     for outcome in waiting if loaded else []:
                         self._apply_if_new(outcome)
                     waiting.clear()
@@ -349,6 +351,7 @@ class Trainer:
                     admitted, self.joined_step, self._share.deal = True, step, deal
                 case Ended() as ended:
                     return ended
+        self._copies.serve_fellows(step)
         if self._checkpointing is not None:
             self._checkpointing.started(self.step, self._run)
             self._generators = get_generators(self._state.accelerator())

@@ -40,6 +40,7 @@ from ..protocols.effects import (
     MeasureLink,
     Out,
     Parked,
+    StateWhole,
     StepCompleted,
     ViewEntered,
 )
@@ -93,6 +94,7 @@ from ..protocols.messages import (
     Farewell,
     Flush,
     GoOnCommand,
+    Have,
     Install,
     Introduction,
     Iperf3Ready,
@@ -158,7 +160,8 @@ REPORT_EVERY_S = 1.0
 STEP_MESSAGES = (Up, Down, Ready, Commit)
 MAX_STRIKES = 64  # Kept at once. More nodes that end with an error in one step are not told of.
 FOLLOWED_UP = (
-    FellBehind, ViewEntered, StepCompleted, Founded, Left, Out, DiscardState, Parked, MeasureLink, Measured,
+    FellBehind, ViewEntered, StepCompleted, Founded, Left, Out, DiscardState, StateWhole, Parked, MeasureLink,
+    Measured,
 )  # fmt: skip
 SECONDS_PER_LINK = {"in-band": 0.0, "iperf3": 4.0}  # That measuring adds to a joiner's patience.
 
@@ -178,6 +181,7 @@ class Settings:
     peers_at: Mapping[str, str] = field(default_factory=dict)  # What the user says of others' (AddressBook).
     probe: Kind = "in-band"
     chunks: int = 1
+    result_bytes: int = 0  # Of what a step sums.
     digest: str = ""  # Of the model; "" agrees with any.
     spec: bytes = b""
     policy: Policy = POLICIES["fapt"]
@@ -260,8 +264,8 @@ class Agent:
         return [*hang_up, *self.sync.enter(view, step), Joined(step, ())]
 
     def join(
-        self, seeds: tuple[str, ...], neighbors: tuple[str, ...], degree: int, blocking: bool, patience_s: float,
-        now_s: float, otherwise: Otherwise = Otherwise.FAIL,
+        self, seeds: tuple[str, ...], neighbors: tuple[str, ...], degree: int, blocking: bool,
+        patience_s: float, now_s: float, otherwise: Otherwise = Otherwise.FAIL,
     ) -> list[Effect]:  # fmt: skip
         """Ask to be let into the cluster that one of `seeds` belongs to."""
         self.seeds = seeds
@@ -385,6 +389,8 @@ class Agent:
                 | ShardBad()
             ):
                 effects = self._joining(event, now_s)
+                if isinstance(event, ManifestKnown):
+                    effects += self.serving.ready(event.step)  # Fellows may have it from us.
                 return self._joined_if_ready() + effects
             case ReadingsTaken():
                 self.last_readings = event
@@ -477,8 +483,13 @@ class Agent:
             case Founded():
                 self.joiner = None
                 return self._found(None, now_s)
-            case DiscardState() if self.phase is Phase.MEMBER and self._asks_again:
-                return self._go_without_me(now_s)
+            case StateWhole(step):
+                self.serving.arrived(step)
+            case DiscardState():
+                void = self.joiner is not None and self.joiner.replication is None
+                effects = self.serving.arrives(0, ()) if void else []
+                lost = self.phase is Phase.MEMBER and self._asks_again
+                return effects + (self._go_without_me(now_s) if lost else [])
             case FellBehind(peer) if self.phase in (Phase.JOINING, Phase.MEMBER):
                 return self._on_torn(f"{self.me} fell behind {peer}", now_s)
             case Parked(reason):
@@ -665,6 +676,9 @@ class Agent:
                 return self._joining(event, now_s)
             case ManifestRequest() | ShardRequest() | ReplicationDone():
                 return self.serving.asked(event, self.sync.step)
+            case Have():
+                fetches = self.joiner is not None and self.joiner.state is JoinerState.FETCHING
+                return self._joining(event, now_s) if fetches else self.serving.asked(event, self.sync.step)
             case ManifestReply() | Shard() | NoSnapshot():
                 return self._joining(event, now_s)
         return []
@@ -805,6 +819,7 @@ class Agent:
         self._adopt_term(view.term)
         if self.me in view.member_set and self.phase is Phase.JOINING and self.joiner:
             effects += self._become_member(step, now_s)
+        self.clock.is_usual = not any(joining.blocking and joining.sources for joining in view.joining)
         effects += self.serving.entered(view, step)
         if self.scheduler:
             if view.scheduler not in (self.me, "") or self.me not in view.member_set:
@@ -849,7 +864,8 @@ class Agent:
         effects: list[Effect] = [] if self.parked is None else [Parked(None)]
         self.clock.complete(now_s)
         went_on = self.waits.completed(self.sync.step, now_s)
-        effects += went_on if self.scheduler else []
+        if self.scheduler:
+            effects += went_on + self.scheduler.stepped(now_s)
         if self.sync.last_commit is not None:
             for each in self.sync.last_commit.total.strikes:
                 self.strikes.pop((each.node, each.life), None)
@@ -1141,6 +1157,7 @@ class Agent:
             settings.digest,
             settings.spec,
             settings.strategy,
+            lambda: (settings.result_bytes, self.clock.usual_s),
         )
 
     # --- state replication ---
@@ -1163,6 +1180,8 @@ class Agent:
         if self.sync.view is not None and view.key < self.sync.view.key:
             return []
         effects = self._joining(Received(source, plan), now_s)
+        if self.joiner.replication is not None:
+            effects += self.serving.arrives(plan.step, self.joiner.replication.fellows)
         self.overlay.listens(view)
         early, self.early_prepare = self.early_prepare, None
         if early is not None and early.base == view.key and (then := applied(view, early)).find(self.me):

@@ -278,6 +278,14 @@ class Arrival:
         merged = (min([start, *(a for a, _ in touching)]), max([stop, *(b for _, b in touching)]))
         self._have = [*apart_before, merged, *apart_after]
 
+    def has(self, start: int, stop: int) -> bool:
+        """Have bytes [start, stop) arrived?"""
+        return any(first <= start and stop <= last for first, last in self._have)
+
+    def snapshot(self) -> Snapshot:
+        """What has arrived, where it lies: as long as nobody writes into the tensors."""
+        return Snapshot(self.manifest, [as_bytes(tensor) for tensor in self.tensors])
+
     @property
     def missing(self) -> list[tuple[int, int]]:
         """The ranges [start, stop) still to come, in order."""

@@ -313,6 +313,11 @@ class Gradients:
         """This node's part of a chunk, 1-D, final once the chunk is ready."""
         return self._contributions[chunk]
 
+    @property
+    def total_bytes(self) -> int:
+        """Of what a step sums."""
+        return sum(each.nbytes for each in self._contributions)
+
     def is_zero(self) -> bool:
         """Whether no parameter has a gradient that is not all zeros; reads them until it finds one."""
         grads = [self._grad(index) for index in range(len(self._parameters))]

@@ -233,8 +233,8 @@ class NodeLoop:
         return ways
 
     def _join(
-        self, seeds: tuple[str, ...], neighbors: tuple[str, ...], degree: int, blocking: bool, patience_s: float,
-        otherwise: Otherwise,
+        self, seeds: tuple[str, ...], neighbors: tuple[str, ...], degree: int, blocking: bool,
+        patience_s: float, otherwise: Otherwise,
     ) -> None:  # fmt: skip
         effects = self.agent.join(seeds, neighbors, degree, blocking, patience_s, self._now_s(), otherwise)
         self._perform_all(effects, 0.0)
@@ -462,8 +462,11 @@ class NodeLoop:
                 self.transport.send(peer, encode(NoSnapshot(step=step)))
             case fx.ServeManifest() | fx.ServeShard():
                 pass  # It has gone out.
-            case fx.ReadManifest():
+            case fx.ReadManifest(step=step):
                 self._soon(self.replica.read_manifest(effect))
+                if self.replica.arrival is not None and step in self.agent.serving.snapshots:
+                    # For those who join with us.
+                    self.replica.snapshots[step] = self.replica.arrival.snapshot()
             case fx.StoreShard():
                 self._soon(self.replica.store_shard(effect))
             case fx.StateWhole(step):

@@ -65,6 +65,9 @@ class Replica:
         snapshot = self.snapshots[effect.step]
         if snapshot is None:
             return False
+        arrival = self.arrival
+        if arrival and arrival.manifest.step == effect.step and not arrival.has(effect.start, effect.stop):
+            return True
         size = effect.stop - effect.start
         if not 0 < size <= MAX_PIECE_BYTES or effect.stop > snapshot.manifest.total_bytes:
             return True

@@ -434,6 +434,14 @@ class Shard(Message, frozen=True, kw_only=True):
     digest: Bytes  # Of the layout of the sender's state, and of these bytes.
 
 
+class Have(Message, frozen=True, kw_only=True):
+    """Joiner to one that joins with it: of the state at `step` I can send these pieces, a bit each, or all of it."""
+
+    step: Count
+    pieces: Annotated[bytes, Meta(max_length=1 << 20)] = b""
+    whole: bool = False
+
+
 class ReplicationDone(Message, frozen=True, kw_only=True):
     """Joiner to source: I have all of the state; drop your copy."""
 
@@ -484,7 +492,7 @@ class ProbeResult(Message, frozen=True, kw_only=True):
 class ScaleOutRequest(Message, frozen=True, kw_only=True):
     """Joiner to scheduler: let me in, with these neighbours (ids or addresses) or `degree` of your choice.
 
-    `linked`: whom I have a link to, once I could reach none of those whom you chose.
+    `linked`: whom I have a link to, members or other joiners. `stuck`: I could reach none of those whom you chose.
     """
 
     node: Id
@@ -493,8 +501,9 @@ class ScaleOutRequest(Message, frozen=True, kw_only=True):
     neighbors: Annotated[tuple[Address, ...], Meta(max_length=64)] = ()
     degree: Annotated[int, Meta(ge=1, le=64)] = 2
     linked: Annotated[tuple[Id, ...], Meta(max_length=64)] = ()
+    stuck: bool = False
     digest: Annotated[str, Meta(max_length=64)] = ""  # Of the model's manifest.
-    blocking: bool = False
+    blocking: bool = False  # Else as suits the links.
     again: bool = False  # Wanted neighbours that are gone meanwhile are replaced, not complained about.
     founds: bool = False  # Unless a member answers, it will found a cluster.
     place: Count = 0  # Of its own address among those that it asks, from 1; 0: it is not there.
@@ -547,9 +556,11 @@ class NeighborsReady(Message, frozen=True, kw_only=True):
 
 
 class ReplicationPlan(Message, frozen=True, kw_only=True):
-    """Scheduler to joiner: you listen from `step` on in `view`; fetch this many shards from each source.
+    """Scheduler to joiner: you are in `view` from `step` on; fetch this many shards from each source.
 
-    `flushed` (term, number): this flush is over, and so are all before it, should you still hear of one.
+    `fellows` join in the same view and fetch the same: you serve each other. `turn`: which you are, of how many, so
+    that not all begin with the same bytes. `flushed` (term, number): this flush is over, and so are all before it,
+    should you still hear of one.
     """
 
     view: View
@@ -557,6 +568,8 @@ class ReplicationPlan(Message, frozen=True, kw_only=True):
     flushed: tuple[Count, Count] = (0, 0)
     shard_bytes: Annotated[int, Meta(ge=1)]
     shards_by_source: dict[Id, Count]
+    fellows: Annotated[tuple[Id, ...], Meta(max_length=64)] = ()
+    turn: tuple[Count, Annotated[int, Meta(ge=1)]] = (0, 1)
 
 
 class ScaleOutReady(Message, frozen=True, kw_only=True):
@@ -942,6 +955,7 @@ WireMessage = (
     | ManifestReply
     | ShardRequest
     | Shard
+    | Have
     | ReplicationDone
     | NoSnapshot
     | DialBack

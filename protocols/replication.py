@@ -1,9 +1,12 @@
 """Which bytes of the state the joiner asks of whom next (Chaos, Sec. III; what adapts is ours).
 
-The first assignment is the scheduler's (Algorithms 1 and 2 on measured links). From there it adapts:
+The state is cut into pieces of one size. The first assignment is the scheduler's (Algorithms 1 and 2 on measured
+links). From there it adapts:
 
 - each source has a window of requests; who is faster is asked more often;
-- a source that runs dry takes over half of what the slowest has left;
+- a source that runs dry takes over what another would send last;
+- who joins in the same view fetches the same state: such fellows say which pieces they have (Have), and send them;
+  each begins at another place, so that they have something to give to each other soon;
 - when nothing is left to ask for, an idle source is asked again for the oldest piece still awaited;
 - a source that dies gives its rest back; a damaged piece is asked of somebody else, and counted.
 """
@@ -12,12 +15,22 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .effects import DiscardState, Effect, Measured, ReadManifest, StateWhole, StoreShard, Transmit
 from .errors import RemoteProtocolError
 from .events import Event, ManifestBad, ManifestKnown, PeerClosed, Received, ShardBad, ShardStored, Tick
-from .messages import ManifestReply, ManifestRequest, NoSnapshot, Range, ReplicationDone, Shard, ShardRequest
+from .messages import (
+    Have,
+    ManifestReply,
+    ManifestRequest,
+    NoSnapshot,
+    Range,
+    ReplicationDone,
+    Shard,
+    ShardRequest,
+)
 
 MIN_PIECE_BYTES, MAX_PIECE_BYTES = 64 << 10, 2 << 20  # Asked for at once.
 PIECES = 16  # At least so many, if they are not too small: else one source would send a small state alone.
@@ -25,68 +38,79 @@ WINDOW = 3  # Pieces under way per source: one on the wire, one queued, one bein
 SAMPLE_BYTES = 1 << 20  # Smaller pieces tell nothing about a link with a shaper's burst.
 SAMPLES = 3, 9  # Rates of a link: the median of at least, and at most, so many.
 MANIFEST_PATIENCE_S = 2.0  # Then another source is asked for it, too.
+FELLOWS_PATIENCE_S = 10.0  # Of who has no source with all of the state: for a new piece of a fellow.
 
 
 @dataclass(slots=True)
 class _Source:
     shards: int
-    rest: list[Range] = field(default_factory=list)  # Not asked for yet.
-    under_way: dict[Range, None] = field(default_factory=dict)  # Asked for, oldest first.
+    has: set[int] | None = None  # The pieces of a fellow; None: all of them.
+    rest: deque[int] = field(default_factory=deque)  # Its share, not asked for yet.
+    under_way: dict[int, None] = field(default_factory=dict)  # Asked for, oldest first.
     bytes: int = 0  # Received.
     backlog_since_s: float | None = None  # The last arrival, if more was under way then.
     rates_bps: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES[1]))
-
-    def rest_bytes(self) -> int:
-        return sum(stop - start for start, stop in self.rest)
 
 
 class Replication:
     """The joiner's half: pulls the state at `step` from several sources at once.
 
     Ends with StateWhole, or with `failed` when no source is left. `attempt` tells what was stored for it from what
-    was for one before, whose bytes are gone.
+    was for one before, whose bytes are gone. `fellows`, `turn`: as in ReplicationPlan.
     """
 
     def __init__(
-        self, step: int, shard_bytes: int, shards_by_source: dict[str, int], attempt: int = 0
+        self,
+        step: int,
+        shard_bytes: int,
+        shards_by_source: dict[str, int],
+        attempt: int = 0,
+        fellows: Iterable[str] = (),
+        turn: tuple[int, int] = (0, 1),
     ) -> None:
-        self.step, self.shard_bytes, self.attempt = step, shard_bytes, attempt
+        self.step, self.shard_bytes, self.attempt, self.turn = step, shard_bytes, attempt, turn
         self.sources = {name: _Source(count) for name, count in sorted(shards_by_source.items())}
+        self.sources |= {name: _Source(0, has=set()) for name in sorted(fellows)}
+        self.fellows = frozenset(fellows)
         self.total_bytes: int | None = None
         self.piece_bytes = MAX_PIECE_BYTES
         self.stored_bytes = 0
         self.bad_shards = 0
-        self.stolen_ranges = 0
+        self.stolen_pieces = 0
         self.failed = ""
         self.whole = False
         self.wake_at_s: float | None = None
+        self._nobodys: deque[int] = deque()  # Not asked for yet, and in nobody's share.
         self._asked: set[str] = set()
-        self._stored: set[Range] = set()
+        self._stored: set[int] = set()
 
     def start(self, now_s: float) -> list[Effect]:
-        """Ask the first source for the manifest."""
-        return self._ask_manifest(now_s)
+        """Ask the first source for the manifest; fellows may be ahead."""
+        news: list[Effect] = [Transmit(name, Have(step=self.step)) for name in sorted(self.fellows)]
+        return news + self._ask_manifest(now_s)
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """One event; those of other steps, attempts, and sources that were dropped are ignored."""
         match event:
             case Tick() if self.wake_at_s is not None and now_s >= self.wake_at_s:
-                return self._ask_manifest(now_s) if self.total_bytes is None else []
+                return self._ask_manifest(now_s) if self.total_bytes is None else self._give_up_on_fellows()
             case Received(peer, ManifestReply(step=self.step, digest=digest), payload):
                 wanted = self.total_bytes is None
                 return [ReadManifest(peer, self.step, digest, payload, self.attempt)] if wanted else []
             case Received(peer, Shard(step=self.step) as shard, payload):
                 return self._on_shard(peer, shard, payload) + self._sample(peer, shard, now_s)
+            case Received(peer, Have(step=self.step) as news):
+                return self._on_have(peer, news, now_s)
             case ManifestKnown(_, total_bytes, self.attempt) if self.total_bytes is None:
                 self.total_bytes, self.wake_at_s = total_bytes, None
                 self._lay_out(total_bytes)
-                return [effect for name in list(self.sources) for effect in self._fill(name)] + self._finish()
+                return self._fill_all(now_s) + self._finish()
             case ManifestBad(source, reason, self.attempt):
                 return self._drop(source, f"its manifest is unusable: {reason}", now_s)
             case ShardStored(source, start, stop, self.attempt):
-                return self._on_stored(source, (start, stop))
+                return self._on_stored(source, (start, stop), now_s)
             case ShardBad(source, start, stop, self.attempt):
-                return self._on_bad(source, (start, stop))
+                return self._on_bad(source, (start, stop), now_s)
             case Received(peer, NoSnapshot(step=self.step)):
                 return self._drop(peer, "it has no copy of the state", now_s)
             case PeerClosed(peer, _):
@@ -96,31 +120,43 @@ class Replication:
     # --- the manifest ---
 
     def _ask_manifest(self, now_s: float) -> list[Effect]:
-        waiting = [name for name in self.sources if name not in self._asked]
+        """Of who has all first; a fellow answers as soon as it can."""
+        order = sorted(self.sources, key=lambda name: name in self.fellows)
+        waiting = [name for name in order if name not in self._asked]
         if not waiting:
             self._asked.clear()
-            waiting = list(self.sources)
+            waiting = order
         self._asked.add(waiting[0])
         self.wake_at_s = now_s + MANIFEST_PATIENCE_S
         return [Transmit(waiting[0], ManifestRequest(step=self.step))]
 
     def _lay_out(self, total_bytes: int) -> None:
-        """Contiguous ranges in proportion to the planned shards; the last source takes the remainder."""
+        """Consecutive pieces in proportion to the planned shards, from our own first piece on, and round."""
         self.piece_bytes = min(max(total_bytes // PIECES, MIN_PIECE_BYTES), MAX_PIECE_BYTES)
-        position, names = 0, list(self.sources)
+        count = -(-total_bytes // self.piece_bytes)
+        first = self.turn[0] * count // self.turn[1]
+        pieces = deque((first + index) % count for index in range(count))
+        names = [name for name, source in self.sources.items() if source.has is None]
+        planned = 0
         for name in names:
-            source = self.sources[name]
-            stop = min(position + source.shards * self.shard_bytes, total_bytes)
-            stop = total_bytes if name == names[-1] else stop
-            source.rest = [(position, stop)] if stop > position else []
-            position = stop
+            planned += self.sources[name].shards * self.shard_bytes
+            until = count if name == names[-1] else min(round(planned / self.piece_bytes), count)
+            while count - len(pieces) < until:
+                self.sources[name].rest.append(pieces.popleft())
+        self._nobodys = pieces
+
+    def _range(self, piece: int) -> Range:
+        assert self.total_bytes is not None
+        return piece * self.piece_bytes, min((piece + 1) * self.piece_bytes, self.total_bytes)
 
     # --- shards ---
 
     def _on_shard(self, peer: str, shard: Shard, payload: object) -> list[Effect]:
-        if self.whole or (shard.start, shard.stop) in self._stored:
+        piece = shard.start // self.piece_bytes
+        if self.whole or self.total_bytes is None or piece in self._stored:
             return []
-        if peer not in self.sources or (shard.start, shard.stop) not in self.sources[peer].under_way:
+        asked = peer in self.sources and piece in self.sources[peer].under_way
+        if not asked or (shard.start, shard.stop) != self._range(piece):
             raise RemoteProtocolError(
                 f"{peer} sent bytes {shard.start} to {shard.stop}, which nobody asked for"
             )
@@ -140,74 +176,119 @@ class Replication:
             return []
         return [Measured(peer, statistics.median(source.rates_bps), "replication")]
 
-    def _on_stored(self, name: str, piece: Range) -> list[Effect]:
+    def _on_stored(self, name: str, where: Range, now_s: float) -> list[Effect]:
+        piece = where[0] // self.piece_bytes
+        news: list[Effect] = []
         if piece not in self._stored:
             self._stored.add(piece)
-            self.stored_bytes += piece[1] - piece[0]
+            self.stored_bytes += where[1] - where[0]
+            self._no_more_asked(piece)  # Who sent it may have been dropped, and another be to send it again.
+            news = self._tell_fellows()
         for source in self.sources.values():
             source.under_way.pop(piece, None)
-            if (
-                piece in source.rest
-            ):  # Whoever sent it was dropped meanwhile, and another is to send it again.
-                source.rest.remove(piece)
         if name in self.sources:
-            self.sources[name].bytes += piece[1] - piece[0]
-        return self._finish() or [effect for each in list(self.sources) for effect in self._fill(each)]
+            self.sources[name].bytes += where[1] - where[0]
+        return news + (self._finish() or self._fill_all(now_s))
 
-    def _on_bad(self, name: str, piece: Range) -> list[Effect]:
+    def _no_more_asked(self, piece: int) -> None:
+        for rest in (self._nobodys, *(source.rest for source in self.sources.values())):
+            if piece in rest:
+                rest.remove(piece)
+
+    def _on_bad(self, name: str, where: Range, now_s: float) -> list[Effect]:
+        piece = where[0] // self.piece_bytes
         self.bad_shards += 1
         if name not in self.sources:
             return []
         self.sources[name].under_way.pop(piece, None)
-        if piece in self._stored:
-            return self._fill(name)
-        others = [each for each in self.sources if each != name] or [name]
-        taker = min(others, key=lambda each: (self.sources[each].rest_bytes(), each))
-        self.sources[taker].rest.insert(0, piece)
-        return self._fill(taker)
+        if piece not in self._stored and not self._is_due(piece):
+            able = [each for each in self.sources if self.sources[each].has is None and each != name]
+            heirs = [self.sources[each].rest for each in able]
+            min(heirs, key=len, default=self._nobodys).appendleft(piece)
+        return self._fill_all(now_s)
+
+    def _is_due(self, piece: int) -> bool:
+        """Is it asked for, or about to be?"""
+        return piece in self._nobodys or any(
+            piece in source.rest or piece in source.under_way for source in self.sources.values()
+        )
+
+    # --- fellows ---
+
+    def _on_have(self, peer: str, news: Have, now_s: float) -> list[Effect]:
+        source = self.sources.get(peer)
+        if source is None or peer not in self.fellows:
+            return []
+        begins = not news.pieces and not news.whole
+        if news.whole:
+            source.has = None
+        elif source.has is not None:
+            source.has |= {
+                8 * index + bit
+                for index, byte in enumerate(news.pieces)
+                for bit in range(8)
+                if byte >> bit & 1
+            }
+        answer = self._tell(peer) if begins and (self._stored or self.whole) else []
+        return answer + (self._fill_all(now_s) if self.total_bytes is not None else [])
+
+    def _tell_fellows(self) -> list[Effect]:
+        return [effect for name in self.sources if name in self.fellows for effect in self._tell(name)]
+
+    def _tell(self, fellow: str) -> list[Effect]:
+        if self.stored_bytes == self.total_bytes:
+            return [Transmit(fellow, Have(step=self.step, whole=True))]
+        bits = sum(1 << piece for piece in self._stored)
+        pieces = bits.to_bytes(-(-bits.bit_length() // 8), "little")
+        return [Transmit(fellow, Have(step=self.step, pieces=pieces))]
+
+    def _give_up_on_fellows(self) -> list[Effect]:
+        self.failed = f"who joins with it has had no more of the state for {FELLOWS_PATIENCE_S:g} s"
+        return [DiscardState()]
+
+    # --- whom to ask for what ---
+
+    def _fill_all(self, now_s: float) -> list[Effect]:
+        """Ask everybody for pieces until all windows are full."""
+        if self.whole:
+            return []
+        effects = [effect for name in list(self.sources) for effect in self._fill(name)]
+        idle = not any(source.under_way for source in self.sources.values())
+        self.wake_at_s = now_s + FELLOWS_PATIENCE_S if idle else None  # Only fellows can be so.
+        return effects
 
     def _fill(self, name: str) -> list[Effect]:
-        """Ask `name` for pieces until its window is full."""
         source, effects = self.sources[name], list[Effect]()
         while len(source.under_way) < WINDOW:
             piece = self._next_piece(name)
             if piece is None:
                 break
             source.under_way[piece] = None
-            effects.append(Transmit(name, ShardRequest(step=self.step, start=piece[0], stop=piece[1])))
+            start, stop = self._range(piece)
+            effects.append(Transmit(name, ShardRequest(step=self.step, start=start, stop=stop)))
         return effects
 
-    def _next_piece(self, name: str) -> Range | None:
+    def _next_piece(self, name: str) -> int | None:
+        """Of its own share first; then what another source would send last; of a fellow, what it has of that."""
         source = self.sources[name]
-        if not source.rest and not self._steal(name):
-            return self._repeat(name)
-        start, stop = source.rest.pop(0)
-        if stop - start > self.piece_bytes:
-            source.rest.insert(0, (start + self.piece_bytes, stop))
-            stop = start + self.piece_bytes
-        return (start, stop)
+        if source.rest:
+            return source.rest.popleft()
+        rests = sorted((each.rest for each in self.sources.values() if each.rest), key=len, reverse=True)
+        for rest in (self._nobodys, *rests):
+            for piece in reversed(rest):
+                if source.has is None or piece in source.has:
+                    rest.remove(piece)
+                    self.stolen_pieces += rest is not self._nobodys
+                    return piece
+        return self._repeat(source)
 
-    def _steal(self, name: str) -> bool:
-        """Take over the second half of the largest range that another source has left."""
-        owners = [each for each in self.sources if self.sources[each].rest]
-        if not owners:
-            return False
-        slowest = self.sources[max(owners, key=lambda each: (self.sources[each].rest_bytes(), each))]
-        start, stop = slowest.rest.pop()
-        middle = start if stop - start <= self.piece_bytes else (start + stop) // 2
-        if middle > start:
-            slowest.rest.append((start, middle))
-        self.sources[name].rest = [(middle, stop)]
-        self.stolen_ranges += 1
-        return True
-
-    def _repeat(self, name: str) -> Range | None:
-        """The oldest piece that somebody else owes, if this source has nothing to do at all."""
-        if self.sources[name].under_way:
+    def _repeat(self, source: _Source) -> int | None:
+        """The oldest piece that somebody else owes, if this source has it, and nothing to do at all."""
+        if source.under_way:
             return None
         owed = [piece for each in self.sources.values() for piece in each.under_way]
-        asked_twice = {piece for piece in owed if owed.count(piece) > 1}
-        return next((piece for piece in owed if piece not in asked_twice), None)
+        once = [piece for piece in owed if owed.count(piece) == 1]
+        return next((piece for piece in once if source.has is None or piece in source.has), None)
 
     # --- ends ---
 
@@ -218,32 +299,27 @@ class Replication:
         if not self.sources:
             self.failed = f"no neighbour is left to pull the state from (the last was {name}: {reason})"
             return [DiscardState()]
+        able = [each for each in self.sources.values() if each.has is None]
         if self.total_bytes is None:
-            heir = next(iter(self.sources))
-            self.sources[heir].shards += source.shards
+            if able:
+                able[0].shards += source.shards
             return self._ask_manifest(now_s) if name in self._asked else []
-        heir = min(self.sources, key=lambda each: (self.sources[each].rest_bytes(), each))
-        still = {piece for each in self.sources.values() for piece in each.under_way}
-        lost = [piece for piece in source.under_way if piece not in still and piece not in self._stored]
-        self.sources[heir].rest += lost + source.rest
-        return [effect for each in list(self.sources) for effect in self._fill(each)]
+        lost = [piece for piece in source.under_way if piece not in self._stored and not self._is_due(piece)]
+        min((each.rest for each in able), key=len, default=self._nobodys).extend([*lost, *source.rest])
+        return self._fill_all(now_s)
 
     def _finish(self) -> list[Effect]:
         if self.whole or self.total_bytes is None or self.stored_bytes < self.total_bytes:
             return []
-        self.whole = True
+        self.whole, self.wake_at_s = True, None
         done = [Transmit(name, ReplicationDone(step=self.step)) for name in self.sources]
         return [*done, StateWhole(self.step)]
 
     def check_invariants(self) -> None:
-        """Every byte is stored, under way, or left to ask for; none is stored twice."""
-        if self.total_bytes is None or self.failed:
+        """Every piece is stored, under way, or left to ask for; none is stored twice."""
+        if self.total_bytes is None or self.failed or self.whole:
             return
         wanted = {piece for source in self.sources.values() for piece in (*source.under_way, *source.rest)}
-        pieces = wanted | self._stored
+        wanted |= {*self._nobodys}
         assert not wanted & self._stored, "what is here is asked for, and nobody would take it"
-        position = 0
-        for start, stop in sorted(pieces):
-            assert start == position, f"bytes {position} to {start} belong to nobody"
-            position = stop
-        assert position == self.total_bytes
+        assert wanted | self._stored == {*range(-(-self.total_bytes // self.piece_bytes))}

@@ -196,8 +196,9 @@ class Joiner:
                 return self._give_up(DEAD, now_s) if hopeless else self._say_ready(now_s)
             case State.READY, Received(_, Answer()):
                 self.unanswered = 0
-            case ((State.KNOCKING | State.ASKED), Received(source, Answer(ok=ok, text=text))):
+            case ((State.KNOCKING | State.ASKED | State.WAITING), Received(source, Answer(ok=ok, text=text))):
                 self.found_member, self.waits = source, "" if ok else f"{source}: {text}"
+                self.unanswered = 0 if ok else self.unanswered  # The cluster goes on.
                 return self._told_by(source, text)
             case ((State.FETCHING | State.LOADING | State.READY), StateRejected(reason)):
                 return self._ask_again(f"the state was unusable ({reason})", now_s)
@@ -299,6 +300,8 @@ class Joiner:
         self.state, self.wake_at_s = State.ASKED, now_s + ASK_EVERY_S
         if self.otherwise is Otherwise.FOUND and self.give_up_at_s is not None:
             self.wake_at_s = min(self.wake_at_s, max(self.give_up_at_s, now_s + HEAR_OUT_S))
+        linked = sorted(self.relay.peers - self.relay.leaves)[:MAX_LINKED]
+        self.request = msgspec.structs.replace(self.request, linked=tuple(linked))
         return self.relay.send(EVERYONE, self.request)
 
     def _told_by(self, member: str, text: str) -> list[Effect]:
@@ -441,13 +444,12 @@ class Joiner:
 
     def _ask_for_others(self, now_s: float) -> list[Effect]:
         """They may just have died, and the scheduler is about to learn it; or no way leads there from here."""
-        self.unanswered += 1
-        if self.unanswered > MAX_UNANSWERED:
+        self.planless += 1
+        if self.planless >= MAX_PLANLESS:
             reasons = "; ".join(f"{peer}: {self._failed(peer) or 'no answer'}" for peer in sorted(self.ways))
             reason = f"none of the planned neighbours can be reached ({reasons or 'no answer'})"
             return self._give_up(reason, now_s)
-        linked = sorted(self.relay.peers - self.relay.leaves)[:MAX_LINKED]
-        self.request = msgspec.structs.replace(self.request, linked=tuple(linked))
+        self.request = msgspec.structs.replace(self.request, stuck=True)
         self.state, self.wake_at_s = State.ASKED, now_s + KNOCK_EVERY_S
         return []
 
@@ -456,11 +458,12 @@ class Joiner:
     def _fetch(self, plan: ReplicationPlan, now_s: float) -> list[Effect]:
         """Of those to whom the link has not closed since it was reported: nobody would tell us of that again."""
         shares = {peer: count for peer, count in plan.shards_by_source.items() if peer in self.relay.peers}
-        if not shares:
+        fellows = [peer for peer in plan.fellows if peer in self.relay.peers]
+        if not shares and not fellows:
             return self._ask_again("no link is open to those who have the state", now_s)
         self.state, self.wake_at_s = State.FETCHING, None
         self.attempts += 1
-        self.replication = Replication(plan.step, plan.shard_bytes, shares, self.attempts)
+        self.replication = Replication(plan.step, plan.shard_bytes, shares, self.attempts, fellows, plan.turn)
         return self.replication.start(now_s)
 
     def _replicate(self, event: Event, now_s: float) -> list[Effect]:

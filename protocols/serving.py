@@ -3,6 +3,7 @@
     view with a joiner --TakeSnapshot--> copying --SnapshotReady--> served --ReplicationDone, joiner gone--> dropped
 
 One copy a step, for all joiners of the view that begins with it. What is asked for before there is a copy waits.
+Who joins serves those that join with it, from what has arrived: no copy, so it must not train before they have all.
 The joiner's half is replication.py.
 
 Source: Chaos, Sec. V-B (`checkStateReplication`).
@@ -10,11 +11,12 @@ Source: Chaos, Sec. V-B (`checkStateReplication`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .effects import DropSnapshot, Effect, ServeManifest, ServeShard, TakeSnapshot, Transmit
 from .events import Received
-from .messages import ManifestRequest, NoSnapshot, ReplicationDone, ShardRequest, View
+from .messages import Have, ManifestRequest, NoSnapshot, ReplicationDone, ShardRequest, View
 
 MAX_EARLY = 1000  # Requests kept because they are ahead of us.
 
@@ -23,6 +25,8 @@ MAX_EARLY = 1000  # Requests kept because they are ahead of us.
 class _Snapshot:
     joiners: set[str]
     ready: bool = False
+    arriving: bool = False  # It is no copy, but what has arrived here so far, ...
+    whole: bool = False  # ... or all of it.
     waiting: list[Received] = field(default_factory=list)
 
 
@@ -43,15 +47,31 @@ class Serving:
         """A view is active: copy for those who join with it, and drop what was for nodes that it has lost."""
         effects: list[Effect] = []
         mine = [joining for joining in view.joining if self.me in joining.sources]
-        if mine:
+        fetches = any(joining.node == self.me and joining.sources for joining in view.joining)
+        if mine and not fetches:
             self.snapshots[step] = _Snapshot({joining.node for joining in mine})
             effects.append(TakeSnapshot(step, blocking=any(joining.blocking for joining in mine)))
         for joiner in sorted(self.joiners - view.node_set):
             effects += self.drop(joiner)
         return effects
 
+    def arrives(self, step: int, fellows: Iterable[str]) -> list[Effect]:
+        """We begin to fetch the state at `step`, as do those who join with us; what arrived before is void."""
+        effects: list[Effect] = []
+        for at in [at for at, each in self.snapshots.items() if each.arriving]:
+            del self.snapshots[at]
+            effects += [DropSnapshot(at)] if at != step else []
+        if joiners := set(fellows):
+            self.snapshots[step] = _Snapshot(joiners, arriving=True)
+        return effects
+
+    def arrived(self, step: int) -> None:
+        """All of it is here."""
+        if step in self.snapshots:
+            self.snapshots[step].whole = True
+
     def ready(self, step: int) -> list[Effect]:
-        """The copy is made."""
+        """The copy is made, or the manifest of what arrives has come."""
         snapshot = self.snapshots.get(step)
         if snapshot is None:
             return [DropSnapshot(step)]
@@ -62,8 +82,13 @@ class Serving:
     def asked(self, event: Received, now_at: int) -> list[Effect]:
         """A joiner asks, or has all it needs. `now_at`: the step that this node is at."""
         message = event.message
-        assert isinstance(message, ManifestRequest | ShardRequest | ReplicationDone)
+        assert isinstance(message, ManifestRequest | ShardRequest | ReplicationDone | Have)
         snapshot = self.snapshots.get(message.step)
+        if isinstance(
+            message, Have
+        ):  # Who has not all of it yet answers as one who fetches (replication.py).
+            asks = not message.pieces and not message.whole and snapshot is not None and snapshot.whole
+            return [Transmit(event.peer, Have(step=message.step, whole=True))] if asks else []
         if snapshot is None and message.step > now_at and len(self.early) < MAX_EARLY:
             # The joiner has the plan before we have completed the step that it begins after.
             self.early.append(event)

@@ -24,10 +24,11 @@ class StepClock:
         self.began_s: float | None = None
         self.given_s: float | None = None
         self.took_s: deque[float] = deque(maxlen=STEPS_KEPT)
+        self.is_usual = True
 
     def begin(self, now_s: float) -> None:
         """From now on a step is under way."""
-        self.began_s, self.given_s = now_s, None
+        self.began_s, self.given_s, self.is_usual = now_s, None, True
 
     def give(self, now_s: float) -> None:
         """This node has done its part."""
@@ -35,7 +36,7 @@ class StepClock:
 
     def complete(self, now_s: float) -> None:
         """And so have all others."""
-        if self.began_s is not None:
+        if self.began_s is not None and self.is_usual:
             self.took_s.append(now_s - self.began_s)
         self.begin(now_s)
 

@@ -13,8 +13,9 @@ of two successive views overlap. Source: Chaos, Sec. IV-B and V-A2.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -32,7 +33,6 @@ from ..protocols.messages import (
     FlushOk,
     Install,
     Link,
-    LinkReading,
     Member,
     NegotiationPlan,
     NeighborsReady,
@@ -54,8 +54,9 @@ from ..protocols.overlay import Overlay, lacking
 from ..protocols.step_sync import StepSync
 from ..protocols.view_change import told_against
 from . import shard_plan, sync_plan, views
+from .admission import Admission, Costs, Wanting, mode
 from .monitor import ClusterMonitor
-from .views import AddJoiner, AddLink, Change, Nothing, Promote, Remove, RemoveLink
+from .views import AddJoiners, AddLink, Change, Joiner, Nothing, Promote, Remove, RemoveLink
 
 REPEAT_EVERY_S = 0.5  # PREPARE and FLUSH are sent again to make up for what was lost with a connection.
 NAMESAKE_S = (
@@ -114,6 +115,7 @@ class Scheduler:
         digest: str = "",
         spec: bytes = b"",
         strategy: str = "adaptive",
+        costs: Costs = lambda: (0, None),
     ) -> None:
         self.me, self.term = me, term
         self.sync, self.overlay, self.monitor = sync, overlay, monitor
@@ -125,8 +127,7 @@ class Scheduler:
         self.last_flush = 0
         self.last_install: Install | None = None
         self.requests: dict[str, ScaleOutRequest] = {}  # Joiners that are not in a view yet.
-        # What waiting joiners have measured, and when. The monitor forgets links that are not in the next view.
-        self.links_of: dict[str, tuple[float, Mapping[str, LinkReading]]] = {}
+        self.admission = Admission(costs)  # Of those whose links are open.
         self.parked = ""
         self.seq = 0
         # Members whose name a later process has asked for: its life, and when it asked first.
@@ -147,7 +148,12 @@ class Scheduler:
     def wake_at_s(self) -> float | None:
         times = [self.flush.repeat_at_s] if self.flush else []
         times += [self.proposal.repeat_at_s] if self.proposal else []
+        times += [at_s] if (at_s := self._admit_at_s) is not None else []
         return min(times, default=None)
+
+    @property
+    def _admit_at_s(self) -> float | None:
+        return self.admission.at_s(self.view) if self.sync.view is not None else None
 
     @property
     def busy(self) -> bool:
@@ -189,6 +195,8 @@ class Scheduler:
     def tick(self, now_s: float) -> list[Effect]:
         """Repeat what may have been lost."""
         effects: list[Effect] = []
+        if (at_s := self._admit_at_s) is not None and now_s >= at_s:
+            effects += self._admit(now_s)
         if self.flush and now_s >= self.flush.repeat_at_s:
             self.flush.repeat_at_s, self.flush.repeated = now_s + REPEAT_EVERY_S, True
             self.flush.awaited = ""  # It may be a joiner, which need not answer any more.
@@ -227,7 +235,14 @@ class Scheduler:
             effects += self._done(proposal.change, view)
         elif proposal is not None:
             self.queue.appendleft(proposal.change)
+        if self.admission.wanting and self.admission.since_s is None:
+            effects += self._admit(now_s)  # Somebody may be there now through whom they can be let in.
         return effects + self._repair(view) + self._propose_next(now_s)
+
+    def stepped(self, now_s: float) -> list[Effect]:
+        """Who has taken part in a step, and has no vote yet, is to get one."""
+        lacking = [each.node for each in self.view.joining if each.node in self.view.member_set]
+        return self._enqueue(Promote(node=lacking[0]), now_s) if lacking else []
 
     # --- scale-out (Fig. 4a) ---
 
@@ -249,8 +264,11 @@ class Scheduler:
         if unknown:
             reason = f"the wanted neighbour {unknown!r} is no member (members: {self._members})"
             return self.send(node, ScaleOutRefused(reason=reason))
-        if any(isinstance(change, AddJoiner) and change.node == node for change in self.queue):
-            return []
+        if self.admission.knows(node, request.life, {*request.linked}):
+            waits = Answer(ok=True, text=self.admission.why_not_yet(node, self.view))
+            return self.send(node, waits) + self._admit(now_s)
+        self.admission.forget({node})
+        self.admission.asks(node, now_s)
         if Promote(node=node) in self.queue:
             self.queue.remove(Promote(node=node))  # It was ready, and has lost its way since.
         told: list[Effect] = []
@@ -260,8 +278,19 @@ class Scheduler:
         if len(self.requests) > MAX_QUEUE:
             forgotten = next(iter(self.requests))  # It asks again, if it is still there.
             del self.requests[forgotten]
-            self.links_of.pop(forgotten, None)
-        return told + self.send(node, NegotiationPlan(neighbors=tuple(neighbors)))
+            self.admission.forget({forgotten})
+        fellows = () if request.neighbors else self._fellows_for(request, now_s)
+        return told + self.send(node, NegotiationPlan(neighbors=(*neighbors, *fellows)))
+
+    def _fellows_for(self, request: ScaleOutRequest, now_s: float) -> list[Member]:
+        """Others that want in, and will fetch the same: whom it has a link to, then those that asked just before."""
+        fresh = [self.requests[node] for node in self.admission.fresh(now_s) if node != request.node]
+        others = [each for each in fresh if each.addresses]
+        others.sort(key=lambda each: each.node not in request.linked)
+        return [
+            Member(id=each.node, addresses=each.addresses, joined_step=0, life=each.life)
+            for each in others[: request.degree]
+        ]
 
     def _may_be_reborn(self, request: ScaleOutRequest, now_s: float) -> bool:
         """Was the member started again? It asks once more, and by then its death has shown; or it had not died.
@@ -300,7 +329,7 @@ class Scheduler:
             return wanted, ""
         # The joiner dials, so whoever can only dial is no neighbour for it, unless nobody else is there.
         members = [m for m in self.view.members if m.addresses] or self.view.members
-        linked = [m for m in self.view.members if m.id in request.linked]
+        linked = [m for m in self.view.members if request.stuck and m.id in request.linked]
         chosen = self._least_linked(linked, request.degree)
         chosen |= self._least_linked([m for m in members if m.id not in chosen], request.degree - len(chosen))
         return [m for m in self.view.members if m.id in chosen], ""
@@ -324,46 +353,58 @@ class Scheduler:
         request = self.requests.get(message.node)
         if request is None:
             return []
-        self.links_of[message.node] = (now_s, message.links)
         self.out_of_reach = {each for each in self.out_of_reach if message.node not in each}
         self.out_of_reach |= {link(message.node, peer) for peer in message.failed}
-        neighbors = tuple(sorted(message.links))
-        change = AddJoiner(
-            node=message.node,
-            addresses=message.addresses,
-            neighbors=neighbors,
-            blocking=request.blocking,
-            life=request.life,
-        )
-        return self._enqueue(change, now_s)
+        joiner = Joiner(message.node, message.addresses, tuple(sorted(message.links)), life=request.life)
+        self.admission.opened(Wanting(joiner, request.blocking, now_s, message.links))
+        return self._admit(now_s) if self.admission.is_complete(now_s) else []
+
+    def _admit(self, now_s: float) -> list[Effect]:
+        """All have opened their links, or had the time to: those that can be are let in together."""
+        self.admission.since_s = None
+        return self._enqueue(AddJoiners(), now_s) if self.admission.admissible(self.view) else []
 
     def _tell_joiner(self, view: View) -> list[Effect]:
         """The view with the joiner is active: here is who sends it what (Algorithms 1 and 2)."""
         effects: list[Effect] = []
+        new = [each.node for each in view.joining if each.sources and each.blocking]
         for joining in view.joining:
+            if not joining.sources:
+                continue
             self.requests.pop(joining.node, None)
-            self.links_of.pop(joining.node, None)
-            sources = self.monitor.sources(joining.node, joining.sources)
-            total, smallest, largest = self.monitor.state_sizes()
-            total = max(total, 1)
-            plan = shard_plan.STRATEGIES[self.strategy](
-                total, max(1, min(smallest, total)), max(1, min(largest, total)), sources
-            )
+            self.admission.forget({joining.node})
+            full = [source for source in joining.sources if source not in new]
             message = ReplicationPlan(
                 view=view,
                 step=self.sync.step,
                 flushed=(self.term, self.last_flush - (self.flush is not None)),
-                shard_bytes=plan.shard_bytes,
-                shards_by_source={source: plan.shards_by_source.get(source, 0) for source in joining.sources},
+                fellows=tuple(source for source in joining.sources if source in new),
+                turn=(new.index(joining.node), len(new)) if joining.blocking else (0, 1),
+                **self._shards(joining.node, full),
             )
             effects += self.send(joining.node, message)
         return effects
+
+    def _shards(self, joiner: str, full: list[str]) -> dict[str, Any]:
+        """Who sends how much, of those who have all of the state (Algorithms 1 and 2)."""
+        if not full:
+            return {"shard_bytes": 1, "shards_by_source": {}}
+        total, smallest, largest = self.monitor.state_sizes()
+        total = max(total, 1)
+        plan = shard_plan.STRATEGIES[self.strategy](
+            total,
+            max(1, min(smallest, total)),
+            max(1, min(largest, total)),
+            self.monitor.sources(joiner, full),
+        )
+        shards = {source: plan.shards_by_source.get(source, 0) for source in full}
+        return {"shard_bytes": plan.shard_bytes, "shards_by_source": shards}
 
     def _on_ready(self, node: str, now_s: float) -> list[Effect]:
         if node in self.view.voter_ids:
             return []  # It is in already, and about to notice.
         if node in self.view.member_ids:
-            return self._enqueue(Promote(node=node), now_s)
+            return []  # It votes once it has taken part in a step.
         if node in self.view.observer_ids:
             coming: list[Effect] = [] if self.parked else self.send(node, Answer(ok=True, text="next"))
             return coming + self._enqueue(Promote(node=node), now_s)
@@ -408,6 +449,8 @@ class Scheduler:
     # --- proposals ---
 
     def _is_queued(self, change: Change) -> bool:
+        if isinstance(change, AddJoiners):
+            return any(isinstance(each, AddJoiners) for each in self.queue)
         return change in self.queue or (self.proposal is not None and self.proposal.change == change)
 
     def _enqueue(self, change: Change, now_s: float) -> list[Effect]:
@@ -421,10 +464,12 @@ class Scheduler:
         effects: list[Effect] = []
         while self.queue and self.proposal is None and self.flush is None and not self.sync.frozen:
             change = self.queue.popleft()
-            if isinstance(change, AddJoiner):
-                measured_s, links = self.links_of.get(change.node, (0.0, {}))
-                for peer, reading in links.items():
-                    self.monitor.reading(change.node, peer, reading, measured_s)
+            if isinstance(change, AddJoiners):
+                change = AddJoiners(joiners=self.admission.admissible(self.view))
+                for each in change.joiners:
+                    wanting = self.admission.wanting[each.node]
+                    for peer, reading in wanting.links.items():
+                        self.monitor.reading(each.node, peer, reading, wanting.measured_s)
             try:
                 view = self._planned(
                     views.apply_change(
@@ -453,6 +498,9 @@ class Scheduler:
             return []
         change, self.proposal = self.proposal.change, None
         a, b = message.link
+        if isinstance(change, AddJoiners):
+            self.admission.forget({a, b})  # They ask again.
+            return self._admit(now_s) + self._propose_next(now_s)
         another = message.link not in self.out_of_reach and message.link not in self.view.links
         if isinstance(change, Remove) or (isinstance(change, AddLink) and change.repair):
             self.out_of_reach.add(message.link)
@@ -475,9 +523,11 @@ class Scheduler:
         step = self.sync.step
         count = f"{len(view.members)} members, {len(view.links)} links"
         match change:
-            case AddJoiner(node=node, blocking=blocking):
-                mode = "blocking" if blocking else "streaming"
-                return [Happened("replication", node, f"starts to pull the state ({mode})", step)]
+            case AddJoiners(joiners=joiners):
+                return [
+                    Happened("replication", each.node, f"starts to pull the state ({mode(each)})", step)
+                    for each in joiners
+                ]
             case Promote(node=node):
                 return [Happened("joined", node, f"now {count}", step)]
             case Remove(node=node):
@@ -705,4 +755,5 @@ class Scheduler:
         """What holds between any two events."""
         assert self.flush is None or self.proposal is None
         assert len(self.queue) <= MAX_QUEUE
-        assert len(self.links_of) <= len(self.requests) <= MAX_QUEUE
+        assert self.admission.wanting.keys() | self.admission.asked_s.keys() <= self.requests.keys()
+        assert len(self.requests) <= MAX_QUEUE

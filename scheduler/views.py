@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import networkx as nx
@@ -22,14 +22,25 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class AddJoiner(Change):
-    """Scale-out, first half: listens to results, or (blocking) is a member at once."""
+class Joiner:
+    """One that wants in. `neighbors`: to whom its links are open, members or others that want in.
 
-    node: str = ""
+    It listens to results, or (blocking) is a member at once.
+    """
+
+    node: str
     addresses: tuple[str, ...] = ()
     neighbors: tuple[str, ...] = ()
     blocking: bool = False
     life: int = 0
+    share: float = 0.0  # Of its links to members, that results of steps would take.
+
+
+@dataclass(frozen=True, slots=True)
+class AddJoiners(Change):
+    """Scale-out, first half, of all who want in and can be let in together."""
+
+    joiners: tuple[Joiner, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +85,8 @@ def apply_change(
     Raises: Nothing if the change is void in `view`; PlanInfeasible if it would cut the overlay.
     """
     match change:
-        case AddJoiner():
-            return _add_joiner(view, change, key, step)
+        case AddJoiners():
+            return _add_joiners(view, change.joiners, key, step)
         case Promote(node=node):
             return _promote(view, node, key, step)
         case Remove(node=node):
@@ -127,6 +138,7 @@ def survivors(
         members=members,
         observers=observers,
         links=tuple(sorted(links)),
+        joining=tuple(each for each in _not_voting(base) if each.node in voters),
     )
 
 
@@ -164,21 +176,59 @@ def is_connected(nodes: Iterable[str], links: Iterable[Link]) -> bool:
     return len(parts({*nodes}, links)) <= 1
 
 
-def _add_joiner(view: View, change: AddJoiner, key: tuple[int, int], step: int) -> View:
-    node = change.node
-    if node in view.member_ids:
-        raise Nothing(f"{node} is a member already")
-    sources = tuple(sorted(set(change.neighbors) & set(view.member_ids)))
-    if not sources:
-        raise Nothing(f"none of the neighbours of {node} is a member any more")
-    others = [each for each in view.links if node not in each]
-    links = (*others, *(link(node, source) for source in sources))
-    observers = tuple(each for each in view.observers if each.id != node)
-    joining = (Joining(node=node, sources=sources, blocking=change.blocking),)
-    member = Member(id=node, addresses=change.addresses, joined_step=step, life=change.life)
-    if change.blocking:
-        return _next(view, key, links, members=(*view.members, member), observers=observers, joining=joining)
-    return _next(view, key, links, observers=(*observers, member), joining=joining)
+def admissible(view: View, wanting: Iterable[Joiner], most: int = 64) -> tuple[Joiner, ...]:
+    """Those of `wanting` who can be let in together, each with the neighbours that it then has.
+
+    Who is blocking may hang on others that are: they pass the state on. Who listens needs a member.
+    """
+    by_name = {each.node: each for each in wanting if each.node not in view.member_set}
+    around = {name: {*each.neighbors} for name, each in by_name.items()}
+    for name, each in by_name.items():
+        for peer in each.neighbors:
+            if peer in around:
+                around[peer].add(name)
+    inside, found = {*view.member_ids}, dict[str, Joiner]()
+    while fresh := [name for name in by_name if name not in found and around[name] & inside][
+        : most - len(found)
+    ]:
+        found |= {name: by_name[name] for name in fresh}
+        inside |= {name for name in fresh if by_name[name].blocking}
+    return tuple(
+        replace(each, neighbors=tuple(sorted(around[name] & (inside - {name}))))
+        for name, each in found.items()
+    )
+
+
+def _add_joiners(view: View, joiners: tuple[Joiner, ...], key: tuple[int, int], step: int) -> View:
+    new = admissible(view, joiners)
+    if not new:
+        raise Nothing("nobody who wants in has a link to a member any more")
+    names = {each.node for each in new}
+    links = {each for each in view.links if not names & {*each}}
+    links |= {link(each.node, peer) for each in new for peer in each.neighbors}
+    nodes = {
+        each.node: Member(id=each.node, addresses=each.addresses, joined_step=step, life=each.life)
+        for each in new
+    }
+    joining = (Joining(node=each.node, sources=each.neighbors, blocking=each.blocking) for each in new)
+    observers = [each for each in view.observers if each.id not in names]
+    return _next(
+        view,
+        key,
+        tuple(links),
+        members=(*view.members, *(nodes[each.node] for each in new if each.blocking)),
+        observers=(*observers, *(nodes[each.node] for each in new if not each.blocking)),
+        joining=(*_not_voting(view), *joining),
+    )
+
+
+def _not_voting(view: View, away: str = "") -> tuple[Joining, ...]:
+    """Members who have no vote yet stay so in the next view: from one to the next one gets it at most."""
+    return tuple(
+        Joining(node=each.node, sources=(), blocking=True)
+        for each in view.joining
+        if each.node in view.member_set and each.node != away
+    )
 
 
 def missing_links(
@@ -203,7 +253,7 @@ def _among(members: Iterable[Member], links: Iterable[Link]) -> list[Link]:
 
 def _promote(view: View, node: str, key: tuple[int, int], step: int) -> View:
     if node in {*view.member_ids} - {*view.voter_ids}:
-        return _next(view, key, view.links)
+        return _next(view, key, view.links, joining=_not_voting(view, node))
     observer = next((each for each in view.observers if each.id == node), None)
     if observer is None:
         raise Nothing(f"{node} is no observer")
@@ -238,14 +288,20 @@ def _next(
     links: tuple[Link, ...],
     members: tuple[Member, ...] | None = None,
     observers: tuple[Member, ...] | None = None,
-    joining: tuple[Joining, ...] = (),
+    joining: tuple[Joining, ...] | None = None,
     scheduler: str | None = None,
 ) -> View:
+    members = view.members if members is None else members
+    if joining is None:
+        ids = {member.id for member in members}
+        joining = tuple(each for each in _not_voting(view) if each.node in ids)
+        if len(joining) == len(members):
+            joining = ()  # The last that has a vote leaves.
     return View(
         term=key[0],
         seq=key[1],
         scheduler=view.scheduler if scheduler is None else scheduler,
-        members=view.members if members is None else members,
+        members=members,
         observers=view.observers if observers is None else observers,
         links=tuple(sorted(links)),
         joining=joining,

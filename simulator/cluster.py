@@ -200,7 +200,12 @@ class SimCluster(Network[SimNode]):
         return node
 
     def _join(
-        self, node: SimNode, neighbors: tuple[str, ...], degree: int, blocking: bool, otherwise: Otherwise
+        self,
+        node: SimNode,
+        neighbors: tuple[str, ...],
+        degree: int,
+        blocking: bool,
+        otherwise: Otherwise,
     ) -> None:
         now_s = node.clock.reads(self.now_s)
         effects = node.agent.join(node.ways, neighbors, degree, blocking, 20.0, now_s, otherwise)
@@ -410,10 +415,12 @@ class SimCluster(Network[SimNode]):
             case fx.DropSnapshot(step):
                 node.snapshots.pop(step, None)
             case fx.ServeManifest(peer, step):
-                self._send(node.name, peer, ManifestReply(step=step, digest=b""), node.snapshots[step])
+                self._send(node.name, peer, ManifestReply(step=step, digest=b""), self._state_of(node, step))
             case fx.ServeShard(peer, step, start, stop):
+                if step not in node.snapshots:
+                    assert (start, stop) in node.stored, "asked of a fellow that has not got it"
                 shard = Shard(step=step, start=start, stop=stop, digest=INTACT)
-                self._send(node.name, peer, shard, (step, len(node.snapshots[step][0]), INTACT))
+                self._send(node.name, peer, shard, (step, len(self._state_of(node, step)[0]), INTACT))
             case fx.ReadManifest(_, step, _, payload, attempt):
                 node.arrived, node.damaged, node.stored = (step, payload), 0, set()
                 self._soon(node, ev.ManifestKnown(step, self.state_bytes, attempt))
@@ -447,6 +454,13 @@ class SimCluster(Network[SimNode]):
                 node.loaded, node.training, node.backlog, node.log, node.arrived = False, False, [], [], None
             case _:
                 raise TypeError(f"nobody performs {effect!r}")
+
+    def _state_of(self, node: SimNode, step: int) -> tuple[list[Any], Any]:
+        """A copy, or what has arrived and must not have changed since."""
+        if step in node.snapshots:
+            return node.snapshots[step]
+        assert node.arrived[0] == step and len(node.log) in (0, step), "it trains on what fellows fetch"
+        return node.arrived[1]
 
     def _soon(self, node: SimNode, event: ev.Event) -> None:
         self.later(self.rng.uniform(0, 0.001), lambda: self._event(node, event))

@@ -244,6 +244,17 @@ def _join(blocking: bool) -> Callable[[Stage], Callable[[], bool]]:
     return play
 
 
+def _join_together(stage: Stage) -> Callable[[], bool]:
+    """Two nodes at once: they pass the state on to each other."""
+    stage.expected |= {"j", "k"}
+    stage.begin("j")
+    stage.add("j", seeds=stage.founders, degree=2, blocking=True)
+    stage.add("k", seeds=stage.founders, degree=2, blocking=True)
+    return lambda: all(
+        name in stage.view_of("n1").member_ids and stage.nodes[name].loaded for name in ("j", "k")
+    )
+
+
 def _leave(name: str) -> Callable[[Stage], Callable[[], bool]]:
     def play(stage: Stage) -> Callable[[], bool]:
         leaver = stage.founders[-1] if name == "last" else stage.view_of("n1").scheduler
@@ -349,6 +360,7 @@ NEGOTIATIONS = {
         Negotiation("step", 2, _step, TRAINING),
         Negotiation("join-streaming", 2, _join(blocking=False), TRAINING | STREAMING, joiners=1),
         Negotiation("join-blocking", 2, _join(blocking=True), TRAINING | JOIN, joiners=1),
+        Negotiation("join-together", 3, _join_together, TRAINING | JOIN | {"Have"}, joiners=2),
         Negotiation("leave", 2, _leave("last"), TRAINING | LEAVE | {"Prepare"}),
         Negotiation("leave-of-the-scheduler", 2, _leave("scheduler"), TRAINING | {"ScaleInRequest", "Prepare"}),
         Negotiation("connect-link", 3, _connect_link, TRAINING | OPENING | LINK | {"ConnectLinkRequest"}),

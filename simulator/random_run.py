@@ -6,7 +6,7 @@ Crashes aim at the rare messages (flush, install, votes, prepare, shards): unifo
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..protocols import events as ev
@@ -85,6 +85,7 @@ class RandomRun:
         self.sim.slowness = lambda: odd.choice([1.0, slowest])
         self.one_sided = odd.random() < 0.25  # Partitions cut one direction only.
         self.anybody = odd.random() < 0.25  # Crashes strike joiners, too, and those who wait.
+        self.crowds = odd.random() < 0.4  # Several nodes join at once, perhaps through each other.
         self.tried_again: set[str] = set()  # Who could not join while there were faults.
         self._ways_to_die(random.Random(f"deaths {seed}"))
         self.waited: tuple[str, ...] = ()
@@ -204,7 +205,7 @@ class RandomRun:
         if not active:
             return
         if kind == "join" and self.joins < self.size + 4:
-            self._join(f"j{self.joins}")
+            self._crowd()
         elif kind == "leave" and len(active) > 1:
             self.leaves += 1
             sim.tell(rng.choice(active), ev.LeaveWanted())
@@ -270,9 +271,19 @@ class RandomRun:
         else:
             self.sim.ask(a, DisconnectLinkRequest(a=a, b=b, asker=a))
 
-    def _join(self, name: str, counts: bool = True, clock_s: float | None = None) -> None:
+    def _crowd(self) -> None:
+        """One or several nodes join at once; some of several know nobody but another of them."""
+        names = [f"j{self.joins + index}" for index in range(self.rng.randint(2, 4) if self.crowds else 1)]
+        for index, name in enumerate(names):
+            through = names[:index] if self.rng.random() < 0.5 else []
+            self._join(name, through=through)
+
+    def _join(
+        self, name: str, counts: bool = True, clock_s: float | None = None, through: Sequence[str] = ()
+    ) -> None:
         alive = sorted(node.name for node in self.sim.active()) or ["n0"]
-        seeds = self.rng.sample(alive, min(len(alive), self.rng.randint(1, 2)))
+        seeds = [self.rng.choice(through)] if through else []
+        seeds = seeds or self.rng.sample(alive, min(len(alive), self.rng.randint(1, 2)))
         self.joins += counts
         blocking = self.rng.random() < 0.3
         self.sim.add(name, seeds, degree=self.rng.randint(1, 3), blocking=blocking, clock_s=clock_s)

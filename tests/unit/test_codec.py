@@ -130,6 +130,7 @@ LINK_LOCAL = [
     m.ManifestReply(step=57, digest=b"\x01\x02"),
     m.ShardRequest(step=57, start=0, stop=65536),
     m.Shard(step=57, start=0, stop=65536, digest=b"\x01\x02"),
+    m.Have(step=57, pieces=b"\x05"),
     m.ReplicationDone(step=57),
     m.DialBack(addresses=("10.0.0.3:5555", "192.168.1.3:5555")),
     m.DialBackReply(reached="10.0.0.3:5555"),

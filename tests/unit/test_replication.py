@@ -19,6 +19,7 @@ from chaosnet.protocols.events import (
     Tick,
 )
 from chaosnet.protocols.messages import (
+    Have,
     ManifestReply,
     ManifestRequest,
     NoSnapshot,
@@ -26,7 +27,13 @@ from chaosnet.protocols.messages import (
     Shard,
     ShardRequest,
 )
-from chaosnet.protocols.replication import MANIFEST_PATIENCE_S, SAMPLES, WINDOW, Replication
+from chaosnet.protocols.replication import (
+    FELLOWS_PATIENCE_S,
+    MANIFEST_PATIENCE_S,
+    SAMPLES,
+    WINDOW,
+    Replication,
+)
 
 STEP = 7
 PIECE = replication.MAX_PIECE_BYTES
@@ -87,11 +94,11 @@ def test_a_source_with_an_unusable_manifest_is_dropped_for_another():
 
 
 def test_sources_are_asked_in_proportion_to_the_plan_and_within_a_window():
-    _, effects = with_manifest({"a": 8, "b": 4}, 12 * PIECE)
+    _, effects = with_manifest({"a": 16, "b": 8}, 24 * PIECE)
     by_source = {name: [each for each in asked(effects) if each[0] == name] for name in "ab"}
     assert [len(each) for each in by_source.values()] == [WINDOW, WINDOW]
     assert by_source["a"][0][1] == 0
-    assert by_source["b"][0][1] == 8 * PIECE
+    assert by_source["b"][0][1] == 16 * PIECE
 
 
 def test_a_source_is_asked_for_more_when_it_delivers():
@@ -138,13 +145,13 @@ def test_what_was_stored_for_the_attempt_before_counts_no_more(late):
         pull.check_invariants()
 
 
-def test_a_source_that_runs_dry_takes_over_half_of_what_the_slowest_has_left():
+def test_a_source_that_runs_dry_takes_over_what_the_slowest_would_send_last():
     pull, effects = with_manifest({"fast": 3, "slow": 29}, 32 * PIECE)
     for source, begin, end in asked(effects):
         if source == "fast":
             pull.handle(ShardStored(source, begin, end), 0.1)
-    assert pull.stolen_ranges >= 1
-    assert any(begin >= 16 * PIECE for begin, _ in pull.sources["fast"].under_way)
+    assert pull.stolen_pieces == WINDOW
+    assert [*pull.sources["fast"].under_way] == [31, 30, 29]
     pull.check_invariants()
 
 
@@ -180,7 +187,7 @@ def test_a_second_copy_that_is_damaged_is_not_asked_for_again():
     pull.total_bytes = 2  # As if there were more to come.
     pull.handle(ShardStored("a", 0, 1), 0.2)
     assert pull.handle(ShardBad("b", 0, 1), 0.3) == []
-    assert (0, 1) not in pull.sources["a"].rest
+    assert 0 not in pull.sources["a"].rest
 
 
 def test_with_the_last_source_gone_it_fails():
@@ -195,7 +202,7 @@ def test_a_damaged_piece_is_asked_of_somebody_else_and_counted():
     other = {"a": "b", "b": "a"}[source]
     pull.handle(ShardBad(source, begin, end), 0.1)
     assert pull.bad_shards == 1
-    assert pull.sources[other].rest[0][0] == begin
+    assert pull.sources[other].rest[0] == begin // pull.piece_bytes
     pull.check_invariants()
 
 
@@ -204,16 +211,21 @@ def test_an_empty_state_is_whole_at_once():
     assert effects == [Transmit("a", ReplicationDone(step=STEP)), StateWhole(STEP)]
 
 
+def under_way(pull):
+    """(source, range) of what is asked for."""
+    return [(name, pull._range(piece)) for name, source in pull.sources.items() for piece in source.under_way]
+
+
 def drain(pull, rng, bad=0.0, deaths=()):
     """Deliver what is asked for, in any order, until nothing is under way."""
     deaths, stored_late = list(deaths), []
     for turn in range(10_000):
-        owed = [(name, piece) for name, source in pull.sources.items() for piece in source.under_way]
+        owed = under_way(pull)
         if not owed or pull.whole:
             return
         if deaths and turn % 5 == 4 and len(pull.sources) > 1:
             dead = deaths.pop()
-            stored_late += [(dead, piece) for piece in pull.sources[dead].under_way if rng.random() < 0.5]
+            stored_late += [each for each in owed if each[0] == dead and rng.random() < 0.5]
             pull.handle(PeerClosed(dead, clean=False), 1.0)
             continue
         late = stored_late and rng.random() < 0.5
@@ -272,3 +284,94 @@ def test_a_source_that_may_have_waited_for_us_tells_nothing_of_its_link():
         found += pull.handle(Received(source, shard(start, stop), b""), float(number))
         found += pull.handle(ShardStored(source, start, stop), float(number))
     assert not [effect for effect in found if isinstance(effect, Measured)]
+
+
+# --- nodes that join together ---
+
+
+class Swarm:
+    """Joiners that pull the same state at once; `links`: between them and to the source, by pieces a turn."""
+
+    def __init__(self, links, total=64 * PIECE, source="s"):
+        self.links = {frozenset(ends): rate for ends, rate in links.items()}
+        names = sorted({end for ends in links for end in ends} - {source})
+        self.around = {
+            name: {end for ends in links if name in ends for end in ends} - {name} for name in names
+        }
+        self.pulls, self.sent = {}, dict.fromkeys(self.links, 0)
+        self.queues = {}
+        for turn, name in enumerate(names):
+            sources = {source: 1} if source in self.around[name] else {}
+            fellows = self.around[name] - {source}
+            self.pulls[name] = Replication(STEP, total, sources, 0, fellows, (turn, len(names)))
+        self.do([(name, pull.start(0.0)) for name, pull in self.pulls.items()])
+        for name in names:
+            self.do([(name, self.pulls[name].handle(ManifestKnown(STEP, total), 0.0))])
+
+    def do(self, told):
+        """Requests wait for the link; news travel at once."""
+        while told:
+            name, effects = told.pop()
+            for effect in effects:
+                if isinstance(effect, Transmit) and isinstance(effect.message, ShardRequest):
+                    where = effect.message.start, effect.message.stop
+                    self.queues.setdefault((effect.peer, name), []).append(where)
+                elif isinstance(effect, Transmit) and effect.peer in self.pulls:
+                    event = Received(name, effect.message)
+                    told.append((effect.peer, self.pulls[effect.peer].handle(event, 0.0)))
+
+    def turns(self, most=1000):
+        """Deliver what links carry, until all have all. Returns: how many turns that took."""
+        for turn in range(1, most):
+            ready = {pair: queue[: self.links[frozenset(pair)]] for pair, queue in self.queues.items()}
+            for (source, name), pieces in ready.items():
+                del self.queues[source, name][: len(pieces)]
+                for where in pieces:
+                    pull = self.pulls[name]
+                    if source in self.pulls:
+                        assert where[0] // pull.piece_bytes in self.pulls[source]._stored, (
+                            "it did not have that"
+                        )
+                    self.sent[frozenset((source, name))] += 1
+                    if stores(pull.handle(Received(source, shard(*where), b""), 0.0)):
+                        self.do([(name, pull.handle(ShardStored(source, *where), 0.0))])
+                    pull.check_invariants()
+            if all(pull.whole for pull in self.pulls.values()):
+                return turn
+        raise AssertionError("it does not end")
+
+
+def test_two_that_join_together_share_what_comes_over_two_slow_links():
+    swarm = Swarm({("a", "s"): 1, ("b", "s"): 1, ("a", "b"): 3})
+    assert swarm.turns() <= 64 / 2 + 6, "alone each would take 64"
+    assert swarm.sent[frozenset(("a", "s"))] <= 64 / 2 + 4
+
+
+def test_who_has_no_link_to_a_member_gets_the_state_through_those_that_join_with_it():
+    swarm = Swarm({("a", "s"): 3, ("a", "b"): 3, ("b", "c"): 3})
+    assert swarm.turns() <= 64 / 3 + 10, "pieces are passed on as they come"
+
+
+def test_who_has_only_fellows_gives_up_when_they_have_nothing_new_for_long():
+    pull = Replication(STEP, PIECE, {}, 0, ["b"])
+    assert pull.start(0.0) == [Transmit("b", Have(step=STEP)), Transmit("b", ManifestRequest(step=STEP))]
+    assert pull.handle(ManifestKnown(STEP, 16 * PIECE), 1.0) == []
+    assert len(asked(pull.handle(Received("b", Have(step=STEP, pieces=b"\x01")), 2.0))) == 1
+    pull.handle(ShardStored("b", 0, pull.piece_bytes), 3.0)
+    assert pull.handle(Tick(), 3.0 + FELLOWS_PATIENCE_S - 0.1) == []
+    assert pull.handle(Tick(), 3.0 + FELLOWS_PATIENCE_S) == [DiscardState()]
+    assert pull.failed == "who joins with it has had no more of the state for 10 s"
+
+
+def test_fellows_are_told_what_is_here_and_that_all_is():
+    pull = Replication(STEP, PIECE, {"a": 1}, 0, ["b"])
+    effects = [*pull.start(0.0), *pull.handle(ManifestKnown(STEP, 16 * PIECE), 0.0)]
+    news = []
+    while wanted := asked(effects):
+        effects = [each for want in wanted for each in pull.handle(ShardStored(*want), 0.0)]
+        news += [
+            each.message for each in effects if isinstance(each, Transmit) and isinstance(each.message, Have)
+        ]
+    assert news[0].pieces.hex() == "01"
+    assert news[-1].whole
+    assert [type(each.message) for each in pull.handle(Received("b", Have(step=STEP)), 0.0)] == [Have]

@@ -1,6 +1,7 @@
 """`chaosnet.protocols.scale_out`: the joiner's half of Fig. 4a."""
 
 import pytest
+from msgspec.structs import replace
 
 from chaosnet.protocols.addresses import AddressBook
 from chaosnet.protocols.effects import (
@@ -133,7 +134,7 @@ def test_it_gives_up_at_once_if_the_seeds_speak_another_version(bench):
 
 def test_it_asks_whoever_answers_first(bench):
     bench.handle(Tick())
-    assert bodies(bench.open("a")) == [REQUEST]
+    assert bodies(bench.open("a")) == [replace(REQUEST, linked=("a",))]
     assert bench.joiner.state is State.ASKED
 
 
@@ -243,7 +244,7 @@ def test_without_an_answer_it_asks_again(bench):
     bench.handle(Tick())
     bench.open("a")
     [*_, again] = bench.after(ASK_EVERY_S)
-    assert again.message.body == REQUEST
+    assert again.message.body == replace(REQUEST, linked=("a",))
 
 
 def test_joiners_that_reach_only_each_other_go_on_knocking_at_the_others():
@@ -252,7 +253,7 @@ def test_joiners_that_reach_only_each_other_go_on_knocking_at_the_others():
     bench.open("k")  # Started at the same moment, and knows as little as we do.
     for _ in range(MAX_UNANSWERED + 2):
         assert bench.after(ASK_EVERY_S)[:3] == [DiscardState(), Dial("a:1"), Dial("k:1")]
-    assert REQUEST in bodies(bench.open("a"))
+    assert replace(REQUEST, linked=("a", "k")) in bodies(bench.open("a"))
     bench.plan(A)
     bench.examined("a", 1e6)
     bench.close("a")

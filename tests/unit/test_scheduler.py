@@ -40,10 +40,11 @@ from chaosnet.protocols.overlay import Overlay
 from chaosnet.protocols.step_sync import StepSync
 from chaosnet.protocols.view_change import applied
 from chaosnet.scheduler import views
+from chaosnet.scheduler.admission import FRESH_S, GATHER_S
 from chaosnet.scheduler.core import LEAVE_PATIENCE_S, NAMESAKE_S, REPEAT_EVERY_S, Scheduler
 from chaosnet.scheduler.monitor import ClusterMonitor
 from chaosnet.scheduler.sync_plan import POLICIES
-from chaosnet.scheduler.views import AddJoiner, AddLink, Nothing, Promote, Remove, RemoveLink
+from chaosnet.scheduler.views import AddJoiners, AddLink, Joiner, Nothing, Promote, Remove, RemoveLink
 
 TRIANGLE = [("a", "b"), ("a", "c"), ("b", "c")]
 
@@ -161,7 +162,7 @@ def test_a_leave_is_proposed_and_repeated_until_it_is_in_force(bench):
 def test_a_joiner_that_reached_none_of_the_chosen_is_given_those_that_it_has_a_link_to():
     bench = Bench("abcd", [("a", "b"), ("a", "c"), ("a", "d"), ("b", "c"), ("c", "d")])
     for linked, chosen in (((), ["b", "d"]), (("c",), ["b", "c"]), (("a", "c", "x"), ["a", "c"])):
-        _, sent = bench.receive("j", ScaleOutRequest(node="j", degree=2, linked=linked))
+        _, sent = bench.receive("j", ScaleOutRequest(node="j", degree=2, linked=linked, stuck=True))
         assert [member.id for member in sent[-1][1].neighbors] == chosen
 
 
@@ -597,6 +598,156 @@ def test_a_proposal_that_a_flush_interrupts_is_made_again_after_it(bench):
     assert bench.proposed().member_ids == ("a", "b")
 
 
+# --- joining together ---
+
+
+def asks(bench, node, *linked, **kwargs):
+    request = ScaleOutRequest(node=node, addresses=(f"{node}:1",), linked=linked, **kwargs)
+    _, sent = bench.receive(node, request)
+    return [body for _, body in sent]
+
+
+def is_linked(bench, node, rate_bps, *peers):
+    reading = LinkReading(rate_bps=rate_bps, rate_source="probe")
+    message = NeighborsReady(node=node, addresses=(f"{node}:1",), links=dict.fromkeys(peers, reading))
+    _, sent = bench.receive(node, message)
+    return [body for _, body in sent]
+
+
+def alone(result_bytes=45_000_000, step_s=0.3):
+    """A founder whose steps sum so much."""
+    bench = Bench("a", [])
+    bench.scheduler.admission.costs = lambda: (result_bytes, step_s)
+    return bench
+
+
+def plans(bench):
+    return {target: body for target, body in bench.take_sent() if isinstance(body, ReplicationPlan)}
+
+
+def test_those_that_ask_at_once_are_let_in_together_and_serve_each_other():
+    bench = alone()
+    asks(bench, "j", degree=2)
+    assert [member.id for member in asks(bench, "k", degree=2)[0].neighbors] == ["a", "j"]
+    assert is_linked(bench, "j", 1e9, "a") == []
+    [prepare] = is_linked(bench, "k", 1e9, "a", "j")
+    assert prepare.view.member_ids == ("a", "j", "k") and prepare.view.voter_ids == ("a",)
+    assert set(prepare.view.links) == {("a", "j"), ("a", "k"), ("j", "k")}
+    bench.enter(prepare.view, 11)
+    found = plans(bench)
+    assert [(each.fellows, each.turn, [*each.shards_by_source]) for each in found.values()] == [
+        (("k",), (0, 2), ["a"]),
+        (("j",), (1, 2), ["a"]),
+    ]
+
+
+def test_who_reaches_no_member_comes_in_through_one_that_joins_with_it():
+    bench = alone()
+    asks(bench, "j")
+    assert "j" in [member.id for member in asks(bench, "k", "j")[0].neighbors]
+    is_linked(bench, "k", 1e9, "j")
+    [prepare] = is_linked(bench, "j", 1e9, "a")
+    assert prepare.view.member_ids == ("a", "j", "k")
+    bench.enter(prepare.view, 11)
+    assert plans(bench)["k"].shards_by_source == {}
+
+
+def test_who_hangs_on_one_that_is_not_there_yet_is_told_so_and_let_in_later():
+    bench = alone()
+    asks(bench, "j")
+    assert is_linked(bench, "k", 1e9, "j") == [], "nobody asked for it"
+    asks(bench, "k", "j")
+    is_linked(bench, "k", 1e9, "j")
+    bench.now_s = GATHER_S[1]
+    bench.scheduler.tick(bench.now_s)
+    assert bench.take_sent() == []
+    assert asks(bench, "k", "j") == [Answer(ok=True, text="waits for j to be let in")]
+    [prepare] = is_linked(bench, "j", 1e9, "a")
+    assert {*prepare.view.member_ids} == {"a", "j", "k"}
+
+
+def test_nobody_waits_for_one_that_has_asked_long_ago():
+    bench = alone()
+    asks(bench, "gone")
+    bench.now_s = FRESH_S + 0.1
+    assert [member.id for member in asks(bench, "j")[0].neighbors] == ["a"]
+    assert is_linked(bench, "j", 1e9, "a")
+
+
+@pytest.mark.parametrize(
+    ("rate_bps", "least_s", "most_s"), [(10e9, 0.9, 1.1), (216e6, 1.4, 1.6), (1e6, 3.9, 4.1)], ids=str
+)
+def test_for_those_that_open_links_the_others_wait_as_long_as_it_pays(rate_bps, least_s, most_s):
+    """45 MB of results are 135 MB of state: 5 s over 216 Mbit/s."""
+    bench = alone()
+    asks(bench, "j")
+    asks(bench, "k")
+    is_linked(bench, "j", rate_bps, "a")
+    bench.scheduler.tick(least_s)
+    assert bench.take_sent() == []
+    assert least_s <= bench.scheduler.wake_at_s <= most_s
+    bench.scheduler.tick(most_s)
+    assert bench.proposed().node_ids == ("a", "j")
+
+
+@pytest.mark.parametrize(
+    ("result_bytes", "step_s", "blocking"),
+    [
+        (45_000_000, 0.3, True),  # 360 of 300 Mbit that pass in a step, ...
+        (45_000_000, 0.5, True),
+        (45_000_000, 1.0, False),  # ... and of 1000.
+        (45_000_000, None, True),  # Nobody knows yet how long a step takes, and there is little to lose.
+        (0, None, False),
+    ],
+)
+def test_results_that_would_take_most_of_the_links_make_the_cluster_wait(result_bytes, step_s, blocking):
+    bench = alone(result_bytes, step_s)
+    asks(bench, "j")
+    [prepare] = is_linked(bench, "j", 1e9, "a")
+    assert prepare.view.joining[0].blocking is blocking
+    told = bench.enter(prepare.view, 11)
+    [started] = [each for each in told if isinstance(each, Happened) and each.kind == "replication"]
+    assert ("blocking" if blocking else "streaming") in started.detail
+    assert ("would take 120% of its links" in started.detail) is (step_s == 0.3)
+
+
+def test_for_several_the_cluster_waits_sooner():
+    bench = alone(45_000_000, 1.0)
+    asks(bench, "j")
+    asks(bench, "k")
+    is_linked(bench, "j", 1e9, "a")
+    [prepare] = is_linked(bench, "k", 1e9, "a")
+    assert [each.blocking for each in prepare.view.joining] == [True, True]
+
+
+def test_those_that_came_in_together_get_a_vote_one_after_the_other():
+    bench = alone()
+    asks(bench, "j")
+    asks(bench, "k")
+    is_linked(bench, "j", 1e9, "a")
+    [prepare] = is_linked(bench, "k", 1e9, "a", "j")
+    bench.enter(prepare.view, 11)
+    bench.take_sent()
+    voters = []
+    for step in (12, 13):
+        bench.scheduler.stepped(float(step))
+        view = bench.proposed()
+        bench.enter(view, step)
+        voters.append(view.voter_ids)
+    assert voters == [("a", "j"), ("a", "j", "k")]
+    assert bench.scheduler.stepped(14.0) == [] and bench.take_sent() == []
+
+
+def test_a_flush_and_a_leave_give_nobody_a_vote():
+    bench = alone()
+    asks(bench, "j")
+    [prepare] = is_linked(bench, "j", 1e9, "a")
+    view = prepare.view
+    assert views.survivors(view, {"a", "j"}, {*view.links}, (1, 9), "a").voter_ids == ("a",)
+    gone = views.apply_change(view, Remove(node="a"), (1, 9), 5)
+    assert gone.voter_ids == ("j",), "unless nobody else is left"
+
+
 # --- pure steps from view to view ---
 
 
@@ -608,8 +759,8 @@ def test_seniority_is_the_order_in_which_members_joined():
 @pytest.mark.parametrize(
     "change",
     [
-        AddJoiner(node="b", neighbors=("a",)),
-        AddJoiner(node="j", neighbors=("gone",)),
+        AddJoiners(joiners=(Joiner("b", neighbors=("a",)),)),
+        AddJoiners(joiners=(Joiner("j", neighbors=("gone",)),)),
         Promote(node="j"),
         Remove(node="x"),
         AddLink(link=("a", "b")),

@@ -1,10 +1,12 @@
 """`chaosnet.protocols.serving`: the source's half of a state replication."""
 
 import pytest
+from msgspec.structs import replace
 
 from chaosnet.protocols.effects import DropSnapshot, ServeManifest, ServeShard, TakeSnapshot, Transmit
 from chaosnet.protocols.events import Received
 from chaosnet.protocols.messages import (
+    Have,
     Joining,
     ManifestRequest,
     Member,
@@ -78,3 +80,52 @@ def test_if_the_step_is_reached_without_a_copy_the_joiner_is_told():
 def test_strangers_get_nothing(serving):
     serving.ready(7)
     assert asks(serving, SHARD, "x") == [Transmit("x", NoSnapshot(step=7))]
+
+
+# --- those who join together ---
+
+
+@pytest.fixture
+def arriving():
+    """Node j joins, and k with it."""
+    serving = Serving("j")
+    together = view("j", "k", blocking=True, sources=("a", "j", "k"))
+    assert serving.arrives(7, ["k"]) == []
+    assert serving.entered(together, 7) == [], "it has nothing to copy"
+    return serving
+
+
+def test_who_joins_serves_those_that_join_with_it_as_soon_as_it_knows_how_the_state_is_laid_out(arriving):
+    assert asks(arriving, MANIFEST, "k") == []
+    assert arriving.ready(7) == [ServeManifest("k", 7)]
+    assert asks(arriving, SHARD, "k") == [ServeShard("k", 7, 0, 10)]
+    assert asks(arriving, SHARD, "x") == [Transmit("x", NoSnapshot(step=7))]
+    assert asks(arriving, ReplicationDone(step=7), "k") == [DropSnapshot(7)]
+    assert not arriving.joiners
+
+
+def test_who_joined_a_moment_ago_and_has_no_vote_yet_copies_for_those_who_join_now():
+    serving, now = Serving("b"), view("j", sources=("a", "b"))
+    no_vote = Joining(node="b", sources=(), blocking=True)
+    assert serving.entered(replace(now, joining=(no_vote, *now.joining)), 9) == [
+        TakeSnapshot(9, blocking=False)
+    ]
+
+
+def test_who_begins_later_is_told_that_all_is_here(arriving):
+    begins = Have(step=7)
+    assert asks(arriving, begins, "k") == [], "while it fetches, replication.py answers"
+    arriving.arrived(7)
+    assert asks(arriving, begins, "k") == [Transmit("k", Have(step=7, whole=True))]
+    assert asks(arriving, Have(step=7, pieces=b"\x01"), "k") == []
+
+
+def test_news_of_those_that_joined_with_us_before_are_of_no_use(serving):
+    assert asks(serving, Have(step=9), "k", now_at=7) == asks(serving, Have(step=7), "j") == []
+    assert not serving.early
+
+
+def test_what_had_arrived_is_dropped_when_it_is_fetched_anew(arriving):
+    assert arriving.arrives(9, ["k"]) == [DropSnapshot(7)]
+    assert arriving.arrives(0, ()) == [DropSnapshot(9)]
+    assert not arriving.joiners

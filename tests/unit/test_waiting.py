@@ -86,6 +86,14 @@ def test_a_rate_that_was_measured_before_the_wait_decays():
     assert clock.slowed(2.5 + 25.0) == 0.5 / 25.0
 
 
+def test_a_step_that_waits_for_a_joiner_to_fetch_the_state_is_not_usual():
+    clock = clock_with(0.5)
+    clock.is_usual = False
+    clock.complete(60.0)
+    clock.complete(60.5)
+    assert clock.usual_s == 0.5 and max(clock.took_s) == 0.5
+
+
 def test_status_shows_who_is_waited_for_and_for_how_long():
     bench = Bench()
     bench.after(25, b={"idle_s": 25})

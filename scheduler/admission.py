@@ -1,0 +1,135 @@
+"""Who wants in, when those who want in are let in together, and whether the cluster waits for them.
+
+Let G be what a step sums, T what it takes, R the rates of a joiner's links to members. Results of the steps that go
+on while it fetches the state share these links with it: they take G / (R T) of them. Beyond a half the state is
+there sooner if the cluster waits.
+
+Who joins in the same view fetches the same state, so they pass it on to each other (protocols/replication.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, replace
+
+from ..protocols.messages import LinkReading, View
+from . import views
+from .sync_plan import DEFAULT_RATE_BPS
+from .views import Joiner
+
+# Of several that ask at once, those who are quick with their links wait for the others: together they fetch faster.
+# So long at least and at most, and for this share of the time in which the slowest would fetch the state alone.
+GATHER_S, GATHER_SHARE = (1.0, 4.0), 0.3
+FRESH_S = 6.0  # Who has not asked for so long may be gone: a joiner asks every 3 s.
+STATE_OF_RESULTS = 3  # Bytes of state to one of results: parameters, and two moments of Adam.
+# Of one joiner's links; and of each of several, which pass the state on to each other only while the others wait.
+MAX_RESULTS_SHARE = 0.5, 0.1
+
+Costs = Callable[[], tuple[int, float | None]]
+"""Bytes that a step sums, and the seconds that it takes usually, if that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanting:
+    """A joiner that can be let in. The monitor forgets links that are not in the next view."""
+
+    joiner: Joiner
+    blocking: bool  # Its user's wish.
+    measured_s: float
+    links: Mapping[str, LinkReading]
+
+
+class Admission:
+    """Joiners that have asked, and those of them whose links are open."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self.asked_s: dict[str, float] = {}
+        self.wanting: dict[str, Wanting] = {}
+        self.since_s: float | None = None  # When the first of those that are not let in yet was there.
+
+    def asks(self, node: str, now_s: float) -> None:
+        """It wants in."""
+        self.asked_s.pop(node, None)
+        self.asked_s[node] = now_s  # The last to ask comes last.
+
+    def fresh(self, now_s: float) -> list[str]:
+        """Who has asked lately, the last first."""
+        return [node for node, at_s in reversed(self.asked_s.items()) if now_s - at_s <= FRESH_S]
+
+    def is_complete(self, now_s: float) -> bool:
+        """Have all that asked lately opened their links?"""
+        return self.wanting.keys() >= {*self.fresh(now_s)}
+
+    def opened(self, wanting: Wanting) -> None:
+        """The links of one more are open."""
+        self.wanting[wanting.joiner.node] = wanting
+        if self.since_s is None:
+            self.since_s = wanting.measured_s
+
+    def forget(self, nodes: Set[str]) -> None:
+        """They are in, or ask anew."""
+        for node in nodes:
+            self.wanting.pop(node, None)
+            self.asked_s.pop(node, None)
+
+    def knows(self, node: str, life: int, linked: Set[str]) -> bool:
+        """Has that life of it opened its links, and are they open still?"""
+        wanting = self.wanting.get(node)
+        return wanting is not None and wanting.joiner.life == life and {*wanting.links} <= linked
+
+    def at_s(self, view: View) -> float | None:
+        """Until then others that have asked may still open theirs; None if nobody waits for them."""
+        if self.since_s is None:
+            return None
+        bits = 8 * STATE_OF_RESULTS * self.costs()[0]
+        alone_s = max(
+            (bits / (_rate_bps(each, view) or math.inf) for each in self.wanting.values()), default=0.0
+        )
+        return self.since_s + min(max(GATHER_SHARE * alone_s, GATHER_S[0]), GATHER_S[1])
+
+    def admissible(self, view: View) -> tuple[Joiner, ...]:
+        """Who can be let in now. If the cluster has to wait for one, it does for all."""
+        shares = {node: self._share_of_results(each, view) for node, each in self.wanting.items()}
+        most = MAX_RESULTS_SHARE[len(self.wanting) > 1]
+        waits = any(each.blocking or shares[node] > most for node, each in self.wanting.items())
+        wanting = (
+            replace(each.joiner, blocking=waits, share=shares[node]) for node, each in self.wanting.items()
+        )
+        return views.admissible(view, wanting)
+
+    def _share_of_results(self, wanting: Wanting, view: View) -> float:
+        """G / (R T); before the first step nobody knows T."""
+        result_bytes, step_s = self.costs()
+        if not result_bytes:
+            return 0.0
+        rate_bps = _rate_bps(wanting, view)
+        return 8 * result_bytes / (rate_bps * step_s) if rate_bps and step_s else math.inf
+
+    def why_not_yet(self, node: str, view: View) -> str:
+        """What a joiner whose links are open waits for."""
+        pulling = [each.node for each in view.joining if each.sources]
+        if pulling:
+            return (
+                f"waits for {', '.join(pulling)}, which {'pulls' if len(pulling) == 1 else 'pull'} the state"
+            )
+        around = sorted(self.wanting[node].links)
+        if view.member_set & {*around}:
+            return "waits for the end of the step under way"
+        return f"waits for {', '.join(around)} to be let in"
+
+
+def mode(joiner: Joiner) -> str:
+    """How it joins, and why so, for people."""
+    if not joiner.blocking:
+        return "streaming"
+    if not MAX_RESULTS_SHARE[1] < joiner.share < math.inf:
+        return "blocking"
+    return f"blocking, for results of steps would take {joiner.share:.0%} of its links"
+
+
+def _rate_bps(wanting: Wanting, view: View) -> float:
+    """R."""
+    links = ((peer, reading) for peer, reading in wanting.links.items() if peer in view.member_set)
+    return sum(reading.rate_bps or DEFAULT_RATE_BPS for _, reading in links)
