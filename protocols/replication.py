@@ -38,7 +38,9 @@ WINDOW = 3  # Pieces under way per source: one on the wire, one queued, one bein
 SAMPLE_BYTES = 1 << 20  # Smaller pieces tell nothing about a link with a shaper's burst.
 SAMPLES = 3, 9  # Rates of a link: the median of at least, and at most, so many.
 MANIFEST_PATIENCE_S = 2.0  # Then another source is asked for it, too.
-FELLOWS_PATIENCE_S = 10.0  # Of who has no source with all of the state: for a new piece of a fellow.
+FELLOWS_PATIENCE_S = (
+    10.0  # Of who has no source with all of the state: for anything new from those that join, too.
+)
 
 
 @dataclass(slots=True)
@@ -80,12 +82,14 @@ class Replication:
         self.failed = ""
         self.whole = False
         self.wake_at_s: float | None = None
+        self._news_s = 0.0  # When something new of the state came, or was said to be somewhere.
         self._nobodys: deque[int] = deque()  # Not asked for yet, and in nobody's share.
         self._asked: set[str] = set()
         self._stored: set[int] = set()
 
     def start(self, now_s: float) -> list[Effect]:
         """Ask the first source for the manifest; fellows may be ahead."""
+        self._news_s = now_s
         news: list[Effect] = [Transmit(name, Have(step=self.step)) for name in sorted(self.fellows)]
         return news + self._ask_manifest(now_s)
 
@@ -93,7 +97,9 @@ class Replication:
         """One event; those of other steps, attempts, and sources that were dropped are ignored."""
         match event:
             case Tick() if self.wake_at_s is not None and now_s >= self.wake_at_s:
-                return self._ask_manifest(now_s) if self.total_bytes is None else self._give_up_on_fellows()
+                if self._hangs_on_fellows and now_s >= self._news_s + FELLOWS_PATIENCE_S:
+                    return self._give_up_on_fellows()
+                return self._ask_manifest(now_s) if self.total_bytes is None else []
             case Received(peer, ManifestReply(step=self.step, digest=digest), payload):
                 wanted = self.total_bytes is None
                 return [ReadManifest(peer, self.step, digest, payload, self.attempt)] if wanted else []
@@ -102,7 +108,7 @@ class Replication:
             case Received(peer, Have(step=self.step) as news):
                 return self._on_have(peer, news, now_s)
             case ManifestKnown(_, total_bytes, self.attempt) if self.total_bytes is None:
-                self.total_bytes, self.wake_at_s = total_bytes, None
+                self.total_bytes, self.wake_at_s, self._news_s = total_bytes, None, now_s
                 self._lay_out(total_bytes)
                 return self._fill_all(now_s) + self._finish()
             case ManifestBad(source, reason, self.attempt):
@@ -181,6 +187,7 @@ class Replication:
         news: list[Effect] = []
         if piece not in self._stored:
             self._stored.add(piece)
+            self._news_s = now_s
             self.stored_bytes += where[1] - where[0]
             self._no_more_asked(piece)  # Who sent it may have been dropped, and another be to send it again.
             news = self._tell_fellows()
@@ -220,6 +227,8 @@ class Replication:
         if source is None or peer not in self.fellows:
             return []
         begins = not news.pieces and not news.whole
+        if not begins:
+            self._news_s = now_s
         if news.whole:
             source.has = None
         elif source.has is not None:
@@ -242,6 +251,11 @@ class Replication:
         pieces = bits.to_bytes(-(-bits.bit_length() // 8), "little")
         return [Transmit(fellow, Have(step=self.step, pieces=pieces))]
 
+    @property
+    def _hangs_on_fellows(self) -> bool:
+        """Has none of its sources all of the state?"""
+        return all(source.has is not None for source in self.sources.values())
+
     def _give_up_on_fellows(self) -> list[Effect]:
         self.failed = f"who joins with it has had no more of the state for {FELLOWS_PATIENCE_S:g} s"
         return [DiscardState()]
@@ -253,8 +267,7 @@ class Replication:
         if self.whole:
             return []
         effects = [effect for name in list(self.sources) for effect in self._fill(name)]
-        idle = not any(source.under_way for source in self.sources.values())
-        self.wake_at_s = now_s + FELLOWS_PATIENCE_S if idle else None  # Only fellows can be so.
+        self.wake_at_s = self._news_s + FELLOWS_PATIENCE_S if self._hangs_on_fellows else None
         return effects
 
     def _fill(self, name: str) -> list[Effect]:

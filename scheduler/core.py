@@ -264,14 +264,15 @@ class Scheduler:
         if unknown:
             reason = f"the wanted neighbour {unknown!r} is no member (members: {self._members})"
             return self.send(node, ScaleOutRefused(reason=reason))
+        told: list[Effect] = []
         if self.admission.knows(node, request.life, {*request.linked}):
-            waits = Answer(ok=True, text=self.admission.why_not_yet(node, self.view))
-            return self.send(node, waits) + self._admit(now_s)
-        self.admission.forget({node})
+            told += self.send(node, Answer(ok=True, text=self.admission.why_not_yet(node, self.view)))
+            if any(each.node == node for each in self.admission.admissible(self.view)):
+                return told + self._admit(now_s)
+        self.admission.forget({node})  # Others than those that it hangs on may be there by now.
         self.admission.asks(node, now_s)
         if Promote(node=node) in self.queue:
             self.queue.remove(Promote(node=node))  # It was ready, and has lost its way since.
-        told: list[Effect] = []
         if self.requests.pop(node, None) is None:
             told.append(Happened("scale-out", node, "asks to join", self.sync.step))
         self.requests[node] = request

@@ -415,12 +415,14 @@ class SimCluster(Network[SimNode]):
             case fx.DropSnapshot(step):
                 node.snapshots.pop(step, None)
             case fx.ServeManifest(peer, step):
-                self._send(node.name, peer, ManifestReply(step=step, digest=b""), self._state_of(node, step))
+                self._send(
+                    node.name, peer, ManifestReply(step=step, digest=b""), self._state_of(node, step, peer)
+                )
             case fx.ServeShard(peer, step, start, stop):
                 if step not in node.snapshots:
                     assert (start, stop) in node.stored, "asked of a fellow that has not got it"
                 shard = Shard(step=step, start=start, stop=stop, digest=INTACT)
-                self._send(node.name, peer, shard, (step, len(self._state_of(node, step)[0]), INTACT))
+                self._send(node.name, peer, shard, (step, len(self._state_of(node, step, peer)[0]), INTACT))
             case fx.ReadManifest(_, step, _, payload, attempt):
                 node.arrived, node.damaged, node.stored = (step, payload), 0, set()
                 self._soon(node, ev.ManifestKnown(step, self.state_bytes, attempt))
@@ -455,11 +457,12 @@ class SimCluster(Network[SimNode]):
             case _:
                 raise TypeError(f"nobody performs {effect!r}")
 
-    def _state_of(self, node: SimNode, step: int) -> tuple[list[Any], Any]:
-        """A copy, or what has arrived and must not have changed since."""
+    def _state_of(self, node: SimNode, step: int, peer: str) -> tuple[list[Any], Any]:
+        """A copy, or what has arrived and must not have changed before `peer` has it."""
         if step in node.snapshots:
             return node.snapshots[step]
-        assert node.arrived[0] == step and len(node.log) in (0, step), "it trains on what fellows fetch"
+        assert node.arrived[0] == step, "the state of another step"
+        assert len(node.log) in (0, step) or self.nodes[peer].loaded, "it trains on what fellows fetch"
         return node.arrived[1]
 
     def _soon(self, node: SimNode, event: ev.Event) -> None:

@@ -375,3 +375,15 @@ def test_fellows_are_told_what_is_here_and_that_all_is():
     assert news[0].pieces.hex() == "01"
     assert news[-1].whole
     assert [type(each.message) for each in pull.handle(Received("b", Have(step=STEP)), 0.0)] == [Have]
+
+
+def test_who_loses_the_only_source_before_anybody_has_the_manifest_gives_up():
+    """Seed 8015454: those that had joined together asked each other for ever."""
+    pull = Replication(STEP, PIECE, {"a": 1}, 0, ["b"])
+    pull.start(0.0)
+    pull.handle(PeerClosed("a", clean=False), 0.5)
+    now_s = 0.0
+    while not pull.failed and now_s < 60.0:
+        now_s = pull.wake_at_s
+        pull.handle(Tick(), now_s)
+    assert FELLOWS_PATIENCE_S <= now_s <= FELLOWS_PATIENCE_S + MANIFEST_PATIENCE_S
