@@ -85,7 +85,7 @@ class StateCopies:
         self._blocked_on = None
         return True
 
-    def serve_fellows(self, step: int) -> None:
+    def serve_fellows(self, step: int | None) -> None:
         """Those who join with us may fetch from what has arrived here: it must not change before they have it."""
         self._blocked_on = step
         self.serve()

@@ -325,12 +325,13 @@ class Trainer:
         Returns: why there is none; None if all is well.
         """
         loop = self._running()
-        admitted, step = False, -1
+        admitted = False
+        fetched: int | None = None  # The step whose state has come.
         waiting: list[StepOutcome] = []
         while not (loaded and admitted):
             match loop.outcomes.get():
                 case StateArrived() as arrived:
-                    loaded, step = self._load(arrived), arrived.step
+                    loaded, fetched = self._load(arrived), arrived.step
                     for outcome in waiting if loaded else []:
                         self._apply_if_new(outcome)
                     waiting.clear()
@@ -351,7 +352,7 @@ class Trainer:
                     admitted, self.joined_step, self._share.deal = True, step, deal
                 case Ended() as ended:
                     return ended
-        self._copies.serve_fellows(step)
+        self._copies.serve_fellows(fetched)
         if self._checkpointing is not None:
             self._checkpointing.started(self.step, self._run)
             self._generators = get_generators(self._state.accelerator())

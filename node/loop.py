@@ -359,20 +359,23 @@ class NodeLoop:
 
     def _perform_all(self, effects: list[fx.Effect], took_ms: float) -> None:
         """Do what an event leads to, and then tell the training thread: of a step it hears all at once."""
-        only_chunks = bool(effects) and all(isinstance(effect, fx.ChunkEffect) for effect in effects)
-        self._perform_each(effects, took_ms)
+        only_chunks = self._perform_each(effects, took_ms)
         for outcome in self._pending:
             self.outcomes.put(outcome)
         self._pending.clear()
         if not only_chunks:
             self._set_timer()
 
-    def _perform_each(self, effects: list[fx.Effect], took_ms: float) -> None:
+    def _perform_each(self, effects: list[fx.Effect], took_ms: float) -> bool:
+        """Returns: whether there were any, and they were of chunks only, which move no deadline."""
+        only_chunks = bool(effects)
         for effect in effects:
             if isinstance(effect, fx.ChunkEffect):
                 self.all_reduce.perform(effect)
             else:
+                only_chunks = False
                 self._perform(effect, took_ms)
+        return only_chunks
 
     def _set_timer(self) -> None:
         wake_at_s = self.agent.wake_at_s

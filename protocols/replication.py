@@ -46,12 +46,16 @@ FELLOWS_PATIENCE_S = (
 @dataclass(slots=True)
 class _Source:
     shards: int
-    has: set[int] | None = None  # The pieces of a fellow; None: all of them.
+    has: int | None = None  # The pieces of a fellow, a bit each; None: all of them.
     rest: deque[int] = field(default_factory=deque)  # Its share, not asked for yet.
     under_way: dict[int, None] = field(default_factory=dict)  # Asked for, oldest first.
     bytes: int = 0  # Received.
     backlog_since_s: float | None = None  # The last arrival, if more was under way then.
     rates_bps: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES[1]))
+
+    def can_send(self, piece: int) -> bool:
+        """Has it that piece?"""
+        return self.has is None or bool(self.has >> piece & 1)
 
 
 class Replication:
@@ -72,7 +76,7 @@ class Replication:
     ) -> None:
         self.step, self.shard_bytes, self.attempt, self.turn = step, shard_bytes, attempt, turn
         self.sources = {name: _Source(count) for name, count in sorted(shards_by_source.items())}
-        self.sources |= {name: _Source(0, has=set()) for name in sorted(fellows)}
+        self.sources |= {name: _Source(0, has=0) for name in sorted(fellows)}
         self.fellows = frozenset(fellows)
         self.total_bytes: int | None = None
         self.piece_bytes = MAX_PIECE_BYTES
@@ -86,6 +90,7 @@ class Replication:
         self._nobodys: deque[int] = deque()  # Not asked for yet, and in nobody's share.
         self._asked: set[str] = set()
         self._stored: set[int] = set()
+        self._bits = 0  # The same, as fellows are told.
 
     def start(self, now_s: float) -> list[Effect]:
         """Ask the first source for the manifest; fellows may be ahead."""
@@ -187,6 +192,7 @@ class Replication:
         news: list[Effect] = []
         if piece not in self._stored:
             self._stored.add(piece)
+            self._bits |= 1 << piece
             self._news_s = now_s
             self.stored_bytes += where[1] - where[0]
             self._no_more_asked(piece)  # Who sent it may have been dropped, and another be to send it again.
@@ -232,12 +238,7 @@ class Replication:
         if news.whole:
             source.has = None
         elif source.has is not None:
-            source.has |= {
-                8 * index + bit
-                for index, byte in enumerate(news.pieces)
-                for bit in range(8)
-                if byte >> bit & 1
-            }
+            source.has |= int.from_bytes(news.pieces, "little")
         answer = self._tell(peer) if begins and (self._stored or self.whole) else []
         return answer + (self._fill_all(now_s) if self.total_bytes is not None else [])
 
@@ -247,8 +248,7 @@ class Replication:
     def _tell(self, fellow: str) -> list[Effect]:
         if self.stored_bytes == self.total_bytes:
             return [Transmit(fellow, Have(step=self.step, whole=True))]
-        bits = sum(1 << piece for piece in self._stored)
-        pieces = bits.to_bytes(-(-bits.bit_length() // 8), "little")
+        pieces = self._bits.to_bytes(-(-self._bits.bit_length() // 8), "little")
         return [Transmit(fellow, Have(step=self.step, pieces=pieces))]
 
     @property
@@ -289,7 +289,7 @@ class Replication:
         rests = sorted((each.rest for each in self.sources.values() if each.rest), key=len, reverse=True)
         for rest in (self._nobodys, *rests):
             for piece in reversed(rest):
-                if source.has is None or piece in source.has:
+                if source.can_send(piece):
                     rest.remove(piece)
                     self.stolen_pieces += rest is not self._nobodys
                     return piece
@@ -301,7 +301,7 @@ class Replication:
             return None
         owed = [piece for each in self.sources.values() for piece in each.under_way]
         once = [piece for piece in owed if owed.count(piece) == 1]
-        return next((piece for piece in once if source.has is None or piece in source.has), None)
+        return next((piece for piece in once if source.can_send(piece)), None)
 
     # --- ends ---
 

@@ -13,6 +13,8 @@ from ..protocols.messages import Electorate, Joining, Link, Member, View, link
 from ..protocols.messages import Tree as WireTree
 from . import sync_plan
 
+MAX_JOINING = 64  # Named in one view (messages.View): those that come in, and those that have no vote yet.
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -176,7 +178,7 @@ def is_connected(nodes: Iterable[str], links: Iterable[Link]) -> bool:
     return len(parts({*nodes}, links)) <= 1
 
 
-def admissible(view: View, wanting: Iterable[Joiner], most: int = 64) -> tuple[Joiner, ...]:
+def admissible(view: View, wanting: Iterable[Joiner]) -> tuple[Joiner, ...]:
     """Those of `wanting` who can be let in together, each with the neighbours that it then has.
 
     Who is blocking may hang on others that are: they pass the state on. Who listens needs a member.
@@ -188,6 +190,7 @@ def admissible(view: View, wanting: Iterable[Joiner], most: int = 64) -> tuple[J
             if peer in around:
                 around[peer].add(name)
     inside, found = {*view.member_ids}, dict[str, Joiner]()
+    most = MAX_JOINING - len(_not_voting(view))
     while fresh := [name for name in by_name if name not in found and around[name] & inside][
         : most - len(found)
     ]:

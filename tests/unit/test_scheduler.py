@@ -741,6 +741,16 @@ def test_those_that_came_in_together_get_a_vote_one_after_the_other():
     assert bench.scheduler.stepped(14.0) == [] and bench.take_sent() == []
 
 
+def test_a_view_names_no_more_joiners_than_a_message_takes():
+    base = make_view("a", [])
+    crowd = [Joiner(f"j{index}", neighbors=("a",), blocking=True) for index in range(100)]
+    first = views.apply_change(base, AddJoiners(joiners=tuple(crowd)), (1, 2), 5)
+    assert len(first.joining) == views.MAX_JOINING
+    voted = views.apply_change(first, Promote(node="j0"), (1, 3), 6)
+    second = views.apply_change(voted, AddJoiners(joiners=tuple(crowd)), (1, 4), 7)
+    assert len(second.joining) == views.MAX_JOINING and len(second.members) == 1 + views.MAX_JOINING + 1
+
+
 def test_a_flush_and_a_leave_give_nobody_a_vote():
     bench = alone()
     asks(bench, "j")
