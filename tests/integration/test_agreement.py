@@ -29,9 +29,8 @@ def drifting(worker: Worker) -> None:
     extra: dict[str, Any] | None = {"updates": 0} if case == "extra_state after update" else None
     given = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9) if case == "given" else None
     own = None
-    if case in ("a scheduler of its own", "in after_step"):
-        own = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
-    elif case == "linear in a callback":
+    if case in ("a scheduler of its own", "in after_step", "linear in a callback"):
+        # Another rate at every step: with StepLR who joins at a multiple of its steps would be equal by chance.
         own = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 10_000))
     after = own.step if own is not None and case == "in after_step" else None
     every = {"lr_scheduler_every": settings["every"]} if "every" in settings else {}
