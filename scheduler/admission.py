@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from ..protocols.messages import LinkReading, View
 from . import views
-from .sync_plan import DEFAULT_RATE_BPS
+from .trees import DEFAULT_RATE_BPS
 from .views import Joiner
 
 # Of several that ask at once, those who are quick with their links wait for the others: together they fetch faster.

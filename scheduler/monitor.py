@@ -11,7 +11,7 @@ import networkx as nx
 
 from ..protocols.messages import REFUSED, Link, LinkReading, Notice, Report, View, link
 from .shard_plan import Source
-from .sync_plan import DEFAULT_RATE_BPS, DEFAULT_RTT_S
+from .trees import DEFAULT_RATE_BPS, DEFAULT_RTT_S
 
 EVENTS_KEPT = 200
 GONE_KEPT = 100  # Nodes that are out, of which people are still told.

@@ -1,23 +1,11 @@
 """Over which trees gradients are reduced and broadcast: the model synchronization policy (paper, Sec. IV-B).
 
-A sync plan is a list of spanning trees of the overlay, each with a share of the gradient. A tree's share is
-reduced up to its root and broadcast down again in pipelined chunks, so each link of the tree carries the
-share once in each direction, and with full-duplex links
-
-    step time  >=  gradient bits / throughput,   throughput = min over links of rate / (shares on the link),
-
-which no plan can push above `packing_bound`. The overlay is an undirected `networkx.Graph` of node names.
-Its links may carry `rate_bps` (measured, bits per second) and `rtt_s` (seconds); a link not measured yet
-counts with the defaults below, so that every policy has an answer before the first measurement.
-
 Spanning trees come from networkx and shortest paths from scipy, which needs half a millisecond for those
 from one of 1,000 nodes, a twentieth of networkx's. Answers do not depend on the order in which nodes and links
 were added.
 """
 
-import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import networkx as nx
 import numpy as np
@@ -25,15 +13,16 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import dijkstra
 
 from ..protocols.errors import ConfigError, PlanInfeasible
+from .tree_packing import pack
+from .trees import Tree, expected_s, measured, throughput_bps, validate
 
-DEFAULT_RATE_BPS = 100e6
-"""Taken for a link without a measured rate, bits per second."""
+Policy = Callable[[nx.Graph], list[Tree]]
 
-DEFAULT_RTT_S = 0.010
-"""Taken for a link without a measured round-trip time, seconds."""
+MAX_PACKED_NODES = 64
+"""Packing takes milliseconds for 8 nodes, and tens of them for so many; beyond, "packed" is "fapt"."""
 
-HOP_S = 1e-4
-"""Added to a link's round-trip time for the work of one more hop; keeps path lengths above zero."""
+PACKED_ROOTS = 4
+"""Nodes from which trees to pack are grown; each tree is turned to its own centre then."""
 
 FAPT_ROOTS = 4
 """Roots of the "fapt" policy, unless the overlay has fewer nodes.
@@ -59,22 +48,6 @@ Another root is another tree for everybody; that of the same root differs where 
 MAX_RING_STEPS = 1_000
 """Nodes tried in one search for a Hamiltonian cycle before we say that there is none."""
 
-MAX_PACKING_NODES = 8
-"""`packing_bound` goes through all partitions of the nodes: 4,140 for eight of them."""
-
-
-class Tree(NamedTuple):
-    """One spanning tree of the overlay and what it carries."""
-
-    root: str
-    parent: dict[str, str]
-    """Child -> parent, for every node but the root."""
-    share: float
-    """Of the gradient, > 0; the shares of a plan sum to 1."""
-
-
-Policy = Callable[[nx.Graph], list[Tree]]
-
 
 def best_single_tree(graph: nx.Graph) -> list[Tree]:
     """One tree whose slowest link is as fast as any spanning tree's, and of these the least deep.
@@ -84,7 +57,7 @@ def best_single_tree(graph: nx.Graph) -> list[Tree]:
     on its way up and again on its way down.
     Raises: PlanInfeasible if the overlay is empty or not connected, or a measurement is out of range.
     """
-    overlay = _overlay(graph)
+    overlay = measured(graph)
     links = nx.maximum_spanning_edges(overlay, weight="rate_bps")
     bottleneck_bps = min((link["rate_bps"] for *_, link in links), default=0.0)
     fast = _Paths(_links_from(overlay, bottleneck_bps), "hop_s")
@@ -98,7 +71,7 @@ def ring(graph: nx.Graph) -> list[Tree]:
     whose slowest link is fastest. One or two nodes count as a ring.
     Raises: PlanInfeasible if no cycle is found in `MAX_RING_STEPS`, or as `best_single_tree`.
     """
-    cycle = _fastest_cycle(_overlay(graph))
+    cycle = _fastest_cycle(measured(graph))
     return [_path(cycle[at:] + cycle[:at], 1 / len(cycle)) for at in range(len(cycle))]
 
 
@@ -114,9 +87,29 @@ def fapt(graph: nx.Graph, roots: int = FAPT_ROOTS) -> list[Tree]:
     """
     if roots < 1:
         raise ConfigError(f"roots: {roots} (expected >= 1)")
-    paths = _Paths(_overlay(graph), "seconds_per_bit")
+    paths = _Paths(measured(graph), "seconds_per_bit")
     chosen = paths.centres(roots, graph.graph.get("roots", ()))
     return [paths.tree(root, 1 / len(chosen)) for root in chosen]
+
+
+def packed(graph: nx.Graph) -> list[Tree]:
+    """Trees packed so that all links carry what they can (tree_packing.py), or one tree where that takes no longer.
+
+    `graph.graph["result"]` may tell the bytes that are summed in a step, and in how many chunks: with little to sum
+    the depth of a tree is what counts. Overlays beyond `MAX_PACKED_NODES` take what `fapt` plans.
+    Raises: PlanInfeasible as `best_single_tree`.
+    """
+    overlay, single = measured(graph), best_single_tree(graph)
+    if len(overlay) > MAX_PACKED_NODES:
+        return fapt(graph)
+    if overlay.number_of_edges() < len(overlay):
+        return single  # There is no other tree.
+    paths = _Paths(overlay, "seconds_per_bit")
+    plans = [single, pack(overlay, paths.centres(PACKED_ROOTS), throughput_bps(single, overlay))]
+    result_bytes, chunks = graph.graph.get("result", (0, 1))
+    if not result_bytes:
+        return max(plans, key=lambda trees: throughput_bps(trees, overlay))
+    return min(plans, key=lambda trees: expected_s(trees, overlay, result_bytes, chunks))
 
 
 def custom(plan_trees: Callable[[nx.Graph], Iterable[Tree]]) -> Policy:
@@ -130,61 +123,8 @@ def custom(plan_trees: Callable[[nx.Graph], Iterable[Tree]]) -> Policy:
     return checked
 
 
-POLICIES: dict[str, Policy] = {"single": best_single_tree, "ring": ring, "fapt": fapt}
+POLICIES: dict[str, Policy] = {"single": best_single_tree, "ring": ring, "fapt": fapt, "packed": packed}
 """Policies by the name that a user gives."""
-
-
-def validate(trees: Sequence[Tree], graph: nx.Graph) -> None:
-    """Raise PlanInfeasible, naming tree, node or link, unless `trees` is a plan for `graph`.
-
-    Each tree spans all nodes, uses only links of the overlay and has no cycle; shares sum to 1.
-    """
-    for index, tree in enumerate(trees):
-        _check_tree(f"tree {index}, root {tree.root!r}", tree, graph)
-    total = sum(tree.share for tree in trees)
-    if not math.isclose(total, 1.0, abs_tol=1e-9):
-        raise PlanInfeasible(f"shares of {len(trees)} trees sum to {total:g} (expected 1)")
-
-
-def throughput_bps(trees: Sequence[Tree], graph: nx.Graph) -> float:
-    """Gradient bits per second that `trees` reduce and broadcast once chunks flow; inf for one node.
-
-    Each link carries the shares of the trees that use it, once in each direction: the least over links of
-    rate / shares on the link.
-    """
-    overlay = _overlay(graph)
-    share_by_link: dict[frozenset[str], float] = {}
-    for tree in trees:
-        for child, parent in tree.parent.items():
-            link = frozenset((child, parent))
-            share_by_link[link] = share_by_link.get(link, 0.0) + tree.share
-    return min(
-        (overlay.edges[tuple(link)]["rate_bps"] / share for link, share in share_by_link.items()),
-        default=math.inf,
-    )
-
-
-def packing_bound(graph: nx.Graph) -> float:
-    """The most gradient bits per second that any set of spanning trees can reach; inf for one node.
-
-    Nash-Williams and Tutte: the fractional spanning-tree packing number is the least, over the partitions
-    of the nodes into p >= 2 parts, of the rate between the parts / (p - 1). For reference only: it goes
-    through all partitions.
-    Raises: ConfigError above `MAX_PACKING_NODES` nodes, PlanInfeasible as `best_single_tree`.
-    """
-    if len(graph) > MAX_PACKING_NODES:
-        raise ConfigError(f"packing_bound: {len(graph)} nodes (expected at most {MAX_PACKING_NODES})")
-    overlay = _overlay(graph)
-    at = {node: index for index, node in enumerate(overlay)}
-    links = [(at[u], at[v], rate_bps) for u, v, rate_bps in overlay.edges(data="rate_bps")]
-    return min(
-        (
-            sum(rate_bps for u, v, rate_bps in links if part[u] != part[v]) / max(part)
-            for part in _partitions(len(overlay))
-            if max(part) > 0
-        ),
-        default=math.inf,
-    )
 
 
 def attach_leaf(trees: Sequence[Tree], leaf: str, neighbours: Iterable[str]) -> list[Tree]:
@@ -250,40 +190,6 @@ def choose_neighbors(degree_by_member: Sequence[tuple[str, int]], k: int) -> lis
     if k < 1:
         raise ConfigError(f"k: {k} (expected >= 1 neighbour)")
     return [member for member, _ in sorted(degree_by_member, key=lambda pair: pair[1])[:k]]
-
-
-def _overlay(graph: nx.Graph) -> nx.Graph:
-    """A copy in sorted order with all measurements filled in, checked to be connected."""
-    overlay = nx.Graph()
-    overlay.add_nodes_from(sorted(graph))
-    for u, v in sorted((min(link), max(link)) for link in graph.edges):
-        if u == v:
-            continue
-        rate_bps = _measured(graph, u, v, "rate_bps", DEFAULT_RATE_BPS)
-        rtt_s = _measured(graph, u, v, "rtt_s", DEFAULT_RTT_S)
-        if rate_bps == 0:
-            raise PlanInfeasible(f"link {u!r} - {v!r}: rate_bps 0 (expected > 0; drop a dead link)")
-        overlay.add_edge(u, v, rate_bps=rate_bps, seconds_per_bit=1 / rate_bps, hop_s=rtt_s + HOP_S)
-    _check_connected(overlay)
-    return overlay
-
-
-def _measured(graph: nx.Graph, u: str, v: str, name: str, default: float) -> float:
-    value = graph.edges[u, v].get(name)
-    if value is None:
-        return default
-    if not (math.isfinite(value) and value >= 0):
-        raise PlanInfeasible(f"link {u!r} - {v!r}: {name} {value} (expected finite and >= 0)")
-    return float(value)
-
-
-def _check_connected(overlay: nx.Graph) -> None:
-    if not overlay:
-        raise PlanInfeasible("overlay: no nodes (expected at least one)")
-    first = next(iter(overlay))
-    unreached = sorted(set(overlay) - nx.node_connected_component(overlay, first))
-    if unreached:
-        raise PlanInfeasible(f"overlay: no path from {first!r} to {unreached!r} (expected it connected)")
 
 
 def _links_from(overlay: nx.Graph, rate_bps: float) -> nx.Graph:
@@ -418,16 +324,6 @@ def _ways_on(overlay: nx.Graph, path: list[str]) -> Iterator[str]:
     return iter(sorted(unvisited, key=lambda node: (ways_by_node[node], node)))
 
 
-def _partitions(count: int) -> Iterator[list[int]]:
-    """Every partition of `count` items, once: the part of each item, parts numbered by first use."""
-    if count == 0:
-        yield []
-        return
-    for part in _partitions(count - 1):
-        for last in range(max(part, default=-1) + 2):
-            yield [*part, last]
-
-
 def _joining_link(overlay: nx.Graph, impossible: Container[tuple[str, str]]) -> tuple[str, str] | None:
     """Between the two components whose nodes of lowest degree are lowest; None if there is one component."""
     part = {node: number for number, nodes in enumerate(nx.connected_components(overlay)) for node in nodes}
@@ -455,30 +351,3 @@ def _degree_link(
 
 def _sorted_pair(u: str, v: str) -> tuple[str, str]:
     return (u, v) if u < v else (v, u)
-
-
-def _check_tree(label: str, tree: Tree, graph: nx.Graph) -> None:
-    if not (math.isfinite(tree.share) and tree.share > 0):
-        raise PlanInfeasible(f"{label}: share {tree.share} (expected > 0)")
-    if tree.root in tree.parent:
-        raise PlanInfeasible(f"{label}: the root has a parent, {tree.parent[tree.root]!r}")
-    nodes = {tree.root, *tree.parent}
-    if nodes != set(graph):
-        missing, unknown = sorted(set(graph) - nodes), sorted(nodes - set(graph))
-        raise PlanInfeasible(f"{label}: misses {missing!r}, has {unknown!r} that the overlay has not")
-    for child, parent in sorted(tree.parent.items()):
-        if not graph.has_edge(child, parent):
-            raise PlanInfeasible(f"{label}: no link {child!r} - {parent!r} in the overlay")
-    _check_acyclic(label, tree)
-
-
-def _check_acyclic(label: str, tree: Tree) -> None:
-    reaches_root = {tree.root}
-    for node in sorted(tree.parent):
-        walked = []
-        while node not in reaches_root:
-            if node in walked:
-                raise PlanInfeasible(f"{label}: cycle through {node!r}")
-            walked.append(node)
-            node = tree.parent[node]
-        reaches_root.update(walked)

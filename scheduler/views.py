@@ -12,6 +12,7 @@ from ..protocols.errors import PlanInfeasible
 from ..protocols.messages import Electorate, Joining, Link, Member, View, link
 from ..protocols.messages import Tree as WireTree
 from . import sync_plan
+from .trees import Tree, validate
 
 MAX_JOINING = 64  # Named in one view (messages.View): those that come in, and those that have no vote yet.
 
@@ -149,8 +150,8 @@ def with_trees(view: View, graph: nx.Graph, policy: sync_plan.Policy) -> View:
 
     `graph`: the members' part of the overlay, edges with `rate_bps` and `rtt_s` as far as they are known.
     """
-    trees = policy(graph) if len(view.members) > 1 else [sync_plan.Tree(view.members[0].id, {}, 1.0)]
-    sync_plan.validate(trees, graph)
+    trees = policy(graph) if len(view.members) > 1 else [Tree(view.members[0].id, {}, 1.0)]
+    validate(trees, graph)
     members = set(view.member_ids)
     for observer in view.observer_ids:
         hosts = [each for each in view.neighbors(observer) if each in members]

@@ -11,17 +11,19 @@ from hypothesis import strategies as st
 
 from chaosnet.errors import ConfigError, PlanInfeasible
 from chaosnet.scheduler.sync_plan import (
-    DEFAULT_RATE_BPS,
     POLICIES,
-    Tree,
     attach_leaf,
     best_single_tree,
     choose_neighbors,
     custom,
     fapt,
-    packing_bound,
     repair_links,
     ring,
+)
+from chaosnet.scheduler.trees import (
+    DEFAULT_RATE_BPS,
+    Tree,
+    packing_bound,
     throughput_bps,
     validate,
 )
@@ -86,7 +88,7 @@ def rooted_spanning_trees(graph: nx.Graph) -> list[Tree]:
 # --- Every policy ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["single", "fapt"])
+@pytest.mark.parametrize("name", ["single", "fapt", "packed"])
 @given(graph=overlays())
 def test_every_connected_overlay_has_a_valid_plan_below_the_packing_bound(name, graph):
     trees = POLICIES[name](graph)
