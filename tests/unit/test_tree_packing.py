@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaosnet.scheduler.sync_plan import MAX_PACKED_NODES, best_single_tree, fapt, packed
-from chaosnet.scheduler.trees import expected_s, packing_bound, throughput_bps, validate
 from chaosnet.scheduler.tree_packing import MAX_TREES
+from chaosnet.scheduler.trees import expected_s, packing_bound, throughput_bps, validate
 
 MBIT = 1e6
 
