@@ -394,6 +394,7 @@ class Agent:
                 return self._joined_if_ready() + effects
             case ReadingsTaken():
                 self.last_readings = event
+                self.readings.carried(event.carried, now_s)
                 return self.join_news.tick(now_s) if self.join_news else []
         raise TypeError(f"nobody handles {event!r}")
 
@@ -429,7 +430,7 @@ class Agent:
             effects += self._redial(now_s)
         if self.report_at_s is not None and now_s >= self.report_at_s:
             self.report_at_s = now_s + REPORT_EVERY_S
-            effects += self._report(now_s) + self._tell_waits(now_s)
+            effects += self._report(now_s) + self._tell_waits(now_s) + self._measure_again(now_s)
         return effects
 
     def _finish(self, effects: list[Effect], now_s: float) -> list[Effect]:
@@ -1222,6 +1223,14 @@ class Agent:
             lacks=self.sync.lacks() if self.clock.waits_s(now_s) >= LEAST_S else (),
         )
         return self.relay.send(view.scheduler, report) if view.scheduler else []
+
+    def _measure_again(self, now_s: float) -> list[Effect]:
+        """Links that the trees leave out may carry more by now. Of its two ends one asks."""
+        view = self.sync.view
+        if view is None or self.phase is not Phase.MEMBER or self.sync.frozen:
+            return []
+        ours = [peer for peer in view.neighbors(self.me) if peer > self.me and peer in self.relay.peers]
+        return [MeasureLink(peer) for peer in self.readings.stale(ours, now_s)]
 
     def _tell_waits(self, now_s: float) -> list[Effect]:
         """Whom all wait for, if anybody; who is parked has said so."""

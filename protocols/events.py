@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from .messages import Contribution, Message, Range, RateSource
@@ -220,3 +221,5 @@ class ReadingsTaken(Event):
     nic_sent_bytes: int
     nic_received_bytes: int
     counters: dict[str, int]
+    carried: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """Of each peer, since its link opened: bytes sent to it while more waited for it, and for how many seconds."""

@@ -33,7 +33,9 @@ Count = Annotated[int, Meta(ge=0, le=1 << 62)]  # So that the sum of two still f
 Real = Annotated[float, Meta(ge=-1e18, le=1e18)]  # No NaN, and nothing that sums up to infinity.
 Positive = Annotated[float, Meta(ge=0, le=1e18)]
 Bytes = Annotated[bytes, Meta(max_length=4 << 20)]
-RateSource = Literal["", "probe", "iperf3", "replication"]  # How a link's rate was found; "": not at all.
+RateSource = Literal[
+    "", "probe", "iperf3", "replication", "traffic"
+]  # How a link's rate was found; "": not at all.
 Key = Annotated[str, Meta(pattern="^[a-z2-7]{51}[aq]$")]  # A public key: 32 bytes in base32.
 Link = tuple[Id, Id]  # Two node ids, sorted.
 ViewKey = tuple[Count, Count]  # (term, seq): views are ordered by it.
@@ -534,13 +536,15 @@ class NegotiationPlan(Message, frozen=True, kw_only=True):
 
 
 class LinkReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What one end knows of a link; the rate is that of what comes to it. 0 = not measured."""
+    """What one end knows of a link: the rate of what comes to it, and of what it sends. 0 = not measured."""
 
     rtt_min_s: Positive = 0.0
     rtt_median_s: Positive = 0.0
     rate_bps: Positive = 0.0
     rate_age_s: Positive = 0.0
     rate_source: RateSource = ""
+    sent_bps: Positive = 0.0
+    sent_age_s: Positive = 0.0
 
 
 class NeighborsReady(Message, frozen=True, kw_only=True):

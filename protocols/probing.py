@@ -80,7 +80,7 @@ class Prober:
 
     def want(self, peer: str, now_s: float) -> list[Effect]:
         """Measure the link to `peer` when it is its turn; ends in Measured."""
-        if peer not in self.wanted:
+        if peer not in self.wanted and not (self.session and self.session.peer == peer):
             self.wanted.append(peer)
         return self._next(now_s)
 

@@ -1,11 +1,20 @@
-"""What one node knows of its links: round trips of the heartbeats, and the newest rate of what comes in."""
+"""What one node knows of its links: round trips of the heartbeats, and the newest rates of what comes and goes.
+
+What comes is timed when a link is new (probing.py) and while state comes over it. What goes is timed all the while,
+and costs nothing: a link with more waiting for it carries what it can.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .liveness import Liveness
 from .messages import LinkReading, RateSource
+
+ENOUGH_BYTES, ENOUGH_S = 1 << 20, 0.05  # Sent while more waited: from here on they make a rate,
+SOME_BYTES, LONG_S = 1 << 16, 1.0  # or so few in so long.
+STALE_S = 120.0  # A link of which nothing newer is known is measured anew: 1 MiB or 3 each way.
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +24,17 @@ class _Rate:
     source: RateSource
 
 
+_UNKNOWN = _Rate(0.0, 0.0, "")
+
+
 class Readings:
     """Of the open links of one node."""
 
     def __init__(self, liveness: Liveness) -> None:
         self.liveness = liveness
         self.rates: dict[str, _Rate] = {}
+        self.sent: dict[str, _Rate] = {}
+        self.counted: dict[str, tuple[int, float]] = {}  # What the last rate of `sent` was made of, too.
 
     def measured(self, peer: str, rate_bps: float, source: RateSource, now_s: float) -> None:
         """The rate of what comes from `peer`, bit/s; 0, nothing was found out, changes nothing."""
@@ -29,18 +43,41 @@ class Readings:
 
     def closed(self, peer: str) -> None:
         """Another link to it may be another way."""
-        self.rates.pop(peer, None)
+        for known in (self.rates, self.sent, self.counted):
+            known.pop(peer, None)
+
+    def carried(self, totals: Mapping[str, tuple[int, float]], now_s: float) -> None:
+        """As `events.ReadingsTaken.carried`."""
+        for peer, (total, total_s) in totals.items():
+            if peer not in self.liveness.peers:
+                continue
+            before, before_s = self.counted.get(peer, (0, 0.0))
+            sent, took_s = total - before, total_s - before_s
+            if sent < 0 or took_s < 0:  # Another connection, counted from its beginning.
+                self.counted[peer] = (0, 0.0)
+                sent, took_s = total, total_s
+            if (sent >= ENOUGH_BYTES and took_s >= ENOUGH_S) or (sent >= SOME_BYTES and took_s >= LONG_S):
+                self.sent[peer] = _Rate(8 * sent / took_s, now_s, "traffic")
+                self.counted[peer] = total, total_s
+
+    def stale(self, peers: Iterable[str], now_s: float) -> list[str]:
+        """Those of whose links nothing was measured for long."""
+        newest_s = {
+            peer: max((known[peer].at_s for known in (self.rates, self.sent) if peer in known), default=now_s)
+            for peer in peers
+        }
+        return [peer for peer, at_s in newest_s.items() if now_s > at_s + STALE_S]
 
     def of(self, peer: str, now_s: float) -> LinkReading:
         """All that is known of the link to `peer`."""
         rtt_min_s, rtt_median_s = self.liveness.rtt_s(peer)
-        rate = self.rates.get(peer)
-        if rate is None:
-            return LinkReading(rtt_min_s=rtt_min_s, rtt_median_s=rtt_median_s)
+        came, went = self.rates.get(peer, _UNKNOWN), self.sent.get(peer, _UNKNOWN)
         return LinkReading(
             rtt_min_s=rtt_min_s,
             rtt_median_s=rtt_median_s,
-            rate_bps=rate.bps,
-            rate_age_s=max(now_s - rate.at_s, 0.0),
-            rate_source=rate.source,
+            rate_bps=came.bps,
+            rate_age_s=max(now_s - came.at_s, 0.0) if came.bps else 0.0,
+            rate_source=came.source,
+            sent_bps=went.bps,
+            sent_age_s=max(now_s - went.at_s, 0.0) if went.bps else 0.0,
         )

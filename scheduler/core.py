@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+import networkx as nx
 from msgspec.structs import replace
 
 from ..protocols.effects import Effect, Happened, Out, Parked
@@ -56,7 +57,8 @@ from ..protocols.view_change import told_against
 from . import shard_plan, sync_plan, views
 from .admission import Admission, Costs, Wanting, mode
 from .monitor import ClusterMonitor
-from .views import AddJoiners, AddLink, Change, Joiner, Nothing, Promote, Remove, RemoveLink
+from .replanning import Replanning
+from .views import AddJoiners, AddLink, Change, Joiner, Nothing, Promote, Remove, RemoveLink, Replan
 
 REPEAT_EVERY_S = 0.5  # PREPARE and FLUSH are sent again to make up for what was lost with a connection.
 NAMESAKE_S = (
@@ -127,7 +129,9 @@ class Scheduler:
         self.last_flush = 0
         self.last_install: Install | None = None
         self.requests: dict[str, ScaleOutRequest] = {}  # Joiners that are not in a view yet.
+        self.costs = costs
         self.admission = Admission(costs)  # Of those whose links are open.
+        self.replanning = Replanning()
         self.parked = ""
         self.seq = 0
         # Members whose name a later process has asked for: its life, and when it asked first.
@@ -190,6 +194,7 @@ class Scheduler:
                 return self._on_flush_ok(message)
             case Report():
                 self.monitor.report(message, now_s)
+                return self._replan_if_worth_it(now_s)
         return []
 
     def tick(self, now_s: float) -> list[Effect]:
@@ -226,6 +231,7 @@ class Scheduler:
     def switched(self, view: View, now_s: float) -> list[Effect]:
         """The host entered a new view: finish what it was for, go on with the next change."""
         effects = self._tell_joiner(view)
+        self.replanning.entered(now_s)
         known = {*view.node_ids, *self.requests}
         self.out_of_reach = {each for each in self.out_of_reach if known.issuperset(each)}
         self.astray &= view.member_set
@@ -490,9 +496,23 @@ class Scheduler:
         return (self.term, self.seq)
 
     def _planned(self, view: View) -> View:
+        return views.with_trees(view, self._graph(view), self.policy)
+
+    def _graph(self, view: View) -> nx.Graph:
+        """The overlay of a view's members, with what policies may want to know (sync_plan.py)."""
         graph = self.monitor.graph(view.member_ids, view.links)
         graph.graph["roots"] = tuple(tree.root for tree in self.view.trees)
-        return views.with_trees(view, graph, self.policy)
+        graph.graph["result"] = self.costs()[0], self.sync.chunk_count
+        return graph
+
+    def _replan_if_worth_it(self, now_s: float) -> list[Effect]:
+        """Links may carry more or less than when the trees were planned."""
+        result_bytes, step_s = self.costs()
+        if self.busy or self.parked or self.sync.frozen or not result_bytes or step_s is None:
+            return []
+        graph = self._graph(self.view)
+        why = self.replanning.look(self.view, graph, self.policy, result_bytes, step_s, now_s)
+        return self._enqueue(Replan(why=why), now_s) if why else []
 
     def _on_prepare_failed(self, message: PrepareFailed, now_s: float) -> list[Effect]:
         if self.proposal is None or message.key != self.proposal.view.key:
@@ -543,6 +563,8 @@ class Scheduler:
                     self.unwanted.add((a, b))
                 answer = self._answer(change, True, f"the link {a} - {b} is closed")
                 return [*answer, Happened("link-down", f"{a} - {b}", f"now {count}", step)]
+            case Replan(why=why):
+                return [Happened("new plan", self.me, why, step)]
         return []
 
     def _repair(self, view: View) -> list[Effect]:

@@ -32,7 +32,7 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Of one direction of a link: when it was measured, and how ("probe", "iperf3", "replication")."""
+    """Of one direction of a link: when it was measured, and how ("probe", "iperf3", "replication", "traffic")."""
 
     bps: float
     at_s: float
@@ -51,6 +51,12 @@ class LinkRecord:
     def rate_bps(self) -> float:
         """Of the slower direction, as far as it is known: an all-reduce needs both. 0: not measured."""
         return min((rate.bps for rate in self.rates.values()), default=0.0)
+
+    def measured(self, receiver: str, rate: Rate) -> None:
+        """One end says so; the other may have measured it since."""
+        known = self.rates.get(receiver)
+        if known is None or known.at_s <= rate.at_s:
+            self.rates[receiver] = rate
 
     def to(self, receiver: str) -> float:
         """bit/s of what `receiver` gets; if that is not known, of the other direction."""
@@ -126,7 +132,9 @@ class ClusterMonitor:
         record.rtt_min_s = reading.rtt_min_s or record.rtt_min_s
         record.rtt_median_s = reading.rtt_median_s or record.rtt_median_s
         if reading.rate_bps:
-            record.rates[node] = Rate(reading.rate_bps, now_s - reading.rate_age_s, reading.rate_source)
+            record.measured(node, Rate(reading.rate_bps, now_s - reading.rate_age_s, reading.rate_source))
+        if reading.sent_bps:
+            record.measured(peer, Rate(reading.sent_bps, now_s - reading.sent_age_s, "traffic"))
 
     def graph(self, nodes: Iterable[str], links: Iterable[Link]) -> nx.Graph:
         """The overlay as the sync planner wants it: edges with what is known of `rate_bps` and `rtt_s`."""

@@ -24,6 +24,12 @@ MAX_PACKED_NODES = 64
 PACKED_ROOTS = 4
 """Nodes from which trees to pack are grown; each tree is turned to its own centre then."""
 
+SLOW = 4
+"""Links so many times slower than those of the best tree add little, and a chunk takes long over them.
+
+So a plan without them is tried, too.
+"""
+
 FAPT_ROOTS = 4
 """Roots of the "fapt" policy, unless the overlay has fewer nodes.
 
@@ -104,12 +110,19 @@ def packed(graph: nx.Graph) -> list[Tree]:
         return fapt(graph)
     if overlay.number_of_edges() < len(overlay):
         return single  # There is no other tree.
-    paths = _Paths(overlay, "seconds_per_bit")
-    plans = [single, pack(overlay, paths.centres(PACKED_ROOTS), throughput_bps(single, overlay))]
+    best_bps = throughput_bps(single, overlay)
+    plans = [single, _packed(overlay, best_bps)]
+    swift = _links_from(overlay, best_bps / SLOW)
+    if overlay.number_of_edges() > swift.number_of_edges() >= len(swift):
+        plans.append(_packed(swift, best_bps))
     result_bytes, chunks = graph.graph.get("result", (0, 1))
     if not result_bytes:
         return max(plans, key=lambda trees: throughput_bps(trees, overlay))
     return min(plans, key=lambda trees: expected_s(trees, overlay, result_bytes, chunks))
+
+
+def _packed(overlay: nx.Graph, best_bps: float) -> list[Tree]:
+    return pack(overlay, _Paths(overlay, "seconds_per_bit").centres(PACKED_ROOTS), best_bps)
 
 
 def custom(plan_trees: Callable[[nx.Graph], Iterable[Tree]]) -> Policy:

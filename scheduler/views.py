@@ -76,6 +76,13 @@ class RemoveLink(Change):
     lost: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Replan(Change):
+    """The same nodes and links, with trees for what the links carry now. `why`: for people."""
+
+    why: str = ""
+
+
 class Nothing(Exception):
     """The change has nothing to change any more; the text says why."""
 
@@ -109,6 +116,8 @@ def apply_change(
                     f"without the link {each[0]} - {each[1]} the overlay falls into two parts"
                 )
             return _next(view, key, links=left)
+        case Replan():
+            return _next(view, key, view.links)
     raise TypeError(f"nobody applies {change!r}")
 
 

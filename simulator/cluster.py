@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,7 @@ from .network import Machine, Network
 PROBE_PARTS, PROBE_PART = 2, bytes(64 << 10)
 INTACT, DAMAGED = b"as sent", b"damaged"  # What a piece of state holds.
 STORY_LINES = 60
+TIMED_BYTES = 8 << 20
 CLOCK_HZ = 1000 * LIFE_STEP  # Of lives. A restart comes later than the messages of the life before it.
 DATASET = 997  # Samples of an epoch; prime, so that the last step of an epoch is never whole.
 
@@ -145,6 +146,10 @@ class SimCluster(Network[SimNode]):
         self.retract_odds = self.rng.choice([0.0, 0.0, 0.01])
         self.clocks: Callable[[], Clock] = Clock  # Of the machines to come.
         self.slowness: Callable[[], float] = lambda: 1.0  # So much longer they take for a step.
+        self.result_bytes = 0  # That a step sums; 0: nobody knows, so nobody plans by it.
+        self.carried: dict[
+            tuple[str, str], tuple[int, float]
+        ] = {}  # By sender and receiver, as links are timed.
 
     # --- building ---
 
@@ -191,6 +196,7 @@ class SimCluster(Network[SimNode]):
             addresses=(f"{name}:1",),
             chunks=self.chunks,
             policy=POLICIES[self.policy],
+            result_bytes=self.result_bytes,
             life=life,
         )
         agent = Agent(name, settings, random.Random(self.rng.random()))
@@ -229,6 +235,14 @@ class SimCluster(Network[SimNode]):
     def tell(self, name: str, event: ev.Event) -> None:
         """Hand an event to the core of a node, as its loop would."""
         self._event(self.nodes[name], event)
+
+    def carries(self, name: str, rates_bps: Mapping[str, float]) -> None:
+        """A node has found out what its links carry, and reports from now on."""
+        for peer, rate_bps in rates_bps.items():
+            sent, took_s = self.carried.get((name, peer), (0, 0.0))
+            self.carried[name, peer] = sent + TIMED_BYTES, took_s + 8 * TIMED_BYTES / rate_bps
+        totals = {peer: total for (sender, peer), total in self.carried.items() if sender == name}
+        self.tell(name, ev.ReadingsTaken(1.0, 0.0, 100, (1, 100), 0.0, 0, -1.0, 0, 0, {}, totals))
 
     def ask(self, name: str, request: Routed) -> None:
         """Send a request to all, the scheduler among them, from a node."""

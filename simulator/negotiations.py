@@ -32,6 +32,7 @@ BESIDE = (Ping, Pong, Report, Notice)  # No part of any negotiation: heartbeats,
 STEP_S = 0.005
 LONGEST_WINDOW_S = 20.0
 QUIET_S = 1.0
+RESULT_BYTES = 20_000_000
 HEAL_AFTER_S = 3.0
 RESTART_AFTER_S = 0.5
 
@@ -297,6 +298,20 @@ def _lose_link(stage: Stage) -> Callable[[], bool]:
     return over
 
 
+def _replan(stage: Stage) -> Callable[[], bool]:
+    """A link that the trees use has become slow; the scheduler has seen so once, and waits until it is sure."""
+    before = stage.view_of("n1")
+    slow = {*next(iter(before.trees[0].parent.items()))}
+    for node in stage.living():
+        node.agent.settings.result_bytes = RESULT_BYTES
+        peers = sorted(node.agent.relay.peers)
+        stage.carries(node.name, {peer: 1e6 if {peer, node.name} == slow else 1e9 for peer in peers})
+    schedulers = [node.agent.scheduler for node in stage.living() if node.agent.scheduler]
+    stage.until(lambda: any(each.replanning.worth for each in schedulers))
+    stage.begin()
+    return lambda: stage.view_of("n1").key > before.key
+
+
 def _switch_twice(stage: Stage) -> Callable[[], bool]:
     """A node leaves while another joins: the views follow each other without a pause."""
     leaver = stage.founders[-1]
@@ -366,6 +381,7 @@ NEGOTIATIONS = {
         Negotiation("connect-link", 3, _connect_link, TRAINING | OPENING | LINK | {"ConnectLinkRequest"}),
         Negotiation("disconnect-link", 3, _disconnect_link, TRAINING | LINK | {"DisconnectLinkRequest"}),
         Negotiation("lost-link", 3, _lose_link, TRAINING | OPENING | FLUSH | {"Echo", "EchoReply", "AbortRequest"}),
+        Negotiation("new-plan", 3, _replan, TRAINING | {"Prepare"}),
         Negotiation("view-switches", 3, _switch_twice, TRAINING | STREAMING | LEAVE, joiners=1),
         Negotiation("election", 3, _election, FLUSH | {"VoteRequest", "VoteReply", "LinkNews"}),
         Negotiation("lost-member", 3, _lose_member, FLUSH | {"AbortRequest", "LinkNews"}),

@@ -29,6 +29,7 @@ AIMS = (
     "LinkNews",
 )  # fmt: skip
 FREQUENT = {"Up", "Down", "Ready", "Commit", "Shard", "LinkNews"}
+RATES_BPS = 10e6, 100e6, 1000e6
 SILENCES_S = 0.2, 3.0
 PERSONS = 4  # Nodes that are told in the end to go on: one may wait for more than the one before.
 RARE_ODDS = 0.3  # Of a crash at a message that most runs see only a few times.
@@ -67,6 +68,10 @@ class RandomRun:
         policy = self.rng.choice(["single", "fapt"])
         self.sim = SimCluster(seed, chunks, policy, record)
         self.sim.clocks = _clocks(random.Random(f"clocks {seed}"))
+        self.links = random.Random(f"links {seed}")
+        self.timed = self.links.random() < 0.15  # Links are, and the trees follow them.
+        if self.timed:
+            self.sim.policy, self.sim.result_bytes = self.links.choice([policy, "packed"]), 20_000_000
         self.size = min(self.rng.randint(*nodes), self.rng.randint(*nodes))  # The smaller ones are quicker.
         self.crashes = self.joins = self.leaves = self.rejoins = 0
         self.max_crashes = self.rng.choice([0, 1, 2, 4])
@@ -199,6 +204,8 @@ class RandomRun:
     def _fault(self) -> None:
         rng, sim = self.rng, self.sim
         active = sorted(node.name for node in sim.active())
+        for name in active if self.timed else ():
+            self._time_links(name)
         kind = rng.choice(FAULTS)
         if self.person_odds and self.dying.random() < self.person_odds:
             self._person()
@@ -235,6 +242,11 @@ class RandomRun:
                 sim.later(self.dying.uniform(0.1, 1.0), lambda: self._strike_down(pair[0]))
         elif kind == "link" and len(active) > 2:
             self._change_link(*rng.sample(active, 2))
+
+    def _time_links(self, name: str) -> None:
+        """Its links may have become faster or slower."""
+        peers = sorted(self.sim.nodes[name].agent.relay.peers)
+        self.sim.carries(name, {peer: self.links.choice(RATES_BPS) for peer in peers})
 
     def _pause(self, name: str, seconds: float) -> None:
         if not self.sim.nodes[name].paused:

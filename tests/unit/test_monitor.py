@@ -107,3 +107,12 @@ def test_what_was_not_measured_this_time_stays(measured):
     measured.reading("b", "a", reading(rtt_s=0.001), 20.0)
     (row,) = measured.status(now_s=20.0)["links"]
     assert (row["rate_mbit"], row["rate_age_s"], row["rtt_min_ms"]) == (100.0, 12.0, 1.0)
+
+
+def test_of_two_ends_that_have_measured_a_direction_the_later_counts(measured):
+    measured.reading("a", "b", LinkReading(sent_bps=50e6, sent_age_s=1.0), 20.0)
+    row = measured.status(20.0)["links"][0]
+    assert (row["rate_mbit"], row["rate_source"], row["rate_age_s"]) == (50.0, "traffic", 1.0)
+    assert row["rate_back_mbit"] == 20.0
+    measured.reading("b", "a", reading(100e6, age_s=5.0), 20.0)
+    assert measured.status(20.0)["links"][0]["rate_mbit"] == 50.0

@@ -814,3 +814,24 @@ def test_an_observer_stays_if_any_member_left_can_serve_it():
     assert (view.observer_ids, view.links) == (("o",), (("b", "c"), ("b", "o")))
     view = views.survivors(base, {"b", "c", "o"}, {("b", "c")}, (2, 2), "b")
     assert (view.observer_ids, view.links) == ((), (("b", "c"),))
+
+
+def test_when_a_link_becomes_slow_the_same_view_is_proposed_with_other_trees(bench):
+    bench.scheduler.costs = lambda: (20_000_000, 1.0)
+    slow = {*next(iter(bench.sync.view.trees[0].parent.items()))}
+    before, told = bench.sync.view, []
+    for second in range(20):
+        bench.now_s = float(second)
+        for node in "abc":
+            readings = {
+                peer: LinkReading(sent_bps=1e6 if {node, peer} == slow else 1e9) for peer in {*"abc"} - {node}
+            }
+            told += bench.receive(node, Report(node=node, readings=readings))[1]
+        if told:
+            break
+    assert 4 <= second < 10
+    [(_, prepare)] = told
+    assert all({*each} != slow for tree in prepare.view.trees for each in tree.parent.items())
+    assert replace(prepare.view, seq=1, trees=()) == replace(before, trees=())
+    [happened] = bench.enter(prepare.view, step=11)
+    assert happened.kind == "new plan"

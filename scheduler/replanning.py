@@ -1,0 +1,72 @@
+"""Whether other trees are worth a change of view, now that links carry more or less than when these were planned.
+
+A change of trees costs training nothing (it travels with a step), but it costs everybody a view, and rates are noisy.
+So the all-reduce has to become shorter by a share of its own time and of a whole step's, and twice in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import networkx as nx
+
+from ..protocols.messages import Link, View
+from .sync_plan import Policy
+from .trees import Tree, expected_s
+
+LOOK_EVERY_S = 1.0  # As rates are reported.
+SETTLE_S = 4.0  # After a change of view: what was measured before it says little of what it loads.
+GAIN = 0.15  # Of the all-reduce's time, at least.
+GAIN_OF_STEP = 0.03
+SAME = 0.1  # Rates that differ by less since the last look are not looked at again.
+
+
+@dataclass(slots=True)
+class Replanning:
+    """One scheduler's looks at its plan."""
+
+    look_at_s: float = 0.0
+    seen_bps: Mapping[Link, float] = field(default_factory=dict)  # When nothing better was found.
+    worth: str = ""  # What the last look has found.
+
+    def entered(self, now_s: float) -> None:
+        """Another view is in force, with trees of its own."""
+        self.look_at_s, self.seen_bps, self.worth = now_s + SETTLE_S, {}, ""
+
+    def look(
+        self, view: View, graph: nx.Graph, policy: Policy, result_bytes: int, step_s: float, now_s: float
+    ) -> str:
+        """What other trees would bring, for people; "" if that is not worth it, or not sure yet.
+
+        Args:
+            graph: The members' overlay with its present rates, and "result" (sync_plan.packed).
+            step_s: What a step usually takes.
+        """
+        if now_s < self.look_at_s or view.observers or view.joining:
+            return ""
+        self.look_at_s = now_s + LOOK_EVERY_S
+        rates_bps = {(u, v): rate_bps for u, v, rate_bps in graph.edges(data="rate_bps", default=0.0)}
+        if not self.worth and self._is_like(rates_bps):
+            return ""
+        before, self.worth = self.worth, _gain(view, graph, policy, result_bytes, step_s)
+        self.seen_bps = {} if self.worth else rates_bps
+        return self.worth if before else ""
+
+    def _is_like(self, rates_bps: Mapping[Link, float]) -> bool:
+        seen = self.seen_bps
+        return rates_bps.keys() == seen.keys() and all(
+            abs(rate_bps - seen[each]) <= SAME * seen[each] for each, rate_bps in rates_bps.items()
+        )
+
+
+def _gain(view: View, graph: nx.Graph, policy: Policy, result_bytes: int, step_s: float) -> str:
+    chunks = graph.graph["result"][1]
+    present = [Tree(tree.root, tree.parent, tree.share) for tree in view.trees]
+    now_s = expected_s(present, graph, result_bytes, chunks)
+    if now_s <= GAIN_OF_STEP * step_s:
+        return ""
+    then_s = expected_s(policy(graph), graph, result_bytes, chunks)
+    if now_s - then_s <= max(GAIN * now_s, GAIN_OF_STEP * step_s):
+        return ""
+    return f"sums over other links: they are to take {then_s:.2g} s and not {now_s:.2g} s"

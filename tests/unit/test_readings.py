@@ -1,0 +1,66 @@
+"""`chaosnet.protocols.readings`: rates of links, from what passes anyway."""
+
+import pytest
+
+from chaosnet.protocols.liveness import Liveness
+from chaosnet.protocols.readings import STALE_S, Readings
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def readings():
+    liveness = Liveness()
+    liveness.opened("b", 0.0)
+    return Readings(liveness)
+
+
+def test_what_was_sent_while_more_waited_makes_a_rate(readings):
+    readings.carried({"b": (10 * MIB, 1.0)}, 5.0)
+    found = readings.of("b", 7.0)
+    assert found.sent_bps == 80 * MIB
+    assert found.sent_age_s == 2.0
+    assert found.rate_bps == 0
+
+
+def test_a_rate_is_made_of_what_came_since_the_last(readings):
+    readings.carried({"b": (10 * MIB, 1.0)}, 5.0)
+    readings.carried({"b": (12 * MIB, 3.0)}, 6.0)
+    assert readings.of("b", 6.0).sent_bps == 8 * MIB
+
+
+def test_too_little_waits_for_more(readings):
+    readings.carried({"b": (MIB, 0.04)}, 5.0)
+    assert readings.of("b", 5.0).sent_bps == 0
+    readings.carried({"b": (2 * MIB, 0.08)}, 6.0)
+    assert readings.of("b", 6.0).sent_bps == 8 * 2 * MIB / 0.08
+
+
+def test_little_in_a_long_time_is_a_slow_link(readings):
+    readings.carried({"b": (100_000, 2.0)}, 5.0)
+    assert readings.of("b", 5.0).sent_bps == 400_000
+
+
+def test_another_connection_is_counted_from_its_beginning(readings):
+    readings.carried({"b": (10 * MIB, 1.0)}, 5.0)
+    readings.carried({"b": (4 * MIB, 2.0)}, 6.0)
+    assert readings.of("b", 6.0).sent_bps == 16 * MIB
+
+
+def test_a_link_that_has_closed_says_nothing(readings):
+    readings.carried({"b": (10 * MIB, 1.0), "stranger": (10 * MIB, 1.0)}, 5.0)
+    readings.closed("b")
+    assert readings.of("b", 5.0).sent_bps == 0
+    assert readings.sent == readings.counted == {}
+
+
+def test_a_link_is_stale_when_neither_direction_was_measured_for_long(readings):
+    readings.measured("b", 1e6, "probe", 0.0)
+    assert readings.stale(["b"], STALE_S) == []
+    assert readings.stale(["b"], STALE_S + 1) == ["b"]
+    readings.carried({"b": (10 * MIB, 1.0)}, STALE_S)
+    assert readings.stale(["b"], STALE_S + 1) == []
+
+
+def test_a_link_that_was_never_measured_is_not_measured_again(readings):
+    assert readings.stale(["b"], 10 * STALE_S) == []
