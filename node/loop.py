@@ -618,6 +618,7 @@ class NodeLoop:
                     nic_sent_bytes=traffic.sent,
                     nic_received_bytes=traffic.received,
                     counters=self._counted(),
+                    carried=self.transport.carried(),
                 )
             )
         )

@@ -7,6 +7,11 @@ import tempfile
 import threading
 
 import pytest
+from hypothesis import settings
+
+# No test is judged by the time it takes: the machine may be doing something else.
+settings.register_profile("chaosnet", deadline=None)
+settings.load_profile("chaosnet")
 
 _config = tempfile.TemporaryDirectory(prefix="chaosnet-tests-")  # Removed when the tests end.
 os.environ["XDG_CONFIG_HOME"] = _config.name

@@ -147,7 +147,7 @@ def test_optimizer_state_of_only_some_parameters_arrives_at_the_same_ones():
     assert new.state.state_hash() == old.state.state_hash()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_ranges_of_any_size_in_any_order_give_the_same_state(data):
     old, new = odd_run(seed=1), odd_run(seed=2)
