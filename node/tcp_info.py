@@ -29,7 +29,8 @@ _FIELDS = struct.Struct("=120xQ40xQQ")
 class Carried:
     """Of one connection since it began.
 
-    `busy_s`: it had something unsent or unacknowledged. `limited_s`: of that, the other end's window was full.
+    `busy_s`: it had something unsent or unacknowledged. `limited_s`: of that, the other end's window was full. Both
+    count in the kernel's ticks (1 to 10 ms).
     """
 
     bytes_acked: int
