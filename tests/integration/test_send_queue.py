@@ -221,6 +221,17 @@ async def test_a_void_attempt_is_taken_back_but_for_what_libzmq_has() -> None:
             assert len(came) == 40 - taken and unsent(a, "b") == 0
 
 
+@real
+async def test_what_waits_goes_on_though_the_word_that_there_is_room_was_lost() -> None:
+    async with nodes("a", "b") as [a, b], blocked_path(a, b, True) as path:
+        for _ in range(20):
+            a[0].send_bulk("b", b"h", bytes(MIB))
+        await asyncio.sleep(0.1)
+        asyncio.get_running_loop().remove_reader(bulk_of(a, "b").port.socket.fileno())
+        path.free.set()
+        await b[1].until("bulk", times=20)
+
+
 # --- ends -----------------------------------------------------------------------------------------------
 
 
