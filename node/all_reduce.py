@@ -27,6 +27,7 @@ from ..protocols.effects import (
 )
 from ..protocols.errors import RemoteProtocolError
 from ..protocols.messages import Down, Up
+from .outgoing import Rank
 
 BLOCK_ELEMENTS = 32 << 10  # 128 KiB of float32: several of them fit into a core's cache.
 MAX_PARTS = 4  # Of children, kept unadded per chunk.
@@ -52,7 +53,7 @@ class AllReduce:
     """Adds, keeps and sends chunks.
 
     Args:
-        send_bulk: The transport's: (peer, header, payload, copy=...).
+        send_bulk: The transport's: (peer, header, payload, rank=..., tag=...).
         guarded: Look at what children send (docs/guard.md).
         counters: Where parts that are dropped are counted.
     """
@@ -90,8 +91,9 @@ class AllReduce:
             case Accumulate(chunk, payload):
                 self._accumulate(chunk, payload)
             case SendUp(key, step, chunk, parent, weight, own):
-                header = encode(Up(key=key, step=step, chunk=chunk, weight=weight))
-                self.send_bulk(parent, header, _bytes(self._sum(chunk, own)) if weight else None)
+                message = Up(key=key, step=step, chunk=chunk, weight=weight)
+                payload = _bytes(self._sum(chunk, own)) if weight else None
+                self.send_bulk(parent, encode(message), payload, rank=Rank.UP, tag=message)
             case FinishChunk(step, chunk, weight, own):
                 self._finish(step, chunk, weight, own)
             case AdoptChunk(step, chunk, payload):
@@ -154,12 +156,13 @@ class AllReduce:
         self.results.setdefault(step, {})[chunk] = result
 
     def _send_down(self, effect: SendDown) -> None:
-        header = encode(Down(key=effect.key, step=effect.step, chunk=effect.chunk, weight=effect.weight))
+        message = Down(key=effect.key, step=effect.step, chunk=effect.chunk, weight=effect.weight)
+        header = encode(message)
         payload = effect.payload
         if payload is None and effect.weight:
             payload = _bytes(self.results[effect.step][effect.chunk])
         for peer in effect.peers:
-            self.send_bulk(peer, header, payload if effect.weight else None)
+            self.send_bulk(peer, header, payload if effect.weight else None, rank=Rank.DOWN, tag=message)
 
     def _array(self, chunk: int, payload: zmq.Frame) -> Array:
         return np.frombuffer(payload.buffer, dtype=self.own[chunk].dtype)

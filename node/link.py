@@ -14,6 +14,7 @@ from ..protocols.codec import decode
 from ..protocols.errors import MalformedMessage, VersionMismatch
 from ..protocols.messages import Envelope, Hello, Introduction
 from .endpoint import ANY_HOST, Endpoint
+from .outgoing import Outgoing
 from .strangers import Accepted
 
 MAX_FRAMES = 2
@@ -35,6 +36,8 @@ class Port:
     rank: int  # Lower is read first.
     conn: Conn | None  # None: the ROUTER, shared by all accepted connections.
     connected: bool = False
+    fd: int = -1  # Of a connection that we dialled, while it is there.
+    blocked: dict[Conn, None] = field(default_factory=dict)  # Its connections with something queued.
     lost: list[Conn | Accepted] = field(default_factory=list)  # To act upon once the socket is read empty.
     failure: str = ""  # Of its handshake.
 
@@ -49,8 +52,14 @@ class Conn:
     route: bytes | None = None  # At the ROUTER; None for a DEALER of our own.
     accepted: Accepted | None = None
     hello: Hello | None = None  # What it said.
+    queue: Outgoing = field(default_factory=Outgoing)
     said_bye: bool = False
     lost: bool = False
+
+    @property
+    def fd(self) -> int:
+        """libzmq's descriptor; -1 if there is none."""
+        return self.accepted.fd if self.accepted else self.port.fd
 
 
 @dataclass(eq=False, slots=True)

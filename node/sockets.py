@@ -23,6 +23,9 @@ MAX_FRAME_BYTES = 64 << 20  # libzmq drops a connection that announces more, bef
 # More do not move 1 to 4 MiB frames faster over loopback (measured, 2 cores). With one, a monitor's ACCEPTED
 # always comes before the first frame of that connection.
 IO_THREADS = 1
+# Messages that libzmq has for one connection, besides the one that it is sending: enough to go on with until we have
+# heard that there is room, and few that nothing can overtake. At least a Hello and a Bye.
+SEND_AHEAD = 2
 MAX_SOCKETS = 8192  # Four for each peer we dial: two DEALERs and their monitors.
 HANDSHAKE_MS = round(1000 * HELLO_S)  # libzmq's own limit to its part of the handshake.
 ROUTER_RANK, CONTROL_RANK, BULK_RANK = 1, 0, 2
@@ -101,7 +104,7 @@ class Sockets:
         """Every data socket is made here, so every one has the same bounds."""
         socket = self.context.socket(kind)
         socket.set(zmq.IPV6, ":" in end.host)
-        socket.set(zmq.SNDHWM, 0)  # The credits of the protocols bound what is queued.
+        socket.set(zmq.SNDHWM, SEND_AHEAD)
         socket.set(zmq.RCVHWM, 0)
         socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)

@@ -8,16 +8,15 @@ are too many: who is honest says Hello within a round trip, so a flood of silent
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import zmq
 
 from .curve import MALFORMED, why_refused
+from .tcp_info import borrowed
 
 MAX_STRANGERS = 512
 MAX_STRANGERS_PER_HOST = 128
@@ -181,23 +180,10 @@ class Door:
             hang_up(who)
 
 
-@contextlib.contextmanager
-def _borrowed(fd: int) -> Iterator[socket.socket]:
-    """libzmq's connection as a socket of ours; raises OSError if there is none any more."""
-    copy = os.dup(fd)
-    try:
-        ours = socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        raise
-    with ours:
-        yield ours
-
-
 def peer_of(fd: int) -> tuple[str, int]:
     """Host and port at the other end of libzmq's descriptor; ("?", 0) if it has been closed."""
     try:
-        with _borrowed(fd) as connection:
+        with borrowed(fd) as connection:
             host, port, *_ = connection.getpeername()
             return str(host), int(port)
     except (OSError, ValueError):
@@ -206,7 +192,7 @@ def peer_of(fd: int) -> tuple[str, int]:
 
 def hang_up(connection: Accepted) -> None:
     """End it, unless its descriptor is another connection's by now."""
-    with contextlib.suppress(OSError), _borrowed(connection.fd) as ours:
+    with contextlib.suppress(OSError), borrowed(connection.fd) as ours:
         if ours.getpeername()[:2] == connection.peer:
             ours.shutdown(socket.SHUT_RDWR)
 

@@ -11,8 +11,12 @@ either is
 
 and the first on each, both ways, is a Hello. The acceptor answers once it has heard both, and reports the
 link. The dialer reports it at the first answer, which says that both were heard (ZMTP's own handshake tried
-the way back), so that nothing else can reach it before. Whoever says Bye reads on until it is answered:
-closing never resets a connection under words still on their way. Then the dialer, who alone can, closes.
+the way back), so that nothing else can reach it before.
+
+What is to be sent waits in a queue of ours, one per connection (outgoing.py), until libzmq has room for it; libzmq is
+asked again when it says so, and every few milliseconds. Whoever says Bye does so after all that is queued, and
+reads on until it is answered: closing never resets a connection under words still on their way. Then the dialer,
+who alone can, closes.
 
 A monitor and its socket (sockets.py) are two queues: a disconnection is acted upon only when the socket has been
 read empty after it, so what a dead peer sent is delivered first.
@@ -35,7 +39,7 @@ from ..protocols.errors import ConfigError, LocalProtocolError, MalformedMessage
 from ..protocols.events import ITSELF
 from ..protocols.keyring import Keyring, Verdict
 from ..protocols.messages import Bye, Hello
-from . import clock, curve
+from . import clock, curve, tcp_info
 from .curve import MALFORMED
 from .endpoint import Endpoint
 from .keys import KeyPair
@@ -54,10 +58,13 @@ from .link import (
     size_of,
     where,
 )
+from .outgoing import Item, Rank
 from .sockets import HANDSHAKE_FAILED, MAX_FRAME_BYTES, Sockets, monitored
 from .strangers import Accepted, Door
+from .tcp_info import Carried
 
 READS_PER_TURN = 256  # Of one socket, before the others and the loop get their turn.
+RETRY_S = 0.005  # A word of libzmq's that there is room can be lost on another call to it; then this helps.
 BULK_TURN_S = 0.002  # Time the sink may spend on bulk in one turn; control waits at most this and one item.
 CHECK_S = 1.5  # From `check` until nobody has answered; less than a joiner waits for its links.
 LINGER_S = 1.0  # Time for what is queued to leave, and for our Bye to be answered.
@@ -141,7 +148,7 @@ class Transport:
         self._zap: curve.Zap | None = None
         self._inbox: deque[Callable[[], None]] = deque()  # Calls to the sink; bulk is bounded by credits.
         self._foreign: Counter[str] = Counter()
-        self._turn_is_due = False
+        self._turn_is_due = self._retry_is_due = False
         self._closed = False
 
     async def start(self) -> None:
@@ -211,17 +218,40 @@ class Transport:
     def send(self, peer: str, body: bytes) -> bool:
         """Queue a control message; False if there is no link. In order, without loss while the link lives."""
         assert body, "an empty body is not a message"
-        return self._send(peer, False, body, None, True)
+        return self._send(peer, False, body)
 
-    def send_bulk(self, peer: str, header: bytes, payload: Any = None, *, copy: bool = False) -> bool:
+    def send_bulk(
+        self,
+        peer: str,
+        header: bytes,
+        payload: Any = None,
+        *,
+        copy: bool = False,
+        rank: Rank = Rank.STATE,
+        tag: Any = None,
+    ) -> bool:
         """Queue bulk bytes, contiguous or a `zmq.Frame` that came in; False if there is no link.
 
+        What has a lower `rank` is sent first; within one, in order. `tag`: for `forget_bulk`.
         Unless `copy`, `payload` is sent from where it lies: keep it unchanged until the receiver says that
-        it has it. Nothing here bounds the queue, the credits of the protocols do: a bound of ours
-        (SNDHWM) could only block the loop or drop.
+        it has it. Nothing here bounds the queue, the credits of the protocols do: a bound of ours could only
+        block the loop or drop.
         """
         assert header, "an empty header is the transport's own mark"
-        return self._send(peer, True, header, payload, copy)
+        if copy and payload is not None and not isinstance(payload, bytes):
+            payload = payload.bytes if isinstance(payload, zmq.Frame) else memoryview(payload).tobytes()
+        return self._send(peer, True, header, payload, rank, tag)
+
+    def forget_bulk(self, is_void: Callable[[Any], bool]) -> int:
+        """Take back what has a tag that is void, unless libzmq has it already. Returns: how many items."""
+        links = [link for peer in self._peers.values() for link in peer.links]
+        return sum(link.bulk.queue.forget(is_void) for link in links if link.bulk)
+
+    def carried(self) -> dict[str, Carried]:
+        """What the bulk connection of the link in use has carried, by peer; {} where the kernel does not tell."""
+        links = {name: peer.link() for name, peer in self._peers.items()}
+        found = {name: tcp_info.carried(link.bulk.fd) for name, link in links.items() if link and link.bulk}
+        return {name: each for name, each in found.items() if each}
 
     def close_peer(self, peer: str, reason: str) -> None:
         """Say Bye to `peer` after all that is queued; `closed` follows at once, the sockets' end later."""
@@ -248,7 +278,7 @@ class Transport:
             self.close_peer(name, reason)
         for link in list(self._dialling.values()):
             for conn in link.conns():  # It may have opened the link by now.
-                self._put(conn, _OURS, encode(Bye(reason=reason)))
+                self._bye(conn, reason)
             self._dial_failed(link, reason)
         self._inbox.clear()
         self.incarnation = secrets.token_hex(8)
@@ -262,7 +292,7 @@ class Transport:
                 self.close_peer(peer.name, reason)
         for link in list(self._dialling.values()):
             for conn in link.conns():
-                self._put(conn, _OURS, encode(Bye(reason=reason)))
+                self._bye(conn, reason)
             self._dial_failed(link, reason)
 
     def close(self, linger_s: float = LINGER_S) -> None:
@@ -274,8 +304,11 @@ class Transport:
         for link in [*links, *self._dialling.values()]:  # Who is dialled may have opened the link already.
             link.set_timer(None)
             for conn in link.conns():
-                self._put(conn, _OURS, encode(Bye(reason="this node closes")))
+                self._bye(conn, "this node closes")
         self._inbox.clear()
+        until_s = time.monotonic() + linger_s
+        self._flush_all(until_s)
+        linger_s = max(0.0, until_s - time.monotonic())
         for port in list(self._sockets.open):
             self._sockets.shut(port, linger_s)
         if self._zap:
@@ -295,6 +328,7 @@ class Transport:
                     "bytes_in": peer.bytes_in,
                     "bytes_out": peer.bytes_out,
                     "queued": peer.queued,
+                    "unsent": sum(len(conn.queue) for link in peer.links for conn in link.conns()),
                 }
                 for name, peer in sorted(self._peers.items())
             },
@@ -330,7 +364,15 @@ class Transport:
 
     # --- sending ---------------------------------------------------------------------------------
 
-    def _send(self, name: str, bulk: bool, first: bytes, payload: Any, copy: bool) -> bool:
+    def _send(
+        self,
+        name: str,
+        bulk: bool,
+        first: bytes,
+        payload: Any = None,
+        rank: Rank = Rank.STATE,
+        tag: Any = None,
+    ) -> bool:
         peer = self._peers.get(name)
         if peer is None or self._closed:
             return False
@@ -340,35 +382,92 @@ class Transport:
         while link := peer.link():
             conn = link.bulk if bulk else link.control
             assert conn is not None
-            if self._put(conn, first, payload, copy):
+            if self._put(conn, first, payload, rank, tag):
                 peer.messages_out += 1
                 peer.bytes_out += len(first) + size
                 return True
         return False
 
-    def _put(self, conn: Conn, first: bytes, second: Any = None, copy: bool = True) -> bool:
+    def _put(
+        self, conn: Conn, first: bytes, second: Any = None, rank: Rank = Rank.STATE, tag: Any = None
+    ) -> bool:
         """Queue one item on a connection; False if that turns out to be gone."""
-        if conn.port not in self._sockets.open:
+        if conn.lost or conn.port not in self._sockets.open:
             return False
-        socket = conn.port.socket
-        more = zmq.NOBLOCK | zmq.SNDMORE
+        conn.queue.push(rank, first, second, tag)
+        self._drain(conn)
+        # Sending may take the wake-up that a received message had left in the socket's descriptor.
+        self._wake(conn.port)
+        return not conn.lost
+
+    def _bye(self, conn: Conn, reason: str, spare: bool = False) -> None:
+        self._put(conn, _OURS, encode(Bye(reason=reason, spare=spare)), Rank.BYE)
+
+    def _drain(self, conn: Conn) -> bool:
+        """Give libzmq what is queued, as far as it takes it. Returns: did it take any?"""
+        queue, before = conn.queue, len(conn.queue)
         try:
-            if conn.route is not None:
-                socket.send(conn.route, more)
-            if second is None:
-                socket.send(first, zmq.NOBLOCK)
-            else:
-                socket.send(first, more)
-                socket.send(second, zmq.NOBLOCK, copy=copy)
+            while queue:
+                self._hand_over(conn, queue.next())
+                queue.pop()
+        except zmq.Again:  # Of the first frame: libzmq takes all of an item, or nothing.
+            conn.port.blocked[conn] = None
+            self._retry_soon()
         except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+            if error.errno != zmq.EHOSTUNREACH:
                 raise
             self._read_monitor(conn.port)  # It knows why, and has perhaps not been read yet.
             self._lost(conn)
-            return False
-        # Sending may take the wake-up that a received message had left in the socket's descriptor.
-        self._wake(conn.port)
-        return True
+        else:
+            conn.port.blocked.pop(conn, None)
+        return len(queue) < before
+
+    def _hand_over(self, conn: Conn, item: Item) -> None:
+        socket, more = conn.port.socket, zmq.NOBLOCK | zmq.SNDMORE
+        if conn.route is not None:
+            socket.send(conn.route, more)
+        if item.second is None:
+            socket.send(item.first, zmq.NOBLOCK)
+        else:
+            socket.send(item.first, more)
+            socket.send(item.second, zmq.NOBLOCK, copy=False)
+
+    def _flush(self, port: Port) -> None:
+        """Go on with the queues of a port that libzmq had no room for."""
+        if not port.blocked:
+            return
+        port.socket.get(zmq.EVENTS)  # Or libzmq would look for room only now and then.
+        sent = [self._drain(conn) for conn in list(port.blocked)]
+        if any(sent) or int(port.socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            self._wake(port)
+
+    def _flush_all(self, until_s: float) -> None:
+        """Of `close`: blocks until libzmq has all that is queued."""
+        while time.monotonic() < until_s:
+            poller = zmq.Poller()
+            for port in (blocked := [port for port in self._sockets.open if port.blocked]):
+                poller.register(port.socket.fileno(), zmq.POLLIN)
+            if not blocked:
+                return
+            poller.poll(round(1000 * RETRY_S))
+            for port in blocked:
+                self._flush(port)
+
+    def _retry_soon(self) -> None:
+        if not self._retry_is_due and not self._closed:
+            self._retry_is_due = True
+            self._loop.call_later(RETRY_S, self._retry)
+
+    def _retry(self) -> None:
+        self._retry_is_due = False
+        for port in self._sockets.open:
+            if port.blocked:
+                self._wake(port)
+
+    def _forget(self, conn: Conn) -> None:
+        """Nothing more is sent over it."""
+        conn.queue.clear()
+        conn.port.blocked.pop(conn, None)
 
     def _hello(self, check: bool = False) -> bytes:
         return encode(
@@ -403,6 +502,7 @@ class Transport:
             for port in sorted(self._ready, key=lambda port: port.rank):
                 if port in self._sockets.open:  # Serving another may have shut it.
                     self._serve(port)
+                    self._flush(port)
             self._deliver(time.monotonic() + BULK_TURN_S)  # The loop's own time may stand still.
         finally:  # Also when the sink raised: the descriptors say nothing twice.
             if self._ready & self._sockets.open or self._inbox:
@@ -444,10 +544,13 @@ class Transport:
                 if gone := self._door.event(event, value, time.monotonic()):
                     port.lost.append(gone)
             elif event == zmq.EVENT_CONNECTED:
-                port.connected = True
+                port.connected, port.fd = True, value
+                if port.conn.bulk:
+                    tcp_info.bound_unsent(value)
             elif event & HANDSHAKE_FAILED:
                 port.failure = curve.why_dial_failed(event, value, self.keys is not None)
             else:  # Closed, to be retried (in an hour) or disconnected: it is over.
+                port.fd = -1
                 port.lost.append(port.conn)
 
     def _sweep(self) -> None:
@@ -513,8 +616,11 @@ class Transport:
         except (MalformedMessage, ConfigError) as error:
             self._refuse(accepted, host, MALFORMED, str(error))
             return
-        # Answer, so that the dialer can name what does not fit: both versions, both clusters.
-        self._put(Conn(port, False, Link(False, host), route), _OURS, self._hello())
+        # Answer, so that the dialer can name what does not fit: both versions, both clusters. If there is room: who
+        # asks without end and reads nothing fills no queue.
+        answered = Conn(port, False, Link(False, host), route)
+        self._put(answered, _OURS, self._hello())
+        self._forget(answered)
         if accepted and hello and (hello.incarnation == self.incarnation or not reason):
             accepted.settled = True  # We dialled ourselves, and hear of it there; or it was a check.
             return
@@ -544,6 +650,7 @@ class Transport:
         conn = Conn(port, route.startswith(b"b"), link, route, accepted, hello)
         if conn.bulk:
             link.bulk = conn
+            tcp_info.bound_unsent(conn.fd)
         else:
             link.control = conn
         self._conns[route] = conn
@@ -558,7 +665,7 @@ class Transport:
             return
         if rival := self._rival(hello):
             for each in link.conns():
-                self._put(each, _OURS, encode(rival))
+                self._put(each, _OURS, encode(rival), Rank.BYE)
                 if each.accepted:
                     each.accepted.settled = True
             self._bury(link)
@@ -654,7 +761,7 @@ class Transport:
 
     def _dial_timed_out(self, link: Link) -> None:
         for conn in link.conns():  # It may have opened the link by now.
-            self._put(conn, _OURS, encode(Bye(reason="your answer came too late")))
+            self._bye(conn, "your answer came too late")
         self._dial_failed(link, f"no answer in {CHECK_S if link.check else self.dial_timeout_s:g} s")
 
     def _dial_failed(self, link: Link, reason: str, final: bool = False) -> None:
@@ -669,8 +776,7 @@ class Transport:
 
     def _say_bye(self, link: Link, reason: str, spare: bool = False) -> None:
         for conn in link.conns():
-            if not conn.lost:
-                self._put(conn, _OURS, encode(Bye(reason=reason[:1000], spare=spare)))
+            self._bye(conn, reason[:1000], spare)
         self._finish(link, clean=True, state=State.CLOSING)
         link.set_timer(self._loop.call_later(LINGER_S, self._bury, link))
 
@@ -678,7 +784,8 @@ class Transport:
         link = conn.link
         conn.said_bye, link.spare = True, spare
         if link.state is State.OPEN:
-            self._put(conn, _OURS, encode(Bye(reason="you said so")))
+            conn.queue.clear()  # Whoever has said Bye delivers nothing any more.
+            self._bye(conn, "you said so")
         everything = all(each.said_bye for each in link.conns())
         if link.state is State.OPEN and everything:
             self._finish(link, clean=True)
@@ -692,6 +799,7 @@ class Transport:
         if conn.lost:
             return
         conn.lost = True
+        self._forget(conn)
         link = conn.link
         if link.state is State.GREETING:
             if link.dialled:
@@ -707,8 +815,8 @@ class Transport:
     def _end(self, link: Link) -> None:
         """A connection of this link was lost; by now the other one is, too, or had time to be."""
         for conn in link.conns():
-            if link.state is State.OPEN and not conn.lost:  # To be rid of it: only its dialer can close it.
-                self._put(conn, _OURS, encode(Bye(reason="the other connection of this link is gone")))
+            if link.state is State.OPEN:  # To be rid of it: only its dialer can close it.
+                self._bye(conn, "the other connection of this link is gone")
         self._finish(link, clean=bool(link.control and link.control.said_bye))
 
     def _finish(self, link: Link, clean: bool, state: State = State.GONE) -> None:

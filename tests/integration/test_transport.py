@@ -580,6 +580,7 @@ async def test_what_a_dead_peer_sent_comes_before_the_news_of_its_death() -> Non
                 dying[0].send_bulk(other[0].node, b"h", b"x" * 20_000)
                 dying[0].send(other[0].node, b"c")
             # Its sockets end without a Bye; what is queued leaves first, as it would from a kernel.
+            dying[0]._flush_all(time.monotonic() + 1)
             for port in list(dying[0]._sockets.open):
                 dying[0]._sockets.shut(port, 1)
             time.sleep(0.3)  # Data and disconnections all wait when the other's loop goes on.

@@ -1,0 +1,61 @@
+"""What waits to be sent over one connection: the lower rank first, and in order within a rank.
+
+libzmq is given little at a time (sockets.py, SEND_AHEAD): what it has can be neither overtaken nor taken back.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+
+class Rank(IntEnum):
+    """Lower goes first. A result frees the links below it, and lets a step end; a part only feeds one sum."""
+
+    STATE = 0  # Its pieces, and probes: a joiner waits for them, and they are few beside a training's chunks.
+    DOWN = 1
+    UP = 2
+    BYE = 3  # After all that is queued.
+
+
+class Item(NamedTuple):
+    rank: Rank
+    number: int
+    first: bytes
+    second: Any  # A buffer, held until libzmq has it.
+    tag: Any  # What `forget` is asked about; None: it is never void.
+
+
+class Outgoing:
+    """The queue of one connection."""
+
+    def __init__(self) -> None:
+        self._heap: list[Item] = []
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, rank: Rank, first: bytes, second: Any = None, tag: Any = None) -> None:
+        heapq.heappush(self._heap, Item(rank, next(self._numbers), first, second, tag))
+
+    def next(self) -> Item:
+        return self._heap[0]
+
+    def pop(self) -> Item:
+        return heapq.heappop(self._heap)
+
+    def clear(self) -> None:
+        self._heap.clear()
+
+    def forget(self, is_void: Callable[[Any], bool]) -> int:
+        """Drop what has a tag that is void. Returns: how many items."""
+        kept = [item for item in self._heap if item.tag is None or not is_void(item.tag)]
+        dropped = len(self._heap) - len(kept)
+        if dropped:
+            self._heap = kept
+            heapq.heapify(self._heap)
+        return dropped

@@ -1,0 +1,332 @@
+"""What waits to be sent over real sockets: its order, its bounds, and what becomes of it at the end of a link."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import random
+import socket
+import struct
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from test_transport import Node, link, nodes, real
+
+from chaosnet.node import tcp_info
+from chaosnet.node.endpoint import Endpoint
+from chaosnet.node.link import Conn
+from chaosnet.node.outgoing import Rank
+from chaosnet.node.sockets import SEND_AHEAD
+
+pytestmark = pytest.mark.realtime
+linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="what a kernel holds and tells is asked of Linux's"
+)
+
+MIB = 1 << 20
+OUT_OF_REACH = SEND_AHEAD + 1  # Items that libzmq has: waiting, and the one that it is sending.
+SIOCOUTQNSD = 0x894B  # linux/sockios.h: bytes of a socket that have not been sent.
+
+
+class Path:
+    """A way to an address, over which nothing goes while it is blocked, and which holds little itself."""
+
+    def __init__(self, target: str) -> None:
+        self.target = Endpoint.parse(target)
+        self.free = asyncio.Event()
+        self.free.set()
+        self.tasks: list[asyncio.Task[None]] = []
+        self.bytes = 0  # That have come through, both ways.
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = self.narrow()
+        await asyncio.get_running_loop().sock_connect(there, (self.target.host, self.target.port))
+        back, out = await asyncio.open_connection(sock=there)
+        self.tasks += [
+            asyncio.create_task(self.pump(reader, out)),
+            asyncio.create_task(self.pump(back, writer)),
+        ]
+
+    async def pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                await self.free.wait()
+                self.bytes += len(data)
+                writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    def narrow(self) -> socket.socket:
+        made = socket.socket()
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        made.setblocking(False)
+        return made
+
+
+@asynccontextmanager
+async def blocked_path(sender: Node, receiver: Node, sender_dials: bool) -> AsyncIterator[Path]:
+    """The two are linked, whoever dialled, and nothing goes between them."""
+    dialler, acceptor = (sender, receiver) if sender_dials else (receiver, sender)
+    path = Path(acceptor[0].address)
+    listening = path.narrow()
+    listening.bind(("127.0.0.1", 0))
+    server = await asyncio.start_server(path.serve, sock=listening)
+    try:
+        dialler[0].dial(f"127.0.0.1:{listening.getsockname()[1]}")
+        await dialler[1].until("opened")
+        await acceptor[1].until("opened")
+        path.free.clear()
+        yield path
+    finally:
+        path.free.set()
+        server.close()
+        for task in path.tasks:
+            task.cancel()
+
+
+def headers(node: Node) -> list[bytes]:
+    return [event[2] for event in node[1].heard if event[0] == "bulk"]
+
+
+def unsent(node: Node, peer: str) -> int:
+    return int(node[0].stats()["peers"][peer]["unsent"])
+
+
+def bulk_of(node: Node, peer: str) -> Conn:
+    found = node[0]._peers[peer].links[0].bulk
+    assert found
+    return found
+
+
+# --- order ----------------------------------------------------------------------------------------------
+
+
+@real
+async def test_results_overtake_parts_that_wait_for_a_slow_link_and_the_state_overtakes_both() -> None:
+    for sender_dials in (True, False):
+        async with nodes("a", "b") as [a, b], blocked_path(a, b, sender_dials) as path:
+            for number in range(20):
+                a[0].send_bulk("b", b"part %d" % number, bytes(MIB), rank=Rank.UP)
+            await asyncio.sleep(0.1)
+            for kind, rank in (b"result", Rank.DOWN), (b"piece", Rank.STATE):
+                for number in range(3):
+                    a[0].send_bulk("b", b"%s %d" % (kind, number), bytes(1000), rank=rank)
+            path.free.set()
+            await b[1].until("bulk", times=26)
+            came, parts = headers(b), [b"part %d" % number for number in range(20)]
+            first = came.index(b"piece 0")
+            assert first <= OUT_OF_REACH
+            assert came[first : first + 3] == [b"piece 0", b"piece 1", b"piece 2"]
+            results = [b"result 0", b"result 1", b"result 2"]
+            assert came[first + 3 : first + 6] == results
+            assert came[:first] + came[first + 6 :] == parts
+
+
+@real
+async def test_under_load_both_ways_nothing_is_lost_and_the_order_within_a_rank_is_kept() -> None:
+    rng = random.Random(3)
+    async with nodes("a", "b") as [a, b]:
+        await link(a, b)
+        ways, sizes = ((a, "b"), (b, "a")), (None, 0, 1, 5000, 300_000)
+        sent: dict[str, list[tuple[Rank, bytes]]] = {"a": [], "b": []}
+        for number in range(800):
+            for (transport, _), peer in ways:
+                rank, size = rng.choice([Rank.STATE, Rank.DOWN, Rank.UP]), rng.choice(sizes)
+                header = b"%d %d" % (rank, number)
+                assert transport.send_bulk(peer, header, None if size is None else bytes(size), rank=rank)
+                assert transport.send(peer, header)
+                sent[peer].append((rank, header))
+            if number % 50 == 0:
+                await asyncio.sleep(0)
+        for node in (a, b):
+            await node[1].until("bulk", times=800, timeout_s=30)
+            await node[1].until("control", times=800, timeout_s=30)
+            expected = sent[node[0].node]
+            assert [event[2] for event in node[1].heard if event[0] == "control"] == [
+                each for _, each in expected
+            ]
+            for rank in Rank:
+                mark = b"%d " % rank
+                came = [header for header in headers(node) if header.startswith(mark)]
+                assert came == [header for of, header in expected if of is rank]
+        assert unsent(a, "b") == unsent(b, "a") == 0
+
+
+@real
+async def test_what_waits_is_as_it_was_when_it_was_queued_if_it_was_to_be_copied() -> None:
+    async with nodes("a", "b") as [a, b], blocked_path(a, b, True) as path:
+        for _ in range(10):
+            a[0].send_bulk("b", b"h", bytes(MIB))
+        words = bytearray(b"x" * MIB)
+        a[0].send_bulk("b", b"copied", words, copy=True)
+        words[:] = b"y" * MIB
+        path.free.set()
+        await b[1].until("bulk", times=11)
+        last = b[1].payloads[-1]
+        assert last is not None and last.bytes == b"x" * MIB
+
+
+# --- bounds ---------------------------------------------------------------------------------------------
+
+
+@real
+async def test_libzmq_has_few_items_of_a_connection_that_is_blocked() -> None:
+    for sender_dials in (True, False):
+        async with nodes("a", "b") as [a, b], blocked_path(a, b, sender_dials) as path:
+            for _ in range(30):
+                a[0].send_bulk("b", b"h", bytes(MIB))
+            await asyncio.sleep(0.2)
+            assert unsent(a, "b") >= 30 - OUT_OF_REACH
+            assert a[0].send("b", b"urgent"), "control has a connection of its own"
+            path.free.set()
+            await b[1].until("control")
+            await b[1].until("bulk", times=30)
+
+
+@linux
+@real
+async def test_the_kernel_has_little_that_is_not_on_its_way() -> None:
+    for sender_dials in (True, False):
+        async with nodes("a", "b") as [a, b], blocked_path(a, b, sender_dials) as path:
+            for _ in range(30):
+                a[0].send_bulk("b", b"h", bytes(MIB))
+            await asyncio.sleep(0.2)
+            with tcp_info.borrowed(bulk_of(a, "b").fd) as connection:
+                held = fcntl.ioctl(connection, SIOCOUTQNSD, bytes(4))
+            assert 0 < struct.unpack("i", held)[0] < 2 * tcp_info.UNSENT_BYTES
+            path.free.set()
+            await b[1].until("bulk", times=30)
+
+
+@real
+async def test_a_void_attempt_is_taken_back_but_for_what_libzmq_has() -> None:
+    for sender_dials in (True, False):
+        async with nodes("a", "b") as [a, b], blocked_path(a, b, sender_dials) as path:
+            for number in range(20):
+                a[0].send_bulk("b", b"void %d" % number, bytes(MIB), tag="void")
+                a[0].send_bulk("b", b"good %d" % number, bytes(1000), tag="good" if number % 2 else None)
+            await asyncio.sleep(0.1)
+            taken = a[0].forget_bulk(lambda tag: tag == "void")
+            assert taken >= 20 - OUT_OF_REACH
+            path.free.set()
+            await b[1].until("bulk", times=40 - taken)
+            came = headers(b)
+            assert [each for each in came if b"good" in each] == [b"good %d" % number for number in range(20)]
+            assert len(came) == 40 - taken and unsent(a, "b") == 0
+
+
+@real
+async def test_what_waits_goes_on_though_the_word_that_there_is_room_was_lost() -> None:
+    async with nodes("a", "b") as [a, b], blocked_path(a, b, True) as path:
+        for _ in range(20):
+            a[0].send_bulk("b", b"h", bytes(MIB))
+        await asyncio.sleep(0.1)
+        asyncio.get_running_loop().remove_reader(bulk_of(a, "b").port.socket.fileno())
+        path.free.set()
+        await b[1].until("bulk", times=20)
+
+
+# --- ends -----------------------------------------------------------------------------------------------
+
+
+@real
+async def test_a_bye_comes_after_a_full_queue() -> None:
+    for sender_dials in (True, False):
+        async with nodes("a", "b") as [a, b], blocked_path(a, b, sender_dials) as path:
+            for _ in range(20):
+                a[0].send_bulk("b", b"h", bytes(MIB), rank=Rank.UP)
+            await asyncio.sleep(0.1)
+            assert unsent(a, "b")
+            a[0].close_peer("b", "enough")
+            path.free.set()
+            assert await b[1].until("closed") == ("closed", "a", True)
+            assert b[1].count("bulk") == 20 and b[1].heard[-1][0] == "closed"
+
+
+@real
+async def test_closing_at_once_sends_all_that_is_queued() -> None:
+    for sender_dials in (True, False):
+        async with nodes("a", "b") as [a, b]:
+            await (link(a, b) if sender_dials else link(b, a))
+            for _ in range(100):
+                a[0].send_bulk("b", b"h", bytes(200_000))
+                a[0].send("b", b"c")
+            assert unsent(a, "b")
+            a[0].close(linger_s=5.0)
+            assert await b[1].until("closed") == ("closed", "a", True)
+            assert [b[1].count("bulk"), b[1].count("control")] == [100, 100]
+
+
+@real
+async def test_who_hears_a_bye_answers_before_what_nobody_would_hear() -> None:
+    async with nodes("a", "b") as [a, b], blocked_path(a, b, False) as path:
+        for _ in range(20):
+            a[0].send_bulk("b", b"h", bytes(MIB))
+        await asyncio.sleep(0.1)
+        answered = b[0].hang_up("enough")
+        path.free.set()
+        assert await a[1].until("closed") == ("closed", "b", True)
+        async with asyncio.timeout(5.0):
+            while not answered():
+                await asyncio.sleep(0.005)
+        assert path.bytes < (OUT_OF_REACH + 1) * MIB
+
+
+@real
+async def test_nothing_is_kept_for_a_connection_that_was_lost() -> None:
+    for sender_dials in (True, False):
+        async with nodes("a", "b") as [a, b], blocked_path(a, b, sender_dials) as path:
+            conn = bulk_of(a, "b")
+            for _ in range(20):
+                a[0].send_bulk("b", b"h", bytes(MIB))
+            await asyncio.sleep(0.1)
+            assert len(conn.queue)
+            for task in path.tasks:
+                task.cancel()
+            assert await a[1].until("closed") == ("closed", "b", False)
+            assert not len(conn.queue) and not conn.port.blocked
+            assert not a[0].send_bulk("b", b"h", b"x")
+
+
+# --- what was carried -----------------------------------------------------------------------------------
+
+
+@linux
+def test_the_kernel_counts_what_the_other_end_has_acknowledged() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as sender, server.accept()[0] as receiver:
+            before = tcp_info.carried(sender.fileno())
+            assert before and before.bytes_acked <= 1
+            for _ in range(10):
+                sender.sendall(bytes(100_000))
+                receiver.recv(100_000, socket.MSG_WAITALL)
+            after = tcp_info.carried(sender.fileno())
+            assert after and after.bytes_acked - before.bytes_acked == 1_000_000
+        copy = os.dup(server.fileno())
+        os.close(copy)
+        assert tcp_info.carried(copy) is None
+
+
+@linux
+@real
+async def test_both_ends_know_what_their_bulk_connection_has_carried() -> None:
+    for sender_dials in (True, False):
+        async with nodes("a", "b") as [a, b], blocked_path(a, b, sender_dials) as path:
+            begun = a[0].carried()["b"]
+            for _ in range(10):
+                a[0].send_bulk("b", b"h", bytes(MIB))
+            await asyncio.sleep(0.2)
+            stuck = a[0].carried()["b"]
+            assert stuck.bytes_acked < 5 * MIB and stuck.busy_s >= stuck.limited_s > begun.limited_s
+            path.free.set()
+            await b[1].until("bulk", times=10)
+            async with asyncio.timeout(5.0):
+                while (carried := a[0].carried()["b"].bytes_acked - begun.bytes_acked) < 10 * MIB:
+                    await asyncio.sleep(0.005)
+            assert carried < 10.1 * MIB and b[0].carried()["a"].bytes_acked < MIB

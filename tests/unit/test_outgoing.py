@@ -1,0 +1,29 @@
+"""The queue of one connection: what goes first, and what is taken back."""
+
+from __future__ import annotations
+
+import random
+
+from chaosnet.node.outgoing import Outgoing, Rank
+
+
+def drained(queue: Outgoing) -> list[bytes]:
+    return [queue.pop().first for _ in range(len(queue))]
+
+
+def test_lower_ranks_go_first_and_in_order_within_one() -> None:
+    queue, rng = Outgoing(), random.Random(1)
+    sent = [(rng.choice(list(Rank)), b"%d" % number) for number in range(500)]
+    for rank, first in sent:
+        queue.push(rank, first, memoryview(b"of no order"), {"nor": "this"})
+    assert drained(queue) == [first for _, first in sorted(sent, key=lambda each: each[0])]
+
+
+def test_what_is_void_is_taken_back_and_the_rest_keeps_its_order() -> None:
+    queue, rng = Outgoing(), random.Random(2)
+    sent = [(rng.choice(list(Rank)), rng.choice((None, 0, 1, 2)), b"%d" % number) for number in range(500)]
+    for rank, tag, first in sent:
+        queue.push(rank, first, None, tag)
+    assert queue.forget(lambda tag: tag != 1) == sum(tag in (0, 2) for _, tag, _ in sent)
+    kept = [(rank, first) for rank, tag, first in sent if tag in (None, 1)]
+    assert drained(queue) == [first for _, first in sorted(kept, key=lambda each: each[0])]
