@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 import zmq
 
@@ -145,10 +144,6 @@ def parse_hello(frames: list[zmq.Frame]) -> Hello:
 
 def where(conn: Conn) -> str:
     return conn.link.peer.name if conn.link.peer else conn.link.address
-
-
-def size_of(payload: Any) -> int:
-    return len(payload) if isinstance(payload, (bytes, zmq.Frame)) else memoryview(payload).nbytes
 
 
 def receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:

@@ -401,8 +401,10 @@ class NodeLoop:
         match effect:
             case fx.Transmit(peer, message):
                 self.transport.send(peer, encode(message))
-            case fx.ResetAttempt():
+            case fx.ResetAttempt(before):
                 self.all_reduce.perform(effect)
+                if before is not None:  # A slow link is free for the next attempt.
+                    self.transport.forget_bulk(lambda chunk: chunk.key < before)
             case fx.StepCompleted():
                 self._step_completed(effect)
             case fx.Dial(address):

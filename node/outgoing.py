@@ -11,6 +11,8 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+import zmq
+
 
 class Rank(IntEnum):
     """Lower goes first. A result frees the links below it, and lets a step end; a part only feeds one sum."""
@@ -35,6 +37,11 @@ class Outgoing:
     def __init__(self) -> None:
         self._heap: list[Item] = []
         self._numbers = itertools.count()
+        self._full_s: float | None = (
+            None  # Since then libzmq has been full, but for what it has taken just now.
+        )
+        self.carried: tuple[int, float] = 0, 0.0
+        """Bytes that libzmq has taken while it was full, and for how long it was: the connection's rate."""
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -45,11 +52,23 @@ class Outgoing:
     def next(self) -> Item:
         return self._heap[0]
 
-    def pop(self) -> Item:
-        return heapq.heappop(self._heap)
+    def refused(self, now_s: float) -> None:
+        """libzmq is full."""
+        if self._full_s is None:
+            self._full_s = now_s
+
+    def taken(self, now_s: float) -> None:
+        """libzmq has what was next."""
+        item = heapq.heappop(self._heap)
+        if self._full_s is not None:
+            size = len(item.first) + (0 if item.second is None else size_of(item.second))
+            total, took_s = self.carried
+            self.carried = total + size, took_s + now_s - self._full_s
+            self._full_s = now_s if self._heap else None
 
     def clear(self) -> None:
         self._heap.clear()
+        self._full_s = None
 
     def forget(self, is_void: Callable[[Any], bool]) -> int:
         """Drop what has a tag that is void. Returns: how many items."""
@@ -58,4 +77,9 @@ class Outgoing:
         if dropped:
             self._heap = kept
             heapq.heapify(self._heap)
+            self._full_s = self._full_s if kept else None
         return dropped
+
+
+def size_of(payload: Any) -> int:
+    return len(payload) if isinstance(payload, (bytes, zmq.Frame)) else memoryview(payload).nbytes

@@ -16,7 +16,7 @@ from typing import Any
 import zmq
 
 from .curve import MALFORMED, why_refused
-from .tcp_info import borrowed
+from .descriptors import borrowed
 
 MAX_STRANGERS = 512
 MAX_STRANGERS_PER_HOST = 128

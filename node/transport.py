@@ -39,7 +39,7 @@ from ..protocols.errors import ConfigError, LocalProtocolError, MalformedMessage
 from ..protocols.events import ITSELF
 from ..protocols.keyring import Keyring, Verdict
 from ..protocols.messages import Bye, Hello
-from . import clock, curve, tcp_info
+from . import clock, curve, descriptors
 from .curve import MALFORMED
 from .endpoint import Endpoint
 from .keys import KeyPair
@@ -55,13 +55,11 @@ from .link import (
     introduces,
     parse_hello,
     receive,
-    size_of,
     where,
 )
-from .outgoing import Item, Rank
+from .outgoing import Item, Rank, size_of
 from .sockets import HANDSHAKE_FAILED, MAX_FRAME_BYTES, Sockets, monitored
 from .strangers import Accepted, Door
-from .tcp_info import Carried
 
 READS_PER_TURN = 256  # Of one socket, before the others and the loop get their turn.
 RETRY_S = 0.005  # A word of libzmq's that there is room can be lost on another call to it; then this helps.
@@ -247,11 +245,13 @@ class Transport:
         links = [link for peer in self._peers.values() for link in peer.links]
         return sum(link.bulk.queue.forget(is_void) for link in links if link.bulk)
 
-    def carried(self) -> dict[str, Carried]:
-        """What the bulk connection of the link in use has carried, by peer; {} where the kernel does not tell."""
+    def carried(self) -> dict[str, tuple[int, float]]:
+        """By peer: bytes of bulk that its link has taken while more waited, and for how many seconds more did.
+
+        Since the connection in use was opened. What a link carries while it is never idle is its rate.
+        """
         links = {name: peer.link() for name, peer in self._peers.items()}
-        found = {name: tcp_info.carried(link.bulk.fd) for name, link in links.items() if link and link.bulk}
-        return {name: each for name, each in found.items() if each}
+        return {name: link.bulk.queue.carried for name, link in links.items() if link and link.bulk}
 
     def close_peer(self, peer: str, reason: str) -> None:
         """Say Bye to `peer` after all that is queued; `closed` follows at once, the sockets' end later."""
@@ -409,8 +409,9 @@ class Transport:
         try:
             while queue:
                 self._hand_over(conn, queue.next())
-                queue.pop()
+                queue.taken(clock.now_s())
         except zmq.Again:  # Of the first frame: libzmq takes all of an item, or nothing.
+            queue.refused(clock.now_s())
             conn.port.blocked[conn] = None
             self._retry_soon()
         except zmq.ZMQError as error:
@@ -546,7 +547,7 @@ class Transport:
             elif event == zmq.EVENT_CONNECTED:
                 port.connected, port.fd = True, value
                 if port.conn.bulk:
-                    tcp_info.bound_unsent(value)
+                    descriptors.bound_unsent(value)
             elif event & HANDSHAKE_FAILED:
                 port.failure = curve.why_dial_failed(event, value, self.keys is not None)
             else:  # Closed, to be retried (in an hour) or disconnected: it is over.
@@ -650,7 +651,7 @@ class Transport:
         conn = Conn(port, route.startswith(b"b"), link, route, accepted, hello)
         if conn.bulk:
             link.bulk = conn
-            tcp_info.bound_unsent(conn.fd)
+            descriptors.bound_unsent(conn.fd)
         else:
             link.control = conn
         self._conns[route] = conn

@@ -140,7 +140,12 @@ class SendDown(Effect):
 
 @dataclass(frozen=True, slots=True)
 class ResetAttempt(Effect):
-    """Forget what has come in for the step under way; own contributions stay."""
+    """Forget what has come in for the step under way; own contributions stay.
+
+    `before`: what was to be sent in views before this one is void, too.
+    """
+
+    before: ViewKey | None = None
 
 
 ChunkEffect = Accumulate | SendUp | FinishChunk | AdoptChunk | SendDown  # Many; they move no deadline.

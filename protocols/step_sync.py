@@ -229,7 +229,7 @@ class StepSync:
             raise RemoteProtocolError(f"{self.me}: installed at step {install.step} while at {self.step}")
         self.prepared, self.vote = {}, None
         effects = self.enter(view, self.step, install.priors)
-        effects.append(ResetAttempt())
+        effects.append(ResetAttempt(before=view.key))
         self.install = install if install.holder else None
         self.deal = install.deal
         self.catching_up = behind == 1
