@@ -211,8 +211,9 @@ def check_step_settings(
     same_rng: object,
 ) -> None:  # fmt: skip
     """What only the script says. Raises: ConfigError as `node_settings`."""
-    for what, number in (("seed", seed), ("chunk_bytes", chunk_bytes)):
-        expect(isinstance(number, Integral), what, number, "a whole number")
+    expect(isinstance(seed, Integral), "seed", seed, "a whole number")
+    counted = chunk_bytes is None or isinstance(chunk_bytes, Integral)
+    expect(counted, "chunk_bytes", chunk_bytes, "a whole number")
     expect(isinstance(guard_factor, Real), "guard_factor", guard_factor, "a number above 1")
     clips = max_grad_norm is None or (isinstance(max_grad_norm, int | float) and max_grad_norm > 0)
     expect(clips, "max_grad_norm", max_grad_norm, "a number above 0")

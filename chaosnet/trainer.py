@@ -28,7 +28,7 @@ from .means import MAX_WEIGHT, ClusterMean, Means
 from .named_updates import named, parameter_count
 from .node.core import Agent, Settings
 from .node.flat_state import Arrival
-from .node.gradients import DEFAULT_CHUNK_BYTES, Gradients
+from .node.gradients import Gradients, suitable_chunk_bytes
 from .node.loop import Admitted, Ended, Founded, NodeLoop, StateArrived, StateDiscarded, StepOutcome
 from .node.plain import decode, encode
 from .node.training_state import TrainingState, first_difference, get_generators, set_generators
@@ -106,7 +106,7 @@ class Trainer:
         guard: What to do with a gradient that is not finite, or far larger than usual: "skip", "clip" or "evict"
             (docs/guard.md). The same on all nodes. Default: nothing.
         guard_factor: So many times the median norm of late is "far larger".
-        chunk_bytes: Size of what the all-reduce moves as one.
+        chunk_bytes: Size of what the all-reduce moves as one; None: about a 128th of the gradients.
         quiet: Print nothing.
         key: File with this node's key (`chaosnet keygen`). Default: the user's own, if there is one.
         allowed_keys: File with public keys of others that may join, one a line.
@@ -155,7 +155,7 @@ class Trainer:
         key: str | None = None,
         allowed_keys: str | None = None,
         insecure: bool | None = None,
-        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        chunk_bytes: int | None = None,
         quiet: bool = False,
         new: bool | None = None,
     ) -> None:
@@ -236,6 +236,8 @@ class Trainer:
             model, optimizer, lr_scheduler, self._update_names
         )
         model, lr_scheduler = self.model, self.lr_scheduler
+        if self.chunk_bytes is None:
+            self.chunk_bytes = suitable_chunk_bytes(model)
         max_norm = None if self.max_grad_norm is None else float(self.max_grad_norm)
         terms = {"max_grad_norm": str(max_norm), "chunk_bytes": str(self.chunk_bytes)}
         terms |= {"on_divergence": self._on_divergence, "lr_scheduler_every": str(self._lr_every)}

@@ -27,9 +27,17 @@ from ..protocols.errors import ConfigError, MalformedMessage
 from .flat_state import device_runs
 from .training_state import BufferSlot, buffer_slots, check_parameter
 
-DEFAULT_CHUNK_BYTES = 2 << 20
+# A step's chunks follow each other up and down the trees: with fewer, links wait for the first and after the last of
+# them; with more, each costs its handling.
+USUAL_CHUNKS, LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 128, 128 << 10, 2 << 20
 MAX_CHUNK_BYTES = 32 << 20  # One frame: half of what a peer takes (sockets.py).
 COMPARED_AT_ONCE = 1 << 17  # Elements: with what they are compared with, they fit into a cache.
+
+
+def suitable_chunk_bytes(model: nn.Module) -> int:
+    """What the all-reduce of this model's gradients moves as one, unless the user says otherwise."""
+    total = sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
+    return min(max(total // USUAL_CHUNKS, LEAST_CHUNK_BYTES), MOST_CHUNK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,7 @@ class Gradients:
     stays off for the rest of this object's life: a script that accumulates does so at every step, and would
     pay for an aborted attempt each time.
     Args:
-        chunk_bytes: Size of a chunk; the last of a lane is smaller.
+        chunk_bytes: Size of a chunk; the last of a lane is smaller. None: what suits the model.
         on_chunk_ready: Called with a chunk's index once its contribution is complete, each once per step, in
             the thread that runs backward. Must return quickly and not raise.
     Raises: ConfigError for a parameter that cannot be averaged, by name.
@@ -112,9 +120,11 @@ class Gradients:
     def __init__(
         self,
         model: nn.Module,
-        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        chunk_bytes: int | None = None,
         on_chunk_ready: Callable[[int], None] = lambda chunk: None,
     ) -> None:
+        if chunk_bytes is None:
+            chunk_bytes = suitable_chunk_bytes(model)
         if not isinstance(chunk_bytes, int) or not 8 <= chunk_bytes <= MAX_CHUNK_BYTES:
             raise ConfigError(
                 f"chunk_bytes: {chunk_bytes!r} (expected a whole number from 8 to {MAX_CHUNK_BYTES})"
