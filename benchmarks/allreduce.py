@@ -7,11 +7,11 @@ commit, and a result that may be sent again if somebody dies; Gloo's sums in pla
 
 from __future__ import annotations
 
-import itertools
 import random
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,12 +24,12 @@ import torch.distributed as dist
 
 from ..node.core import Agent, Settings
 from ..node.keys import KeyPair
-from ..node.loop import Admitted, NodeLoop, StepOutcome
+from ..node.loop import Admitted, Ended, NodeLoop, StepOutcome
 from ..node.transport import Transport
 from ..outputs import json_option, write_json
 from ..protocols.events import Contributed, LocalReady
 from ..protocols.keyring import Keyring
-from ..protocols.messages import Contribution, Member, View
+from ..protocols.messages import Contribution, Member, View, link
 from ..scheduler.sync_plan import POLICIES
 from ..scheduler.views import with_trees
 from .processes import Pipe, Workers
@@ -51,13 +51,16 @@ class _Lane:
 
 
 class Vector:
-    """A bare vector in chunks, as the all-reduce wants it (node/all_reduce.py, ChunkStore)."""
+    """A bare vector in chunks, as the all-reduce wants it (node/all_reduce.py, ChunkStore).
 
-    def __init__(self, elements: int, chunk_bytes: int) -> None:
+    `own`: its memory, which several may share that take turns.
+    """
+
+    def __init__(self, elements: int, chunk_bytes: int, own: torch.Tensor | None = None) -> None:
         size = chunk_bytes // 4
         self.lanes = [_Lane()]
         self.chunks = [_Place(0, at, min(at + size, elements)) for at in range(0, elements, size)]
-        self.own = torch.zeros(elements)
+        self.own = torch.zeros(elements) if own is None else own
 
     def contribution(self, chunk: int) -> torch.Tensor:
         return self.own[self.chunks[chunk].start : self.chunks[chunk].stop]
@@ -66,34 +69,32 @@ class Vector:
 class Ours:
     """One member of a chaosnet cluster that reduces a Vector. `keys`: that of all members, if they use one."""
 
-    def __init__(self, rank: int, vector: Vector, keys: KeyPair | None = None) -> None:
-        self.vector, self.name = vector, f"n{rank}"
+    def __init__(
+        self, name: str, vector: Vector, listen: str = "127.0.0.1:0", keys: KeyPair | None = None
+    ) -> None:
+        self.vector, self.name = vector, name
         settings = Settings(chunks=len(vector.chunks))
 
         def make_agent(addresses: tuple[str, ...], life: int) -> Agent:
             settings.addresses = addresses
-            return Agent(self.name, settings, random.Random(rank))
+            return Agent(name, settings, random.Random(name))
 
         keyring = Keyring(keys.public) if keys else None
 
         def make_transport(loop: NodeLoop) -> Transport:
-            return Transport(self.name, "127.0.0.1:0", loop, keys=keys, keyring=keyring)
+            return Transport(name, listen, loop, keys=keys, keyring=keyring)
 
         self.loop = NodeLoop(make_agent, make_transport, vector)
-        (self.address,) = self.loop.start()
+        self.address = self.loop.start()[0]
 
-    def connect(self, addresses: list[str], policy: str) -> None:
-        """Link up with everybody and start in one view: a complete overlay."""
-        names = [f"n{rank}" for rank in range(len(addresses))]
-        for name, address in zip(names, addresses, strict=True):
+    def connect(self, neighbors: Mapping[str, str], view: View) -> None:
+        """Link up with these, which are to do the same, by their addresses, and start in `view`."""
+        for name, address in neighbors.items():
             if name > self.name:
                 self.loop.ask(partial(self.loop.transport.dial, address))
-        while len(self.loop.ask(lambda: self.loop.agent.relay.peers)) < len(names) - 1:
+        while len(self.loop.ask(lambda: self.loop.agent.relay.peers)) < len(neighbors):
             time.sleep(0.01)
-        members = tuple(Member(id=n, addresses=(a,)) for n, a in zip(names, addresses, strict=True))
-        links = tuple(itertools.combinations(names, 2))
-        view = View(term=1, seq=1, scheduler=names[0], members=members, links=links)
-        self.loop.found(with_trees(view, nx.complete_graph(names), POLICIES[policy]))
+        self.loop.found(view)
         self._wait(Admitted)
 
     def _wait(self, kind: type) -> Any:
@@ -101,6 +102,8 @@ class Ours:
             outcome = self.loop.outcomes.get()
             if isinstance(outcome, kind):
                 return outcome
+            if isinstance(outcome, Ended):
+                raise RuntimeError(f"{self.name} is out: {outcome.reason}")
 
     def reduce(self, weight: float = 1.0) -> list[torch.Tensor]:
         """One step. Returns: the mean, in chunks."""
@@ -108,6 +111,14 @@ class Ours:
         self.loop.post(Contributed(chunks, weight))
         self.loop.post(LocalReady(Contribution(weight=weight)))
         return self._wait(StepOutcome).results
+
+
+def first_view(addresses: Mapping[str, str], overlay: nx.Graph, policy: str) -> View:
+    """Of a cluster that begins with all of these nodes, and the links and rates of `overlay`."""
+    members = tuple(Member(id=name, addresses=(at,)) for name, at in addresses.items())
+    links = tuple(sorted(link(*each) for each in overlay.edges))
+    view = View(term=1, seq=1, scheduler=members[0].id, members=members, links=links)
+    return with_trees(view, overlay, POLICIES[policy])
 
 
 def _worker(
@@ -122,12 +133,15 @@ def _worker(
     keys: KeyPair | None,
 ) -> dict[str, Any]:
     torch.set_num_threads(threads)
-    clusters = {"ours": Ours(rank, Vector(elements, chunk_bytes))}
+    names = [f"n{index}" for index in range(nodes)]
+    clusters = {"ours": Ours(names[rank], Vector(elements, chunk_bytes))}
     if keys:
-        clusters["keyed"] = Ours(rank, Vector(elements, chunk_bytes), keys)
+        clusters["keyed"] = Ours(names[rank], Vector(elements, chunk_bytes), keys=keys)
     for ours in clusters.values():
         pipe.send(ours.address)
-        ours.connect(pipe.receive(), policy)
+        addresses = dict(zip(names, pipe.receive(), strict=True))
+        others = {name: address for name, address in addresses.items() if name != ours.name}
+        ours.connect(others, first_view(addresses, nx.complete_graph(names), policy))
     times: dict[str, list[float]] = {"gloo": [], **{name: [] for name in clusters}}
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=nodes)
     values = torch.full((elements,), float(rank + 1))

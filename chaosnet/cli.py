@@ -46,6 +46,7 @@ WATCH_EVERY_S = 0.5
 BENCHMARKS = {
     "join": "Join a large state over loopback: how long, how close to the bound, who waits.",
     "allreduce": "All-reduce over loopback, beside Gloo.",
+    "overlay": "All-reduce over an overlay of shaped links, beside the bound that no plan can beat (root).",
     "step": "Steps of training, beside DistributedDataParallel over Gloo.",
     "checkpoint": "Steps with and without a checkpoint, in one run.",
     "agreement": "Steps that compare the replicas, and steps that do not, in one run.",

@@ -116,6 +116,22 @@ class Whole(Amount):
     called = "a whole number"
 
 
+class Several(Expecting):
+    """One or more of another type, all different, with commas in between."""
+
+    def __init__(self, each: Expecting) -> None:
+        self.each, self.name = each, f"{each.name},..."
+        self.expected = f"{each.expected}; or several, with commas in between"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Any, ...]:
+        if isinstance(value, tuple):
+            return value
+        found = tuple(self.each.convert(part.strip(), param, ctx) for part in str(value).split(","))
+        if len({*found}) < len(found):
+            self.refuse(value, "names one twice", param, ctx)
+        return found
+
+
 class NodeRange(Expecting):
     name = "A..B"
     expected = "a number of nodes from 2 to 10000, or two of them, e.g. 3..12"

@@ -30,6 +30,11 @@ MAX_FRAME_BYTES = 16 << 20  # A view of MAX_NODES nodes with all its trees stays
 _PREFIX = MAGIC + bytes([PROTOCOL_VERSION])
 _TYPE_BY_NAME = {kind.__name__: kind for kind in get_args(WireMessage)}  # Three times as fast as the union.
 
+# msgspec looks at a type when it is first used, and two threads that do so at once end in a segmentation fault
+# (0.22.0): of two nodes in one process, one in ten runs. So it is done here (18 ms), where only one thread can be.
+for _kind in _TYPE_BY_NAME.values():
+    msgspec.msgpack.Decoder(_kind)
+
 
 def encode(message: Message) -> bytes:
     """The bytes of one message."""

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 from ctypes.util import find_library
 from pathlib import Path
@@ -87,3 +88,45 @@ def test_probes_are_compared_with_iperf3(tmp_path):
     (row,) = bench(tmp_path / "found.json", "probe", "--rates", "200")
     assert row["ratio"] == pytest.approx(1.0, abs=0.25)  # On a busy machine; 0.02 on an idle one.
     assert 0 < row["probe_seconds"] < row["iperf3_seconds"]
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None,
+    reason="it needs root and iproute2",
+)
+def test_all_reduces_over_an_overlay_are_compared_with_its_bound(tmp_path):
+    args = ("--random", "1", "--nodes", "3", "--links", "3", "--mb", "1", "--rounds", "2", "--chunk-bytes")
+    found = bench(tmp_path / "found.json", "overlay", *args, "262144,65536")
+    rows = {(row["policy"], row["chunk_bytes"]): row for row in found["rows"]}
+    assert rows.keys() == {(policy, size) for policy in ("fapt", "single") for size in (262144, 65536)}
+    for row in (
+        rows.values()
+    ):  # That nodes have one and the same mean, and the right one, is the command's to check.
+        assert 0 < row["promised"] <= 1 + 1e-9
+        assert len(row["rounds_s"]) == 2 and row["bound_s"] * 0.9 < row["median_s"]
+        assert row["reached"] == pytest.approx(row["bound_s"] / row["median_s"])
+    for row in found["summary"]:
+        assert (
+            row["reached_worst"]
+            == row["reached_median"]
+            == rows[row["policy"], row["chunk_bytes"]]["reached"]
+        )
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert f"-overlay{os.getpid()}-" not in left
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ((), "expected one of --topology and --random"),
+        (("--random", "0"), "'0' is out of range (expected a whole number from 1 to 1000)"),
+        (("--random", "1", "--topology", __file__), "expected one of --topology and --random"),
+        (("--topology", "nowhere.yaml"), "'nowhere.yaml' does not exist"),
+        (("--random", "1", "--policies", "fapt,fast"), "'fast' is unknown (expected one of"),
+        (("--random", "1", "--policies", "fapt,fapt"), "names one twice"),
+        (("--random", "1", "--mb", "1,x"), "'x' is no number"),
+    ],
+)
+def test_what_cannot_be_an_overlay_is_told(args, told):
+    done = CliRunner().invoke(cli, ["bench", "overlay", *args])
+    assert done.exit_code == 2 and told in done.output

@@ -5,6 +5,8 @@ Rewrite them with CHAOSNET_REWRITE_TRACES=1, and commit the difference only if y
 """
 
 import os
+import subprocess
+import sys
 import typing
 from pathlib import Path
 
@@ -251,3 +253,25 @@ def test_damaged_frames_only_ever_raise_malformed_or_version_mismatch(message, d
             decode(damaged)
         except (MalformedMessage, VersionMismatch):
             continue
+
+
+FIRST_USE = """
+import sys, threading
+from chaosnet.protocols import messages as m
+from chaosnet.protocols.codec import decode, encode
+sys.setswitchinterval(1e-6)
+view = m.View(term=1, seq=1, scheduler="a", members=(m.Member(id="a"),), trees=(m.Tree(root="a", parent={}),))
+frame = encode(m.Envelope(source="a", target="*", serial=1, body=m.Prepare(view=view)))
+together = threading.Barrier(8)
+threads = [threading.Thread(target=lambda: (together.wait(), decode(frame))) for _ in range(8)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+"""
+
+
+def test_threads_that_decode_their_first_message_at_once_do_not_crash():
+    """Each process can try it once. Without what the codec does when it is imported, some of six crash."""
+    tries = [subprocess.Popen([sys.executable, "-c", FIRST_USE]) for _ in range(6)]
+    assert [each.wait() for each in tries] == [0] * 6
