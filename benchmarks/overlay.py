@@ -1,6 +1,6 @@
 """`chaosnet bench overlay`: our all-reduce over shaped overlays of network namespaces, beside what they allow.
 
-No set of spanning trees can be faster than `sync_plan.packing_bound`. What a plan loses to it is a matter of the
+No set of spanning trees can be faster than `trees.packing_bound`. What a plan loses to it is a matter of the
 policy (`promised`); what is lost from there to the time measured is a matter of chunks, protocol, transport and
 processor. Policies and sizes of chunks take turns, round by round, so that all see the same machine. Rates for
 planning are those that were set: how well they are measured is `chaosnet bench probe`'s to say.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import select
 import statistics
@@ -32,12 +33,13 @@ import xxhash
 from ..netem.backend import TestbedError
 from ..netem.netns import PORT, Netns
 from ..netem.topology import GOODPUT, LinkSpec, Topology, random_overlay
-from ..node.gradients import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES
+from ..node.gradients import MAX_CHUNK_BYTES, chunk_bytes_of
 from ..options import Amount, OneOf, Several, Whole
 from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
 from ..protocols.messages import View
-from ..scheduler.sync_plan import MAX_PACKING_NODES, POLICIES, packing_bound, throughput_bps
+from ..scheduler.sync_plan import POLICIES
+from ..scheduler.trees import MAX_PACKING_NODES, packing_bound, throughput_bps
 from .allreduce import Ours, Vector, first_view
 
 WARM_UP = 2
@@ -62,7 +64,7 @@ class Variant(NamedTuple):
     """What takes turns."""
 
     policy: str
-    chunk_bytes: int
+    chunk_bytes: int  # 0: what suits the size.
 
 
 @dataclass(slots=True)
@@ -213,7 +215,10 @@ def cluster(testbed: Netns, graph: nx.Graph, elements: int, variants: Sequence[V
             nodes.append(Node(testbed, name))
             stack.callback(nodes[-1].kill)
         for rank, node in enumerate(nodes):
-            told = [_told(testbed, graph, node.name, PORT + i, each) for i, each in enumerate(variants)]
+            told = [
+                _told(testbed, _with_size(graph, elements, each), node.name, PORT + i, each)
+                for i, each in enumerate(variants)
+            ]
             factors = [1 + other**2 for other in range(len(nodes))]
             node.tell(
                 {
@@ -248,19 +253,37 @@ def measure(
     """One row a size and variant."""
     graph = measured(topology)
     bound_bps = packing_bound(graph)
-    promised = {policy: throughput_bps(POLICIES[policy](graph), graph) / bound_bps for policy, _ in variants}
     with namespaces(topology) as testbed:
         for mb in sizes_mb:
             elements = int(mb * 1e6 / 4)
             bound_s = 8 * 4 * elements / bound_bps
-            rows = [Row(name, mb, *each, bound_s, promised[each.policy], []) for each in variants]
-            patience_s = PATIENCE_S + 10 * bound_s / min(promised.values())
-            done = _rounds(testbed, graph, elements, variants, rounds, patience_s)
+            sized = [
+                each._replace(chunk_bytes=each.chunk_bytes or chunk_bytes_of(4 * elements))
+                for each in variants
+            ]
+            promised = [_promised(graph, elements, each) for each in sized]
+            rows = [
+                Row(name, mb, *each, bound_s, share, []) for each, share in zip(sized, promised, strict=True)
+            ]
+            patience_s = PATIENCE_S + 10 * bound_s / min(promised)
+            done = _rounds(testbed, graph, elements, sized, rounds, patience_s)
             for row, found_in in zip(rows, done, strict=True):
                 row.rounds_s = [each.took_s for each in found_in]
                 row.ours = statistics.median(each.ours for each in found_in)
                 row.busy = statistics.median(each.busy for each in found_in)
             yield from rows
+
+
+def _promised(graph: nx.Graph, elements: int, variant: Variant) -> float:
+    known = _with_size(graph, elements, variant)
+    return throughput_bps(POLICIES[variant.policy](known), known) / packing_bound(known)
+
+
+def _with_size(graph: nx.Graph, elements: int, variant: Variant) -> nx.Graph:
+    """As the scheduler tells its policy."""
+    known = graph.copy()
+    known.graph["result"] = 4 * elements, math.ceil(4 * elements / variant.chunk_bytes)
+    return known
 
 
 def _rounds(
@@ -422,16 +445,17 @@ def _serve(name: str) -> None:
     "--mb", "sizes_mb", type=Several(Amount(0.001, 10_000)), default="20,100", show_default=True,
     help="Of the vector.",
 )  # fmt: skip
-@click.option("--policies", type=Several(OneOf(tuple(POLICIES))), default="fapt,single", show_default=True)
 @click.option(
-    "--chunk-bytes", type=Several(Whole(1024, MAX_CHUNK_BYTES)), default=str(DEFAULT_CHUNK_BYTES),
-    show_default=True,
+    "--policies", type=Several(OneOf(tuple(POLICIES))), default="packed,fapt,single", show_default=True
+)
+@click.option(
+    "--chunk-bytes", type=Several(Whole(1024, MAX_CHUNK_BYTES)), help="Default: as of the Trainer, by the size.",
 )  # fmt: skip
 @click.option("--rounds", type=Whole(1, 1000), default=5, show_default=True, help=f"After {WARM_UP} more.")
 @json_option
 def overlay_command(
     topology: Path | None, count: int | None, nodes: int, links: int | None, seed: int, scale: float,
-    sizes_mb: tuple[float, ...], policies: tuple[str, ...], chunk_bytes: tuple[int, ...], rounds: int,
+    sizes_mb: tuple[float, ...], policies: tuple[str, ...], chunk_bytes: tuple[int, ...] | None, rounds: int,
     json_file: Path | None,
 ) -> None:  # fmt: skip
     """All-reduce over an overlay of shaped links, beside the bound that no plan can beat."""
@@ -439,7 +463,7 @@ def overlay_command(
         raise click.UsageError("expected one of --topology and --random")
     if os.geteuid() != 0:
         raise ConfigError("bench overlay: network namespaces need root")
-    variants = [Variant(policy, size) for policy in policies for size in chunk_bytes]
+    variants = [Variant(policy, size) for policy in policies for size in chunk_bytes or (0,)]
     try:
         overlays = {
             name: scaled(each, scale) for name, each in _overlays(topology, count, nodes, links, seed).items()

@@ -53,7 +53,7 @@ class AllReduce:
     """Adds, keeps and sends chunks.
 
     Args:
-        send_bulk: The transport's: (peer, header, payload, rank=..., tag=...).
+        send_bulk: The transport's: (peer, header, payload, rank=..., turn=..., tag=...).
         guarded: Look at what children send (docs/guard.md).
         counters: Where parts that are dropped are counted.
     """
@@ -91,9 +91,8 @@ class AllReduce:
             case Accumulate(chunk, payload):
                 self._accumulate(chunk, payload)
             case SendUp(key, step, chunk, parent, weight, own):
-                message = Up(key=key, step=step, chunk=chunk, weight=weight)
                 payload = _bytes(self._sum(chunk, own)) if weight else None
-                self.send_bulk(parent, encode(message), payload, rank=Rank.UP, tag=message)
+                self._send(parent, Up(key=key, step=step, chunk=chunk, weight=weight), payload)
             case FinishChunk(step, chunk, weight, own):
                 self._finish(step, chunk, weight, own)
             case AdoptChunk(step, chunk, payload):
@@ -157,12 +156,16 @@ class AllReduce:
 
     def _send_down(self, effect: SendDown) -> None:
         message = Down(key=effect.key, step=effect.step, chunk=effect.chunk, weight=effect.weight)
-        header = encode(message)
         payload = effect.payload
         if payload is None and effect.weight:
             payload = _bytes(self.results[effect.step][effect.chunk])
         for peer in effect.peers:
-            self.send_bulk(peer, header, payload if effect.weight else None, rank=Rank.DOWN, tag=message)
+            self._send(peer, message, payload if effect.weight else None)
+
+    def _send(self, peer: str, message: Up | Down, payload: Any) -> None:
+        """Earlier chunks overtake later ones: else a result waits behind parts that nobody needs yet, and links idle."""
+        turn = message.step, message.chunk
+        self.send_bulk(peer, encode(message), payload, rank=Rank.CHUNK, turn=turn, tag=message)
 
     def _array(self, chunk: int, payload: zmq.Frame) -> Array:
         return np.frombuffer(payload.buffer, dtype=self.own[chunk].dtype)

@@ -36,7 +36,11 @@ COMPARED_AT_ONCE = 1 << 17  # Elements: with what they are compared with, they f
 
 def suitable_chunk_bytes(model: nn.Module) -> int:
     """What the all-reduce of this model's gradients moves as one, unless the user says otherwise."""
-    total = sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
+    return chunk_bytes_of(sum(4 * p.numel() for p in model.parameters() if p.requires_grad))
+
+
+def chunk_bytes_of(total: int) -> int:
+    """What suits so many bytes of gradients."""
     return min(max(total // USUAL_CHUNKS, LEAST_CHUNK_BYTES), MOST_CHUNK_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""What waits to be sent over one connection: the lower rank first, and in order within a rank.
+"""What waits to be sent over one connection: the lower rank first, and within a rank what comes first by its number.
 
 libzmq is given little at a time (sockets.py, SEND_AHEAD): what it has can be neither overtaken nor taken back.
 """
@@ -15,16 +15,16 @@ import zmq
 
 
 class Rank(IntEnum):
-    """Lower goes first. A result frees the links below it, and lets a step end; a part only feeds one sum."""
+    """Lower goes first."""
 
     STATE = 0  # Its pieces, and probes: a joiner waits for them, and they are few beside a training's chunks.
-    DOWN = 1
-    UP = 2
-    BYE = 3  # After all that is queued.
+    CHUNK = 1
+    BYE = 2  # After all that is queued.
 
 
 class Item(NamedTuple):
     rank: Rank
+    turn: tuple[int, int]
     number: int
     first: bytes
     second: Any  # A buffer, held until libzmq has it.
@@ -46,8 +46,11 @@ class Outgoing:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def push(self, rank: Rank, first: bytes, second: Any = None, tag: Any = None) -> None:
-        heapq.heappush(self._heap, Item(rank, next(self._numbers), first, second, tag))
+    def push(
+        self, rank: Rank, first: bytes, second: Any = None, tag: Any = None, turn: tuple[int, int] = (0, 0)
+    ) -> None:
+        """`turn`: lower goes first within the rank; in the order of their coming if it is the same."""
+        heapq.heappush(self._heap, Item(rank, turn, next(self._numbers), first, second, tag))
 
     def next(self) -> Item:
         return self._heap[0]

@@ -226,11 +226,12 @@ class Transport:
         *,
         copy: bool = False,
         rank: Rank = Rank.STATE,
+        turn: tuple[int, int] = (0, 0),
         tag: Any = None,
     ) -> bool:
         """Queue bulk bytes, contiguous or a `zmq.Frame` that came in; False if there is no link.
 
-        What has a lower `rank` is sent first; within one, in order. `tag`: for `forget_bulk`.
+        What has a lower `rank` is sent first, then what has a lower `turn`; else in order. `tag`: for `forget_bulk`.
         Unless `copy`, `payload` is sent from where it lies: keep it unchanged until the receiver says that
         it has it. Nothing here bounds the queue, the credits of the protocols do: a bound of ours could only
         block the loop or drop.
@@ -238,7 +239,7 @@ class Transport:
         assert header, "an empty header is the transport's own mark"
         if copy and payload is not None and not isinstance(payload, bytes):
             payload = payload.bytes if isinstance(payload, zmq.Frame) else memoryview(payload).tobytes()
-        return self._send(peer, True, header, payload, rank, tag)
+        return self._send(peer, True, header, payload, rank, tag, turn)
 
     def forget_bulk(self, is_void: Callable[[Any], bool]) -> int:
         """Take back what has a tag that is void, unless libzmq has it already. Returns: how many items."""
@@ -372,6 +373,7 @@ class Transport:
         payload: Any = None,
         rank: Rank = Rank.STATE,
         tag: Any = None,
+        turn: tuple[int, int] = (0, 0),
     ) -> bool:
         peer = self._peers.get(name)
         if peer is None or self._closed:
@@ -382,19 +384,25 @@ class Transport:
         while link := peer.link():
             conn = link.bulk if bulk else link.control
             assert conn is not None
-            if self._put(conn, first, payload, rank, tag):
+            if self._put(conn, first, payload, rank, tag, turn):
                 peer.messages_out += 1
                 peer.bytes_out += len(first) + size
                 return True
         return False
 
     def _put(
-        self, conn: Conn, first: bytes, second: Any = None, rank: Rank = Rank.STATE, tag: Any = None
+        self,
+        conn: Conn,
+        first: bytes,
+        second: Any = None,
+        rank: Rank = Rank.STATE,
+        tag: Any = None,
+        turn: tuple[int, int] = (0, 0),
     ) -> bool:
         """Queue one item on a connection; False if that turns out to be gone."""
         if conn.lost or conn.port not in self._sockets.open:
             return False
-        conn.queue.push(rank, first, second, tag)
+        conn.queue.push(rank, first, second, tag, turn)
         self._drain(conn)
         # Sending may take the wake-up that a received message had left in the socket's descriptor.
         self._wake(conn.port)

@@ -107,24 +107,22 @@ def bulk_of(node: Node, peer: str) -> Conn:
 
 
 @real
-async def test_results_overtake_parts_that_wait_for_a_slow_link_and_the_state_overtakes_both() -> None:
+async def test_earlier_chunks_overtake_later_ones_on_a_slow_link_and_the_state_overtakes_all() -> None:
     for sender_dials in (True, False):
         async with nodes("a", "b") as [a, b], blocked_path(a, b, sender_dials) as path:
-            for number in range(20):
-                a[0].send_bulk("b", b"part %d" % number, bytes(MIB), rank=Rank.UP)
+            for number in range(10, 30):
+                a[0].send_bulk("b", b"%d" % number, bytes(MIB), rank=Rank.CHUNK, turn=(7, number))
             await asyncio.sleep(0.1)
-            for kind, rank in (b"result", Rank.DOWN), (b"piece", Rank.STATE):
-                for number in range(3):
-                    a[0].send_bulk("b", b"%s %d" % (kind, number), bytes(1000), rank=rank)
+            for turn in (7, 3), (8, 0), (7, 2), (6, 5):
+                a[0].send_bulk("b", b"%d of %d" % turn[::-1], bytes(1000), rank=Rank.CHUNK, turn=turn)
+            a[0].send_bulk("b", b"piece", bytes(1000))
             path.free.set()
-            await b[1].until("bulk", times=26)
-            came, parts = headers(b), [b"part %d" % number for number in range(20)]
-            first = came.index(b"piece 0")
+            await b[1].until("bulk", times=25)
+            came, chunks = headers(b), [b"%d" % number for number in range(10, 30)]
+            first = came.index(b"piece")
             assert first <= OUT_OF_REACH
-            assert came[first : first + 3] == [b"piece 0", b"piece 1", b"piece 2"]
-            results = [b"result 0", b"result 1", b"result 2"]
-            assert came[first + 3 : first + 6] == results
-            assert came[:first] + came[first + 6 :] == parts
+            assert came[first : first + 4] == [b"piece", b"5 of 6", b"2 of 7", b"3 of 7"]
+            assert came[:first] + came[first + 4 :] == [*chunks, b"0 of 8"]
 
 
 @real
@@ -136,7 +134,7 @@ async def test_under_load_both_ways_nothing_is_lost_and_the_order_within_a_rank_
         sent: dict[str, list[tuple[Rank, bytes]]] = {"a": [], "b": []}
         for number in range(800):
             for (transport, _), peer in ways:
-                rank, size = rng.choice([Rank.STATE, Rank.DOWN, Rank.UP]), rng.choice(sizes)
+                rank, size = rng.choice([Rank.STATE, Rank.CHUNK]), rng.choice(sizes)
                 header = b"%d %d" % (rank, number)
                 assert transport.send_bulk(peer, header, None if size is None else bytes(size), rank=rank)
                 assert transport.send(peer, header)
@@ -239,7 +237,7 @@ async def test_a_bye_comes_after_a_full_queue() -> None:
     for sender_dials in (True, False):
         async with nodes("a", "b") as [a, b], blocked_path(a, b, sender_dials) as path:
             for _ in range(20):
-                a[0].send_bulk("b", b"h", bytes(MIB), rank=Rank.UP)
+                a[0].send_bulk("b", b"h", bytes(MIB), rank=Rank.CHUNK)
             await asyncio.sleep(0.1)
             assert unsent(a, "b")
             a[0].close_peer("b", "enough")

@@ -23,6 +23,14 @@ def test_lower_ranks_go_first_and_in_order_within_one() -> None:
     assert drained(queue) == [first for _, first in sorted(sent, key=lambda each: each[0])]
 
 
+def test_within_a_rank_the_lower_turn_goes_first() -> None:
+    queue, rng = Outgoing(), random.Random(3)
+    sent = [((rng.randrange(3), rng.randrange(9)), b"%d" % number) for number in range(500)]
+    for turn, first in sent:
+        queue.push(Rank.CHUNK, first, {"of no": "order"}, {"nor": "this"}, turn)
+    assert drained(queue) == [first for _, first in sorted(sent, key=lambda each: each[0])]
+
+
 def test_what_is_void_is_taken_back_and_the_rest_keeps_its_order() -> None:
     queue, rng = Outgoing(), random.Random(2)
     sent = [(rng.choice(list(Rank)), rng.choice((None, 0, 1, 2)), b"%d" % number) for number in range(500)]
@@ -36,7 +44,7 @@ def test_what_is_void_is_taken_back_and_the_rest_keeps_its_order() -> None:
 def test_only_what_is_taken_while_libzmq_is_full_tells_the_rate() -> None:
     queue, payload = Outgoing(), bytes(999)
     for _ in range(5):
-        queue.push(Rank.UP, b"h", payload)
+        queue.push(Rank.CHUNK, b"h", payload)
     queue.taken(1.0)
     assert queue.carried == (0, 0.0)  # There was room.
     queue.refused(2.0)
@@ -47,16 +55,16 @@ def test_only_what_is_taken_while_libzmq_is_full_tells_the_rate() -> None:
     queue.taken(5.0)
     queue.taken(6.0)
     assert queue.carried == (4000, 4.0)
-    queue.push(Rank.UP, b"h", payload)
+    queue.push(Rank.CHUNK, b"h", payload)
     queue.taken(100.0)  # Nothing waited since.
     assert queue.carried == (4000, 4.0)
 
 
 def test_what_is_taken_back_ends_the_wait() -> None:
     queue = Outgoing()
-    queue.push(Rank.UP, b"h", None, tag=1)
+    queue.push(Rank.CHUNK, b"h", None, tag=1)
     queue.refused(1.0)
     queue.forget(lambda tag: True)
-    queue.push(Rank.UP, b"h", None, tag=1)
+    queue.push(Rank.CHUNK, b"h", None, tag=1)
     queue.taken(50.0)
     assert queue.carried == (0, 0.0)
