@@ -38,7 +38,7 @@ from .outputs import OutputFile, json_option
 from .protocols.errors import ChaosnetError, ConfigError, PeerUnreachable
 
 # As in scheduler/sync_plan.py, whose import takes longer than --help may.
-POLICIES = ("fapt", "single", "ring")
+POLICIES = ("packed", "fapt", "single", "ring")
 PROBES = ("in-band", "iperf3")  # As in protocols/probing.py.
 COPIES = ("shard", "whole")  # As in settings.py.
 MAX_CRASH_NODES = 5  # As in simulator/crash_points.py: there are tens of thousands of points for more.
@@ -237,7 +237,9 @@ def cli() -> None:
 @click.option("--probe", type=OneOf(PROBES), help="Measures new links: in-band (default), iperf3.")
 @_keyed
 @click.option("--allowed-keys", metavar="FILE", help="Public keys of others that may join, one a line.")
-@click.option("--policy", type=OneOf(POLICIES), help="Trees of the all-reduce: fapt (default), single, ring.")
+@click.option(
+    "--policy", type=OneOf(POLICIES), help="Trees of the all-reduce: packed (default), fapt, single, ring."
+)
 @click.option("--checkpoint-dir", type=Folder(), help="Write the state there. Default: nowhere.")
 @click.option(
     "--every", type=Whole(1, 10**9), metavar="STEPS", help="From one checkpoint to the next. Default: 100."

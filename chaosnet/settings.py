@@ -46,7 +46,7 @@ class NodeSettings:
         links: Ids or addresses of the members to link to.
         blocking: Join as the paper does, with sources that wait. Else they do if that suits the links.
         join_patience_s: How long to knock where nobody answers (yet).
-        policy: Sync plan: "single", "ring", "fapt".
+        policy: Sync plan: "packed", "fapt", "single", "ring".
         probe: How new links are measured: "in-band", "iperf3".
         found: With `join`: if none of these addresses leads into a cluster within `join_patience_s`, found one. All
             nodes may be given it, and the same `join`, their own addresses among them: of those that reach each
@@ -67,7 +67,7 @@ class NodeSettings:
     links: tuple[str, ...] = ()
     blocking: bool = False
     join_patience_s: float = JOIN_PATIENCE_S
-    policy: str = "fapt"
+    policy: str = "packed"
     probe: Kind = "in-band"
     found: bool = False
     remembered: tuple[str, ...] = ()
@@ -189,7 +189,7 @@ def node_settings(
             join_patience_s=_number(
                 "join_patience_s", join_patience_s, "CHAOSNET_JOIN_PATIENCE_S", JOIN_PATIENCE_S, float
             ),
-            policy=_choice("sync_policy", _said(policy, "CHAOSNET_POLICY", "fapt"), tuple(POLICIES)),
+            policy=_choice("sync_policy", _said(policy, "CHAOSNET_POLICY", "packed"), tuple(POLICIES)),
             probe=_choice("probe", _said(probe, "CHAOSNET_PROBE", "in-band"), get_args(Kind)),
             found=_switch(found, "CHAOSNET_FOUND"),
             remembered=() if joined or anew else _usable(recall(at), keys),

@@ -90,7 +90,7 @@ class Trainer:
         seed: Of the order of samples that `batches` deals out.
         same_rng: All nodes draw the same random numbers in a step (docs/trainer.md). The same on all nodes. Default:
             each node draws its own; the founder's generators stay as the script has seeded them.
-        sync_policy: "fapt", "single", "ring", or a callable from the overlay (a networkx graph, edges with
+        sync_policy: "packed", "fapt", "single", "ring", or a callable from the overlay (a networkx graph, edges with
             `rate_bps` and `rtt_s` where known) to trees (scheduler/sync_plan.py); used while this node is
             the scheduler.
         blocking: Join as the paper does: neighbours wait until they have sent the state. Default: they train on

@@ -163,7 +163,7 @@ class AllReduce:
             self._send(peer, message, payload if effect.weight else None)
 
     def _send(self, peer: str, message: Up | Down, payload: Any) -> None:
-        """Earlier chunks overtake later ones: else a result waits behind parts that nobody needs yet, and links idle."""
+        """Earlier chunks overtake later ones: else results wait behind parts that nobody needs yet."""
         turn = message.step, message.chunk
         self.send_bulk(peer, encode(message), payload, rank=Rank.CHUNK, turn=turn, tag=message)
 
