@@ -6,6 +6,8 @@ and costs nothing: a link with more waiting for it carries what it can.
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +16,9 @@ from .messages import LinkReading, RateSource
 
 ENOUGH_BYTES, ENOUGH_S = 1 << 20, 0.05  # Sent while more waited: from here on they make a rate,
 SOME_BYTES, LONG_S = 1 << 16, 1.0  # or so few in so long.
+# Rates that were found one after the other differ by a tenth, and now and then by a third. Their median is told, but
+# what is further from it than so many times is no noise.
+SAMPLES, JUMP = 5, 2.0
 STALE_S = 120.0  # A link of which nothing newer is known is measured anew: 1 MiB or 3 each way.
 
 
@@ -34,6 +39,7 @@ class Readings:
         self.liveness = liveness
         self.rates: dict[str, _Rate] = {}
         self.sent: dict[str, _Rate] = {}
+        self.samples: dict[str, deque[float]] = {}
         self.counted: dict[str, tuple[int, float]] = {}  # What the last rate of `sent` was made of, too.
 
     def measured(self, peer: str, rate_bps: float, source: RateSource, now_s: float) -> None:
@@ -43,7 +49,7 @@ class Readings:
 
     def closed(self, peer: str) -> None:
         """Another link to it may be another way."""
-        for known in (self.rates, self.sent, self.counted):
+        for known in (self.rates, self.sent, self.samples, self.counted):
             known.pop(peer, None)
 
     def carried(self, totals: Mapping[str, tuple[int, float]], now_s: float) -> None:
@@ -57,8 +63,15 @@ class Readings:
                 self.counted[peer] = (0, 0.0)
                 sent, took_s = total, total_s
             if (sent >= ENOUGH_BYTES and took_s >= ENOUGH_S) or (sent >= SOME_BYTES and took_s >= LONG_S):
-                self.sent[peer] = _Rate(8 * sent / took_s, now_s, "traffic")
+                self.sent[peer] = _Rate(self._usual_bps(peer, 8 * sent / took_s), now_s, "traffic")
                 self.counted[peer] = total, total_s
+
+    def _usual_bps(self, peer: str, newest_bps: float) -> float:
+        samples = self.samples.setdefault(peer, deque(maxlen=SAMPLES))
+        if samples and not 1 / JUMP < newest_bps / statistics.median(samples) < JUMP:
+            samples.clear()
+        samples.append(newest_bps)
+        return statistics.median(samples)
 
     def stale(self, peers: Iterable[str], now_s: float) -> list[str]:
         """Those of whose links nothing was measured for long."""

@@ -29,6 +29,15 @@ def test_a_rate_is_made_of_what_came_since_the_last(readings):
     assert readings.of("b", 6.0).sent_bps == 8 * MIB
 
 
+def test_noise_is_smoothed_and_a_jump_shows_at_once(readings):
+    total, told = 0, []
+    for rate_mib in (10, 11, 15, 9, 10, 2, 2):
+        total += rate_mib * MIB
+        readings.carried({"b": (total, 1.0 + len(told))}, float(len(told)))
+        told.append(readings.of("b", 0.0).sent_bps / (8 * MIB))
+    assert told == [10, 10.5, 11, 10.5, 10, 2, 2]
+
+
 def test_too_little_waits_for_more(readings):
     readings.carried({"b": (MIB, 0.04)}, 5.0)
     assert readings.of("b", 5.0).sent_bps == 0
@@ -44,14 +53,14 @@ def test_little_in_a_long_time_is_a_slow_link(readings):
 def test_another_connection_is_counted_from_its_beginning(readings):
     readings.carried({"b": (10 * MIB, 1.0)}, 5.0)
     readings.carried({"b": (4 * MIB, 2.0)}, 6.0)
-    assert readings.of("b", 6.0).sent_bps == 16 * MIB
+    assert readings.of("b", 6.0).sent_bps == 16 * MIB  # Five times slower than before.
 
 
 def test_a_link_that_has_closed_says_nothing(readings):
     readings.carried({"b": (10 * MIB, 1.0), "stranger": (10 * MIB, 1.0)}, 5.0)
     readings.closed("b")
     assert readings.of("b", 5.0).sent_bps == 0
-    assert readings.sent == readings.counted == {}
+    assert readings.sent == readings.samples == readings.counted == {}
 
 
 def test_a_link_is_stale_when_neither_direction_was_measured_for_long(readings):
