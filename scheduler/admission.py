@@ -80,14 +80,18 @@ class Admission:
         return wanting is not None and wanting.joiner.life == life and {*wanting.links} <= linked
 
     def at_s(self, view: View) -> float | None:
-        """Until then others that have asked may still open theirs; None if nobody waits for them."""
+        """Until then others may still ask, or open their links; None if nobody waits for them."""
         if self.since_s is None:
             return None
         bits = 8 * STATE_OF_RESULTS * self.costs()[0]
         alone_s = max(
             (bits / (_rate_bps(each, view) or math.inf) for each in self.wanting.values()), default=0.0
         )
-        return self.since_s + min(max(GATHER_SHARE * alone_s, GATHER_S[0]), GATHER_S[1])
+        if not self.is_complete(self.since_s):
+            return self.since_s + min(max(GATHER_SHARE * alone_s, GATHER_S[0]), GATHER_S[1])
+        # All there are so far are there. At the beginning of a run others are about to ask: machines are started
+        # together, and who comes later waits until these have the state.
+        return self.since_s + (min(alone_s, GATHER_S[1]) if len(view.members) == 1 else 0.0)
 
     def admissible(self, view: View) -> tuple[Joiner, ...]:
         """Who can be let in now. If the cluster has to wait for one, it does for all."""

@@ -364,7 +364,8 @@ class Scheduler:
         self.out_of_reach |= {link(message.node, peer) for peer in message.failed}
         joiner = Joiner(message.node, message.addresses, tuple(sorted(message.links)), life=request.life)
         self.admission.opened(Wanting(joiner, request.blocking, now_s, message.links))
-        return self._admit(now_s) if self.admission.is_complete(now_s) else []
+        due_s = self._admit_at_s
+        return self._admit(now_s) if due_s is not None and now_s >= due_s else []
 
     def _admit(self, now_s: float) -> list[Effect]:
         """All have opened their links, or had the time to: those that can be are let in together."""

@@ -621,6 +621,13 @@ def alone(result_bytes=45_000_000, step_s=0.3):
     return bench
 
 
+def gathered(bench):
+    """What is sent when others have had the time to ask, too."""
+    bench.now_s = bench.scheduler.wake_at_s
+    bench.scheduler.tick(bench.now_s)
+    return [body for _, body in bench.take_sent()]
+
+
 def plans(bench):
     return {target: body for target, body in bench.take_sent() if isinstance(body, ReplicationPlan)}
 
@@ -630,7 +637,8 @@ def test_those_that_ask_at_once_are_let_in_together_and_serve_each_other():
     asks(bench, "j", degree=2)
     assert [member.id for member in asks(bench, "k", degree=2)[0].neighbors] == ["a", "j"]
     assert is_linked(bench, "j", 1e9, "a") == []
-    [prepare] = is_linked(bench, "k", 1e9, "a", "j")
+    is_linked(bench, "k", 1e9, "a", "j")
+    [prepare] = gathered(bench)
     assert prepare.view.member_ids == ("a", "j", "k") and prepare.view.voter_ids == ("a",)
     assert set(prepare.view.links) == {("a", "j"), ("a", "k"), ("j", "k")}
     bench.enter(prepare.view, 11)
@@ -646,7 +654,8 @@ def test_who_reaches_no_member_comes_in_through_one_that_joins_with_it():
     asks(bench, "j")
     assert "j" in [member.id for member in asks(bench, "k", "j")[0].neighbors]
     is_linked(bench, "k", 1e9, "j")
-    [prepare] = is_linked(bench, "j", 1e9, "a")
+    is_linked(bench, "j", 1e9, "a")
+    [prepare] = gathered(bench)
     assert prepare.view.member_ids == ("a", "j", "k")
     bench.enter(prepare.view, 11)
     assert plans(bench)["k"].shards_by_source == {}
@@ -665,16 +674,35 @@ def test_who_hangs_on_one_that_is_not_there_yet_is_told_so_and_let_in_later():
     assert waits == Answer(ok=True, text="waits for j to be let in")
     assert "a" in [member.id for member in plan.neighbors], "it may be reached by now"
     is_linked(bench, "k", 1e9, "j")
-    [prepare] = is_linked(bench, "j", 1e9, "a")
+    is_linked(bench, "j", 1e9, "a")
+    [prepare] = gathered(bench)
     assert {*prepare.view.member_ids} == {"a", "j", "k"}
 
 
 def test_nobody_waits_for_one_that_has_asked_long_ago():
-    bench = alone()
+    bench = alone(result_bytes=0)
     asks(bench, "gone")
     bench.now_s = FRESH_S + 0.1
     assert [member.id for member in asks(bench, "j")[0].neighbors] == ["a"]
     assert is_linked(bench, "j", 1e9, "a")
+
+
+def test_a_founder_alone_waits_for_others_as_long_as_the_first_would_fetch_alone():
+    """135 MB of state over 1 Gbit/s; without any, nobody waits. A larger cluster lets the first in at once."""
+    bench = alone()
+    asks(bench, "j")
+    assert is_linked(bench, "j", 1e9, "a") == []
+    assert bench.scheduler.wake_at_s == pytest.approx(1.08)
+    [prepare] = gathered(bench)
+    bench.enter(prepare.view, 11)
+    bench.take_sent()
+    asks(bench, "k")
+    assert is_linked(bench, "k", 1e9, "a")
+    little = alone(result_bytes=1000)
+    asks(little, "j")
+    is_linked(little, "j", 1e9, "a")
+    assert gathered(little)
+    assert little.now_s < 0.001
 
 
 @pytest.mark.parametrize(
@@ -706,7 +734,8 @@ def test_for_those_that_open_links_the_others_wait_as_long_as_it_pays(rate_bps, 
 def test_results_that_would_take_most_of_the_links_make_the_cluster_wait(result_bytes, step_s, blocking):
     bench = alone(result_bytes, step_s)
     asks(bench, "j")
-    [prepare] = is_linked(bench, "j", 1e9, "a")
+    is_linked(bench, "j", 1e9, "a")
+    [prepare] = gathered(bench)
     assert prepare.view.joining[0].blocking is blocking
     told = bench.enter(prepare.view, 11)
     [started] = [each for each in told if isinstance(each, Happened) and each.kind == "replication"]
@@ -719,7 +748,8 @@ def test_for_several_the_cluster_waits_sooner():
     asks(bench, "j")
     asks(bench, "k")
     is_linked(bench, "j", 1e9, "a")
-    [prepare] = is_linked(bench, "k", 1e9, "a")
+    is_linked(bench, "k", 1e9, "a")
+    [prepare] = gathered(bench)
     assert [each.blocking for each in prepare.view.joining] == [True, True]
 
 
@@ -728,7 +758,8 @@ def test_those_that_came_in_together_get_a_vote_one_after_the_other():
     asks(bench, "j")
     asks(bench, "k")
     is_linked(bench, "j", 1e9, "a")
-    [prepare] = is_linked(bench, "k", 1e9, "a", "j")
+    is_linked(bench, "k", 1e9, "a", "j")
+    [prepare] = gathered(bench)
     bench.enter(prepare.view, 11)
     bench.take_sent()
     voters = []
@@ -754,7 +785,8 @@ def test_a_view_names_no_more_joiners_than_a_message_takes():
 def test_a_flush_and_a_leave_give_nobody_a_vote():
     bench = alone()
     asks(bench, "j")
-    [prepare] = is_linked(bench, "j", 1e9, "a")
+    is_linked(bench, "j", 1e9, "a")
+    [prepare] = gathered(bench)
     view = prepare.view
     assert views.survivors(view, {"a", "j"}, {*view.links}, (1, 9), "a").voter_ids == ("a",)
     gone = views.apply_change(view, Remove(node="a"), (1, 9), 5)
