@@ -106,7 +106,7 @@ class Trainer:
         guard: What to do with a gradient that is not finite, or far larger than usual: "skip", "clip" or "evict"
             (docs/guard.md). The same on all nodes. Default: nothing.
         guard_factor: So many times the median norm of late is "far larger".
-        chunk_bytes: Size of what the all-reduce moves as one; None: about a 128th of the gradients.
+        chunk_bytes: Size of what the all-reduce moves as one; None: about a 64th of the gradients.
         quiet: Print nothing.
         key: File with this node's key (`chaosnet keygen`). Default: the user's own, if there is one.
         allowed_keys: File with public keys of others that may join, one a line.

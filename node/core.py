@@ -261,7 +261,7 @@ class Agent:
         self.phase = Phase.MEMBER
         self.report_at_s = now_s
         self.clock.begin(now_s)
-        return [*hang_up, *self.sync.enter(view, step), Joined(step, ())]
+        return [*hang_up, *self.sync.begin(view, step), Joined(step, ())]
 
     def join(
         self, seeds: tuple[str, ...], neighbors: tuple[str, ...], degree: int, blocking: bool,
@@ -1227,10 +1227,15 @@ class Agent:
     def _measure_again(self, now_s: float) -> list[Effect]:
         """Links that the trees leave out may carry more by now. Of its two ends one asks."""
         view = self.sync.view
-        if view is None or self.phase is not Phase.MEMBER or self.sync.frozen:
+        if (
+            view is None
+            or self.phase is not Phase.MEMBER
+            or self.sync.frozen
+            or self.settings.probe != "in-band"
+        ):
             return []
         ours = [peer for peer in view.neighbors(self.me) if peer > self.me and peer in self.relay.peers]
-        return [MeasureLink(peer) for peer in self.readings.stale(ours, now_s)]
+        return [MeasureLink(peer) for peer in self.readings.take_stale(ours, now_s)]
 
     def _tell_waits(self, now_s: float) -> list[Effect]:
         """Whom all wait for, if anybody; who is parked has said so."""

@@ -29,7 +29,7 @@ from .training_state import BufferSlot, buffer_slots, check_parameter
 
 # A step's chunks follow each other up and down the trees: with fewer, links wait for the first and after the last of
 # them; with more, each costs its handling.
-USUAL_CHUNKS, LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 128, 128 << 10, 2 << 20
+USUAL_CHUNKS, LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 64, 256 << 10, 2 << 20
 MAX_CHUNK_BYTES = 32 << 20  # One frame: half of what a peer takes (sockets.py).
 COMPARED_AT_ONCE = 1 << 17  # Elements: with what they are compared with, they fit into a cache.
 

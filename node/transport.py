@@ -443,8 +443,8 @@ class Transport:
 
     def _flush(self, port: Port) -> None:
         """Go on with the queues of a port that libzmq had no room for."""
-        if not port.blocked:
-            return
+        if not port.blocked or port not in self._sockets.open:
+            return  # Nothing waits, or what was heard over it has ended it.
         port.socket.get(zmq.EVENTS)  # Or libzmq would look for room only now and then.
         sent = [self._drain(conn) for conn in list(port.blocked)]
         if any(sent) or int(port.socket.get(zmq.EVENTS)) & zmq.POLLIN:

@@ -19,7 +19,7 @@ SOME_BYTES, LONG_S = 1 << 16, 1.0  # or so few in so long.
 # Rates that were found one after the other differ by a tenth, and now and then by a third. Their median is told, but
 # what is further from it than so many times is no noise.
 SAMPLES, JUMP = 5, 2.0
-STALE_S = 120.0  # A link of which nothing newer is known is measured anew: 1 MiB or 3 each way.
+STALE_S = 300.0  # A link of which nothing newer is known is measured anew: 1 MiB or 3 each way.
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class Readings:
         self.liveness = liveness
         self.rates: dict[str, _Rate] = {}
         self.sent: dict[str, _Rate] = {}
+        self.asked_s: dict[str, float] = {}  # When it was last to be measured anew.
         self.samples: dict[str, deque[float]] = {}
         self.counted: dict[str, tuple[int, float]] = {}  # What the last rate of `sent` was made of, too.
 
@@ -49,7 +50,7 @@ class Readings:
 
     def closed(self, peer: str) -> None:
         """Another link to it may be another way."""
-        for known in (self.rates, self.sent, self.samples, self.counted):
+        for known in (self.rates, self.sent, self.samples, self.counted, self.asked_s):
             known.pop(peer, None)
 
     def carried(self, totals: Mapping[str, tuple[int, float]], now_s: float) -> None:
@@ -73,13 +74,16 @@ class Readings:
         samples.append(newest_bps)
         return statistics.median(samples)
 
-    def stale(self, peers: Iterable[str], now_s: float) -> list[str]:
-        """Those of whose links nothing was measured for long."""
-        newest_s = {
-            peer: max((known[peer].at_s for known in (self.rates, self.sent) if peer in known), default=now_s)
-            for peer in peers
-        }
-        return [peer for peer, at_s in newest_s.items() if now_s > at_s + STALE_S]
+    def take_stale(self, peers: Iterable[str], now_s: float) -> list[str]:
+        """Those of whose links nothing was measured for long: they are now, if that works."""
+        stale = [peer for peer in peers if now_s > self._known_s(peer, now_s) + STALE_S]
+        self.asked_s |= dict.fromkeys(stale, now_s)
+        return stale
+
+    def _known_s(self, peer: str, now_s: float) -> float:
+        """When it was measured, or was to be."""
+        rates_s = [known[peer].at_s for known in (self.rates, self.sent) if peer in known]
+        return max([*rates_s, self.asked_s.get(peer, rates_s[0])]) if rates_s else now_s
 
     def of(self, peer: str, now_s: float) -> LinkReading:
         """All that is known of the link to `peer`."""

@@ -210,6 +210,10 @@ class StepSync:
         self._restart()
         return [ViewEntered(view, step)]
 
+    def begin(self, view: View, step: int) -> list[Effect]:
+        """Act in the first view, in which others may act already."""
+        return [*self.enter(view, step), *self._replay_early()]
+
     def observe(self, view: View, step: int) -> list[Effect]:
         """A joiner listens from `step` on; what came before the plan did is taken now."""
         self.install, self.catching_up = None, False  # What an earlier membership has left open.

@@ -213,6 +213,9 @@ class Scheduler:
             change, waited_s = self.proposal.change, now_s - self.proposal.since_s
             if isinstance(change, Remove) and waited_s > LEAVE_PATIENCE_S:
                 effects += self._leave_by_flush(change.node, "nobody trains", now_s)
+            elif isinstance(change, Replan) and waited_s > LEAVE_PATIENCE_S:
+                self.proposal = None  # Nobody trains, so it helps nobody; others may want to leave.
+                effects += self._propose_next(now_s)
         return effects
 
     def overlay_changed(self, now_s: float) -> list[Effect]:
@@ -240,7 +243,7 @@ class Scheduler:
         if proposal is not None and proposal.view.key == view.key:
             effects += self._done(proposal.change, view)
         elif proposal is not None:
-            self.queue.appendleft(proposal.change)
+            self._put_off(proposal.change)
         if self.admission.wanting and self.admission.since_s is None:
             effects += self._admit(now_s)  # Somebody may be there now through whom they can be let in.
         return effects + self._repair(view) + self._propose_next(now_s)
@@ -492,6 +495,11 @@ class Scheduler:
             effects += self.send(EVERYONE, Prepare(view=told))
         return effects
 
+    def _put_off(self, change: Change) -> None:
+        """Another view comes first, and its trees are planned for what links carry now."""
+        if not isinstance(change, Replan):
+            self.queue.appendleft(change)
+
     def _next_key(self) -> tuple[int, int]:
         self.seq = max(self.seq, self.view.seq) + 1
         return (self.term, self.seq)
@@ -565,7 +573,7 @@ class Scheduler:
                 answer = self._answer(change, True, f"the link {a} - {b} is closed")
                 return [*answer, Happened("link-down", f"{a} - {b}", f"now {count}", step)]
             case Replan(why=why):
-                return [Happened("new plan", self.me, why, step)]
+                return [Happened("new-plan", self.me, why, step)]
         return []
 
     def _repair(self, view: View) -> list[Effect]:
@@ -587,7 +595,7 @@ class Scheduler:
     def start_flush(self, reason: str, now_s: float) -> list[Effect]:
         """Stop the attempt everywhere and find out where everybody is."""
         if self.proposal is not None:
-            self.queue.appendleft(self.proposal.change)
+            self._put_off(self.proposal.change)
             self.proposal = None
         self.last_flush += 1
         self.last_install = None

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 import networkx as nx
 
+from ..protocols.errors import PlanInfeasible
 from ..protocols.messages import Link, View
 from .sync_plan import Policy
 from .trees import Tree, expected_s
 
-LOOK_EVERY_S = 1.0  # As rates are reported.
+LOOK_EVERY_S = 2.0  # Rates are reported every second.
 SETTLE_S = 4.0  # After a change of view: what was measured before it says little of what it loads.
 GAIN = 0.15  # Of the all-reduce's time, at least.
 GAIN_OF_STEP = 0.03
@@ -66,7 +67,10 @@ def _gain(view: View, graph: nx.Graph, policy: Policy, result_bytes: int, step_s
     now_s = expected_s(present, graph, result_bytes, chunks)
     if now_s <= GAIN_OF_STEP * step_s:
         return ""
-    then_s = expected_s(policy(graph), graph, result_bytes, chunks)
+    try:
+        then_s = expected_s(policy(graph), graph, result_bytes, chunks)
+    except PlanInfeasible:
+        return ""  # A user's policy, that cannot do with what links carry now.
     if now_s - then_s <= max(GAIN * now_s, GAIN_OF_STEP * step_s):
         return ""
     return f"sums over other links: they are to take {then_s:.2g} s and not {now_s:.2g} s"

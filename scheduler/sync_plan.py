@@ -18,8 +18,8 @@ from .trees import Tree, expected_s, measured, throughput_bps, validate
 
 Policy = Callable[[nx.Graph], list[Tree]]
 
-MAX_PACKED_NODES = 64
-"""Packing takes milliseconds for 8 nodes, and tens of them for so many; beyond, "packed" is "fapt"."""
+MAX_PACKED_NODES, MAX_PACKED_LINKS = 64, 160
+"""Packing takes 10 ms for 8 nodes, and 50 for as much as this; beyond, "packed" is "fapt"."""
 
 PACKED_ROOTS = 4
 """Nodes from which trees to pack are grown; each tree is turned to its own centre then."""
@@ -106,7 +106,7 @@ def packed(graph: nx.Graph) -> list[Tree]:
     Raises: PlanInfeasible as `best_single_tree`.
     """
     overlay, single = measured(graph), best_single_tree(graph)
-    if len(overlay) > MAX_PACKED_NODES:
+    if len(overlay) > MAX_PACKED_NODES or overlay.number_of_edges() > MAX_PACKED_LINKS:
         return fapt(graph)
     if overlay.number_of_edges() < len(overlay):
         return single  # There is no other tree.
@@ -115,6 +115,7 @@ def packed(graph: nx.Graph) -> list[Tree]:
     swift = _links_from(overlay, best_bps / SLOW)
     if overlay.number_of_edges() > swift.number_of_edges() >= len(swift):
         plans.append(_packed(swift, best_bps))
+    plans = [trees for trees in plans if trees]  # None, if all links but the slowest carry next to nothing.
     result_bytes, chunks = graph.graph.get("result", (0, 1))
     if not result_bytes:
         return max(plans, key=lambda trees: throughput_bps(trees, overlay))

@@ -105,7 +105,7 @@ class _Packing:
             for _, tree in sorted(zip(-carried, self.found.values(), strict=True), key=lambda pair: pair[0])
         ]
         enough = np.count_nonzero(carried >= LEAST_SHARE * carried.sum())
-        self.found = {tree.links: tree for tree in used[: min(enough, MAX_TREES)]}
+        self.found = {tree.links: tree for tree in used[: min(int(enough), MAX_TREES)]}
         carried, _ = self.solve()
         total = carried.sum()
         return [

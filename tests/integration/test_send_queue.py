@@ -262,17 +262,21 @@ async def test_closing_at_once_sends_all_that_is_queued() -> None:
 
 @real
 async def test_who_hears_a_bye_answers_before_what_nobody_would_hear() -> None:
-    async with nodes("a", "b") as [a, b], blocked_path(a, b, False) as path:
-        for _ in range(20):
-            a[0].send_bulk("b", b"h", bytes(MIB))
-        await asyncio.sleep(0.1)
-        answered = b[0].hang_up("enough")
-        path.free.set()
-        assert await a[1].until("closed") == ("closed", "b", True)
-        async with asyncio.timeout(5.0):
-            while not answered():
-                await asyncio.sleep(0.005)
-        assert path.bytes < 10 * MIB  # What libzmq and the kernel had; not the other half.
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    for sender_dials in (True, False):
+        async with nodes("a", "b") as [a, b], blocked_path(a, b, sender_dials) as path:
+            for _ in range(20):
+                a[0].send_bulk("b", b"h", bytes(MIB))
+            await asyncio.sleep(0.1)
+            answered = b[0].hang_up("enough")
+            path.free.set()
+            assert await a[1].until("closed") == ("closed", "b", True)
+            async with asyncio.timeout(5.0):
+                while not answered():
+                    await asyncio.sleep(0.005)
+            assert path.bytes < 10 * MIB  # What libzmq and the kernel had; not the other half.
+    assert not errors
 
 
 @real

@@ -65,11 +65,13 @@ def test_a_link_that_has_closed_says_nothing(readings):
 
 def test_a_link_is_stale_when_neither_direction_was_measured_for_long(readings):
     readings.measured("b", 1e6, "probe", 0.0)
-    assert readings.stale(["b"], STALE_S) == []
-    assert readings.stale(["b"], STALE_S + 1) == ["b"]
-    readings.carried({"b": (10 * MIB, 1.0)}, STALE_S)
-    assert readings.stale(["b"], STALE_S + 1) == []
+    assert readings.take_stale(["b"], STALE_S) == []
+    assert readings.take_stale(["b"], STALE_S + 1) == ["b"]
+    assert readings.take_stale(["b"], 2 * STALE_S) == [], "it was to be measured, and that may have failed"
+    readings.carried({"b": (10 * MIB, 1.0)}, 2 * STALE_S)
+    assert readings.take_stale(["b"], 2 * STALE_S + 2) == []
+    assert readings.take_stale(["b"], 3 * STALE_S + 1) == ["b"]
 
 
 def test_a_link_that_was_never_measured_is_not_measured_again(readings):
-    assert readings.stale(["b"], 10 * STALE_S) == []
+    assert readings.take_stale(["b"], 10 * STALE_S) == []

@@ -866,4 +866,4 @@ def test_when_a_link_becomes_slow_the_same_view_is_proposed_with_other_trees(ben
     assert all({*each} != slow for tree in prepare.view.trees for each in tree.parent.items())
     assert replace(prepare.view, seq=1, trees=()) == replace(before, trees=())
     [happened] = bench.enter(prepare.view, step=11)
-    assert happened.kind == "new plan"
+    assert happened.kind == "new-plan"

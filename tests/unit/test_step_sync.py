@@ -463,3 +463,15 @@ def test_a_view_without_us_of_two_others_needs_one_who_would_be_missing_in_our_q
     sync.enter(CHAIN, 0)
     sync.prepare(view("bc", {"c": "b"}, "b", seq=2))
     assert [each.members for each in sync.electorates()] == [("a", "b", "c")]
+
+
+def test_who_begins_later_than_others_takes_up_what_they_have_sent():
+    """All are given the first view, and none knows when the others are."""
+    view = View(
+        term=1, seq=1, scheduler="a", members=(Member(id="a"), Member(id="b")), links=(("a", "b"),),
+        trees=(Tree(root="a", parent={"b": "a"}),),
+    )  # fmt: skip
+    sync = StepSync("a", 1)
+    up = Received("b", Up(key=(1, 1), step=0, chunk=0, weight=2.0), "of b")
+    assert sync.handle(up) == []
+    assert fx.Accumulate(0, "of b") in sync.begin(view, 0)
