@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from ..node.core import Agent, Settings
+from ..node.gradients import chunk_bytes_of
 from ..node.keys import KeyPair
 from ..node.loop import Admitted, Ended, NodeLoop, StepOutcome
 from ..node.transport import Transport
@@ -198,15 +199,15 @@ def measure(
 @click.command("allreduce")
 @click.option("--bytes", "size_bytes", default=104_857_600, show_default=True, help="Size of the vector.")
 @click.option("--nodes", default="2,4", show_default=True, help="Numbers of processes to try.")
-@click.option("--chunk-bytes", default=2 << 20, show_default=True)
-@click.option("--policy", type=click.Choice(sorted(POLICIES)), default="fapt", show_default=True)
+@click.option("--chunk-bytes", type=int, help="Default: as of the Trainer, by the size.")
+@click.option("--policy", type=click.Choice(sorted(POLICIES)), default="packed", show_default=True)
 @click.option("--threads", default=1, show_default=True, help="Of torch, per process.")
 @click.option("--keys", is_flag=True, help="Also with encryption.")
 @json_option
 def allreduce_command(
     size_bytes: int,
     nodes: str,
-    chunk_bytes: int,
+    chunk_bytes: int | None,
     policy: str,
     threads: int,
     keys: bool,
@@ -216,7 +217,8 @@ def allreduce_command(
     figures = {}
     with tempfile.TemporaryDirectory() as folder:
         for count in (int(part) for part in nodes.split(",")):
-            figures[str(count)] = measure(size_bytes, count, chunk_bytes, policy, threads, Path(folder), keys)
+            size = chunk_bytes or chunk_bytes_of(size_bytes)
+            figures[str(count)] = measure(size_bytes, count, size, policy, threads, Path(folder), keys)
             f = figures[str(count)]
             click.echo(
                 f"{count} nodes, {size_bytes / 1e6:.0f} MB: ours {f['ours_s'] * 1e3:.0f} ms, "
