@@ -19,7 +19,7 @@ from ..protocols.connect_link import LinkOpener
 from ..protocols.healing import _LostLink
 from ..scheduler.core import Scheduler
 
-# Kinds that no simulated process sends: they are the transport's, a client's, or come from readings of the machine.
+# Kinds that no simulated process sends: they are the transport's, or a client's.
 UNPLAYED = {
     "Envelope",
     "Hello",
@@ -29,7 +29,6 @@ UNPLAYED = {
     "StatusReply",
     "LeaveCommand",
     "GoOnCommand",
-    "Report",
 }
 UNPLAYED |= {"KeyCommand", "KeyringNews", "Introduction"}  # The simulated network has no keys.
 UNPLAYED |= {"ScaleOutAbort"}  # Nobody sends it.
