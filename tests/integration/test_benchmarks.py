@@ -98,7 +98,9 @@ def test_all_reduces_over_an_overlay_are_compared_with_its_bound(tmp_path):
     args = ("--random", "1", "--nodes", "3", "--links", "3", "--mb", "1", "--rounds", "2", "--chunk-bytes")
     found = bench(tmp_path / "found.json", "overlay", *args, "262144,65536")
     rows = {(row["policy"], row["chunk_bytes"]): row for row in found["rows"]}
-    assert rows.keys() == {(policy, size) for policy in ("packed", "fapt", "single") for size in (262144, 65536)}
+    assert rows.keys() == {
+        (policy, size) for policy in ("packed", "fapt", "single") for size in (262144, 65536)
+    }
     for row in (
         rows.values()
     ):  # That nodes have one and the same mean, and the right one, is the command's to check.
