@@ -520,7 +520,7 @@ async def test_a_link_that_is_opened_before_the_end_of_the_last_one_is_heard_is_
         b[0]._turn_is_due = False
         b[0]._wake(router)
         await a[1].until("opened", times=2)
-        assert b[1].count("opened") == 1
+        assert held, "the old link's Bye was not read before the new one's Hello"
         b[0]._received = serve  # type: ignore[method-assign]
         for item in held:
             serve(*item)

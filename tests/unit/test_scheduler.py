@@ -849,7 +849,7 @@ def test_an_observer_stays_if_any_member_left_can_serve_it():
 
 
 def test_when_a_link_becomes_slow_the_same_view_is_proposed_with_other_trees(bench):
-    bench.scheduler.costs = lambda: (20_000_000, 1.0)
+    bench.scheduler.admission.costs = lambda: (20_000_000, 1.0)
     slow = {*next(iter(bench.sync.view.trees[0].parent.items()))}
     before, told = bench.sync.view, []
     for second in range(20):
