@@ -6,6 +6,9 @@ from a cut link. A thread that is not a daemon may even keep the process for eve
     an error nobody catches, `with Trainer(...)` left by one   farewell at once, nothing more is contributed
     the end of the main thread                                 leaves, before other threads are waited for
     os._exit, abort, kill -9                                   no word: the others see connections break
+
+A daemon thread that is at work in torch when the interpreter ends aborts the process (std::terminate). So one that
+trains is given time to come to its next update(), and does not come back from there.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Any, Protocol
 from .protocols.errors import ChaosnetError, ConfigError
 
 REASON_CHARACTERS = 200  # Less than MAX_REASON of a message.
+REST_PATIENCE_S = 2.0  # For a daemon thread's next update().
 
 
 class OpenTrainer(Protocol):
@@ -37,6 +41,8 @@ class OpenTrainer(Protocol):
 _open: list[OpenTrainer] = []
 _before: dict[str, Any] = {}  # The hooks of sys and threading that were there before ours.
 _was_opened = False
+_main_has_ended = False
+_resting = threading.Semaphore(0)  # Released by every daemon thread that will do nothing any more.
 
 
 def was_opened() -> bool:
@@ -82,6 +88,13 @@ def closed(trainer: OpenTrainer) -> None:
         sys.excepthook = _before["sys"]
     if threading.excepthook is _on_thread_error:
         threading.excepthook = _before["threading"]
+
+
+def rest_if_main_has_ended() -> None:
+    """A daemon thread stops here for the rest of the process, once the main thread has ended."""
+    if _main_has_ended and threading.current_thread().daemon:
+        _resting.release()
+        threading.Event().wait()
 
 
 def crash_all(error: BaseException) -> None:
@@ -134,6 +147,9 @@ def _on_thread_error(args: threading.ExceptHookArgs) -> None:
 
 def _leave_all(threads_have_ended: bool = False) -> None:
     """The script has ended. If another hook was there instead of ours, its error is not known here before now."""
+    global _main_has_ended
+    _main_has_ended = True
+    drivers = [trainer.driver for trainer in _open]
     error = None if _is_interactive() else getattr(sys, "last_value", None)
     for trainer in tuple(_open):
         if threads_have_ended or _ends_with_main(trainer):
@@ -141,6 +157,9 @@ def _leave_all(threads_have_ended: bool = False) -> None:
                 trainer.crash(describe(error), blames(error))
             else:
                 trainer.request_node_exit()
+    for driver in drivers:
+        if driver.daemon and driver.is_alive():
+            _resting.acquire(timeout=REST_PATIENCE_S)
 
 
 def _ends_with_main(trainer: OpenTrainer) -> bool:

@@ -28,7 +28,7 @@ from .means import MAX_WEIGHT, ClusterMean, Means
 from .named_updates import named, parameter_count
 from .node.core import Agent, Settings
 from .node.flat_state import Arrival
-from .node.gradients import Gradients, suitable_chunk_bytes
+from .node.gradients import Gradients
 from .node.loop import Admitted, Ended, Founded, NodeLoop, StateArrived, StateDiscarded, StepOutcome
 from .node.plain import decode, encode
 from .node.training_state import TrainingState, first_difference, get_generators, set_generators
@@ -236,10 +236,9 @@ class Trainer:
             model, optimizer, lr_scheduler, self._update_names
         )
         model, lr_scheduler = self.model, self.lr_scheduler
-        if self.chunk_bytes is None:
-            self.chunk_bytes = suitable_chunk_bytes(model)
+        self._gradients = Gradients(model, self.chunk_bytes, self._on_chunk_ready)
         max_norm = None if self.max_grad_norm is None else float(self.max_grad_norm)
-        terms = {"max_grad_norm": str(max_norm), "chunk_bytes": str(self.chunk_bytes)}
+        terms = {"max_grad_norm": str(max_norm), "chunk_bytes": str(self._gradients.chunk_bytes)}
         terms |= {"on_divergence": self._on_divergence, "lr_scheduler_every": str(self._lr_every)}
         terms["same_rng"] = str(self._same_rng)
         if self._named.names:
@@ -248,7 +247,6 @@ class Trainer:
             terms["guard"] = self._guard.policy
         self._state = TrainingState(model, self.optimizer, lr_scheduler, extra_state, terms)
         self._random = Randomness(self._same_rng, self._state.accelerator())
-        self._gradients = Gradients(model, self.chunk_bytes, self._on_chunk_ready)
         if self._guard is not None:
             self._gradients.judge_first()
         self._schedule = LRSchedule(lr_scheduler, self.optimizer, self._lr_every, self._say)
@@ -550,6 +548,7 @@ class Trainer:
         with self._turn:
             if not self._leave_if_wanted():
                 self._update(samples, name)
+        endings.rest_if_main_has_ended()
 
     def _update(self, samples: float | None, name: str | None) -> None:
         self._updating = self._named.check(name)

@@ -34,13 +34,8 @@ MAX_CHUNK_BYTES = 32 << 20  # One frame: half of what a peer takes (sockets.py).
 COMPARED_AT_ONCE = 1 << 17  # Elements: with what they are compared with, they fit into a cache.
 
 
-def suitable_chunk_bytes(model: nn.Module) -> int:
-    """What the all-reduce of this model's gradients moves as one, unless the user says otherwise."""
-    return chunk_bytes_of(sum(4 * p.numel() for p in model.parameters() if p.requires_grad))
-
-
 def chunk_bytes_of(total: int) -> int:
-    """What suits so many bytes of gradients."""
+    """What the all-reduce of so many bytes of gradients moves as one, unless the user says otherwise."""
     return min(max(total // USUAL_CHUNKS, LEAST_CHUNK_BYTES), MOST_CHUNK_BYTES)
 
 
@@ -128,11 +123,12 @@ class Gradients:
         on_chunk_ready: Callable[[int], None] = lambda chunk: None,
     ) -> None:
         if chunk_bytes is None:
-            chunk_bytes = suitable_chunk_bytes(model)
+            chunk_bytes = chunk_bytes_of(sum(4 * p.numel() for p in model.parameters() if p.requires_grad))
         if not isinstance(chunk_bytes, int) or not 8 <= chunk_bytes <= MAX_CHUNK_BYTES:
             raise ConfigError(
                 f"chunk_bytes: {chunk_bytes!r} (expected a whole number from 8 to {MAX_CHUNK_BYTES})"
             )
+        self.chunk_bytes = chunk_bytes
         self.lanes: list[Lane] = []
         self.chunks: list[Chunk] = []
         self._on_chunk_ready = on_chunk_ready

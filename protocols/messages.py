@@ -33,9 +33,8 @@ Count = Annotated[int, Meta(ge=0, le=1 << 62)]  # So that the sum of two still f
 Real = Annotated[float, Meta(ge=-1e18, le=1e18)]  # No NaN, and nothing that sums up to infinity.
 Positive = Annotated[float, Meta(ge=0, le=1e18)]
 Bytes = Annotated[bytes, Meta(max_length=4 << 20)]
-RateSource = Literal[
-    "", "probe", "iperf3", "replication", "traffic"
-]  # How a link's rate was found; "": not at all.
+# How a link's rate was found; "": not at all.
+RateSource = Literal["", "probe", "iperf3", "replication", "traffic"]
 Key = Annotated[str, Meta(pattern="^[a-z2-7]{51}[aq]$")]  # A public key: 32 bytes in base32.
 Link = tuple[Id, Id]  # Two node ids, sorted.
 ViewKey = tuple[Count, Count]  # (term, seq): views are ordered by it.

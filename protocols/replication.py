@@ -38,9 +38,8 @@ WINDOW = 3  # Pieces under way per source: one on the wire, one queued, one bein
 SAMPLE_BYTES = 1 << 20  # Smaller pieces tell nothing about a link with a shaper's burst.
 SAMPLES = 3, 9  # Rates of a link: the median of at least, and at most, so many.
 MANIFEST_PATIENCE_S = 2.0  # Then another source is asked for it, too.
-FELLOWS_PATIENCE_S = (
-    10.0  # Of who has no source with all of the state: for anything new from those that join, too.
-)
+# Of who has no source with all of the state: for anything new from those that join, too.
+FELLOWS_PATIENCE_S = 10.0
 
 
 @dataclass(slots=True)

@@ -129,7 +129,6 @@ class Scheduler:
         self.last_flush = 0
         self.last_install: Install | None = None
         self.requests: dict[str, ScaleOutRequest] = {}  # Joiners that are not in a view yet.
-        self.costs = costs
         self.admission = Admission(costs)  # Of those whose links are open.
         self.replanning = Replanning()
         self.parked = ""
@@ -511,12 +510,12 @@ class Scheduler:
         """The overlay of a view's members, with what policies may want to know (sync_plan.py)."""
         graph = self.monitor.graph(view.member_ids, view.links)
         graph.graph["roots"] = tuple(tree.root for tree in self.view.trees)
-        graph.graph["result"] = self.costs()[0], self.sync.chunk_count
+        graph.graph["result"] = self.admission.costs()[0], self.sync.chunk_count
         return graph
 
     def _replan_if_worth_it(self, now_s: float) -> list[Effect]:
         """Links may carry more or less than when the trees were planned."""
-        result_bytes, step_s = self.costs()
+        result_bytes, step_s = self.admission.costs()
         if self.busy or self.parked or self.sync.frozen or not result_bytes or step_s is None:
             return []
         graph = self._graph(self.view)

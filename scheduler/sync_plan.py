@@ -19,7 +19,7 @@ from .trees import Tree, expected_s, measured, throughput_bps, validate
 Policy = Callable[[nx.Graph], list[Tree]]
 
 MAX_PACKED_NODES, MAX_PACKED_LINKS = 64, 160
-"""Packing takes 10 ms for 8 nodes, and 50 for as much as this; beyond, "packed" is "fapt"."""
+"""Packing takes 10 to 25 ms for 8 nodes, and up to 60 for as much as this; beyond, "packed" is "fapt"."""
 
 PACKED_ROOTS = 4
 """Nodes from which trees to pack are grown; each tree is turned to its own centre then."""
@@ -102,7 +102,7 @@ def packed(graph: nx.Graph) -> list[Tree]:
     """Trees packed so that all links carry what they can (tree_packing.py), or one tree where that takes no longer.
 
     `graph.graph["result"]` may tell the bytes that are summed in a step, and in how many chunks: with little to sum
-    the depth of a tree is what counts. Overlays beyond `MAX_PACKED_NODES` take what `fapt` plans.
+    the depth of a tree is what counts. Overlays beyond the sizes above take what `fapt` plans.
     Raises: PlanInfeasible as `best_single_tree`.
     """
     overlay, single = measured(graph), best_single_tree(graph)

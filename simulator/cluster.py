@@ -147,9 +147,8 @@ class SimCluster(Network[SimNode]):
         self.clocks: Callable[[], Clock] = Clock  # Of the machines to come.
         self.slowness: Callable[[], float] = lambda: 1.0  # So much longer they take for a step.
         self.result_bytes = 0  # That a step sums; 0: nobody knows, so nobody plans by it.
-        self.carried: dict[
-            tuple[str, str], tuple[int, float]
-        ] = {}  # By sender and receiver, as links are timed.
+        # By sender and receiver, as links are timed.
+        self.carried: dict[tuple[str, str], tuple[int, float]] = {}
 
     # --- building ---
 
