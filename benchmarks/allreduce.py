@@ -19,9 +19,11 @@ from typing import Any
 
 import click
 import networkx as nx
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from ..node.compression import Encoding, Exact
 from ..node.core import Agent, Settings
 from ..node.gradients import chunk_bytes_of
 from ..node.keys import KeyPair
@@ -65,6 +67,9 @@ class Vector:
 
     def contribution(self, chunk: int) -> torch.Tensor:
         return self.own[self.chunks[chunk].start : self.chunks[chunk].stop]
+
+    def encoding(self, chunk: int) -> Encoding:
+        return Exact(np.dtype(np.float32))
 
 
 class Ours:

@@ -41,6 +41,7 @@ from .protocols.errors import ChaosnetError, ConfigError, PeerUnreachable
 POLICIES = ("packed", "fapt", "single", "ring")
 PROBES = ("in-band", "iperf3")  # As in protocols/probing.py.
 COPIES = ("shard", "whole")  # As in settings.py.
+COMPRESSIONS = ("none", "bf16", "int8")  # As in node/compression.py.
 MAX_CRASH_NODES = 5  # As in simulator/crash_points.py: there are tens of thousands of points for more.
 WATCH_EVERY_S = 0.5
 BENCHMARKS = {
@@ -240,6 +241,9 @@ def cli() -> None:
 @click.option(
     "--policy", type=OneOf(POLICIES), help="Trees of the all-reduce: packed (default), fapt, single, ring."
 )
+@click.option(
+    "--compression", type=OneOf(COMPRESSIONS), help="Of gradients on the wire: none (default), bf16, int8."
+)
 @click.option("--checkpoint-dir", type=Folder(), help="Write the state there. Default: nowhere.")
 @click.option(
     "--every", type=Whole(1, 10**9), metavar="STEPS", help="From one checkpoint to the next. Default: 100."
@@ -264,6 +268,7 @@ def run(
     new: bool,
     no_rejoin: bool,
     policy: str | None,
+    compression: str | None,
     checkpoint_dir: Path | None,
     every: int | None,
     checkpoint_copies: str | None,
@@ -306,6 +311,7 @@ def run(
         "NEW": "1" if new else None,
         "REJOIN": "0" if no_rejoin else None,
         "POLICY": policy,
+        "COMPRESSION": compression,
         "CHECKPOINT_DIR": checkpoint_dir,
         "EVERY": every,
         "CHECKPOINT_COPIES": checkpoint_copies,

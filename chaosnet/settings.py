@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args
 
 from .identity import completed, completed_peer, identity, insecure_wanted, is_loopback
 from .invite import Token, is_token
+from .node.compression import COMPRESSIONS, Compression
 from .node.endpoint import SECRET, Endpoint, shown
 from .node.keys import KeyPair, load_allowed
 from .protocols.errors import ConfigError
@@ -48,6 +49,7 @@ class NodeSettings:
         join_patience_s: How long to knock where nobody answers (yet).
         policy: Sync plan: "packed", "fapt", "single", "ring".
         probe: How new links are measured: "in-band", "iperf3".
+        compression: Of gradients on the wire: "none", "bf16", "int8"; the same on all nodes.
         found: With `join`: if none of these addresses leads into a cluster within `join_patience_s`, found one. All
             nodes may be given it, and the same `join`, their own addresses among them: of those that reach each
             other one founds, the one that is named first.
@@ -69,6 +71,7 @@ class NodeSettings:
     join_patience_s: float = JOIN_PATIENCE_S
     policy: str = "packed"
     probe: Kind = "in-band"
+    compression: Compression = "none"
     found: bool = False
     remembered: tuple[str, ...] = ()
     rejoin: bool = True
@@ -154,6 +157,7 @@ def node_settings(
     allowed_keys: str | None = None,
     insecure: bool | None = None,
     new: bool | None = None,
+    compression: str | None = None,
 ) -> NodeSettings:
     """Merge arguments and environment. Raises: ConfigError that names the setting and its value.
 
@@ -191,6 +195,9 @@ def node_settings(
             ),
             policy=_choice("sync_policy", _said(policy, "CHAOSNET_POLICY", "packed"), tuple(POLICIES)),
             probe=_choice("probe", _said(probe, "CHAOSNET_PROBE", "in-band"), get_args(Kind)),
+            compression=_choice(
+                "compression", _said(compression, "CHAOSNET_COMPRESSION", "none"), COMPRESSIONS
+            ),
             found=_switch(found, "CHAOSNET_FOUND"),
             remembered=() if joined or anew else _usable(recall(at), keys),
             rejoin=_switch(rejoin, "CHAOSNET_REJOIN", default=True),

@@ -107,6 +107,7 @@ class Trainer:
             (docs/guard.md). The same on all nodes. Default: nothing.
         guard_factor: So many times the median norm of late is "far larger".
         chunk_bytes: Size of what the all-reduce moves as one; None: about a 64th of the gradients.
+        compression: Of gradients on the wire: "none", "bf16" or "int8" (half, a quarter of the bytes).
         quiet: Print nothing.
         key: File with this node's key (`chaosnet keygen`). Default: the user's own, if there is one.
         allowed_keys: File with public keys of others that may join, one a line.
@@ -156,6 +157,7 @@ class Trainer:
         allowed_keys: str | None = None,
         insecure: bool | None = None,
         chunk_bytes: int | None = None,
+        compression: str | None = None,
         quiet: bool = False,
         new: bool | None = None,
     ) -> None:
@@ -165,7 +167,7 @@ class Trainer:
         named = None if callable(sync_policy) else sync_policy
         self.settings: NodeSettings = node_settings(
             join, listen, name, neighbors, links, blocking, join_patience_s, named, probe, found, rejoin,
-            key, allowed_keys, insecure, new,
+            key, allowed_keys, insecure, new, compression,
         )  # fmt: skip
         self._members = Remembered(self.settings.name, self.settings.listen, self._say)
         self._keyring = self.settings.keyring()
@@ -236,11 +238,12 @@ class Trainer:
             model, optimizer, lr_scheduler, self._update_names
         )
         model, lr_scheduler = self.model, self.lr_scheduler
-        self._gradients = Gradients(model, self.chunk_bytes, self._on_chunk_ready)
+        compression = self.settings.compression
+        self._gradients = Gradients(model, self.chunk_bytes, self._on_chunk_ready, compression)
         max_norm = None if self.max_grad_norm is None else float(self.max_grad_norm)
         terms = {"max_grad_norm": str(max_norm), "chunk_bytes": str(self._gradients.chunk_bytes)}
         terms |= {"on_divergence": self._on_divergence, "lr_scheduler_every": str(self._lr_every)}
-        terms["same_rng"] = str(self._same_rng)
+        terms |= {"same_rng": str(self._same_rng), "compression": repr(compression)}
         if self._named.names:
             terms["updates"] = ", ".join(self._named.names)
         if self._guard is not None:

@@ -3,14 +3,15 @@
 Frames that arrive are memory of our own. So a child's part is added to in place and sent on without a copy,
 and a result stays in the frame that brought it until nobody needs it: the next hop, the training thread,
 and whoever lacks it after a crash. Sums are numpy's: on one thread, torch's are slower by a fifth, and with
-more they would take the cores that train.
+more they would take the cores that train. What goes over the wire may be shorter (compression.py): it is decoded
+when it comes, and sums are encoded again.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -27,13 +28,13 @@ from ..protocols.effects import (
 )
 from ..protocols.errors import RemoteProtocolError
 from ..protocols.messages import Down, Up
+from .compression import Array, Buffer, Encoding
 from .outgoing import Rank
 
 BLOCK_ELEMENTS = 32 << 10  # 128 KiB of float32: several of them fit into a core's cache.
 MAX_PARTS = 4  # Of children, kept unadded per chunk.
 
 AllReduceEffect = Accumulate | AdoptChunk | FinishChunk | ResetAttempt | SendDown | SendUp
-Array = np.ndarray[Any, np.dtype[Any]]
 SendBulk = Callable[..., bool]
 
 
@@ -47,6 +48,15 @@ class ChunkStore(Protocol):
     def chunks(self) -> Sequence[Any]: ...
 
     def contribution(self, chunk: int) -> torch.Tensor: ...
+
+    def encoding(self, chunk: int) -> Encoding: ...
+
+
+class Result(NamedTuple):
+    """Of a chunk: as it travels, and what it says; the same memory if that is exact."""
+
+    data: Buffer
+    values: Array
 
 
 class AllReduce:
@@ -70,15 +80,20 @@ class AllReduce:
         self.combine = [
             np.maximum if store.lanes[chunk.lane].op == "max" else np.add for chunk in store.chunks
         ]
+        self.encodings = [store.encoding(chunk) for chunk in range(len(store.chunks))]
+        # By chunk: what our encodings have lost up to the last step, and what they lose in this attempt.
+        self.lost: dict[int, Array] = {}
+        self.losing: dict[int, Array] = {}
         self.parts: dict[int, list[Array]] = {}  # Chunk: what children have sent.
         self.guarded = guarded
         self.counters: Counter[str] = Counter() if counters is None else counters
-        self.results: dict[int, dict[int, Array]] = {}  # Step: chunk: mean (or maximum).
+        self.results: dict[int, dict[int, Result]] = {}  # Step: chunk: mean (or maximum).
 
     def check(self, message: Up | Down, payload: zmq.Frame | None) -> None:
         """Before the core counts on it. Raises: RemoteProtocolError for a payload that is not that chunk's."""
         if message.chunk < len(self.own):
-            expected = self.own[message.chunk].nbytes if message.weight else 0
+            elements = self.own[message.chunk].size
+            expected = self.encodings[message.chunk].size(elements) if message.weight else 0
             got = 0 if payload is None else len(payload.buffer)
             if got != expected:
                 raise RemoteProtocolError(
@@ -91,27 +106,30 @@ class AllReduce:
             case Accumulate(chunk, payload):
                 self._accumulate(chunk, payload)
             case SendUp(key, step, chunk, parent, weight, own):
-                payload = _bytes(self._sum(chunk, own)) if weight else None
+                payload = self._encoded(chunk, self._sum(chunk, own), 1.0) if weight else None
                 self._send(parent, Up(key=key, step=step, chunk=chunk, weight=weight), payload)
             case FinishChunk(step, chunk, weight, own):
                 self._finish(step, chunk, weight, own)
             case AdoptChunk(step, chunk, payload):
-                self._keep(step, chunk, self._array(chunk, payload))
+                self._keep(step, chunk, payload.buffer)
             case SendDown():
                 self._send_down(effect)
             case ResetAttempt():
                 self.parts.clear()
+                self.losing.clear()
 
     def completed(self, step: int) -> list[torch.Tensor]:
         """The results of a step, by chunk; [] if nobody had samples. Those of earlier ones are let go."""
         self.parts.clear()
+        self.lost |= self.losing
+        self.losing.clear()
         results = self.results.get(step, {})
         self.results = {step: results}
-        return [torch.from_numpy(results[chunk]) for chunk in sorted(results)]
+        return [torch.from_numpy(results[chunk].values) for chunk in sorted(results)]
 
     def _accumulate(self, chunk: int, payload: zmq.Frame) -> None:
         """Keep a child's part; adding is cheapest when all parts are there, and memory is bounded."""
-        parts, part = self.parts.setdefault(chunk, []), self._array(chunk, payload)
+        parts, part = self.parts.setdefault(chunk, []), self.encodings[chunk].decode(payload.buffer)
         if self.guarded and not _is_finite(part):
             part[:] = 0  # With its weight: all chunks of a step keep one total, whoever dropped what.
             self.counters["guard_dropped_parts"] += 1
@@ -135,7 +153,21 @@ class AllReduce:
         if own:
             parts.append(self.own[chunk])
         self._add_up(chunk, parts, total, 1.0 if self.combine[chunk] is np.maximum else 1 / weight)
-        self._keep(step, chunk, total)
+        self._keep(step, chunk, self._encoded(chunk, total, weight))
+
+    def _encoded(self, chunk: int, values: Array, weight: float) -> Buffer:
+        """What goes over the wire. What it loses is kept in the unit of contributions: `weight` times the values."""
+        encoding = self.encodings[chunk]
+        if not encoding.feeds_back:
+            return encoding.encode(values)
+        if chunk in self.lost:
+            values = values + self.lost[chunk] / np.float32(weight)
+        data = encoding.encode(values)
+        loss = (values - encoding.decode(data)) * np.float32(weight)
+        if not _is_finite(loss):  # Or every later step would have it, too.
+            loss[~np.isfinite(loss)] = 0
+        self.losing[chunk] = loss
+        return data
 
     def _add_up(self, chunk: int, parts: list[Array], out: Array, scale: float = 1.0) -> None:
         """out = scale * sum of `parts`, or their maximum; by blocks that stay in the cache."""
@@ -151,14 +183,14 @@ class AllReduce:
             elif total is not target:
                 np.copyto(target, total)
 
-    def _keep(self, step: int, chunk: int, result: Array) -> None:
-        self.results.setdefault(step, {})[chunk] = result
+    def _keep(self, step: int, chunk: int, data: Buffer) -> None:
+        self.results.setdefault(step, {})[chunk] = Result(data, self.encodings[chunk].decode(data))
 
     def _send_down(self, effect: SendDown) -> None:
         message = Down(key=effect.key, step=effect.step, chunk=effect.chunk, weight=effect.weight)
         payload = effect.payload
         if payload is None and effect.weight:
-            payload = _bytes(self.results[effect.step][effect.chunk])
+            payload = self.results[effect.step][effect.chunk].data
         for peer in effect.peers:
             self._send(peer, message, payload if effect.weight else None)
 
@@ -167,15 +199,8 @@ class AllReduce:
         turn = message.step, message.chunk
         self.send_bulk(peer, encode(message), payload, rank=Rank.CHUNK, turn=turn, tag=message)
 
-    def _array(self, chunk: int, payload: zmq.Frame) -> Array:
-        return np.frombuffer(payload.buffer, dtype=self.own[chunk].dtype)
-
 
 def _is_finite(part: Array) -> bool:
     """One fast pass, and a slow one only if the sum of finite numbers may have overflowed."""
     with np.errstate(all="ignore"):
         return bool(np.isfinite(part.sum()) or np.isfinite(part).all())
-
-
-def _bytes(array: Array) -> memoryview:
-    return array.data.cast("B")

@@ -491,7 +491,9 @@ class Agent:
                 effects = self.serving.arrives(0, ()) if void else []
                 lost = self.phase is Phase.MEMBER and self._asks_again
                 return effects + (self._go_without_me(now_s) if lost else [])
-            case FellBehind(peer) if self.phase in (Phase.JOINING, Phase.MEMBER):
+            case FellBehind(peer) if self.phase is Phase.JOINING and self.joiner:
+                return self._orphaned(f"{self.me} fell behind {peer}", now_s)
+            case FellBehind(peer) if self.phase is Phase.MEMBER:
                 return self._on_torn(f"{self.me} fell behind {peer}", now_s)
             case Parked(reason):
                 self.parked = reason
@@ -560,8 +562,11 @@ class Agent:
         return all({*each} == {self.me, peer} for each in voters)
 
     def _on_torn(self, reason: str, now_s: float, without_me: bool = False) -> list[Effect]:
-        """Messages of the attempt under way may be lost for good, even if the link opens again."""
-        if self.phase is Phase.JOINING and self.joiner is not None:
+        """Messages of the attempt under way may be lost for good, even if the link opens again.
+
+        An observer asks for another attempt, too: to pull the state anew takes longer than to do a step over.
+        """
+        if self.phase is Phase.JOINING and self.joiner is not None and not self.joiner.is_in_view:
             return self._orphaned(reason, now_s)
         assert self.sync.view is not None
         key, step = self.sync.view.key, self.sync.step

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from ..protocols.errors import ConfigError, MalformedMessage
+from .compression import Compression, Encoding, encoding_of
 from .flat_state import device_runs
 from .training_state import BufferSlot, buffer_slots, check_parameter
 
@@ -47,6 +48,7 @@ class Chunk:
     lane: int
     start: int
     stop: int
+    is_gradient: bool  # Else it is of buffers.
 
 
 @dataclass(eq=False, slots=True)
@@ -113,6 +115,7 @@ class Gradients:
         chunk_bytes: Size of a chunk; the last of a lane is smaller. None: what suits the model.
         on_chunk_ready: Called with a chunk's index once its contribution is complete, each once per step, in
             the thread that runs backward. Must return quickly and not raise.
+        compression: What float32 gradients are on the wire (compression.py).
     Raises: ConfigError for a parameter that cannot be averaged, by name.
     """
 
@@ -121,6 +124,7 @@ class Gradients:
         model: nn.Module,
         chunk_bytes: int | None = None,
         on_chunk_ready: Callable[[int], None] = lambda chunk: None,
+        compression: Compression = "none",
     ) -> None:
         if chunk_bytes is None:
             chunk_bytes = chunk_bytes_of(sum(4 * p.numel() for p in model.parameters() if p.requires_grad))
@@ -128,7 +132,7 @@ class Gradients:
             raise ConfigError(
                 f"chunk_bytes: {chunk_bytes!r} (expected a whole number from 8 to {MAX_CHUNK_BYTES})"
             )
-        self.chunk_bytes = chunk_bytes
+        self.chunk_bytes, self.compression = chunk_bytes, compression
         self.lanes: list[Lane] = []
         self.chunks: list[Chunk] = []
         self._on_chunk_ready = on_chunk_ready
@@ -193,7 +197,8 @@ class Gradients:
         op: Literal["mean", "max"] = "max" if dtype == torch.int64 else "mean"
         for first, last in ((0, border), (border, stop)):
             for start in range(first, last, step):
-                self.chunks.append(Chunk(len(self.chunks), len(self.lanes), start, min(start + step, last)))
+                stop_here, of_gradients = min(start + step, last), last == border
+                self.chunks.append(Chunk(len(self.chunks), len(self.lanes), start, stop_here, of_gradients))
         self.lanes.append(Lane(dtype, op, torch.zeros(stop, dtype=dtype, pin_memory=pinned)))
 
     def _index_chunks(self) -> None:
@@ -323,10 +328,16 @@ class Gradients:
         """This node's part of a chunk, 1-D, final once the chunk is ready."""
         return self._contributions[chunk]
 
+    def encoding(self, chunk: int) -> Encoding:
+        """What a chunk looks like on the wire."""
+        dtype = self._contributions[chunk].numpy().dtype
+        return encoding_of(self.compression, dtype, self.chunks[chunk].is_gradient)
+
     @property
     def total_bytes(self) -> int:
-        """Of what a step sums."""
-        return sum(each.nbytes for each in self._contributions)
+        """Of what a step sums, on the wire."""
+        sizes = enumerate(map(torch.Tensor.numel, self._contributions))
+        return sum(self.encoding(chunk).size(elements) for chunk, elements in sizes)
 
     def is_zero(self) -> bool:
         """Whether no parameter has a gradient that is not all zeros; reads them until it finds one."""

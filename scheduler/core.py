@@ -187,8 +187,11 @@ class Scheduler:
                     return self._expel(node) if key < self.view.key else []
                 if message.without_me and key == self.view.key:
                     self.stateless = node
-                over = key == self.view.key and step < self.sync.step - 1
-                return self.start_flush(reason, now_s) if not over and not self.flush else []
+                if (
+                    key == self.view.key and step < self.sync.step - 1
+                ):  # Over, and out of an observer's reach.
+                    return self._enqueue(Remove(node=node), now_s) if node in self.view.observer_set else []
+                return self.start_flush(reason, now_s) if not self.flush else []
             case FlushOk():
                 return self._on_flush_ok(message)
             case Report():

@@ -20,6 +20,18 @@ for name in ("CHAOSNET_KEY", "CHAOSNET_ALLOWED_KEYS", "CHAOSNET_INSECURE"):
     os.environ.pop(name, None)
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--times", type=int, default=1, help="So often do what goes wrong in test_join_faults.py."
+    )
+
+
+@pytest.fixture
+def times(request):
+    """How often to do what chance decides."""
+    return request.config.getoption("--times")
+
+
 @pytest.fixture
 def fresh_exit_events(monkeypatch):
     """Exit events are of the process, so each test gets its own."""

@@ -10,11 +10,13 @@ import time
 from collections import deque
 
 import msgspec
+import numpy as np
 import torch
 import zmq
 from hostile import LINK_LOCAL, NAMES, ROUTED, as_received
 
 from chaosnet.node.all_reduce import AllReduce
+from chaosnet.node.compression import Exact
 from chaosnet.node.core import Agent, Phase
 from chaosnet.node.flat_state import Entry, Manifest, Snapshot
 from chaosnet.node.replica import Replica
@@ -45,6 +47,9 @@ class _Store:
 
     def contribution(self, chunk):
         return torch.zeros(CHUNK)
+
+    def encoding(self, chunk):
+        return Exact(np.dtype(np.float32))
 
 
 class Scenes:

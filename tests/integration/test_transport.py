@@ -505,6 +505,7 @@ async def test_a_link_that_is_opened_before_the_end_of_the_last_one_is_heard_is_
     async with nodes("a", "b") as [a, b]:
         await link(a, b)
         b[0]._turn, turn = lambda: None, b[0]._turn  # Stopped: what comes is not read.
+        await asyncio.sleep(0)  # A turn may have been due.
         a[0].close_peer("b", "nothing was heard from you")
         a[0].dial(b[0].address)
         await asyncio.sleep(0.2)
@@ -520,7 +521,7 @@ async def test_a_link_that_is_opened_before_the_end_of_the_last_one_is_heard_is_
         b[0]._turn_is_due = False
         b[0]._wake(router)
         await a[1].until("opened", times=2)
-        assert held, "the old link's Bye was not read before the new one's Hello"
+        assert b[1].count("opened") == 1
         b[0]._received = serve  # type: ignore[method-assign]
         for item in held:
             serve(*item)

@@ -117,6 +117,7 @@ class _Reporting(Trainer):
                 "neighbors",
                 "blocking",
                 "chunk_bytes",
+                "compression",
                 "key",
                 "allowed_keys",
                 *CHECKPOINTS,

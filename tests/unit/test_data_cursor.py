@@ -247,8 +247,8 @@ def test_a_bad_sample_ends_two_nodes_and_is_condemned_with_few_others(length, ba
         assert DataCursor.from_plain(cursor.to_plain()) == cursor
     if dead == 2:
         assert bad in condemned
-    else:  # Too little was left of the epoch to deal it once more.
-        assert dead == 1 and cursor.samples_dropped and not condemned
+    else:  # Too little was left of the epoch to deal it, or once more.
+        assert dead <= 1 and cursor.samples_dropped and not condemned
     assert bad not in used
     assert len(condemned) <= max(3, 2 * least, -(-max(size for _, size in shares) // 8))
     assert set(used.values()) == {1}

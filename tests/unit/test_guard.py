@@ -10,6 +10,7 @@ from torch import nn
 
 from chaosnet.guard import EVICT_AFTER, LEARNS_FROM, MEMORY, Guard
 from chaosnet.node.all_reduce import AllReduce
+from chaosnet.node.compression import Exact
 from chaosnet.node.gradients import Gradients
 from chaosnet.node.loop import NodeLoop
 from chaosnet.protocols.effects import Accumulate
@@ -74,7 +75,10 @@ def all_reduce(guarded):
     lanes = [SimpleNamespace(op="mean"), SimpleNamespace(op="max")]
     own = [torch.ones(4), torch.ones(4, dtype=torch.int64)]
     store = SimpleNamespace(
-        lanes=lanes, chunks=[SimpleNamespace(lane=0), SimpleNamespace(lane=1)], contribution=own.__getitem__
+        lanes=lanes,
+        chunks=[SimpleNamespace(lane=0), SimpleNamespace(lane=1)],
+        contribution=own.__getitem__,
+        encoding=lambda chunk: Exact(own[chunk].numpy().dtype),
     )
     return AllReduce(store, lambda *args, **kwargs: True, guarded)
 

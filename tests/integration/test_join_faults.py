@@ -1,0 +1,101 @@
+"""A state of real size is pulled from three members while one of them is killed, or a link is cut or slowed.
+
+Run with -s for the figures, and with --times 50 to be sure.
+"""
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from overlay import HAS_NAMESPACES, overlay
+
+from chaosnet.netem.netns import Netns
+from chaosnet.netem.relay import Relay
+from chaosnet.netem.topology import LinkSpec, mesh
+
+WORKER = Path(__file__).with_name("large_worker.py")
+MEMBERS, JOINER = ("n0", "n1", "n2"), "n3"
+MBIT = 100.0  # Three links take a second for the state.
+PATIENCE_S = 90.0
+
+pytestmark = pytest.mark.realtime
+
+
+class Killed:
+    """One of the sources, and started again afterwards."""
+
+    @staticmethod
+    def begin(run, source):
+        run.processes[source].send_signal(signal.SIGKILL)
+        run.processes[source].wait(10)
+
+    @staticmethod
+    def end(run, source):
+        start(run, source)
+
+
+class Cut:
+    """The link to one of them, without a word to anybody."""
+
+    @staticmethod
+    def begin(run, source):
+        run.testbed.cut((source, JOINER))
+
+    @staticmethod
+    def end(run, source):
+        run.testbed.heal((source, JOINER))
+
+
+class Slowed:
+    """The same to a tenth."""
+
+    @staticmethod
+    def begin(run, source):
+        run.testbed.change({(source, JOINER): LinkSpec(rate_mbit=MBIT / 10)})
+
+    @staticmethod
+    def end(run, source):
+        run.testbed.change({(source, JOINER): LinkSpec(rate_mbit=MBIT)})
+
+
+def start(run, node):
+    """Until it is a member."""
+    run.start(node, WORKER, CHAOSNET_NEIGHBORS="3")
+    run.until_told(2, [node], PATIENCE_S)
+
+
+def pulls(run):
+    return "starts to pull" in (run.folder / f"{JOINER}.err").read_text()
+
+
+@pytest.mark.parametrize("fault", [Killed, Cut, Slowed], ids=lambda fault: fault.__name__.lower())
+def test_a_join_goes_on_without_a_source(fault, tmp_path, monkeypatch, times):
+    topology, backend = mesh(4, LinkSpec(rate_mbit=MBIT)), Netns if HAS_NAMESPACES else Relay
+    rng = random.Random(fault.__name__)
+    (tmp_path / "go").touch()
+    with overlay(backend, topology, tmp_path, monkeypatch) as run:
+        for node in MEMBERS:
+            start(run, node)
+        for number in range(times):
+            run.start(JOINER, WORKER, CHAOSNET_NEIGHBORS="3")
+            run.until(lambda: pulls(run), "the joiner pulls", PATIENCE_S)
+            after_s, source = rng.uniform(0.0, 1.5), rng.choice(MEMBERS)
+            time.sleep(after_s)
+            had_joined = len(run.told(JOINER)) > 1
+            fault.begin(run, source)
+            run.until_told(2, [JOINER], PATIENCE_S)
+            joined = run.told(JOINER)[1]
+            twice = sum(joined["from"].values()) - joined["bytes"]
+            print(
+                f"{number}: {source} after {after_s:.1f} s{' (too late)' * had_joined}: joined in "
+                f"{joined['took_s']:.1f} s, {twice / joined['bytes']:.1%} of the state twice, {joined['from']}"
+            )
+            assert twice <= 0.1 * joined["bytes"], run.story()
+            fault.end(run, source)
+            run.until_told(3, [JOINER], PATIENCE_S)
+            run.processes[JOINER].send_signal(signal.SIGINT)
+            assert run.processes[JOINER].wait(30) == 0, run.story()
+        del run.processes[JOINER]
+        run.stop()
