@@ -1,14 +1,17 @@
-# `make demo` and `make test` need Python 3.11 or newer and git; everything else goes into .venv.
+# `make demo`, `make test` and `make test-all` need Python 3.11 or newer and git; everything else goes into .venv.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test soak lint format bench clean docker-image docker-rates testbed-docker
+.PHONY: demo test test-all soak lint format bench clean docker-image docker-rates testbed-docker
 
 demo: $(VENV)/installed
 	$(BIN)/chaosnet demo
 
 test: $(VENV)/installed
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(VENV)/installed
 	$(BIN)/python -m pytest
 
 soak: $(VENV)/installed

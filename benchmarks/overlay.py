@@ -121,9 +121,9 @@ def measured(topology: Topology) -> nx.Graph:
 class Node:
     """A worker in its namespace, which answers each line that it is told with one."""
 
-    def __init__(self, testbed: Netns, name: str) -> None:
+    def __init__(self, testbed: Netns, name: str, module: str = "overlay") -> None:
         self.name = name
-        command = [sys.executable, "-m", "chaosnet.benchmarks.overlay", name]
+        command = [sys.executable, "-m", f"chaosnet.benchmarks.{module}", name]
         self._process = testbed.start(
             name,
             command,
@@ -195,9 +195,9 @@ class Cluster:
 
 
 @contextmanager
-def namespaces(topology: Topology) -> Iterator[Netns]:
-    """The overlay, as long as it is needed. Who is no neighbour cannot be reached."""
-    testbed = Netns(f"overlay{os.getpid()}", topology, routes=False)
+def namespaces(topology: Topology, routes: bool = False) -> Iterator[Netns]:
+    """The overlay, as long as it is needed. Without `routes`, who is no neighbour cannot be reached."""
+    testbed = Netns(f"overlay{os.getpid()}", topology, routes)
     testbed.check(topology)
     try:
         testbed.up(topology)

@@ -54,6 +54,8 @@ BENCHMARKS = {
     "strangers": "Steps while strangers try to get in, and while they do not.",
     "probe": "Rates of shaped links as the monitor sees them, beside iperf3 (root).",
     "policy": "Recoveries of 256 workers: worked out beforehand, then looked up.",
+    "chaos-fig15": "Chaos, Fig. 15: a state from one node, from all nodes, from neighbours (root).",
+    "chaos-fig16": "Chaos, Fig. 16: how neighbours share a state: equally, greedily, optimally (root).",
     "chameleon-fig6": "Chameleon, Fig. 6: throughput after a loss, as a share of what it was.",
     "chameleon-fig7": "Chameleon, Fig. 7: workers that are left over 9 hours of failures.",
     "chameleon-fig8": "Chameleon, Fig. 8: throughput over 9 hours of failures, beside Oobleck and ReCycle.",

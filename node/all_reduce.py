@@ -158,7 +158,8 @@ class AllReduce:
     def _encoded(self, chunk: int, values: Array, weight: float) -> Buffer:
         """What goes over the wire. What it loses is kept in the unit of contributions: `weight` times the values."""
         encoding = self.encodings[chunk]
-        if not encoding.feeds_back:
+        # A chunk without any gradient, as of the optimizer whose turn it is not, would bring to nobody what was lost.
+        if not encoding.feeds_back or not values.any():
             return encoding.encode(values)
         if chunk in self.lost:
             values = values + self.lost[chunk] / np.float32(weight)

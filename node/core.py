@@ -186,6 +186,7 @@ class Settings:
     spec: bytes = b""
     policy: Policy = POLICIES["fapt"]
     strategy: str = "adaptive"  # How a joiner's shards are assigned (scheduler/shard_plan.py).
+    steals: bool = True  # As of Replication.
     life: int = 0  # Which this agent lives: later than any before under its name, if its clock is right.
     first_step: int = 0  # Of a cluster that this node founds: a checkpoint's, if it goes on from one.
     keyring: Keyring | None = None  # None: without keys.
@@ -282,7 +283,7 @@ class Agent:
         self.phase = Phase.JOINING
         self.joiner = Joiner(
             self.relay, self.book, seeds, request, patience_s, now_s, SECONDS_PER_LINK[self.settings.probe],
-            otherwise,
+            otherwise, self.settings.steals,
         )  # fmt: skip
         self.join_news = JoinNews(self.joiner, now_s)
         return self._finish(self.joiner.handle(Tick(), now_s), now_s)

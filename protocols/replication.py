@@ -61,7 +61,8 @@ class Replication:
     """The joiner's half: pulls the state at `step` from several sources at once.
 
     Ends with StateWhole, or with `failed` when no source is left. `attempt` tells what was stored for it from what
-    was for one before, whose bytes are gone. `fellows`, `turn`: as in ReplicationPlan.
+    was for one before, whose bytes are gone. `fellows`, `turn`: as in ReplicationPlan. `steals`: a source that has
+    sent its share sends of others', too; else the plan is carried out as it is, as the paper does.
     """
 
     def __init__(
@@ -72,8 +73,10 @@ class Replication:
         attempt: int = 0,
         fellows: Iterable[str] = (),
         turn: tuple[int, int] = (0, 1),
+        steals: bool = True,
     ) -> None:
         self.step, self.shard_bytes, self.attempt, self.turn = step, shard_bytes, attempt, turn
+        self.steals = steals
         self.sources = {name: _Source(count) for name, count in sorted(shards_by_source.items())}
         self.sources |= {name: _Source(0, has=0) for name in sorted(fellows)}
         self.fellows = frozenset(fellows)
@@ -285,6 +288,8 @@ class Replication:
         source = self.sources[name]
         if source.rest:
             return source.rest.popleft()
+        if not self.steals:
+            return None
         rests = sorted((each.rest for each in self.sources.values() if each.rest), key=len, reverse=True)
         for rest in (self._nobodys, *rests):
             for piece in reversed(rest):

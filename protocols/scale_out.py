@@ -78,6 +78,7 @@ EARLIER_HEARD_S = (
     7.0  # Whoever is to found before us has said so no longer ago: two of its requests, and a bit.
 )
 MAX_LINKED = 64  # Neighbours that are named in a request.
+MAX_FOUND = 256  # Addresses of members that are known from plans.
 
 # A later life exceeds the one before by more than the messages that a life sends: serials and versions of news
 # begin with it, and those of an earlier life are smaller, unless a clock was set back (`LinkReporter.outdo`).
@@ -110,9 +111,11 @@ class Joiner:
     def __init__(
         self, relay: Relay, book: AddressBook, seeds: tuple[str, ...], request: ScaleOutRequest, patience_s: float,
         now_s: float, seconds_per_link: float = 0.0, otherwise: Otherwise = Otherwise.FAIL,
+        steals: bool = True,
     ) -> None:  # fmt: skip
-        self.relay, self.book, self.seeds, self.request = relay, book, seeds, request
-        self.otherwise = otherwise
+        self.relay, self.book, self.named, self.request = relay, book, seeds, request
+        self.seeds = seeds  # Those that the user has named, and what plans of the cluster told since.
+        self.otherwise, self.steals = otherwise, steals
         self.state = State.KNOCKING
         self.patience_s, self.seconds_per_link = patience_s, seconds_per_link
         self.give_up_at_s: float | None = now_s + patience_s
@@ -385,6 +388,9 @@ class Joiner:
         self.ways = {m.id: dict.fromkeys(self.book.ways_to(m), "") for m in plan.neighbors}
         self.open = {member.id: member.id in self.relay.peers for member in plan.neighbors}
         self.measured, self.dialled_back = {}, {}
+        # If the cluster drops us, they lead back to it, also where the way to the seeds is gone.
+        ways = (way for tries in self.ways.values() for way in tries)
+        self.seeds = tuple(dict.fromkeys((*self.seeds, *ways)))[: len(self.named) + MAX_FOUND]
         effects = [effect for peer, is_open in self.open.items() if is_open for effect in self._examine(peer)]
         return effects + [
             Dial(way) for peer, ways in self.ways.items() if not self.open[peer] for way in ways
@@ -463,7 +469,9 @@ class Joiner:
             return self._ask_again("no link is open to those who have the state", now_s)
         self.state, self.wake_at_s = State.FETCHING, None
         self.attempts += 1
-        self.replication = Replication(plan.step, plan.shard_bytes, shares, self.attempts, fellows, plan.turn)
+        self.replication = Replication(
+            plan.step, plan.shard_bytes, shares, self.attempts, fellows, plan.turn, self.steals
+        )
         return self.replication.start(now_s)
 
     def _replicate(self, event: Event, now_s: float) -> list[Effect]:

@@ -249,10 +249,22 @@ def greedy(
     return _greedy_of_state(state_bytes, shard_bytes, sources)
 
 
+def optimal(
+    state_bytes: int, min_layer_bytes: int, max_layer_bytes: int, sources: Mapping[str, Source]
+) -> ShardPlan:
+    """The lower bound of the paper's Fig. 16, with shards as small as we make them."""
+    _check_sizes(state_bytes, min_layer_bytes, max_layer_bytes)
+    _check_sources(sources)
+    shard_bytes = max(1, -(-state_bytes // MAX_SHARDS))
+    plan = exact_assignment(_shards_of(state_bytes, shard_bytes), shard_bytes, sources)
+    return _plan_of_state(plan.shards_by_source, state_bytes, shard_bytes, sources)
+
+
 STRATEGIES: dict[str, Strategy] = {
     "single": single,
     "even": even,
     "greedy": greedy,
+    "optimal": optimal,
     "adaptive": shard_assignment_with_binary_search,
 }
 """Interchangeable ways to plan a scale-out; "adaptive" is the paper's Algorithms 1 and 2 together."""

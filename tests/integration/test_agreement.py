@@ -95,6 +95,7 @@ FOUND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FOUND)
 def test_what_a_joiner_would_do_differently_is_named_and_stops_all(tmp_path, case):
     with cluster_of(0, tmp_path, script=drifting, case=case, hash_every=0) as cluster:
@@ -112,6 +113,7 @@ def test_what_a_joiner_would_do_differently_is_named_and_stops_all(tmp_path, cas
         assert len({ended["reason"] for ended in reasons.values()}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "item"), [("lr", "optimizer.param_groups[0]['lr'] is 0.0001 on c"), ("a weight", "on c")]
 )
@@ -137,6 +139,7 @@ def test_a_node_that_differs_pulls_the_state_anew_and_the_others_go_on(tmp_path,
         assert len(b.told("loaded")) == 1
 
 
+@pytest.mark.slow
 def test_the_example_with_state_of_its_own_stays_equal_when_a_node_joins(tmp_path):
     script = Path(__file__).parents[2] / "examples" / "accumulate.py"
     with socket.socket() as free:
@@ -184,6 +187,7 @@ def test_a_schedule_by_epochs_or_samples_goes_on_alike_on_joiners(tmp_path, ever
                 assert record["lr"] == pytest.approx(5e-3 * 0.9 ** (record["samples"] // unit), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_of_two_the_senior_is_right(tmp_path):
     with cluster_of(
         1, tmp_path, script=drifting, case="a scheduler of its own", on_divergence="heal", hash_every=0
@@ -196,6 +200,7 @@ def test_of_two_the_senior_is_right(tmp_path):
         assert len(a.told("loaded")) == 0
 
 
+@pytest.mark.slow
 def test_a_node_that_differs_again_and_again_ends_with_the_sentence(tmp_path):
     with cluster_of(
         3, tmp_path, script=drifting, case="lr again and again", on_divergence="heal", hash_every=0

@@ -71,6 +71,7 @@ def verdicts(node: Script) -> list[str]:
     return re.findall(r"set aside sample .*", node.text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["fetch", "forward"])
 def test_a_sample_that_has_ended_two_nodes_is_set_aside_and_training_goes_on(tmp_path, where):
     with scripts_in(tmp_path) as scripts:
@@ -103,6 +104,7 @@ def test_a_sample_that_has_ended_two_nodes_is_set_aside_and_training_goes_on(tmp
         assert len(used) == 48 - len(condemned)
 
 
+@pytest.mark.slow
 def test_who_joins_later_knows_what_is_set_aside(tmp_path):
     with scripts_in(tmp_path) as scripts:
         nodes = start_all(scripts, 3, "17", "fetch", "{'epochs': 100000}")

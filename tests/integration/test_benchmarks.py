@@ -22,6 +22,7 @@ def bench(out: Path, *args: str) -> dict:
     return json.loads(out.read_text())
 
 
+@pytest.mark.slow
 def test_all_reduces_are_compared_with_gloo(tmp_path):
     figures = bench(tmp_path / "found.json", "allreduce", "--bytes", "4000000", "--nodes", "2,3")
     assert figures.keys() == {"2", "3"}
@@ -29,6 +30,7 @@ def test_all_reduces_are_compared_with_gloo(tmp_path):
         assert found["ratio"] == pytest.approx(found["gloo_s"] / found["ours_s"])
 
 
+@pytest.mark.slow
 def test_a_step_is_compared_with_ddp(tmp_path):
     found = bench(tmp_path / "found.json", "step", "--mb", "0", "--nodes", "2")["0 MB, 2"]
     low, high = found["middle_half"]
@@ -36,6 +38,7 @@ def test_a_step_is_compared_with_ddp(tmp_path):
     assert found["ours_s"] > 0 < found["ddp_s"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [(), ("--blocking",), ("--trained",)])
 def test_a_join_is_measured(tmp_path, how):
     found = bench(tmp_path / "found.json", "join", "--bytes", "8000000", "--sources", "2", *how)
@@ -45,6 +48,7 @@ def test_a_join_is_measured(tmp_path, how):
     assert found["survivor_longest_gap_seconds"] > 0
 
 
+@pytest.mark.slow
 def test_the_cost_of_checkpoints_is_measured(tmp_path):
     args = ("--bytes", "2000000", "--nodes", "2", "--steps", "10", "--pairs", "2", "--dir", str(tmp_path))
     found = bench(tmp_path / "found.json", "checkpoint", *args)
@@ -52,6 +56,7 @@ def test_the_cost_of_checkpoints_is_measured(tmp_path):
     assert len(found["ratios"]) == 2 and min(found["ratios"]) <= found["ratio"] <= max(found["ratios"])
 
 
+@pytest.mark.slow
 def test_the_cost_of_comparing_replicas_is_measured(tmp_path):
     found = bench(tmp_path / "found.json", "agreement", "--steps", "100", "--pairs", "2")
     assert found["pairs"] == 2
@@ -59,6 +64,7 @@ def test_the_cost_of_comparing_replicas_is_measured(tmp_path):
     assert found["compare_us_per_step"] > 1
 
 
+@pytest.mark.slow
 def test_the_cost_of_encryption_is_measured(tmp_path):
     args = ("allreduce", "--keys", "--bytes", "4000000", "--nodes", "2")
     found = bench(tmp_path / "found.json", *args)["2"]
@@ -71,6 +77,7 @@ def test_looking_a_loss_up_takes_little_of_what_working_it_out_takes(tmp_path):
     assert found["lookup_median_s"] < found["prepared_s"] / found["kinds"] / 10
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it needs more addresses on loopback than one")
 def test_steps_are_measured_with_and_without_strangers(tmp_path):
     found = bench(tmp_path / "found.json", "strangers", "--rounds", "1", "--seconds", "1")
@@ -90,6 +97,7 @@ def test_probes_are_compared_with_iperf3(tmp_path):
     assert 0 < row["probe_seconds"] < row["iperf3_seconds"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None,
     reason="it needs root and iproute2",

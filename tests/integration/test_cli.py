@@ -283,6 +283,7 @@ def test_an_error_of_chaosnet_in_a_script_is_one_line(tmp_path: Path) -> None:
 # --- checkpoints ---
 
 
+@pytest.mark.slow
 @pytest.mark.realtime
 def test_the_same_command_starts_a_run_and_goes_on_with_it(
     nodes: Nodes, chaosnet: Main, tmp_path: Path
@@ -303,6 +304,7 @@ def test_the_same_command_starts_a_run_and_goes_on_with_it(
     assert nodes.exit_code("second") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.realtime
 def test_a_damaged_checkpoint_is_listed_and_refused_in_one_line(
     nodes: Nodes, chaosnet: Main, tmp_path: Path
@@ -375,6 +377,7 @@ def test_who_asks_nobody_is_told_so(chaosnet: Main) -> None:
     assert err.startswith("error: 127.0.0.1:9: nobody answers (it does not accept connections")
 
 
+@pytest.mark.slow
 @pytest.mark.realtime
 def test_refused_joiners_say_why_and_the_cluster_goes_on(three: tuple[Nodes, str], nodes: Nodes) -> None:
     _, address = three
@@ -401,6 +404,7 @@ def test_refused_joiners_say_why_and_the_cluster_goes_on(three: tuple[Nodes, str
     assert state_by_node(address) == dict.fromkeys("abc", "active")
 
 
+@pytest.mark.slow
 @pytest.mark.realtime
 def test_a_namesake_does_not_push_a_member_out(three: tuple[Nodes, str], nodes: Nodes) -> None:
     cluster, address = three
@@ -419,6 +423,7 @@ def test_a_namesake_does_not_push_a_member_out(three: tuple[Nodes, str], nodes: 
         cluster.signal("e", signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.realtime
 def test_leave_sends_a_node_away_even_if_its_script_never_asks(
     three: tuple[Nodes, str], nodes: Nodes, chaosnet: Main
@@ -434,6 +439,7 @@ def test_leave_sends_a_node_away_even_if_its_script_never_asks(
     assert state_by_node(address)["d"] == "left"
 
 
+@pytest.mark.slow
 @pytest.mark.realtime
 def test_leave_sends_the_only_node_away(nodes: Nodes, chaosnet: Main) -> None:
     nodes.start("a", script=TRAIN)
@@ -461,6 +467,7 @@ def test_ctrl_c_finishes_the_step_and_leaves(three: tuple[Nodes, str]) -> None:
     assert (states["a"], states["c"]) == ("active", "left")
 
 
+@pytest.mark.slow
 @pytest.mark.realtime
 def test_ctrl_c_while_it_joins_ends_the_script(nodes: Nodes) -> None:
     nodes.start("a", "--join", "127.0.0.1:9")  # Nobody is there.

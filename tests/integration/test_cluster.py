@@ -151,6 +151,7 @@ for batch in trainer.batches(worker.Numbered(), batch_size=4, epochs=10**6):
 """
 
 
+@pytest.mark.slow
 def test_scripts_that_know_nothing_of_leaving_leave_anyway(tmp_path):
     """At their end, at sys.exit(), at Ctrl+C. One that fails says goodbye. The others go on."""
     with cluster_of(2, tmp_path) as cluster:
@@ -182,6 +183,7 @@ def test_scripts_that_know_nothing_of_leaving_leave_anyway(tmp_path):
 # --- crashing ---
 
 
+@pytest.mark.slow
 def test_recovery_from_kill_9_takes_less_than_half_a_second(tmp_path):
     with cluster_of(4, tmp_path) as cluster:
         seconds = []
@@ -240,6 +242,7 @@ def test_two_of_four_may_die_at_once(tmp_path):
         cluster.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocking", [False, True], ids=["streaming", "blocking"])
 @pytest.mark.parametrize("source", [0, 1], ids=["scheduler", "other"])
 def test_a_source_may_die_while_it_sends_the_state(tmp_path, source, blocking):
@@ -266,6 +269,7 @@ def test_the_only_source_may_die_while_it_sends_the_state(tmp_path):
         cluster.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocking", [False, True], ids=["streaming", "blocking"])
 def test_a_joiner_may_die_while_the_state_comes(tmp_path, blocking):
     with cluster_of(3, tmp_path, ballast_bytes=BALLAST_BYTES, hash_every=10, blocking=blocking) as cluster:
@@ -279,6 +283,7 @@ def test_a_joiner_may_die_while_the_state_comes(tmp_path, blocking):
         cluster.finish()
 
 
+@pytest.mark.slow
 def test_the_scheduler_may_die_while_a_node_joins(tmp_path):
     with cluster_of(3, tmp_path, ballast_bytes=BALLAST_BYTES, hash_every=10) as cluster:
         joiner = cluster.start(links=["b", "c"])
@@ -308,6 +313,7 @@ def test_a_stopped_node_holds_the_others_for_two_seconds_and_is_told_and_back_wh
         cluster.finish()
 
 
+@pytest.mark.slow
 def test_a_busy_machine_makes_nobody_suspect_anybody(tmp_path):
     with cluster_of(4, tmp_path) as cluster:
         before = cluster.nodes[0].step
@@ -319,6 +325,7 @@ def test_a_busy_machine_makes_nobody_suspect_anybody(tmp_path):
         cluster.finish()
 
 
+@pytest.mark.slow
 def test_a_node_may_pause_to_evaluate(tmp_path):
     with cluster_of(3, tmp_path) as cluster:
         cluster.nodes[1].order(rest_s=3)

@@ -344,6 +344,7 @@ trainer.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ending", ["script ends", "ctrl-c everywhere", "one after the other", "sigterm everywhere"]
 )

@@ -80,6 +80,7 @@ def test_once_all_have_left_nobody_is_remembered_and_a_first_start_does_not_wait
         assert "founds a cluster" in again.log.read_text()
 
 
+@pytest.mark.slow
 def test_if_nobody_of_the_cluster_is_left_it_founds_another(tmp_path):
     with founded(tmp_path, None) as (cluster, settings):
         for node in cluster.nodes:
@@ -91,6 +92,7 @@ def test_if_nobody_of_the_cluster_is_left_it_founds_another(tmp_path):
         assert "founds a cluster" in again.log.read_text()
 
 
+@pytest.mark.slow
 def test_with_one_command_on_all_nodes_started_at_once_there_is_one_cluster_each_time(tmp_path):
     for start in range(STARTS):
         folder = tmp_path / str(start)

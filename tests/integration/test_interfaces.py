@@ -60,6 +60,7 @@ def until_members(testbed, count):
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_of_several_interfaces_the_one_that_leads_there_is_found(chain):
     for number, node in enumerate("abc"):
         start(chain, node, "0.0.0.0:5555")
@@ -69,6 +70,7 @@ def test_of_several_interfaces_the_one_that_leads_there_is_found(chain):
     assert {event["kind"] for event in found["events"]}.isdisjoint({"unreachable"})
 
 
+@pytest.mark.slow
 def test_listening_where_nobody_can_reach_it_is_found_at_join_and_told(chain):
     start(chain, "a", chain.environment("a")["CHAOSNET_LISTEN"])
     until_members(chain, 1)

@@ -20,7 +20,7 @@ MEMBERS, JOINER = ("n0", "n1", "n2"), "n3"
 MBIT = 100.0  # Three links take a second for the state.
 PATIENCE_S = 90.0
 
-pytestmark = pytest.mark.realtime
+pytestmark = [pytest.mark.realtime, pytest.mark.slow]
 
 
 class Killed:

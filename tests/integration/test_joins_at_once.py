@@ -11,7 +11,7 @@ WORKER = Path(__file__).with_name("large_worker.py")
 MBIT = 160.0
 STEPS = 15
 
-pytestmark = pytest.mark.realtime
+pytestmark = [pytest.mark.realtime, pytest.mark.slow]
 
 
 @both_backends

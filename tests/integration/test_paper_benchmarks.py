@@ -47,6 +47,7 @@ def test_workers_that_are_left_never_become_more(tmp_path):
         assert curve[0] == 32 and curve == sorted(curve, reverse=True)
 
 
+@pytest.mark.slow
 def test_nobody_trains_faster_under_failures_than_without(tmp_path):
     args = ("--seeds", "2", "--hours", "1", "--micro-batches", "16", "--sweep-seeds", "1", "--processes", "1")
     found = bench(tmp_path, "chameleon-fig8", *args)
@@ -108,6 +109,7 @@ def test_the_search_is_at_least_as_good_as_algorithm_1_and_does_not_grow_with_it
     assert all(row["warm_s"] < row["cold_s"] for row in found["rows"])
 
 
+@pytest.mark.slow
 def test_elaswave_is_never_slower_than_any_one_of_its_techniques(tmp_path):
     args = ("--models", "7b,34b", "--nodes", "1,2", "--per-pipeline", "8", "--processes", "1")
     for row in bench(tmp_path, "elaswave-fig11", *args)["rows"]:

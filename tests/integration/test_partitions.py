@@ -134,6 +134,7 @@ class Run:
         assert done == set(range(1, max(done) + 1)), "steps are lost"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "minority", [("n3", "n4"), ("n0", "n1")], ids=["scheduler-stays", "scheduler-cut-off"]
 )
@@ -149,6 +150,7 @@ def test_the_majority_goes_on_and_the_minority_waits_and_rejoins(minority, tmp_p
         run.check()
 
 
+@pytest.mark.slow
 def test_of_two_nodes_the_senior_goes_on_and_the_junior_waits_and_rejoins(tmp_path):
     with Run(tmp_path, 2) as run:
         run.split(["n1"])
@@ -160,6 +162,7 @@ def test_of_two_nodes_the_senior_goes_on_and_the_junior_waits_and_rejoins(tmp_pa
         run.check()
 
 
+@pytest.mark.slow
 def test_with_no_majority_anywhere_all_wait_and_end_as_one(tmp_path):
     with Run(tmp_path, 5) as run:
         run.split(["n0", "n1"])
@@ -175,6 +178,7 @@ def test_with_no_majority_anywhere_all_wait_and_end_as_one(tmp_path):
         run.check()
 
 
+@pytest.mark.slow
 def test_a_node_on_a_flapping_link_ends_as_a_member(tmp_path):
     with Run(tmp_path, 3) as run:
         for _ in range(4):
@@ -186,6 +190,7 @@ def test_a_node_on_a_flapping_link_ends_as_a_member(tmp_path):
         run.check()
 
 
+@pytest.mark.slow
 def test_a_node_that_was_stopped_for_long_is_told_and_rejoins(tmp_path):
     with Run(tmp_path, 3) as run:
         run.processes["n1"].send_signal(signal.SIGSTOP)

@@ -254,6 +254,7 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
+@pytest.mark.slow
 def test_scripts_that_keep_to_the_rules_end_equal_though_a_node_joins_in_the_middle(tmp_path):
     ports = free_ports(len(SCRIPTS))
     cluster = Cluster(tmp_path, script=go_through_all, ports=ports)

@@ -16,6 +16,7 @@ def rejoined(node):
     return len(node.told("loaded")) - (0 if node.name == "a" else 1)
 
 
+@pytest.mark.slow
 def test_a_node_that_wakes_after_a_long_sleep_rejoins_by_itself(tmp_path):
     with cluster_of(3, tmp_path) as cluster:
         a, _, sleeper = cluster.nodes

@@ -70,6 +70,7 @@ def address(text):
     return host, int(port)
 
 
+@pytest.mark.slow
 def test_links_have_the_rates_and_delays_that_were_set():
     links = {
         ("x", "y"): LinkSpec(rate_mbit=100.0, rate_back_mbit=300.0),

@@ -139,6 +139,7 @@ def test_an_expired_invite_lets_nobody_in(cluster: Keyed) -> None:
     cluster.finish()
 
 
+@pytest.mark.slow
 def test_a_node_with_a_key_that_nobody_allowed_is_refused_and_told_so(cluster: Keyed) -> None:
     cluster.train()
     cluster.new_key("d")
@@ -147,6 +148,7 @@ def test_a_node_with_a_key_that_nobody_allowed_is_refused_and_told_so(cluster: K
     cluster.finish()
 
 
+@pytest.mark.slow
 def test_a_revoked_member_is_expelled_and_does_not_come_back(cluster: Keyed) -> None:
     _, b, c = cluster.train()
     at_s = time.monotonic()
@@ -159,6 +161,7 @@ def test_a_revoked_member_is_expelled_and_does_not_come_back(cluster: Keyed) -> 
     cluster.finish()
 
 
+@pytest.mark.slow
 def test_a_key_is_rotated_as_docs_security_md_says(cluster: Keyed) -> None:
     """keygen, allow, restart with the new one, revoke the old one."""
     a, _, c = cluster.train()
@@ -195,6 +198,7 @@ def test_who_holds_no_key_gets_no_status(cluster: Keyed, monkeypatch: pytest.Mon
     cluster.finish()
 
 
+@pytest.mark.slow
 def test_strangers_of_every_kind_are_refused_and_counted_and_leave_the_step_time_alone(
     cluster: Keyed,
 ) -> None:

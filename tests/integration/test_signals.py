@@ -59,6 +59,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "told"), [(TERMINATES, "-15"), (POOLS, "[3]"), (FORKS, "3")],
                          ids=["terminate", "pool", "fork"])  # fmt: skip
 def test_a_forked_child_ends_as_it_would_without_a_trainer(start, script, told):
@@ -78,6 +79,7 @@ for x in DataLoader(torch.ones(10_000, 4), 10, num_workers=2, multiprocessing_co
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_terminal_finishes_the_step_although_workers_load_it(start):
     node = start(LOADS)
     node.stdout.readline()
@@ -97,6 +99,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pause_s", "signals", "code"), [(0.05, 1, 0), (60, 2, 130)])
 def test_a_node_leaves_although_nobody_reads_what_it_says(start, pause_s, signals, code):
     """As `... 2>&1 | tee log`: Ctrl+C ends tee as well."""

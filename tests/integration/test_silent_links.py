@@ -25,6 +25,7 @@ def longest_pause_s(told, from_s, until_s):
     return max(b - a for a, b in itertools.pairwise(times) if from_s <= b <= until_s)
 
 
+@pytest.mark.slow
 @both_backends
 def test_each_link_of_a_mesh_dies_in_turn(backend, tmp_path, monkeypatch):
     topology = mesh(NODES, LinkSpec(rate_mbit=200.0))

@@ -29,6 +29,7 @@ def keeps_what_cannot_be_sent(me):
     trainer.request_node_exit()
 
 
+@pytest.mark.slow
 def test_knocking_where_nobody_is_says_so_until_it_gives_up(tmp_path):
     with cluster_of(0, tmp_path, join=NOBODY, join_patience_s=7.0) as cluster:
         joiner = cluster.start()

@@ -18,7 +18,7 @@ MBIT, SLOW_MBIT = 100.0, 10.0
 STEPS = 6  # In which it is known how long one takes.
 WITHIN = 6  # Steps after the change.
 
-pytestmark = pytest.mark.realtime
+pytestmark = [pytest.mark.realtime, pytest.mark.slow]
 
 
 def test_within_six_steps_the_slow_link_is_not_what_they_wait_for(tmp_path, monkeypatch):

@@ -50,6 +50,7 @@ def ask(testbed: Netns, node: str, code: str) -> str:
     return process.communicate()[0].decode().strip()
 
 
+@pytest.mark.slow
 def test_links_have_the_rates_that_were_set(tmp_path):
     topology = Topology({("x", "y"): LinkSpec(rate_mbit=100.0, rate_back_mbit=300.0)})
     assert chaosnet("up", file_of(topology, tmp_path), "--name", NAME)[0] == 0

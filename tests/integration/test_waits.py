@@ -15,6 +15,7 @@ IDLE_S = 7.0
 LINE = re.compile(r"step \d+: waits for b: \d+ s so far: its script has not called update\(\)")
 
 
+@pytest.mark.slow
 def test_one_idle_script_is_named_on_all_nodes_and_in_the_status_and_they_say_when_they_go_on(tmp_path):
     with cluster_of(3, tmp_path) as cluster:
         idle = cluster.nodes[1]
@@ -40,6 +41,7 @@ def test_one_idle_script_is_named_on_all_nodes_and_in_the_status_and_they_say_wh
         cluster.finish()
 
 
+@pytest.mark.slow
 def test_steps_that_are_not_held_up_are_not_talked_about(tmp_path):
     with cluster_of(3, tmp_path, pause_s=0.05) as cluster:
         cluster.nodes[0].advance(60)

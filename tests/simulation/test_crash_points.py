@@ -53,6 +53,7 @@ def test_every_participant_crashes_at_every_message():
         assert When.SCHEDULER in set().union(*by_index.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restart", [False, True], ids=["", "restart"])
 def test_whoever_crashes_at_whatever_message_the_others_come_to_rest(restart, all_points):
     chosen = enumerate_points(range(2, 4), [1], restart=True) if restart else all_points

@@ -28,6 +28,7 @@ def assert_one_cluster(cluster, names):
     assert len({cluster.agent(name).sync.view.key for name in names}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gap_s", [0.0, 0.3, PATIENCE_S - 0.9, PATIENCE_S - 0.3, PATIENCE_S + 0.5])
 @pytest.mark.parametrize("names", [("n1", "n2"), ("n1", "n2", "n3")], ids=["two", "three"])
 def test_one_command_on_all_machines_makes_one_cluster_in_any_order(names, gap_s):

@@ -5,6 +5,7 @@ import pytest
 from chaosnet.simulator.mutants import MUTANTS, hunt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_rule_is_noticed(name):
     assert hunt(name, seeds=()).by, MUTANTS[name].breaks

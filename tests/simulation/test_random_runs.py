@@ -87,6 +87,7 @@ KEPT_HARD = {
 }
 
 
+@pytest.mark.slow
 def test_every_random_life_keeps_all_rules():
     summary = run_many(range(SEEDS), processes=os.cpu_count())
     assert not summary.violations, summary.describe()
@@ -139,6 +140,7 @@ def test_a_joiner_that_is_never_let_in_is_noticed(monkeypatch):
             run(seed)
 
 
+@pytest.mark.slow
 def test_crashes_strike_at_both_ends_of_the_rare_messages():
     """Uniform crashes miss them, so nothing would be tested."""
     rare = {"Flush", "FlushOk", "Install", "VoteRequest", "VoteReply", "Prepare"}

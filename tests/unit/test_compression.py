@@ -144,6 +144,20 @@ def test_an_attempt_that_is_void_loses_nothing_twice():
     assert bytes(node.up(1).buffer) != first
 
 
+def test_a_step_without_gradients_brings_nothing_of_what_was_lost():
+    values = numbers(BLOCK)
+    node = Node(values, Int8())
+    node.up(0)
+    node.reduce.completed(0)
+    lost, kept = node.reduce.lost[0], values.copy()
+    values[:] = 0
+    assert not Int8().decode(node.up(1).buffer).any()
+    node.reduce.completed(1)
+    assert node.reduce.lost[0] is lost and lost.any()
+    values[:] = kept
+    assert np.abs(Int8().decode(node.up(2).buffer) - kept).max() > 0
+
+
 def test_what_is_not_finite_is_not_kept():
     values = numbers(2 * BLOCK)
     node = Node(values, Int8())

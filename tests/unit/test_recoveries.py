@@ -33,6 +33,7 @@ def by_family(found):
     return {each.family: each for each in reversed(found)}
 
 
+@pytest.mark.slow
 def test_every_recovery_is_a_valid_plan_of_the_same_batch_without_the_lost():
     rng = random.Random(5)
     seen = set()

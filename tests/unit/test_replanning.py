@@ -64,6 +64,7 @@ def test_a_link_that_has_become_fast_is_used():
     assert watch.look(overlay()) != ""
 
 
+@pytest.mark.slow
 def test_noise_changes_nothing():
     """Rates that are measured 10 % too high or too low, for an hour."""
     rng = random.Random(1)

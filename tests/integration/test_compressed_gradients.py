@@ -15,7 +15,7 @@ WORKER = Path(__file__).with_name("large_worker.py")
 MBIT = 60.0
 STEPS = 8
 
-pytestmark = pytest.mark.realtime
+pytestmark = [pytest.mark.realtime, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("compression", ["bf16", "int8"])
