@@ -101,6 +101,21 @@ def test_sources_are_asked_in_proportion_to_the_plan_and_within_a_window():
     assert by_source["b"][0][1] == 16 * PIECE
 
 
+def test_without_stealing_a_plan_is_carried_out_as_it_is_but_for_what_a_source_that_is_gone_owes():
+    pull = Replication(STEP, PIECE, {"a": 2, "b": 14}, steals=False)
+    pull.start(0.0)
+    first = asked(pull.handle(ManifestKnown(STEP, 16 * PIECE), 0.0))
+    for source, begin, end in first:
+        if source == "a":
+            assert not asked(pull.handle(ShardStored(source, begin, end), 0.1))
+    due = asked(pull.handle(PeerClosed("b", clean=False), 0.2))
+    while due:
+        source, begin, end = due.pop()
+        assert source == "a"
+        due += asked(pull.handle(ShardStored(source, begin, end), 0.3))
+    assert pull.whole
+
+
 def test_a_source_is_asked_for_more_when_it_delivers():
     pull, effects = with_manifest({"a": 16}, 16 * PIECE)
     source, begin, end = asked(effects)[0]
