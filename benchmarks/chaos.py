@@ -246,8 +246,11 @@ def _figure(
                 statistics.median(statistics.median(row["took_s"][name]) / row["bound_s"] for row in same)
                 for name in schemes
             ]
-            shown.append([f"{model}, {count} to {count + 1}", *seconds, *ratios])
-    table(["", *(f"{name} s" for name in schemes), *(f"{name} / bound" for name in schemes)], shown)
+            bound = statistics.median(row["bound_s"] for row in same)
+            shown.append([f"{model}, {count} to {count + 1}", *seconds, bound, *ratios])
+    table(
+        ["", *(f"{name} s" for name in schemes), "bound s", *(f"{name} / bound" for name in schemes)], shown
+    )
     found = {
         "rows": rows,
         "open": "where links are, and how many a new node has: three or four here, random; what its disks and "
@@ -263,7 +266,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 def _draw(figure: Any, number: int, schemes: Sequence[str], shown: Sequence[Sequence[Any]]) -> None:
     axes = figure.subplots()
-    series = {name: [row[1 + place] for row in shown] for place, name in enumerate(schemes)}
+    series = {name: [row[1 + place] for row in shown] for place, name in enumerate([*schemes, "bound"])}
     bars(axes, [row[0] for row in shown], series)
     axes.set_ylabel("scale-out delay (s)")
     axes.set_title(f"Chaos, Fig. {number}")

@@ -23,6 +23,8 @@ COLOURS = {
     "chaosnet": "tab:blue", "chameleon": "tab:orange", "elaswave": "tab:green", "recycle": "tab:red",
     "oobleck": "tab:purple", "torchft": "tab:brown", "fault-free": "tab:gray", "paper": "black",
     "no clocks": "tab:cyan", "degraded": "tab:gray",
+    "single source": "tab:gray", "multi-source": "tab:red", "multi-neighbour": "tab:orange",
+    "even": "tab:orange", "greedy": "tab:green", "optimal": "tab:purple",
 }  # fmt: skip
 
 LINES = (("paper", "-"), ("capacity", "--"), ("bound", ":"))
