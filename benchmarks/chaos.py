@@ -206,7 +206,7 @@ def _serve() -> None:
         if not select.select([sys.stdin], [], [], 0)[0]:
             continue
         line = sys.stdin.readline()
-        command = json.loads(line) if line else {"leave": True}
+        command: dict[str, Any] = json.loads(line) if line else {"leave": True}
         if "leave" in command:
             trainer.close()
         else:
