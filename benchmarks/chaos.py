@@ -197,7 +197,10 @@ def _serve() -> None:
     sys.stdin.readline()
     called_s = time.monotonic()
     trainer = _Planned(told, model, optimizer, join=told["join"], links=tuple(told["links"]), quiet=True)
-    took = {"took_s": time.monotonic() - called_s, "bytes": trainer.join_bytes}
+    took = {
+        "took_s": time.monotonic() - called_s,
+        "bytes": sum(trainer.join_bytes_by_source.values()),
+    }
     print(json.dumps(took), flush=True)
     while True:
         nn.functional.mse_loss(model(x), y).backward()
@@ -277,7 +280,7 @@ def _options(command: Any) -> Any:
     shown = partial(click.option, show_default=True)
     for option in reversed(
         (
-            shown("--members", type=Several(Whole(2, 15)), default="6", help="Before the join."),
+            shown("--members", type=Several(Whole(3, 15)), default="6", help="Before the join."),
             shown("--models", type=Several(OneOf(tuple(MB))), default="ResNet101"),
             shown("--overlays", type=Whole(1, 100), default=3, help="Random ones."),
             shown("--repeat", type=Whole(1, 100), default=3, help="Joins by each scheme on each overlay."),

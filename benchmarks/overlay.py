@@ -122,7 +122,7 @@ class Node:
     """A worker in its namespace, which answers each line that it is told with one."""
 
     def __init__(self, testbed: Netns, name: str, module: str = "overlay") -> None:
-        self.name = name
+        self.name, self.module = name, module
         command = [sys.executable, "-m", f"chaosnet.benchmarks.{module}", name]
         self._process = testbed.start(
             name,
@@ -146,7 +146,7 @@ class Node:
         """Its answer."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], patience_s)[0]:
-            raise ConfigError(f"bench overlay: {self.name} said nothing in {patience_s:.0f} s")
+            raise ConfigError(f"bench {self.module}: {self.name} said nothing in {patience_s:.0f} s")
         line = self._process.stdout.readline()
         if not line:
             raise self._ended()
@@ -154,7 +154,7 @@ class Node:
         return answer
 
     def _ended(self) -> ConfigError:
-        return ConfigError(f"bench overlay: the worker on {self.name} ended (its error is above)")
+        return ConfigError(f"bench {self.module}: the worker on {self.name} ended (its error is above)")
 
     def kill(self) -> None:
         """Now."""

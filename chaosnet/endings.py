@@ -41,7 +41,8 @@ class OpenTrainer(Protocol):
 _open: list[OpenTrainer] = []
 _before: dict[str, Any] = {}  # The hooks of sys and threading that were there before ours.
 _was_opened = False
-_main_has_ended = False
+_may_rest = False  # Only daemon threads are left.
+_daemons: list[threading.Thread] = []  # Those that drove trainers when the main thread ended.
 _resting = threading.Semaphore(0)  # Released by every daemon thread that will do nothing any more.
 
 
@@ -90,9 +91,9 @@ def closed(trainer: OpenTrainer) -> None:
         threading.excepthook = _before["threading"]
 
 
-def rest_if_main_has_ended() -> None:
-    """A daemon thread stops here for the rest of the process, once the main thread has ended."""
-    if _main_has_ended and threading.current_thread().daemon:
+def rest_if_all_ends() -> None:
+    """A daemon thread stops here for the rest of the process, once nobody is left who may wait for it."""
+    if _may_rest and threading.current_thread().daemon:
         _resting.release()
         threading.Event().wait()
 
@@ -147,9 +148,9 @@ def _on_thread_error(args: threading.ExceptHookArgs) -> None:
 
 def _leave_all(threads_have_ended: bool = False) -> None:
     """The script has ended. If another hook was there instead of ours, its error is not known here before now."""
-    global _main_has_ended
-    _main_has_ended = True
-    drivers = [trainer.driver for trainer in _open]
+    global _may_rest
+    _may_rest = threads_have_ended
+    _daemons.extend(trainer.driver for trainer in _open if trainer.driver.daemon)
     error = None if _is_interactive() else getattr(sys, "last_value", None)
     for trainer in tuple(_open):
         if threads_have_ended or _ends_with_main(trainer):
@@ -157,8 +158,8 @@ def _leave_all(threads_have_ended: bool = False) -> None:
                 trainer.crash(describe(error), blames(error))
             else:
                 trainer.request_node_exit()
-    for driver in drivers:
-        if driver.daemon and driver.is_alive():
+    for driver in _daemons if threads_have_ended else ():
+        if driver.is_alive():
             _resting.acquire(timeout=REST_PATIENCE_S)
 
 

@@ -551,7 +551,7 @@ class Trainer:
         with self._turn:
             if not self._leave_if_wanted():
                 self._update(samples, name)
-        endings.rest_if_main_has_ended()
+        endings.rest_if_all_ends()
 
     def _update(self, samples: float | None, name: str | None) -> None:
         self._updating = self._named.check(name)

@@ -81,7 +81,7 @@ class AllReduce:
             np.maximum if store.lanes[chunk.lane].op == "max" else np.add for chunk in store.chunks
         ]
         self.encodings = [store.encoding(chunk) for chunk in range(len(store.chunks))]
-        # By chunk: what our encodings have lost up to the last step, and what they lose in this attempt.
+        # By chunk: what our encodings have lost up to the last step, and what they lose in this one.
         self.lost: dict[int, Array] = {}
         self.losing: dict[int, Array] = {}
         self.parts: dict[int, list[Array]] = {}  # Chunk: what children have sent.
@@ -107,6 +107,8 @@ class AllReduce:
                 self._accumulate(chunk, payload)
             case SendUp(key, step, chunk, parent, weight, own):
                 payload = self._encoded(chunk, self._sum(chunk, own), 1.0) if weight else None
+                if not weight:
+                    self.losing.pop(chunk, None)
                 self._send(parent, Up(key=key, step=step, chunk=chunk, weight=weight), payload)
             case FinishChunk(step, chunk, weight, own):
                 self._finish(step, chunk, weight, own)
@@ -115,17 +117,21 @@ class AllReduce:
             case SendDown():
                 self._send_down(effect)
             case ResetAttempt():
-                self.parts.clear()
-                self.losing.clear()
+                self.parts.clear()  # But not what was lost: somebody may have the result of this attempt.
 
     def completed(self, step: int) -> list[torch.Tensor]:
         """The results of a step, by chunk; [] if nobody had samples. Those of earlier ones are let go."""
         self.parts.clear()
-        self.lost |= self.losing
-        self.losing.clear()
         results = self.results.get(step, {})
+        if self.losing and not (self.guarded and self._is_refused(results)):
+            self.lost |= self.losing
+        self.losing.clear()
         self.results = {step: results}
         return [torch.from_numpy(results[chunk].values) for chunk in sorted(results)]
+
+    def _is_refused(self, results: dict[int, Result]) -> bool:
+        """Does nobody apply these (docs/guard.md)?"""
+        return not all(_is_finite(result.values) for result in results.values())
 
     def _accumulate(self, chunk: int, payload: zmq.Frame) -> None:
         """Keep a child's part; adding is cheapest when all parts are there, and memory is bounded."""
@@ -160,6 +166,7 @@ class AllReduce:
         encoding = self.encodings[chunk]
         # A chunk without any gradient, as of the optimizer whose turn it is not, would bring to nobody what was lost.
         if not encoding.feeds_back or not values.any():
+            self.losing.pop(chunk, None)
             return encoding.encode(values)
         if chunk in self.lost:
             values = values + self.lost[chunk] / np.float32(weight)

@@ -288,16 +288,15 @@ class Replication:
         source = self.sources[name]
         if source.rest:
             return source.rest.popleft()
-        if not self.steals:
-            return None
-        rests = sorted((each.rest for each in self.sources.values() if each.rest), key=len, reverse=True)
+        others = self.sources.values() if self.steals else ()
+        rests = sorted((each.rest for each in others if each.rest), key=len, reverse=True)
         for rest in (self._nobodys, *rests):
             for piece in reversed(rest):
                 if source.can_send(piece):
                     rest.remove(piece)
                     self.stolen_pieces += rest is not self._nobodys
                     return piece
-        return self._repeat(source)
+        return self._repeat(source) if self.steals else None
 
     def _repeat(self, source: _Source) -> int | None:
         """The oldest piece that somebody else owes, if this source has it, and nothing to do at all."""

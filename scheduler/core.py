@@ -187,11 +187,11 @@ class Scheduler:
                     return self._expel(node) if key < self.view.key else []
                 if message.without_me and key == self.view.key:
                     self.stateless = node
-                if (
-                    key == self.view.key and step < self.sync.step - 1
-                ):  # Over, and out of an observer's reach.
-                    return self._enqueue(Remove(node=node), now_s) if node in self.view.observer_set else []
-                return self.start_flush(reason, now_s) if not self.flush else []
+                is_over = step < self.sync.step - 1
+                if is_over and node in self.view.observer_set:  # No flush can bring it what it lacks.
+                    return self._enqueue(Remove(node=node), now_s)
+                is_over = is_over and key == self.view.key
+                return self.start_flush(reason, now_s) if not is_over and not self.flush else []
             case FlushOk():
                 return self._on_flush_ok(message)
             case Report():
@@ -657,8 +657,9 @@ class Scheduler:
             return []
         known = [self.view, *(answer.view for answer in answers.values() if answer.view)]
         base = max(known, key=lambda view: view.key)
-        # A blocking joiner that has not heard of the view it entered with cannot answer.
-        due = {*base.voter_ids} if self.flush.repeated else base.member_set
+        # A blocking joiner that has not heard of the view it entered with cannot answer. An observer that answers too
+        # late would have to pull the state anew.
+        due = {*base.voter_ids} if self.flush.repeated else base.node_set
         self.flush.awaited = next(iter((due & reachable) - answers.keys()), "")
         if self.flush.awaited:
             return []

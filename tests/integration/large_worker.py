@@ -1,4 +1,4 @@
-"""What the nodes of test_joins_at_once.py run: 12 MB of parameters, all trained by Adam, until Ctrl+C."""
+"""What nodes of tests at real size run: 12 MB of parameters, all trained by Adam, until Ctrl+C."""
 
 import json
 import os

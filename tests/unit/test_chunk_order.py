@@ -118,7 +118,7 @@ def test_few_chunks_leave_links_idle():
 
 def test_a_hop_has_a_price_that_suits(monkeypatch):
     found = {}
-    for price in (0.0, tree_packing.HOP_PRICE, 2.0):
+    for price in (0.0, 0.2, tree_packing.HOP_PRICE, 1.0, 2.0):
         monkeypatch.setattr(tree_packing, "HOP_PRICE", price)
         found[price] = reached(64)
     print({price: round(share, 3) for price, share in found.items()})

@@ -116,6 +116,13 @@ def test_without_stealing_a_plan_is_carried_out_as_it_is_but_for_what_a_source_t
     assert pull.whole
 
 
+def test_without_stealing_a_damaged_piece_is_asked_for_again():
+    pull = Replication(STEP, PIECE, {"a": 1}, steals=False)
+    pull.start(0.0)
+    [(source, begin, end)] = asked(pull.handle(ManifestKnown(STEP, 1000), 0.0))
+    assert asked(pull.handle(ShardBad(source, begin, end), 0.1)) == [(source, begin, end)]
+
+
 def test_a_source_is_asked_for_more_when_it_delivers():
     pull, effects = with_manifest({"a": 16}, 16 * PIECE)
     source, begin, end = asked(effects)[0]

@@ -581,6 +581,41 @@ def test_a_node_that_comes_back_after_the_cluster_went_on_is_told(bench):
     assert bench.receive("c", AbortRequest(node="c", key=(1, 1), step=10, reason="no link")) == ([], told)
 
 
+def observed():
+    bench = Bench("abc", [*TRIANGLE, ("a", "o")], observers="o")
+    bench.take_sent()
+    return bench
+
+
+def test_an_observer_may_ask_for_another_attempt_and_is_waited_for():
+    bench = observed()
+    [(_, flush)] = bench.receive(
+        "o", AbortRequest(node="o", key=(1, 1), step=10, reason="lost the link o - b")
+    )[1]
+    assert isinstance(flush, Flush)
+    for node in "abc":
+        assert not installs(bench.flush_ok(node)[1])
+    [install] = installs(bench.flush_ok("o")[1])
+    assert install.view.observer_ids == ("o",)
+
+
+def test_an_observer_that_does_not_answer_is_waited_for_once():
+    bench = observed()
+    bench.receive("b", AbortRequest(node="b", key=(1, 1), step=10, reason="torn"))
+    for node in "abc":
+        bench.flush_ok(node)
+    bench.scheduler.tick(REPEAT_EVERY_S)
+    [install] = installs(bench.take_sent())
+    assert install.view.member_ids == ("a", "b", "c") and not install.view.observers
+
+
+@pytest.mark.parametrize("key", [(1, 1), (0, 9)])
+def test_an_observer_that_is_too_far_behind_is_let_go_and_costs_nobody_a_step(key):
+    bench = observed()
+    _, sent = bench.receive("o", AbortRequest(node="o", key=key, step=8, reason="lost the link o - b"))
+    assert sent and all(isinstance(body, Prepare) and not body.view.observers for _, body in sent)
+
+
 def test_a_torn_step_is_flushed_and_one_that_is_over_is_not(bench):
     assert bench.receive("b", AbortRequest(node="b", key=(1, 1), step=8, reason="lost")) == ([], [])
     _, [(_, flush)] = bench.receive("b", AbortRequest(node="b", key=(1, 1), step=10, reason="lost"))
