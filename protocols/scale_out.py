@@ -171,6 +171,8 @@ class Joiner:
             case State.LINKING, PeerOpened(peer, _, False) if peer in self.open:
                 self.open[peer] = True
                 return self._examine(peer)
+            case State.LINKING, PeerClosed(peer) if self.open.get(peer) and self.ways[peer]:
+                return self._open_again(peer)
             case State.LINKING, DialFailed(address, reason):
                 for tries in self.ways.values():
                     if address in tries:
@@ -399,6 +401,14 @@ class Joiner:
     def _examine(self, peer: str) -> list[Effect]:
         """How fast is the link, and could the other end have opened it?"""
         return [MeasureLink(peer), Transmit(peer, DialBack(addresses=self.request.addresses))]
+
+    def _open_again(self, peer: str) -> list[Effect]:
+        """Of who rejoins, the link of before may have been open still, and is closed by the other end."""
+        self.open[peer] = False
+        self.measured.pop(peer, None)
+        self.dialled_back.pop(peer, None)
+        self.ways[peer] = dict.fromkeys(self.ways[peer], "")
+        return [Dial(way) for way in self.ways[peer]]
 
     def _failed(self, peer: str) -> str:
         """Why there is no link to it, if there will be none."""

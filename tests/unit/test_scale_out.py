@@ -167,6 +167,28 @@ def test_it_reports_the_links_when_all_are_measured_or_have_failed(bench):
     )
 
 
+def test_a_link_that_closes_before_it_is_measured_is_opened_again(bench):
+    """Who rejoins finds links of before open, which the other ends are about to close."""
+    bench.handle(Tick())
+    bench.open("a")
+    bench.plan(A, B)
+    assert bench.close("a") == [Dial("a:1")]
+    assert bench.examined("b", 1e6) == []
+    bench.open("b")
+    assert bench.examined("b", 1e6) == [], "the other link is on its way"
+    bench.open("a")
+    assert bodies(bench.examined("a", 1e6)) != []
+
+
+def test_dropped_it_knows_other_ways_than_its_seeds(bench):
+    bench.handle(Tick())
+    bench.open("a")
+    bench.plan(A, B)
+    bench.close("a")
+    bench.joiner.orphaned("it has been cut off", bench.now_s)
+    assert bench.after(0.0) == [Dial("a:1"), Dial("x:1"), Dial("b:1")]
+
+
 def test_it_waits_longer_for_links_that_take_long_to_measure():
     bench = Bench()
     bench.joiner.seconds_per_link = 4.0
