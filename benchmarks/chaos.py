@@ -8,6 +8,7 @@ studies replication here, and so do we.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import select
@@ -230,36 +231,43 @@ def _figure(
         raise ConfigError(f"bench chaos-fig{number}: network namespaces need root")
     rows: list[dict[str, Any]] = []
     try:
-        for model in models:
-            size_bytes = int(MB[model] * 1e6)
-            for count in members:
-                for case in cases(count, overlays, seed, scale):
-                    took = measure(case, size_bytes, schemes, repeat)
-                    row = {"model": model, "members": count, "overlay": case.name, "took_s": took}
-                    rows.append(row | {"bound_s": bound_s(case, size_bytes)})
-                    click.echo(_line(rows[-1]), err=True)
+        for model, count in itertools.product(models, members):
+            for case in cases(count, overlays, seed, scale):
+                rows.append(_row(model, count, case, schemes, repeat))
+                click.echo(_line(rows[-1]), err=True)
     except TestbedError as error:
         raise ConfigError(f"bench chaos-fig{number}: {error}") from None
-    shown = []
-    for model in models:
-        for count in members:
-            same = [row for row in rows if (row["model"], row["members"]) == (model, count)]
-            seconds = [statistics.median(s for row in same for s in row["took_s"][name]) for name in schemes]
-            ratios = [
-                statistics.median(statistics.median(row["took_s"][name]) / row["bound_s"] for row in same)
-                for name in schemes
-            ]
-            bound = statistics.median(row["bound_s"] for row in same)
-            shown.append([f"{model}, {count} to {count + 1}", *seconds, bound, *ratios])
-    table(
-        ["", *(f"{name} s" for name in schemes), "bound s", *(f"{name} / bound" for name in schemes)], shown
-    )
+    shown = _medians(rows, list(schemes))
+    seconds, ratios = [f"{name} s" for name in schemes], [f"{name} / bound" for name in schemes]
+    table(["", *seconds, "bound s", *ratios], shown)
     found = {
         "rows": rows,
         "open": "where links are, and how many a new node has: three or four here, random; what its disks and "
         "processes cost beside the links: a state that is not trained here, and loopback's processors",
     }
     publish(found, json_file, plot_file, lambda figure, _: _draw(figure, number, list(schemes), shown))
+
+
+def _row(model: str, members: int, case: Case, schemes: Mapping[str, Scheme], repeat: int) -> dict[str, Any]:
+    size_bytes = int(MB[model] * 1e6)
+    took_s = measure(case, size_bytes, schemes, repeat)
+    bound = bound_s(case, size_bytes)
+    return {"model": model, "members": members, "overlay": case.name, "took_s": took_s, "bound_s": bound}
+
+
+def _medians(rows: Sequence[Mapping[str, Any]], schemes: Sequence[str]) -> list[list[Any]]:
+    """By model and size of the cluster: what it is, seconds by scheme, the bound's, and ratios by scheme."""
+    found: list[list[Any]] = []
+    for model, members in dict.fromkeys((row["model"], row["members"]) for row in rows):
+        same = [row for row in rows if (row["model"], row["members"]) == (model, members)]
+        seconds = [statistics.median(s for row in same for s in row["took_s"][name]) for name in schemes]
+        ratios = [
+            statistics.median(statistics.median(row["took_s"][name]) / row["bound_s"] for row in same)
+            for name in schemes
+        ]
+        bound = statistics.median(row["bound_s"] for row in same)
+        found.append([f"{model}, {members} to {members + 1}", *seconds, bound, *ratios])
+    return found
 
 
 def _line(row: Mapping[str, Any]) -> str:

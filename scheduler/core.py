@@ -190,8 +190,9 @@ class Scheduler:
                 is_over = step < self.sync.step - 1
                 if is_over and node in self.view.observer_set:  # No flush can bring it what it lacks.
                     return self._enqueue(Remove(node=node), now_s)
-                is_over = is_over and key == self.view.key
-                return self.start_flush(reason, now_s) if not is_over and not self.flush else []
+                if self.flush or (is_over and key == self.view.key):
+                    return []
+                return self.start_flush(reason, now_s)
             case FlushOk():
                 return self._on_flush_ok(message)
             case Report():

@@ -18,9 +18,10 @@ STEPS = 8
 pytestmark = [pytest.mark.realtime, pytest.mark.slow]
 
 
+@pytest.mark.parametrize("nodes", [2, 3])
 @pytest.mark.parametrize("compression", ["bf16", "int8"])
-def test_nodes_that_come_and_die_stay_equal_and_learn_what_others_do(tmp_path, compression):
-    with cluster_of(3, tmp_path, compression=compression, chunk_bytes=256) as cluster:
+def test_nodes_that_come_and_die_stay_equal_and_learn_what_others_do(tmp_path, compression, nodes):
+    with cluster_of(nodes, tmp_path, compression=compression, chunk_bytes=256) as cluster:
         for effect in (2, 8):  # Of the dozen that make a step.
             victim = cluster.live()[-1]
             victim.order(die_in={"all-reduce": effect})

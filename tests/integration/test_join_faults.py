@@ -67,7 +67,8 @@ def start(run, node):
 
 
 def pulls(run):
-    return "starts to pull" in (run.folder / f"{JOINER}.err").read_text()
+    """How often the joiner has begun to pull the state."""
+    return (run.folder / f"{JOINER}.err").read_text().count(f"replication {JOINER}: starts to pull")
 
 
 @pytest.mark.parametrize("fault", [Killed, Cut, Slowed], ids=lambda fault: fault.__name__.lower())
@@ -87,12 +88,12 @@ def test_a_join_goes_on_without_a_source(fault, tmp_path, monkeypatch, times):
             fault.begin(run, source)
             run.until_told(2, [JOINER], PATIENCE_S)
             joined = run.told(JOINER)[1]
-            twice = sum(joined["from"].values()) - joined["bytes"]
             print(
                 f"{number}: {source} after {after_s:.1f} s{' (too late)' * had_joined}: joined in "
-                f"{joined['took_s']:.1f} s, {twice / joined['bytes']:.1%} of the state twice, {joined['from']}"
+                f"{joined['took_s']:.1f} s, pulled {pulls(run)} times, {joined['from']}"
             )
-            assert twice <= 0.1 * joined["bytes"], run.story()
+            assert sum(joined["from"].values()) >= joined["bytes"] > 30e6, run.story()
+            assert pulls(run) <= 2, run.story()  # Once more where results of several steps were lost, too.
             fault.end(run, source)
             run.until_told(3, [JOINER], PATIENCE_S)
             run.processes[JOINER].send_signal(signal.SIGINT)
