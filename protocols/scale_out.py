@@ -121,6 +121,8 @@ class Joiner:
         self.give_up_at_s: float | None = now_s + patience_s
         self.wake_at_s: float | None = now_s
         self.refusals: dict[str, str] = {}  # Seed: why it did not answer.
+        self.missed: set[str] = set()  # Seeds to dial again: they did not answer, but others did.
+        self.ask_again_at_s = now_s
         self.final: set[str] = set()  # Seeds that will not have us.
         self.mine: set[str] = set()  # Seeds that are this node.
         self.heard_earlier_s: dict[str, float] = {}  # Who is to found before us: when it asked last.
@@ -163,6 +165,11 @@ class Joiner:
                 return self._ask(now_s)  # This way may lead to the cluster.
             case State.ASKED, PeerClosed() if not self.scheduler:
                 return self._hung_up_on(now_s)
+            case State.ASKED, DialFailed(address, reason) if address in self.seeds and not self.scheduler:
+                self.refusals[address] = reason
+                return self._knock_soon(address, now_s)
+            case State.ASKED, Tick() if self._due(now_s) and now_s < self.ask_again_at_s:
+                return self._knock_again()
             case _, Received(_, ScaleOutRefused() as refusal):
                 return self._fail(refusal.reason, refusal.spec)
             case State.ASKED, Received(scheduler, NegotiationPlan() as plan):
@@ -258,11 +265,26 @@ class Joiner:
         """All of them, or the next few of many."""
         count = min(len(self.seeds), MAX_KNOCKS)
         first, self.knocks = self.knocks, (self.knocks + count) % len(self.seeds)
-        return [Dial(self.seeds[(first + index) % len(self.seeds)]) for index in range(count)]
+        dialled = [self.seeds[(first + index) % len(self.seeds)] for index in range(count)]
+        self.missed -= set(dialled)
+        return [Dial(seed) for seed in dialled]
+
+    def _knock_soon(self, seed: str, now_s: float) -> list[Effect]:
+        """It was not there yet. Whoever else has answered may want to join, too."""
+        self.missed.add(seed)
+        self.wake_at_s = min(self.ask_again_at_s, now_s + KNOCK_EVERY_S)
+        return []
+
+    def _knock_again(self) -> list[Effect]:
+        self.wake_at_s = self.ask_again_at_s
+        knocks: list[Effect] = [Dial(seed) for seed in self.seeds if seed in self.missed]
+        self.missed.clear()
+        return knocks[:MAX_KNOCKS]
 
     def _refused_at(self, address: str, reason: str, final: bool) -> list[Effect]:
         """One seed that will not have us may be another cluster's; all of them are the end."""
         self.refusals[address] = reason
+        self.missed.add(address)
         (self.final.add if final else self.final.discard)(address)
         patient = self.otherwise is Otherwise.KEEP_TRYING
         return self._fail(f"{address}: {reason}") if self._unwanted and not patient else []
@@ -305,6 +327,9 @@ class Joiner:
         self.state, self.wake_at_s = State.ASKED, now_s + ASK_EVERY_S
         if self.otherwise is Otherwise.FOUND and self.give_up_at_s is not None:
             self.wake_at_s = min(self.wake_at_s, max(self.give_up_at_s, now_s + HEAR_OUT_S))
+        self.ask_again_at_s = self.wake_at_s
+        if self.missed and not self.scheduler:
+            self.wake_at_s = min(self.ask_again_at_s, now_s + KNOCK_EVERY_S)
         linked = sorted(self.relay.peers - self.relay.leaves)[:MAX_LINKED]
         self.request = msgspec.structs.replace(self.request, linked=tuple(linked))
         return self.relay.send(EVERYONE, self.request)
@@ -367,7 +392,8 @@ class Joiner:
             [Parked(reason), *self._start_over(now_s)] if not rest_s else [Parked(reason), DiscardState()]
         )
         if rest_s:
-            self.replication, self.state, self.wake_at_s = None, State.ASKED, now_s + rest_s
+            self.replication, self.state = None, State.ASKED
+            self.wake_at_s = self.ask_again_at_s = now_s + rest_s
         return effects
 
     @property
@@ -467,6 +493,7 @@ class Joiner:
             return self._give_up(reason, now_s)
         self.request = msgspec.structs.replace(self.request, stuck=True)
         self.state, self.wake_at_s = State.ASKED, now_s + KNOCK_EVERY_S
+        self.ask_again_at_s = self.wake_at_s
         return []
 
     # --- state ---

@@ -101,6 +101,7 @@ def test_no_event_of_one_cluster_shows_in_another_though_their_founders_had_a_li
         cluster.agent(name).joiner.seeds = ("n9:1",)
         cluster.agent(name).joiner.give_up_at_s = cluster.nodes[name].clock.reads(cluster.now_s)
         cluster.agent(name).joiner.wake_at_s = cluster.agent(name).joiner.give_up_at_s
+        cluster.agent(name).joiner.ask_again_at_s = cluster.agent(name).joiner.give_up_at_s
         cluster._post_tick(cluster.nodes[name])
     cluster.settle(0.5)
     assert {cluster.members(name) for name in ("n1", "n2")} == {("n1",), ("n2",)}

@@ -138,6 +138,23 @@ def test_it_asks_whoever_answers_first(bench):
     assert bench.joiner.state is State.ASKED
 
 
+@pytest.mark.parametrize("fails_first", [True, False])
+def test_it_goes_on_dialling_seeds_that_were_not_there_when_others_have_answered(bench, fails_first):
+    """Or whoever is linked by another joiner asks nobody else for seconds, and misses those that are let in."""
+    bench.handle(Tick())
+    if fails_first:
+        bench.handle(DialFailed("a:1", "connection refused"))
+    bench.open("b")
+    if not fails_first:
+        bench.handle(DialFailed("a:1", "connection refused"))
+    for _ in range(2):
+        assert bench.after(KNOCK_EVERY_S) == [Dial("a:1")]
+        assert bench.after(KNOCK_EVERY_S) == []  # The dial is under way.
+        bench.handle(DialFailed("a:1", "connection refused"))
+    bench.plan(A)
+    assert bench.joiner.state is State.LINKING
+
+
 def test_a_refusal_is_final_and_carries_the_model_of_the_cluster(bench):
     bench.handle(Tick())
     bench.open("a")
