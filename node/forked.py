@@ -19,6 +19,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Protocol
 
+from . import local
+
 LISTED = ("/proc/self/fd", "/dev/fd")
 
 
@@ -60,8 +62,10 @@ def _descriptors() -> Iterator[int]:
 
 
 def _is_ours(fd: int, listening: set[int], dialled: set[int]) -> bool:
-    """By its ports. Another connection to a port that we dial, too, passes for ours, wherever it leads."""
+    """By its ports, or its name. Any connection to a port that we dial passes for ours, wherever it leads."""
     with socket.socket(fileno=os.dup(fd)) as it:
+        if local.is_meeting(it):
+            return True
         if it.family not in (socket.AF_INET, socket.AF_INET6) or it.type != socket.SOCK_STREAM:
             return False
         here = it.getsockname()[1]

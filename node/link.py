@@ -40,6 +40,10 @@ class Port:
     lost: list[Conn | Accepted] = field(default_factory=list)  # To act upon once the socket is read empty.
     failure: str = ""  # Of its handshake.
 
+    def readable(self) -> bool:
+        """Is there something to read? Asking lets libzmq notice what has changed, as sending and receiving do."""
+        return bool(int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN)
+
 
 @dataclass(eq=False, slots=True)
 class Conn:

@@ -7,13 +7,14 @@ asyncio (or uvloop) loop, without `zmq.asyncio`: its future per message costs mo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 import threading
 from collections.abc import Callable, Iterator
 
 import zmq
 
-from . import curve, forked
+from . import curve, forked, local
 from .endpoint import Endpoint
 from .keys import KeyPair
 from .link import Port
@@ -82,6 +83,9 @@ class Sockets:
             raise
         bound = Endpoint.parse(socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://"))
         self.listening.add(bound.port)
+        if place := local.meeting_place(bound):
+            with contextlib.suppress(zmq.ZMQError):  # Who cannot meet us there dials the port.
+                socket.bind(place)
         return bound
 
     def dial(self, there: Endpoint, keys: KeyPair | None, route: bytes, bulk: bool) -> Port:
@@ -94,7 +98,7 @@ class Sockets:
         port = self._watch(socket, BULK_RANK if bulk else CONTROL_RANK, _DIALER_EVENTS)
         self.dialled.add(there.port)
         try:
-            socket.connect(f"tcp://{there.place}")
+            socket.connect(local.way_to(there) if bulk else f"tcp://{there.place}")
         except zmq.ZMQError:
             self.shut(port, 0)
             raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ FAILURES_PER_S = 10.0  # Of one host, in the long run; beyond, its connections a
 FAILURE_BURST = 100.0
 MAX_HOSTS = 1024  # Whose failures are remembered.
 TOO_OFTEN = "too often"
+_CREDENTIALS = struct.Struct("3i")  # Process, user and group.
 
 
 @dataclass(eq=False, slots=True)
@@ -32,7 +34,7 @@ class Accepted:
     """One accepted connection, until it ends; its descriptor will be used again."""
 
     fd: int
-    peer: tuple[str, int]  # Host and port of its other end; ("?", 0) if that had gone already.
+    peer: tuple[str, int]  # Its other end, see `peer_of`.
     since_s: float
     # Nothing is to be counted at its end: it was refused, or only wanted to know who we are.
     settled: bool = False
@@ -181,19 +183,31 @@ class Door:
 
 
 def peer_of(fd: int) -> tuple[str, int]:
-    """Host and port at the other end of libzmq's descriptor; ("?", 0) if it has been closed."""
+    """Host and port at the other end of libzmq's descriptor; ("?", 0) if it has been closed.
+
+    Of a Unix socket it is the process that opened it: ("localhost", PID).
+    """
     try:
         with borrowed(fd) as connection:
-            host, port, *_ = connection.getpeername()
-            return str(host), int(port)
+            return _peer(connection)
     except (OSError, ValueError):
         return "?", 0
+
+
+def _peer(connection: socket.socket) -> tuple[str, int]:
+    if connection.family == getattr(socket, "AF_UNIX", None):
+        process, _, _ = _CREDENTIALS.unpack(
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        return "localhost", process
+    host, port, *_ = connection.getpeername()
+    return str(host), int(port)
 
 
 def hang_up(connection: Accepted) -> None:
     """End it, unless its descriptor is another connection's by now."""
     with contextlib.suppress(OSError), borrowed(connection.fd) as ours:
-        if ours.getpeername()[:2] == connection.peer:
+        if _peer(ours) == connection.peer:
             ours.shutdown(socket.SHUT_RDWR)
 
 

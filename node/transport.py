@@ -57,6 +57,7 @@ from .link import (
     receive,
     where,
 )
+from .local import host_of
 from .outgoing import Item, Rank, size_of
 from .sockets import HANDSHAKE_FAILED, MAX_FRAME_BYTES, Sockets, monitored
 from .strangers import Accepted, Door
@@ -404,8 +405,9 @@ class Transport:
             return False
         conn.queue.push(rank, first, second, tag, turn)
         self._drain(conn)
-        # Sending may take the wake-up that a received message had left in the socket's descriptor.
-        self._wake(conn.port)
+        # Sending may take the wake-up that a received message, or room for others, had left in the descriptor.
+        if conn.port in self._sockets.open and (conn.port.blocked or conn.port.readable()):
+            self._wake(conn.port)
         return not conn.lost
 
     def _bye(self, conn: Conn, reason: str, spare: bool = False) -> None:
@@ -426,6 +428,7 @@ class Transport:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self._read_monitor(conn.port)  # It knows why, and has perhaps not been read yet.
+            self._wake(conn.port)  # To act upon that.
             self._lost(conn)
         else:
             conn.port.blocked.pop(conn, None)
@@ -445,9 +448,9 @@ class Transport:
         """Go on with the queues of a port that libzmq had no room for."""
         if not port.blocked or port not in self._sockets.open:
             return  # Nothing waits, or what was heard over it has ended it.
-        port.socket.get(zmq.EVENTS)  # Or libzmq would look for room only now and then.
+        port.readable()  # Or libzmq would look for room only now and then.
         sent = [self._drain(conn) for conn in list(port.blocked)]
-        if any(sent) or int(port.socket.get(zmq.EVENTS)) & zmq.POLLIN:
+        if any(sent) or port.readable():
             self._wake(port)
 
     def _flush_all(self, until_s: float) -> None:
@@ -568,8 +571,8 @@ class Transport:
             self._loop.call_later(SWEEP_S, self._sweep)
 
     def _turned_away(self, host: str, verdict: Verdict) -> None:
-        self._door.strangers.turned_away(host, verdict.value, time.monotonic())
-        self._drop(host, verdict.value)
+        self._door.strangers.turned_away(host_of(host), verdict.value, time.monotonic())
+        self._drop(host_of(host), verdict.value)
 
     # --- receiving -------------------------------------------------------------------------------
 
@@ -637,12 +640,13 @@ class Transport:
 
     def _source(self, port: Port, frames: list[zmq.Frame]) -> tuple[Accepted | None, str]:
         """The accepted connection that an item came over, and the host at its other end."""
-        if not frames:
+        try:
+            fd = frames[-1].get(zmq.SRCFD)
+        except (IndexError, zmq.ZMQError):  # No frame; bytes that pass for those of a libzmq from before 3.0.
             return None, "?"
-        fd = frames[-1].get(zmq.SRCFD)
         self._read_monitor(port)  # If another connection had `fd` before, then its end is in there.
         ended = (gone for gone in port.lost if isinstance(gone, Accepted) and gone.fd == fd and not gone.conn)
-        return self._door.by_fd.get(fd) or next(ended, None), str(frames[-1].get("Peer-Address"))
+        return self._door.by_fd.get(fd) or next(ended, None), host_of(str(frames[-1].get("Peer-Address")))
 
     def _uninvited(self, hello: Hello, key: str) -> str:
         """Who comes by an invite must say so, in a name that nobody else has."""
@@ -655,13 +659,14 @@ class Transport:
         self, port: Port, route: bytes, hello: Hello, host: str, accepted: Accepted | None, key: str
     ) -> None:
         """A dialer said Hello on one connection; with both, the link is open."""
-        link = self._halves.setdefault(route[1:], Link(False, advertised(hello.address, host, key), key=key))
+        address = advertised(hello.address, host, key)
+        link = self._halves.setdefault(route[1:], Link(False, "", key=key))
         conn = Conn(port, route.startswith(b"b"), link, route, accepted, hello)
         if conn.bulk:
             link.bulk = conn
             descriptors.bound_unsent(conn.fd)
         else:
-            link.control = conn
+            link.control, link.address = conn, address
         self._conns[route] = conn
         if accepted:
             accepted.conn = conn

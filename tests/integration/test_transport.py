@@ -11,13 +11,16 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 import zmq
 
+from chaosnet.node import local
 from chaosnet.node import transport as transport_module
+from chaosnet.node.descriptors import borrowed
 from chaosnet.node.endpoint import Endpoint
 from chaosnet.node.transport import MAX_FRAME_BYTES, Transport
 from chaosnet.protocols.codec import decode, encode
@@ -25,6 +28,7 @@ from chaosnet.protocols.errors import ConfigError, LocalProtocolError
 from chaosnet.protocols.messages import Hello
 
 pytestmark = pytest.mark.realtime
+LINUX = sys.platform == "linux"
 
 
 class Ear:
@@ -596,11 +600,62 @@ async def test_one_lost_connection_ends_the_whole_link_on_both_sides() -> None:
         await link(a, b)
         half = a[0]._peers["b"].links[0].bulk
         assert half
-        half.port.socket.disconnect(f"tcp://{b[0].address}")
+        half.port.socket.disconnect(half.port.socket.getsockopt_string(zmq.LAST_ENDPOINT))
         assert await b[1].until("closed", timeout_s=0.5) == ("closed", "a", False)
         await a[1].until("closed", timeout_s=2 * transport_module.LINGER_S)
         await asyncio.sleep(0.05)
         assert not b[0]._conns
+
+
+# --- on one machine ---
+
+
+def family(conn: Any) -> socket.AddressFamily:
+    with borrowed(conn.fd) as connection:
+        return connection.family
+
+
+@real
+async def test_bulk_goes_over_a_unix_socket_and_control_by_the_address_that_was_dialled() -> None:
+    async with nodes("a", "b") as [a, b]:
+        await link(a, b)
+        for here, there in ((a, b), (b, a)):
+            [half] = here[0]._peers[there[0].node].links
+            families = [family(conn) for conn in (half.control, half.bulk)]
+            assert families == ([socket.AF_INET, socket.AF_UNIX] if LINUX else 2 * [socket.AF_INET])
+        assert b[1].last("opened") == ("opened", "a", a[0].address, False, False)
+        a[0].send_bulk("b", b"header", b"payload" * 1000)
+        await b[1].until("bulk")
+        a[0].close_peer("b", "enough")
+        assert await b[1].until("closed") == ("closed", "a", True)
+
+
+@real
+async def test_bulk_goes_over_tcp_where_the_sockets_of_this_machine_cannot_be_listed() -> None:
+    async with nodes("a", "b") as [a, b]:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(local, "LISTED", Path("/nowhere"))
+            await link(a, b)
+        [half] = a[0]._peers["b"].links
+        assert family(half.bulk) == socket.AF_INET
+
+
+@pytest.mark.skipif(not LINUX, reason="abstract sockets")
+@real
+async def test_strangers_at_the_unix_socket_are_refused_as_those_at_the_port_are() -> None:
+    async with nodes("b") as [b]:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+            stranger.linger = 0
+            stranger.connect(local.meeting_place(Endpoint.parse(b[0].address)))
+            stranger.send(b"garbage")
+            await b[1].until("foreign")
+            [accepted] = b[0]._door.by_fd.values()
+            assert accepted.peer == ("localhost", os.getpid())
+            b[0]._door.hang_up(accepted)
+            async with asyncio.timeout(1):
+                while b[0]._door.by_fd:
+                    await asyncio.sleep(0.01)
+        assert b[0].stats()["foreign_by_place"] == {"localhost": 1}
 
 
 # --- strangers ------------------------------------------------------------------------------------------
@@ -617,6 +672,18 @@ async def test_garbage_is_dropped_and_counted_and_the_node_goes_on() -> None:
         assert b[0].stats()["foreign"] == b[1].count("foreign") == 5
         assert b[0].stats()["foreign_by_place"] == {"127.0.0.1": 5}
         await link(a, b)
+
+
+@real
+async def test_bytes_that_pass_for_those_of_an_old_libzmq_are_dropped() -> None:
+    async with nodes("b") as [b]:
+        failed: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+        there = Endpoint.parse(b[0].address)
+        with socket.create_connection((there.host, there.port)) as connection:
+            connection.sendall(b"\x01\x00" * 9)
+            await b[1].until("foreign")
+        assert not failed and b[0].stats()["foreign_by_place"].keys() == {"?"}
 
 
 @real
