@@ -8,6 +8,9 @@ to join is that of the state (`--trained`: all of it is trained). Measured among
     bound_seconds                   water-filling bound with the measured rates of its links
     survivor_longest_gap_seconds    longest time between two steps of a survivor during the join, less
                                     the median time between its steps before
+    source_memory_bytes             most that a source's memory grew by during the join (Linux)
+
+Of several joiners that are started at once (`--joiners`) it is the last to come in.
 """
 
 from __future__ import annotations
@@ -23,11 +26,13 @@ import torch
 from torch import nn
 
 from ..demo_report import join_bound_s
+from ..options import Whole
 from ..outputs import json_option, write_json
 from .processes import Pipe, Workers
 
 WARM_UP_S = 2.0
 AFTER_S = 0.5
+CLEAR_PEAK, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
 class FineTuned(nn.Module):
@@ -41,6 +46,20 @@ class FineTuned(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(x) + self.base[0]
+
+
+def _reset_peak() -> int:
+    """Forget the most memory that this process has had so far. Returns: bytes now; 0 where there is no telling."""
+    try:
+        CLEAR_PEAK.write_text("5")
+    except OSError:
+        return 0
+    return _peak()
+
+
+def _peak() -> int:
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
+    return 1024 * int(line.split()[1])
 
 
 def _worker(
@@ -63,7 +82,10 @@ def _worker(
     member_s = time.monotonic()
     pipe.send(trainer.status()["members"][-1]["addresses"][0] if not join else "in")
     times: list[float] = []
+    warm_s, before = time.monotonic() + WARM_UP_S / 2, 0
     while not pipe.poll():
+        if not join and not before and time.monotonic() > warm_s:
+            before = _reset_peak()
         nn.functional.mse_loss(model(x), y).backward()
         trainer.update()
         trainer.check_state_replication()
@@ -77,11 +99,12 @@ def _worker(
         "bytes": trainer.join_bytes,
         "bytes_by_source": trainer.join_bytes_by_source,
         "links": links,
+        "memory": _peak() - before if before else 0,
     }
 
 
-def measure(size_bytes: int, sources: int, blocking: bool, trained: bool) -> dict[str, Any]:
-    """One join into a cluster of `sources` nodes."""
+def measure(size_bytes: int, sources: int, blocking: bool, trained: bool, joiners: int) -> dict[str, Any]:
+    """`joiners` at once into a cluster of `sources` nodes."""
     with Workers() as workers:
         join = ""
         for index in range(sources):
@@ -91,24 +114,32 @@ def measure(size_bytes: int, sources: int, blocking: bool, trained: bool) -> dic
             workers.tell(name, "join")
             address = workers.receive(name)
             join = join or address
-        workers.start("joiner", _worker, "joiner", size_bytes, join, sources, blocking, trained)
-        workers.receive("joiner")
+        joining = [f"joiner{index}" for index in range(joiners)]
+        for name in joining:
+            links = sources + joiners - 1
+            workers.start(name, _worker, name, size_bytes, join, links, blocking, trained)
+            workers.receive(name)
         time.sleep(WARM_UP_S)
-        workers.tell("joiner", "join")
-        workers.receive("joiner")
+        for name in joining:
+            workers.tell(name, "join")
+        for name in joining:
+            workers.receive(name)
         time.sleep(AFTER_S)
-        names = [*(f"source{index}" for index in range(sources)), "joiner"]
+        names = [*(f"source{index}" for index in range(sources)), *joining]
         for name in names:
             workers.tell(name, "stop")
         return _figures({name: workers.receive(name) for name in names})
 
 
 def _figures(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    joiner = results.pop("joiner")
+    joining = [name for name in results if name.startswith("joiner")]
+    last = max(joining, key=lambda name: results[name]["times_s"][0])
+    joiner = results[last]
+    results = {name: result for name, result in results.items() if name not in joining}
     begin_s, end_s = joiner["called_s"], joiner["times_s"][0]
     gaps = {name: _extra_gap(result["times_s"], begin_s, end_s) for name, result in results.items()}
-    links = [each for each in results["source0"]["links"] if "joiner" in (each["a"], each["b"])]
-    bound_s = join_bound_s(joiner["bytes"], links, "joiner") or float("nan")
+    links = [each for each in results["source0"]["links"] if last in (each["a"], each["b"])]
+    bound_s = join_bound_s(joiner["bytes"], links, last) or float("nan")
     return {
         "seconds": end_s - begin_s,
         "seconds_to_membership": joiner["member_s"] - begin_s,
@@ -118,6 +149,7 @@ def _figures(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "ratio_to_bound": (end_s - begin_s) / bound_s,
         "survivor_longest_gap_seconds": max(gap for gap, _ in gaps.values()),
         "survivor_median_step_seconds": max(usual for _, usual in gaps.values()),
+        "source_memory_bytes": max(result["memory"] for result in results.values()),
         "link_rates_mbit": {
             f"{each['a']} - {each['b']}": [each["rate_mbit"], each["rate_back_mbit"]] for each in links
         },
@@ -139,18 +171,26 @@ def _extra_gap(times_s: list[float], begin_s: float, end_s: float) -> tuple[floa
 @click.option("--sources", default=3, show_default=True, help="Nodes that train and serve.")
 @click.option("--blocking", is_flag=True, help="The paper's mode: sources wait.")
 @click.option("--trained", is_flag=True, help="Train all of it: the state is copied while it changes.")
+@click.option("--joiners", type=Whole(1, 64), default=1, show_default=True, help="Nodes that join at once.")
 @click.option("--repeat", default=1, show_default=True)
 @json_option
 def join_command(
-    size_bytes: int, sources: int, blocking: bool, trained: bool, repeat: int, json_file: Path | None
+    size_bytes: int,
+    sources: int,
+    blocking: bool,
+    trained: bool,
+    joiners: int,
+    repeat: int,
+    json_file: Path | None,
 ) -> None:
     """A node joins a training cluster over loopback."""
-    runs = [measure(size_bytes, sources, blocking, trained) for _ in range(repeat)]
+    runs = [measure(size_bytes, sources, blocking, trained, joiners) for _ in range(repeat)]
     for run in runs:
         click.echo(
             f"{run['bytes'] / 1e6:.0f} MB from {sources} sources: {run['seconds']:.2f} s to the first step "
             f"({run['ratio_to_bound']:.2f} x the bound of {run['bound_seconds']:.2f} s), "
-            f"longest extra gap of a survivor {run['survivor_longest_gap_seconds']:.3f} s"
+            f"longest extra gap of a survivor {run['survivor_longest_gap_seconds']:.3f} s, "
+            f"memory of a source at most {run['source_memory_bytes'] / 1e6:+.0f} MB"
         )
     best = min(runs, key=lambda run: float(run["seconds"]))
     write_json(json_file, best if repeat == 1 else {**best, "runs": runs})
