@@ -106,7 +106,7 @@ def measure(size_bytes: int, sources: int, blocking: bool, trained: bool) -> dic
 def _figures(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     joiner = results.pop("joiner")
     begin_s, end_s = joiner["called_s"], joiner["times_s"][0]
-    gaps = {name: _extra_gap(result["times_s"], begin_s, end_s) for name, result in results.items()}
+    gaps = {name: extra_gap(result["times_s"], begin_s, end_s) for name, result in results.items()}
     links = [each for each in results["source0"]["links"] if "joiner" in (each["a"], each["b"])]
     bound_s = join_bound_s(joiner["bytes"], links, "joiner") or float("nan")
     return {
@@ -124,7 +124,7 @@ def _figures(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _extra_gap(times_s: list[float], begin_s: float, end_s: float) -> tuple[float, float]:
+def extra_gap(times_s: list[float], begin_s: float, end_s: float) -> tuple[float, float]:
     """The longest gap that touches [begin, end], less the median before; and that median. Seconds."""
     before = [b - a for a, b in pairwise(times_s) if b < begin_s]
     usual_s = statistics.median(before)
