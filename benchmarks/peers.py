@@ -54,20 +54,15 @@ from .overlay import namespaces
 
 WORKERS = Path(__file__).parent / "peers_workers"
 START_PATIENCE_S = 180.0  # Until all members train with each other.
-STEPS_BEFORE = 5  # That all have made together before anything is measured.
-LOG_LINES = 15  # Of a worker that has ended, shown.
+STEPS_BEFORE = 5  # That each has made with others before anything is measured.
+LOG_LINES = 20  # Of a worker that has ended, shown.
 LIGHTHOUSE_PORT = 29510
+NAMED = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
+"""A machine's name is its address: torchft publishes the name of its host, which has to lead there."""
 COORDINATOR, SWITCH = "coordinator", "switch"  # Machines beside the members'.
 
 
-class Event(NamedTuple):
-    """What is measured."""
-
-    key: str
-    title: str
-
-
-EVENTS = {
+EVENTS = {  # What is measured, and what its column is called.
     "join": "a node joins, s",
     "gap": "gap of the others, s",
     "kill": "kill -9, s",
@@ -95,17 +90,17 @@ SYSTEMS = {
         System("chaosnet", None, "as it comes, without keys", "the node with the elected scheduler"),
         System(
             "torchft",
-            "torchft",
-            "as in its train_ddp.py: fault-tolerant DDP over Gloo (timeout 5 s), state over the process group (10 s), "
-            "all else 30 s; nothing starts what has ended again",
+            "torchft-nightly",  # As its README has it. 0.2.0 ends when an all-reduce over Gloo fails (ddp.py).
+            "as in its train_ddp.py: fault-tolerant DDP over Gloo (timeout 5 s), state over the process group "
+            "(10 s), all else 30 s; nothing starts what has ended again",
             "the lighthouse, on a machine of its own, which nothing starts again",
             ("torchft_lighthouse", "--min_replicas", "1", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000"),
         ),
         System(
             "hivemind",
             "hivemind",
-            "hivemind.Optimizer, synchronous; matchmaking 3 s, averaging timeout 10 s as in its quick start; a target "
-            "batch of one sample a member, so that a step is an epoch",
+            "hivemind.Optimizer, synchronous; matchmaking 3 s, averaging timeout 10 s as in its quick start; a "
+            "target batch of one sample a member, so that a step is an epoch",
             "the first DHT peer, a member, too",
         ),
     )
@@ -120,7 +115,6 @@ class Settings:
     pause_s: float  # Of a forward pass.
     members: int  # Before a join.
     patience_s: float
-    shown: bool = False  # Each worker's log goes on to standard error.
 
 
 class Outcome(NamedTuple):
@@ -146,8 +140,8 @@ def default_folder() -> Path:
 def environment(package: str, folder: Path) -> Path:
     """The interpreter of an environment that has `package`: made, or as it was. Raises ConfigError with pip's reason.
 
-    It sees our packages behind its own (a .pth file), so torch is there already; a constraint keeps pip from replacing
-    it: where a package needs another torch, that is said instead of fetching gigabytes.
+    It sees our packages behind its own (a .pth file), so torch is there already; a constraint keeps pip from
+    replacing it: where a package needs another torch, that is said instead of fetching gigabytes.
     """
     place = folder / package
     python, done = place / "bin" / "python", place / "installed"
@@ -161,7 +155,16 @@ def environment(package: str, folder: Path) -> Path:
     (place / "lib" / version / "site-packages" / "borrowed_torch.pth").write_text(f"{borrowed}\n")
     constraint = place / "constraints.txt"
     constraint.write_text(f"torch=={torch.__version__}\n")
-    install = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "-c", str(constraint), package]
+    install = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        "-c",
+        str(constraint),
+        package,
+    ]
     ran = subprocess.run(install, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if ran.returncode != 0:
         raise ConfigError(f"bench peers: {package} could not be installed:\n{reason_of(ran.stdout)}")
@@ -225,7 +228,8 @@ class Switched:
         return commands.addresses(self.topology)[link][link.index(name)]
 
     def prefix(self, name: str) -> list[str]:
-        return ["ip", "netns", "exec", commands.namespace(self.testbed, name)]
+        inside = ["ip", "netns", "exec", commands.namespace(self.testbed, name)]
+        return [*inside, "unshare", "--uts", "sh", "-c", NAMED, self.address(name)]
 
     def variables(self, name: str) -> dict[str, str]:
         return {"GLOO_SOCKET_IFNAME": commands.device(self.testbed, self._link(name), name)}
@@ -243,8 +247,9 @@ class Switched:
 @contextmanager
 def switched(names: Sequence[str], rate_mbit: float) -> Iterator[Machines]:
     """As long as they are needed. Raises: TestbedError."""
-    links = {(name, SWITCH): LinkSpec(rate_mbit=rate_mbit) for name in names}
-    topology = Topology(links)
+    if shutil.which("unshare") is None:
+        raise TestbedError("unshare is not installed (package util-linux)")
+    topology = Topology({(name, SWITCH): LinkSpec(rate_mbit=rate_mbit) for name in names})
     with namespaces(topology) as testbed:
         machines = Switched(testbed.name, topology)
         for name in names:
@@ -266,7 +271,9 @@ class Step(NamedTuple):
 class Process:
     """A program on a machine; what it says is kept."""
 
-    def __init__(self, machines: Machines, name: str, command: Sequence[str], folder: Path, heard: threading.Condition) -> None:
+    def __init__(
+        self, machines: Machines, name: str, command: Sequence[str], folder: Path, heard: threading.Condition
+    ) -> None:
         self.name, self._heard = name, heard
         self.log = folder / f"{name}.log"
         self.said: dict[str, Any] = {}
@@ -324,8 +331,16 @@ class Process:
 class Life:
     """One cluster of one system, from its start until it is killed."""
 
-    def __init__(self, system: System, python: Path, machines: Machines, settings: Settings, folder: Path) -> None:
-        self.system, self.python, self.machines, self.settings, self.folder = system, python, machines, settings, folder
+    def __init__(
+        self, system: System, python: Path, machines: Machines, settings: Settings, folder: Path
+    ) -> None:
+        self.system, self.python, self.machines, self.settings, self.folder = (
+            system,
+            python,
+            machines,
+            settings,
+            folder,
+        )
         self.heard = threading.Condition()
         self.workers: dict[str, Process] = {}
         self.lighthouse: Process | None = None
@@ -367,10 +382,10 @@ class Life:
         return f"http://{at}"
 
     def _together(self) -> bool:
-        """The last steps of all were steps of all, and the same ones."""
-        last = [each.steps[-STEPS_BEFORE:] for each in self.workers.values()]
+        """All have made some steps with others, and the last ones were of all."""
         return all(
-            len(steps) == STEPS_BEFORE and all(step.members == len(self.workers) for step in steps) for steps in last
+            len(shared(each.steps)) >= STEPS_BEFORE and each.steps[-1].members == len(self.workers)
+            for each in self.workers.values()
         )
 
     # --- what happens to it ---
@@ -405,7 +420,9 @@ class Life:
         victim.signal(signal.SIGSTOP if event == "stop" else signal.SIGKILL)
 
         def next_steps() -> list[float]:
-            found = [[step.at_s for step in shared(each.steps) if step.number > last.number] for each in survivors]
+            found = [
+                [step.at_s for step in shared(each.steps) if step.number > last.number] for each in survivors
+            ]
             return [steps[0] for steps in found if steps]
 
         def over() -> bool:
@@ -422,7 +439,9 @@ class Life:
         if event == "coordinator":
             leads = [each for each in self.workers.values() if each.said.get("leads")]
             return self.lighthouse or leads[0]
-        return next(each for name, each in self.workers.items() if name != "joiner" and not each.said.get("leads"))
+        return next(
+            each for name, each in self.workers.items() if name != "joiner" and not each.said.get("leads")
+        )
 
     @property
     def _beyond(self) -> str:
@@ -556,25 +575,38 @@ def cell(outcome: Outcome) -> str:
 
 
 @click.command("peers")
-@click.option(
-    "--systems", type=Several(OneOf(tuple(SYSTEMS))), default=",".join(SYSTEMS), show_default=True
-)
+@click.option("--systems", type=Several(OneOf(tuple(SYSTEMS))), default=",".join(SYSTEMS), show_default=True)
 @click.option("--events", type=Several(OneOf(tuple(EVENTS))), default=",".join(EVENTS), show_default=True)
 @click.option(
     "--mb", type=Amount(0.001, 10_000), default=45.0, show_default=True,
     help="Of parameters; with Adam's moments the state is three times that.",
 )  # fmt: skip
-@click.option("--pause", "pause_s", type=Amount(0, 60), default=0.3, show_default=True, help="Sleep a step, s.")
+@click.option(
+    "--pause", "pause_s", type=Amount(0, 60), default=0.3, show_default=True, help="Sleep a step, s."
+)
 @click.option("--members", "count", type=Whole(3, 16), default=3, show_default=True, help="Before a join.")
-@click.option("--rate", type=Amount(1, 100_000), default=1000.0, show_default=True, help="Of each machine's link, Mbit/s.")
+@click.option(
+    "--rate",
+    type=Amount(1, 100_000),
+    default=1000.0,
+    show_default=True,
+    help="Of each machine's link, Mbit/s.",
+)
 @click.option("--loopback", is_flag=True, help="No namespaces: no root, and no limit to a link.")
-@click.option("--patience", "patience_s", type=Amount(1, 3600), default=60.0, show_default=True, help="Of an event, s.")
+@click.option(
+    "--patience", "patience_s", type=Amount(1, 3600), default=60.0, show_default=True, help="Of an event, s."
+)
 @click.option("--repeat", type=Whole(1, 100), default=5, show_default=True, help="Rounds.")
-@click.option("--environments", type=Folder(), help="Where torchft and hivemind are installed. Default: the user's cache.")
+@click.option(
+    "--environments",
+    type=Folder(),
+    help="Where torchft and hivemind are installed. Default: the user's cache.",
+)
 @outputs
 def peers_command(
-    systems: tuple[str, ...], events: tuple[str, ...], mb: float, pause_s: float, count: int, rate: float, loopback: bool,
-    patience_s: float, repeat: int, environments: Path | None, json_file: Path | None, plot_file: Path | None,
+    systems: tuple[str, ...], events: tuple[str, ...], mb: float, pause_s: float, count: int, rate: float,
+    loopback: bool, patience_s: float, repeat: int, environments: Path | None, json_file: Path | None,
+    plot_file: Path | None,
 ) -> None:  # fmt: skip
     """chaosnet beside torchft and hivemind: joins and deaths, with one trained state, in turns."""
     if not loopback and os.geteuid() != 0:
@@ -597,14 +629,20 @@ def peers_command(
     for name in systems:
         click.echo(f"{name}: {SYSTEMS[name].configured}. Coordinator: {SYSTEMS[name].coordinator}.")
     result = {
-        "mb": mb, "state_mb": 3 * mb, "pause_s": pause_s, "members": count, "patience_s": patience_s, "torch": torch.__version__,
-        "rate_mbit": None if loopback else rate, "cores": os.cpu_count(), "versions": versions,
-        "medians": {name: {event: each._asdict() for event, each in row.items()} for name, row in medians.items()},
-        "rounds": {name: {event: [each._asdict() for each in row] for event, row in rows.items()} for name, rows in found.items()},
+        "mb": mb, "state_mb": 3 * mb, "pause_s": pause_s, "members": count, "patience_s": patience_s,
+        "rate_mbit": None if loopback else rate, "cores": os.cpu_count(), "torch": torch.__version__,
+        "versions": versions,
+        "medians": _plain(medians, Outcome._asdict),
+        "rounds": _plain(found, lambda outcomes: [each._asdict() for each in outcomes]),
     }  # fmt: skip
     write_json(json_file, result)
     if plot_file is not None:
         picture(result, plot_file, _draw)
+
+
+def _plain(rows: Mapping[str, Mapping[str, Any]], of: Callable[[Any], Any]) -> dict[str, dict[str, Any]]:
+    """For JSON: by system and event."""
+    return {name: {event: of(each) for event, each in row.items()} for name, row in rows.items()}
 
 
 def _installed(systems: Sequence[str], folder: Path) -> tuple[dict[str, Path], dict[str, str]]:

@@ -1,9 +1,9 @@
-"""What the workers of all systems have in common: what is trained, and how they talk with the bench. Needs torch alone.
+"""What the workers of all systems have in common: what is trained, how they talk with the bench. Needs torch alone.
 
 A worker says one line of JSON at a time on its standard output: {"ready": true} once its model is there; then it
 waits for the line that tells it to begin ({"join": whom}). {"called_s": t} is when it calls its system, {"address":
-what others join by}, {"step": n, "at_s": t, "members": k} is a step that is done, with gradients of k members. Times are
-of the clock that all processes of a machine share. What libraries print goes to the log.
+what others join by}, {"step": n, "at_s": t, "members": k} a step that is done, with gradients of k members. Times
+are of the clock that all processes of a machine share. What libraries print goes to the log.
 """
 
 from __future__ import annotations

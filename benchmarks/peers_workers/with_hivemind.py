@@ -1,8 +1,8 @@
 """A worker of `chaosnet bench peers`: hivemind.Optimizer, synchronous, as it is by default.
 
-Settings are those of its quick start for peers on one local network: matchmaking_time 3 s, averaging_timeout 10 s. Each
-epoch ends with a step of all (target_batch_size: a sample of each member at the start), so that a step is what it is for
-the others; its guide advises large batches, because an epoch has the price of finding a group. No compression.
+Settings are those of its quick start, for peers near each other: matchmaking_time 3 s, averaging_timeout 10 s. Each
+epoch ends with a step of all (target_batch_size: a sample of each member at the start), so that a step is what it is
+for the others; its guide advises large batches, because an epoch has the price of finding a group. No compression.
 """
 
 import logging

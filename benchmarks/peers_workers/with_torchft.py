@@ -1,8 +1,8 @@
-"""A worker of `chaosnet bench peers`: torchft's fault-tolerant DDP, with the settings of its own example train_ddp.py.
+"""A worker of `chaosnet bench peers`: torchft's fault-tolerant DDP, with the settings of its example train_ddp.py.
 
-Those are: Gloo with a timeout of 5 s, the state over the process group (10 s), 30 s for all else. The lighthouse runs
-as its README says: --min_replicas 1 --quorum_tick_ms 100 --join_timeout_ms 10000. One process is a replica group, which
-torchrun would start (and start again); its store is made here.
+Those are: Gloo with a timeout of 5 s, the state over the process group (10 s), 30 s for all else. The lighthouse
+runs as its README says: --min_replicas 1 --quorum_tick_ms 100 --join_timeout_ms 10000. One process is a replica
+group, which torchrun would start (and start again); its store is made here.
 """
 
 from datetime import timedelta
