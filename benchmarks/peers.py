@@ -55,7 +55,7 @@ from .overlay import namespaces
 WORKERS = Path(__file__).parent / "peers_workers"
 START_PATIENCE_S = 180.0  # Until all members train with each other.
 STEPS_BEFORE = 5  # That each has made with others before anything is measured.
-LOG_LINES = 20  # Of a worker that has ended, shown.
+LOG_LINES, LINE_LETTERS = 20, 240  # Of the log of a worker that has ended, shown.
 LIGHTHOUSE_PORT = 29510
 NAMED = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
 """A machine's name is its address: torchft publishes the name of its host, which has to lead there."""
@@ -325,7 +325,7 @@ class Process:
     def last_words(self) -> str:
         """The end of its log."""
         lines = self.log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]
-        return "\n".join(f"    {line}" for line in lines) or "    (its log is empty)"
+        return "\n".join(f"    {line[:LINE_LETTERS]}" for line in lines) or "    (its log is empty)"
 
 
 class Life:
