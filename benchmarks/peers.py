@@ -596,7 +596,11 @@ def cell(outcome: Outcome) -> str:
 @click.option(
     "--patience", "patience_s", type=Amount(1, 3600), default=60.0, show_default=True, help="Of an event, s."
 )
-@click.option("--repeat", type=Whole(1, 100), default=5, show_default=True, help="Rounds.")
+@click.option("--repeat", type=Whole(0, 100), default=5, show_default=True, help="Rounds.")
+@click.option(
+    "--onto", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.json",
+    help="Of an earlier run: its rounds count, too.",
+)  # fmt: skip
 @click.option(
     "--environments",
     type=Folder(),
@@ -605,39 +609,66 @@ def cell(outcome: Outcome) -> str:
 @outputs
 def peers_command(
     systems: tuple[str, ...], events: tuple[str, ...], mb: float, pause_s: float, count: int, rate: float,
-    loopback: bool, patience_s: float, repeat: int, environments: Path | None, json_file: Path | None,
-    plot_file: Path | None,
+    loopback: bool, patience_s: float, repeat: int, environments: Path | None, onto: Path | None,
+    json_file: Path | None, plot_file: Path | None,
 ) -> None:  # fmt: skip
     """chaosnet beside torchft and hivemind: joins and deaths, with one trained state, in turns."""
-    if not loopback and os.geteuid() != 0:
+    if not repeat and onto is None:
+        raise click.UsageError("--repeat 0 measures nothing (expected 1 or more, or --onto FILE)")
+    if repeat and not loopback and os.geteuid() != 0:
         raise ConfigError("bench peers: network namespaces need root (or --loopback)")
     pythons, versions = _installed(systems, environments or default_folder())
-    settings = Settings(mb, pause_s, count, patience_s)
-    names = [*members(count), "joiner", COORDINATOR]
-    try:
-        with ExitStack() as stack:
-            machines = Loopback() if loopback else stack.enter_context(switched(names, rate))
-            found = measure(pythons, events, machines, settings, repeat)
-    except TestbedError as error:
-        raise ConfigError(f"bench peers: {error}") from None
-    shown = [each for each in EVENTS if each in events]
-    medians = {name: {event: median(found[name][event]) for event in ("step", *shown)} for name in systems}
-    table(
-        ["", "usual step, s", *(EVENTS[each] for each in shown)],
-        [[f"{name} {versions[name]}", *map(cell, medians[name].values())] for name in systems],
-    )
-    for name in systems:
-        click.echo(f"{name}: {SYSTEMS[name].configured}. Coordinator: {SYSTEMS[name].coordinator}.")
     result = {
         "mb": mb, "state_mb": 3 * mb, "pause_s": pause_s, "members": count, "patience_s": patience_s,
         "rate_mbit": None if loopback else rate, "cores": os.cpu_count(), "torch": torch.__version__,
         "versions": versions,
-        "medians": _plain(medians, Outcome._asdict),
-        "rounds": _plain(found, lambda outcomes: [each._asdict() for each in outcomes]),
     }  # fmt: skip
+    found = earlier(onto, result) if onto else {}
+    names = [*members(count), "joiner", COORDINATOR]
+    try:
+        with ExitStack() as stack:
+            machines = Loopback() if loopback or not repeat else stack.enter_context(switched(names, rate))
+            settings = Settings(mb, pause_s, count, patience_s)
+            for name, rows in measure(pythons, events, machines, settings, repeat).items():
+                for event, outcomes in rows.items():
+                    found.setdefault(name, {}).setdefault(event, []).extend(outcomes)
+    except TestbedError as error:
+        raise ConfigError(f"bench peers: {error}") from None
+    medians = {name: {event: median(outcomes) for event, outcomes in found[name].items()} for name in systems}
+    table(
+        ["", "usual step, s", *EVENTS.values()],
+        [[f"{name} {versions[name]}", *map(cell, medians[name].values())] for name in systems],
+    )
+    for name in systems:
+        counts = {len(found[name][event]) for event in EVENTS if found[name][event]}
+        click.echo(f"{name}: {SYSTEMS[name].configured}. Coordinator: {SYSTEMS[name].coordinator}.")
+        click.echo(f"    medians of {' or '.join(map(str, sorted(counts))) or 0}")
+    result["medians"] = _plain(medians, Outcome._asdict)
+    result["rounds"] = _plain(found, lambda outcomes: [each._asdict() for each in outcomes])
     write_json(json_file, result)
     if plot_file is not None:
         picture(result, plot_file, _draw)
+
+
+def earlier(file: Path, settings: Mapping[str, Any]) -> Found:
+    """The rounds that --json has written. Raises ConfigError if they are of other settings or versions."""
+    try:
+        told = json.loads(file.read_text())
+        rounds = {
+            name: {event: [Outcome(**each) for each in rows[event]] for event in ("step", *EVENTS)}
+            for name, rows in told["rounds"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"--onto: {str(file)!r} is none of bench peers' files ({error!r})") from None
+    for key, value in settings.items():
+        before = told.get(key)
+        if key == "versions":  # Of the systems that both have.
+            value, before = ({name: of[name] for name in value if name in before} for of in (value, before))
+        if before != value:
+            raise ConfigError(
+                f"--onto: {str(file)!r} was measured with {key} {before!r} (expected {value!r})"
+            )
+    return rounds
 
 
 def _plain(rows: Mapping[str, Mapping[str, Any]], of: Callable[[Any], Any]) -> dict[str, dict[str, Any]]:

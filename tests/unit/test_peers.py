@@ -1,14 +1,18 @@
 """`chaosnet bench peers`: what it makes of what workers say, and what it tells where something cannot be."""
 
 import json
+import os
 import sys
 import threading
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from chaosnet.benchmarks.peers import (
+    EVENTS,
     LOG_LINES,
     SYSTEMS,
     WORKERS,
@@ -17,6 +21,7 @@ from chaosnet.benchmarks.peers import (
     Step,
     Switched,
     cell,
+    earlier,
     environment,
     lives,
     median,
@@ -110,6 +115,54 @@ def test_each_machine_has_one_address_and_reaches_the_others_by_the_switch():
     for name in names:
         ours, via = machines.address(name), machines.route(name)[-1]
         assert ours.rpartition(".")[0] == via.rpartition(".")[0]  # The same /30.
+
+
+def rounds(**outcomes):
+    return {"chaosnet": {event: outcomes.get(event, []) for event in ("step", *EVENTS)}}
+
+
+def test_rounds_of_an_earlier_run_are_taken_up(tmp_path):
+    file = tmp_path / "earlier.json"
+    kills = [{"seconds": 1.5, "why": ""}, {"seconds": None, "why": "> 60"}]
+    file.write_text(
+        json.dumps({"mb": 45.0, "versions": {"chaosnet": "1", "x": "2"}, "rounds": rounds(kill=kills)})
+    )
+    settings = {"mb": 45.0, "versions": {"chaosnet": "1", "y": "3"}}
+    assert earlier(file, settings) == rounds(kill=[Outcome(1.5), Outcome(None, "> 60")])
+    with pytest.raises(ConfigError, match=r"was measured with mb 45.0 \(expected 20.0\)"):
+        earlier(file, settings | {"mb": 20.0})
+    with pytest.raises(ConfigError, match="versions"):
+        earlier(file, settings | {"versions": {"chaosnet": "2"}})
+    file.write_text("{}")
+    with pytest.raises(ConfigError, match="is none of bench peers' files"):
+        earlier(file, settings)
+
+
+def test_medians_are_made_of_an_earlier_run_alone(tmp_path):
+    file = tmp_path / "earlier.json"
+    args = [
+        "bench",
+        "peers",
+        "--systems",
+        "chaosnet",
+        "--loopback",
+        "--repeat",
+        "0",
+        "--onto",
+        str(file),
+        "--json",
+    ]
+    file.write_text("[]")
+    assert "is none of bench peers' files" in str(CliRunner().invoke(cli, [*args, str(file)]).exception)
+    made = {
+        "mb": 45.0, "state_mb": 135.0, "pause_s": 0.3, "members": 3, "patience_s": 60.0, "rate_mbit": None,
+        "cores": os.cpu_count(), "torch": torch.__version__, "versions": {"chaosnet": metadata.version("chaosnet")},
+        "rounds": rounds(kill=[{"seconds": each, "why": ""} for each in (3.0, 1.0, 2.0)]),
+    }  # fmt: skip
+    file.write_text(json.dumps(made))
+    done = CliRunner().invoke(cli, [*args, str(tmp_path / "found.json")], catch_exceptions=False)
+    assert "2.00" in done.output and "medians of 3" in done.output
+    assert json.loads((tmp_path / "found.json").read_text())["medians"]["chaosnet"]["kill"]["seconds"] == 2.0
 
 
 @pytest.mark.realtime
