@@ -99,8 +99,8 @@ SYSTEMS = {
         System(
             "hivemind",
             "hivemind",
-            "hivemind.Optimizer, synchronous; matchmaking 3 s, averaging timeout 10 s as in its quick start; a "
-            "target batch of one sample a member, so that a step is an epoch",
+            "hivemind.Optimizer, synchronous; matchmaking 3 s, averaging timeout 10 s as in its quick start; a step "
+            "is an epoch, of ten samples a member",
             "the first DHT peer, a member, too",
         ),
     )
@@ -618,9 +618,9 @@ def peers_command(
     if repeat and not loopback and os.geteuid() != 0:
         raise ConfigError("bench peers: network namespaces need root (or --loopback)")
     pythons, versions = _installed(systems, environments or default_folder())
-    result = {
+    result: dict[str, Any] = {
         "mb": mb, "state_mb": 3 * mb, "pause_s": pause_s, "members": count, "patience_s": patience_s,
-        "rate_mbit": None if loopback else rate, "cores": os.cpu_count(), "torch": torch.__version__,
+        "rate_mbit": None if loopback else rate, "cores": os.cpu_count(), "torch": str(torch.__version__),
         "versions": versions,
     }  # fmt: skip
     found = earlier(onto, result) if onto else {}
