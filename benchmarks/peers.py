@@ -405,7 +405,10 @@ class Life:
                 why = Outcome(None, "ended" if joiner.ended else self._beyond)
                 return why, why
             called_s, first_s = joiner.said["called_s"], shared(joiner.steps)[0].at_s
-            self._wait(lambda: all(each.steps[-1].at_s >= first_s for each in old), self.settings.patience_s)
+            if not self._wait(
+                lambda: all(each.steps[-1].at_s >= first_s for each in old), self.settings.patience_s
+            ):
+                return Outcome(first_s - called_s), Outcome(None, self._beyond)
             gaps = [extra_gap([step.at_s for step in each.steps], called_s, first_s)[0] for each in old]
             return Outcome(first_s - called_s), Outcome(max(gaps))
         finally:
