@@ -22,7 +22,7 @@ Draw = Callable[[Any, Found], None]
 COLOURS = {
     "chaosnet": "tab:blue", "chameleon": "tab:orange", "elaswave": "tab:green", "recycle": "tab:red",
     "oobleck": "tab:purple", "torchft": "tab:brown", "fault-free": "tab:gray", "paper": "black",
-    "no clocks": "tab:cyan", "degraded": "tab:gray",
+    "no clocks": "tab:cyan", "degraded": "tab:gray", "hivemind": "tab:pink",
     "single source": "tab:gray", "multi-source": "tab:red", "multi-neighbour": "tab:orange",
     "even": "tab:orange", "greedy": "tab:green", "optimal": "tab:purple",
 }  # fmt: skip

@@ -137,7 +137,7 @@ def _figures(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     joiner = results[last]
     results = {name: result for name, result in results.items() if name not in joining}
     begin_s, end_s = joiner["called_s"], joiner["times_s"][0]
-    gaps = {name: _extra_gap(result["times_s"], begin_s, end_s) for name, result in results.items()}
+    gaps = {name: extra_gap(result["times_s"], begin_s, end_s) for name, result in results.items()}
     links = [each for each in results["source0"]["links"] if last in (each["a"], each["b"])]
     bound_s = join_bound_s(joiner["bytes"], links, last) or float("nan")
     return {
@@ -156,7 +156,7 @@ def _figures(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _extra_gap(times_s: list[float], begin_s: float, end_s: float) -> tuple[float, float]:
+def extra_gap(times_s: list[float], begin_s: float, end_s: float) -> tuple[float, float]:
     """The longest gap that touches [begin, end], less the median before; and that median. Seconds."""
     before = [b - a for a, b in pairwise(times_s) if b < begin_s]
     usual_s = statistics.median(before)

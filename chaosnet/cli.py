@@ -53,6 +53,7 @@ BENCHMARKS = {
     "agreement": "Steps that compare the replicas, and steps that do not, in one run.",
     "strangers": "Steps while strangers try to get in, and while they do not.",
     "probe": "Rates of shaped links as the monitor sees them, beside iperf3 (root).",
+    "peers": "Joins and deaths, beside torchft and hivemind (root, or --loopback).",
     "policy": "Recoveries of 256 workers: worked out beforehand, then looked up.",
     "chaos-fig15": "Chaos, Fig. 15: a state from one node, from all nodes, from neighbours (root).",
     "chaos-fig16": "Chaos, Fig. 16: how neighbours share a state: equally, greedily, optimally (root).",

@@ -155,3 +155,19 @@ def test_joins_by_other_schemes_move_all_of_the_state(tmp_path):
 def test_what_cannot_be_an_overlay_is_told(args, told):
     done = CliRunner().invoke(cli, ["bench", "overlay", *args])
     assert done.exit_code == 2 and told in done.output
+
+
+@pytest.mark.slow
+def test_joins_and_deaths_of_chaosnet_are_measured_as_those_of_others(tmp_path):
+    picture = tmp_path / "found.png"
+    args = ("--systems", "chaosnet", "--loopback", "--mb", "1", "--pause", "0.1", "--repeat", "1", "--plot")
+    found = bench(tmp_path / "found.json", "peers", *args, str(picture))
+    row = found["medians"]["chaosnet"]
+    assert row.keys() == {"step", "join", "gap", "kill", "stop", "coordinator"}
+    assert all(each["why"] == "" for each in row.values()), row
+    assert row["step"]["seconds"] > 0.1  # The pause.
+    assert 0.1 < row["join"]["seconds"] < 30
+    for fault in ("kill", "stop", "coordinator"):
+        assert 0.1 < row[fault]["seconds"] < 30  # The next step has a pause, too.
+    assert len(found["rounds"]["chaosnet"]["step"]) == 3  # One a life.
+    assert picture.stat().st_size > 10_000
