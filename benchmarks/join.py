@@ -8,7 +8,7 @@ to join is that of the state (`--trained`: all of it is trained). Measured among
     bound_seconds                   water-filling bound with the measured rates of its links
     survivor_longest_gap_seconds    longest time between two steps of a survivor during the join, less
                                     the median time between its steps before
-    source_memory_bytes             most that a source's memory grew by during the join (Linux)
+    source_memory_bytes             by how much the most memory that a source has had grew during the join (Linux)
 
 Of several joiners that are started at once (`--joiners`) it is the last to come in.
 """
@@ -32,7 +32,7 @@ from .processes import Pipe, Workers
 
 WARM_UP_S = 2.0
 AFTER_S = 0.5
-CLEAR_PEAK, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+STATUS = Path("/proc/self/status")
 
 
 class FineTuned(nn.Module):
@@ -48,17 +48,12 @@ class FineTuned(nn.Module):
         return self.head(x) + self.base[0]
 
 
-def _reset_peak() -> int:
-    """Forget the most memory that this process has had so far. Returns: bytes now; 0 where there is no telling."""
-    try:
-        CLEAR_PEAK.write_text("5")
-    except OSError:
-        return 0
-    return _peak()
-
-
 def _peak() -> int:
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
+    """The most bytes of memory that this process has had so far; 0 where there is no telling."""
+    try:
+        line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return 0
     return 1024 * int(line.split()[1])
 
 
@@ -82,14 +77,13 @@ def _worker(
     member_s = time.monotonic()
     pipe.send(trainer.status()["members"][-1]["addresses"][0] if not join else "in")
     times: list[float] = []
-    warm_s, before = time.monotonic() + WARM_UP_S / 2, 0
+    peaks: list[int] = []
     while not pipe.poll():
-        if not join and not before and time.monotonic() > warm_s:
-            before = _reset_peak()
         nn.functional.mse_loss(model(x), y).backward()
         trainer.update()
         trainer.check_state_replication()
         times.append(time.monotonic())
+        peaks.append(_peak())
     links = trainer.status()["links"]
     trainer.request_node_exit()
     return {
@@ -99,7 +93,7 @@ def _worker(
         "bytes": trainer.join_bytes,
         "bytes_by_source": trainer.join_bytes_by_source,
         "links": links,
-        "memory": _peak() - before if before else 0,
+        "peaks": peaks,
     }
 
 
@@ -149,7 +143,7 @@ def _figures(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "ratio_to_bound": (end_s - begin_s) / bound_s,
         "survivor_longest_gap_seconds": max(gap for gap, _ in gaps.values()),
         "survivor_median_step_seconds": max(usual for _, usual in gaps.values()),
-        "source_memory_bytes": max(result["memory"] for result in results.values()),
+        "source_memory_bytes": max(_growth(result, begin_s, end_s) for result in results.values()),
         "link_rates_mbit": {
             f"{each['a']} - {each['b']}": [each["rate_mbit"], each["rate_back_mbit"]] for each in links
         },
@@ -162,6 +156,16 @@ def extra_gap(times_s: list[float], begin_s: float, end_s: float) -> tuple[float
     usual_s = statistics.median(before)
     during = [b - a for a, b in pairwise(times_s) if b >= begin_s and a <= end_s]
     return max(during) - usual_s, usual_s
+
+
+def _growth(source: dict[str, Any], begin_s: float, end_s: float) -> int:
+    before = max(
+        peak for at_s, peak in zip(source["times_s"], source["peaks"], strict=True) if at_s < begin_s
+    )
+    return (
+        int(max(p for at_s, p in zip(source["times_s"], source["peaks"], strict=True) if at_s <= end_s))
+        - before
+    )
 
 
 @click.command("join")
