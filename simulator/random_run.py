@@ -5,6 +5,7 @@ Crashes aim at the rare messages (flush, install, votes, prepare, shards): unifo
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from ..protocols import events as ev
 from ..protocols.messages import ConnectLinkRequest, DisconnectLinkRequest, Envelope, Message, link
 from .cluster import Clock, SimCluster, SimNode
 from .coverage import crashed, delivered, watched
+from .rates import CHANGES, Rates
 
 NODES = 2, 7  # At first; as many and four more may join.
 PAUSES_S = (0.1, 0.8, 4.0)
@@ -29,7 +31,12 @@ AIMS = (
     "LinkNews",
 )  # fmt: skip
 FREQUENT = {"Up", "Down", "Ready", "Commit", "Shard", "LinkNews"}
-RATES_BPS = 10e6, 100e6, 1000e6
+RATED = 0.25  # Of lives have links with rates.
+CHANGES_ODDS, TRANSFER_ODDS, MORE_ODDS = 0.3, 0.3, 0.2  # In those, at each fault.
+JOIN_TIMES = (
+    8.0  # A join may take longer than the state over its fastest link: others fetch before it and beside it.
+)
+RESULTS_KEPT = 4, 16, 64, None  # By a joiner that has no state yet.
 SILENCES_S = 0.2, 3.0
 PERSONS = 4  # Nodes that are told in the end to go on: one may wait for more than the one before.
 RARE_ODDS = 0.3  # Of a crash at a message that most runs see only a few times.
@@ -69,9 +76,9 @@ class RandomRun:
         self.sim = SimCluster(seed, chunks, policy, record)
         self.sim.clocks = _clocks(random.Random(f"clocks {seed}"))
         self.links = random.Random(f"links {seed}")
-        self.timed = self.links.random() < 0.15  # Links are, and the trees follow them.
-        if self.timed:
-            self.sim.policy, self.sim.result_bytes = self.links.choice([policy, "packed"]), 20_000_000
+        self.rates: Rates | None = None
+        if self.links.random() < RATED:  # Bytes take time, and the trees follow what links carry.
+            self._lay_links(policy)
         self.size = min(self.rng.randint(*nodes), self.rng.randint(*nodes))  # The smaller ones are quicker.
         self.crashes = self.joins = self.leaves = self.rejoins = 0
         self.max_crashes = self.rng.choice([0, 1, 2, 4])
@@ -94,10 +101,55 @@ class RandomRun:
         self.tried_again: set[str] = set()  # Who could not join while there were faults.
         self._ways_to_die(random.Random(f"deaths {seed}"))
         self.waited: tuple[str, ...] = ()
-        # No step takes longer.
-        self.quiet_s = 1.0 + 12 * self.sim.max_bulk_delay_s + (slowest - 1.0) * self.sim.compute_s
-        self.patience_s = PATIENCE_S + 30 * self.quiet_s  # Some things wait for one step after another.
+        self.plain_s = 1.0 + 12 * self.sim.max_bulk_delay_s + (slowest - 1.0) * self.sim.compute_s
+        self.sim.going_s = self.plain_s + self._longest_s()
         self.awake_at_s = 0.0  # When the last of those asleep has woken.
+
+    def _lay_links(self, policy: str) -> None:
+        """Links with rates."""
+        sim = self.sim
+        self.rates = sim.rates = Rates(random.Random(f"rates {self.seed}"), sim.compute_s)
+        sim.state_bytes, sim.result_bytes = self.rates.state_bytes, self.rates.result_bytes
+        sim.policy = self.links.choice([policy, "packed"])
+        kept = self.links.choice(RESULTS_KEPT)
+        sim.results_kept = kept * sim.result_bytes if kept else math.inf
+
+    @property
+    def quiet_s(self) -> float:
+        """No step takes longer, unless the cluster waits for a joiner."""
+        return self.plain_s + self._sums_s()
+
+    def _sums_s(self) -> float:
+        """A path through all links of the overlay, up and down again: no tree has a longer one."""
+        if self.rates is None:
+            return 0.0
+        links = {pair for node in self.sim.active() for pair in node.view.links}
+        slowest = (min(self.rates.of(a, b), self.rates.of(b, a)) for a, b in sorted(links))
+        return 2 * sum(self.sim.result_bytes / rate for rate in slowest)
+
+    def _longest_s(self) -> float:
+        """So long at most a cluster that goes on makes no step: while it waits for a joiner on the slowest link."""
+        if self.rates is None:
+            return 0.0
+        return 2 * (self.rates.state_bytes + 2 * self.rates.result_bytes) / self.rates.slowest
+
+    @property
+    def patience_s(self) -> float:
+        """Until all must have come to rest. Some things wait for one step after another, and joiners for bytes."""
+        return PATIENCE_S + 30 * self.quiet_s + JOIN_TIMES * self._states_s()
+
+    def _states_s(self) -> float:
+        """All states that are still to be fetched, one after the other, each over the joiner's fastest link."""
+        if self.rates is None:
+            return 0.0
+        sim, members = self.sim, [node.name for node in self.sim.active()]
+        joining = [node for node in sim.nodes.values() if node.alive and not node.done and not node.loaded]
+        total_s = 0.0
+        for node in joining:
+            linked = [name for name in members if link(name, node.name) in sim.connections]
+            fastest = max((self.rates.of(name, node.name) for name in linked), default=self.rates.slowest)
+            total_s += sim.state_bytes / fastest
+        return total_s
 
     def _ways_to_die(self, rng: random.Random) -> None:
         """In half of all lives, nodes die after a silence or with a goodbye, and are proved dead late or never."""
@@ -181,14 +233,17 @@ class RandomRun:
         """Until nothing but training goes on any more; at the latest for `patience_s`."""
         sim = self.sim
         calm_s = max(sim.now_s, self.awake_at_s)
-        while sim.now_s < calm_s + self.patience_s:
+        bound_s = self.patience_s
+        while sim.now_s < calm_s + bound_s:
             if sim.now_s >= self.awake_at_s and self._join_again():
                 calm_s = sim.now_s
+            bound_s = max(bound_s, self.patience_s)
             sim.run(sim.now_s + 0.25)
-            if sim.now_s > calm_s + self.quiet_s and sim.is_quiet(sim.now_s - self.quiet_s):
+            quiet_s = self.quiet_s
+            if sim.now_s > calm_s + quiet_s and sim.is_quiet(sim.now_s - quiet_s):
                 return
             patient = sim.now_s > calm_s + WAITED_S and not sim.unsettled(sim.now_s - WAITED_S)
-            if patient and not sim.unsettled(sim.now_s - self.quiet_s):
+            if patient and not sim.unsettled(sim.now_s - quiet_s):
                 return  # All the others wait, and must.
 
     def _join_again(self) -> bool:
@@ -204,13 +259,13 @@ class RandomRun:
     def _fault(self) -> None:
         rng, sim = self.rng, self.sim
         active = sorted(node.name for node in sim.active())
-        for name in active if self.timed else ():
-            self._time_links(name)
         kind = rng.choice(FAULTS)
         if self.person_odds and self.dying.random() < self.person_odds:
             self._person()
         if not active:
             return
+        if self.rates is not None:
+            self._trouble_transfers(active)
         if kind == "join" and self.joins < self.size + 4:
             self._crowd()
         elif kind == "leave" and len(active) > 1:
@@ -243,10 +298,35 @@ class RandomRun:
         elif kind == "link" and len(active) > 2:
             self._change_link(*rng.sample(active, 2))
 
-    def _time_links(self, name: str) -> None:
-        """Its links may have become faster or slower."""
-        peers = sorted(self.sim.nodes[name].agent.relay.peers)
-        self.sim.carries(name, {peer: self.links.choice(RATES_BPS) for peer in peers})
+    def _trouble_transfers(self, active: list[str]) -> None:
+        """In lives with rates: links become faster or slower, more nodes join, and those who pull lose sources."""
+        links, sim = self.links, self.sim
+        if len(active) > 1 and links.random() < CHANGES_ODDS:
+            self._change_rate(*links.sample(active, 2))
+        if links.random() < MORE_ODDS and self.joins < self.size + 4:
+            self._crowd()
+        pulling = [
+            (node.name, source)
+            for node in sim.nodes.values()
+            if node.alive and not node.done and (joiner := node.agent.joiner) and joiner.replication
+            for source in joiner.replication.sources
+        ]
+        if not pulling or links.random() >= TRANSFER_ODDS:
+            return
+        joiner_name, source = links.choice(pulling)
+        match links.choice(["crash", "cut", "slow", "slow"]):
+            case "crash":
+                self._crash(source)
+            case "cut":
+                self._cut_for_a_while([(joiner_name, source)])
+            case "slow":
+                self._change_rate(source, joiner_name)
+
+    def _change_rate(self, a: str, b: str) -> None:
+        """Of one direction of the link between two nodes, or of both."""
+        factor = self.links.choice(CHANGES)
+        for way in ((a, b), (b, a))[: self.links.randint(1, 2)]:
+            self.sim.change_rate(*way, factor)
 
     def _pause(self, name: str, seconds: float) -> None:
         if not self.sim.nodes[name].paused:
