@@ -637,11 +637,13 @@ class SimCluster(Network[SimNode]):
         joiner = node.agent.joiner
         known = {*node.ways, *(joiner.seeds if joiner else ())}
         for other in self.active():
+            if other.paused or other.agent.parked or self._left_behind(other):
+                continue
             goes_on = other.goes_on_s <= since_s and self.now_s - other.last_progress_s <= self.going_s
             pair = link(node.name, other.name)
             there = f"{other.name}:1" in known and not self._is_cut(*pair)
             there = there and self.healed_s.get(pair, 0.0) <= since_s and other.was_away_s <= since_s
-            assert node.refused or not (goes_on and there) or other.paused or self._left_behind(other), (
+            assert node.refused or not (goes_on and there), (
                 f"{node.name} GIVES UP though {other.name} goes on and can be reached: {reason}"
             )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..protocols import events as ev
-from ..protocols.messages import ConnectLinkRequest, DisconnectLinkRequest, Envelope, Message, link
+from ..protocols.messages import ConnectLinkRequest, DisconnectLinkRequest, Envelope, Message, Tree, link
 from .cluster import Clock, SimCluster, SimNode
 from .coverage import crashed, delivered, watched
 from .rates import CHANGES, Rates
@@ -120,12 +120,25 @@ class RandomRun:
         return self.plain_s + self._sums_s()
 
     def _sums_s(self) -> float:
-        """A path through all links of the overlay, up and down again: no tree has a longer one."""
+        """What all parts and then all results take, one tree after the other, in the slowest view."""
         if self.rates is None:
             return 0.0
-        links = {pair for node in self.sim.active() for pair in node.view.links}
-        slowest = (min(self.rates.of(a, b), self.rates.of(b, a)) for a, b in sorted(links))
-        return 2 * sum(self.sim.result_bytes / rate for rate in slowest)
+        views = {node.view.key: node.view for node in self.sim.active()}
+        return max((sum(self._tree_s(tree) for tree in view.trees) for view in views.values()), default=0.0)
+
+    def _tree_s(self, tree: Tree) -> float:
+        """Up the longest branch, and down the longest."""
+        assert self.rates is not None
+        up_s, down_s = 0.0, 0.0
+        for node in tree.parent:
+            to_root_s, from_root_s = 0.0, 0.0
+            while node in tree.parent:
+                parent = tree.parent[node]
+                to_root_s += 1 / self.rates.of(node, parent)
+                from_root_s += 1 / self.rates.of(parent, node)
+                node = parent
+            up_s, down_s = max(up_s, to_root_s), max(down_s, from_root_s)
+        return self.sim.result_bytes * (up_s + down_s)
 
     def _longest_s(self) -> float:
         """So long at most a cluster that goes on makes no step: while it waits for a joiner on the slowest link."""
