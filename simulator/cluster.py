@@ -45,6 +45,7 @@ from ..protocols.scale_out import LIFE_STEP, Otherwise
 from ..scheduler.monitor import ClusterMonitor
 from ..scheduler.sync_plan import POLICIES
 from ..scheduler.views import with_trees
+from . import coverage
 from .network import Machine, Network
 
 PROBE_PARTS, PROBE_PART = 2, bytes(64 << 10)
@@ -411,6 +412,8 @@ class SimCluster(Network[SimNode]):
                 node.loaded = True
             case fx.Joined(step, deal):
                 node.training = True
+                if self.rates is not None and self.now_s - node.was_away_s > 100 * self.compute_s:
+                    self.met.add(coverage.LONG_JOIN)
                 if node.loaded:
                     self._compute(node, step, deal)
             case fx.StepCompleted():
@@ -532,6 +535,7 @@ class SimCluster(Network[SimNode]):
                 node.agent.phase is Phase.JOINING
                 and len(node.backlog) * self.result_bytes > self.results_kept
             ):
+                self.met.add(coverage.TOO_MANY)
                 self._soon(node, ev.BacklogFull())
             return
         self._apply(node, effect, who)
@@ -608,6 +612,8 @@ class SimCluster(Network[SimNode]):
             self.later(self.rng.uniform(0.0, 1.0), lambda: self._return(node))
 
     def _happened(self, node: SimNode, effect: fx.Happened) -> None:
+        if effect.kind == "new-plan" and self.rates is not None:
+            self.met.add(coverage.NEW_TREES)
         self._say(node.name, f"EVENT {effect.kind} {effect.node}: {effect.detail} (step {effect.step})")
         notice = Notice(
             kind=effect.kind, node=effect.node, detail=effect.detail, step=effect.step, time_s=self.now_s

@@ -28,6 +28,7 @@ from ..protocols.messages import (
     ViewKey,
     link,
 )
+from . import coverage
 from .rates import CONTROL_BYTES, Lane, Rates
 
 BULK = {Up, Down, Shard, ManifestReply, Probe}
@@ -80,6 +81,7 @@ class Network(Generic[M]):
         self.healed_s: dict[Link, float] = {}
         self.rates: Rates | None = None  # None: bytes take no time, messages do.
         self.chunks = 1
+        self.met: set[str] = set()  # Names of coverage.py.
         self.max_delay_s = self.rng.choice([0.002, 0.01, 0.05])
         lag = self.rng.choice([1, 1, 4, 12])  # Bulk fills its connection; control overtakes it.
         self.max_bulk_delay_s = min(lag * self.max_delay_s, 0.3)
@@ -334,6 +336,8 @@ class Network(Generic[M]):
     def _put_through(self, connection: Connection, lane: Lane, way: tuple[str, str], rate: float) -> None:
         size, event = lane.take(self.now_s)
         self._check_sent(way[0], event)
+        if coverage.OVERTAKEN not in self.met and type(event.message) is Shard and lane.count_of_chunks:
+            self.met.add(coverage.OVERTAKEN)
         lane.free_at_s = max(lane.free_at_s, self.now_s) + size / rate
         earliest = connection.last_arrival_s.get((way[1], True), 0.0)
         arrival = max(lane.free_at_s + self._delay(), earliest + 1e-7)
@@ -354,7 +358,8 @@ class Network(Generic[M]):
         for pair, connection in self.connections.items():
             if sender in pair and sender in connection.lanes:
                 lane = connection.lanes[sender]
-                lane.forget(before)
+                if lane.forget(before):
+                    self.met.add(coverage.TAKEN_BACK)
                 lane.full_s = lane.full_s if lane.waiting else None
 
     def carried_by(self, sender: str) -> dict[str, tuple[int, float]]:
@@ -385,6 +390,8 @@ class Network(Generic[M]):
             for entry in self.queue
         ]
         heapq.heapify(self.queue)
+        if lane.free_at_s > self.now_s:
+            self.met.add(coverage.CHANGED)
         lane.free_at_s = then_s(lane.free_at_s)
         last_s = connection.last_arrival_s.get((receiver, True), 0.0)
         connection.last_arrival_s[receiver, True] = then_s(last_s)

@@ -31,8 +31,8 @@ AIMS = (
     "LinkNews",
 )  # fmt: skip
 FREQUENT = {"Up", "Down", "Ready", "Commit", "Shard", "LinkNews"}
-RATED = 0.25  # Of lives have links with rates.
-CHANGES_ODDS, TRANSFER_ODDS, MORE_ODDS = 0.3, 0.3, 0.2  # In those, at each fault.
+RATED = 0.15  # Of lives have links with rates.
+CHANGES_ODDS, TRANSFER_ODDS, MORE_ODDS = 0.3, 0.3, 0.1  # In those, at each fault.
 JOIN_TIMES = (
     8.0  # A join may take longer than the state over its fastest link: others fetch before it and beside it.
 )
@@ -61,13 +61,19 @@ class Outcome:
     waited: tuple[str, ...] = ()  # Why nodes of a pair waited for a person at the end of the faults.
     persons: int = 0  # How often one said that the others are dead.
     coverage: set[str] = field(default_factory=set)  # Names of coverage.py.
+    kinds: tuple[str, ...] = ()  # What it had that not all lives have.
 
 
 class RandomRun:
     """All choices come from the seed."""
 
     def __init__(
-        self, seed: int, record: bool = False, nodes: tuple[int, int] = NODES, hard: bool = False
+        self,
+        seed: int,
+        record: bool = False,
+        nodes: tuple[int, int] = NODES,
+        hard: bool = False,
+        rates: bool = False,
     ) -> None:
         self.seed = seed
         self.rng = random.Random(f"run {seed}")
@@ -77,7 +83,7 @@ class RandomRun:
         self.sim.clocks = _clocks(random.Random(f"clocks {seed}"))
         self.links = random.Random(f"links {seed}")
         self.rates: Rates | None = None
-        if self.links.random() < RATED:  # Bytes take time, and the trees follow what links carry.
+        if self.links.random() < RATED or rates:  # Bytes take time, and the trees follow what links carry.
             self._lay_links(policy)
         self.size = min(self.rng.randint(*nodes), self.rng.randint(*nodes))  # The smaller ones are quicker.
         self.crashes = self.joins = self.leaves = self.rejoins = 0
@@ -108,7 +114,8 @@ class RandomRun:
     def _lay_links(self, policy: str) -> None:
         """Links with rates."""
         sim = self.sim
-        self.rates = sim.rates = Rates(random.Random(f"rates {self.seed}"), sim.compute_s)
+        self.rates = sim.rates = Rates(random.Random(f"rates {self.seed}"))
+        sim.compute_s = self.rates.compute_s
         sim.state_bytes, sim.result_bytes = self.rates.state_bytes, self.rates.result_bytes
         sim.policy = self.links.choice([policy, "packed"])
         kept = self.links.choice(RESULTS_KEPT)
@@ -198,8 +205,21 @@ class RandomRun:
             sim.digest(),
             self.waited,
             sim.persons,
-            transitions | self.struck | {delivered(kind.__name__) for kind in sim.delivered},
+            transitions | self.struck | {delivered(kind.__name__) for kind in sim.delivered} | sim.met,
+            self._kinds(),
         )
+
+    def _kinds(self) -> tuple[str, ...]:
+        kinds = {
+            "silent deaths": self.silent_odds > 0,
+            "a person": self.person_odds > 0,
+            "one-way partitions": self.one_sided,
+            "crowds of joiners": self.crowds,
+        }
+        if self.rates is not None:
+            kinds["links with rates"] = True
+            kinds[f"links with rates, {self.rates.class_of()}"] = True
+        return tuple(kind for kind, has in kinds.items() if has)
 
     def _live(self) -> None:
         self.calm = True
@@ -505,6 +525,18 @@ def _clocks(rng: random.Random) -> Callable[[], Clock]:
     return lambda: Clock(rng.uniform(0.0, 1e6), 1.0 + rng.uniform(-drift, drift))
 
 
-def run(seed: int, record: bool = False, nodes: tuple[int, int] = NODES, hard: bool = False) -> Outcome:
-    """One life from one seed. `nodes`: the least and the most that it may begin with; `hard`: 12 to 24 faults."""
-    return RandomRun(seed, record, nodes, hard).run()
+def run(
+    seed: int,
+    record: bool = False,
+    nodes: tuple[int, int] = NODES,
+    hard: bool = False,
+    rates: bool = False,
+) -> Outcome:
+    """One life from one seed.
+
+    Args:
+        nodes: the least and the most that it may begin with.
+        hard: 12 to 24 faults.
+        rates: bytes take time; else in some lives only.
+    """
+    return RandomRun(seed, record, nodes, hard, rates).run()

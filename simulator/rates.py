@@ -28,8 +28,9 @@ RESULTS_OF_STATE = (
     1 / 3,
     1.0,
 )  # What a step sums: of adapters, of all with Adam, with plain SGD.
+COMPUTES_S = 0.03, 0.03, 0.1  # Short steps: a simulated second costs more than a step, for its heartbeats.
 STATE_STEPS = -0.5, 2.3  # Decimal logarithm of the steps' time that the state takes over a usual link.
-MOST_STEPS, MOST_STATE_S, MOST_RESULT_S = 300, 40.0, 2.0  # Over any link; so lives end.
+MOST_STEPS, MOST_STATE_S, MOST_RESULT_S = 300, 20.0, 1.0  # Over any link; so lives end.
 SPREADS = 1, 10, 100, 1000  # Between the fastest link and the slowest.
 CHANGES = 0.03, 0.1, 0.3, 3.0, 10.0
 AHEAD_BYTES = 0, 64 << 10, 2 << 20  # That the kernel takes.
@@ -76,30 +77,42 @@ class Lane:
             self.full_s = now_s
         return size, event
 
-    def forget(self, before: ViewKey) -> None:
-        """Take back the chunks of views before this one."""
+    def forget(self, before: ViewKey) -> int:
+        """Take back the chunks of views before this one. Returns: how many."""
+        waited = len(self.waiting)
         self.waiting = [
             item for item in self.waiting
             if not (isinstance(item[4].message, _CHUNKS) and item[4].message.key < before)
         ]  # fmt: skip
         heapq.heapify(self.waiting)
+        return waited - len(self.waiting)
+
+    @property
+    def count_of_chunks(self) -> int:
+        return sum(isinstance(item[4].message, _CHUNKS) for item in self.waiting)
 
 
 class Rates:
     """What the links of one life carry, bytes a second. All is drawn from the life's own generator."""
 
-    def __init__(self, rng: random.Random, compute_s: float) -> None:
+    def __init__(self, rng: random.Random) -> None:
         self.rng = rng
+        self.compute_s = rng.choice(COMPUTES_S)
         self.state_bytes = rng.choice(STATES)
         self.result_bytes = max(int(self.state_bytes * rng.choice(RESULTS_OF_STATE)), 1)
         self.ahead_bytes, self.shows_s = rng.choice(AHEAD_BYTES), rng.choice(SHOWS_S)
         steps = 10 ** rng.uniform(*STATE_STEPS)
-        self.usual = self.state_bytes / (steps * compute_s)
+        self.usual = self.state_bytes / (steps * self.compute_s)
         self.spread = rng.choice(SPREADS)
         self.one_way = rng.random() < 0.3  # Each direction has a rate of its own.
-        most_s = min(MOST_STEPS * compute_s, MOST_STATE_S)
+        most_s = min(MOST_STEPS * self.compute_s, MOST_STATE_S)
         self.slowest = max(self.state_bytes / most_s, self.result_bytes / MOST_RESULT_S)
         self.by_way: dict[tuple[str, str], float] = {}
+
+    def class_of(self) -> str:
+        """Which share of a usual link the results of steps take, G / (R T) of the docs."""
+        share = self.result_bytes / (self.usual * self.compute_s)
+        return "results below 0.1 of them" if share < 0.1 else "0.1 to 2" if share < 2 else "above 2"
 
     def of(self, sender: str, receiver: str) -> float:
         """Of this direction of the link between two machines."""
