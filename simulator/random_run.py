@@ -118,6 +118,7 @@ class RandomRun:
         sim.compute_s = self.rates.compute_s
         sim.state_bytes, sim.result_bytes = self.rates.state_bytes, self.rates.result_bytes
         sim.policy = self.links.choice([policy, "packed"])
+        sim.chunks = self.links.choice([sim.chunks, sim.chunks, 6])  # Some wait while others are on the wire.
         kept = self.links.choice(RESULTS_KEPT)
         sim.results_kept = kept * sim.result_bytes if kept else math.inf
 
