@@ -528,14 +528,9 @@ def _long_pulls_are_given_up(patch: Patch) -> None:
     patch(scale_out.Joiner, "_replicate", replicate)
 
 
-@_mutant("A joiner ends after two attempts to pull the state, though the cluster goes on.")
-def _joiners_try_twice(patch: Patch) -> None:
-    original = scale_out.Joiner._in_vain
-
-    def in_vain(self: Any, reason: str) -> str:
-        return original(self, reason) or ("twice in vain" if self.attempts > 1 else "")
-
-    patch(scale_out.Joiner, "_in_vain", in_vain)
+@_mutant("A joiner that was not answered for a few seconds ends, though the cluster goes on.")
+def _joiners_ask_twice(patch: Patch) -> None:
+    patch(scale_out, "MAX_UNANSWERED", 2)
 
 
 @_mutant("What an attempt that is over would have sent stays in the queues.")
