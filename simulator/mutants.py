@@ -13,7 +13,8 @@ than the voter's (its flush learns of the newer one); PREPARE and FLUSH of an ol
 all its members, and an INSTALL its own FLUSH); a flush that overlooks a newer view (what it installs is newer
 still); an answer to an earlier flush that counts (who has answered is frozen, so it says the same again); a piece
 of state of another step (a joiner that asks again begins with new requests, and pieces are matched with those); a
-view that is switched to before its links are open (they open a moment later, or count as lost).
+view that is switched to before its links are open (they open a moment later, or count as lost); pieces of state
+that wait behind results of steps (the joiner falls behind, asks again, and in the end the cluster waits for it).
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from unittest import mock
 import msgspec
 
 from ..node import core as node_core
-from ..node.outgoing import Rank
 from ..protocols import disconnect_link, election, overlay, relay, scale_out, step_sync
 from ..protocols import liveness as liveness_module
 from ..protocols.data_cursor import DataCursor
@@ -41,7 +41,7 @@ from ..protocols.replication import Replication
 from ..protocols.view_change import applied
 from ..scheduler import admission
 from ..scheduler import core as scheduler_core
-from . import cluster, network, rates
+from . import cluster, network
 from .crash_points import play, points
 from .many_runs import in_processes
 from .negotiations import NEGOTIATIONS
@@ -508,12 +508,6 @@ def _commit_what_is_not_used_up(original: Any) -> Any:
 
 
 # --- links with rates ---
-
-
-@_mutant("Pieces of state wait behind results of steps, of which there are ever more.")
-def _pieces_wait_behind_results(patch: Patch) -> None:
-    original = rates.rank_of
-    patch(rates, "rank_of", lambda message: Rank.BYE if original(message) is Rank.STATE else Rank.CHUNK)
 
 
 @_mutant("A joiner ends when the state takes long, though it comes.")

@@ -233,7 +233,9 @@ class RandomRun:
             self.sim.run(self.sim.now_s + self.rng.expovariate(self.faults_per_s))
             self._fault()
         self.calm = True
-        if self.rates is not None:  # A script that goes on starting steps anew is no calm, and steps are short here.
+        if (
+            self.rates is not None
+        ):  # A script that goes on starting steps anew is no calm, and steps are short here.
             self.sim.retract_odds = 0.0
         for pair in sorted(self.sim.cuts):
             self.sim.heal(*pair)
