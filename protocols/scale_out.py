@@ -229,7 +229,7 @@ class Joiner:
         self.replication = None
 
     def orphaned(self, reason: str, now_s: float, goes_on: bool = False) -> list[Effect]:
-        """The cluster dropped us: start over. `goes_on`: it has just shown that it does, whoever answers us or not."""
+        """The cluster dropped us: start over. `goes_on`: it has just shown that it does."""
         if goes_on:
             self.unanswered = 0
         return self._ask_again(reason, now_s) if self.state is not State.KNOCKING else []
