@@ -72,8 +72,8 @@ BENCHMARKS = {
 }
 # What `chaosnet simulate` can run, and what may be said with it.
 SIMULATED = {
-    "--schedules": ("--from", "--nodes", "--hard", "--json"),
-    "--seed": ("--nodes", "--hard", "--trace"),
+    "--schedules": ("--from", "--nodes", "--hard", "--rates", "--json"),
+    "--seed": ("--nodes", "--hard", "--rates", "--trace"),
     "--crash-points": ("--nodes", "--seeds", "--restart", "--json"),
     "--crash-point": ("--trace",),
     "--mutants": ("--json",),
@@ -650,6 +650,7 @@ def _check_simulated(ctx: click.Context) -> None:
     "--nodes", type=NodeRange(), help="How many nodes a life begins with. Default: 2..7; crash points: 2..4."
 )
 @click.option("--hard", is_flag=True, help="Random lives with more faults: 12 to 24 each.")
+@click.option("--rates", is_flag=True, help="Bytes take time in all random lives, not in some.")
 @click.option("--seed", type=Whole(0, 10**12), metavar="SEED", help="Replay the life of one seed.")
 @click.option("--crash-points", is_flag=True, help="Crash everybody at every message of every negotiation.")
 @click.option(
@@ -673,9 +674,9 @@ def _check_simulated(ctx: click.Context) -> None:
 )
 @json_option
 def simulate(
-    schedules: int | None, first: int, nodes: tuple[int, int] | None, hard: bool, seed: int | None,
-    crash_points: bool, seeds: int, restart: bool, crash_point: str | None, mutants: bool, churn: float | None,
-    hours: float, trace: Path | None, json_file: Path | None,
+    schedules: int | None, first: int, nodes: tuple[int, int] | None, hard: bool, rates: bool,
+    seed: int | None, crash_points: bool, seeds: int, restart: bool, crash_point: str | None, mutants: bool,
+    churn: float | None, hours: float, trace: Path | None, json_file: Path | None,
 ) -> None:  # fmt: skip
     """Run the real protocol on a virtual network with random crashes, joins, leaves and cut links.
 
@@ -695,9 +696,9 @@ def simulate(
     from . import simulate as simulation
 
     if schedules is not None:
-        simulation.run_seeds(first, schedules, nodes or (2, 7), json_file, hard)
+        simulation.run_seeds(first, schedules, nodes or (2, 7), json_file, hard, rates)
     elif seed is not None:
-        simulation.replay_seed(seed, nodes or (2, 7), trace, hard)
+        simulation.replay_seed(seed, nodes or (2, 7), trace, hard, rates)
     elif crash_points:
         if nodes is not None and nodes[1] > MAX_CRASH_NODES:
             raise click.BadOptionUsage(

@@ -26,11 +26,16 @@ class SimulationFailed(ChaosnetError):
 
 
 def run_seeds(
-    first: int, schedules: int, nodes: tuple[int, int], report: Path | None, hard: bool = False
+    first: int,
+    schedules: int,
+    nodes: tuple[int, int],
+    report: Path | None,
+    hard: bool = False,
+    rates: bool = False,
 ) -> None:
     """Run seeds first, first + 1, ... on all cores; tell what they did. Raises: SimulationFailed."""
     started_s, tell = time.monotonic(), _Teller()
-    so_far, told = [Summary(nodes, hard)], set[int]()
+    so_far, told = [Summary(nodes, hard, rates)], set[int]()
 
     def progress(summary: Summary) -> None:
         so_far[0] = summary
@@ -41,7 +46,7 @@ def run_seeds(
 
     interrupted = False
     try:
-        run_many(range(first, first + schedules), on_progress=progress, nodes=nodes, hard=hard)
+        run_many(range(first, first + schedules), on_progress=progress, nodes=nodes, hard=hard, rates=rates)
     except KeyboardInterrupt:
         interrupted = True
     summary, seconds = so_far[0], time.monotonic() - started_s
@@ -69,6 +74,8 @@ def _tell_summary(summary: Summary, found: dict[str, Any]) -> None:
         f"{kept} of {summary.runs} runs kept all rules: {totals} in {found['seconds']:.1f} s"
         f" ({found['rate_per_s']:.1f} a second)"
     )
+    kinds = "; ".join(f"{count} with {kind}" for kind, count in summary.kinds.most_common())
+    click.echo(f"of these lives {kinds or 'none was out of the ordinary'}")
     reasons = ", ".join(f"{why}: {count}" for why, count in summary.waited.most_common())
     click.echo(
         f"in {summary.waiting} runs one of two waited for a person" + (f" ({reasons})" if reasons else "")
@@ -85,6 +92,8 @@ def _found(summary: Summary, first: int, seconds: float) -> dict[str, Any]:
         "schedules": summary.runs,
         "nodes": list(summary.nodes),
         "hard": summary.hard,
+        "rates": summary.rates,
+        "kinds": dict(summary.kinds),
         "seconds": round(seconds, 2),
         "rate_per_s": round(summary.runs / seconds, 2),
         "totals": {name: summary.total(name) for name in COUNTS},
@@ -99,9 +108,11 @@ def _found(summary: Summary, first: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def replay_seed(seed: int, nodes: tuple[int, int], trace: Path | None, hard: bool = False) -> None:
+def replay_seed(
+    seed: int, nodes: tuple[int, int], trace: Path | None, hard: bool = False, rates: bool = False
+) -> None:
     """Run one seed and tell, or write, its story. Raises: SimulationFailed."""
-    life = RandomRun(seed, trace is not None, nodes, hard)
+    life = RandomRun(seed, trace is not None, nodes, hard, rates)
     try:
         outcome = life.run()
     except Violation as violation:

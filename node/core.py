@@ -493,7 +493,7 @@ class Agent:
                 lost = self.phase is Phase.MEMBER and self._asks_again
                 return effects + (self._go_without_me(now_s) if lost else [])
             case FellBehind(peer) if self.phase is Phase.JOINING and self.joiner:
-                return self._orphaned(f"{self.me} fell behind {peer}", now_s)
+                return self._orphaned(f"{self.me} fell behind {peer}", now_s, goes_on=True)
             case FellBehind(peer) if self.phase is Phase.MEMBER:
                 return self._on_torn(f"{self.me} fell behind {peer}", now_s)
             case Parked(reason):
@@ -921,18 +921,18 @@ class Agent:
             self.strikes[told.node, told.life] = strike
             self.sync.told_of(strike)
 
-    def _orphaned(self, reason: str, now_s: float) -> list[Effect]:
+    def _orphaned(self, reason: str, now_s: float, goes_on: bool = False) -> list[Effect]:
         """Dropped while joining; who joins in blocking mode was a member before it had the state."""
         assert self.joiner is not None
         self.phase, self.scheduler, self.torn, self.follower.flush = Phase.JOINING, None, None, None
         self.election.stand_down()
-        return self.joiner.orphaned(reason, now_s)
+        return self.joiner.orphaned(reason, now_s, goes_on)
 
     def _on_expelled(self, told: Expelled, now_s: float) -> list[Effect]:
         if told.node != self.me:
             return []
         if self.phase is Phase.JOINING and self.joiner:
-            return self._orphaned(told.reason, now_s)
+            return self._orphaned(told.reason, now_s, goes_on=True)
         if self.leaver.state is LeaverState.LEAVING:
             return [Left("it asked to")]
         if self.sync.view is not None and (0, 0) < told.key <= self.sync.view.key:

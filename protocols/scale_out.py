@@ -235,8 +235,10 @@ class Joiner:
         self.state, self.wake_at_s, self.give_up_at_s = State.JOINED, None, None
         self.replication = None
 
-    def orphaned(self, reason: str, now_s: float) -> list[Effect]:
-        """The cluster dropped us: start over."""
+    def orphaned(self, reason: str, now_s: float, goes_on: bool = False) -> list[Effect]:
+        """The cluster dropped us: start over. `goes_on`: it has just shown that it does."""
+        if goes_on:
+            self.unanswered = 0
         return self._ask_again(reason, now_s) if self.state is not State.KNOCKING else []
 
     @property

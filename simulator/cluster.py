@@ -8,6 +8,7 @@ twice, or mixed between attempts, shows as a wrong set. Invariants are checked a
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +24,7 @@ from ..protocols.messages import (
     Contribution,
     Deal,
     Down,
+    Envelope,
     GoOnCommand,
     Link,
     ManifestReply,
@@ -30,9 +32,12 @@ from ..protocols.messages import (
     Notice,
     Probe,
     Routed,
+    ScaleOutRefused,
     Shard,
     Up,
     View,
+    ViewKey,
+    link,
 )
 from ..protocols.overlay import lacking
 from ..protocols.scale_in import State as LeaverState
@@ -40,9 +45,13 @@ from ..protocols.scale_out import LIFE_STEP, Otherwise
 from ..scheduler.monitor import ClusterMonitor
 from ..scheduler.sync_plan import POLICIES
 from ..scheduler.views import with_trees
+from . import coverage
 from .network import Machine, Network
 
 PROBE_PARTS, PROBE_PART = 2, bytes(64 << 10)
+WHOLE_PROBE_PART = bytes(512 << 10)  # Where bytes take time; together as many as in production.
+READ_EVERY_S = 1.0
+PATIENT_S = 20.0  # Of a joiner with a cluster that is silent.
 INTACT, DAMAGED = b"as sent", b"damaged"  # What a piece of state holds.
 STORY_LINES = 60
 TIMED_BYTES = 8 << 20
@@ -110,6 +119,10 @@ class SimNode(Machine):
         self.redone = 0  # Steps that it had completed when it died, and others do again.
         self.tick_at_s: float | None = None
         self.strays = 0  # Steps completed while left behind.
+        self.goes_on_s = 0.0  # Since then no step has taken too long.
+        self.was_away_s = 0.0  # When it was started, or last stopped.
+        self.refused = False  # By a message that says why.
+        self.installed: ViewKey = (0, 0)  # The view of the last flush that it took part in.
         self.ways: tuple[str, ...] = ()  # Where it asks to be let in.
 
     @property
@@ -130,6 +143,8 @@ class SimCluster(Network[SimNode]):
         super().__init__(seed)
         self.seed = seed
         self.chunks, self.policy = chunks, policy
+        self.going_s = 2.0  # Who has made a step no longer ago goes on.
+        self.results_kept = math.inf  # Bytes of those that a joiner has no state for yet.
         self.persons = 0  # How often a person said that nodes are dead.
         self.returns = 0  # Nodes that were told that they are out, and have begun to rejoin.
         self.history: dict[int, tuple[SimNode, Any]] = {}  # Step: who completed it first, and with what.
@@ -201,7 +216,9 @@ class SimCluster(Network[SimNode]):
         agent = Agent(name, settings, random.Random(self.rng.random()))
         node = self.nodes[name] = SimNode(name, agent, self.rng.choice([1, 8, 32]))
         node.clock, node.slowness = self.clocks(), self.slowness()
-        node.last_progress_s = self.now_s
+        node.last_progress_s = node.goes_on_s = node.was_away_s = self.now_s
+        if self.rates is not None:
+            self.later(READ_EVERY_S, lambda: self._read(node))
         return node
 
     def _join(
@@ -242,6 +259,16 @@ class SimCluster(Network[SimNode]):
             self.carried[name, peer] = sent + TIMED_BYTES, took_s + 8 * TIMED_BYTES / rate_bps
         totals = {peer: total for (sender, peer), total in self.carried.items() if sender == name}
         self.tell(name, ev.ReadingsTaken(1.0, 0.0, 100, (1, 100), 0.0, 0, -1.0, 0, 0, {}, totals))
+
+    def _read(self, node: SimNode) -> None:
+        """Once a second a node reads what its links have carried, as node/loop.py does."""
+        if not node.alive or node.done:
+            return
+        if not node.paused:
+            sizes = self.state_bytes, (max(self.state_bytes // 100, 1), max(self.state_bytes // 10, 1))
+            totals = self.carried_by(node.name)
+            self._event(node, ev.ReadingsTaken(1.0, 0.0, *sizes, 0.0, 0, -1.0, 0, 0, {}, totals))
+        self.later(READ_EVERY_S, lambda: self._read(node))
 
     def ask(self, name: str, request: Routed) -> None:
         """Send a request to all, the scheduler among them, from a node."""
@@ -292,7 +319,7 @@ class SimCluster(Network[SimNode]):
         self.later(seconds, lambda: self._resume(node))
 
     def _resume(self, node: SimNode) -> None:
-        node.paused = False
+        node.paused, node.was_away_s = False, self.now_s
         self._say(node.name, "resumed")
         deferred, node.deferred = node.deferred, []
         for event in deferred:
@@ -308,12 +335,17 @@ class SimCluster(Network[SimNode]):
             return
         if not isinstance(event, ev.Tick):
             self._say(node.name, event)
+        if isinstance(event, ev.Received) and isinstance(envelope := event.message, Envelope):
+            node.refused |= isinstance(envelope.body, ScaleOutRefused) and envelope.target == node.name
+        frozen = node.agent.sync.frozen
         try:
             effects = node.agent.handle(event, node.clock.reads(self.now_s))
         except RemoteProtocolError as error:
             self._say(node.name, f"dropped: {error}")
             return
         self._perform_all(node, effects)
+        if frozen and not node.agent.sync.frozen and node.agent.phase is Phase.MEMBER:
+            node.installed = max(node.installed, node.view.key)
 
     def _perform_all(self, node: SimNode, effects: list[fx.Effect]) -> None:
         only_chunks = bool(effects)
@@ -359,15 +391,18 @@ class SimCluster(Network[SimNode]):
             case fx.MeasureLink() | fx.Measured() | fx.FellBehind():
                 pass  # From core to core.
             case fx.SendProbe(peer):
+                part = PROBE_PART if self.rates is None else WHOLE_PROBE_PART
                 for index in range(PROBE_PARTS):
-                    self._send(node.name, peer, Probe(index=index, count=PROBE_PARTS), PROBE_PART)
+                    self._send(node.name, peer, Probe(index=index, count=PROBE_PARTS), part)
             case fx.Happened():
                 self._happened(node, effect)
             case fx.Left(reason) | fx.Out(reason):
                 self._finish(node, type(effect).__name__, reason)
             case fx.JoinFailed(reason, _):
+                self._check_gives_up(node, reason)
                 self._finish(node, "JoinFailed", reason)
             case fx.Parked(reason):
+                node.goes_on_s = self.now_s
                 self._say(node.name, f"parked: {reason}")
             case fx.Progress(text):
                 self._say(node.name, text)
@@ -377,14 +412,18 @@ class SimCluster(Network[SimNode]):
                 node.loaded = True
             case fx.Joined(step, deal):
                 node.training = True
+                if self.rates is not None and self.now_s - node.was_away_s > 100 * self.compute_s:
+                    self.met.add(coverage.LONG_JOIN)
                 if node.loaded:
                     self._compute(node, step, deal)
             case fx.StepCompleted():
                 self._completed(node, effect)
             case fx.AnswerStatus():
                 pass
-            case fx.ResetAttempt():
+            case fx.ResetAttempt(before):
                 node.sums.clear()
+                if before is not None and self.rates is not None:
+                    self.forget_bulk(node.name, before)
             case _:
                 self._perform_replication(node, effect)
 
@@ -485,11 +524,19 @@ class SimCluster(Network[SimNode]):
 
     def _completed(self, node: SimNode, effect: fx.StepCompleted) -> None:
         node.sums.clear()
+        if self.now_s - node.last_progress_s > self.going_s:
+            node.goes_on_s = self.now_s
         node.last_progress_s = self.now_s
         who = self._check_result(node, effect)
         self._check_history(node, effect.step, (who, effect.commit.total.ranges))
         if not node.loaded:
             node.backlog.append((effect, who))
+            if (
+                node.agent.phase is Phase.JOINING
+                and len(node.backlog) * self.result_bytes > self.results_kept
+            ):
+                self.met.add(coverage.TOO_MANY)
+                self._soon(node, ev.BacklogFull())
             return
         self._apply(node, effect, who)
         if node.training and node.agent.phase is Phase.MEMBER:
@@ -565,6 +612,8 @@ class SimCluster(Network[SimNode]):
             self.later(self.rng.uniform(0.0, 1.0), lambda: self._return(node))
 
     def _happened(self, node: SimNode, effect: fx.Happened) -> None:
+        if effect.kind == "new-plan" and self.rates is not None:
+            self.met.add(coverage.NEW_TREES)
         self._say(node.name, f"EVENT {effect.kind} {effect.node}: {effect.detail} (step {effect.step})")
         notice = Notice(
             kind=effect.kind, node=effect.node, detail=effect.detail, step=effect.step, time_s=self.now_s
@@ -579,6 +628,30 @@ class SimCluster(Network[SimNode]):
         if scheduler is not None:
             first = self.schedulers.setdefault(scheduler.term, node.name)
             assert first == node.name, f"{first} and {node.name} are schedulers of term {scheduler.term}"
+
+    def _check_sent(self, sender: str, event: ev.Received) -> None:
+        """What an attempt that is over would have sent keeps no other bytes from their link."""
+        message, installed = event.message, self.nodes[sender].installed
+        if isinstance(message, (Up, Down)):
+            assert message.key >= installed, (
+                f"{sender} sends a chunk of view {message.key}, though a flush has installed {installed}"
+            )
+
+    def _check_gives_up(self, node: SimNode, reason: str) -> None:
+        """Nobody who was not refused may end while a cluster that it knows, and reaches, goes on."""
+        since_s = max(self.now_s - PATIENT_S, node.was_away_s)
+        joiner = node.agent.joiner
+        known = {*node.ways, *(joiner.seeds if joiner else ())}
+        for other in self.active():
+            if other.paused or other.agent.parked or self._left_behind(other):
+                continue
+            goes_on = other.goes_on_s <= since_s and self.now_s - other.last_progress_s <= self.going_s
+            pair = link(node.name, other.name)
+            there = f"{other.name}:1" in known and not self._is_cut(*pair)
+            there = there and self.healed_s.get(pair, 0.0) <= since_s and other.was_away_s <= since_s
+            assert node.refused or not (goes_on and there), (
+                f"{node.name} GIVES UP though {other.name} goes on and can be reached: {reason}"
+            )
 
     def _check_view(self, node: SimNode, view: Any) -> None:
         self._say(node.name, f"enters view {view.key}: {','.join(view.member_ids)} + {view.observer_ids}")

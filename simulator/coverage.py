@@ -32,6 +32,15 @@ UNPLAYED = {
 }
 UNPLAYED |= {"KeyCommand", "KeyringNews", "Introduction"}  # The simulated network has no keys.
 UNPLAYED |= {"ScaleOutAbort"}  # Nobody sends it.
+# What links with rates lead to.
+TAKEN_BACK = "rates: chunks of an attempt that is over are taken back"
+CHANGED = "rates: a link changes while bulk is under way"
+OVERTAKEN = "rates: pieces of state overtake results"
+TOO_MANY = "rates: results come faster than the state"
+LONG_JOIN = "rates: a join takes a hundred steps"
+NEW_TREES = "rates: the trees follow what links carry"
+OF_RATES = frozenset({TAKEN_BACK, CHANGED, OVERTAKEN, TOO_MANY, LONG_JOIN, NEW_TREES})
+
 KINDS = frozenset(
     each.__name__ for union in (messages.WireMessage, messages.Routed) for each in typing.get_args(union)
 ) - UNPLAYED  # fmt: skip
@@ -148,4 +157,4 @@ TRANSITIONS = frozenset(
 def expected(aims: Iterable[str]) -> set[str]:
     """All there is to come by in random lives that aim crashes at these kinds of messages."""
     ends = {crashed(end, kind) for kind in aims for end in ("sender", "receiver")}
-    return {delivered(kind) for kind in KINDS} | ends | (set() if IS_COMPILED else TRANSITIONS)
+    return {delivered(kind) for kind in KINDS} | ends | OF_RATES | (set() if IS_COMPILED else TRANSITIONS)

@@ -27,10 +27,12 @@ class Summary:
 
     nodes: tuple[int, int] = NODES
     hard: bool = False
+    rates: bool = False
     runs: int = 0
     totals: Counter[str] = field(default_factory=Counter)  # Of those that kept all rules.
     waited: Counter[str] = field(default_factory=Counter)  # Why a pair waited for a person: in how many runs.
     waiting: int = 0  # Runs in which one did.
+    kinds: Counter[str] = field(default_factory=Counter)  # What only some lives have: how many of these.
     coverage: Counter[str] = field(default_factory=Counter)  # Name: in how many runs it was reached.
     violations: dict[int, str] = field(default_factory=dict)  # Seed: which rule broke, and the story.
     digest: str = ""  # Of all that happened in all runs.
@@ -48,6 +50,7 @@ class Summary:
         self.totals.update({name: getattr(result, name) for name in COUNTS})
         self.coverage.update(result.coverage)
         self.waited.update(result.waited)
+        self.kinds.update(result.kinds)
         self.waiting += bool(result.waited)
         self.digest = hashlib.sha256(f"{self.digest} {result.digest}".encode()).hexdigest()
 
@@ -58,12 +61,12 @@ class Summary:
     @property
     def where(self) -> str:
         """The options with which these runs were made."""
-        return " --nodes {}..{}".format(*self.nodes) + (" --hard" if self.hard else "")
+        return " --nodes {}..{}".format(*self.nodes) + " --hard" * self.hard + " --rates" * self.rates
 
     def describe(self, most: int = 3) -> str:
         """How many broke a rule; the stories of the first of them, and how to see them again."""
         told = [self.violations[seed] for seed in sorted(self.violations)[:most]]
-        where = "" if (self.nodes, self.hard) == (NODES, False) else self.where
+        where = "" if (self.nodes, self.hard, self.rates) == (NODES, False, False) else self.where
         again = [
             f"replay with: chaosnet simulate --seed {seed}{where}" for seed in sorted(self.violations)[:1]
         ]
@@ -76,6 +79,7 @@ def run_many(
     on_progress: Progress | None = None,
     nodes: tuple[int, int] = NODES,
     hard: bool = False,
+    rates: bool = False,
 ) -> Summary:
     """Run each seed once. `on_progress` is called after each run, in the calling process.
 
@@ -83,8 +87,10 @@ def run_many(
         processes: default: one per core; 1 runs everything here.
         nodes: the least and the most that a life may begin with.
         hard: with more faults.
+        rates: bytes take time in all of them.
     """
-    summary, run_one = Summary(nodes, hard), functools.partial(_run, nodes=nodes, hard=hard)
+    summary = Summary(nodes, hard, rates)
+    run_one = functools.partial(_run, nodes=nodes, hard=hard, rates=rates)
     for seed, result in in_processes(run_one, _listed(seeds), processes):
         summary.add(seed, result)
         if on_progress is not None:
@@ -114,8 +120,8 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _run(seed: int, nodes: tuple[int, int], hard: bool) -> tuple[int, Outcome | str]:
+def _run(seed: int, nodes: tuple[int, int], hard: bool, rates: bool) -> tuple[int, Outcome | str]:
     try:
-        return seed, run(seed, nodes=nodes, hard=hard)
+        return seed, run(seed, nodes=nodes, hard=hard, rates=rates)
     except Violation as violation:
         return seed, str(violation)

@@ -13,7 +13,8 @@ than the voter's (its flush learns of the newer one); PREPARE and FLUSH of an ol
 all its members, and an INSTALL its own FLUSH); a flush that overlooks a newer view (what it installs is newer
 still); an answer to an earlier flush that counts (who has answered is frozen, so it says the same again); a piece
 of state of another step (a joiner that asks again begins with new requests, and pieces are matched with those); a
-view that is switched to before its links are open (they open a moment later, or count as lost).
+view that is switched to before its links are open (they open a moment later, or count as lost); pieces of state
+that wait behind results of steps (the joiner falls behind, asks again, and in the end the cluster waits for it).
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ from ..protocols import liveness as liveness_module
 from ..protocols.data_cursor import DataCursor
 from ..protocols.deaths import Deaths
 from ..protocols.effects import ResetAttempt
-from ..protocols.events import Received
+from ..protocols.events import BacklogFull, Received
 from ..protocols.messages import View
 from ..protocols.replication import Replication
 from ..protocols.view_change import applied
+from ..scheduler import admission
 from ..scheduler import core as scheduler_core
 from . import cluster, network
 from .crash_points import play, points
@@ -50,6 +52,8 @@ from .random_run import run
 EVERY = 30  # Of the crash points of three nodes.
 SEEDS = 1000  # The budget of random lives of each.
 KNOWN = (0, 6, 13, 27, 28, 56, 174, 195, 244, 283, 327, 423, 586, 3559)  # Seeds that have caught one before.
+KNOWN_WITH_RATES = (6, 921, 107)  # The same, of lives in which bytes take time.
+TOO_LONG_S = 2.0
 NODES = 2, 4  # Small clusters lose their quorum more often, and live faster.
 ACTIONS = 300_000  # A life of a minute takes some 30,000; a flood is to be noticed soon.
 
@@ -116,11 +120,14 @@ def _grounds(seeds: Iterable[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"death {death.name}", functools.partial(play_death, death)
     for seed in KNOWN:
         yield f"seed {seed}", functools.partial(run, seed, nodes=NODES)
+    for seed in KNOWN_WITH_RATES:
+        yield f"seed {seed} --rates", functools.partial(run, seed, nodes=NODES, rates=True)
     for found in recorded:
         for point in found[::EVERY]:
             yield f"crash point {point.name}", functools.partial(play, point)
     for seed in seeds:
         yield f"seed {seed}", functools.partial(run, seed, nodes=NODES)
+        yield f"seed {seed} --rates", functools.partial(run, seed, nodes=NODES, rates=True)
 
 
 def hunt_all(names: Iterable[str] = (), processes: int | None = None) -> Iterator[Hunt]:
@@ -498,6 +505,62 @@ def _commit_what_is_not_used_up(original: Any) -> Any:
         original(self, [each for each in ranges if each[0] not in used])
 
     return commit
+
+
+# --- links with rates ---
+
+
+@_mutant("A joiner ends when the state takes long, though it comes.")
+def _long_pulls_are_given_up(patch: Patch) -> None:
+    original = scale_out.Joiner._replicate
+    began_s: dict[int, float] = {}
+
+    def replicate(self: Any, event: Any, now_s: float) -> Any:
+        late = now_s > began_s.setdefault(id(self.replication), now_s) + TOO_LONG_S
+        return self._fail("the state takes too long") if late else original(self, event, now_s)
+
+    patch(scale_out.Joiner, "_replicate", replicate)
+
+
+@_mutant("A joiner that was not answered for a few seconds ends, though the cluster goes on.")
+def _joiners_ask_twice(patch: Patch) -> None:
+    patch(scale_out, "MAX_UNANSWERED", 2)
+
+
+@_mutant("What an attempt that is over would have sent stays in the queues.")
+def _revoked_chunks_are_sent(patch: Patch) -> None:
+    original = step_sync.StepSync.start_installed
+
+    def start_installed(self: Any, install: Any, view: Any) -> Any:
+        effects = original(self, install, view)
+        return [ResetAttempt() if isinstance(each, ResetAttempt) else each for each in effects]
+
+    patch(step_sync.StepSync, "start_installed", start_installed)
+
+
+@_mutant("Control shares a connection with bulk, and waits behind what was there first.")
+def _control_waits_behind_bulk(patch: Patch) -> None:
+    def held_up_s(self: Any, connection: Any, sender: str, receiver: str) -> float:
+        lane, rate = connection.lanes.get(sender), self.rates.of(sender, receiver)
+        if lane is None:
+            return 0.0
+        waits_s = sum(item[3] for item in lane.waiting) / rate
+        return max(lane.free_at_s - self.now_s, 0.0) + float(waits_s)
+
+    patch(network.Network, "_held_up_s", held_up_s)
+
+
+@_mutant("Whoever has too many results for a state it has not got begins anew, and nobody waits for it.")
+def _nobody_waits_for_joiners(patch: Patch) -> None:
+    patch(admission, "MAX_RESULTS_SHARE", (math.inf, math.inf))
+    original = scale_out.Joiner.handle
+
+    def handle(self: Any, event: Any, now_s: float) -> Any:
+        if isinstance(event, BacklogFull):
+            return self._ask_again("results come faster than the state", now_s)
+        return original(self, event, now_s)
+
+    patch(scale_out.Joiner, "handle", handle)
 
 
 # --- joining ---

@@ -3,6 +3,8 @@
 Between two machines there is one connection at most, in the place of a TCP connection for control and one for
 bulk. In each, messages arrive in their order, after delays from the seed; a crash cuts off what is in flight
 anywhere, and a cut holds it up until the link heals. What machines do with what arrives is not decided here.
+
+In some lives links have rates (rates.py): then bulk waits in a queue for its direction of the link.
 """
 
 from __future__ import annotations
@@ -14,11 +16,26 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from ..protocols import events as ev
-from ..protocols.messages import Down, Envelope, Link, ManifestReply, Message, Probe, Shard, Up, link
+from ..protocols.messages import (
+    Down,
+    Envelope,
+    Link,
+    ManifestReply,
+    Message,
+    Probe,
+    Shard,
+    Up,
+    ViewKey,
+    link,
+)
+from . import coverage
+from .rates import CONTROL_BYTES, Lane, Rates
 
 BULK = {Up, Down, Shard, ManifestReply, Probe}
 ROUNDING_S = 1e-9
 REACH_TIMEOUT_S = 1.5  # As node/transport.py has it.
+LINGER_S = 1.0  # As node/transport.py has it: what waits for longer when its sender says Bye is lost.
+GRACE_S = 0.1  # As node/transport.py has it, between the ends of a link's two connections.
 MAX_ACTIONS = 2_000_000  # A life of a minute takes some 30,000.
 
 
@@ -31,6 +48,7 @@ class Connection:
     open_at: set[str] = field(default_factory=set)  # Ends that may use it.
     last_arrival_s: dict[tuple[str, bool], float] = field(default_factory=dict)  # (receiver, bulk).
     stalled: list[tuple[str, ev.Event]] = field(default_factory=list)  # Held up by a cut: (receiver, event).
+    lanes: dict[str, Lane] = field(default_factory=dict)  # By sender, of links with rates.
 
 
 class Machine:
@@ -60,6 +78,10 @@ class Network(Generic[M]):
         self.nodes: dict[str, M] = {}
         self.connections: dict[Link, Connection] = {}
         self.cuts: set[tuple[str, str]] = set()  # (from, to): one direction each.
+        self.healed_s: dict[Link, float] = {}
+        self.rates: Rates | None = None  # None: bytes take no time, messages do.
+        self.chunks = 1
+        self.met: set[str] = set()  # Names of coverage.py.
         self.max_delay_s = self.rng.choice([0.002, 0.01, 0.05])
         lag = self.rng.choice([1, 1, 4, 12])  # Bulk fills its connection; control overtakes it.
         self.max_bulk_delay_s = min(lag * self.max_delay_s, 0.3)
@@ -117,6 +139,7 @@ class Network(Generic[M]):
         """
         pair = link(a, b)
         self.cuts -= {(a, b), (b, a)}
+        self.healed_s[pair] = self.now_s
         self._say(a, f"link to {b} healed")
         connection = self.connections.get(pair)
         if connection is None:
@@ -127,6 +150,7 @@ class Network(Generic[M]):
         if not given_up or lingers:
             for receiver, event in stalled:
                 self._arrive_later(connection, receiver, event)
+        self._go_on(connection)
         for end in sorted(connection.open_at) if given_up else ():
             self.later(self._after_last(connection, end), self._close_end(connection, end, clean=lingers))
 
@@ -154,6 +178,8 @@ class Network(Generic[M]):
             horizon = max((t for (to, _), t in connection.last_arrival_s.items() if to == other), default=0.0)
             share = self.rng.random() * self.rng.choice([0, 0, 1]) if arrives is None else arrives
             cut_s = self.now_s + share * max(0.0, horizon - self.now_s)
+            if self.rates is not None:
+                cut_s = min(cut_s, self.now_s + GRACE_S)  # Control breaks first.
             self.queue = [
                 entry for entry in self.queue
                 if not (getattr(entry[2], "route", None) == (name, other) and entry[0] > cut_s + ROUNDING_S)
@@ -239,7 +265,12 @@ class Network(Generic[M]):
             if not self.nodes[sender].alive:
                 return
         event = ev.Received(sender, message, payload)
-        if (sender, receiver) in self.cuts:
+        if self.rates is not None and type(message) in BULK:
+            size = self.rates.bytes_of(message, payload, self.chunks)
+            lane = connection.lanes.setdefault(sender, Lane())
+            lane.push(event, size)
+            self._pump(connection, lane, sender, receiver)
+        elif (sender, receiver) in self.cuts:
             connection.stalled.append((receiver, event))
         else:
             self._arrive_later(connection, receiver, event)
@@ -247,10 +278,13 @@ class Network(Generic[M]):
     def _arrive_later(self, connection: Connection, receiver: str, event: ev.Event) -> None:
         bulk = type(event) is ev.Received and type(event.message) in BULK
         earliest = connection.last_arrival_s.get((receiver, bulk), 0.0)
-        delay_s = self.rng.uniform(0.0001, self.max_bulk_delay_s) if bulk else self._delay()
+        sender = connection.ends[0] if connection.ends[1] == receiver else connection.ends[1]
+        if self.rates is not None:
+            delay_s = self._delay() + (0.0 if bulk else self._held_up_s(connection, sender, receiver))
+        else:
+            delay_s = self.rng.uniform(0.0001, self.max_bulk_delay_s) if bulk else self._delay()
         arrival = max(self.now_s + delay_s, earliest + 1e-7)
         connection.last_arrival_s[receiver, bulk] = arrival
-        sender = connection.ends[0] if connection.ends[1] == receiver else connection.ends[1]
         self.later(arrival - self.now_s, _Arrival(self, connection, (sender, receiver), event))
 
     def arrive(self, connection: Connection, receiver: str, event: ev.Event) -> None:
@@ -266,11 +300,122 @@ class Network(Generic[M]):
             return
         self._event(self.nodes[receiver], event)
 
+    # --- links with rates ---
+
+    def _held_up_s(self, connection: Connection, sender: str, receiver: str) -> float:
+        """A control message passes all bulk but what the kernel has; that it takes time, too, delays the rest."""
+        assert self.rates is not None
+        takes_s = CONTROL_BYTES / self.rates.of(sender, receiver)
+        lane = connection.lanes.get(sender)
+        if lane is None or lane.free_at_s <= self.now_s:
+            return takes_s
+        lane.free_at_s += takes_s
+        return takes_s + min(lane.free_at_s - self.now_s, self.rates.shows_s)
+
+    def _pump(self, connection: Connection, lane: Lane, sender: str, receiver: str) -> None:
+        """The kernel takes of the bulk that waits what it has room for."""
+        assert self.rates is not None
+        if sender not in connection.open_at or receiver not in connection.open_at:
+            lane.waiting.clear()
+            return
+        if not lane.waiting or (sender, receiver) in self.cuts:
+            return
+        rate = self.rates.of(sender, receiver)
+        ahead_s = self.rates.ahead_bytes / rate
+        while lane.waiting and lane.free_at_s - ahead_s <= self.now_s + ROUNDING_S:
+            self._put_through(connection, lane, (sender, receiver), rate)
+        if not lane.waiting:
+            lane.full_s = None
+            return
+        lane.full_s = self.now_s if lane.full_s is None else lane.full_s
+        at_s = lane.free_at_s - ahead_s
+        if not self.now_s < lane.pump_at_s <= at_s:
+            lane.pump_at_s = at_s
+            self.later(at_s - self.now_s, lambda: self._pump(connection, lane, sender, receiver))
+
+    def _put_through(self, connection: Connection, lane: Lane, way: tuple[str, str], rate: float) -> None:
+        size, event = lane.take(self.now_s)
+        self._check_sent(way[0], event)
+        if coverage.OVERTAKEN not in self.met and type(event.message) is Shard and lane.count_of_chunks:
+            self.met.add(coverage.OVERTAKEN)
+        lane.free_at_s = max(lane.free_at_s, self.now_s) + size / rate
+        earliest = connection.last_arrival_s.get((way[1], True), 0.0)
+        arrival = max(lane.free_at_s + self._delay(), earliest + 1e-7)
+        connection.last_arrival_s[way[1], True] = arrival
+        self.later(arrival - self.now_s, _Arrival(self, connection, way, event))
+
+    def _check_sent(self, sender: str, event: ev.Received) -> None:
+        """Bulk leaves a queue for good."""
+
+    def _go_on(self, connection: Connection) -> None:
+        """What waited because of a cut is sent."""
+        for sender, lane in connection.lanes.items():
+            receiver = connection.ends[0] if connection.ends[1] == sender else connection.ends[1]
+            self._pump(connection, lane, sender, receiver)
+
+    def forget_bulk(self, sender: str, before: ViewKey) -> None:
+        """As node/transport.py does: chunks of earlier views are not sent any more, but for what the kernel has."""
+        for pair, connection in self.connections.items():
+            if sender in pair and sender in connection.lanes:
+                lane = connection.lanes[sender]
+                if lane.forget(before):
+                    self.met.add(coverage.TAKEN_BACK)
+                lane.full_s = lane.full_s if lane.waiting else None
+
+    def carried_by(self, sender: str) -> dict[str, tuple[int, float]]:
+        """As node/transport.py counts it."""
+        return {
+            pair[pair[0] == sender]: connection.lanes[sender].carried
+            for pair, connection in self.connections.items()
+            if sender in connection.lanes and connection.open_at == {*pair}
+        }
+
+    def change_rate(self, sender: str, receiver: str, factor: float) -> None:
+        """One direction of a link carries more or less from now on, also of what is on its way."""
+        assert self.rates is not None
+        factor = self.rates.change(sender, receiver, factor)
+        self._say(sender, f"link to {receiver} carries {factor:.3g} times as much")
+        connection = self.connections.get(link(sender, receiver))
+        lane = connection.lanes.get(sender) if connection else None
+        if connection is None or lane is None:
+            return
+
+        def then_s(at_s: float) -> float:
+            return self.now_s + max(at_s - self.now_s, 0.0) / factor
+
+        self.queue = [
+            (then_s(entry[0]), *entry[1:])
+            if getattr(entry[2], "connection", None) is connection and entry[2].is_bulk_to(receiver)  # type: ignore[attr-defined]
+            else entry
+            for entry in self.queue
+        ]
+        heapq.heapify(self.queue)
+        if lane.free_at_s > self.now_s:
+            self.met.add(coverage.CHANGED)
+        lane.free_at_s = then_s(lane.free_at_s)
+        last_s = connection.last_arrival_s.get((receiver, True), 0.0)
+        connection.last_arrival_s[receiver, True] = then_s(last_s)
+        self._pump(connection, lane, sender, receiver)
+
+    def _drain(self, connection: Connection, sender: str, receiver: str) -> None:
+        """Its sender says Bye behind what waits."""
+        lane = connection.lanes.get(sender)
+        if self.rates is None or lane is None:
+            return
+        rate = self.rates.of(sender, receiver)
+        while lane.waiting and lane.free_at_s < self.now_s + LINGER_S:
+            self._put_through(connection, lane, (sender, receiver), rate)
+        lane.waiting.clear()
+
+    # --- ends ---
+
     def _close(self, name: str, peer: str, reason: str) -> None:
         pair = link(name, peer)
         connection = self.connections.get(pair)
         if connection is None or name not in connection.open_at:
             return
+        if (name, peer) not in self.cuts:
+            self._drain(connection, name, peer)
         self._close_end(connection, name, clean=True)()
         if (name, peer) not in self.cuts:
             self.later(self._after_last(connection, peer), self._close_end(connection, peer, clean=True))
@@ -278,7 +423,8 @@ class Network(Generic[M]):
     def _after_last(self, connection: Connection, receiver: str) -> float:
         """How long it takes until something sent now, behind all that is under way, arrives."""
         last_s = max((t for (to, _), t in connection.last_arrival_s.items() if to == receiver), default=0.0)
-        return max(last_s - self.now_s, 0.0) + self._delay()
+        after_s = max(last_s - self.now_s, 0.0)
+        return (after_s if self.rates is None else min(after_s, LINGER_S)) + self._delay()
 
     def _close_end(self, connection: Connection, end: str, clean: bool) -> Callable[[], None]:
         def close() -> None:
@@ -299,6 +445,10 @@ class _Arrival:
         self, network: Network[Any], connection: Connection, route: tuple[str, str], event: ev.Event
     ) -> None:
         self.network, self.connection, self.route, self.event = network, connection, route, event
+
+    def is_bulk_to(self, receiver: str) -> bool:
+        """Is it on the way there, and as long as its bytes take?"""
+        return self.route[1] == receiver and type(getattr(self.event, "message", None)) in BULK
 
     def __call__(self) -> None:
         self.network.arrive(self.connection, self.route[1], self.event)

@@ -5,14 +5,16 @@ Crashes aim at the rare messages (flush, install, votes, prepare, shards): unifo
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..protocols import events as ev
-from ..protocols.messages import ConnectLinkRequest, DisconnectLinkRequest, Envelope, Message, link
+from ..protocols.messages import ConnectLinkRequest, DisconnectLinkRequest, Envelope, Message, Tree, link
 from .cluster import Clock, SimCluster, SimNode
 from .coverage import crashed, delivered, watched
+from .rates import CHANGES, Rates
 
 NODES = 2, 7  # At first; as many and four more may join.
 PAUSES_S = (0.1, 0.8, 4.0)
@@ -29,7 +31,12 @@ AIMS = (
     "LinkNews",
 )  # fmt: skip
 FREQUENT = {"Up", "Down", "Ready", "Commit", "Shard", "LinkNews"}
-RATES_BPS = 10e6, 100e6, 1000e6
+RATED = 0.15  # Of lives have links with rates.
+CHANGES_ODDS, TRANSFER_ODDS, MORE_ODDS = 0.3, 0.3, 0.1  # In those, at each fault.
+JOIN_TIMES = (
+    8.0  # A join may take longer than the state over its fastest link: others fetch before it and beside it.
+)
+RESULTS_KEPT = 4, 16, 64, None  # By a joiner that has no state yet.
 SILENCES_S = 0.2, 3.0
 PERSONS = 4  # Nodes that are told in the end to go on: one may wait for more than the one before.
 RARE_ODDS = 0.3  # Of a crash at a message that most runs see only a few times.
@@ -54,13 +61,19 @@ class Outcome:
     waited: tuple[str, ...] = ()  # Why nodes of a pair waited for a person at the end of the faults.
     persons: int = 0  # How often one said that the others are dead.
     coverage: set[str] = field(default_factory=set)  # Names of coverage.py.
+    kinds: tuple[str, ...] = ()  # What it had that not all lives have.
 
 
 class RandomRun:
     """All choices come from the seed."""
 
     def __init__(
-        self, seed: int, record: bool = False, nodes: tuple[int, int] = NODES, hard: bool = False
+        self,
+        seed: int,
+        record: bool = False,
+        nodes: tuple[int, int] = NODES,
+        hard: bool = False,
+        rates: bool = False,
     ) -> None:
         self.seed = seed
         self.rng = random.Random(f"run {seed}")
@@ -69,9 +82,9 @@ class RandomRun:
         self.sim = SimCluster(seed, chunks, policy, record)
         self.sim.clocks = _clocks(random.Random(f"clocks {seed}"))
         self.links = random.Random(f"links {seed}")
-        self.timed = self.links.random() < 0.15  # Links are, and the trees follow them.
-        if self.timed:
-            self.sim.policy, self.sim.result_bytes = self.links.choice([policy, "packed"]), 20_000_000
+        self.rates: Rates | None = None
+        if self.links.random() < RATED or rates:  # Bytes take time, and the trees follow what links carry.
+            self._lay_links(policy)
         self.size = min(self.rng.randint(*nodes), self.rng.randint(*nodes))  # The smaller ones are quicker.
         self.crashes = self.joins = self.leaves = self.rejoins = 0
         self.max_crashes = self.rng.choice([0, 1, 2, 4])
@@ -94,10 +107,70 @@ class RandomRun:
         self.tried_again: set[str] = set()  # Who could not join while there were faults.
         self._ways_to_die(random.Random(f"deaths {seed}"))
         self.waited: tuple[str, ...] = ()
-        # No step takes longer.
-        self.quiet_s = 1.0 + 12 * self.sim.max_bulk_delay_s + (slowest - 1.0) * self.sim.compute_s
-        self.patience_s = PATIENCE_S + 30 * self.quiet_s  # Some things wait for one step after another.
+        self.plain_s = 1.0 + 12 * self.sim.max_bulk_delay_s + (slowest - 1.0) * self.sim.compute_s
+        self.sim.going_s = self.plain_s + self._longest_s()
         self.awake_at_s = 0.0  # When the last of those asleep has woken.
+
+    def _lay_links(self, policy: str) -> None:
+        """Links with rates."""
+        sim = self.sim
+        self.rates = sim.rates = Rates(random.Random(f"rates {self.seed}"))
+        sim.compute_s = self.rates.compute_s
+        sim.state_bytes, sim.result_bytes = self.rates.state_bytes, self.rates.result_bytes
+        sim.policy = self.links.choice([policy, "packed"])
+        sim.chunks = self.links.choice([sim.chunks, sim.chunks, 6])  # Some wait while others are on the wire.
+        kept = self.links.choice(RESULTS_KEPT)
+        sim.results_kept = kept * sim.result_bytes if kept else math.inf
+
+    @property
+    def quiet_s(self) -> float:
+        """No step takes longer, unless the cluster waits for a joiner."""
+        return self.plain_s + self._sums_s()
+
+    def _sums_s(self) -> float:
+        """What all parts and then all results take, one tree after the other, in the slowest view."""
+        if self.rates is None:
+            return 0.0
+        views = {node.view.key: node.view for node in self.sim.active()}
+        return max((sum(self._tree_s(tree) for tree in view.trees) for view in views.values()), default=0.0)
+
+    def _tree_s(self, tree: Tree) -> float:
+        """Up the longest branch, and down the longest."""
+        assert self.rates is not None
+        up_s, down_s = 0.0, 0.0
+        for node in tree.parent:
+            to_root_s, from_root_s = 0.0, 0.0
+            while node in tree.parent:
+                parent = tree.parent[node]
+                to_root_s += 1 / self.rates.of(node, parent)
+                from_root_s += 1 / self.rates.of(parent, node)
+                node = parent
+            up_s, down_s = max(up_s, to_root_s), max(down_s, from_root_s)
+        return self.sim.result_bytes * (up_s + down_s)
+
+    def _longest_s(self) -> float:
+        """So long at most a cluster that goes on makes no step: while it waits for a joiner on the slowest link."""
+        if self.rates is None:
+            return 0.0
+        return 2 * (self.rates.state_bytes + 2 * self.rates.result_bytes) / self.rates.slowest
+
+    @property
+    def patience_s(self) -> float:
+        """Until all must have come to rest. Some things wait for one step after another, and joiners for bytes."""
+        return PATIENCE_S + 30 * self.quiet_s + JOIN_TIMES * self._states_s()
+
+    def _states_s(self) -> float:
+        """All states that are still to be fetched, one after the other, each over the joiner's fastest link."""
+        if self.rates is None:
+            return 0.0
+        sim, members = self.sim, [node.name for node in self.sim.active()]
+        joining = [node for node in sim.nodes.values() if node.alive and not node.done and not node.loaded]
+        total_s = 0.0
+        for node in joining:
+            linked = [name for name in members if link(name, node.name) in sim.connections]
+            fastest = max((self.rates.of(name, node.name) for name in linked), default=self.rates.slowest)
+            total_s += sim.state_bytes / fastest
+        return total_s
 
     def _ways_to_die(self, rng: random.Random) -> None:
         """In half of all lives, nodes die after a silence or with a goodbye, and are proved dead late or never."""
@@ -133,8 +206,21 @@ class RandomRun:
             sim.digest(),
             self.waited,
             sim.persons,
-            transitions | self.struck | {delivered(kind.__name__) for kind in sim.delivered},
+            transitions | self.struck | {delivered(kind.__name__) for kind in sim.delivered} | sim.met,
+            self._kinds(),
         )
+
+    def _kinds(self) -> tuple[str, ...]:
+        kinds = {
+            "silent deaths": self.silent_odds > 0,
+            "a person": self.person_odds > 0,
+            "one-way partitions": self.one_sided,
+            "crowds of joiners": self.crowds,
+        }
+        if self.rates is not None:
+            kinds["links with rates"] = True
+            kinds[f"links with rates, {self.rates.class_of()}"] = True
+        return tuple(kind for kind, has in kinds.items() if has)
 
     def _live(self) -> None:
         self.calm = True
@@ -147,6 +233,10 @@ class RandomRun:
             self.sim.run(self.sim.now_s + self.rng.expovariate(self.faults_per_s))
             self._fault()
         self.calm = True
+        if (
+            self.rates is not None
+        ):  # A script that goes on starting steps anew is no calm, and steps are short here.
+            self.sim.retract_odds = 0.0
         for pair in sorted(self.sim.cuts):
             self.sim.heal(*pair)
         self._rest()
@@ -181,14 +271,17 @@ class RandomRun:
         """Until nothing but training goes on any more; at the latest for `patience_s`."""
         sim = self.sim
         calm_s = max(sim.now_s, self.awake_at_s)
-        while sim.now_s < calm_s + self.patience_s:
+        bound_s = self.patience_s
+        while sim.now_s < calm_s + bound_s:
             if sim.now_s >= self.awake_at_s and self._join_again():
                 calm_s = sim.now_s
+            bound_s = max(bound_s, self.patience_s)
             sim.run(sim.now_s + 0.25)
-            if sim.now_s > calm_s + self.quiet_s and sim.is_quiet(sim.now_s - self.quiet_s):
+            quiet_s = self.quiet_s
+            if sim.now_s > calm_s + quiet_s and sim.is_quiet(sim.now_s - quiet_s):
                 return
             patient = sim.now_s > calm_s + WAITED_S and not sim.unsettled(sim.now_s - WAITED_S)
-            if patient and not sim.unsettled(sim.now_s - self.quiet_s):
+            if patient and not sim.unsettled(sim.now_s - quiet_s):
                 return  # All the others wait, and must.
 
     def _join_again(self) -> bool:
@@ -204,13 +297,13 @@ class RandomRun:
     def _fault(self) -> None:
         rng, sim = self.rng, self.sim
         active = sorted(node.name for node in sim.active())
-        for name in active if self.timed else ():
-            self._time_links(name)
         kind = rng.choice(FAULTS)
         if self.person_odds and self.dying.random() < self.person_odds:
             self._person()
         if not active:
             return
+        if self.rates is not None:
+            self._trouble_transfers(active)
         if kind == "join" and self.joins < self.size + 4:
             self._crowd()
         elif kind == "leave" and len(active) > 1:
@@ -243,10 +336,35 @@ class RandomRun:
         elif kind == "link" and len(active) > 2:
             self._change_link(*rng.sample(active, 2))
 
-    def _time_links(self, name: str) -> None:
-        """Its links may have become faster or slower."""
-        peers = sorted(self.sim.nodes[name].agent.relay.peers)
-        self.sim.carries(name, {peer: self.links.choice(RATES_BPS) for peer in peers})
+    def _trouble_transfers(self, active: list[str]) -> None:
+        """In lives with rates: links become faster or slower, more nodes join, and those who pull lose sources."""
+        links, sim = self.links, self.sim
+        if len(active) > 1 and links.random() < CHANGES_ODDS:
+            self._change_rate(*links.sample(active, 2))
+        if links.random() < MORE_ODDS and self.joins < self.size + 4:
+            self._crowd()
+        pulling = [
+            (node.name, source)
+            for node in sim.nodes.values()
+            if node.alive and not node.done and (joiner := node.agent.joiner) and joiner.replication
+            for source in joiner.replication.sources
+        ]
+        if not pulling or links.random() >= TRANSFER_ODDS:
+            return
+        joiner_name, source = links.choice(pulling)
+        match links.choice(["crash", "cut", "slow", "slow"]):
+            case "crash":
+                self._crash(source)
+            case "cut":
+                self._cut_for_a_while([(joiner_name, source)])
+            case "slow":
+                self._change_rate(source, joiner_name)
+
+    def _change_rate(self, a: str, b: str) -> None:
+        """Of one direction of the link between two nodes, or of both."""
+        factor = self.links.choice(CHANGES)
+        for way in ((a, b), (b, a))[: self.links.randint(1, 2)]:
+            self.sim.change_rate(*way, factor)
 
     def _pause(self, name: str, seconds: float) -> None:
         if not self.sim.nodes[name].paused:
@@ -412,6 +530,18 @@ def _clocks(rng: random.Random) -> Callable[[], Clock]:
     return lambda: Clock(rng.uniform(0.0, 1e6), 1.0 + rng.uniform(-drift, drift))
 
 
-def run(seed: int, record: bool = False, nodes: tuple[int, int] = NODES, hard: bool = False) -> Outcome:
-    """One life from one seed. `nodes`: the least and the most that it may begin with; `hard`: 12 to 24 faults."""
-    return RandomRun(seed, record, nodes, hard).run()
+def run(
+    seed: int,
+    record: bool = False,
+    nodes: tuple[int, int] = NODES,
+    hard: bool = False,
+    rates: bool = False,
+) -> Outcome:
+    """One life from one seed.
+
+    Args:
+        nodes: the least and the most that it may begin with.
+        hard: 12 to 24 faults.
+        rates: bytes take time; else in some lives only.
+    """
+    return RandomRun(seed, record, nodes, hard, rates).run()

@@ -19,6 +19,7 @@ COPY = ROOT / "build" / "compiled"
 FOLDERS = ("protocols", "scheduler", "node", "simulator", "netem", "benchmarks")
 CORES = (
     "node/core.py", "scheduler/core.py", "scheduler/views.py", "simulator/cluster.py", "simulator/network.py",
+    "simulator/rates.py",
 )  # fmt: skip
 # Read by msgspec, or small.
 INTERPRETED = ("__init__", "messages", "codec", "errors", "events", "effects", "keyring")

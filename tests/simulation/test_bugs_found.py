@@ -8,9 +8,18 @@ from scripted import Scripted
 
 from chaosnet.node.core import Phase
 from chaosnet.protocols.events import LeaveWanted, Received
-from chaosnet.protocols.messages import EVERYONE, Envelope, Flush, LinkNews, Losses, Outlived, ScaleOutRequest
+from chaosnet.protocols.messages import (
+    EVERYONE,
+    Envelope,
+    Expelled,
+    Flush,
+    LinkNews,
+    Losses,
+    Outlived,
+    ScaleOutRequest,
+)
 from chaosnet.protocols.overlay import LinkState
-from chaosnet.protocols.scale_out import LIFE_STEP, Joiner, State
+from chaosnet.protocols.scale_out import LIFE_STEP, MAX_UNANSWERED, Joiner, State
 
 
 @pytest.fixture
@@ -438,3 +447,14 @@ def test_who_was_away_hears_that_a_member_was_started_again():
         cluster._dial(cluster.nodes[name], "n1:1")  # ... and two find it, before it looks again.
     cluster.settle(30.0)
     assert_settled(cluster, "n1", "n2", "n3", "n4")
+
+
+def test_a_joiner_that_the_cluster_has_just_dropped_does_not_end_for_want_of_answers(trio):
+    """Two lives of links with rates: it had asked for 24 s while it was cut off. The first word was taken for no."""
+    trio.add("j", seeds=["n1"])
+    joiner = trio.agent("j").joiner
+    until(trio, lambda: joiner.state is State.WAITING)
+    joiner.unanswered = MAX_UNANSWERED
+    told = Expelled(node="j", reason="the cluster went on without it", key=trio.agent("n1").sync.view.key)
+    trio.ask("n1", told)
+    assert_settled(trio, "n1", "n2", "n3", "j")
