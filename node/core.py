@@ -202,7 +202,7 @@ class Agent:
         self.liveness = Liveness()
         self.overlay = Overlay(me)
         self.reporter = LinkReporter(me, settings.life, self.relay, self.overlay)
-        self.sync = StepSync(me, settings.chunks)
+        self.sync = StepSync(me, settings.chunks, settings.result_bytes)
         self.follower = FlushFollower(me, self.sync, self.relay)
         self.election = Election(me, rng, self.relay.send)
         self.monitor = ClusterMonitor()
@@ -493,6 +493,7 @@ class Agent:
                 lost = self.phase is Phase.MEMBER and self._asks_again
                 return effects + (self._go_without_me(now_s) if lost else [])
             case FellBehind(peer) if self.phase is Phase.JOINING and self.joiner:
+                self.joiner.is_to_block()
                 return self._orphaned(f"{self.me} fell behind {peer}", now_s, goes_on=True)
             case FellBehind(peer) if self.phase is Phase.MEMBER:
                 return self._on_torn(f"{self.me} fell behind {peer}", now_s)
@@ -871,6 +872,8 @@ class Agent:
         effects: list[Effect] = [] if self.parked is None else [Parked(None)]
         self.clock.complete(now_s)
         went_on = self.waits.completed(self.sync.step, now_s)
+        if self.joiner:
+            self.joiner.heard_of_step()
         if self.scheduler:
             effects += went_on + self.scheduler.stepped(now_s)
         if self.sync.last_commit is not None:

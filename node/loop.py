@@ -405,6 +405,8 @@ class NodeLoop:
                 self.all_reduce.perform(effect)
                 if before is not None:  # A slow link is free for the next attempt.
                     self.transport.forget_bulk(lambda chunk: chunk.key < before)
+            case fx.DropResults(peers, before):
+                self.transport.forget_bulk(lambda chunk: chunk.key < before, peers)
             case fx.StepCompleted():
                 self._step_completed(effect)
             case fx.Dial(address):

@@ -28,7 +28,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Protocol
 
@@ -242,9 +242,13 @@ class Transport:
             payload = payload.bytes if isinstance(payload, zmq.Frame) else memoryview(payload).tobytes()
         return self._send(peer, True, header, payload, rank, tag, turn)
 
-    def forget_bulk(self, is_void: Callable[[Any], bool]) -> int:
-        """Take back what has a tag that is void, unless libzmq has it already. Returns: how many items."""
-        links = [link for peer in self._peers.values() for link in peer.links]
+    def forget_bulk(self, is_void: Callable[[Any], bool], peers: Collection[str] | None = None) -> int:
+        """Take back what has a tag that is void, unless libzmq has it already. Returns: how many items.
+
+        `peers`: of what was to be sent to these; None: to anybody.
+        """
+        found = [peer for peer in self._peers.values() if peers is None or peer.name in peers]
+        links = [link for peer in found for link in peer.links]
         return sum(link.bulk.queue.forget(is_void) for link in links if link.bulk)
 
     def carried(self) -> dict[str, tuple[int, float]]:

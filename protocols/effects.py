@@ -148,6 +148,14 @@ class ResetAttempt(Effect):
     before: ViewKey | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DropResults(Effect):
+    """What waits to be sent to `peers` in views before `before` is void."""
+
+    peers: tuple[str, ...]
+    before: ViewKey
+
+
 ChunkEffect = Accumulate | SendUp | FinishChunk | AdoptChunk | SendDown  # Many; they move no deadline.
 
 

@@ -72,6 +72,7 @@ ASK_EVERY_S = 3.0  # Without any progress the request is made again.
 MAX_UNANSWERED = 8  # Then the cluster behind the seeds is dead or parked, and the joiner says so.
 MAX_EMPTY_PULLS = 12  # Attempts in a row to pull the state that have ended before anything of it had come.
 MAX_PULLS_ALIKE = 50  # That have ended for the same reason, though some of it had.
+MAX_DROPPED = 2  # Every flush drops who streams and is behind; then the cluster is to wait.
 MAX_PLANLESS = 40  # Times that links were reported, and no plan came.
 DEAD = f"the cluster does not go on: asked {MAX_UNANSWERED} times"
 EARLIER_HEARD_S = (
@@ -141,6 +142,7 @@ class Joiner:
         self.empty, self.alike, self.planless = 0, 0, 0  # As MAX_EMPTY_PULLS, ...
         self.cluster_said = ""  # What whoever answered has to say of it.
         self.unanswered = 0
+        self.dropped = 0  # How often the cluster has gone on without us.
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """One event. Events that are not for the present state are of an attempt that is over."""
@@ -217,7 +219,7 @@ class Joiner:
             case ((State.ASKED | State.WAITING), Tick()) if self._due(now_s):
                 return self._ask_again(self.waits or "no answer", now_s)
             case ((State.FETCHING | State.LOADING | State.READY), BacklogFull()):
-                self.request = msgspec.structs.replace(self.request, blocking=True)
+                self.is_to_block()
                 return self._ask_again("results come faster than the state", now_s)
             case State.FETCHING, _ if self.replication is not None:
                 return self._replicate(event, now_s)
@@ -238,8 +240,18 @@ class Joiner:
     def orphaned(self, reason: str, now_s: float, goes_on: bool = False) -> list[Effect]:
         """The cluster dropped us: start over. `goes_on`: it has just shown that it does."""
         if goes_on:
-            self.unanswered = 0
+            self.unanswered, self.dropped = 0, self.dropped + 1
+        if self.dropped >= MAX_DROPPED:
+            self.is_to_block()
         return self._ask_again(reason, now_s) if self.state is not State.KNOCKING else []
+
+    def heard_of_step(self) -> None:
+        """Its result has come, so the cluster goes on."""
+        self.unanswered = 0
+
+    def is_to_block(self) -> None:
+        """The cluster is to wait for us the next time: results come faster than we can take them."""
+        self.request = msgspec.structs.replace(self.request, blocking=True)
 
     @property
     def is_in_view(self) -> bool:

@@ -28,6 +28,7 @@ import msgspec
 from .effects import (
     Accumulate,
     AdoptChunk,
+    DropResults,
     Effect,
     FellBehind,
     FinishChunk,
@@ -61,10 +62,12 @@ from .messages import (
 )
 
 STEP_MESSAGES = (Up, Down, Ready, Commit)
-# What is kept of one peer because it is ahead of us. In chunks a neighbour can be one step ahead; commits come to an
-# observer over a slow link long before the chunks, on which they do not wait.
+# What is kept of one peer because it is ahead of us. In chunks a neighbour can be one step ahead.
 EARLY_STEPS = 4
-EARLY_COMMITS = 1024
+# Commits come to an observer over a slow link long before the results, which wait in memory of whoever sends them. An
+# observer that is further behind begins anew, and then the cluster waits for it.
+EARLY_COMMITS = 8, 1024
+EARLY_RESULTS_BYTES = 1 << 30
 MAX_LACKS = 128  # As a Report may have.
 # Of replicas that differ (chaosnet/agreement.py): so many different ones, and names of each. More help nobody.
 MAX_SIDES = 8
@@ -172,10 +175,13 @@ class _Attempt:
 
 
 class StepSync:
-    """The all-reduce of one node, step after step. `chunks` is the same on all nodes of one model."""
+    """The all-reduce of one node, step after step.
 
-    def __init__(self, me: str, chunks: int) -> None:
-        self.me, self.chunk_count = me, chunks
+    `chunks` is the same on all nodes of one model; `result_bytes`: of what a step sums, 0 if that is not known.
+    """
+
+    def __init__(self, me: str, chunks: int, result_bytes: int = 0) -> None:
+        self.me, self.chunk_count, self.result_bytes = me, chunks, result_bytes
         self.view: View | None = None
         self.priors: tuple[Electorate, ...] = ()  # Views that others may still be in, older than ours.
         self.step = 0  # Steps completed; the number of the one under way.
@@ -439,12 +445,12 @@ class StepSync:
                 return [Left("it asked to")]
             return [Out("the cluster dropped this node before it had joined")]
         prior = Electorate(key=before.key, members=before.voter_ids)
-        return self.enter(following, self.step, (prior,), self.deal)
+        return [*_void(before, following), *self.enter(following, self.step, (prior,), self.deal)]
 
     def _keep_for_later(self, event: Received) -> list[Effect]:
         """What is dropped never comes again, so whoever falls too far behind has to begin anew."""
         is_bulk = isinstance(event.message, Up | Down)
-        most = EARLY_STEPS * 2 * self.chunk_count if is_bulk else EARLY_COMMITS
+        most = EARLY_STEPS * 2 * self.chunk_count if is_bulk else self.early_commits
         self.early_from[event.peer, is_bulk] += 1
         self.early.append(event)
         if self.early_from[event.peer, is_bulk] <= most:
@@ -452,6 +458,12 @@ class StepSync:
         self.early.clear()
         self.early_from.clear()
         return [FellBehind(event.peer)]
+
+    @property
+    def early_commits(self) -> int:
+        """So many are kept."""
+        least, most = EARLY_COMMITS
+        return max(min(EARLY_RESULTS_BYTES // max(self.result_bytes, 1), most), least)
 
     def _replay_early(self) -> list[Effect]:
         early, self.early = self.early, []
@@ -523,12 +535,19 @@ class StepSync:
         """What holds between any two events."""
         assert self.attempt.results <= self.chunk_count
         assert len(self.early) <= len(self.early_from) * max(
-            EARLY_COMMITS, EARLY_STEPS * 2 * self.chunk_count
+            self.early_commits, EARLY_STEPS * 2 * self.chunk_count
         )
         if self.view and not self.frozen and self.attempt.chunks:
             assert self.attempt.results == [chunk.done for chunk in self.attempt.chunks].count(True)
         if self.prepared:
             assert min(self.prepared) > (self.view.key if self.view else (0, 0))
+
+
+def _void(before: View, following: View) -> list[Effect]:
+    """Results that observers of before do not want any more: they have gone, or get a later state."""
+    anew = {each.node for each in following.joining if each.sources}
+    peers = [each for each in before.observer_ids if each in anew or each not in following.node_set]
+    return [DropResults(tuple(peers), following.key)] if peers else []
 
 
 def _place(tree: Tree, me: str, members: frozenset[str]) -> _Place:

@@ -424,6 +424,9 @@ class SimCluster(Network[SimNode]):
                 node.sums.clear()
                 if before is not None and self.rates is not None:
                     self.forget_bulk(node.name, before)
+            case fx.DropResults(peers, before):
+                if self.rates is not None:
+                    self.forget_bulk(node.name, before, peers)
             case _:
                 self._perform_replication(node, effect)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -353,9 +353,11 @@ class Network(Generic[M]):
             receiver = connection.ends[0] if connection.ends[1] == sender else connection.ends[1]
             self._pump(connection, lane, sender, receiver)
 
-    def forget_bulk(self, sender: str, before: ViewKey) -> None:
+    def forget_bulk(self, sender: str, before: ViewKey, peers: Collection[str] | None = None) -> None:
         """As node/transport.py does: chunks of earlier views are not sent any more, but for what the kernel has."""
         for pair, connection in self.connections.items():
+            if peers is not None and pair[pair[0] == sender] not in peers:
+                continue
             if sender in pair and sender in connection.lanes:
                 lane = connection.lanes[sender]
                 if lane.forget(before):

@@ -66,7 +66,7 @@ def grown(scene, kind, monkeypatch):
     for module, name in ((overlay, "MAX_STRANGERS"), (relay, "MAX_SOURCES"), (core, "MAX_QUEUE")):
         monkeypatch.setattr(module, name, BOUND)
     monkeypatch.setattr(step_sync, "EARLY_STEPS", 1)
-    monkeypatch.setattr(step_sync, "EARLY_COMMITS", BOUND // 4)
+    monkeypatch.setattr(step_sync, "EARLY_COMMITS", (1, BOUND // 4))
     hostile, attacked = Hostile(random.Random(kind.__name__)), cores.Attacked(scene, random.Random(0))
     names = (f"made-up-{number}" for number in itertools.count())
     monkeypatch.setattr(hostile, "name", lambda: next(names))

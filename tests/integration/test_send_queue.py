@@ -209,7 +209,8 @@ async def test_a_void_attempt_is_taken_back_but_for_what_libzmq_has() -> None:
                 a[0].send_bulk("b", b"void %d" % number, bytes(MIB), tag="void")
                 a[0].send_bulk("b", b"good %d" % number, bytes(1000), tag="good" if number % 2 else None)
             await asyncio.sleep(0.1)
-            taken = a[0].forget_bulk(lambda tag: tag == "void")
+            assert not a[0].forget_bulk(lambda tag: tag == "void", ("c",))
+            taken = a[0].forget_bulk(lambda tag: tag == "void", ("b",))
             assert taken >= 20 - OUT_OF_REACH
             path.free.set()
             await b[1].until("bulk", times=40 - taken)

@@ -155,6 +155,24 @@ def test_it_goes_on_dialling_seeds_that_were_not_there_when_others_have_answered
     assert bench.joiner.state is State.LINKING
 
 
+def test_who_streams_and_is_dropped_twice_asks_the_cluster_to_wait(bench):
+    """A flush drops observers that are behind, which is what a slow link makes of them."""
+    asked = []
+    for _ in range(2):
+        bench.to_fetching()
+        [ask] = bodies([each for each in bench.joiner.orphaned("dropped", bench.now_s, goes_on=True)
+                        if isinstance(each, Transmit)])  # fmt: skip
+        asked.append(ask.blocking)
+    assert asked == [False, True]
+
+
+def test_a_result_that_comes_shows_that_the_cluster_goes_on(bench):
+    bench.to_fetching()
+    bench.joiner.unanswered = MAX_UNANSWERED
+    bench.joiner.heard_of_step()
+    assert not any(isinstance(each, JoinFailed) for each in bench.joiner.orphaned("cut off", bench.now_s))
+
+
 def test_a_refusal_is_final_and_carries_the_model_of_the_cluster(bench):
     bench.handle(Tick())
     bench.open("a")

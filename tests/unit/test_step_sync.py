@@ -14,6 +14,7 @@ from chaosnet.protocols.messages import (
     Contribution,
     Down,
     Install,
+    Joining,
     Member,
     Ready,
     Tree,
@@ -446,6 +447,43 @@ def test_contributions_are_merged_like_sums_and_sets():
         dataset=9,
         leaving=False,
     )
+
+
+@pytest.mark.parametrize(
+    "result_bytes, most",
+    [(0, 1024), (2 << 20, 512), (45 << 20, 22), (500 << 20, 8)],
+    ids=lambda each: f"{each:,}",
+)
+def test_an_observer_begins_anew_when_results_that_wait_for_it_would_take_too_much_memory(result_bytes, most):
+    sync = StepSync("o", 1, result_bytes)
+    listening = view("a", {"o": "a"}, "a", observers="o")
+    sync.observe(listening, 0)
+
+    def hears(step):
+        commit = Commit(key=listening.key, step=step, switch=None, total=Contribution(weight=1.0))
+        return sync.handle(Received("a", commit, None))
+
+    assert [hears(step) for step in range(most + 1)] == (most + 1) * [
+        []
+    ]  # That of its own step, and early ones.
+    assert hears(most + 1) == [fx.FellBehind("a")]
+    sync.check_invariants()
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_results_of_before_are_not_sent_to_observers_that_have_gone_or_begin_anew(stays):
+    parent, links = {"b": "a", "o": "b", "p": "b"}, (("a", "b"), ("b", "o"), ("b", "p"))
+    cluster = Cluster(view("ab", parent, "a", observers="op", links=links))
+    anew = Joining(node="o", sources=("b",))
+    left = {} if stays else {"p": "b"}
+    tree = {node: parent[node] for node in parent if node not in left}
+    observers = "op" if stays else "o"
+    following = view("ab", tree, "a", observers=observers, seq=2, links=links, joining=(anew,))
+    for sync in cluster.syncs.values():
+        sync.prepare(following)
+    cluster.train("a", "b")
+    dropped = [effect for effect in cluster.told["b"] if isinstance(effect, fx.DropResults)]
+    assert dropped == [fx.DropResults(("o", *left), following.key)]
 
 
 def test_who_has_voted_for_a_view_of_the_other_alone_counts_with_it():
