@@ -33,8 +33,8 @@ MB = 1e6
 PAPER_7 = {"Pollux": "> 100", "EDL+": "> 10 if large", "Autoscaling": "near EDL+", "Chaos": "about 1"}
 PAPER_10 = {"Pollux": "> 1000", "EDL+": "50 to 100", "Autoscaling": "high", "Chaos": "< 10"}
 OPEN = (
-    "where links are, and how many a new node has: three or four here, random; the optimizer; what a step takes; what "
-    "disks and processes cost beside the links: loopback's processors, and this machine's disk for all"
+    "where links are, and how many a new node has: three or four here, random; the optimizer; what a step takes; "
+    "what disks and processes cost beside the links: loopback's processors, and this machine's disk for all"
 )
 
 
@@ -52,8 +52,8 @@ class Figure(NamedTuple):
 
 
 def run(
-    figure: Figure, members: Sequence[int], models: Sequence[str], overlays: int, repeat: int, seed: int, scale: float,
-    step_s: float, trained_mb: float, optimizer: str, systems: Sequence[str] | None, quick: bool,
+    figure: Figure, members: Sequence[int], models: Sequence[str], overlays: int, repeat: int, seed: int,
+    scale: float, step_s: float, trained_mb: float, optimizer: str, systems: Sequence[str] | None, quick: bool,
     json_file: Path | None, plot_file: Path | None,
 ) -> None:  # fmt: skip
     """Measure, print, write, draw."""
@@ -165,7 +165,8 @@ def _options(figure: Figure, members: str, models: str, overlays: int, step_s: f
         shown("--step-s", type=Amount(0.001, 100), default=step_s, help="Of sleep in each step, for computing."),
         shown("--trained-mb", type=Amount(0, 10_000), default=0.0, help="Of the state, so summed in each step."),
         click.option(
-            "--systems", type=Several(OneOf(tuple(figure.systems))), help=f"Of {', '.join(figure.systems)}. Default: all."
+            "--systems", type=Several(OneOf(tuple(figure.systems))),
+            help=f"Of {', '.join(figure.systems)}. Default: all.",
         ),
         click.option("--quick", is_flag=True, help="A hundredth of all bytes, one join: only to see it run."),
     )  # fmt: skip

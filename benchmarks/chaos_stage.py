@@ -1,4 +1,4 @@
-"""Where the Chaos paper's experiments take place: an overlay of namespaces, whose nodes train while one more joins."""
+"""Where the Chaos paper's experiments take place: an overlay of namespaces; all nodes train, but one, which joins."""
 
 from __future__ import annotations
 
@@ -112,6 +112,7 @@ class Stage:
     work: Work
     folder: Path
     members: dict[str, Node] = field(default_factory=dict)
+    left_s: tuple[float, float] = (0.0, 0.0)  # When the last one that joined asked to leave, and was out.
 
     # --- nodes ---
 
@@ -184,7 +185,8 @@ class Stage:
             first_step_s = self._trains(node)
             reports = self.ask_members(do="report")
             node.tell({"do": "leave"})
-            node.hear(PATIENCE_S)
+            left = node.hear(PATIENCE_S)
+            self.left_s = left["asked_s"], left["done_s"]
         finally:
             node.kill()
         if joined["bytes"] < self.work.state_bytes:

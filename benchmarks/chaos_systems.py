@@ -92,7 +92,7 @@ def _restart(on: Stage, file: Path) -> tuple[Node, dict[str, float]]:
         nodes[name] = on.start(name, links, Pull(), checkpoint=str(file), outside=True)
     for node in nodes.values():
         node.hear(PATIENCE_S)
-    again_s = {}
+    again_s: dict[str, float] = {}
     for turn in range(1 + max(turns.values())):
         some = [name for name in order if turns[name] == turn]
         for name in some:

@@ -10,6 +10,7 @@ import json
 import os
 import select
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import client
 from ..node.core import Agent
 from ..trainer import Trainer
 
@@ -88,8 +90,8 @@ class Worker:
         called_s = time.monotonic()
         told = self.told
         self.trainer = Planned(
-            told, self.model, self.optimizer, join=told["join"], links=tuple(told["links"]), blocking=told["blocking"],
-            join_patience_s=JOIN_PATIENCE_S, new=not told["join"], quiet=True,
+            told, self.model, self.optimizer, join=told["join"], links=tuple(told["links"]),
+            blocking=told["blocking"], join_patience_s=JOIN_PATIENCE_S, new=not told["join"], quiet=True,
         )  # fmt: skip
         came = sum(self.trainer.join_bytes_by_source.values())
         return {"called_s": called_s, "member_s": time.monotonic(), "bytes": came}
@@ -106,20 +108,34 @@ class Worker:
         self.trainer.check_state_replication()
         self.times_s.append(time.monotonic())
 
-    def obey(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """Between two steps. Returns: what to answer."""
+    def obey(self, command: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Between two steps. Returns: what to answer; None if that will be said later."""
         match command:
             case {"do": "plan", "strategy": strategy}:
                 self.trainer.plan_by(strategy)
             case {"do": "train", "on": on}:
                 self.trains = on
-            case {"do": "report"}:
-                return {"times_s": self.times_s, "status": self.trainer.status()}
+            case {"do": "status"}:
+                return self.trainer.status()
+            case {"do": "link", "peer": peer, "connect": connect}:
+                arguments = (self.trainer.status(), peer, connect)  # Beside training, which it waits for.
+                threading.Thread(target=_change_link, args=arguments, daemon=True).start()
+                return None
             case {"do": "save", "file": file}:
                 save(Path(file), self.model, self.optimizer, self.base)
             case {"do": "leave"}:
+                asked_s = time.monotonic()
                 self.trainer.close()
+                return {"times_s": self.times_s, "asked_s": asked_s, "done_s": time.monotonic()}
         return {"times_s": self.times_s}
+
+
+def _change_link(status: Mapping[str, Any], peer: str, connect: bool) -> None:
+    """As `chaosnet link` does, and say how it went."""
+    address = next(each["addresses"][0] for each in status["members"] if each["id"] == status["node"])
+    asked_s = time.monotonic()
+    answer = client.change_link(address, peer, connect)
+    _say({"ok": answer.ok, "text": answer.text, "asked_s": asked_s, "done_s": time.monotonic()})
 
 
 def _base(told: Mapping[str, Any]) -> torch.Tensor:
@@ -131,7 +147,7 @@ def _base(told: Mapping[str, Any]) -> torch.Tensor:
 
 
 def save(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, base: torch.Tensor) -> None:
-    """A checkpoint, as a job that is about to be stopped writes one: on the disk when this returns, and only there."""
+    """A checkpoint, as of a job that is about to be stopped: on the disk when this returns, and only there."""
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "base": base}
     torch.save(state, file)
     with file.open("rb+") as written:
@@ -166,7 +182,9 @@ def serve() -> None:
         if command is None:
             worker.step()
             continue
-        _say(worker.obey(command))
+        answer = worker.obey(command)
+        if answer is not None:
+            _say(answer)
         if command["do"] == "leave":
             return
 

@@ -1,0 +1,85 @@
+"""How long each part of a training state takes to pull over one link (Chaos, Sec. III, Fig. 3).
+
+A cluster of one node, and one link to the node that joins. It joins once for each part, with a state that is that
+part alone; the bytes really move. What is left when nothing of the model is moved (negotiation, a probe of the link,
+counters, generators, 66 kB of weights) is called runtime info; the other parts' delays have it in them, too.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..netem.topology import GOODPUT, LinkSpec, Topology
+from ..options import Amount, OneOf, Several, Whole
+from .chaos_models import PARAMETERS, STATES_BY_OPTIMIZER, VISION, say_sizes, state_bytes, weight_bytes
+from .chaos_stage import Case, Pull, Work, as_root, stage
+from .figures import bars, legend_below, outputs, publish, table
+
+PARTS = ("weights", "optimizer state", "runtime info")
+OPEN = (
+    "the optimizer, and the values of the bars: the text says of pulling from a neighbour `up to one minute`"
+)
+
+
+def parts(model: str, optimizer: str, quick: bool) -> dict[str, int]:
+    """Bytes of each."""
+    weights, everything = weight_bytes(model, quick), state_bytes(model, optimizer, quick)
+    return dict(zip(PARTS, (weights, everything - weights, 0), strict=True))
+
+
+def measure(size_bytes: int, mbit: float, repeat: int) -> list[float]:
+    """Seconds of joins."""
+    pair = Case("pair", Topology({("n0", "n1"): LinkSpec(rate_mbit=mbit)}), "n1")
+    with stage(pair, Work(size_bytes)) as on:
+        on.start_members()
+        return [on.join(Pull()).delay_s for _ in range(repeat)]
+
+
+@click.command("chaos-fig3")
+@click.option("--models", type=Several(OneOf(tuple(PARAMETERS))), default=",".join(VISION), show_default=True)
+@click.option("--optimizer", type=OneOf(tuple(STATES_BY_OPTIMIZER)), default="adam", show_default=True)
+@click.option("--mbit", type=Amount(1, 10_000), default=200.0, show_default=True, help="Of the link.")
+@click.option("--repeat", type=Whole(1, 100), default=1, show_default=True)
+@click.option("--quick", is_flag=True, help="A hundredth of all bytes: only to see it run.")
+@outputs
+def fig3_command(
+    models: Sequence[str], optimizer: str, mbit: float, repeat: int, quick: bool, json_file: Path | None,
+    plot_file: Path | None,
+) -> None:  # fmt: skip
+    """Chaos, Fig. 3: how long weights, optimizer state and runtime info take over one link."""
+    say_sizes(models, optimizer, quick)
+    rows: list[dict[str, Any]] = []
+    with as_root("chaos-fig3"):
+        for model in models:
+            for part, size in parts(model, optimizer, quick).items():
+                took = measure(size, mbit, repeat)
+                bound = 8 * size / (GOODPUT * mbit * 1e6)
+                row = {"model": model, "part": part, "bytes": size, "took_s": took, "bound_s": bound}
+                rows.append(row)
+                click.echo(
+                    f"{model}, {part}: {size / 1e6:.1f} MB in {statistics.median(took):.2f} s", err=True
+                )
+    seconds = {(row["model"], row["part"]): statistics.median(row["took_s"]) for row in rows}
+    bounds = {(row["model"], row["part"]): row["bound_s"] for row in rows}
+    head = ["", *(f"{part}, s" for part in PARTS), *(f"{part}: bound" for part in PARTS[:2])]
+    shown = [
+        [model, *(seconds[model, part] for part in PARTS), *(bounds[model, part] for part in PARTS[:2])]
+        for model in models
+    ]
+    table(head, shown)
+    click.echo("the paper: pulling from a neighbour takes up to one minute")
+    found = {"rows": rows, "mbit": mbit, "optimizer": optimizer, "open": OPEN}
+
+    def draw(figure: Any, _: Any) -> None:
+        axes = figure.subplots()
+        bars(axes, list(models), {part: [seconds[model, part] for model in models] for part in PARTS})
+        axes.set_ylabel(f"replication delay at {mbit:g} Mbit/s (s)")
+        axes.set_title("Chaos, Fig. 3")
+        legend_below(figure, axes)
+
+    publish(found, json_file, plot_file, draw)
