@@ -65,6 +65,7 @@ def _learn(pipe: Pipe, what: Learning, index: int, first: int, verdicts: bool) -
     trainer = Trainer(
         model, optimizer, join=join, name=f"node{index}", quiet=True, seed=what.seed, new=not join
     )
+    began = trainer.step
     pipe.send(trainer.status()["members"][-1]["addresses"][0] if not join else "in")
     while trainer.step == 0 and len(trainer.status()["members"]) < first:
         trainer.update(samples=0)
@@ -77,7 +78,7 @@ def _learn(pipe: Pipe, what: Learning, index: int, first: int, verdicts: bool) -
         trainer.update()
         if verdicts and trainer.step > before and trainer.step % steps == 0:
             pipe.send({"epoch": trainer.step // steps, "verdict": judge(model, task)})
-    done = {"joined_step": trainer.joined_step, "step": trainer.step, "steps_per_epoch": steps}
+    done = {"began_epoch": began / steps, "ended_epoch": trainer.step / steps}
     trainer.close()
     return done
 
@@ -217,7 +218,7 @@ def _show(
     rows = []
     for model, by_name in found.items():
         for name, curve in by_name.items():
-            joined = [each["joined_step"] / each["steps_per_epoch"] for each in curve["ended"].values()]
+            joined = [each["began_epoch"] for each in curve["ended"].values()]
             rows.append(
                 [
                     f"{model}, {name}", curve[figure.shows][change_at - 1], curve[figure.shows][-1],

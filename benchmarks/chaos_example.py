@@ -100,7 +100,7 @@ def case(size_bytes: int, mbit: float) -> Case:
         link_name(*link): LinkSpec(rate_mbit=size_bytes / UNITS * 8 / (GOODPUT * time * unit) / 1e6)
         for link, time in TIMES.items()
     }
-    return Case("Fig. 1", Topology(rates), NEW)
+    return Case("Fig. 1", Topology(rates, [*sorted({*overlay()} - {NEW}), NEW]), NEW)
 
 
 @click.command("chaos-fig1")
