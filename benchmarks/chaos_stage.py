@@ -43,7 +43,9 @@ class Case(NamedTuple):
         """All others, each after one of its neighbours."""
         graph = self.topology.graph.subgraph({*self.topology.nodes} - {self.joiner})
         first = self.topology.nodes[0]
-        return [first, *(node for _, node in nx.bfs_edges(graph, first))]
+        found = [first, *(node for _, node in nx.bfs_edges(graph, first))]
+        assert len(found) == len(graph), "members reach each other without who joins"
+        return found
 
 
 class Work(NamedTuple):
