@@ -15,10 +15,10 @@ from typing import Any
 import click
 
 from ..netem.topology import GOODPUT, LinkSpec, Topology
-from ..options import Amount, OneOf, Several, Whole
-from .chaos_models import PARAMETERS, STATES_BY_OPTIMIZER, VISION, say_sizes, state_bytes, weight_bytes
+from . import chaos_options as options
+from .chaos_models import VISION, say_sizes, state_bytes, weight_bytes
 from .chaos_stage import Case, Pull, Work, as_root, stage
-from .figures import bars, legend_below, outputs, publish, table
+from .figures import bars, legend_below, publish, table
 
 PARTS = ("weights", "optimizer state", "runtime info")
 OPEN = (
@@ -41,12 +41,13 @@ def measure(size_bytes: int, mbit: float, repeat: int) -> list[float]:
 
 
 @click.command("chaos-fig3")
-@click.option("--models", type=Several(OneOf(tuple(PARAMETERS))), default=",".join(VISION), show_default=True)
-@click.option("--optimizer", type=OneOf(tuple(STATES_BY_OPTIMIZER)), default="adam", show_default=True)
-@click.option("--mbit", type=Amount(1, 10_000), default=200.0, show_default=True, help="Of the link.")
-@click.option("--repeat", type=Whole(1, 100), default=1, show_default=True)
-@click.option("--quick", is_flag=True, help="A hundredth of all bytes: only to see it run.")
-@outputs
+@options.add(
+    options.models(",".join(VISION)),
+    options.optimizer("adam"),
+    options.MBIT,
+    options.repeat(1, "Joins for each part."),
+    options.quick("A hundredth of all bytes"),
+)
 def fig3_command(
     models: Sequence[str], optimizer: str, mbit: float, repeat: int, quick: bool, json_file: Path | None,
     plot_file: Path | None,

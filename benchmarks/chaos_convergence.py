@@ -10,7 +10,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +20,9 @@ from torch.nn import functional
 
 from ..options import Amount, Folder, OneOf, Several, Whole
 from ..protocols.errors import ConfigError
+from . import chaos_options as options
 from .chaos_tasks import FILES, VISION_MODELS, judge, load, make, pretrained
-from .figures import legend_below, outputs, publish, table
+from .figures import legend_below, publish, table
 from .processes import Pipe, Workers
 
 NEAR_EPOCHS = 3
@@ -159,28 +159,20 @@ class Figure(NamedTuple):
     rate: float
 
 
-def _options(figure: Figure) -> Any:
-    shown = partial(click.option, show_default=True)
+def _options(figure: Figure) -> options.Option:
     files = "; ".join(f"{task}: {FILES[task]}" for task in figure.tasks[1:])
-    options = (
-        shown("--models", type=Several(OneOf(figure.models)), default=",".join(figure.models)),
-        shown("--task", type=OneOf(figure.tasks), default=figure.tasks[0]),
+    return options.add(
+        options.shown("--models", type=Several(OneOf(figure.models)), default=",".join(figure.models)),
+        options.shown("--task", type=OneOf(figure.tasks), default=figure.tasks[0]),
         click.option("--data", type=Folder(), help=f"Where local files are. {files}."),
-        shown("--nodes", type=Whole(1, 15), default=4, help="The fewer; the others are one more."),
-        shown("--epochs", type=Whole(2, 1000), default=figure.epochs),
-        shown("--change-at", type=Whole(1, 999), default=figure.change_at, help="Epoch."),
-        shown("--batch", type=Whole(1, 10_000), default=16, help="Samples of a node in a step."),
-        shown("--rate", type=Amount(1e-6, 10), default=figure.rate, help="Of learning, by Adam."),
-        shown("--seed", type=Whole(0, 2**31), default=0),
-        click.option("--quick", is_flag=True, help="The first model, four epochs: only to see it run."),
-    )  # fmt: skip
-
-    def add(command: Any) -> Any:
-        for option in reversed(options):
-            command = option(command)
-        return outputs(command)
-
-    return add
+        options.shown("--nodes", type=Whole(1, 15), default=4, help="The fewer; the others are one more."),
+        options.shown("--epochs", type=Whole(2, 1000), default=figure.epochs),
+        options.shown("--change-at", type=Whole(1, 999), default=figure.change_at, help="Epoch."),
+        options.shown("--batch", type=Whole(1, 10_000), default=16, help="Samples of a node in a step."),
+        options.shown("--rate", type=Amount(1e-6, 10), default=figure.rate, help="Of learning, by Adam."),
+        options.SEED,
+        options.quick("The first model, four epochs"),
+    )
 
 
 def _command(figure: Figure, text: str) -> click.Command:

@@ -17,12 +17,12 @@ import click
 import networkx as nx
 
 from ..netem.topology import GOODPUT, LinkSpec, Topology, link_name
-from ..options import Amount, OneOf, Whole
 from ..scheduler.shard_plan import STRATEGIES, ShardPlan, Source
-from .chaos_models import PARAMETERS, say_sizes
+from . import chaos_options as options
+from .chaos_models import say_sizes
 from .chaos_stage import Case, Work, as_root
 from .chaos_systems import FIG15, measure
-from .figures import bars, legend_below, outputs, publish, table
+from .figures import bars, legend_below, publish, table
 
 UNITS = 10
 NEW = "n11"
@@ -104,16 +104,13 @@ def case(size_bytes: int, mbit: float) -> Case:
 
 
 @click.command("chaos-fig1")
-@click.option("--move", is_flag=True, help="Really move the bytes, over namespaces (root).")
-@click.option(
-    "--model", type=OneOf(tuple(PARAMETERS)), default="ResNet101", show_default=True, help="Whose to move."
+@options.add(
+    click.option("--move", is_flag=True, help="Really move the bytes, over namespaces (root)."),
+    options.model(),
+    options.MBIT,
+    options.repeat(3, "Of what is moved."),
+    options.quick("Move a hundredth of all bytes, once"),
 )
-@click.option(
-    "--mbit", type=Amount(1, 10_000), default=200.0, show_default=True, help="Of the new node's fastest link."
-)
-@click.option("--repeat", type=Whole(1, 100), default=3, show_default=True, help="Of what is moved.")
-@click.option("--quick", is_flag=True, help="Move a hundredth of all bytes, once: only to see it run.")
-@outputs
 def fig1_command(
     move: bool,
     model: str,

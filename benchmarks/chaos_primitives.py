@@ -16,18 +16,18 @@ import random
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 import networkx as nx
 
-from ..options import Amount, OneOf, Several, Whole
+from ..options import Whole
 from ..protocols.errors import ConfigError
-from .chaos_models import PARAMETERS, say_sizes
+from . import chaos_options as options
+from .chaos_models import say_sizes
 from .chaos_stage import Case, Joined, Pull, Stage, Work, as_root, cases, idle_s, stage
-from .figures import bars, legend_below, outputs, publish, table
+from .figures import bars, legend_below, publish, table
 from .overlay import PATIENCE_S
 
 PAPER = {
@@ -147,31 +147,23 @@ def _cells(row: Mapping[str, Any]) -> list[object]:
     return [core, 1e3 * statistics.median(row["effect_s"]), 1e3 * statistics.median(row["held_s"])]
 
 
-def _options(members: Any, default: str, repeat: int) -> Any:
-    shown = partial(click.option, show_default=True)
-    options = (
-        shown("--members", type=members, default=default),
-        shown("--model", type=OneOf(tuple(PARAMETERS)), default="ResNet101", help="Whose state they hold."),
-        shown("--repeat", type=Whole(1, 100), default=repeat),
-        shown("--seed", type=Whole(0, 2**31), default=0, help="Of the overlay, and of the links that come and go."),
-        shown("--scale", type=Amount(0.001, 100), default=1.0, help="Times all rates."),
-        shown("--step-s", type=Amount(0.001, 100), default=0.2, help="Of sleep in each step, for computing."),
-        click.option("--quick", is_flag=True, help="A hundredth of all bytes, each once: only to see it run."),
-    )  # fmt: skip
-
-    def add(command: Any) -> Any:
-        for option in reversed(options):
-            command = option(command)
-        return outputs(command)
-
-    return add
+def _options(members: options.Option, repeat: int) -> options.Option:
+    return options.add(
+        members,
+        options.model(),
+        options.repeat(repeat, "Of each kind."),
+        options.SEED,
+        options.SCALE,
+        options.step_s(0.2),
+        options.quick("A hundredth of all bytes, each once"),
+    )
 
 
 @click.command("chaos-table1")
-@_options(Whole(4, 15), "6", 5)
-def table1_command(members: int, json_file: Path | None, plot_file: Path | None, **options: Any) -> None:
+@_options(options.shown("--members", type=Whole(4, 15), default=6), 5)
+def table1_command(members: int, json_file: Path | None, plot_file: Path | None, **chosen: Any) -> None:
     """Chaos, Table I: what each of its primitives takes."""
-    rows = _run("chaos-table1", (members,), **options)
+    rows = _run("chaos-table1", (members,), **chosen)
     shown = [[row["kind"], PAPER.get(row["kind"]), *_cells(row)] for row in rows]
     table(["", "the paper", "core, ms", "effect, ms", "held up, ms"], shown)
     kinds = [row["kind"] for row in rows]
@@ -189,12 +181,12 @@ def table1_command(members: int, json_file: Path | None, plot_file: Path | None,
 
 
 @click.command("chaos-fig9")
-@_options(Several(Whole(4, 15)), "4,6,8,11", 3)
+@_options(options.members(4, "4,6,8,11"), 3)
 def fig9_command(
-    members: Sequence[int], json_file: Path | None, plot_file: Path | None, **options: Any
+    members: Sequence[int], json_file: Path | None, plot_file: Path | None, **chosen: Any
 ) -> None:
     """Chaos, Fig. 9: what opening a link takes, by the size of the cluster; and the other primitives."""
-    rows = _run("chaos-fig9", members, **options)
+    rows = _run("chaos-fig9", members, **chosen)
     for row in rows:
         row["cells"] = _cells(row)
     by_size = {(row["kind"], row["members"]): row["cells"] for row in rows}

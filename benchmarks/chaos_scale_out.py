@@ -16,18 +16,18 @@ the state alone.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
 from ..options import Amount, OneOf, Several, Whole
-from .chaos_models import PARAMETERS, STATES_BY_OPTIMIZER, TEXT, say_sizes
+from . import chaos_options as options
+from .chaos_models import TEXT, say_sizes
 from .chaos_stage import Work, as_root, bound_s, cases
 from .chaos_systems import FIG15, FIG16, SYSTEMS, System, measure, plain
-from .figures import bars, legend_below, outputs, publish, table
+from .figures import bars, legend_below, publish, table
 
 MB = 1e6
 PAPER_7 = {"Pollux": "> 100", "EDL+": "> 10 if large", "Autoscaling": "near EDL+", "Chaos": "about 1"}
@@ -150,33 +150,25 @@ def _draw(figure: Any, what: Figure, names: Sequence[str], shown: Sequence[Shown
     legend_below(figure, axes)
 
 
-def _options(figure: Figure, members: str, models: str, overlays: int, step_s: float) -> Callable[[Any], Any]:
-    shown = partial(click.option, show_default=True)
-    options = (
-        shown("--members", type=Several(Whole(2, 15)), default=members, help="Before the join."),
-        shown("--models", type=Several(OneOf(tuple(PARAMETERS))), default=models),
-        shown(
-            "--optimizer", type=OneOf(tuple(STATES_BY_OPTIMIZER)), default="sgd", help="Whose numbers are moved, too."
+def _options(figure: Figure, members: str, models: str, overlays: int, step_s: float) -> options.Option:
+    return options.add(
+        options.members(2, members),
+        options.models(models),
+        options.optimizer("sgd"),
+        options.shown("--overlays", type=Whole(1, 100), default=overlays, help="Random ones."),
+        options.repeat(3, "Joins by each system on each overlay."),
+        options.SEED,
+        options.SCALE,
+        options.step_s(step_s),
+        options.shown(
+            "--trained-mb", type=Amount(0, 10_000), default=0.0, help="Of the state, so summed in each step."
         ),
-        shown("--overlays", type=Whole(1, 100), default=overlays, help="Random ones."),
-        shown("--repeat", type=Whole(1, 100), default=3, help="Joins by each system on each overlay."),
-        shown("--seed", type=Whole(0, 2**31), default=0, help="Of the first overlay."),
-        shown("--scale", type=Amount(0.001, 100), default=1.0, help="Times all rates."),
-        shown("--step-s", type=Amount(0.001, 100), default=step_s, help="Of sleep in each step, for computing."),
-        shown("--trained-mb", type=Amount(0, 10_000), default=0.0, help="Of the state, so summed in each step."),
         click.option(
             "--systems", type=Several(OneOf(tuple(figure.systems))),
             help=f"Of {', '.join(figure.systems)}. Default: all.",
         ),
-        click.option("--quick", is_flag=True, help="A hundredth of all bytes, one join: only to see it run."),
+        options.quick("A hundredth of all bytes, one join"),
     )  # fmt: skip
-
-    def add(command: Any) -> Any:
-        for option in reversed(options):
-            command = option(command)
-        return outputs(command)
-
-    return add
 
 
 def _command(
@@ -189,8 +181,8 @@ def _command(
 ) -> click.Command:
     @click.command(figure.name, help=text)
     @_options(figure, members, models, overlays, step_s)
-    def command(**options: Any) -> None:
-        run(figure, **options)
+    def command(**chosen: Any) -> None:
+        run(figure, **chosen)
 
     return command
 
