@@ -32,10 +32,10 @@ def parts(model: str, optimizer: str, quick: bool) -> dict[str, int]:
     return dict(zip(PARTS, (weights, everything - weights, 0), strict=True))
 
 
-def measure(size_bytes: int, mbit: float, repeat: int) -> list[float]:
+def measure(size_bytes: int, mbit: float, repeat: int, step_s: float) -> list[float]:
     """Seconds of joins."""
     pair = Case("pair", Topology({("n0", "n1"): LinkSpec(rate_mbit=mbit)}), "n1")
-    with stage(pair, Work(size_bytes)) as on:
+    with stage(pair, Work(size_bytes, step_s=step_s)) as on:
         on.start_members()
         return [on.join(Pull()).delay_s for _ in range(repeat)]
 
@@ -46,11 +46,12 @@ def measure(size_bytes: int, mbit: float, repeat: int) -> list[float]:
     options.optimizer("adam"),
     options.MBIT,
     options.repeat(1, "Joins for each part."),
+    options.step_s(0.2),
     options.quick("A hundredth of all bytes"),
 )
 def fig3_command(
-    models: Sequence[str], optimizer: str, mbit: float, repeat: int, quick: bool, json_file: Path | None,
-    plot_file: Path | None,
+    models: Sequence[str], optimizer: str, mbit: float, repeat: int, step_s: float, quick: bool,
+    json_file: Path | None, plot_file: Path | None,
 ) -> None:  # fmt: skip
     """Chaos, Fig. 3: how long weights, optimizer state and runtime info take over one link."""
     say_sizes(models, optimizer, quick)
@@ -58,7 +59,7 @@ def fig3_command(
     with as_root("chaos-fig3"):
         for model in models:
             for part, size in parts(model, optimizer, quick).items():
-                took = measure(size, mbit, repeat)
+                took = measure(size, mbit, repeat, step_s)
                 bound = 8 * size / (GOODPUT * mbit * 1e6)
                 row = {"model": model, "part": part, "bytes": size, "took_s": took, "bound_s": bound}
                 rows.append(row)

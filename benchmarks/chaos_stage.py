@@ -53,7 +53,7 @@ class Work(NamedTuple):
 
     state_bytes: int
     trained_bytes: int = 0  # Of the state.
-    step_s: float = 0.02  # Asleep, in place of computing.
+    step_s: float = 0.2  # Asleep, in place of computing.
 
 
 class Pull(NamedTuple):
