@@ -26,7 +26,7 @@ from ..options import Whole
 from ..protocols.errors import ConfigError
 from . import chaos_options as options
 from .chaos_models import say_sizes
-from .chaos_stage import Case, Joined, Pull, Stage, Work, as_root, cases, idle_s, stage
+from .chaos_stage import Joined, Pull, Stage, Work, as_root, cases, idle_s, stage
 from .figures import bars, legend_below, publish, table
 from .overlay import PATIENCE_S
 
@@ -57,7 +57,7 @@ def events(on: Stage, repeat: int, seed: int) -> Iterator[Event]:
         joined, left = _come_and_go(on)
         yield Event("scale-out", joined.delay_s, statistics.fmean(joined.idle_by_member.values()))
         yield Event("scale-in", *left)
-        a, b = _unlinked(on.case, rng)
+        a, b = _unlinked(on, rng)
         for kind, connect in (("connect-link", True), ("disconnect-link", False)):
             on.warm_up()
             yield Event(kind, *_asked(on, a, {"do": "link", "peer": b, "connect": connect}))
@@ -67,14 +67,23 @@ def events(on: Stage, repeat: int, seed: int) -> Iterator[Event]:
         yield Event(NOTHING, NOTHING_S, _held_s(on, began_s, time.monotonic()))
 
 
-def _unlinked(case: Case, rng: random.Random) -> tuple[str, str]:
-    graph = case.topology.graph.subgraph(case.members)
-    pairs = sorted(nx.non_edges(graph))
+def _unlinked(on: Stage, rng: random.Random) -> tuple[str, str]:
+    """As the scheduler sees it: a cluster opens links of its own where it is about to fall apart."""
+    linked = nx.Graph((each["a"], each["b"]) for each in _status(on)["links"])
+    linked.add_nodes_from(on.members)
+    pairs = [pair for pair in sorted(nx.non_edges(linked)) if {*pair} <= on.members.keys()]
     if not pairs:
+        count = len(on.members)
         raise ConfigError(
-            f"bench chaos: {case.name}: all {len(graph)} members are linked (expected more members)"
+            f"bench chaos: {on.case.name}: all {count} members are linked (expected more members)"
         )
     return rng.choice(pairs)
+
+
+def _status(on: Stage) -> dict[str, Any]:
+    """The scheduler's."""
+    found = on.ask_members(do="status").values()
+    return next(status for status in found if status["scheduler"] == status["node"])
 
 
 def _come_and_go(on: Stage) -> tuple[Joined, tuple[float, float]]:
@@ -101,10 +110,9 @@ def _held_s(on: Stage, begin_s: float, end_s: float) -> float:
 def core_ms(on: Stage) -> dict[str, list[float]]:
     """By kind, as the scheduler tells it."""
     found: dict[str, list[float]] = {kind: [] for kind in PAPER}
-    for status in on.ask_members(do="status").values():
-        for each in status["events"] if status["scheduler"] == status["node"] else ():
-            if each["kind"] in found:
-                found[each["kind"]].append(each["handling_ms"])
+    for each in _status(on)["events"]:
+        if each["kind"] in found:
+            found[each["kind"]].append(each["handling_ms"])
     return found
 
 
