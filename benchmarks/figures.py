@@ -24,6 +24,9 @@ COLOURS = {
     "oobleck": "tab:purple", "torchft": "tab:brown", "fault-free": "tab:gray", "paper": "black",
     "no clocks": "tab:cyan", "degraded": "tab:gray", "hivemind": "tab:pink",
     "single source": "tab:gray", "multi-source": "tab:red", "multi-neighbour": "tab:orange",
+    "Pollux": "tab:brown", "EDL+": "tab:gray", "Autoscaling": "tab:red", "Chaos": "tab:orange",
+    "weights": "tab:blue", "optimizer state": "tab:orange", "runtime info": "tab:green",
+    "as moved": "tab:green", "core": "tab:blue", "effect": "tab:gray", "held up": "tab:red",
     "even": "tab:orange", "greedy": "tab:green", "optimal": "tab:purple",
 }  # fmt: skip
 
