@@ -75,7 +75,7 @@ def _learn(pipe: Pipe, what: Learning, index: int, first: int, verdicts: bool) -
         some = _batch(trainer.step, steps, len(x), what, index)
         functional.cross_entropy(model(x[some]), y[some]).backward()
         before = trainer.step
-        trainer.update()
+        trainer.update(samples=len(some))
         if verdicts and trainer.step > before and trainer.step % steps == 0:
             pipe.send({"epoch": trainer.step // steps, "verdict": judge(model, task)})
     done = {"began_epoch": began / steps, "ended_epoch": trainer.step / steps}

@@ -562,8 +562,8 @@ class Trainer:
         weight = float(samples if samples is not None else self._weight or self._own_weight)
         if not 0 <= weight <= MAX_WEIGHT:
             raise ConfigError(f"update: samples is {samples} (expected a number from 0 to {MAX_WEIGHT:g})")
-        if samples is not None and self._weight is None:
-            self._own_weight = weight
+        if samples and self._weight is None:
+            self._own_weight = weight  # None at all is said of this update, not of those to come.
         self._eager = samples is None
         self._rules.check(self._round)
         self._schedule.check(counts_epochs=self._share.length > 0)

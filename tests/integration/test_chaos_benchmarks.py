@@ -89,14 +89,6 @@ def test_a_link_carries_one_unit_at_a_time():
     assert passed_on(graph, {"n3": 1, "n10": 1}) == 8 + 8
 
 
-@pytest.mark.slow
-@in_namespaces
-def test_the_papers_example_is_moved_in_its_order(tmp_path):
-    found = bench(tmp_path, "chaos-fig1", "--move", "--model", "LoRA", "--mbit", "8", "--repeat", "1")
-    moved = found["moved_units"]
-    assert moved["multi-neighbour"] < moved["single source"]
-
-
 # --- how idle time is counted ---
 
 

@@ -539,3 +539,13 @@ def test_of_a_node_that_is_to_heal_when_nobody_else_is_left_no_state_passes_for_
             loss_of(trainer.model, batch).backward()
             trainer._healing = Verdict("state", "x", "x differs", here=True)
             trainer.update()
+
+
+def test_an_update_without_samples_says_nothing_of_those_to_come(start):
+    trainer = start()
+    x = torch.ones(3, 4)
+    for samples in (3, 0, None):
+        if samples != 0:
+            trainer.model(x).sum().backward()
+        trainer.update(samples=samples)
+    assert (trainer.step, trainer.samples) == (2, 6)
