@@ -192,14 +192,13 @@ def test_primitives_are_measured(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("figure", "nodes"), [("chaos-fig12", 2), ("chaos-fig13", 1)])
-def test_nodes_that_come_and_go_are_there_for_their_epochs(tmp_path, figure, nodes):
-    (curves,) = bench(tmp_path, figure, "--nodes", str(nodes), "--batch", "64", "--quick")["curves"].values()
-    change = f"{nodes + 1} to {nodes}" if figure == "chaos-fig12" else f"{nodes} to {nodes + 1}"
+@pytest.mark.parametrize(("figure", "change"), [("chaos-fig12", "2 to 1"), ("chaos-fig13", "1 to 2")])
+def test_nodes_that_come_and_go_are_there_for_their_epochs(tmp_path, figure, change):
+    (curves,) = bench(tmp_path, figure, "--nodes", "1", "--batch", "64", "--quick")["curves"].values()
     assert len(curves) == 3
     for curve in curves.values():
         assert len(curve["loss"]) == 4 and curve["loss"][-1] < curve["loss"][0]
-    last = curves[change]["ended"][f"node{nodes}"]
+    last = curves[change]["ended"]["node1"]
     assert last["began_epoch"] >= 2 if figure == "chaos-fig13" else 2 <= last["ended_epoch"] < 4
 
 

@@ -173,7 +173,7 @@ USAGE = {
     "simulate --schedules 5 --seed 3": "chaosnet simulate: 2 things to run (expected exactly one of --schedules,",
     "simulate --schedules 5 --nodes 9..3": "--nodes: '9..3' is out of range (expected a number of nodes from 2",
     "simulate --schedules 5 --json SCRIPT/found.json": "--json: '",
-    "simulate --seed 5 --json f": "--json: means nothing with --seed (expected --nodes or --hard or --rates or --trace)",
+    "simulate --seed 5 --json f": "--json: means nothing with --seed (expected --nodes or --hard or --rates or",
     "simulate --mutants --hard": "--hard: means nothing with --mutants (expected --json)",
     "simulate --crash-points --nodes 3..9": "--nodes: 3..9 with --crash-points (expected at most 5)",
     "run --resume-from 3 SCRIPT": "--resume-from: without --checkpoint-dir",
