@@ -16,7 +16,7 @@ from chaosnet.simulator import run, run_many
 from chaosnet.simulator.coverage import crashed, expected
 from chaosnet.simulator.random_run import AIMS, NODES, RandomRun, Violation
 
-SEEDS = 2000
+SEEDS = 1000
 
 # Found something at the time (more are told as stories in test_bugs_found.py); other code, other lives.
 KEPT = {
