@@ -134,6 +134,7 @@ def _figures(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     gaps = {name: extra_gap(result["times_s"], begin_s, end_s) for name, result in results.items()}
     links = [each for each in results["source0"]["links"] if last in (each["a"], each["b"])]
     bound_s = join_bound_s(joiner["bytes"], links, last) or float("nan")
+    grown = [_growth(result, begin_s, end_s) for result in results.values()]
     return {
         "seconds": end_s - begin_s,
         "seconds_to_membership": joiner["member_s"] - begin_s,
@@ -143,7 +144,7 @@ def _figures(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "ratio_to_bound": (end_s - begin_s) / bound_s,
         "survivor_longest_gap_seconds": max(gap for gap, _ in gaps.values()),
         "survivor_median_step_seconds": max(usual for _, usual in gaps.values()),
-        "source_memory_bytes": max(_growth(result, begin_s, end_s) for result in results.values()),
+        "source_memory_bytes": max((each for each in grown if each is not None), default=None),
         "link_rates_mbit": {
             f"{each['a']} - {each['b']}": [each["rate_mbit"], each["rate_back_mbit"]] for each in links
         },
@@ -158,14 +159,16 @@ def extra_gap(times_s: list[float], begin_s: float, end_s: float) -> tuple[float
     return max(during) - usual_s, usual_s
 
 
-def _growth(source: dict[str, Any], begin_s: float, end_s: float) -> int:
-    before = max(
-        peak for at_s, peak in zip(source["times_s"], source["peaks"], strict=True) if at_s < begin_s
-    )
-    return (
-        int(max(p for at_s, p in zip(source["times_s"], source["peaks"], strict=True) if at_s <= end_s))
-        - before
-    )
+def _growth(source: dict[str, Any], begin_s: float, end_s: float) -> int | None:
+    """Of its peak; None where there is no telling."""
+    peaks = list(zip(source["times_s"], source["peaks"], strict=True))
+    before = max(int(peak) for at_s, peak in peaks if at_s < begin_s)
+    after = max(int(peak) for at_s, peak in peaks if at_s <= end_s)
+    return after - before if after else None
+
+
+def _told(growth_bytes: int | None) -> str:
+    return "unknown here" if growth_bytes is None else f"{growth_bytes / 1e6:+.0f} MB"
 
 
 @click.command("join")
@@ -194,7 +197,7 @@ def join_command(
             f"{run['bytes'] / 1e6:.0f} MB from {sources} sources: {run['seconds']:.2f} s to the first step "
             f"({run['ratio_to_bound']:.2f} x the bound of {run['bound_seconds']:.2f} s), "
             f"longest extra gap of a survivor {run['survivor_longest_gap_seconds']:.3f} s, "
-            f"memory of a source at most {run['source_memory_bytes'] / 1e6:+.0f} MB"
+            f"memory of a source at most {_told(run['source_memory_bytes'])}"
         )
     best = min(runs, key=lambda run: float(run["seconds"]))
     write_json(json_file, best if repeat == 1 else {**best, "runs": runs})
