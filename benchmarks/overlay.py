@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import click
 import msgspec
@@ -34,6 +34,7 @@ from ..netem.backend import TestbedError
 from ..netem.netns import PORT, Netns
 from ..netem.topology import GOODPUT, LinkSpec, Topology, random_overlay
 from ..node.gradients import MAX_CHUNK_BYTES, chunk_bytes_of
+from ..node.keys import KeyPair
 from ..options import Amount, OneOf, Several, Whole
 from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
@@ -45,6 +46,7 @@ from .allreduce import Ours, Vector, first_view
 WARM_UP = 2
 PATIENCE_S = 120.0  # Until all workers have loaded torch, on a busy machine.
 RESTARTS = 3  # Of the workers for one size, because a cluster has changed its view.
+SECRET = bytes(range(32))  # Of all workers, in networks that nobody else is in.
 PERIOD = 1009  # Of what is summed: a prime, so that no chunk is like another. Small, so that sums are exact.
 
 
@@ -65,6 +67,7 @@ class Variant(NamedTuple):
 
     policy: str
     chunk_bytes: int  # 0: what suits the size.
+    keys: bool = False  # Encrypted.
 
 
 @dataclass(slots=True)
@@ -75,6 +78,7 @@ class Row:
     mb: float
     policy: str
     chunk_bytes: int
+    keys: bool
     bound_s: float
     promised: float  # The plan's throughput, as a share of the bound.
     rounds_s: list[float]
@@ -89,6 +93,10 @@ class Row:
     def reached(self) -> float:
         """The throughput measured, as a share of the bound."""
         return self.bound_s / self.median_s
+
+    @property
+    def variant(self) -> Variant:
+        return Variant(self.policy, self.chunk_bytes, self.keys)
 
 
 # --- plans and bounds ---
@@ -118,19 +126,26 @@ def measured(topology: Topology) -> nx.Graph:
 # --- the parent ---
 
 
-class Node:
-    """A worker in its namespace, which answers each line that it is told with one."""
+class Place(Protocol):
+    """Where programs are started, such as a testbed."""
 
-    def __init__(self, testbed: Netns, name: str, module: str = "overlay") -> None:
+    def start(self, node: str, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]: ...
+
+
+class Node:
+    """A worker in its place, which answers each line that it is told with one. `options`: of its process."""
+
+    def __init__(self, place: Place, name: str, module: str = "overlay", **options: Any) -> None:
         self.name, self.module = name, module
         command = [sys.executable, "-m", f"chaosnet.benchmarks.{module}", name]
-        self._process = testbed.start(
+        self._process = place.start(
             name,
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={"OMP_NUM_THREADS": "1"},
+            env={"OMP_NUM_THREADS": "1", **options.pop("env", {})},
             start_new_session=True,  # Ctrl+C is for the parent, which ends them.
+            **options,
         )
 
     def tell(self, what: dict[str, Any]) -> None:
@@ -239,11 +254,13 @@ def _told(testbed: Netns, graph: nx.Graph, node: str, port: int, variant: Varian
     """What the worker on `node` needs to know of a variant."""
     addresses = {each: testbed.endpoints(next(iter(graph[each])), each, port)[0] for each in graph}
     view = first_view(addresses, graph, variant.policy)
+    key = f"{KeyPair.of(SECRET).public}@" if variant.keys else ""
     return {
         "listen": addresses[node],
-        "neighbors": {peer: testbed.endpoints(node, peer, port)[1] for peer in graph[node]},
+        "neighbors": {peer: key + testbed.endpoints(node, peer, port)[1] for peer in graph[node]},
         "view": msgspec.to_builtins(view),
         "chunk_bytes": variant.chunk_bytes,
+        "keys": variant.keys,
     }
 
 
@@ -317,13 +334,12 @@ def _rounds(
 def summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Median and worst over the overlays, by size and variant."""
     found = []
-    for mb, policy, chunk_bytes in dict.fromkeys((row.mb, row.policy, row.chunk_bytes) for row in rows):
-        same = [row for row in rows if (row.mb, row.policy, row.chunk_bytes) == (mb, policy, chunk_bytes)]
+    for mb, variant in dict.fromkeys((row.mb, row.variant) for row in rows):
+        same = [row for row in rows if (row.mb, row.variant) == (mb, variant)]
         found.append(
             {
                 "mb": mb,
-                "policy": policy,
-                "chunk_bytes": chunk_bytes,
+                **variant._asdict(),
                 "overlays": len(same),
                 "promised_median": statistics.median(row.promised for row in same),
                 "promised_worst": min(row.promised for row in same),
@@ -347,7 +363,12 @@ class _Worker:
             part = self.own[start : start + MAX_CHUNK_BYTES]
             part.copy_(_pattern(start, start + len(part)) * told["factor"])
         self.clusters = [
-            Ours(name, Vector(len(self.own), each["chunk_bytes"], self.own), each["listen"])
+            Ours(
+                name,
+                Vector(len(self.own), each["chunk_bytes"], self.own),
+                each["listen"],
+                KeyPair.of(SECRET) if each["keys"] else None,
+            )
             for each in told["variants"]
         ]
         self.views = [msgspec.convert(each["view"], View) for each in told["variants"]]
@@ -451,19 +472,25 @@ def _serve(name: str) -> None:
 @click.option(
     "--chunk-bytes", type=Several(Whole(1024, MAX_CHUNK_BYTES)), help="Default: as of the Trainer, by the size.",
 )  # fmt: skip
+@click.option("--keys", is_flag=True, help="Also with encryption.")
 @click.option("--rounds", type=Whole(1, 1000), default=5, show_default=True, help=f"After {WARM_UP} more.")
 @json_option
 def overlay_command(
     topology: Path | None, count: int | None, nodes: int, links: int | None, seed: int, scale: float,
-    sizes_mb: tuple[float, ...], policies: tuple[str, ...], chunk_bytes: tuple[int, ...] | None, rounds: int,
-    json_file: Path | None,
+    sizes_mb: tuple[float, ...], policies: tuple[str, ...], chunk_bytes: tuple[int, ...] | None, keys: bool,
+    rounds: int, json_file: Path | None,
 ) -> None:  # fmt: skip
     """All-reduce over an overlay of shaped links, beside the bound that no plan can beat."""
     if (topology is None) == (count is None):
         raise click.UsageError("expected one of --topology and --random")
     if os.geteuid() != 0:
         raise ConfigError("bench overlay: network namespaces need root")
-    variants = [Variant(policy, size) for policy in policies for size in chunk_bytes or (0,)]
+    variants = [
+        Variant(policy, size, keyed)
+        for policy in policies
+        for size in chunk_bytes or (0,)
+        for keyed in (False, True)[: 1 + keys]
+    ]
     try:
         overlays = {
             name: scaled(each, scale) for name, each in _overlays(topology, count, nodes, links, seed).items()
@@ -480,7 +507,8 @@ def overlay_command(
         click.echo(f"over {len(overlays)} overlays:  promised: median, worst   reached: median, worst")
         for line in found:
             click.echo(
-                f"{line['mb']:>7g} MB {line['policy']:>7} {line['chunk_bytes'] / 1024:>8g} KiB"
+                f"{line['mb']:>7g} MB {line['policy']:>7}{'+keys' * line['keys']:<5}"
+                f" {line['chunk_bytes'] / 1024:>8g} KiB"
                 f" {line['promised_median']:>10.3f} {line['promised_worst']:>7.3f}"
                 f" {line['reached_median']:>14.3f} {line['reached_worst']:>7.3f}"
             )
@@ -511,14 +539,15 @@ def _run(
     """Measure, and print what is found as it is."""
     wide = max(len(name) for name in ("overlay", *overlays))
     click.echo(
-        f"{'overlay':<{wide}}      MB  policy  chunk KiB  bound s  promised  median s  reached  cpu: ours   all"
+        f"{'overlay':<{wide}}      MB  policy       chunk KiB  bound s  promised  median s  reached  cpu: ours   all"
     )
     rows = []
     for name, topology in overlays.items():
         for row in measure(name, topology, sizes_mb, variants, rounds):
             rows.append(row)
             click.echo(
-                f"{name:<{wide}} {row.mb:>7g} {row.policy:>7} {row.chunk_bytes / 1024:>10g} {row.bound_s:>8.3f}"
+                f"{name:<{wide}} {row.mb:>7g} {row.policy:>7}{'+keys' * row.keys:<5} {row.chunk_bytes / 1024:>10g}"
+                f" {row.bound_s:>8.3f}"
                 f" {row.promised:>9.3f} {row.median_s:>9.3f} {row.reached:>8.3f} {row.ours:>10.2f} {row.busy:>5.2f}"
             )
     return rows

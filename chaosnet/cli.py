@@ -46,8 +46,10 @@ MAX_CRASH_NODES = 5  # As in simulator/crash_points.py: there are tens of thousa
 WATCH_EVERY_S = 0.5
 BENCHMARKS = {
     "join": "Join a large state over loopback: how long, how close to the bound, who waits.",
+    "start": "Machines that are started together, with states of real size: when all are in (root).",
     "allreduce": "All-reduce over loopback, beside Gloo.",
     "overlay": "All-reduce over an overlay of shaped links, beside the bound that no plan can beat (root).",
+    "replan": "Training while the rates of all links change, beside plans that knew them (root).",
     "step": "Steps of training, beside DistributedDataParallel over Gloo.",
     "checkpoint": "Steps with and without a checkpoint, in one run.",
     "agreement": "Steps that compare the replicas, and steps that do not, in one run.",

@@ -563,11 +563,12 @@ class ReplicationPlan(Message, frozen=True, kw_only=True):
 
     `fellows` join in the same view and fetch the same: you serve each other. `turn`: which you are, of how many, so
     that not all begin with the same bytes. `flushed` (term, number): this flush is over, and so are all before it,
-    should you still hear of one.
+    should you still hear of one. `step_s`: what a step takes; 0 if nobody knows yet.
     """
 
     view: View
     step: Count
+    step_s: Annotated[float, Meta(ge=0)] = 0.0
     flushed: tuple[Count, Count] = (0, 0)
     shard_bytes: Annotated[int, Meta(ge=1)]
     shards_by_source: dict[Id, Count]
@@ -576,9 +577,10 @@ class ReplicationPlan(Message, frozen=True, kw_only=True):
 
 
 class ScaleOutReady(Message, frozen=True, kw_only=True):
-    """Joiner to scheduler: my state is whole and I keep up; make me a member."""
+    """Joiner to scheduler: my state is whole, or will be `in_s` from now; make me a member."""
 
     node: Id
+    in_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class ScaleOutAbort(Message, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ links). From there it adapts:
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Iterable
@@ -88,6 +89,7 @@ class Replication:
         self.failed = ""
         self.whole = False
         self.wake_at_s: float | None = None
+        self._began_s = 0.0  # When pieces were first asked for.
         self._news_s = 0.0  # When something new of the state came, or was said to be somewhere.
         self._nobodys: deque[int] = deque()  # Not asked for yet, and in nobody's share.
         self._asked: set[str] = set()
@@ -115,7 +117,8 @@ class Replication:
             case Received(peer, Have(step=self.step) as news):
                 return self._on_have(peer, news, now_s)
             case ManifestKnown(_, total_bytes, self.attempt) if self.total_bytes is None:
-                self.total_bytes, self.wake_at_s, self._news_s = total_bytes, None, now_s
+                self.total_bytes, self.wake_at_s = total_bytes, None
+                self._began_s = self._news_s = now_s
                 self._lay_out(total_bytes)
                 return self._fill_all(now_s) + self._finish()
             case ManifestBad(source, reason, self.attempt):
@@ -129,6 +132,12 @@ class Replication:
             case PeerClosed(peer, _):
                 return self._drop(peer, "it is gone", now_s)
         return []
+
+    def rest_s(self, now_s: float) -> float:
+        """Until all is here, if it goes on coming as it has so far."""
+        if self.total_bytes is None or not self.stored_bytes:
+            return math.inf
+        return (self.total_bytes - self.stored_bytes) * (now_s - self._began_s) / self.stored_bytes
 
     # --- the manifest ---
 

@@ -4,6 +4,9 @@
        WAITING --ReplicationPlan--> FETCHING --StateWhole--> LOADING --CaughtUp--> READY --view--> JOINED
     any state --refused, nobody answers, no source left and no patience--> FAILED
 
+A joiner whose state will be whole within a step says so: with that word it is a member from the first step on that it
+can take part in, and need not wait for one more.
+
 Instead of failing for want of an answer, a joiner may found a cluster, or keep trying (`Otherwise`). Of several that
 reach each other and would found one, it is the one that comes first in the list they all ask, or by its id; the
 others hear its requests, and wait for it.
@@ -137,6 +140,9 @@ class Joiner:
         self.dialled_back: dict[str, DialBackReply] = {}
         self.warned = False
         self.replication: Replication | None = None
+        self.step_s = (
+            0.0  # What a step takes, said the plan; 0 once we have said that we are about to be ready.
+        )
         self.attempts = 0  # To pull the state.
         self.last_end = ""  # Why the last of them ended.
         self.empty, self.alike, self.planless = 0, 0, 0  # As MAX_EMPTY_PULLS, ...
@@ -520,6 +526,7 @@ class Joiner:
             return self._ask_again("no link is open to those who have the state", now_s)
         self.state, self.wake_at_s = State.FETCHING, None
         self.attempts += 1
+        self.step_s = plan.step_s
         self.replication = Replication(
             plan.step, plan.shard_bytes, shares, self.attempts, fellows, plan.turn, self.steals
         )
@@ -533,7 +540,13 @@ class Joiner:
             return effects + self._ask_again(self.replication.failed, now_s)
         if any(isinstance(effect, StateWhole) for effect in effects):
             self.state, self.wake_at_s = State.LOADING, None
-        return effects
+            return effects
+        rest_s = self.replication.rest_s(now_s)
+        return effects + (self._say_ready_soon(rest_s) if rest_s <= self.step_s else [])
+
+    def _say_ready_soon(self, rest_s: float) -> list[Effect]:
+        self.step_s = 0.0
+        return self.relay.send(self.scheduler, ScaleOutReady(node=self.request.node, in_s=rest_s))
 
     def _say_ready(self, now_s: float) -> list[Effect]:
         self.wake_at_s = now_s + ASK_EVERY_S

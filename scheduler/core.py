@@ -131,6 +131,8 @@ class Scheduler:
         self.requests: dict[str, ScaleOutRequest] = {}  # Joiners that are not in a view yet.
         self.admission = Admission(costs)  # Of those whose links are open.
         self.replanning = Replanning()
+        self.ready_at_s: dict[str, float] = {}  # Observers that are about to have the state: when they will.
+        self.stepped_s = 0.0
         self.parked = ""
         self.seq = 0
         # Members whose name a later process has asked for: its life, and when it asked first.
@@ -172,8 +174,8 @@ class Scheduler:
                 return self._on_scale_out(message, now_s)
             case NeighborsReady():
                 return self._on_neighbors_ready(message, now_s)
-            case ScaleOutReady(node=node):
-                return self._on_ready(node, now_s)
+            case ScaleOutReady(node=node, in_s=in_s):
+                return self._on_ready(node, in_s, now_s)
             case ScaleOutAbort(node=node):
                 return self._enqueue(Remove(node=node), now_s) if self.view.find(node) else []
             case ScaleInRequest(node=node):
@@ -253,8 +255,19 @@ class Scheduler:
 
     def stepped(self, now_s: float) -> list[Effect]:
         """Who has taken part in a step, and has no vote yet, is to get one."""
+        self.stepped_s = now_s
         lacking = [each.node for each in self.view.joining if each.node in self.view.member_set]
-        return self._enqueue(Promote(node=lacking[0]), now_s) if lacking else []
+        effects = self._enqueue(Promote(node=lacking[0]), now_s) if lacking else []
+        return effects + self._promote_early(now_s)
+
+    def _promote_early(self, now_s: float) -> list[Effect]:
+        """Who will have the state when the step under way ends takes part in the next one."""
+        self.ready_at_s = {
+            node: at_s for node, at_s in self.ready_at_s.items() if node in self.view.observer_set
+        }
+        ends_s = self.stepped_s + (self.admission.costs()[1] or 0.0)
+        near = [node for node, at_s in self.ready_at_s.items() if at_s <= ends_s]
+        return [effect for node in near for effect in self._enqueue(Promote(node=node, early=True), now_s)]
 
     # --- scale-out (Fig. 4a) ---
 
@@ -283,8 +296,10 @@ class Scheduler:
                 return told + self._admit(now_s)
         self.admission.forget({node})  # Others than those that it hangs on may be there by now.
         self.admission.asks(node, now_s)
-        if Promote(node=node) in self.queue:
-            self.queue.remove(Promote(node=node))  # It was ready, and has lost its way since.
+        self.ready_at_s.pop(node, None)  # It was ready, or about to be, and has lost its way since.
+        for each in (Promote(node=node), Promote(node=node, early=True)):
+            if each in self.queue:
+                self.queue.remove(each)
         if self.requests.pop(node, None) is None:
             told.append(Happened("scale-out", node, "asks to join", self.sync.step))
         self.requests[node] = request
@@ -391,6 +406,7 @@ class Scheduler:
             message = ReplicationPlan(
                 view=view,
                 step=self.sync.step,
+                step_s=self.admission.costs()[1] or 0.0,
                 flushed=(self.term, self.last_flush - (self.flush is not None)),
                 fellows=tuple(source for source in joining.sources if source in new),
                 turn=(new.index(joining.node), len(new)) if joining.blocking else (0, 1),
@@ -414,11 +430,14 @@ class Scheduler:
         shards = {source: plan.shards_by_source.get(source, 0) for source in full}
         return {"shard_bytes": plan.shard_bytes, "shards_by_source": shards}
 
-    def _on_ready(self, node: str, now_s: float) -> list[Effect]:
+    def _on_ready(self, node: str, in_s: float, now_s: float) -> list[Effect]:
         if node in self.view.voter_ids:
             return []  # It is in already, and about to notice.
         if node in self.view.member_ids:
             return []  # It votes once it has taken part in a step.
+        if node in self.view.observer_ids and in_s:
+            self.ready_at_s[node] = now_s + in_s
+            return self._promote_early(now_s)
         if node in self.view.observer_ids:
             coming: list[Effect] = [] if self.parked else self.send(node, Answer(ok=True, text="next"))
             return coming + self._enqueue(Promote(node=node), now_s)
@@ -561,6 +580,8 @@ class Scheduler:
                     Happened("replication", each.node, f"starts to pull the state ({mode(each)})", step)
                     for each in joiners
                 ]
+            case Promote(early=True):
+                return []  # It is told once it has a vote.
             case Promote(node=node):
                 return [Happened("joined", node, f"now {count}", step)]
             case Remove(node=node):

@@ -48,9 +48,13 @@ class AddJoiners(Change):
 
 @dataclass(frozen=True, slots=True)
 class Promote(Change):
-    """Scale-out, second half: the observer has caught up and becomes a member; who is one already may vote."""
+    """Scale-out, second half: the observer becomes a member; who is one already may vote.
+
+    `early`: its state is not whole yet, so it has no vote until it has taken part in a step.
+    """
 
     node: str = ""
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +101,8 @@ def apply_change(
     match change:
         case AddJoiners():
             return _add_joiners(view, change.joiners, key, step)
-        case Promote(node=node):
-            return _promote(view, node, key, step)
+        case Promote(node=node, early=early):
+            return _promote(view, node, early, key, step)
         case Remove(node=node):
             return _remove(view, node, key, impossible)
         case AddLink(link=each):
@@ -264,7 +268,7 @@ def _among(members: Iterable[Member], links: Iterable[Link]) -> list[Link]:
     return [each for each in links if {*each} <= ids]
 
 
-def _promote(view: View, node: str, key: tuple[int, int], step: int) -> View:
+def _promote(view: View, node: str, early: bool, key: tuple[int, int], step: int) -> View:
     if node in {*view.member_ids} - {*view.voter_ids}:
         return _next(view, key, view.links, joining=_not_voting(view, node))
     observer = next((each for each in view.observers if each.id == node), None)
@@ -272,7 +276,14 @@ def _promote(view: View, node: str, key: tuple[int, int], step: int) -> View:
         raise Nothing(f"{node} is no observer")
     member = msgspec.structs.replace(observer, joined_step=step)
     observers = tuple(each for each in view.observers if each.id != node)
-    return _next(view, key, view.links, members=(*view.members, member), observers=observers)
+    voteless = _not_voting(view)
+    if early and len(voteless) >= MAX_JOINING:
+        raise Nothing("as many as a view can name have no vote yet")
+    if early:
+        voteless += (Joining(node=node, sources=(), blocking=True),)
+    return _next(
+        view, key, view.links, members=(*view.members, member), observers=observers, joining=voteless
+    )
 
 
 def _remove(view: View, node: str, key: tuple[int, int], impossible: Container[Link]) -> View:

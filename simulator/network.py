@@ -329,9 +329,15 @@ class Network(Generic[M]):
             return
         lane.full_s = self.now_s if lane.full_s is None else lane.full_s
         at_s = lane.free_at_s - ahead_s
-        if not self.now_s < lane.pump_at_s <= at_s:
+
+        def pump() -> None:
+            if lane.pump_at_s == at_s:
+                lane.pump_at_s = -1.0
+            self._pump(connection, lane, sender, receiver)
+
+        if not 0.0 <= lane.pump_at_s <= at_s:
             lane.pump_at_s = at_s
-            self.later(at_s - self.now_s, lambda: self._pump(connection, lane, sender, receiver))
+            self.later(at_s - self.now_s, pump)
 
     def _put_through(self, connection: Connection, lane: Lane, way: tuple[str, str], rate: float) -> None:
         size, event = lane.take(self.now_s)

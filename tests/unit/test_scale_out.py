@@ -22,6 +22,7 @@ from chaosnet.protocols.events import (
     PeerClosed,
     PeerOpened,
     Received,
+    ShardStored,
     StateRejected,
     Tick,
 )
@@ -41,6 +42,7 @@ from chaosnet.protocols.messages import (
     View,
 )
 from chaosnet.protocols.relay import Relay
+from chaosnet.protocols.replication import MIN_PIECE_BYTES
 from chaosnet.protocols.scale_out import (
     ASK_EVERY_S,
     KNOCK_EVERY_S,
@@ -93,10 +95,10 @@ class Bench:
         self.plan(A)
         return self.examined("a", 1e6)
 
-    def to_fetching(self, shards=None):
+    def to_fetching(self, shards=None, step_s=0.0):
         self.to_waiting()
         shards = shards or {"a": 1}
-        plan = ReplicationPlan(view=VIEW, step=7, shard_bytes=100, shards_by_source=shards)
+        plan = ReplicationPlan(view=VIEW, step=7, step_s=step_s, shard_bytes=100, shards_by_source=shards)
         return self.handle(Received("a", plan))
 
 
@@ -106,7 +108,11 @@ def bench():
 
 
 def bodies(effects):
-    return [effect.message.body for effect in effects if isinstance(effect.message, Envelope)]
+    return [
+        effect.message.body
+        for effect in effects
+        if isinstance(effect, Transmit) and isinstance(effect.message, Envelope)
+    ]
 
 
 def test_it_dials_all_seeds_and_again_until_one_answers(bench):
@@ -286,6 +292,18 @@ def test_with_the_plan_it_pulls_the_state_and_becomes_ready_when_it_has_caught_u
     assert bench.joiner.state is State.LOADING
     assert bodies(bench.handle(CaughtUp())) == [ScaleOutReady(node="j")]
     assert bench.joiner.state is State.READY
+
+
+def test_it_says_once_when_the_state_will_be_whole_within_a_step(bench):
+    bench.to_fetching(step_s=3.0)
+    bench.handle(ManifestKnown(7, 8 * MIN_PIECE_BYTES, 1))
+    said = []
+    for piece in range(7):
+        bench.now_s += 1.0
+        start = piece * MIN_PIECE_BYTES
+        effects = bench.handle(ShardStored("a", start, start + MIN_PIECE_BYTES, 1))
+        said += [(piece, body.in_s) for body in bodies(effects) if isinstance(body, ScaleOutReady)]
+    assert said == [(4, pytest.approx(3.0))]
 
 
 def test_it_says_again_that_it_is_ready_until_it_is_a_member(bench):

@@ -323,6 +323,15 @@ def ready(bench, *neighbors, node="j"):
     return bench.receive(node, NeighborsReady(node=node, links=links))
 
 
+def test_a_plan_tells_how_long_a_step_takes(bench):
+    bench.scheduler.admission.costs = lambda: (0, 2.0)
+    join(bench, neighbors=("a",))
+    ready(bench, "a")
+    bench.enter(bench.scheduler.proposal.view, 12)
+    [plan] = [body for target, body in bench.take_sent() if target == "j"]
+    assert plan.step_s == 2.0
+
+
 def test_a_joiner_first_listens_then_becomes_a_member(bench):
     bench.receive("a", Report(node="a", state_bytes=1000, layer_bytes=(10, 100)))
     join(bench, neighbors=("a", "b"))
@@ -337,6 +346,57 @@ def test_a_joiner_first_listens_then_becomes_a_member(bench):
     assert sum(plan.shards_by_source.values()) * plan.shard_bytes >= 1000
     bench.receive("j", ScaleOutReady(node="j"))
     assert bench.scheduler.proposal.view.member_ids == ("a", "b", "c", "j")
+
+
+class Clocked(Bench):
+    """Steps take two seconds; j listens."""
+
+    def __init__(self):
+        super().__init__(links=[*TRIANGLE, ("a", "j"), ("b", "j")], observers="j")
+        self.scheduler.admission.costs = lambda: (1000, 2.0)
+        self.take_sent()
+        self.scheduler.stepped(0.0)
+
+    def ready_in(self, in_s, now_s):
+        self.now_s = now_s
+        self.receive("j", ScaleOutReady(node="j", in_s=in_s))
+        return self.scheduler.proposal
+
+
+def test_who_will_have_the_state_when_the_step_ends_is_a_member_of_the_next_without_a_vote():
+    bench = Clocked()
+    view = bench.ready_in(1.0, now_s=0.9).view
+    assert (view.member_ids, view.voter_ids) == (("a", "b", "c", "j"), ("a", "b", "c"))
+    bench.enter(view, 11)
+    bench.take_sent()
+    bench.receive("j", ScaleOutReady(node="j"))
+    assert bench.scheduler.proposal is None, "it has not taken part in a step"
+    bench.scheduler.stepped(3.0)
+    assert bench.proposed().voter_ids == ("a", "b", "c", "j")
+
+
+def test_who_will_have_it_later_is_one_from_the_step_after_on():
+    bench = Clocked()
+    assert bench.ready_in(1.5, now_s=0.9) is None
+    bench.scheduler.stepped(2.1)
+    assert bench.scheduler.proposal.view.voter_ids == ("a", "b", "c")
+
+
+def test_who_was_about_to_have_it_and_asks_anew_is_not_waited_for():
+    bench = Clocked()
+    bench.ready_in(1.5, now_s=0.9)
+    join(bench, again=True)
+    bench.scheduler.stepped(2.1)
+    assert bench.scheduler.proposal is None
+
+
+def test_a_view_names_no_more_without_a_vote_than_a_message_takes():
+    crowd = [Joiner(f"j{index}", neighbors=("a",), blocking=True) for index in range(views.MAX_JOINING)]
+    view = views.apply_change(
+        make_view("a", [("a", "o")], observers="o"), AddJoiners(joiners=tuple(crowd)), (1, 2), 5
+    )
+    with pytest.raises(Nothing, match="have no vote yet"):
+        views.apply_change(view, Promote(node="o", early=True), (1, 3), 6)
 
 
 def test_a_blocking_joiner_is_a_member_at_once(bench):
