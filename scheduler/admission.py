@@ -19,7 +19,8 @@ from .trees import DEFAULT_RATE_BPS
 from .views import Joiner
 
 # Of several that ask at once, those who are quick with their links wait for the others: together they fetch faster.
-# So long at least and at most, and for this share of the time in which the slowest would fetch the state alone.
+# So long at least, also from when the last has asked, and at most; and this share of the time in which the slowest
+# would fetch the state alone.
 GATHER_S, GATHER_SHARE = (1.0, 4.0), 0.3
 FRESH_S = 6.0  # Who has not asked for so long may be gone: a joiner asks every 3 s.
 STATE_OF_RESULTS = 3  # Bytes of state to one of results: parameters, and two moments of Adam.
@@ -88,10 +89,13 @@ class Admission:
             (bits / (_rate_bps(each, view) or math.inf) for each in self.wanting.values()), default=0.0
         )
         if not self.is_complete(self.since_s):
-            return self.since_s + min(max(GATHER_SHARE * alone_s, GATHER_S[0]), GATHER_S[1])
-        # All there are so far are there. At the beginning of a run others are about to ask: machines are started
-        # together, and who comes later waits until these have the state.
-        return self.since_s + (min(alone_s, GATHER_S[1]) if len(view.members) == 1 else 0.0)
+            last_s = max(self.asked_s.values()) - self.since_s  # It has just begun to open its links.
+            waits_s = max(GATHER_SHARE * alone_s, GATHER_S[0], last_s + GATHER_S[0])
+        else:
+            # All there are so far are there. At the beginning of a run others are about to ask: machines are started
+            # together, and who comes later waits until these have the state.
+            waits_s = alone_s if len(view.members) == 1 else 0.0
+        return self.since_s + min(waits_s, GATHER_S[1])
 
     def admissible(self, view: View) -> tuple[Joiner, ...]:
         """Who can be let in now. If the cluster has to wait for one, it does for all."""

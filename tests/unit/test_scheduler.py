@@ -816,6 +816,18 @@ def test_for_those_that_open_links_the_others_wait_as_long_as_it_pays(rate_bps, 
     assert bench.proposed().node_ids == ("a", "j")
 
 
+def test_who_asks_at_the_last_moment_has_time_to_open_its_links():
+    bench = alone()
+    asks(bench, "j")
+    is_linked(bench, "j", 1e9, "a")
+    bench.now_s = 1.0  # j would be let in at 1.08.
+    asks(bench, "k")
+    assert bench.scheduler.wake_at_s == pytest.approx(2.0)
+    bench.now_s = 1.4
+    [prepare] = is_linked(bench, "k", 1e9, "a")
+    assert prepare.view.node_ids == ("a", "j", "k")
+
+
 @pytest.mark.parametrize(
     ("result_bytes", "step_s", "blocking"),
     [
