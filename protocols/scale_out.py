@@ -177,7 +177,7 @@ class Joiner:
                 self.refusals[address] = reason
                 return self._knock_soon(address, now_s)
             case State.ASKED, Tick() if self._due(now_s) and now_s < self.ask_again_at_s:
-                return self._knock_again()
+                return self._knock_again(now_s)
             case _, Received(_, ScaleOutRefused() as refusal):
                 return self._fail(refusal.reason, refusal.spec)
             case State.ASKED, Received(scheduler, NegotiationPlan() as plan):
@@ -295,11 +295,21 @@ class Joiner:
         self.wake_at_s = min(self.ask_again_at_s, now_s + KNOCK_EVERY_S)
         return []
 
-    def _knock_again(self) -> list[Effect]:
-        self.wake_at_s = self.ask_again_at_s
+    def _knock_again(self, now_s: float) -> list[Effect]:
+        """Whom we have reached may have had no way to a member when we asked, and have one now."""
+        self.wake_at_s = self._soon(now_s)
         knocks: list[Effect] = [Dial(seed) for seed in self.seeds if seed in self.missed]
         self.missed.clear()
-        return knocks[:MAX_KNOCKS]
+        return knocks[:MAX_KNOCKS] + (self._send_request() if self._is_unheard else [])
+
+    @property
+    def _is_unheard(self) -> bool:
+        return not self.scheduler and not self.found_member
+
+    def _soon(self, now_s: float) -> float:
+        """When to knock or ask again, though the time to ask anew has not come."""
+        quick = self._is_unheard or (self.missed and not self.scheduler)
+        return min(self.ask_again_at_s, now_s + KNOCK_EVERY_S) if quick else self.ask_again_at_s
 
     def _refused_at(self, address: str, reason: str, final: bool) -> list[Effect]:
         """One seed that will not have us may be another cluster's; all of them are the end."""
@@ -348,8 +358,10 @@ class Joiner:
         if self.otherwise is Otherwise.FOUND and self.give_up_at_s is not None:
             self.wake_at_s = min(self.wake_at_s, max(self.give_up_at_s, now_s + HEAR_OUT_S))
         self.ask_again_at_s = self.wake_at_s
-        if self.missed and not self.scheduler:
-            self.wake_at_s = min(self.ask_again_at_s, now_s + KNOCK_EVERY_S)
+        self.wake_at_s = self._soon(now_s)
+        return self._send_request()
+
+    def _send_request(self) -> list[Effect]:
         linked = sorted(self.relay.peers - self.relay.leaves)[:MAX_LINKED]
         self.request = msgspec.structs.replace(self.request, linked=tuple(linked))
         return self.relay.send(EVERYONE, self.request)

@@ -1,0 +1,60 @@
+"""What `chaosnet bench start` and `bench replan` reckon: bounds, limits, when steps are as they could be."""
+
+from pathlib import Path
+
+import pytest
+
+from chaosnet.benchmarks.replan import Draw, draws
+from chaosnet.benchmarks.start import CASES, LIMIT_S, Case, Found, bound_s, cases
+from chaosnet.netem.topology import GOODPUT, LinkSpec, Topology, mesh
+
+OVERLAY = Path(__file__).parents[2] / "examples" / "overlay.yaml"
+
+
+def mbit(links):
+    return Topology({pair: LinkSpec(rate_mbit=rate) for pair, rate in links.items()})
+
+
+@pytest.mark.parametrize(
+    ("topology", "least_mbit"),
+    [
+        (mbit({("a", "b"): 800.0, ("b", "c"): 100.0}), 100.0),
+        (mbit({("a", "b"): 800.0, ("a", "c"): 100.0, ("b", "c"): 300.0}), 400.0),  # c has it from both.
+        (mesh(4, LinkSpec(rate_mbit=100.0)), 300.0),
+        (Topology({("a", "b"): LinkSpec(rate_mbit=50.0, rate_back_mbit=900.0)}), 50.0),
+    ],
+)
+def test_no_state_gets_to_all_faster_than_the_least_flow_to_any(topology, least_mbit):
+    assert bound_s(Case("", 10.0, 0.1, topology)) == pytest.approx(8 * 3 * 10 / (GOODPUT * least_mbit))
+
+
+def test_only_those_that_are_started_count():
+    four = mesh(4, LinkSpec(rate_mbit=100.0))
+    assert bound_s(Case("", 10.0, 0.1, four, nodes=2)) == pytest.approx(
+        3 * bound_s(Case("", 10.0, 0.1, four))
+    )
+
+
+def test_all_are_to_be_in_within_three_bounds_and_steps_and_half_a_minute():
+    assert Found(1.0, bound_s=2.0, step_s=0.5, joins_s={}).limit_s == 7.5
+    assert Found(1.0, bound_s=20.0, step_s=0.5, joins_s={}).limit_s == LIMIT_S
+    assert Found(1.0, bound_s=0.0, step_s=0.5, joins_s={}).limit_s == LIMIT_S
+
+
+def test_every_case_has_an_overlay_or_is_on_loopback():
+    known = cases(OVERLAY)
+    assert tuple(known) == CASES
+    assert [name for name, case in known.items() if case.topology is None] == ["loopback"]
+    assert all(bound_s(case) > 0 for name, case in known.items() if name != "loopback")
+
+
+def test_a_draw_is_late_until_three_steps_in_a_row_are_as_they_could_be():
+    assert Draw([5.0, 1.1, 3.0, 1.1, 1.2, 1.0, 9.0], known_s=1.0).late_steps == 3
+    assert Draw([5.0, 5.0], known_s=1.0).late_steps == 2
+
+
+def test_draws_have_the_same_links_and_other_rates():
+    first, second = draws(6, 2, seed=3, scale=0.5)
+    assert first.links.keys() == second.links.keys()
+    assert first.links != second.links
+    assert all(50 <= spec.rate_mbit <= 500 for each in (first, second) for spec in each.links.values())
