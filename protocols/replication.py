@@ -38,6 +38,9 @@ PIECES = 16  # At least so many, if they are not too small: else one source woul
 WINDOW = 3  # Pieces under way per source: one on the wire, one queued, one being asked for.
 SAMPLE_BYTES = 1 << 20  # Smaller pieces tell nothing about a link with a shaper's burst.
 SAMPLES = 3, 9  # Rates of a link: the median of at least, and at most, so many.
+LOADED_BYTES_PER_S = (
+    500e6  # Put in place, and results applied that have come meanwhile; roughly, on a busy machine.
+)
 MANIFEST_PATIENCE_S = 2.0  # Then another source is asked for it, too.
 # Of who has no source with all of the state: for anything new from those that join, too.
 FELLOWS_PATIENCE_S = 10.0
@@ -134,10 +137,11 @@ class Replication:
         return []
 
     def rest_s(self, now_s: float) -> float:
-        """Until all is here, if it goes on coming as it has so far."""
+        """Until all is here, if it goes on coming as it has so far, and loaded."""
         if self.total_bytes is None or not self.stored_bytes:
             return math.inf
-        return (self.total_bytes - self.stored_bytes) * (now_s - self._began_s) / self.stored_bytes
+        comes_s = (self.total_bytes - self.stored_bytes) * (now_s - self._began_s) / self.stored_bytes
+        return comes_s + self.total_bytes / LOADED_BYTES_PER_S
 
     # --- the manifest ---
 
