@@ -1,8 +1,8 @@
 """`chaosnet bench replan`: training while the rates of all links change (Chaos, Sec. VI-A; Linux, root).
 
 A random overlay, whose links all get another rate of 100 to 1000 Mbit/s every so often, as in the paper's testbed.
-The nodes are told nothing: they measure what links carry, and plan anew. After that, for each draw of rates, a
-cluster is started that has these from its first probe on: what its steps take is what a plan allows that knew them.
+The nodes are told nothing: they measure what links carry, and plan anew. After that, for each draw, a cluster is
+started whose scheduler is told the rates: what its steps take is what a plan allows that knew them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from .figures import table
 from .overlay import scaled
 from .start import Case, measure, started, steps_of
 
+KNOWN_STEPS = 16  # Of each cluster that knows: until all have a vote there is another view at every step.
+
 
 @dataclass(slots=True)
 class Draw:
     """Steps of the first node under one draw of rates."""
 
     steps_s: list[float]
-    known_s: float = 0.0  # Of a cluster that has had these rates from its start on, the median.
+    known_s: float = 0.0  # Of a cluster that is told the rates, the median.
 
     @property
     def mean_s(self) -> float:
@@ -60,10 +62,8 @@ def draws(nodes: int, count: int, seed: int, scale: float) -> list[Topology]:
 
 def run(overlays: list[Topology], mb: float, pause_s: float, every_s: float) -> list[Draw]:
     """One cluster through all of them."""
-    first = Topology(
-        overlays[0].links, overlays[0].nodes
-    )  # Of its own, for a testbed notes what it changes there.
-    with started(Case("", mb, pause_s, first)) as (testbed, nodes, _):
+    first = Topology(overlays[0].links, overlays[0].nodes)  # Of its own: a testbed notes changes in it.
+    with started(Case("", mb, pause_s, first, routes=False)) as (testbed, nodes, _):
         steps_of(nodes[0], len(nodes))
         began_s = [time.monotonic()]
         for following in [*overlays[1:], None]:
@@ -111,7 +111,9 @@ def replan_command(
         overlays = draws(nodes, count, seed, scale)
         found = run(overlays, mb, pause_s, every_s)
         for draw, overlay in zip(found, overlays, strict=True):
-            draw.known_s = measure(Case("", mb, pause_s, overlay)).step_s
+            draw.known_s = measure(
+                Case("", mb, pause_s, overlay, routes=False, knows=True), KNOWN_STEPS
+            ).step_s
     except TestbedError as error:
         raise ConfigError(f"bench replan: {error}") from None
     head = ["draw", "steps", "mean, s", "median, s", "known, s", "mean / known", "late steps"]

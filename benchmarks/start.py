@@ -36,9 +36,12 @@ from ..netem.topology import GOODPUT, LinkSpec, Topology, mesh, random_overlay
 from ..options import OneOf, Several, Whole
 from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
+from ..scheduler.sync_plan import POLICIES, Policy
+from ..scheduler.trees import Tree
 from ..trainer import Trainer
 from .figures import table
 from .overlay import PATIENCE_S, Node, Place, namespaces, scaled
+from .overlay import measured as rates
 from .peers import free_port
 
 LIMIT_S = 30.0
@@ -59,6 +62,7 @@ class Case(NamedTuple):
     routes: bool = True
     nodes: int = 0  # That are started; 0: all.
     apart_s: float = 0.0
+    knows: bool = False  # Trees are planned for the rates that are set, and not for those that are measured.
 
 
 @dataclass(slots=True)
@@ -165,7 +169,7 @@ def started(case: Case) -> Iterator[tuple[Any, list[Node], dict[str, dict[str, f
         nodes = [Node(place, name, "start", stderr=said, env=env) for name in names]
         for node in nodes:
             stack.callback(node.kill)
-            node.tell({"mb": case.mb, "pause_s": case.pause_s})
+            node.tell({"mb": case.mb, "pause_s": case.pause_s, "rates_bps": _rates_bps(case)})
         for node in nodes:
             node.hear(PATIENCE_S)
         for index, node in enumerate(nodes):
@@ -174,29 +178,36 @@ def started(case: Case) -> Iterator[tuple[Any, list[Node], dict[str, dict[str, f
         yield place, nodes, {node.name: node.hear(PATIENCE_S) for node in nodes}
 
 
-def measure(case: Case) -> Found:
-    """One start. Raises: ConfigError as `started`."""
+def _rates_bps(case: Case) -> list[tuple[str, str, float]]:
+    """Of the slower direction of each link, if nodes are to know that."""
+    if case.topology is None or not case.knows:
+        return []
+    return [(a, b, rate_bps) for a, b, rate_bps in rates(case.topology).edges(data="rate_bps")]
+
+
+def measure(case: Case, steps: int = AFTER_STEPS) -> Found:
+    """One start. `steps`: of all together, before the last of which are timed. Raises: ConfigError as `started`."""
     with started(case) as (_, nodes, joins):
-        times_s = steps_of(nodes[0], len(nodes))
+        times_s = steps_of(nodes[0], len(nodes), steps)
     took_s = max(each["member_s"] for each in joins.values()) - max(
         each["called_s"] for each in joins.values()
     )
-    step_s = statistics.median(b - a for a, b in pairwise(times_s[-AFTER_STEPS:]))
+    step_s = statistics.median(b - a for a, b in pairwise(times_s[-AFTER_STEPS - 1 :]))
     each_s = {name: each["member_s"] - each["called_s"] for name, each in joins.items()}
     return Found(took_s, bound_s(case), step_s, each_s)
 
 
-def steps_of(first: Node, members: int) -> list[float]:
-    """When the first node has completed its last steps, with all of them."""
+def steps_of(first: Node, members: int, least: int = AFTER_STEPS) -> list[float]:
+    """When the first node has completed its last steps with all of them, so many or more."""
     end_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < end_s:
         first.tell({})
         told = first.hear(PATIENCE_S)
-        if len(told["times_s"]) > AFTER_STEPS and told["members"] == members:
+        if len(told["times_s"]) > least and told["members"] == members:
             times_s: list[float] = told["times_s"]
             return times_s
         time.sleep(0.2)
-    raise ConfigError(f"bench start: no {AFTER_STEPS} steps of {members} members in {PATIENCE_S:.0f} s")
+    raise ConfigError(f"bench start: no {least} steps of {members} members in {PATIENCE_S:.0f} s")
 
 
 # --- a node ---
@@ -212,7 +223,7 @@ def _serve() -> None:
     print("{}", flush=True)
     sys.stdin.readline()
     called_s = time.monotonic()
-    trainer = Trainer(model, optimizer)
+    trainer = Trainer(model, optimizer, sync_policy=_knowing(told["rates_bps"]))
     print(json.dumps({"called_s": called_s, "member_s": time.monotonic()}), flush=True)
     times_s: list[float] = []  # Of the last steps in a row with as many members.
     members = 0
@@ -230,6 +241,19 @@ def _serve() -> None:
         if now != members:
             times_s, members = [], now
         times_s.append(time.monotonic())
+
+
+def _knowing(rates_bps: list[tuple[str, str, float]]) -> Policy | None:
+    """The usual trees for links with these rates; None: for links as they are measured."""
+
+    def plan(graph: nx.Graph) -> list[Tree]:
+        known = graph.copy()
+        known.add_weighted_edges_from(
+            [each for each in rates_bps if known.has_edge(*each[:2])], weight="rate_bps"
+        )
+        return POLICIES["packed"](known)
+
+    return plan if rates_bps else None
 
 
 def _answer(what: Any) -> None:

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
+from chaosnet.benchmarks.overlay import measured as rates
 from chaosnet.benchmarks.replan import Draw, draws
-from chaosnet.benchmarks.start import CASES, LIMIT_S, Case, Found, bound_s, cases
+from chaosnet.benchmarks.start import CASES, LIMIT_S, Case, Found, _knowing, _rates_bps, bound_s, cases
 from chaosnet.netem.topology import GOODPUT, LinkSpec, Topology, mesh
+from chaosnet.scheduler.sync_plan import POLICIES
 
 OVERLAY = Path(__file__).parents[2] / "examples" / "overlay.yaml"
 
@@ -46,6 +49,20 @@ def test_every_case_has_an_overlay_or_is_on_loopback():
     assert tuple(known) == CASES
     assert [name for name, case in known.items() if case.topology is None] == ["loopback"]
     assert all(bound_s(case) > 0 for name, case in known.items() if name != "loopback")
+
+
+def test_trees_can_be_planned_for_the_rates_that_are_set_whatever_is_measured():
+    links = {("a", "b"): 10.0, ("b", "c"): 900.0, ("a", "c"): 900.0}
+    case = Case("", 10.0, 0.1, mbit(links), knows=True)
+    seen = nx.Graph()
+    seen.add_weighted_edges_from([("a", "b", 1e9), ("b", "c", 1e9), ("a", "c", 1e6)], weight="rate_bps")
+    seen.graph["result"] = 10_000_000, 40
+    true = rates(case.topology)
+    true.graph["result"] = seen.graph["result"]
+    trees = _knowing(_rates_bps(case))(seen)
+    assert [tree.parent for tree in trees] == [tree.parent for tree in POLICIES["packed"](true)]
+    assert [tree.parent for tree in trees] != [tree.parent for tree in POLICIES["packed"](seen)]
+    assert _knowing(_rates_bps(case._replace(knows=False))) is None
 
 
 def test_a_draw_is_late_until_three_steps_in_a_row_are_as_they_could_be():
