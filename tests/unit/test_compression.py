@@ -42,7 +42,15 @@ def test_what_is_decoded_is_near_what_was_encoded(encoding, size, scale):
     if isinstance(encoding, Int8):  # Of its block, which has one scale.
         starts = np.arange(0, size, BLOCK)
         largest = np.repeat(np.maximum.reduceat(largest, starts), BLOCK)[:size]
-    assert (np.abs(decoded - values) <= within * largest).all()
+    subnormal = (
+        2.0**-134 if isinstance(encoding, BFloat16) else 0.0
+    )  # Half the distance of the smallest numbers.
+    assert (np.abs(decoded - values).astype(np.float64) <= within * largest + subnormal).all()
+
+
+def test_the_smallest_numbers_are_near_what_was_encoded():
+    values = np.array([-1.58058e-40, 1e-45, 3e-39], np.float32)
+    assert np.abs(there_and_back(BFloat16(), values.copy()) - values).max() <= np.float32(2.0**-134)
 
 
 @of_each
