@@ -168,7 +168,7 @@ USAGE = {
     "leave here": "ADDRESS: 'here' has no port (expected",
     "link add h:1": "B: missing (expected HOST:PORT or a node's name",
     "link cut h:1 b": "chaosnet link: No such command 'cut'",
-    "bench nothing": "'nothing' is no benchmark (expected one of join, start, allreduce, overlay, replan, step, checkpoint",
+    "bench nothing": "'nothing' is no benchmark (expected one of join, start, allreduce, overlay, replan",
     "simulate --schedules some": "--schedules: 'some' is no number (expected a whole number",
     "simulate --schedules 5 --seed 3": "chaosnet simulate: 2 things to run (expected exactly one of --schedules,",
     "simulate --schedules 5 --nodes 9..3": "--nodes: '9..3' is out of range (expected a number of nodes from 2",
