@@ -7,6 +7,8 @@ end the script with an error, so it goes nowhere.
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import multiprocessing.util
 import os
 import signal
@@ -70,7 +72,40 @@ def _caught_signals() -> tuple[signal.Signals, ...]:
     if SIGHUP is None or signal.getsignal(SIGHUP) is signal.SIG_IGN:
         return (signal.SIGINT, signal.SIGTERM)
     _terminals[:] = [number for number in (1, 2) if _is_terminal(number)]
+    for name in ("stdout", "stderr"):
+        _outlive_terminal(name)
     return (signal.SIGINT, signal.SIGTERM, SIGHUP)
+
+
+class _Terminal(io.FileIO):
+    """A terminal whose end is no error: a print may fail a moment before the signal comes."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            _silence()
+            return super().write(data)
+
+
+def _outlive_terminal(name: str) -> None:
+    """Print to that standard stream through a `_Terminal`, if it goes to a terminal."""
+    stream = getattr(sys, name)
+    if type(stream) is not io.TextIOWrapper or type(stream.buffer) is not io.BufferedWriter:
+        return  # The script, or what it runs in, has put one of its own there.
+    if stream.fileno() not in _terminals or isinstance(stream.buffer.raw, _Terminal):
+        return
+    stream.flush()
+    spared = io.TextIOWrapper(
+        io.BufferedWriter(_Terminal(stream.fileno(), "w", closefd=False)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+    setattr(sys, name, spared)
 
 
 def _is_terminal(number: int) -> bool:

@@ -187,6 +187,27 @@ def test_a_closed_terminal_leaves_as_ctrl_c_does_whatever_is_printed_to_it(tmp_p
         stays.advance()
 
 
+def test_so_it_does_when_it_prints_before_the_signal_is_handled(tmp_path):
+    late = """
+import fcntl, signal, termios
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+fcntl.ioctl(1, termios.TIOCNOTTY)  # The signal no longer comes with the terminal's end.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+"""
+    with scripts_in(tmp_path) as scripts:
+        ours, theirs = pty.openpty()
+        stays = scripts.start("n0", TRAINS + PLAIN, "1")
+        stays.says("step ")
+        goes = scripts.start("n1", late + TRAINS + PLAIN, "2", log=os.ttyname(theirs))
+        os.close(theirs)
+        stays.says("joined n1")
+        os.close(ours)
+        stays.advance(5)
+        goes.signal(signal.SIGHUP)
+        assert goes.exit_code() == 0
+        assert "scale-in n1: asks to leave" in stays.says("left n1")
+
+
 def test_a_second_hangup_is_no_second_wish(tmp_path):
     with scripts_in(tmp_path) as scripts:
         goes = scripts.start("n0", TRAINS + PLAIN.replace("pass", "time.sleep(0.3)"), "1")
