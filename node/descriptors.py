@@ -11,9 +11,11 @@ import os
 import socket
 from collections.abc import Iterator
 
-# Bytes that the kernel takes beyond those on their way. A socket's own buffer grows to 4 MiB and more: two chunks
-# that nothing can overtake. This lasts a link of 1 Gbit/s for 2 ms, and libzmq brings the next long before.
+# Bytes that the kernel takes beyond those on their way. A socket's own buffer grows to 4 MiB and more, which nothing
+# can overtake. So much until the link's rate is known; then what it carries while libzmq brings the next.
 UNSENT_BYTES = 256 << 10
+UNSENT_S = 0.01
+LEAST_UNSENT_BYTES, MOST_UNSENT_BYTES = 64 << 10, 4 << 20
 _NOTSENT_LOWAT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 
 
@@ -30,8 +32,9 @@ def borrowed(fd: int) -> Iterator[socket.socket]:
         yield ours
 
 
-def bound_unsent(fd: int) -> None:
-    """Let the kernel hold little that is unsent, where it can."""
+def bound_unsent(fd: int, rate_bps: float = 0.0) -> None:
+    """Let the kernel hold little that is unsent, where it can. `rate_bps`: what the link carries, 0 if unknown."""
+    size = min(max(int(rate_bps * UNSENT_S / 8), LEAST_UNSENT_BYTES), MOST_UNSENT_BYTES)
     if _NOTSENT_LOWAT is not None:
         with contextlib.suppress(OSError), borrowed(fd) as ours:
-            ours.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, UNSENT_BYTES)
+            ours.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, size if rate_bps else UNSENT_BYTES)

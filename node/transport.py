@@ -259,6 +259,12 @@ class Transport:
         links = {name: peer.link() for name, peer in self._peers.items()}
         return {name: link.bulk.queue.carried for name, link in links.items() if link and link.bulk}
 
+    def bound_unsent(self, peer: str, rate_bps: float) -> None:
+        """Let the kernel hold no more for that peer than suits what its link carries."""
+        link = self._peers[peer].link() if peer in self._peers else None
+        if link and link.bulk:
+            descriptors.bound_unsent(link.bulk.fd, rate_bps)
+
     def close_peer(self, peer: str, reason: str) -> None:
         """Say Bye to `peer` after all that is queued; `closed` follows at once, the sockets' end later."""
         if found := self._peers.get(peer):

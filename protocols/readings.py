@@ -74,6 +74,10 @@ class Readings:
         samples.append(newest_bps)
         return statistics.median(samples)
 
+    def sent_bps(self) -> dict[str, float]:
+        """What links carry, by peer, as far as their queues have told."""
+        return {peer: rate.bps for peer, rate in self.sent.items()}
+
     def take_stale(self, peers: Iterable[str], now_s: float) -> list[str]:
         """Those of whose links nothing was measured for long: they are now, if that works."""
         stale = [peer for peer in peers if now_s > self._known_s(peer, now_s) + STALE_S]

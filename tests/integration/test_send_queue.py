@@ -201,6 +201,23 @@ async def test_the_kernel_has_little_that_is_not_on_its_way() -> None:
             await b[1].until("bulk", times=30)
 
 
+@linux
+@real
+async def test_the_kernel_has_as_much_as_suits_the_rate_of_a_link() -> None:
+    held = []
+    for rate_bps in (1e6, 200e6, 1e11):
+        async with nodes("a", "b") as [a, b], blocked_path(a, b, True) as path:
+            a[0].bound_unsent("b", rate_bps)
+            a[0].bound_unsent("a node that is gone", rate_bps)
+            for _ in range(30):
+                a[0].send_bulk("b", b"h", bytes(MIB))
+            await asyncio.sleep(0.2)
+            with descriptors.borrowed(bulk_of(a, "b").fd) as connection:
+                held.append(struct.unpack("i", fcntl.ioctl(connection, SIOCOUTQNSD, bytes(4)))[0])
+            path.free.set()
+            await b[1].until("bulk", times=30)
+
+
 @real
 async def test_a_void_attempt_is_taken_back_but_for_what_libzmq_has() -> None:
     for sender_dials in (True, False):
