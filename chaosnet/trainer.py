@@ -106,7 +106,7 @@ class Trainer:
         guard: What to do with a gradient that is not finite, or far larger than usual: "skip", "clip" or "evict"
             (docs/guard.md). The same on all nodes. Default: nothing.
         guard_factor: So many times the median norm of late is "far larger".
-        chunk_bytes: Size of what the all-reduce moves as one; None: about a 64th of the gradients.
+        chunk_bytes: Size of the least that the all-reduce moves as one; None: about a 256th of the gradients.
         compression: Of gradients on the wire: "none", "bf16" or "int8" (half, a quarter of the bytes).
         quiet: Print nothing.
         key: File with this node's key (`chaosnet keygen`). Default: the user's own, if there is one.
@@ -239,7 +239,7 @@ class Trainer:
         )
         model, lr_scheduler = self.model, self.lr_scheduler
         compression = self.settings.compression
-        self._gradients = Gradients(model, self.chunk_bytes, self._on_chunk_ready, compression)
+        self._gradients = Gradients(model, self.chunk_bytes, self._on_chunks_ready, compression)
         max_norm = None if self.max_grad_norm is None else float(self.max_grad_norm)
         terms = {"max_grad_norm": str(max_norm), "chunk_bytes": str(self._gradients.chunk_bytes)}
         terms |= {"on_divergence": self._on_divergence, "lr_scheduler_every": str(self._lr_every)}
@@ -308,6 +308,7 @@ class Trainer:
             peers_at=self.settings.peers_at,
             probe=self.settings.probe,
             chunks=len(self._gradients.chunks),
+            borders=self._gradients.borders,
             result_bytes=self._gradients.total_bytes,
             digest=self._state.spec_digest(),
             spec=encode(self._state.spec(), "spec"),
@@ -526,9 +527,9 @@ class Trainer:
         later = self._share.size or self._leaving or not self._eager
         self._gradients.arm(None if later else self._own_weight)
 
-    def _on_chunk_ready(self, chunk: int) -> None:
+    def _on_chunks_ready(self, chunks: range) -> None:
         weight = self._weight if self._weight is not None else self._own_weight
-        self._running().post(Contributed((chunk,), weight))
+        self._running().post(Contributed(tuple(chunks), weight))
 
     def _await_round(self) -> None:
         """Enter where the first update of a round is due; until then take part without samples."""
@@ -721,6 +722,7 @@ class Trainer:
             self.samples += total.weight if was_last else 0.0
         self._round = outcome.step + 1
         self._share.deal = outcome.deal
+        self._gradients.bundle(outcome.bundle)
         for said in self._share.completed(total, self._named.is_settled):
             self._say(said)
         self._running().rates.left_out = self._share.left_out()

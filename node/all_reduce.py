@@ -5,12 +5,16 @@ and a result stays in the frame that brought it until nobody needs it: the next 
 and whoever lacks it after a crash. Sums are numpy's: on one thread, torch's are slower by a fifth, and with
 more they would take the cores that train. What goes over the wire may be shorter (compression.py): it is decoded
 when it comes, and sums are encoded again.
+
+What is added and sent at once is a bundle: chunks that are neighbours in a lane (protocols/step_sync.py). The next
+view may bundle them otherwise, so results and what encodings have lost can be told apart by chunk.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -20,8 +24,8 @@ import zmq
 from ..protocols.codec import encode
 from ..protocols.effects import (
     Accumulate,
-    AdoptChunk,
-    FinishChunk,
+    AdoptChunks,
+    FinishChunks,
     ResetAttempt,
     SendDown,
     SendUp,
@@ -32,9 +36,9 @@ from .compression import Array, Buffer, Encoding
 from .outgoing import Rank
 
 BLOCK_ELEMENTS = 32 << 10  # 128 KiB of float32: several of them fit into a core's cache.
-MAX_PARTS = 4  # Of children, kept unadded per chunk.
+MAX_PARTS = 4  # Of children, kept unadded per bundle.
 
-AllReduceEffect = Accumulate | AdoptChunk | FinishChunk | ResetAttempt | SendDown | SendUp
+AllReduceEffect = Accumulate | AdoptChunks | FinishChunks | ResetAttempt | SendDown | SendUp
 SendBulk = Callable[..., bool]
 
 
@@ -47,14 +51,15 @@ class ChunkStore(Protocol):
     @property
     def chunks(self) -> Sequence[Any]: ...
 
-    def contribution(self, chunk: int) -> torch.Tensor: ...
+    def contribution(self, chunks: range) -> torch.Tensor: ...
 
     def encoding(self, chunk: int) -> Encoding: ...
 
 
 class Result(NamedTuple):
-    """Of a chunk: as it travels, and what it says; the same memory if that is exact."""
+    """Of a bundle: as it travels, and what it says; the same memory if that is exact."""
 
+    chunks: range
     data: Buffer
     values: Array
 
@@ -75,49 +80,54 @@ class AllReduce:
         guarded: bool = False,
         counters: Counter[str] | None = None,
     ) -> None:
-        self.send_bulk = send_bulk
-        self.own = [cast(Array, store.contribution(chunk).numpy()) for chunk in range(len(store.chunks))]
-        self.combine = [
-            np.maximum if store.lanes[chunk.lane].op == "max" else np.add for chunk in store.chunks
-        ]
+        self.send_bulk, self.store = send_bulk, store
+        self.lanes = [chunk.lane for chunk in store.chunks]
+        self.sizes = [len(store.contribution(range(chunk, chunk + 1))) for chunk in range(len(store.chunks))]
         self.encodings = [store.encoding(chunk) for chunk in range(len(store.chunks))]
         # By chunk: what our encodings have lost up to the last step, and what they lose in this one.
         self.lost: dict[int, Array] = {}
         self.losing: dict[int, Array] = {}
-        self.parts: dict[int, list[Array]] = {}  # Chunk: what children have sent.
+        self.parts: dict[range, list[Array]] = {}  # Bundle: what children have sent.
         self.guarded = guarded
         self.counters: Counter[str] = Counter() if counters is None else counters
-        self.results: dict[int, dict[int, Result]] = {}  # Step: chunk: mean (or maximum).
+        self.results: dict[int, dict[int, Result]] = {}  # Step: chunk: mean (or maximum) of its bundle.
+        self.done = -1  # The last step that is complete.
 
     def check(self, message: Up | Down, payload: zmq.Frame | None) -> None:
-        """Before the core counts on it. Raises: RemoteProtocolError for a payload that is not that chunk's."""
-        if message.chunk < len(self.own):
-            elements = self.own[message.chunk].size
-            expected = self.encodings[message.chunk].size(elements) if message.weight else 0
-            got = 0 if payload is None else len(payload.buffer)
-            if got != expected:
-                raise RemoteProtocolError(
-                    f"chunk {message.chunk} came with {got} bytes (expected {expected})"
-                )
+        """Before the core counts on it. Raises: RemoteProtocolError for a payload that is not those chunks'."""
+        chunks = _chunks_of(message)
+        if chunks.stop > len(self.lanes) or self.lanes[chunks[0]] != self.lanes[chunks[-1]]:
+            raise RemoteProtocolError(
+                f"{len(chunks)} chunks from {chunks.start} on (expected some of one kind of {len(self.lanes)})"
+            )
+        expected = self._wire_bytes(chunks) if message.weight else 0
+        got = 0 if payload is None else len(payload.buffer)
+        if got != expected:
+            raise RemoteProtocolError(
+                f"{len(chunks)} chunks from {chunks.start} on came with {got} bytes (expected {expected})"
+            )
 
     def perform(self, effect: AllReduceEffect) -> None:
         """Do one effect."""
         match effect:
-            case Accumulate(chunk, payload):
-                self._accumulate(chunk, payload)
-            case SendUp(key, step, chunk, parent, weight, own):
-                payload = self._encoded(chunk, self._sum(chunk, own), 1.0) if weight else None
+            case Accumulate(chunks, payload):
+                self._accumulate(chunks, payload)
+            case SendUp(key, step, chunks, parent, weight, own):
+                payload = self._encoded(chunks, self._sum(chunks, own), 1.0) if weight else None
                 if not weight:
-                    self.losing.pop(chunk, None)
-                self._send(parent, Up(key=key, step=step, chunk=chunk, weight=weight), payload)
-            case FinishChunk(step, chunk, weight, own):
-                self._finish(step, chunk, weight, own)
-            case AdoptChunk(step, chunk, payload):
-                self._keep(step, chunk, payload.buffer)
+                    self._forget_losing(chunks)
+                up = Up(key=key, step=step, chunk=chunks.start, count=len(chunks), weight=weight)
+                self._send(parent, up, payload)
+            case FinishChunks(step, chunks, weight, own):
+                self._finish(step, chunks, weight, own)
+            case AdoptChunks(step, chunks, payload):
+                self._keep(step, chunks, payload.buffer)
             case SendDown():
                 self._send_down(effect)
             case ResetAttempt():
-                self.parts.clear()  # But not what was lost: somebody may have the result of this attempt.
+                # But not what was lost: somebody may have the result of this attempt.
+                self.parts.clear()
+                self.results = {step: each for step, each in self.results.items() if step == self.done}
 
     def completed(self, step: int) -> list[torch.Tensor]:
         """The results of a step, by chunk; [] if nobody had samples. Those of earlier ones are let go."""
@@ -126,46 +136,56 @@ class AllReduce:
         if self.losing and not (self.guarded and self._is_refused(results)):
             self.lost |= self.losing
         self.losing.clear()
-        self.results = {step: results}
-        return [torch.from_numpy(results[chunk].values) for chunk in sorted(results)]
+        self.results, self.done = {step: results}, step
+        return [
+            values
+            for result in _bundles(results, range(len(self.lanes) if results else 0))
+            for values in torch.from_numpy(result.values).split(self._sizes(result.chunks))
+        ]
 
     def _is_refused(self, results: dict[int, Result]) -> bool:
         """Does nobody apply these (docs/guard.md)?"""
-        return not all(_is_finite(result.values) for result in results.values())
+        return not all(_is_finite(each.values) for each in _bundles(results, range(len(self.lanes))))
 
-    def _accumulate(self, chunk: int, payload: zmq.Frame) -> None:
-        """Keep a child's part; adding is cheapest when all parts are there, and memory is bounded."""
-        parts, part = self.parts.setdefault(chunk, []), self.encodings[chunk].decode(payload.buffer)
-        if self.guarded and not _is_finite(part):
-            part[:] = 0  # With its weight: all chunks of a step keep one total, whoever dropped what.
-            self.counters["guard_dropped_parts"] += 1
-        parts.append(part)
-        if len(parts) > MAX_PARTS:
-            self._add_up(chunk, parts, parts[0])
-            del parts[1:]
+    # --- what chunks look like ---
 
-    def _sum(self, chunk: int, own: bool) -> Array:
-        """What came in plus, if `own`, our contribution; in memory that the receiver may keep."""
-        parts = self.parts.pop(chunk, [])
-        if not parts:
-            return self.own[chunk]
-        total = parts[0]
-        self._add_up(chunk, [*parts, self.own[chunk]] if own else parts, total)
-        return total
+    def _own(self, chunks: range) -> Array:
+        return cast(Array, self.store.contribution(chunks).numpy())
 
-    def _finish(self, step: int, chunk: int, weight: float, own: bool) -> None:
-        parts = self.parts.pop(chunk, [])
-        total = parts[0] if parts else np.empty_like(self.own[chunk])
-        if own:
-            parts.append(self.own[chunk])
-        self._add_up(chunk, parts, total, 1.0 if self.combine[chunk] is np.maximum else 1 / weight)
-        self._keep(step, chunk, self._encoded(chunk, total, weight))
+    def _combine(self, chunks: range) -> np.ufunc:
+        return np.maximum if self.store.lanes[self.lanes[chunks.start]].op == "max" else np.add
 
-    def _encoded(self, chunk: int, values: Array, weight: float) -> Buffer:
+    def _sizes(self, chunks: range) -> list[int]:
+        """Elements of each."""
+        return self.sizes[chunks.start : chunks.stop]
+
+    def _wire_bytes(self, chunks: range) -> int:
+        return sum(map(self.encodings[chunks.start].size, self._sizes(chunks)))
+
+    def _decode(self, chunks: range, data: Buffer) -> Array:
+        encoding = self.encodings[chunks.start]
+        if encoding.elementwise:
+            return encoding.decode(data)
+        return np.concatenate([encoding.decode(part) for part in self._cut(chunks, data)])
+
+    def _cut(self, chunks: range, data: Buffer) -> list[Buffer]:
+        """What travels, by chunk."""
+        ends = itertools.accumulate(map(self.encodings[chunks.start].size, self._sizes(chunks)), initial=0)
+        return [memoryview(data)[start:stop] for start, stop in itertools.pairwise(ends)]
+
+    def _encoded(self, chunks: range, values: Array, weight: float) -> Buffer:
+        encoding = self.encodings[chunks.start]
+        if encoding.elementwise:
+            return encoding.encode(values)
+        parts = np.split(values, list(itertools.accumulate(self._sizes(chunks)))[:-1])
+        each = zip(chunks, parts, strict=True)
+        return b"".join(self._encoded_with_loss(chunk, part, weight) for chunk, part in each)
+
+    def _encoded_with_loss(self, chunk: int, values: Array, weight: float) -> Buffer:
         """What goes over the wire. What it loses is kept in the unit of contributions: `weight` times the values."""
         encoding = self.encodings[chunk]
         # A chunk without any gradient, as of the optimizer whose turn it is not, would bring to nobody what was lost.
-        if not encoding.feeds_back or not values.any():
+        if not values.any():
             self.losing.pop(chunk, None)
             return encoding.encode(values)
         if chunk in self.lost:
@@ -177,9 +197,43 @@ class AllReduce:
         self.losing[chunk] = loss
         return data
 
-    def _add_up(self, chunk: int, parts: list[Array], out: Array, scale: float = 1.0) -> None:
+    def _forget_losing(self, chunks: range) -> None:
+        for chunk in chunks:
+            self.losing.pop(chunk, None)
+
+    # --- sums ---
+
+    def _accumulate(self, chunks: range, payload: zmq.Frame) -> None:
+        """Keep a child's part; adding is cheapest when all parts are there, and memory is bounded."""
+        parts, part = self.parts.setdefault(chunks, []), self._decode(chunks, payload.buffer)
+        if self.guarded and not _is_finite(part):
+            part[:] = 0  # With its weight: all chunks of a step keep one total, whoever dropped what.
+            self.counters["guard_dropped_parts"] += 1
+        parts.append(part)
+        if len(parts) > MAX_PARTS:
+            self._add_up(chunks, parts, parts[0])
+            del parts[1:]
+
+    def _sum(self, chunks: range, own: bool) -> Array:
+        """What came in plus, if `own`, our contribution; in memory that the receiver may keep."""
+        parts = self.parts.pop(chunks, [])
+        if not parts:
+            return self._own(chunks)
+        total = parts[0]
+        self._add_up(chunks, [*parts, self._own(chunks)] if own else parts, total)
+        return total
+
+    def _finish(self, step: int, chunks: range, weight: float, own: bool) -> None:
+        parts = self.parts.pop(chunks, [])
+        if own:
+            parts.append(self._own(chunks))
+        total = parts[0] if len(parts) > own else np.empty_like(parts[0])
+        self._add_up(chunks, parts, total, 1.0 if self._combine(chunks) is np.maximum else 1 / weight)
+        self._keep(step, chunks, self._encoded(chunks, total, weight))
+
+    def _add_up(self, chunks: range, parts: list[Array], out: Array, scale: float = 1.0) -> None:
         """out = scale * sum of `parts`, or their maximum; by blocks that stay in the cache."""
-        combine, factor = self.combine[chunk], out.dtype.type(scale)
+        combine, factor = self._combine(chunks), out.dtype.type(scale)
         for start in range(0, out.size, BLOCK_ELEMENTS):
             blocks = [part[start : start + BLOCK_ELEMENTS] for part in parts]
             target = out[start : start + BLOCK_ELEMENTS]
@@ -191,14 +245,32 @@ class AllReduce:
             elif total is not target:
                 np.copyto(target, total)
 
-    def _keep(self, step: int, chunk: int, data: Buffer) -> None:
-        self.results.setdefault(step, {})[chunk] = Result(data, self.encodings[chunk].decode(data))
+    # --- results ---
+
+    def _keep(self, step: int, chunks: range, data: Buffer) -> None:
+        result = Result(chunks, data, self._decode(chunks, data))
+        self.results.setdefault(step, {}).update(dict.fromkeys(chunks, result))
+
+    def _kept(self, step: int, chunks: range) -> Buffer:
+        """The result of these chunks as it travels; it may have come in other bundles."""
+        results = self.results[step]
+        if results[chunks.start].chunks == chunks:
+            return results[chunks.start].data
+        return b"".join(
+            part
+            for result in _bundles(results, chunks)
+            for chunk, part in zip(result.chunks, self._cut(result.chunks, result.data), strict=True)
+            if chunk in chunks
+        )
 
     def _send_down(self, effect: SendDown) -> None:
-        message = Down(key=effect.key, step=effect.step, chunk=effect.chunk, weight=effect.weight)
+        chunks = effect.chunks
+        message = Down(
+            key=effect.key, step=effect.step, chunk=chunks.start, count=len(chunks), weight=effect.weight
+        )
         payload = effect.payload
         if payload is None and effect.weight:
-            payload = self.results[effect.step][effect.chunk].data
+            payload = self._kept(effect.step, chunks)
         for peer in effect.peers:
             self._send(peer, message, payload if effect.weight else None)
 
@@ -206,6 +278,18 @@ class AllReduce:
         """Earlier chunks overtake later ones: else results wait behind parts that nobody needs yet."""
         turn = message.step, message.chunk
         self.send_bulk(peer, encode(message), payload, rank=Rank.CHUNK, turn=turn, tag=message)
+
+
+def _bundles(results: dict[int, Result], chunks: range) -> Iterator[Result]:
+    """Each that has some of the chunks, once, in order."""
+    at = chunks.start
+    while at < chunks.stop:
+        yield results[at]
+        at = results[at].chunks.stop
+
+
+def _chunks_of(message: Up | Down) -> range:
+    return range(message.chunk, message.chunk + message.count)
 
 
 def _is_finite(part: Array) -> bool:

@@ -30,9 +30,14 @@ Buffer = Any  # bytes, memoryview, or a frame's buffer.
 
 
 class Encoding(Protocol):
-    """Of one chunk. Attributes: feeds_back: what encoding loses is added to what is encoded next."""
+    """Of one chunk.
 
-    feeds_back: bool
+    Attributes:
+        elementwise: Neighbouring chunks may be encoded as one. Else each by itself, and what that loses is added to
+            what is encoded next.
+    """
+
+    elementwise: bool
 
     def size(self, elements: int) -> int:
         """Bytes of so many elements."""
@@ -47,7 +52,7 @@ class Encoding(Protocol):
 class Exact:
     """The values themselves; nothing is copied."""
 
-    feeds_back = False
+    elementwise = True
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self.dtype = dtype
@@ -65,7 +70,7 @@ class Exact:
 class BFloat16:
     """The upper half of float32, rounded to nearest: its range, and 8 bits of mantissa."""
 
-    feeds_back = False
+    elementwise = True
 
     def size(self, elements: int) -> int:
         return 2 * elements
@@ -88,7 +93,7 @@ class Int8:
     A block with something that is not finite is decoded to NaN as a whole.
     """
 
-    feeds_back = True
+    elementwise = False
 
     def size(self, elements: int) -> int:
         return 4 * _blocks(elements) + elements

@@ -148,7 +148,7 @@ from ..protocols.view_change import applied
 from ..protocols.waiting import LEAST_S, StepClock
 from ..scheduler.core import Scheduler
 from ..scheduler.monitor import ClusterMonitor
-from ..scheduler.sync_plan import POLICIES, Policy
+from ..scheduler.sync_plan import POLICIES, Bundler, Policy, bundle
 from ..scheduler.views import with_trees
 from ..scheduler.waits import Waits
 
@@ -181,10 +181,12 @@ class Settings:
     peers_at: Mapping[str, str] = field(default_factory=dict)  # What the user says of others' (AddressBook).
     probe: Kind = "in-band"
     chunks: int = 1
+    borders: tuple[int, ...] = ()  # Chunks that begin something else: no message goes over them.
     result_bytes: int = 0  # Of what a step sums.
     digest: str = ""  # Of the model; "" agrees with any.
     spec: bytes = b""
     policy: Policy = POLICIES["fapt"]
+    bundler: Bundler = bundle
     strategy: str = "adaptive"  # How a joiner's shards are assigned (scheduler/shard_plan.py).
     steals: bool = True  # As of Replication.
     life: int = 0  # Which this agent lives: later than any before under its name, if its clock is right.
@@ -202,7 +204,7 @@ class Agent:
         self.liveness = Liveness()
         self.overlay = Overlay(me)
         self.reporter = LinkReporter(me, settings.life, self.relay, self.overlay)
-        self.sync = StepSync(me, settings.chunks, settings.result_bytes)
+        self.sync = StepSync(me, settings.chunks, settings.result_bytes, settings.borders)
         self.follower = FlushFollower(me, self.sync, self.relay)
         self.election = Election(me, rng, self.relay.send)
         self.monitor = ClusterMonitor()
@@ -1164,6 +1166,7 @@ class Agent:
             self.monitor,
             self.relay.send,
             settings.policy,
+            settings.bundler,
             settings.digest,
             settings.spec,
             settings.strategy,

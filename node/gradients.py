@@ -24,25 +24,26 @@ import torch
 from torch import nn
 
 from ..protocols.errors import ConfigError, MalformedMessage
+from ..protocols.step_sync import bundles
 from .compression import Compression, Encoding, encoding_of
 from .flat_state import device_runs
 from .training_state import BufferSlot, buffer_slots, check_parameter
 
-# A step's chunks follow each other up and down the trees: with fewer, links wait for the first and after the last of
-# them; with more, each costs its handling.
-USUAL_CHUNKS, LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 64, 256 << 10, 2 << 20
+# As small as slow links need them, to be busy from the first to the last. Where links are fast, several travel as one
+# message (protocols/step_sync.py), for each message costs its handling.
+USUAL_CHUNKS, LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 256, 64 << 10, 2 << 20
 MAX_CHUNK_BYTES = 32 << 20  # One frame: half of what a peer takes (sockets.py).
 COMPARED_AT_ONCE = 1 << 17  # Elements: with what they are compared with, they fit into a cache.
 
 
 def chunk_bytes_of(total: int) -> int:
     """What the all-reduce of so many bytes of gradients moves as one, unless the user says otherwise."""
-    return min(max(total // USUAL_CHUNKS, LEAST_CHUNK_BYTES), MOST_CHUNK_BYTES)
+    return min(max(-(-total // USUAL_CHUNKS), LEAST_CHUNK_BYTES), MOST_CHUNK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What the all-reduce moves as one: elements [start, stop) of lane number `lane`."""
+    """The least that the all-reduce moves as one: elements [start, stop) of lane number `lane`."""
 
     index: int
     lane: int
@@ -113,7 +114,7 @@ class Gradients:
     pay for an aborted attempt each time.
     Args:
         chunk_bytes: Size of a chunk; the last of a lane is smaller. None: what suits the model.
-        on_chunk_ready: Called with a chunk's index once its contribution is complete, each once per step, in
+        on_chunks_ready: Called with neighbouring chunks once their contribution is complete, each once per step, in
             the thread that runs backward. Must return quickly and not raise.
         compression: What float32 gradients are on the wire (compression.py).
     Raises: ConfigError for a parameter that cannot be averaged, by name.
@@ -123,7 +124,7 @@ class Gradients:
         self,
         model: nn.Module,
         chunk_bytes: int | None = None,
-        on_chunk_ready: Callable[[int], None] = lambda chunk: None,
+        on_chunks_ready: Callable[[range], None] = lambda chunks: None,
         compression: Compression = "none",
     ) -> None:
         if chunk_bytes is None:
@@ -135,13 +136,14 @@ class Gradients:
         self.chunk_bytes, self.compression = chunk_bytes, compression
         self.lanes: list[Lane] = []
         self.chunks: list[Chunk] = []
-        self._on_chunk_ready = on_chunk_ready
+        self._on_chunks_ready = on_chunks_ready
         self._parameters: list[_Place] = []  # In lane order, hence neighbors are neighbors in memory.
         self._buffers: list[list[_Place]] = []  # By lane.
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._lay_out(model, chunk_bytes)
-        self._contributions = [self.lanes[c.lane].contribution[c.start : c.stop] for c in self.chunks]
-        self._index_chunks()
+        self._bundles_of: list[list[int]] = [[] for _ in self._parameters]
+        self._bundle = 0
+        self.bundle(1)
 
         self._eager_allowed = True
         self.had_backward = False  # In the step under way, whatever has become of its gradients.
@@ -201,14 +203,20 @@ class Gradients:
                 self.chunks.append(Chunk(len(self.chunks), len(self.lanes), start, stop_here, of_gradients))
         self.lanes.append(Lane(dtype, op, torch.zeros(stop, dtype=dtype, pin_memory=pinned)))
 
-    def _index_chunks(self) -> None:
-        """Which parameters lie in which chunk; a chunk of buffers has none."""
-        self._chunks_of: list[list[int]] = [[] for _ in self._parameters]
-        self._parameters_in: list[list[int]] = [[] for _ in self.chunks]
+    def bundle(self, size: int) -> None:
+        """Hand over so many neighbouring chunks at once, as they travel: each time costs backward a little.
+
+        Between two steps only.
+        """
+        if size == self._bundle:
+            return
+        self._bundle, self._bundles = size, bundles(len(self.chunks), size, self.borders)
+        bundle_of = {chunk: index for index, chunks in enumerate(self._bundles) for chunk in chunks}
+        self._parameters_in: list[list[int]] = [[] for _ in self._bundles]  # One of buffers has none.
         for index, place in enumerate(self._parameters):
-            for chunk in self._chunks_at(place):
-                self._chunks_of[index].append(chunk.index)
-                self._parameters_in[chunk.index].append(index)
+            self._bundles_of[index][:] = sorted({bundle_of[chunk.index] for chunk in self._chunks_at(place)})
+            for number in self._bundles_of[index]:
+                self._parameters_in[number].append(index)
         self._waiting_at_start = [len(indices) for indices in self._parameters_in]
         self._waiting = list(self._waiting_at_start)
 
@@ -229,8 +237,8 @@ class Gradients:
         self._weight = weight if self._eager_allowed else None
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        """Runs for every parameter at every step, so it does little: writing waits until a chunk is full."""
-        fired, waiting, chunks, lock = self._fired, self._waiting, self._chunks_of[index], self._lock
+        """Runs for every parameter at every step, so it does little: writing waits until a bundle is full."""
+        fired, numbers, lock = self._fired, self._bundles_of[index], self._lock
 
         def on_gradient(parameter: torch.Tensor) -> None:
             weight, self.had_backward = self._weight, True
@@ -240,17 +248,18 @@ class Gradients:
                 if self._weight is None:
                     return  # Another thread has ended the step meanwhile.
                 fired[index] = 1
-                for chunk in chunks:
-                    waiting[chunk] -= 1
-                    if not waiting[chunk]:
-                        self._hand_over(chunk, weight)
+                for number in numbers:
+                    self._waiting[number] -= 1
+                    if not self._waiting[number]:
+                        self._hand_over(number, weight)
 
         return on_gradient
 
-    def _hand_over(self, chunk: int, weight: float) -> None:
-        self._write([index for index in self._parameters_in[chunk] if not self._written[index]], weight)
-        self._handed_over[chunk] = 1
-        self._on_chunk_ready(chunk)
+    def _hand_over(self, number: int, weight: float) -> None:
+        self._write([index for index in self._parameters_in[number] if not self._written[index]], weight)
+        chunks = self._bundles[number]
+        self._handed_over[chunks.start : chunks.stop] = b"\1" * len(chunks)
+        self._on_chunks_ready(chunks)
 
     def finish(self, weight: float) -> Finished:
         """End the step's backward: complete every contribution.
@@ -324,20 +333,29 @@ class Gradients:
                 start = place.start - buffers[0].start
                 agreed[start : start + value.numel()].copy_(value.reshape(-1))
 
-    def contribution(self, chunk: int) -> torch.Tensor:
-        """This node's part of a chunk, 1-D, final once the chunk is ready."""
-        return self._contributions[chunk]
+    def contribution(self, chunks: range) -> torch.Tensor:
+        """This node's part of neighbouring chunks of one lane, 1-D, final once all of them are ready."""
+        first, last = self.chunks[chunks[0]], self.chunks[chunks[-1]]
+        return self.lanes[first.lane].contribution[first.start : last.stop]
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """The chunks that are of another lane than the one before them, or of buffers after gradients."""
+        return tuple(
+            chunk.index
+            for before, chunk in itertools.pairwise(self.chunks)
+            if (before.lane, before.is_gradient) != (chunk.lane, chunk.is_gradient)
+        )
 
     def encoding(self, chunk: int) -> Encoding:
         """What a chunk looks like on the wire."""
-        dtype = self._contributions[chunk].numpy().dtype
-        return encoding_of(self.compression, dtype, self.chunks[chunk].is_gradient)
+        lane = self.lanes[self.chunks[chunk].lane]
+        return encoding_of(self.compression, lane.contribution.numpy().dtype, self.chunks[chunk].is_gradient)
 
     @property
     def total_bytes(self) -> int:
         """Of what a step sums, on the wire."""
-        sizes = enumerate(map(torch.Tensor.numel, self._contributions))
-        return sum(self.encoding(chunk).size(elements) for chunk, elements in sizes)
+        return sum(self.encoding(each.index).size(each.stop - each.start) for each in self.chunks)
 
     def is_zero(self) -> bool:
         """Whether no parameter has a gradient that is not all zeros; reads them until it finds one."""

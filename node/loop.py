@@ -73,12 +73,16 @@ TIMED = (ScaleInRequest, ConnectLinkRequest, DisconnectLinkRequest)
 
 @dataclass(slots=True)
 class StepOutcome:
-    """A step is complete. `results`: its values by chunk, to be read only; [] if nobody had samples."""
+    """A step is complete. `results`: its values by chunk, to be read only; [] if nobody had samples.
+
+    `bundle`: so many chunks travel as one message in the next.
+    """
 
     step: int
     commit: Commit
     deal: Deal
     results: list[torch.Tensor]
+    bundle: int = 1
     snapshot: fx.TakeSnapshot | None = None  # To be taken once this step has been applied.
 
 
@@ -504,7 +508,9 @@ class NodeLoop:
 
     def _step_completed(self, effect: fx.StepCompleted) -> None:
         """To the training thread; what a joiner is told waits there until it has the state."""
-        outcome = StepOutcome(effect.step, effect.commit, effect.deal, self.all_reduce.completed(effect.step))
+        view, results = self.agent.sync.view, self.all_reduce.completed(effect.step)
+        bundle = view.bundle if view else 1
+        outcome = StepOutcome(effect.step, effect.commit, effect.deal, results, bundle=bundle)
         if not self._member:
             self._backlog_bytes += sum(result.nbytes for result in outcome.results)
             if self._backlog_bytes > self._backlog_limit:
@@ -626,6 +632,8 @@ class NodeLoop:
                 )
             )
         )
+        for peer, rate_bps in self.agent.readings.sent_bps().items():
+            self.transport.bound_unsent(peer, rate_bps)
         if not self._ended.done():
             self._loop.call_later(READ_EVERY_S, self._take_readings)
 

@@ -89,50 +89,50 @@ class Measured(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Accumulate(Effect):
-    """Add a child's part of a chunk to what has come in for it."""
+    """Add a child's part of these chunks to what has come in for them."""
 
-    chunk: int
+    chunks: range
     payload: Any
 
 
 @dataclass(frozen=True, slots=True)
 class SendUp(Effect):
-    """Send own part plus what has come in to `parent`. Weight 0: there is neither."""
+    """Send own part of these chunks plus what has come in to `parent`. Weight 0: there is neither."""
 
     key: ViewKey
     step: int
-    chunk: int
+    chunks: range
     parent: str
     weight: float
     own: bool  # This node contributes data, not only its children.
 
 
 @dataclass(frozen=True, slots=True)
-class FinishChunk(Effect):
-    """At the root: own part plus what has come in, divided by `weight`, is the result of the chunk."""
+class FinishChunks(Effect):
+    """At the root: own part plus what has come in, divided by `weight`, is the result of the chunks."""
 
     step: int
-    chunk: int
+    chunks: range
     weight: float
     own: bool
 
 
 @dataclass(frozen=True, slots=True)
-class AdoptChunk(Effect):
-    """The payload is the result of the chunk."""
+class AdoptChunks(Effect):
+    """The payload is the result of the chunks."""
 
     step: int
-    chunk: int
+    chunks: range
     payload: Any
 
 
 @dataclass(frozen=True, slots=True)
 class SendDown(Effect):
-    """Pass the result of the chunk on. `payload`: as it was received, else the result that is kept."""
+    """Pass the result of the chunks on. `payload`: as it was received, else the result that is kept."""
 
     key: ViewKey
     step: int
-    chunk: int
+    chunks: range
     peers: tuple[str, ...]
     weight: float
     payload: Any
@@ -156,7 +156,7 @@ class DropResults(Effect):
     before: ViewKey
 
 
-ChunkEffect = Accumulate | SendUp | FinishChunk | AdoptChunk | SendDown  # Many; they move no deadline.
+ChunkEffect = Accumulate | SendUp | FinishChunks | AdoptChunks | SendDown  # Many; they move no deadline.
 
 
 @dataclass(frozen=True, slots=True)

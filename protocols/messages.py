@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 5  # Bump when a field is removed or changes meaning.
+PROTOCOL_VERSION = 6  # Bump when a field is removed or changes meaning.
 
 EVERYONE = "*"  # Destination of an envelope that all nodes take and pass on.
 
@@ -29,6 +29,7 @@ Address = Annotated[str, Meta(max_length=255)]
 Addresses = Annotated[tuple[Address, ...], Meta(max_length=16)]
 Text = Annotated[str, Meta(max_length=4000)]
 ItemText = Annotated[str, Meta(max_length=255)]
+Bundle = Annotated[int, Meta(ge=1, le=1 << 20)]  # So many neighbouring chunks travel as one message.
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]  # So that the sum of two still fits into 64 bits.
 Real = Annotated[float, Meta(ge=-1e18, le=1e18)]  # No NaN, and nothing that sums up to infinity.
 Positive = Annotated[float, Meta(ge=0, le=1e18)]
@@ -113,6 +114,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True, tag=True):
     observers: Annotated[tuple[Member, ...], Meta(max_length=MAX_NODES)] = ()
     links: Annotated[tuple[Link, ...], Meta(max_length=10 * MAX_NODES)] = ()
     trees: Annotated[tuple[Tree, ...], Meta(max_length=64)] = ()  # None while it is being planned.
+    bundle: Bundle = 1
     joining: Annotated[tuple[Joining, ...], Meta(max_length=64)] = ()
 
     @property
@@ -258,6 +260,7 @@ class ViewChange(msgspec.Struct, frozen=True, kw_only=True, dict=True, tag=True)
     links: Annotated[tuple[Link, ...], Meta(max_length=10 * MAX_NODES)] = ()
     links_gone: Annotated[tuple[Link, ...], Meta(max_length=10 * MAX_NODES)] = ()
     trees: Annotated[tuple[TreeChange, ...], Meta(min_length=1, max_length=64)]
+    bundle: Bundle = 1
     joining: Annotated[tuple[Joining, ...], Meta(max_length=64)] = ()
 
     @property
@@ -317,20 +320,22 @@ class Pong(Message, frozen=True, kw_only=True):
 
 
 class Up(Message, frozen=True, kw_only=True):
-    """Child to parent, bulk: my subtree's weighted sum of one chunk. Weight 0: no payload."""
+    """Child to parent, bulk: my subtree's weighted sum of `count` chunks from `chunk` on. Weight 0: no payload."""
 
     key: ViewKey
     step: Count
     chunk: Count
+    count: Bundle = 1
     weight: Positive
 
 
 class Down(Message, frozen=True, kw_only=True):
-    """Along a tree away from the root, bulk: the mean of one chunk. Weight 0: nobody contributed."""
+    """Along a tree away from the root, bulk: the mean of `count` chunks from `chunk` on. Weight 0: of nobody."""
 
     key: ViewKey
     step: Count
     chunk: Count
+    count: Bundle = 1
     weight: Positive
 
 

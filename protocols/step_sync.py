@@ -10,6 +10,9 @@ it has completed s. So the first result of s+1 is proof that every member has co
 to keep just two results: those of the step it has completed and of the one under way. No message says
 "all have s"; the next step does.
 
+Chunks are the same in every view. How many neighbouring ones travel as one message, a *bundle*, is the view's choice:
+few and large messages are cheap, many small ones fill slow links better.
+
 An attempt is named by (view key, step), because every retry happens in a new view. Chunks of another
 attempt are dropped by that name, or kept for a moment if they are ahead of us.
 
@@ -19,19 +22,21 @@ Source: Chaos, Sec. IV-B ("plans after the current all-reduce"; "restart all-red
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import repeat
-from typing import Any
+from itertools import pairwise, repeat
+from typing import Any, Protocol
 
 import msgspec
 
 from .effects import (
     Accumulate,
-    AdoptChunk,
+    AdoptChunks,
     DropResults,
     Effect,
     FellBehind,
-    FinishChunk,
+    FinishChunks,
     Left,
     Out,
     ResetAttempt,
@@ -74,11 +79,28 @@ MAX_SIDES = 8
 NAMED = 8
 
 
-def chunk_trees(chunks: int, trees: tuple[Tree, ...]) -> list[int]:
-    """Which tree carries each chunk: in turn, so that all trees are busy from the first chunk on."""
+def bundles(chunks: int, size: int, borders: tuple[int, ...] = ()) -> list[range]:
+    """The chunks by `size` at most; none of them spans one of the `borders`, chunks that begin something else."""
+    edges = (0, *borders, chunks)
+    return [
+        range(first, min(first + size, stop))
+        for start, stop in pairwise(edges)
+        for first in range(start, stop, size)
+    ]
+
+
+class HasShare(Protocol):
+    """A tree."""
+
+    @property
+    def share(self) -> float: ...
+
+
+def chunk_trees(bundles: int, trees: Sequence[HasShare]) -> list[int]:
+    """Which tree carries each bundle: in turn, so that all trees are busy from the first chunk on."""
     given = [0] * len(trees)
     owner = []
-    for done in range(1, chunks + 1):
+    for done in range(1, bundles + 1):
         best = max(range(len(trees)), key=lambda t: (trees[t].share * done - given[t], -t))
         given[best] += 1
         owner.append(best)
@@ -158,7 +180,7 @@ class _Place:
 
 
 @dataclass(slots=True)
-class _Chunk:
+class _Bundle:
     missing: set[str]  # Member children whose part has not come.
     weight: float = 0.0
     sent: bool = False
@@ -167,7 +189,7 @@ class _Chunk:
 
 @dataclass(slots=True)
 class _Attempt:
-    chunks: list[_Chunk]
+    bundles: list[_Bundle]
     readies: dict[str, Ready] = field(default_factory=dict)
     ready_sent: bool = False
     commit: Commit | None = None
@@ -177,11 +199,12 @@ class _Attempt:
 class StepSync:
     """The all-reduce of one node, step after step.
 
-    `chunks` is the same on all nodes of one model; `result_bytes`: of what a step sums, 0 if that is not known.
+    `chunks` is the same on all nodes of one model, and so are `borders`, over which no bundle goes.
+    `result_bytes`: of what a step sums, 0 if that is not known.
     """
 
-    def __init__(self, me: str, chunks: int, result_bytes: int = 0) -> None:
-        self.me, self.chunk_count, self.result_bytes = me, chunks, result_bytes
+    def __init__(self, me: str, chunks: int, result_bytes: int = 0, borders: tuple[int, ...] = ()) -> None:
+        self.me, self.chunk_count, self.result_bytes, self.borders = me, chunks, result_bytes, borders
         self.view: View | None = None
         self.priors: tuple[Electorate, ...] = ()  # Views that others may still be in, older than ours.
         self.step = 0  # Steps completed; the number of the one under way.
@@ -198,7 +221,9 @@ class StepSync:
         self.early: list[Received] = []
         self.early_from: Counter[tuple[str, bool]] = Counter()  # Peer, with a payload or not.
         self.places: list[_Place] = []
-        self.tree_of: list[int] = []
+        self.bundles: list[range] = []
+        self.bundle_of: dict[int, int] = {}  # By chunk.
+        self.tree_of: list[int] = []  # By bundle.
         self.attempt = _Attempt([])
         self.catching_up = False  # Behind by one step; its result is on the way.
 
@@ -212,7 +237,9 @@ class StepSync:
         self.deal = deal or self.deal
         self.prepared = {key: each for key, each in self.prepared.items() if key > view.key}
         self.places = [_place(tree, self.me, view.member_set) for tree in view.trees]
-        self.tree_of = chunk_trees(self.chunk_count, view.trees)
+        self.bundles = bundles(self.chunk_count, view.bundle, self.borders)
+        self.bundle_of = {chunk: index for index, chunks in enumerate(self.bundles) for chunk in chunks}
+        self.tree_of = chunk_trees(len(self.bundles), view.trees)
         self._restart()
         return [ViewEntered(view, step)]
 
@@ -256,19 +283,19 @@ class StepSync:
         assert self.view is not None and self.last_commit is not None
         step, weight = self.step - 1, self.last_commit.total.weight
         return [
-            self._send_down(chunk, step, self.places[tree].neighbors, weight, None)
-            for chunk, tree in enumerate(self.tree_of)
+            self._send_down(index, step, self.places[tree].neighbors, weight, None)
+            for index, tree in enumerate(self.tree_of)
             if self.places[tree].neighbors
         ]
 
     def _restart(self) -> None:
         """A new attempt of the step under way."""
         members = [set(self.places[tree].children) for tree in self.tree_of]
-        self.attempt = _Attempt([_Chunk(missing) for missing in members])
+        self.attempt = _Attempt([_Bundle(missing) for missing in members])
 
     def _resume(self) -> list[Effect]:
         """Put our own contributions into the new attempt."""
-        effects = [effect for chunk in sorted(self.own_weight) for effect in self._forward_up(chunk)]
+        effects = [effect for index in range(len(self.bundles)) for effect in self._forward_up(index)]
         return effects + self._forward_ready()
 
     # --- events ---------------------------------------------------------------------------------------
@@ -280,7 +307,8 @@ class StepSync:
                 return self._received(event)
             case Contributed(chunks, weight):
                 self.own_weight |= dict.fromkeys(chunks, weight)
-                return [e for chunk in chunks for e in self._forward_up(chunk)]
+                touched = dict.fromkeys(self.bundle_of[chunk] for chunk in chunks if chunk in self.bundle_of)
+                return [effect for index in touched for effect in self._forward_up(index)]
             case LocalReady(contribution):
                 if self.local is not None:
                     raise LocalProtocolError(f"{self.me}: ready twice for step {self.step}")
@@ -315,41 +343,43 @@ class StepSync:
             case Commit():
                 return self._on_commit(event.peer, message)
 
-    # --- chunks -----------------------------------------------------------------------------------------
+    # --- bundles ----------------------------------------------------------------------------------------
 
     def _on_up(self, peer: str, up: Up, payload: Any) -> list[Effect]:
-        chunk = self._chunk(up.chunk)
-        if peer not in chunk.missing:
+        index = self._index(up)
+        bundle = self.attempt.bundles[index]
+        if peer not in bundle.missing:
             return []  # Not a child, or a second copy.
-        chunk.missing.discard(peer)
-        chunk.weight += up.weight
-        effects: list[Effect] = [Accumulate(up.chunk, payload)] if up.weight else []
-        return effects + self._forward_up(up.chunk)
+        bundle.missing.discard(peer)
+        bundle.weight += up.weight
+        effects: list[Effect] = [Accumulate(self.bundles[index], payload)] if up.weight else []
+        return effects + self._forward_up(index)
 
     def _forward_up(self, index: int) -> list[Effect]:
         """If the sum of our subtree is whole: up with it, or it is the result."""
-        if self.frozen or self.tainted or self.catching_up or index not in self.own_weight:
+        if self.frozen or self.tainted or self.catching_up:
             return []
-        chunk = self.attempt.chunks[index]
-        if chunk.missing or chunk.sent:
+        bundle, chunks = self.attempt.bundles[index], self.bundles[index]
+        if bundle.missing or bundle.sent or not all(chunk in self.own_weight for chunk in chunks):
             return []
         assert self.view is not None
-        chunk.sent = True
-        own = self.own_weight[index]
-        weight, parent = chunk.weight + own, self.places[self.tree_of[index]].parent
+        bundle.sent = True
+        own = self.own_weight[chunks.start]
+        weight, parent = bundle.weight + own, self.places[self.tree_of[index]].parent
         if parent is not None:
-            return [SendUp(self.view.key, self.step, index, parent, weight, own > 0)]
-        finish: list[Effect] = [FinishChunk(self.step, index, weight, own > 0)] if weight else []
+            return [SendUp(self.view.key, self.step, chunks, parent, weight, own > 0)]
+        finish: list[Effect] = [FinishChunks(self.step, chunks, weight, own > 0)] if weight else []
         return finish + self._result(index, weight, None, came_from=None)
 
     def _on_down(self, peer: str, down: Down, payload: Any) -> list[Effect]:
-        if self._chunk(down.chunk).done:
+        index = self._index(down)
+        if self.attempt.bundles[index].done:
             return []
-        adopt: list[Effect] = [AdoptChunk(self.step, down.chunk, payload)] if down.weight else []
-        return adopt + self._result(down.chunk, down.weight, payload, came_from=peer)
+        adopt: list[Effect] = [AdoptChunks(self.step, self.bundles[index], payload)] if down.weight else []
+        return adopt + self._result(index, down.weight, payload, came_from=peer)
 
     def _result(self, index: int, weight: float, payload: Any, came_from: str | None) -> list[Effect]:
-        self.attempt.chunks[index].done = True
+        self.attempt.bundles[index].done = True
         self.attempt.results += 1
         peers = tuple(p for p in self.places[self.tree_of[index]].neighbors if p != came_from)
         if not self.catching_up and came_from is None:
@@ -359,20 +389,25 @@ class StepSync:
 
     def _pass_on_recovered(self, peer: str, down: Down, payload: Any) -> list[Effect]:
         """A result that we have and a node beyond us lacks."""
-        self._chunk(down.chunk)
-        peers = tuple(p for p in self.places[self.tree_of[down.chunk]].neighbors if p != peer)
-        return [self._send_down(down.chunk, down.step, peers, down.weight, payload)] if peers else []
+        index = self._index(down)
+        peers = tuple(p for p in self.places[self.tree_of[index]].neighbors if p != peer)
+        return [self._send_down(index, down.step, peers, down.weight, payload)] if peers else []
 
     def _send_down(
         self, index: int, step: int, peers: tuple[str, ...], weight: float, payload: Any
     ) -> SendDown:
         assert self.view is not None
-        return SendDown(self.view.key, step, index, peers, weight, payload)
+        return SendDown(self.view.key, step, self.bundles[index], peers, weight, payload)
 
-    def _chunk(self, index: int) -> _Chunk:
-        if index >= self.chunk_count:
-            raise RemoteProtocolError(f"{self.me}: chunk {index} of {self.chunk_count}")
-        return self.attempt.chunks[index]
+    def _index(self, message: Up | Down) -> int:
+        """Of the bundle that a message of this view brings."""
+        first, count = message.chunk, message.count
+        index = self.bundle_of.get(first)
+        if index is None or self.bundles[index] != range(first, first + count):
+            raise RemoteProtocolError(
+                f"{self.me}: {count} chunks from {first} of {self.chunk_count} on are no bundle of this view"
+            )
+        return index
 
     # --- ready and commit -----------------------------------------------------------------------------------
 
@@ -403,7 +438,7 @@ class StepSync:
 
     def _complete_if_done(self) -> list[Effect]:
         commit = self.attempt.commit
-        if commit is None or self.attempt.results < self.chunk_count:
+        if commit is None or self.attempt.results < len(self.bundles):
             return []
         assert self.view is not None
         if commit.switch and not self.catching_up and commit.switch not in self.prepared:
@@ -468,7 +503,13 @@ class StepSync:
     def _replay_early(self) -> list[Effect]:
         early, self.early = self.early, []
         self.early_from.clear()
-        return [effect for event in early for effect in self._received(event)]
+        effects: list[Effect] = []
+        for event in early:
+            with suppress(
+                RemoteProtocolError
+            ):  # Else one bad message would take the effects of all others with it.
+                effects += self._received(event)
+        return effects
 
     # --- for the vote, the flush and invariants
 
@@ -488,13 +529,14 @@ class StepSync:
         """What has not come of the attempt under way: parts from children, and then results from parents."""
         of: Counter[tuple[str, bool]] = Counter()
         missing: Counter[tuple[str, bool]] = Counter()
-        for chunk, tree in zip(self.attempt.chunks, self.tree_of, strict=True):
-            place = self.places[tree]
-            of.update((child, True) for child in place.children)
-            missing.update((child, True) for child in chunk.missing if not chunk.done)
+        for chunks, bundle, tree in zip(self.bundles, self.attempt.bundles, self.tree_of, strict=True):
+            place, count = self.places[tree], len(chunks)
+            for child in place.children:
+                of[child, True] += count
+                missing[child, True] += count * (child in bundle.missing and not bundle.done)
             if place.parent is not None:
-                of[place.parent, False] += 1
-                missing[place.parent, False] += not chunk.done and not chunk.missing
+                of[place.parent, False] += count
+                missing[place.parent, False] += count * (not bundle.done and not bundle.missing)
         return tuple(
             Lack(peer=peer, came=of[peer, up] - count, of=of[peer, up], up=up)
             for (peer, up), count in sorted(missing.items())
@@ -533,12 +575,12 @@ class StepSync:
 
     def check_invariants(self) -> None:
         """What holds between any two events."""
-        assert self.attempt.results <= self.chunk_count
+        assert self.attempt.results <= len(self.bundles) <= self.chunk_count
         assert len(self.early) <= len(self.early_from) * max(
             self.early_commits, EARLY_STEPS * 2 * self.chunk_count
         )
-        if self.view and not self.frozen and self.attempt.chunks:
-            assert self.attempt.results == [chunk.done for chunk in self.attempt.chunks].count(True)
+        if self.view and not self.frozen and self.attempt.bundles:
+            assert self.attempt.results == [bundle.done for bundle in self.attempt.bundles].count(True)
         if self.prepared:
             assert min(self.prepared) > (self.view.key if self.view else (0, 0))
 

@@ -26,6 +26,7 @@ def told_against(base: View, view: View) -> View | ViewChange:
         links=tuple(sorted(view.link_set - base.link_set)),
         links_gone=tuple(sorted(base.link_set - view.link_set)),
         trees=tuple(map(_tree_change, _trees(base, len(view.trees)), view.trees)),
+        bundle=view.bundle,
         joining=view.joining,
     )
     return change if _applied(base, change) == view else view
@@ -60,6 +61,7 @@ def _applied(base: View, change: ViewChange) -> View:
         observers=(*(each for each in base.observers if each.id not in away), *change.observers),
         links=tuple(sorted(links)),
         trees=tuple(map(_tree, _trees(base, len(change.trees)), change.trees)),
+        bundle=change.bundle,
         joining=change.joining,
     )
 

@@ -114,6 +114,7 @@ class Scheduler:
         monitor: ClusterMonitor,
         send: Send,
         policy: sync_plan.Policy,
+        bundler: sync_plan.Bundler = sync_plan.bundle,
         digest: str = "",
         spec: bytes = b"",
         strategy: str = "adaptive",
@@ -121,7 +122,7 @@ class Scheduler:
     ) -> None:
         self.me, self.term = me, term
         self.sync, self.overlay, self.monitor = sync, overlay, monitor
-        self.send, self.policy, self.strategy = send, policy, strategy
+        self.send, self.policy, self.bundler, self.strategy = send, policy, bundler, strategy
         self.digest, self.spec = digest, spec
         self.queue: deque[Change] = deque()
         self.proposal: _Proposal | None = None
@@ -527,7 +528,7 @@ class Scheduler:
         return (self.term, self.seq)
 
     def _planned(self, view: View) -> View:
-        return views.with_trees(view, self._graph(view), self.policy)
+        return views.with_trees(view, self._graph(view), self.policy, self.bundler)
 
     def _graph(self, view: View) -> nx.Graph:
         """The overlay of a view's members, with what policies may want to know (sync_plan.py)."""

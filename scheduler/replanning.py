@@ -1,11 +1,13 @@
-"""Whether other trees are worth a change of view, now that links carry more or less than when these were planned.
+"""Whether another plan is worth a change of view, now that links carry more or less than when this was made.
 
-A change of trees costs training nothing (it travels with a step), but it costs everybody a view, and rates are noisy.
+That is other trees, or messages of another size. A change costs training nothing (it travels with a step), but it
+costs everybody a view, and rates are noisy.
 So the all-reduce has to become shorter by a share of its own time and of a whole step's, and twice in a row.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,7 +16,8 @@ import networkx as nx
 from ..protocols.errors import PlanInfeasible
 from ..protocols.messages import Link, View
 from .sync_plan import Policy
-from .trees import Tree, expected_s
+from .sync_time import SyncTime
+from .trees import Tree
 
 LOOK_EVERY_S = 2.0  # Rates are reported every second.
 SETTLE_S = 4.0  # After a change of view: what was measured before it says little of what it loads.
@@ -38,13 +41,13 @@ class Replanning:
     def look(
         self, view: View, graph: nx.Graph, policy: Policy, result_bytes: int, step_s: float, now_s: float
     ) -> str:
-        """What other trees would bring, for people; "" if that is not worth it, or not sure yet.
+        """What another plan would bring, for people; "" if that is not worth it, or not sure yet.
 
         Args:
             graph: The members' overlay with its present rates, and "result" (sync_plan.packed).
             step_s: What a step usually takes.
         """
-        if now_s < self.look_at_s or view.observers or view.joining:
+        if now_s < self.look_at_s or view.observers or view.joining or len(view.members) < 2:
             return ""
         self.look_at_s = now_s + LOOK_EVERY_S
         rates_bps = {(u, v): rate_bps for u, v, rate_bps in graph.edges(data="rate_bps", default=0.0)}
@@ -64,13 +67,15 @@ class Replanning:
 def _gain(view: View, graph: nx.Graph, policy: Policy, result_bytes: int, step_s: float) -> str:
     chunks = graph.graph["result"][1]
     present = [Tree(tree.root, tree.parent, tree.share) for tree in view.trees]
-    now_s = expected_s(present, graph, result_bytes, chunks)
+    now_s = SyncTime(present, graph).expected_s(result_bytes, math.ceil(chunks / view.bundle))
     if now_s <= GAIN_OF_STEP * step_s:
         return ""
     try:
-        then_s = expected_s(policy(graph), graph, result_bytes, chunks)
+        trees = policy(graph)
     except PlanInfeasible:
         return ""  # A user's policy, that cannot do with what links carry now.
+    then_s, _ = SyncTime(trees, graph).best_bundle(result_bytes, chunks)
     if now_s - then_s <= max(GAIN * now_s, GAIN_OF_STEP * step_s):
         return ""
-    return f"sums over other links: they are to take {then_s:.2g} s and not {now_s:.2g} s"
+    how = "in messages of another size" if trees == present else "over other links"
+    return f"sums {how}: they are to take {then_s:.2g} s and not {now_s:.2g} s"

@@ -13,10 +13,12 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import dijkstra
 
 from ..protocols.errors import ConfigError, PlanInfeasible
+from .sync_time import SyncTime
 from .tree_packing import pack
-from .trees import Tree, expected_s, measured, throughput_bps, validate
+from .trees import Tree, measured, throughput_bps, validate
 
 Policy = Callable[[nx.Graph], list[Tree]]
+Bundler = Callable[[Sequence[Tree], nx.Graph], int]
 
 MAX_PACKED_NODES, MAX_PACKED_LINKS = 64, 160
 """Packing takes 10 to 25 ms for 8 nodes, and up to 60 for as much as this; beyond, "packed" is "fapt"."""
@@ -108,6 +110,8 @@ def packed(graph: nx.Graph) -> list[Tree]:
     overlay, single = measured(graph), best_single_tree(graph)
     if len(overlay) > MAX_PACKED_NODES or overlay.number_of_edges() > MAX_PACKED_LINKS:
         return fapt(graph)
+    if len(overlay) == 2:
+        return _both_ways(*overlay)
     if overlay.number_of_edges() < len(overlay):
         return single  # There is no other tree.
     best_bps = throughput_bps(single, overlay)
@@ -119,7 +123,20 @@ def packed(graph: nx.Graph) -> list[Tree]:
     result_bytes, chunks = graph.graph.get("result", (0, 1))
     if not result_bytes:
         return max(plans, key=lambda trees: throughput_bps(trees, overlay))
-    return min(plans, key=lambda trees: expected_s(trees, overlay, result_bytes, chunks))
+    return min(plans, key=lambda trees: SyncTime(trees, overlay).best_bundle(result_bytes, chunks)[0])
+
+
+def bundle(trees: Sequence[Tree], graph: nx.Graph) -> int:
+    """How many neighbouring chunks are to travel as one message, by `graph.graph["result"]` as of `packed`."""
+    result_bytes, chunks = graph.graph.get("result", (0, 1))
+    if not result_bytes or len(graph) < 2:
+        return 1
+    return SyncTime(trees, graph).best_bundle(result_bytes, chunks)[1]
+
+
+def _both_ways(a: str, b: str) -> list[Tree]:
+    """Each is the root of one half: with few messages, both directions of the link are busy from the start."""
+    return [Tree(a, {b: a}, 0.5), Tree(b, {a: b}, 0.5)]
 
 
 def _packed(overlay: nx.Graph, best_bps: float) -> list[Tree]:

@@ -95,31 +95,6 @@ def packing_bound(graph: nx.Graph) -> float:
     )
 
 
-def expected_s(trees: Sequence[Tree], graph: nx.Graph, result_bytes: int, chunks: int) -> float:
-    """Seconds that `trees` take to reduce and broadcast `result_bytes` in `chunks` equal parts.
-
-    The most loaded link works all the time; then the last chunk still has to go up the slowest tree, and down again.
-    """
-    overlay, bits = measured(graph), 8 * result_bytes
-    return bits / throughput_bps(trees, overlay) + max(
-        2 * _slowest_path_s(tree, overlay, bits / chunks) for tree in trees
-    )
-
-
-def _slowest_path_s(tree: Tree, overlay: nx.Graph, bits: float) -> float:
-    """From the leaf that takes longest to the root, for one chunk."""
-    seconds = {tree.root: 0.0}
-    for node in tree.parent:
-        way = []
-        while node not in seconds:
-            way.append(node)
-            node = tree.parent[node]
-        for child in reversed(way):
-            link = overlay.edges[child, tree.parent[child]]
-            seconds[child] = seconds[tree.parent[child]] + bits / link["rate_bps"] + link["hop_s"] / 2
-    return max(seconds.values())
-
-
 def measured(graph: nx.Graph) -> nx.Graph:
     """A copy in sorted order with all measurements filled in, checked to be connected."""
     overlay = nx.Graph()
@@ -131,7 +106,8 @@ def measured(graph: nx.Graph) -> nx.Graph:
         rtt_s = _measured(graph, u, v, "rtt_s", DEFAULT_RTT_S)
         if rate_bps == 0:
             raise PlanInfeasible(f"link {u!r} - {v!r}: rate_bps 0 (expected > 0; drop a dead link)")
-        overlay.add_edge(u, v, rate_bps=rate_bps, seconds_per_bit=1 / rate_bps, hop_s=rtt_s + HOP_S)
+        bit_s, hop_s = 1 / rate_bps, rtt_s + HOP_S
+        overlay.add_edge(u, v, rate_bps=rate_bps, rtt_s=rtt_s, seconds_per_bit=bit_s, hop_s=hop_s)
     _check_connected(overlay)
     return overlay
 

@@ -158,13 +158,16 @@ def survivors(
     )
 
 
-def with_trees(view: View, graph: nx.Graph, policy: sync_plan.Policy) -> View:
-    """The view with its sync plan: trees over the members, observers hung on as leaves.
+def with_trees(
+    view: View, graph: nx.Graph, policy: sync_plan.Policy, bundler: sync_plan.Bundler = sync_plan.bundle
+) -> View:
+    """The view with its sync plan: trees over the members, observers hung on as leaves; messages of a suitable size.
 
     `graph`: the members' part of the overlay, edges with `rate_bps` and `rtt_s` as far as they are known.
     """
     trees = policy(graph) if len(view.members) > 1 else [Tree(view.members[0].id, {}, 1.0)]
     validate(trees, graph)
+    bundle = bundler(trees, graph)
     members = set(view.member_ids)
     for observer in view.observer_ids:
         hosts = [each for each in view.neighbors(observer) if each in members]
@@ -172,7 +175,7 @@ def with_trees(view: View, graph: nx.Graph, policy: sync_plan.Policy) -> View:
             raise PlanInfeasible(f"the observer {observer} has no link to a member")
         trees = sync_plan.attach_leaf(trees, observer, hosts)
     wire = tuple(WireTree(root=tree.root, parent=dict(tree.parent), share=tree.share) for tree in trees)
-    return msgspec.structs.replace(view, trees=wire)
+    return msgspec.structs.replace(view, trees=wire, bundle=bundle)
 
 
 def electorate(view: View) -> Electorate:

@@ -43,7 +43,7 @@ from ..protocols.overlay import lacking
 from ..protocols.scale_in import State as LeaverState
 from ..protocols.scale_out import LIFE_STEP, Otherwise
 from ..scheduler.monitor import ClusterMonitor
-from ..scheduler.sync_plan import POLICIES
+from ..scheduler.sync_plan import POLICIES, Bundler, bundle
 from ..scheduler.views import with_trees
 from . import coverage
 from .network import Machine, Network
@@ -110,7 +110,9 @@ class SimNode(Machine):
             tuple[fx.StepCompleted, frozenset[str]]
         ] = []  # Results that came before the state did.
         self.results: dict[int, dict[int, _Result]] = {}  # Step: chunk: result.
-        self.sums: dict[int, frozenset[str]] = {}
+        self.sums: dict[range, frozenset[str]] = {}
+        self.contributed: set[tuple[int, int]] = set()  # Step and chunk, of the step under way.
+        self.completed = -1  # The last step that is.
         self.snapshots: dict[int, tuple[list[Any], Any]] = {}
         self.arrived: Any = None
         self.damaged = 0  # Pieces of what has arrived that are not what was sent.
@@ -143,6 +145,8 @@ class SimCluster(Network[SimNode]):
         super().__init__(seed)
         self.seed = seed
         self.chunks, self.policy = chunks, policy
+        self.borders: tuple[int, ...] = ()
+        self.bundler: Bundler = bundle
         self.going_s = 2.0  # Who has made a step no longer ago goes on.
         self.results_kept = math.inf  # Bytes of those that a joiner has no state for yet.
         self.persons = 0  # How often a person said that nodes are dead.
@@ -209,7 +213,9 @@ class SimCluster(Network[SimNode]):
         settings = Settings(
             addresses=(f"{name}:1",),
             chunks=self.chunks,
+            borders=self.borders,
             policy=POLICIES[self.policy],
+            bundler=self.bundler,
             result_bytes=self.result_bytes,
             life=life,
         )
@@ -337,6 +343,10 @@ class SimCluster(Network[SimNode]):
             self._say(node.name, event)
         if isinstance(event, ev.Received) and isinstance(envelope := event.message, Envelope):
             node.refused |= isinstance(envelope.body, ScaleOutRefused) and envelope.target == node.name
+        if isinstance(event, ev.Contributed | ev.Retracted):
+            chunks = event.chunks if isinstance(event, ev.Contributed) else range(self.chunks)
+            earlier = {each for each in node.contributed if each[0] == node.step}
+            node.contributed = earlier | {(node.step, chunk) for chunk in chunks}
         frozen = node.agent.sync.frozen
         try:
             effects = node.agent.handle(event, node.clock.reads(self.now_s))
@@ -422,6 +432,7 @@ class SimCluster(Network[SimNode]):
                 pass
             case fx.ResetAttempt(before):
                 node.sums.clear()
+                node.results = {step: each for step, each in node.results.items() if step == node.completed}
                 if before is not None and self.rates is not None:
                     self.forget_bulk(node.name, before)
             case fx.DropResults(peers, before):
@@ -434,30 +445,40 @@ class SimCluster(Network[SimNode]):
         if not node.alive:
             return
         match effect:
-            case fx.Accumulate(chunk, payload):
-                old = node.sums.get(chunk, frozenset())
+            case fx.Accumulate(chunks, payload):
+                old = node.sums.get(chunks, frozenset())
                 assert not old & payload, f"{sorted(old & payload)} counted twice"
-                node.sums[chunk] = old | payload
-            case fx.SendUp(key, step, chunk, parent, weight, own):
-                payload = self._sum(node, chunk, own)
-                up = Up(key=key, step=step, chunk=chunk, weight=weight)
+                node.sums[chunks] = old | payload
+            case fx.SendUp(key, step, chunks, parent, weight, own):
+                payload = self._sum(node, step, chunks, own)
+                up = Up(key=key, step=step, chunk=chunks.start, count=len(chunks), weight=weight)
                 self._send(node.name, parent, up, payload if weight else None)
-            case fx.FinishChunk(step, chunk, _, own):
-                self._store(node, chunk, _Result(step, self._sum(node, chunk, own)))
-            case fx.AdoptChunk(step, chunk, payload):
+            case fx.FinishChunks(step, chunks, _, own):
+                self._store(node, chunks, _Result(step, self._sum(node, step, chunks, own)))
+            case fx.AdoptChunks(step, chunks, payload):
                 assert payload.step == step, f"result of step {payload.step} taken for that of {step}"
-                self._store(node, chunk, payload)
-            case fx.SendDown(key, step, chunk, peers, weight, payload):
-                down = Down(key=key, step=step, chunk=chunk, weight=weight)
-                content = (payload or node.results[step][chunk]) if weight else None
+                self._store(node, chunks, payload)
+            case fx.SendDown(key, step, chunks, peers, weight, payload):
+                down = Down(key=key, step=step, chunk=chunks.start, count=len(chunks), weight=weight)
+                content = (payload or self._kept(node, step, chunks)) if weight else None
                 for peer in peers:
                     self._send(node.name, peer, down, content)
 
-    def _store(self, node: SimNode, chunk: int, result: _Result) -> None:
-        node.results.setdefault(result.step, {})[chunk] = result
+    def _store(self, node: SimNode, chunks: range, result: _Result) -> None:
+        node.results.setdefault(result.step, {}).update(dict.fromkeys(chunks, result))
 
-    def _sum(self, node: SimNode, chunk: int, own: bool) -> frozenset[str]:
-        total = node.sums.pop(chunk, frozenset())
+    def _kept(self, node: SimNode, step: int, chunks: range) -> _Result:
+        kept = {node.results[step][chunk] for chunk in chunks}
+        assert len(kept) == 1, f"chunks of one message differ in who contributed: {kept}"
+        return kept.pop()
+
+    def _sum(self, node: SimNode, step: int, chunks: range, own: bool) -> frozenset[str]:
+        total = node.sums.pop(chunks, frozenset())
+        if own:
+            early = [chunk for chunk in chunks if (step, chunk) not in node.contributed]
+            assert not early, (
+                f"{node.name} sends chunks {early} of step {step} before backward has reached them"
+            )
         assert not (own and node.name in total), f"{node.name} counted twice"
         return total | {node.name} if own else total
 
@@ -546,7 +567,7 @@ class SimCluster(Network[SimNode]):
             self._compute(node, effect.step + 1, effect.deal)
 
     def _check_result(self, node: SimNode, effect: fx.StepCompleted) -> frozenset[str]:
-        weight = effect.commit.total.weight
+        weight, node.completed = effect.commit.total.weight, effect.step
         if not weight:
             return frozenset()
         results = node.results[effect.step]

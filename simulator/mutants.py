@@ -52,8 +52,8 @@ from .random_run import run
 EVERY = 30  # Of the crash points of three nodes.
 SEEDS = 1000  # The budget of random lives of each.
 # Seeds that have caught one before.
-KNOWN = (0, 6, 13, 27, 28, 56, 174, 195, 244, 283, 327, 423, 586, 30960)
-KNOWN_WITH_RATES = (6, 14, 17, 21, 28, 37, 247, 921)  # The same, of lives in which bytes take time.
+KNOWN = (0, 6, 13, 27, 28, 56, 174, 195, 244, 283, 327, 423, 427, 586, 30960)
+KNOWN_WITH_RATES = (6, 14, 17, 21, 28, 37, 60, 247, 921)  # The same, of lives in which bytes take time.
 TOO_LONG_S = 2.0
 NODES = 2, 4  # Small clusters lose their quorum more often, and live faster.
 ACTIONS = 300_000  # A life of a minute takes some 30,000; a flood is to be noticed soon.
@@ -459,10 +459,40 @@ def _children_are_not_waited_for(patch: Patch) -> None:
 
     def forward_up(self: Any, index: int) -> Any:
         if not (self.frozen or self.tainted or self.catching_up):
-            self.attempt.chunks[index].missing = set(sorted(self.attempt.chunks[index].missing)[1:])
+            self.attempt.bundles[index].missing = set(sorted(self.attempt.bundles[index].missing)[1:])
         return original(self, index)
 
     patch(step_sync.StepSync, "_forward_up", forward_up)
+
+
+@_mutant("A message goes up once its first chunk is there.")
+def _bundles_go_before_they_are_whole(patch: Patch) -> None:
+    original = step_sync.StepSync._forward_up
+
+    def forward_up(self: Any, index: int) -> Any:
+        chunks = self.bundles[index]
+        own = self.own_weight
+        if chunks.start in own:
+            self.own_weight = dict.fromkeys(chunks, own[chunks.start])
+        effects = original(self, index)
+        self.own_weight = own
+        return effects
+
+    patch(step_sync.StepSync, "_forward_up", forward_up)
+
+
+@_mutant("Who caught up is served in the bundles of another view.")
+def _recovered_results_keep_their_bundles(patch: Patch) -> None:
+    original = step_sync.StepSync._serve_last_result
+
+    def serve_last_result(self: Any) -> Any:
+        kept = self.bundles
+        self.bundles = [range(chunks.start, chunks.start + 1) for chunks in kept]
+        effects = original(self)
+        self.bundles = kept
+        return effects
+
+    patch(step_sync.StepSync, "_serve_last_result", serve_last_result)
 
 
 @_mutant("What a leaving node's subtree has contributed is not put down as used.")

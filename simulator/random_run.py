@@ -85,6 +85,10 @@ class RandomRun:
         self.rates: Rates | None = None
         if self.links.random() < RATED or rates:  # Bytes take time, and the trees follow what links carry.
             self._lay_links(policy)
+        bundles = random.Random(f"bundles {seed}")
+        if bundles.random() < 0.5:  # Views differ in how many chunks travel as one message.
+            self.sim.bundler = lambda trees, graph: bundles.choice([1, 2, 6])
+            self.sim.borders = bundles.choice([(), *((each,) for each in range(1, self.sim.chunks))])
         self.size = min(self.rng.randint(*nodes), self.rng.randint(*nodes))  # The smaller ones are quicker.
         self.crashes = self.joins = self.leaves = self.rejoins = 0
         self.max_crashes = self.rng.choice([0, 1, 2, 4])

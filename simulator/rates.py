@@ -139,5 +139,5 @@ class Rates:
         if isinstance(message, Probe):
             return len(payload) if isinstance(payload, bytes) else 0
         if isinstance(message, _CHUNKS) and message.weight:
-            return self.result_bytes // chunks
+            return self.result_bytes * message.count // chunks
         return CONTROL_BYTES

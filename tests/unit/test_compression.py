@@ -12,7 +12,7 @@ from torch import nn
 from chaosnet.node.all_reduce import AllReduce
 from chaosnet.node.compression import BLOCK, BFloat16, Exact, Int8
 from chaosnet.node.gradients import Gradients
-from chaosnet.protocols.effects import Accumulate, AdoptChunk, FinishChunk, ResetAttempt, SendDown, SendUp
+from chaosnet.protocols.effects import Accumulate, AdoptChunks, FinishChunks, ResetAttempt, SendDown, SendUp
 from chaosnet.protocols.errors import RemoteProtocolError
 from chaosnet.protocols.messages import Up
 
@@ -92,18 +92,18 @@ class Node:
         self.reduce = AllReduce(store, lambda peer, header, payload, **how: self.sent.append(bytes(payload)))
 
     def up(self, step):
-        self.reduce.perform(SendUp(KEY, step, 0, "root", 1.0, True))
+        self.reduce.perform(SendUp(KEY, step, range(1), "root", 1.0, True))
         return frame(self.sent.pop())
 
     def take(self, *parts):
         for part in parts:
-            self.reduce.perform(Accumulate(0, part))
+            self.reduce.perform(Accumulate(range(1), part))
 
     def root(self, step, *parts):
         """As the root: the result for all."""
         self.take(*parts)
-        self.reduce.perform(FinishChunk(step, 0, 1.0 + len(parts), True))
-        self.reduce.perform(SendDown(KEY, step, 0, ("child",), 1.0 + len(parts), None))
+        self.reduce.perform(FinishChunks(step, range(1), 1.0 + len(parts), True))
+        self.reduce.perform(SendDown(KEY, step, range(1), ("child",), 1.0 + len(parts), None))
         return frame(self.sent.pop())
 
 
@@ -118,7 +118,7 @@ def train(encoding, steps, *contributions):
     for step in range(steps):
         result = root.root(step, *[leaf.up(step) for leaf in leaves])
         for leaf in leaves:
-            leaf.reduce.perform(AdoptChunk(step, 0, result))
+            leaf.reduce.perform(AdoptChunks(step, range(1), result))
         got = [node.reduce.completed(step)[0] for node in (root, *leaves)]
         assert all(torch.equal(got[0], each) for each in got)
         results.append(got[0].numpy().copy())
@@ -157,7 +157,7 @@ def test_who_catches_up_with_the_result_of_a_void_attempt_has_lost_what_it_sent_
     node = Node(numbers(BLOCK), Int8())
     sent = node.up(0)
     node.reduce.perform(ResetAttempt())
-    node.reduce.perform(AdoptChunk(0, 0, sent))
+    node.reduce.perform(AdoptChunks(0, range(1), sent))
     node.reduce.completed(0)
     assert np.array_equal(node.reduce.lost[0], numbers(BLOCK) - Int8().decode(sent.buffer))
 
@@ -166,7 +166,7 @@ def test_of_a_step_that_the_guard_refuses_nothing_is_kept():
     node = Node(numbers(BLOCK), Int8())
     node.reduce.guarded = True
     node.up(0)
-    node.reduce.perform(AdoptChunk(0, 0, frame(Int8().encode(np.full(BLOCK, np.nan, np.float32)))))
+    node.reduce.perform(AdoptChunks(0, range(1), frame(Int8().encode(np.full(BLOCK, np.nan, np.float32)))))
     node.reduce.completed(0)
     assert not node.reduce.lost
 

@@ -7,8 +7,13 @@ from torch.nn import functional
 
 from chaosnet.node.gradients import Gradients
 from chaosnet.protocols.errors import ConfigError, MalformedMessage
+from chaosnet.protocols.step_sync import bundles
 
 TINY_CHUNKS = 64  # Bytes: several parameters per chunk, and several chunks per parameter.
+
+
+def one(chunk):
+    return range(chunk, chunk + 1)
 
 
 def net(seed=0):
@@ -29,7 +34,7 @@ def reduce(members, weights, presents):
     """What the overlay does, by plain torch. Returns the combined mask and the results."""
     total, results = sum(weights), []
     for chunk in members[0].chunks:
-        parts = torch.stack([member.contribution(chunk.index) for member in members])
+        parts = torch.stack([member.contribution(one(chunk.index)) for member in members])
         is_mean = members[0].lanes[chunk.lane].op == "mean"
         results.append(parts.sum(0) / total if is_mean else parts.max(0).values)
     return bytes(any_of(column) for column in zip(*presents, strict=True)), results
@@ -66,14 +71,14 @@ def test_two_weighted_parts_of_a_batch_give_the_gradient_of_the_whole(eager):
 
 def test_chunks_are_handed_over_during_backward_each_once_and_last_layers_first():
     model, ready = net(), []
-    gradients = Gradients(model, TINY_CHUNKS, ready.append)
+    gradients = Gradients(model, TINY_CHUNKS, ready.extend)
     gradients.arm(4)
     loss_of(model, *samples(4)).backward()
     assert ready == sorted(ready) == list(range(len(gradients.chunks)))
-    early = [gradients.contribution(chunk).clone() for chunk in ready]
+    early = [gradients.contribution(one(chunk)).clone() for chunk in ready]
     finished = gradients.finish(4)
     assert (finished.chunks, finished.retracted) == ([], False)
-    assert all(torch.equal(gradients.contribution(chunk), early[chunk]) for chunk in ready)
+    assert all(torch.equal(gradients.contribution(one(chunk)), early[chunk]) for chunk in ready)
 
 
 def test_eager_and_late_contributions_are_the_same_bits():
@@ -90,7 +95,7 @@ def test_eager_and_late_contributions_are_the_same_bits():
 
 def test_unarmed_hooks_hand_nothing_over():
     model, ready = net(), []
-    gradients = Gradients(model, TINY_CHUNKS, ready.append)
+    gradients = Gradients(model, TINY_CHUNKS, ready.extend)
     loss_of(model, *samples(2)).backward()
     gradients.arm(None)
     loss_of(model, *samples(2)).backward()
@@ -112,7 +117,7 @@ def test_chunks_cover_every_lane_once_and_the_layout_is_reversed():
 
 def test_accumulated_gradients_are_retracted_and_sent_late_from_then_on():
     model, ready = net(), []
-    gradients = Gradients(model, TINY_CHUNKS, ready.append)
+    gradients = Gradients(model, TINY_CHUNKS, ready.extend)
     gradients.arm(4)
     loss_of(model, *samples(2, seed=1)).backward()
     loss_of(model, *samples(2, seed=2)).backward()
@@ -161,7 +166,7 @@ def test_another_weight_than_announced_is_no_retraction_if_nothing_was_sent():
 
 def test_a_second_backward_into_chunks_still_open_needs_no_retraction():
     model, ready = net(), []
-    gradients = Gradients(model, 1 << 20, ready.append)
+    gradients = Gradients(model, 1 << 20, ready.extend)
     gradients.arm(2)
     model[4](torch.ones(1, 4)).sum().backward()
     loss_of(model, *samples(2)).backward()
@@ -249,12 +254,12 @@ def test_a_tied_parameter_travels_once():
             self.leave.weight = self.enter.weight
 
     model, ready = Tied(), []
-    gradients = Gradients(model, TINY_CHUNKS, ready.append)
+    gradients = Gradients(model, TINY_CHUNKS, ready.extend)
     gradients.arm(2)
     model.leave(model.enter(torch.ones(2, 3))).sum().backward()
     assert ready == [0] and gradients.chunks[0].stop == 9
     assert not gradients.finish(2).retracted
-    assert torch.equal(gradients.contribution(0).view(3, 3), model.enter.weight.grad * 2)
+    assert torch.equal(gradients.contribution(one(0)).view(3, 3), model.enter.weight.grad * 2)
 
 
 class Normed(nn.Module):
@@ -331,9 +336,26 @@ def test_a_node_whose_buffers_changed_without_samples_is_brought_back():
     assert models[1].narrow.tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_chunks_are_handed_over_in_bundles_that_may_change_between_steps(size):
+    model, given = net(), []
+    gradients = Gradients(model, TINY_CHUNKS, given.append)
+    for count in (size, 1, size):
+        given.clear()
+        gradients.bundle(count)
+        gradients.arm(2)
+        loss_of(model, *samples(2)).backward()
+        finished = gradients.finish(2)
+        found = [chunk for chunks in given for chunk in chunks] + finished.chunks
+        assert sorted(found) == list(range(len(gradients.chunks)))
+        assert given and all(
+            chunks in bundles(len(gradients.chunks), count, gradients.borders) for chunks in given
+        )
+
+
 def test_buffers_wait_for_finish_in_chunks_of_their_own():
     model, ready = Normed(), []
-    gradients = Gradients(model, TINY_CHUNKS, ready.append)
+    gradients = Gradients(model, TINY_CHUNKS, ready.extend)
     gradients.arm(3)
     model(torch.randn(3, 3)).sum().backward()
     assert ready == [0] and gradients.chunks[0].stop == 6
@@ -408,7 +430,7 @@ def test_a_float16_gradient_is_widened_before_it_is_multiplied():
     gradients.arm(1000)
     model[0].grad = torch.full((3,), 60000.0, dtype=torch.float16)
     gradients.finish(1000)
-    assert gradients.contribution(0).tolist() == [float(torch.tensor(60000.0).half()) * 1000] * 3
+    assert gradients.contribution(one(0)).tolist() == [float(torch.tensor(60000.0).half()) * 1000] * 3
 
 
 def test_channels_last_gradients_keep_their_layout():
@@ -419,7 +441,7 @@ def test_channels_last_gradients_keep_their_layout():
     expected = model.weight.grad.clone()
     gradients.finish(2)
     model.zero_grad()
-    gradients.adopt(bytes([3]), [gradients.contribution(chunk.index) / 2 for chunk in gradients.chunks])
+    gradients.adopt(bytes([3]), [gradients.contribution(one(chunk.index)) / 2 for chunk in gradients.chunks])
     assert torch.equal(model.weight.grad, expected)
     assert model.weight.grad.is_contiguous(memory_format=torch.channels_last)
 
@@ -445,7 +467,7 @@ def test_a_mask_of_another_length_is_malformed():
 
 def test_detaching_ends_the_hooks():
     model, ready = net(), []
-    gradients = Gradients(model, TINY_CHUNKS, ready.append)
+    gradients = Gradients(model, TINY_CHUNKS, ready.extend)
     gradients.arm(2)
     gradients.detach()
     loss_of(model, *samples(2)).backward()

@@ -77,7 +77,7 @@ def all_reduce(guarded):
     store = SimpleNamespace(
         lanes=lanes,
         chunks=[SimpleNamespace(lane=0), SimpleNamespace(lane=1)],
-        contribution=own.__getitem__,
+        contribution=lambda chunks: own[chunks.start],
         encoding=lambda chunk: Exact(own[chunk].numpy().dtype),
     )
     return AllReduce(store, lambda *args, **kwargs: True, guarded)
@@ -90,24 +90,24 @@ def frame(*values, dtype=np.float32):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_childs_part_that_is_not_finite_counts_as_zeros(bad):
     reduce = all_reduce(guarded=True)
-    reduce.perform(Accumulate(0, frame(1, bad, 3, 4)))
-    reduce.perform(Accumulate(0, frame(1, 2, 3, 4)))
-    assert reduce._sum(0, own=True).tolist() == [2, 3, 4, 5]
+    reduce.perform(Accumulate(range(1), frame(1, bad, 3, 4)))
+    reduce.perform(Accumulate(range(1), frame(1, 2, 3, 4)))
+    assert reduce._sum(range(1), own=True).tolist() == [2, 3, 4, 5]
     assert reduce.counters["guard_dropped_parts"] == 1
 
 
 def test_finite_parts_count_however_large_their_sum():
     reduce = all_reduce(guarded=True)
-    reduce.perform(Accumulate(0, frame(3e38, 3e38, -3e38, -3e38)))
-    reduce.perform(Accumulate(1, frame(1, 2, 3, 4, dtype=np.int64)))
+    reduce.perform(Accumulate(range(1), frame(3e38, 3e38, -3e38, -3e38)))
+    reduce.perform(Accumulate(range(1, 2), frame(1, 2, 3, 4, dtype=np.int64)))
     assert reduce.counters["guard_dropped_parts"] == 0
-    assert reduce._sum(0, own=False).tolist() == pytest.approx([3e38, 3e38, -3e38, -3e38])
+    assert reduce._sum(range(1), own=False).tolist() == pytest.approx([3e38, 3e38, -3e38, -3e38])
 
 
 def test_without_a_guard_nothing_is_looked_at():
     reduce = all_reduce(guarded=False)
-    reduce.perform(Accumulate(0, frame(1, math.nan, 3, 4)))
-    assert reduce.counters["guard_dropped_parts"] == 0 and np.isnan(reduce._sum(0, own=True)).any()
+    reduce.perform(Accumulate(range(1), frame(1, math.nan, 3, 4)))
+    assert reduce.counters["guard_dropped_parts"] == 0 and np.isnan(reduce._sum(range(1), own=True)).any()
 
 
 def test_a_node_that_comes_back_is_as_guarded_as_before():
@@ -137,7 +137,7 @@ def test_buffers_go_back_to_what_all_agreed_on():
 def test_nothing_leaves_during_backward_once_it_is_to_be_judged_first():
     gone = []
     model = nn.Linear(3, 2)
-    gradients = Gradients(model, on_chunk_ready=gone.append)
+    gradients = Gradients(model, on_chunks_ready=gone.extend)
     gradients.judge_first()
     gradients.arm(4.0)
     model(torch.ones(1, 3)).sum().backward()

@@ -2,6 +2,7 @@
 
 from collections import deque
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ from chaosnet.protocols.messages import (
     Up,
     View,
 )
-from chaosnet.protocols.step_sync import StepSync, chunk_trees, merge, merge_votes
+from chaosnet.protocols.step_sync import StepSync, bundles, chunk_trees, merge, merge_votes
 
 
 def view(members, parent, root, *, observers=(), term=1, seq=1, **kwargs):
@@ -59,11 +60,11 @@ class Cluster:
             match effect:
                 case fx.Transmit(peer, message):
                     self.under_way.append((name, peer, message))
-                case fx.SendUp(key, step, chunk, parent, weight, _):
-                    up = Up(key=key, step=step, chunk=chunk, weight=weight)
+                case fx.SendUp(key, step, chunks, parent, weight, _):
+                    up = Up(key=key, step=step, chunk=chunks.start, count=len(chunks), weight=weight)
                     self.under_way.append((name, parent, up))
-                case fx.SendDown(key, step, chunk, peers, weight, _):
-                    down = Down(key=key, step=step, chunk=chunk, weight=weight)
+                case fx.SendDown(key, step, chunks, peers, weight, _):
+                    down = Down(key=key, step=step, chunk=chunks.start, count=len(chunks), weight=weight)
                     self.under_way.extend((name, peer, down) for peer in peers)
                 case fx.StepCompleted():
                     self.done[name].append(effect)
@@ -136,17 +137,17 @@ def test_the_sum_goes_up_once_a_whole_subtree_is_in_and_the_result_comes_down(ch
     assert chain.told["b"] == [fx.ViewEntered(CHAIN, 0)]  # It waits for c.
     chain.train("c")
     assert kinds(chain.told["b"], fx.Accumulate) == [
-        fx.Accumulate(0, "c's bytes"),
-        fx.Accumulate(1, "c's bytes"),
+        fx.Accumulate(range(1), "c's bytes"),
+        fx.Accumulate(range(1, 2), "c's bytes"),
     ]
     chain.train("a")
-    assert kinds(chain.told["a"], fx.FinishChunk) == [
-        fx.FinishChunk(0, 0, 3.0, own=True),
-        fx.FinishChunk(0, 1, 3.0, own=True),
+    assert kinds(chain.told["a"], fx.FinishChunks) == [
+        fx.FinishChunks(0, range(1), 3.0, own=True),
+        fx.FinishChunks(0, range(1, 2), 3.0, own=True),
     ]
-    assert kinds(chain.told["c"], fx.AdoptChunk) == [
-        fx.AdoptChunk(0, 0, "b's bytes"),
-        fx.AdoptChunk(0, 1, "b's bytes"),
+    assert kinds(chain.told["c"], fx.AdoptChunks) == [
+        fx.AdoptChunks(0, range(1), "b's bytes"),
+        fx.AdoptChunks(0, range(1, 2), "b's bytes"),
     ]
 
 
@@ -154,21 +155,21 @@ def test_the_result_is_divided_by_the_samples_of_all(chain):
     for name, weight in [("a", 1.0), ("b", 2.0), ("c", 5.0)]:
         chain.train(name, weight=weight)
     assert chain.done["c"][0].commit.total.weight == 8.0
-    assert kinds(chain.told["a"], fx.FinishChunk)[0].weight == 8.0
+    assert kinds(chain.told["a"], fx.FinishChunks)[0].weight == 8.0
 
 
 def test_a_node_without_data_still_carries_the_sums_of_others(chain):
     chain.train("a", "c")
     chain.train("b", weight=0.0)
     assert chain.steps() == {"a": 1, "b": 1, "c": 1}
-    assert kinds(chain.told["a"], fx.FinishChunk)[0].weight == 2.0
+    assert kinds(chain.told["a"], fx.FinishChunks)[0].weight == 2.0
 
 
 def test_a_step_to_which_nobody_brings_data_moves_no_bytes(chain):
     chain.train(weight=0.0)
     assert chain.steps() == {"a": 1, "b": 1, "c": 1}
     moved = [effect for told in chain.told.values() for effect in told]
-    assert kinds(moved, fx.Accumulate) == kinds(moved, fx.FinishChunk) == kinds(moved, fx.AdoptChunk) == []
+    assert kinds(moved, fx.Accumulate) == kinds(moved, fx.FinishChunks) == kinds(moved, fx.AdoptChunks) == []
 
 
 def test_the_next_step_deals_what_members_asked_for(chain):
@@ -184,8 +185,8 @@ def test_chunks_are_shared_among_trees_and_each_has_its_own_root():
     cluster = Cluster(view("abc", {}, "a", trees=two), chunks=4)
     cluster.train()
     assert cluster.steps() == {"a": 1, "b": 1, "c": 1}
-    assert [effect.chunk for effect in kinds(cluster.told["a"], fx.FinishChunk)] == [0, 2]
-    assert [effect.chunk for effect in kinds(cluster.told["c"], fx.FinishChunk)] == [1, 3]
+    assert [effect.chunks.start for effect in kinds(cluster.told["a"], fx.FinishChunks)] == [0, 2]
+    assert [effect.chunks.start for effect in kinds(cluster.told["c"], fx.FinishChunks)] == [1, 3]
 
 
 def test_observers_get_results_and_contribute_nothing():
@@ -229,6 +230,75 @@ def test_all_leave_when_all_have_finished():
     assert [kinds(told, fx.Left) for told in cluster.told.values()] == [[fx.Left("all have finished")]] * 2
 
 
+# --- bundles ---
+
+
+def bundled(size, **kwargs):
+    return msgspec.structs.replace(CHAIN, bundle=size, **kwargs)
+
+
+@given(
+    chunks=st.integers(0, 60),
+    size=st.integers(1, 70),
+    borders=st.sets(st.integers(1, 59)).map(sorted).map(tuple),
+)
+def test_bundles_are_all_chunks_in_order_and_none_goes_over_a_border(chunks, size, borders):
+    borders = tuple(each for each in borders if each < chunks)
+    found = bundles(chunks, size, borders)
+    assert [chunk for each in found for chunk in each] == list(range(chunks))
+    assert all(1 <= len(each) <= size for each in found)
+    assert {*borders} <= {each.start for each in found}
+
+
+def test_a_bundle_goes_up_once_all_its_chunks_are_there():
+    cluster = Cluster(bundled(3), chunks=4)
+    sync = cluster.syncs["c"]
+    assert sync.handle(Contributed((0, 1), 2.0)) == []
+    assert sync.handle(Contributed((3,), 2.0)) == [fx.SendUp(CHAIN.key, 0, range(3, 4), "b", 2.0, True)]
+    assert sync.handle(Contributed((2,), 2.0)) == [fx.SendUp(CHAIN.key, 0, range(3), "b", 2.0, True)]
+
+
+def test_a_step_of_bundles_is_complete_everywhere():
+    cluster = Cluster(bundled(3), chunks=4)
+    cluster.train()
+    assert cluster.steps() == {"a": 1, "b": 1, "c": 1}
+    assert [effect.chunks for effect in kinds(cluster.told["a"], fx.FinishChunks)] == [range(3), range(3, 4)]
+
+
+@pytest.mark.parametrize(("chunk", "count"), [(0, 1), (1, 2), (0, 4), (3, 3), (9, 1)])
+def test_chunks_that_are_no_bundle_of_the_view_are_the_peers_mistake(chunk, count):
+    cluster = Cluster(bundled(3), chunks=4)
+    with pytest.raises(RemoteProtocolError, match="no bundle of this view"):
+        up = Up(key=CHAIN.key, step=0, chunk=chunk, count=count, weight=1.0)
+        cluster.syncs["b"].handle(Received("c", up))
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3)])
+def test_who_is_behind_gets_the_result_in_the_bundles_of_the_new_view(before, after):
+    cluster = Cluster(bundled(before), chunks=4)
+    cluster.train("a", "b")
+    cluster.cut = {("b", "c")}
+    cluster.train("c")
+    assert cluster.steps() == {"a": 1, "b": 1, "c": 0}
+    cluster.cut = set()
+    cluster.flush_and_install(bundled(after, term=2), step=1, holder="b")
+    assert cluster.steps() == {"a": 1, "b": 1, "c": 1}
+    adopted = [effect.chunks for effect in kinds(cluster.told["c"], fx.AdoptChunks)]
+    assert adopted == bundles(4, after)
+    cluster.train()
+    assert cluster.steps() == {"a": 2, "b": 2, "c": 2}
+
+
+def test_what_was_contributed_before_a_flush_goes_into_the_bundles_of_the_new_view():
+    cluster = Cluster(bundled(2), chunks=4)
+    cluster.perform("c", cluster.syncs["c"].handle(Contributed((0, 1, 2), 2.0)))
+    cluster.flush_and_install(bundled(4, term=2), step=0)
+    assert not kinds(cluster.told["b"], fx.Accumulate)
+    cluster.perform("c", cluster.syncs["c"].handle(Contributed((3,), 2.0)))
+    cluster.deliver()
+    assert [effect.chunks for effect in kinds(cluster.told["b"], fx.Accumulate)] == [range(4)]
+
+
 # --- messages that are not for the attempt under way ---
 
 
@@ -267,11 +337,11 @@ def test_messages_from_the_next_step_wait_for_it(chain):
         for message in (*down, commit)
         for effect in chain.syncs["b"].handle(Received("a", message, "bytes"))
     ]
-    assert fx.Accumulate(0, "early") in effects
+    assert fx.Accumulate(range(1), "early") in effects
 
 
 def test_a_chunk_that_does_not_exist_is_the_peers_mistake(chain):
-    with pytest.raises(RemoteProtocolError, match="chunk 7 of 2"):
+    with pytest.raises(RemoteProtocolError, match="1 chunks from 7 of 2 on"):
         chain.syncs["b"].handle(Received("c", Up(key=CHAIN.key, step=0, chunk=7, weight=1.0)))
 
 
@@ -512,4 +582,4 @@ def test_who_begins_later_than_others_takes_up_what_they_have_sent():
     sync = StepSync("a", 1)
     up = Received("b", Up(key=(1, 1), step=0, chunk=0, weight=2.0), "of b")
     assert sync.handle(up) == []
-    assert fx.Accumulate(0, "of b") in sync.begin(view, 0)
+    assert fx.Accumulate(range(1), "of b") in sync.begin(view, 0)

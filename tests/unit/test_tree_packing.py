@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaosnet.scheduler.sync_plan import MAX_PACKED_NODES, best_single_tree, fapt, packed
+from chaosnet.scheduler.sync_plan import MAX_PACKED_NODES, best_single_tree, bundle, fapt, packed
+from chaosnet.scheduler.sync_time import MAX_BUNDLE_BYTES, SyncTime
 from chaosnet.scheduler.tree_packing import MAX_TREES
-from chaosnet.scheduler.trees import expected_s, packing_bound, throughput_bps, validate
+from chaosnet.scheduler.trees import packing_bound, throughput_bps, validate
 
 MBIT = 1e6
 
@@ -71,7 +72,8 @@ def test_where_there_is_little_to_sum_one_shallow_tree_is_taken():
     graph.graph["result"] = (1_000, 1)
     assert packed(graph) == best_single_tree(graph)
     assert len(many) > 1
-    assert expected_s(many, graph, 20_000_000, 128) < expected_s(packed(graph), graph, 20_000_000, 128)
+    single_s = SyncTime(packed(graph), graph).expected_s(20_000_000, 128)
+    assert SyncTime(many, graph).expected_s(20_000_000, 128) < single_s
 
 
 def test_a_tree_is_its_only_plan():
@@ -101,4 +103,36 @@ def test_the_time_of_one_tree_is_that_of_its_slowest_link_and_of_its_last_chunk(
     nx.set_edge_attributes(graph, 0.0, "rtt_s")
     (tree,) = best_single_tree(graph)
     assert tree.root == "b"
-    assert expected_s([tree], graph, 10_000_000, 10) == pytest.approx(10 + 2 * 1, rel=1e-3)
+    assert SyncTime([tree], graph).expected_s(10_000_000, 10) == pytest.approx(10 + 1, rel=1e-3)
+
+
+@given(
+    seed=st.integers(0, 20),
+    megabit=st.sampled_from([1, 10, 100, 1000, 10_000]),
+    megabytes=st.sampled_from([0.1, 1, 20, 400]),
+    chunks=st.integers(1, 300),
+)
+def test_a_message_has_as_many_chunks_as_suit_its_links(seed, megabit, megabytes, chunks):
+    graph, result_bytes = random_overlay(seed, 5, 3), int(megabytes * 1e6)
+    nx.set_edge_attributes(graph, megabit * MBIT, "rate_bps")
+    trees = packed(graph)
+    times = SyncTime(trees, graph)
+    expected, size = times.best_bundle(result_bytes, chunks)
+    assert 1 <= size <= chunks
+    assert size == 1 or size * result_bytes / chunks <= MAX_BUNDLE_BYTES
+    assert expected <= times.expected_s(result_bytes, chunks) * (1 + 1e-9)
+
+
+def test_fast_links_take_few_messages_and_slow_ones_many():
+    graph, sizes = nx.complete_graph(["a", "b", "c", "d"]), []
+    for megabit in (10, 100, 1000, 10_000):
+        nx.set_edge_attributes(graph, megabit * MBIT, "rate_bps")
+        nx.set_edge_attributes(graph, 3e-4, "rtt_s")
+        graph.graph["result"] = (20_000_000, 256)
+        sizes.append(bundle(packed(graph), graph))
+    assert sizes == sorted(sizes) and sizes[0] == 1 and sizes[-1] >= 16
+
+
+def test_of_two_nodes_each_is_the_root_of_one_half():
+    trees = packed(nx.path_graph(["a", "b"]))
+    assert [(tree.root, tree.share) for tree in trees] == [("a", 0.5), ("b", 0.5)]

@@ -1,0 +1,135 @@
+"""Bundles in the all-reduce: what is kept by chunk, whatever chunks travelled together."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from chaosnet.node.all_reduce import AllReduce
+from chaosnet.node.compression import BLOCK, BFloat16, Exact, Int8
+from chaosnet.protocols.effects import Accumulate, AdoptChunks, FinishChunks, ResetAttempt, SendDown, SendUp
+from chaosnet.protocols.errors import RemoteProtocolError
+from chaosnet.protocols.messages import Up
+
+KEY, SIZES = (1, 1), (700, BLOCK, 3, 40)  # Elements by chunk.
+STARTS = np.cumsum([0, *SIZES])
+ALL = range(len(SIZES))
+of_each = pytest.mark.parametrize(
+    "encoding", [Exact(np.dtype(np.float32)), BFloat16(), Int8()], ids=lambda each: type(each).__name__
+)
+
+
+class Node:
+    """Frames go by hand."""
+
+    def __init__(self, seed, encoding):
+        self.values, self.sent = torch.randn(sum(SIZES), generator=torch.Generator().manual_seed(seed)), []
+        store = SimpleNamespace(
+            lanes=[SimpleNamespace(op="mean")],
+            chunks=[SimpleNamespace(lane=0)] * len(SIZES),
+            contribution=lambda chunks: self.values[STARTS[chunks.start] : STARTS[chunks.stop]],
+            encoding=lambda chunk: encoding,
+        )
+        self.reduce = AllReduce(store, self._sent)
+
+    def _sent(self, peer, header, payload, tag, **how):
+        self.sent.append((range(tag.chunk, tag.chunk + tag.count), bytes(payload)))
+
+    def up(self, step, bundles):
+        for chunks in bundles:
+            self.reduce.perform(SendUp(KEY, step, chunks, "root", 1.0, True))
+        return self.take_sent()
+
+    def finish(self, step, parts):
+        for chunks, data in parts:
+            self.reduce.perform(Accumulate(chunks, frame(data)))
+            self.reduce.perform(FinishChunks(step, chunks, 2.0, True))
+
+    def down(self, step, bundles):
+        for chunks in bundles:
+            self.reduce.perform(SendDown(KEY, step, chunks, ("child",), 2.0, None))
+        return self.take_sent()
+
+    def adopt(self, step, parts):
+        for chunks, data in parts:
+            self.reduce.perform(AdoptChunks(step, chunks, frame(data)))
+
+    def take_sent(self):
+        sent, self.sent = self.sent, []
+        return sent
+
+
+def frame(data):
+    return SimpleNamespace(buffer=memoryview(bytearray(data)))
+
+
+def train(encoding, *bundlings):
+    """Steps of two nodes, one with each bundling. Returns: the root, the leaf, and all results."""
+    root, leaf, found = Node(1, encoding), Node(2, encoding), []
+    for step, bundles in enumerate(bundlings):
+        root.finish(step, leaf.up(step, bundles))
+        leaf.adopt(step, root.down(step, bundles))
+        ours, theirs = root.reduce.completed(step), leaf.reduce.completed(step)
+        assert [len(each) for each in ours] == list(SIZES)
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        found.append(torch.cat(ours).clone())
+    return root, leaf, found
+
+
+SINGLE, PAIRS, WHOLE = [range(c, c + 1) for c in ALL], [range(2), range(2, 4)], [ALL]
+
+
+@of_each
+def test_the_results_are_the_same_to_the_bit_whatever_travels_together(encoding):
+    results = [train(encoding, *[bundles] * 3)[2] for bundles in (SINGLE, PAIRS, WHOLE)]
+    mixed = train(encoding, WHOLE, SINGLE, PAIRS)[2]
+    for other in (*results[1:], mixed):
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@of_each
+@pytest.mark.parametrize("before", [SINGLE, PAIRS, WHOLE])
+@pytest.mark.parametrize("after", [SINGLE, PAIRS, WHOLE, [range(1), range(1, 4)]])
+def test_a_result_is_sent_again_in_other_bundles(encoding, before, after):
+    root, _, (result,) = train(encoding, before)
+    late = Node(3, encoding)
+    late.adopt(0, root.down(0, after))
+    assert torch.equal(torch.cat(late.reduce.completed(0)), result)
+
+
+@of_each
+@pytest.mark.parametrize("before", [SINGLE, PAIRS, WHOLE])
+@pytest.mark.parametrize("after", [SINGLE, PAIRS, WHOLE])
+def test_nothing_of_a_void_attempt_is_left_beside_the_results_of_the_next(encoding, before, after):
+    root, _, results = train(encoding, PAIRS, PAIRS)
+    late = Node(3, encoding)
+    late.finish(2, root.up(2, before[:2]))  # Of an attempt that not all took part in.
+    late.reduce.perform(ResetAttempt())
+    late.adopt(2, root.down(1, after))
+    completed = late.reduce.completed(2)
+    assert [len(each) for each in completed] == list(SIZES)
+    assert torch.equal(torch.cat(completed), results[-1])
+    late.reduce.perform(ResetAttempt())
+    assert b"".join(data for _, data in late.down(2, SINGLE)) == b"".join(
+        data for _, data in root.down(1, SINGLE)
+    )
+
+
+@of_each
+@pytest.mark.parametrize(("chunk", "count"), [(4, 1), (3, 2), (0, 1 << 20)])
+def test_chunks_that_there_are_not_are_the_peers_mistake(encoding, chunk, count):
+    up = Up(key=KEY, step=0, chunk=chunk, count=count, weight=1.0)
+    with pytest.raises(RemoteProtocolError, match="expected some of one kind of 4"):
+        Node(1, encoding).reduce.check(up, frame(b""))
+
+
+@of_each
+def test_a_message_of_another_length_is_the_peers_mistake(encoding):
+    node = Node(1, encoding)
+    up = Up(key=KEY, step=0, chunk=1, count=2, weight=1.0)
+    size = encoding.size(SIZES[1]) + encoding.size(SIZES[2])
+    node.reduce.check(up, frame(bytes(size)))
+    for wrong in (0, size - 1, size + 4):
+        with pytest.raises(RemoteProtocolError, match=rf"2 chunks from 1 on came with {wrong} bytes"):
+            node.reduce.check(up, frame(bytes(wrong)))
