@@ -24,6 +24,18 @@ def pytest_addoption(parser):
     parser.addoption(
         "--times", type=int, default=1, help="So often do what goes wrong in test_join_faults.py."
     )
+    parser.addoption(
+        "--state-mb",
+        type=int,
+        default=36,
+        help="Of the training state in test_join_faults.py, a multiple of 6.",
+    )
+
+
+@pytest.fixture
+def state_mb(request):
+    """How large a state to pull."""
+    return request.config.getoption("--state-mb")
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""What nodes of tests at real size run: 12 MB of parameters, all trained by Adam, until Ctrl+C."""
+"""What nodes of tests at real size run: parameters that are all trained by Adam, until Ctrl+C.
+
+A layer's parameters and what Adam keeps of them are 6 MB; there are CHAOSNET_TEST_LAYERS, or 6.
+"""
 
 import json
 import os
@@ -9,8 +12,9 @@ import torch
 
 from chaosnet import Trainer, capture_exit_event
 
+LAYERS = int(os.environ.get("CHAOSNET_TEST_LAYERS", "6"))
 torch.set_num_threads(1)
-model = torch.nn.ModuleList([torch.nn.Linear(1, 250_000) for _ in range(6)])
+model = torch.nn.ModuleList([torch.nn.Linear(1, 250_000) for _ in range(LAYERS)])
 optimizer = torch.optim.Adam(model.parameters(), 1e-4)
 print(json.dumps({"ready": os.getpid()}), flush=True)
 while not Path("go").exists():

@@ -1,6 +1,6 @@
 """A state of real size is pulled from three members while one of them is killed, or a link is cut or slowed.
 
-Run with -s for the figures, and with --times 50 to be sure.
+Run with -s for the figures, and with --times 50 --state-mb 132 to be sure.
 """
 
 import random
@@ -17,7 +17,7 @@ from chaosnet.netem.topology import LinkSpec, mesh
 
 WORKER = Path(__file__).with_name("large_worker.py")
 MEMBERS, JOINER = ("n0", "n1", "n2"), "n3"
-MBIT = 100.0  # Three links take a second for the state.
+TRANSFER_S = 1.0  # What three links take for the state.
 PATIENCE_S = 90.0
 
 pytestmark = [pytest.mark.realtime, pytest.mark.slow]
@@ -27,12 +27,12 @@ class Killed:
     """One of the sources, and started again afterwards."""
 
     @staticmethod
-    def begin(run, source):
+    def begin(run, source, spec):
         run.processes[source].send_signal(signal.SIGKILL)
         run.processes[source].wait(10)
 
     @staticmethod
-    def end(run, source):
+    def end(run, source, spec):
         start(run, source)
 
 
@@ -40,11 +40,11 @@ class Cut:
     """The link to one of them, without a word to anybody."""
 
     @staticmethod
-    def begin(run, source):
+    def begin(run, source, spec):
         run.testbed.cut((source, JOINER))
 
     @staticmethod
-    def end(run, source):
+    def end(run, source, spec):
         run.testbed.heal((source, JOINER))
 
 
@@ -52,12 +52,12 @@ class Slowed:
     """The same to a tenth."""
 
     @staticmethod
-    def begin(run, source):
-        run.testbed.change({(source, JOINER): LinkSpec(rate_mbit=MBIT / 10)})
+    def begin(run, source, spec):
+        run.testbed.change({(source, JOINER): LinkSpec(rate_mbit=spec.rate_mbit / 10)})
 
     @staticmethod
-    def end(run, source):
-        run.testbed.change({(source, JOINER): LinkSpec(rate_mbit=MBIT)})
+    def end(run, source, spec):
+        run.testbed.change({(source, JOINER): spec})
 
 
 def start(run, node):
@@ -72,8 +72,10 @@ def pulls(run):
 
 
 @pytest.mark.parametrize("fault", [Killed, Cut, Slowed], ids=lambda fault: fault.__name__.lower())
-def test_a_join_goes_on_without_a_source(fault, tmp_path, monkeypatch, times):
-    topology, backend = mesh(4, LinkSpec(rate_mbit=MBIT)), Netns if HAS_NAMESPACES else Relay
+def test_a_join_goes_on_without_a_source(fault, tmp_path, monkeypatch, times, state_mb):
+    monkeypatch.setenv("CHAOSNET_TEST_LAYERS", str(state_mb // 6))
+    spec = LinkSpec(rate_mbit=8 * state_mb / len(MEMBERS) / TRANSFER_S)
+    topology, backend = mesh(4, spec), Netns if HAS_NAMESPACES else Relay
     rng = random.Random(fault.__name__)
     (tmp_path / "go").touch()
     with overlay(backend, topology, tmp_path, monkeypatch) as run:
@@ -85,16 +87,16 @@ def test_a_join_goes_on_without_a_source(fault, tmp_path, monkeypatch, times):
             after_s, source = rng.uniform(0.0, 1.5), rng.choice(MEMBERS)
             time.sleep(after_s)
             had_joined = len(run.told(JOINER)) > 1
-            fault.begin(run, source)
+            fault.begin(run, source, spec)
             run.until_told(2, [JOINER], PATIENCE_S)
             joined = run.told(JOINER)[1]
             print(
                 f"{number}: {source} after {after_s:.1f} s{' (too late)' * had_joined}: joined in "
                 f"{joined['took_s']:.1f} s, pulled {pulls(run)} times, {joined['from']}"
             )
-            assert sum(joined["from"].values()) >= joined["bytes"] > 30e6, run.story()
+            assert sum(joined["from"].values()) >= joined["bytes"] > 0.9e6 * state_mb, run.story()
             assert pulls(run) <= 2, run.story()  # Once more where results of several steps were lost, too.
-            fault.end(run, source)
+            fault.end(run, source, spec)
             run.until_told(3, [JOINER], PATIENCE_S)
             run.processes[JOINER].send_signal(signal.SIGINT)
             assert run.processes[JOINER].wait(30) == 0, run.story()
