@@ -96,11 +96,11 @@ class HasShare(Protocol):
     def share(self) -> float: ...
 
 
-def chunk_trees(bundles: int, trees: Sequence[HasShare]) -> list[int]:
-    """Which tree carries each bundle: in turn, so that all trees are busy from the first chunk on."""
+def chunk_trees(count: int, trees: Sequence[HasShare]) -> list[int]:
+    """Which tree carries each of so many bundles: in turn, so that all trees are busy from the first chunk on."""
     given = [0] * len(trees)
     owner = []
-    for done in range(1, bundles + 1):
+    for done in range(1, count + 1):
         best = max(range(len(trees)), key=lambda t: (trees[t].share * done - given[t], -t))
         given[best] += 1
         owner.append(best)

@@ -12,7 +12,8 @@ from chaosnet.protocols.messages import Commit, Contribution
 @pytest.fixture
 def loop():
     loop = NodeLoop(None, None, None)
-    loop.agent = SimpleNamespace(note=lambda notice, now_s: [], wake_at_s=None)
+    sync = SimpleNamespace(view=None)
+    loop.agent = SimpleNamespace(note=lambda notice, now_s: [], wake_at_s=None, sync=sync)
     loop.all_reduce = SimpleNamespace(completed=lambda step: [])
     loop._member = True
     return loop
