@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaosnet.scheduler.sync_plan import MAX_PACKED_NODES, best_single_tree, bundle, fapt, packed
-from chaosnet.scheduler.sync_time import MAX_BUNDLE_BYTES, SyncTime
+from chaosnet.scheduler.sync_time import HARDLY_MORE, MAX_BUNDLE_BYTES, SyncTime
 from chaosnet.scheduler.tree_packing import MAX_TREES
 from chaosnet.scheduler.trees import packing_bound, throughput_bps, validate
 
@@ -120,7 +120,7 @@ def test_a_message_has_as_many_chunks_as_suit_its_links(seed, megabit, megabytes
     expected, size = times.best_bundle(result_bytes, chunks)
     assert 1 <= size <= chunks
     assert size == 1 or size * result_bytes / chunks <= MAX_BUNDLE_BYTES
-    assert expected <= times.expected_s(result_bytes, chunks) * (1 + 1e-9)
+    assert expected <= times.expected_s(result_bytes, chunks) * HARDLY_MORE * (1 + 1e-9)
 
 
 def test_fast_links_take_few_messages_and_slow_ones_many():
@@ -130,7 +130,7 @@ def test_fast_links_take_few_messages_and_slow_ones_many():
         nx.set_edge_attributes(graph, 3e-4, "rtt_s")
         graph.graph["result"] = (20_000_000, 256)
         sizes.append(bundle(packed(graph), graph))
-    assert sizes == sorted(sizes) and sizes[0] == 1 and sizes[-1] >= 16
+    assert sizes == sorted(sizes) and sizes[0] <= 4 and sizes[-1] >= 16
 
 
 def test_of_two_nodes_each_is_the_root_of_one_half():
