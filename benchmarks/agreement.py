@@ -65,7 +65,7 @@ def _worker(pipe: Pipe, name: str, join: str, megabytes: float, steps: int, pair
     agreement._window.read = timed(read, None, in_window)  # type: ignore[method-assign]
     agreement.judge = timed(judge, None)  # type: ignore[method-assign]
     rules.check = timed(check, None)  # type: ignore[method-assign]
-    pipe.send(trainer.status()["members"][-1]["addresses"][0] if not join else "in")
+    pipe.send(trainer.status().members[-1].addresses[0] if not join else "in")
     wanted, blocks, start_s = False, list[float](), 0.0
     done = None
     while done is None or trainer._round < done:

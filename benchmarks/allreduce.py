@@ -39,7 +39,7 @@ from ..scheduler.views import with_trees
 from .processes import Pipe, Workers
 
 WARM_UP, ROUNDS = 6, 10
-LOOPBACK = {"rate_bps": 5e9, "rtt_s": 5e-4}  # As a Trainer's nodes measure it on two shared cores.
+LOOPBACK = {"rate_bps": 1e10, "rtt_s": 5e-4}  # As a Trainer's nodes measure it on two shared cores.
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,8 +66,8 @@ def _learn(pipe: Pipe, what: Learning, index: int, first: int, verdicts: bool) -
         model, optimizer, join=join, name=f"node{index}", quiet=True, seed=what.seed, new=not join
     )
     began = trainer.step
-    pipe.send(trainer.status()["members"][-1]["addresses"][0] if not join else "in")
-    while trainer.step == 0 and len(trainer.status()["members"]) < first:
+    pipe.send(trainer.status().members[-1].addresses[0] if not join else "in")
+    while trainer.step == 0 and len(trainer.status().members) < first:
         trainer.update(samples=0)
         time.sleep(WAIT_S)
     steps = steps_per_epoch(what, len(task.x))

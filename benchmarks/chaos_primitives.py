@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+import msgspec
 import networkx as nx
 
 from ..options import Whole
 from ..protocols.errors import ConfigError
+from ..protocols.status import Status
 from . import chaos_options as options
 from .chaos_models import say_sizes
 from .chaos_stage import Joined, Pull, Stage, Work, as_root, cases, idle_s, stage
@@ -69,7 +71,7 @@ def events(on: Stage, repeat: int, seed: int) -> Iterator[Event]:
 
 def _unlinked(on: Stage, rng: random.Random) -> tuple[str, str]:
     """As the scheduler sees it: a cluster opens links of its own where it is about to fall apart."""
-    linked = nx.Graph((each["a"], each["b"]) for each in _status(on)["links"])
+    linked = nx.Graph((each.a, each.b) for each in _status(on).links)
     linked.add_nodes_from(on.members)
     pairs = [pair for pair in sorted(nx.non_edges(linked)) if {*pair} <= on.members.keys()]
     if not pairs:
@@ -80,10 +82,10 @@ def _unlinked(on: Stage, rng: random.Random) -> tuple[str, str]:
     return rng.choice(pairs)
 
 
-def _status(on: Stage) -> dict[str, Any]:
+def _status(on: Stage) -> Status:
     """The scheduler's."""
-    found = on.ask_members(do="status").values()
-    return next(status for status in found if status["scheduler"] == status["node"])
+    found = [msgspec.convert(each, Status) for each in on.ask_members(do="status").values()]
+    return next(status for status in found if status.scheduler == status.node)
 
 
 def _come_and_go(on: Stage) -> tuple[Joined, tuple[float, float]]:
@@ -110,9 +112,9 @@ def _held_s(on: Stage, begin_s: float, end_s: float) -> float:
 def core_ms(on: Stage) -> dict[str, list[float]]:
     """By kind, as the scheduler tells it."""
     found: dict[str, list[float]] = {kind: [] for kind in PAPER}
-    for each in _status(on)["events"]:
-        if each["kind"] in found:
-            found[each["kind"]].append(each["handling_ms"])
+    for each in _status(on).events:
+        if each.kind in found:
+            found[each.kind].append(each.handling_ms)
     return found
 
 

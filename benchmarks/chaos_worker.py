@@ -21,6 +21,7 @@ from torch import nn
 
 from .. import client
 from ..node.core import Agent
+from ..protocols.status import Status, to_json
 from ..trainer import Trainer
 
 REST_S = 0.02  # Between two empty steps of a node that must not train.
@@ -116,7 +117,7 @@ class Worker:
             case {"do": "train", "on": on}:
                 self.trains = on
             case {"do": "status"}:
-                return self.trainer.status()
+                return dict(json.loads(to_json(self.trainer.status(history=True))))
             case {"do": "link", "peer": peer, "connect": connect}:
                 arguments = (self.trainer.status(), peer, connect)  # Beside training, which it waits for.
                 threading.Thread(target=_change_link, args=arguments, daemon=True).start()
@@ -130,9 +131,9 @@ class Worker:
         return {"times_s": self.times_s}
 
 
-def _change_link(status: Mapping[str, Any], peer: str, connect: bool) -> None:
+def _change_link(status: Status, peer: str, connect: bool) -> None:
     """As `chaosnet link` does, and say how it went."""
-    address = next(each["addresses"][0] for each in status["members"] if each["id"] == status["node"])
+    address = next(each.addresses[0] for each in status.members if each.node == status.node)
     asked_s = time.monotonic()
     answer = client.change_link(address, peer, connect)
     _say({"ok": answer.ok, "text": answer.text, "asked_s": asked_s, "done_s": time.monotonic()})

@@ -42,7 +42,7 @@ def _worker(
     x, y = torch.randn(BATCH, width), torch.randn(BATCH, width)
     settings: dict[str, Any] = {"checkpoint_dir": folder, "every": 2 * steps, "checkpoint_copies": copies}
     trainer = Trainer(model, optimizer, join=join, name=name, quiet=True, **settings)
-    pipe.send(trainer.status()["members"][-1]["addresses"][0] if not join else "in")
+    pipe.send(trainer.status().members[-1].addresses[0] if not join else "in")
     start, wanted = None, False
     at_s: dict[int, float] = {}
     while start is None or (trainer.step <= start + 2 * steps * pairs if not join else not pipe.poll()):

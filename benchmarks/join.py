@@ -75,7 +75,7 @@ def _worker(
         model, optimizer, join=join, name=name, neighbors=neighbors, blocking=blocking, quiet=True
     )
     member_s = time.monotonic()
-    pipe.send(trainer.status()["members"][-1]["addresses"][0] if not join else "in")
+    pipe.send(trainer.status().members[-1].addresses[0] if not join else "in")
     times: list[float] = []
     peaks: list[int] = []
     while not pipe.poll():
@@ -84,7 +84,7 @@ def _worker(
         trainer.check_state_replication()
         times.append(time.monotonic())
         peaks.append(_peak())
-    links = trainer.status()["links"]
+    links = trainer.status().links
     trainer.request_node_exit()
     return {
         "called_s": called_s,
@@ -132,7 +132,7 @@ def _figures(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     results = {name: result for name, result in results.items() if name not in joining}
     begin_s, end_s = joiner["called_s"], joiner["times_s"][0]
     gaps = {name: extra_gap(result["times_s"], begin_s, end_s) for name, result in results.items()}
-    links = [each for each in results["source0"]["links"] if last in (each["a"], each["b"])]
+    links = [each for each in results["source0"]["links"] if last in (each.a, each.b)]
     bound_s = join_bound_s(joiner["bytes"], links, last) or float("nan")
     grown = [_growth(result, begin_s, end_s) for result in results.values()]
     return {
@@ -145,9 +145,7 @@ def _figures(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "survivor_longest_gap_seconds": max(gap for gap, _ in gaps.values()),
         "survivor_median_step_seconds": max(usual for _, usual in gaps.values()),
         "source_memory_bytes": max((each for each in grown if each is not None), default=None),
-        "link_rates_mbit": {
-            f"{each['a']} - {each['b']}": [each["rate_mbit"], each["rate_back_mbit"]] for each in links
-        },
+        "link_rates_mbit": {f"{each.a} - {each.b}": [each.rate_mbit, each.rate_back_mbit] for each in links},
     }
 
 

@@ -291,6 +291,7 @@ class Process:
         for line in self._process.stdout:
             with suppress(json.JSONDecodeError), self._heard:
                 self._take(json.loads(line))
+        self._process.wait()
         with self._heard:
             self._heard.notify_all()
 

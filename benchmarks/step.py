@@ -49,15 +49,14 @@ def _worker(
     theirs, _ = net(parameter_bytes)
     optimizers = [torch.optim.Adam(each.parameters(), 1e-4) for each in (ours, theirs)]
     trainer = Trainer(ours, optimizers[0], join=join, name=f"n{rank}", neighbors=nodes, quiet=True)
-    pipe.send(trainer.status()["members"][0]["addresses"][0] if not join else "in")
+    pipe.send(trainer.status().members[0].addresses[0] if not join else "in")
 
     def our_step() -> None:
         ours(x).square().mean().backward()
         trainer.update()
 
     while trainer.metrics.get("all") != 1.0:
-        active = [row for row in trainer.status()["members"] if row["state"] == "active"]
-        trainer.mean(float(len(active) == nodes), name="all")
+        trainer.mean(float(len(trainer.status().active) == nodes), name="all")
         our_step()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=nodes)
     wrapped = nn.parallel.DistributedDataParallel(theirs)

@@ -148,7 +148,7 @@ def _node(pipe: Pipe, name: str, join: str, key: str, allowed: str) -> None:
     model = nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     trainer = Trainer(model, optimizer, join=join, name=name, key=key, allowed_keys=allowed, quiet=True)
-    pipe.send(trainer.status()["members"][-1]["addresses"][0])
+    pipe.send(trainer.status().members[-1].addresses[0])
     while True:
         model(torch.randn(8, 64)).square().mean().backward()
         time.sleep(PAUSE_S)
@@ -192,7 +192,7 @@ class _Training:
 
     def refused(self) -> Counter[str]:
         time.sleep(REPORT_S)
-        return Counter(client.status(self.addresses[1], keys=self.keys)["strangers_refused"])
+        return Counter(client.status(self.addresses[1], keys=self.keys).strangers_refused)
 
     def block(self, kind: str = "", source: str = "") -> tuple[float, int]:
         """Let so much time pass, under attack or not. Returns: mean time of a step, connections opened."""

@@ -20,10 +20,8 @@ import xxhash
 from .node.gradients import Gradients
 from .node.state_window import EVERY, StateWindow
 from .node.training_state import TrainingState
-from .protocols.errors import ConfigError
 from .protocols.messages import Contribution, Side, Sides
 
-POLICIES = ("stop", "heal", "warn")
 MAX_HEALS = 3  # Of one node, for one thing: what comes back every time is in its script.
 HEALS_COUNT_STEPS = 1000  # For so long; all of the state is compared several times meanwhile.
 EXECUTION = {"foreach", "fused", "capturable", "differentiable"}  # How it is computed, not what.
@@ -74,12 +72,6 @@ class _Record:
     step: int
     digest: str
     items: Callable[[], Sequence[tuple[str, str]]]
-
-
-def check_policy(policy: Any) -> None:
-    """Raises: ConfigError."""
-    if policy not in POLICIES:
-        raise ConfigError(f"on_divergence: {policy!r} (expected one of {', '.join(POLICIES)})")
 
 
 class Agreement:

@@ -2,20 +2,22 @@
 
 A client is no member. It opens a link to any one node, which passes the question on to the scheduler; the
 answer comes back the same way. One question, one connection: so a client never has to notice an election.
+`watch` asks again and again, and if one node falls silent, another.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
-from collections.abc import Callable
-from typing import Any, Literal
+import time
+from collections.abc import Callable, Iterator
+from typing import Literal
 
 import zmq
 
 from .identity import completed, completed_peer, identity
 from .node.keys import KeyPair
+from .node.shared_memory import Payload
 from .node.transport import Transport
 from .protocols.codec import decode, encode
 from .protocols.errors import MalformedMessage, PeerUnreachable, VersionMismatch
@@ -34,20 +36,78 @@ from .protocols.messages import (
     StatusReply,
     StatusRequest,
 )
+from .protocols.status import Status, from_json
+from .watching import Known
 
 DEADLINE_S = 5.0
 LINK_DEADLINE_S = 15.0  # A link changes between two steps of training, and a step may take seconds.
 ASK_EVERY_S = 0.5  # An election loses questions; the scheduler takes a repeated one for the same.
 LINGER_S = 0.2
+WATCH_EVERY_S = 0.5
+WATCH_DEADLINE_S = 2.0  # Then another node is asked.
+WATCH_PATIENCE_S = 30.0  # An election among many, over slow links, is over by then.
 
 Question = Callable[[str, str], Routed]  # (id of the client, id of the node at the address) -> what to ask
 
 
-def status(address: str, deadline_s: float = DEADLINE_S, keys: KeyPair | None = None) -> dict[str, Any]:
-    """The cluster as its scheduler sees it, asked through the node at `address`. Raises, `keys`: as `ask`."""
-    reply = ask(address, lambda me, node: StatusRequest(asker=me), deadline_s, keys=keys)
+def status(
+    address: str, deadline_s: float = DEADLINE_S, keys: KeyPair | None = None, history: bool = False
+) -> Status:
+    """The cluster as its scheduler sees it, asked through the node at `address`.
+
+    `history`: with all events and steps that the scheduler has kept. `keys`: as `ask`.
+    Raises: as `ask`; VersionMismatch if the cluster's chaosnet has another schema of the status.
+    """
+    reply = ask(address, lambda me, node: StatusRequest(asker=me, history=history), deadline_s, keys=keys)
     assert isinstance(reply, StatusReply)
-    return dict(json.loads(reply.status))
+    try:
+        return from_json(reply.status)
+    except (MalformedMessage, VersionMismatch) as error:
+        raise type(error)(f"{address}: {error}") from None
+
+
+def watch(
+    address: str,
+    every_s: float = WATCH_EVERY_S,
+    patience_s: float = WATCH_PATIENCE_S,
+    keys: KeyPair | None = None,
+    history: bool = False,
+    on_silence: Callable[[PeerUnreachable], None] = lambda error: None,
+) -> Iterator[Status]:
+    """The cluster's status again and again: at once, then `every_s` after the last one was used. It never ends.
+
+    The node at `address` is asked; if it dies or leaves, a member that it has told of, and so on.
+
+    Args:
+        patience_s: So long nobody at all may answer, but for the first time.
+        keys, history: as `status`.
+        on_silence: Called with what was wrong before another node is asked.
+    Raises: as `status` the first time; then PeerUnreachable once nobody has answered for `patience_s`.
+    """
+    keys = keys or identity()
+    known = Known(completed(address, keys), patience_s)
+    found = status(address, keys=keys, history=history)
+    while True:
+        known.answered(found)
+        yield found
+        found = _next(known, every_s, keys, history, on_silence)
+
+
+def _next(
+    known: Known,
+    every_s: float,
+    keys: KeyPair | None,
+    history: bool,
+    on_silence: Callable[[PeerUnreachable], None],
+) -> Status:
+    while True:
+        time.sleep(every_s)
+        asked_s = time.monotonic()
+        try:
+            return status(known.addresses[0], WATCH_DEADLINE_S, keys, history)
+        except PeerUnreachable as error:
+            known.silent(error, asked_s, time.monotonic())
+            on_silence(error)
 
 
 def leave(address: str, deadline_s: float = DEADLINE_S) -> Answer:
@@ -197,7 +257,7 @@ class _Asking:
             case Envelope(target=self.me, body=(Answer() | StatusReply()) as reply) if not self.reply.done():
                 self.reply.set_result(reply)
 
-    def bulk(self, peer: str, header: bytes, payload: zmq.Frame | None) -> None:
+    def bulk(self, peer: str, header: bytes, payload: zmq.Frame | Payload | None) -> None:
         """Nobody sends bulk to a client."""
 
     def foreign(self, where: str, reason: str) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from .protocols.data_cursor import MAX_ASIDE, DataCursor, positions
 from .protocols.errors import ConfigError
@@ -20,7 +20,7 @@ class Batch(Sequence[Any]):
 
     Attributes:
         samples: Number of samples; the weight of this node's gradient in the cluster's mean.
-        data: The collated whole, e.g. a dictionary if the items are dictionaries.
+        data: The collated whole, in its own type; fields of a named tuple are the batch's, too.
         last: Call update() after this one. False only for the first of several batches that are accumulated.
         share: Its part of this node's samples in the step: what to multiply a mean loss with to accumulate.
     """
@@ -38,6 +38,12 @@ class Batch(Sequence[Any]):
     def y(self) -> Any:
         return self._parts[1]
 
+    def __getattr__(self, name: str) -> Any:
+        """Fields of a named tuple."""
+        if name in getattr(self.__dict__.get("data"), "_fields", ()):
+            return getattr(self.data, name)
+        raise AttributeError(f"a batch has no {name!r}")
+
     def __getitem__(self, index: Any) -> Any:
         return self._parts[index]
 
@@ -49,6 +55,54 @@ class Batch(Sequence[Any]):
         moved = Batch(_to(self.data, device), self.samples)
         moved.last, moved.share = self.last, self.share
         return moved
+
+
+class NamedBatch(dict[Any, Any]):
+    """A batch of items that are dictionaries: a dictionary, e.g. `model(**batch)`, with the attributes of `Batch`."""
+
+    def __init__(self, data: Mapping[Any, Any], samples: int) -> None:
+        super().__init__(data)
+        self.samples = samples
+        self.last, self.share = True, 1.0
+
+    @property
+    def data(self) -> NamedBatch:
+        return self
+
+    x = data
+
+    def to(self, device: torch.device | str) -> NamedBatch:
+        """The batch with its tensors on a device."""
+        moved = NamedBatch(_to(dict(self), device), self.samples)
+        moved.last, moved.share = self.last, self.share
+        return moved
+
+
+def check_dataset(dataset: Any, collate_fn: Any = None) -> None:
+    """Raises: ConfigError for what cannot be dealt out by index, and says what to give instead."""
+    if isinstance(dataset, DataLoader):
+        raise ConfigError(
+            "batches: got a DataLoader (expected its data set: trainer.batches(loader.dataset, "
+            f"batch_size={loader_size(dataset)}, collate_fn=loader.collate_fn); its workers and sampler are not used)"
+        )
+    if isinstance(dataset, IterableDataset):
+        raise ConfigError(
+            f"batches: {type(dataset).__name__} is an IterableDataset, so no sample of it can be dealt again when a "
+            "node dies (expected len() and [index]; or iterate over it in the script, a part of it on each node, and "
+            "call trainer.update(samples=...))"
+        )
+    for what in ("__len__", "__getitem__"):
+        if not hasattr(dataset, what):
+            raise ConfigError(
+                f"batches: {type(dataset).__name__} has no {what} (expected a data set with len() and [index])"
+            )
+    if collate_fn is not None and not callable(collate_fn):
+        raise ConfigError(f"batches: collate_fn is {collate_fn!r} (expected a function of a list of samples)")
+
+
+def loader_size(loader: DataLoader[Any]) -> int | str:
+    """What to write for its batch size."""
+    return loader.batch_size or "..."
 
 
 class EpochOrder:
@@ -231,8 +285,13 @@ class DataShare:
         return self._order
 
 
-def fetch(dataset: Any, indices: list[int], blame: Callable[[int], None] = lambda number: None) -> Batch:
-    """The samples at `indices`, collated as torch's DataLoader does.
+def fetch(
+    dataset: Any,
+    indices: list[int],
+    blame: Callable[[int], None] = lambda number: None,
+    collate: Callable[[list[Any]], Any] | None = None,
+) -> Batch | NamedBatch:
+    """The samples at `indices`, collated as torch's DataLoader does, or by `collate`.
 
     Args:
         blame: Called with the place in `indices` of the one that cannot be had, before its error is raised.
@@ -245,7 +304,8 @@ def fetch(dataset: Any, indices: list[int], blame: Callable[[int], None] = lambd
             raise
     else:
         items = _one_by_one(dataset, indices, blame)
-    return Batch(default_collate(items), len(indices))
+    data = (collate or default_collate)(items)
+    return (NamedBatch if isinstance(data, Mapping) else Batch)(data, len(indices))
 
 
 def _one_by_one(dataset: Any, indices: list[int], blame: Callable[[int], None]) -> list[Any]:
@@ -278,6 +338,8 @@ def _to(data: Any, device: torch.device | str) -> Any:
         return data.to(device, non_blocking=True)
     if isinstance(data, dict):
         return {key: _to(value, device) for key, value in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(_to(value, device) for value in data))
     if isinstance(data, list | tuple):
         return [_to(value, device) for value in data]
     return data

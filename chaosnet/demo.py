@@ -74,8 +74,8 @@ def _scale_out(stage: Stage) -> dict[str, Any]:
         asked_s,
     )
     stage.wait_until_calm()
-    row = next(row for row in stage.status["members"] if row["node"] == node.name)
-    bound_s = report.join_bound_s(row["state_bytes"], stage.status["links"], node.name)
+    row = next(row for row in stage.status.members if row.node == node.name)
+    bound_s = report.join_bound_s(row.state_bytes, stage.status.links, node.name)
     gap_s = report.longest_gap_s(stage.logs(), old, asked_s, joined["time_s"])
     return {
         "seconds": joined["seconds"],
@@ -133,10 +133,10 @@ def _kill(stage: Stage) -> None:
 
 def _kill_scheduler(stage: Stage) -> None:
     stage.wait(stage.poll, "the scheduler says who it is")
-    node = stage.nodes[stage.status["scheduler"]]
+    node = stage.nodes[stage.status.scheduler]
     stage.happens("kill-scheduler", node.name, f"kill -9 for {node.name}, which is the scheduler")
     _kill_and_tell(stage, node)
-    stage.say(f"   {stage.status['scheduler']} was elected scheduler")
+    stage.say(f"   {stage.status.scheduler} was elected scheduler")
 
 
 def _kill_and_tell(stage: Stage, node: Node) -> None:
@@ -162,14 +162,13 @@ def _finish(stage: Stage) -> None:
 
 def _worker(stage: Stage) -> Node:
     """The second oldest that lives: no scheduler."""
-    return next(node for node in stage.alive()[1:] if node.name != stage.status["scheduler"])
+    return next(node for node in stage.alive()[1:] if node.name != stage.status.scheduler)
 
 
 def _overlay(stage: Stage) -> nx.Graph:
     stage.wait(stage.poll, "the scheduler shows the links")
-    active = [row for row in stage.status["members"] if row["state"] == "active"]
     graph = nx.Graph()
-    graph.add_edges_from((row["node"], other) for row in active for other in row["neighbors"])
+    graph.add_edges_from((row.node, other) for row in stage.status.active for other in row.neighbors)
     return graph
 
 
@@ -230,7 +229,7 @@ def _handling_ms(stage: Stage) -> dict[str, float | None]:
     }
     medians: dict[str, float | None] = {}
     for name, message in names.items():
-        notices = [each["handling_ms"] for each in stage.status["events"] if each["kind"] == name]
+        notices = [each.handling_ms for each in stage.status.events if each.kind == name]
         values = notices or stage.handling_ms.get(message, [])
         medians[name] = statistics.median(values) if values else None
     return medians

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from .protocols.status import LinkRow
 from .scheduler.shard_plan import Source, water_filling_bound
 
 ACCURACY_PROMISED = 0.97
@@ -121,22 +122,19 @@ def longest_gap_s(logs: Iterable[NodeLog], nodes: Sequence[str], from_s: float, 
     return longest
 
 
-def join_bound_s(state_bytes: int, links: Iterable[Mapping[str, Any]], joiner: str) -> float:
+def join_bound_s(state_bytes: int, links: Iterable[LinkRow], joiner: str) -> float:
     """The water-filling bound over the joiner's links, as measured."""
     sources = {
-        row["b"] if row["a"] == joiner else row["a"]: Source(
-            row["rtt_min_ms"] / 2e3, 8 / (_rate_to(joiner, row) * 1e6)
-        )
+        row.b if row.a == joiner else row.a: Source(row.rtt_min_ms / 2e3, 8 / (_rate_to(joiner, row) * 1e6))
         for row in links
-        if joiner in (row["a"], row["b"]) and _rate_to(joiner, row)
+        if joiner in (row.a, row.b) and _rate_to(joiner, row)
     }
     return water_filling_bound(state_bytes, sources) if sources else 0.0
 
 
-def _rate_to(joiner: str, row: Mapping[str, Any]) -> float:
+def _rate_to(joiner: str, row: LinkRow) -> float:
     """Mbit/s of what comes to the joiner over one of its links."""
-    rate: float = row["rate_mbit"] if row["b"] == joiner else row["rate_back_mbit"]
-    return rate
+    return row.rate_mbit if row.b == joiner else row.rate_back_mbit
 
 
 def broken_promises(summary: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,6 +19,7 @@ from . import client, dashboard
 from .demo_report import Happening, NodeLog
 from .node_processes import NodeProcess, end_all, lines_of, run_command
 from .protocols.errors import ChaosnetError, PeerUnreachable
+from .protocols.status import MemberRow, Status
 
 FOUNDERS = 4
 MIN_STEPS = 600  # At least, and until all has happened.
@@ -57,7 +57,7 @@ class Stage:
         self.nodes: dict[str, Node] = {}
         self.happenings: list[Happening] = []
         self.lines: list[tuple[float, str]] = []
-        self.status: dict[str, Any] = {}
+        self.newest: Status | None = None
         self.status_s = 0.0  # When it was asked for.
         self.handling_ms: dict[str, list[float]] = {}
         self.addresses = [f"127.0.0.1:{port}" for port in _free_ports(FOUNDERS + 1)]
@@ -129,14 +129,21 @@ class Stage:
         if not asked:
             return False
         try:
-            self.status = client.status(asked[next(self._turn) % len(asked)].address, deadline_s=0.6)
+            address = asked[next(self._turn) % len(asked)].address
+            self.newest = found = client.status(address, deadline_s=0.6, history=True)
         except PeerUnreachable:
             return False
         self.status_s = asked_s
-        for name, values in self.status["handling_ms"].items():
+        for name, values in found.handling_ms.items():
             if len(values) >= len(self.handling_ms.get(name, [])):
-                self.handling_ms[name] = values
+                self.handling_ms[name] = list(values)
         return True
+
+    @property
+    def status(self) -> Status:
+        """The newest. Only once a node has told one."""
+        assert self.newest is not None
+        return self.newest
 
     def wait(self, until: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
         """Let time pass. Raises: DemoFailed if it takes too long."""
@@ -152,9 +159,9 @@ class Stage:
 
         def calm() -> bool:
             names = {node.name for node in self.alive()}
-            rows = self.status.get("members", [])
-            active = {row["node"] for row in rows if row["state"] == "active"}
-            standby = any(row["state"] == "standby" for row in rows)
+            rows = self.newest.members if self.newest else ()
+            active = {row.node for row in rows if row.state == "active"}
+            standby = any(row.state == "standby" for row in rows)
             stepped = all(node.step >= goal for node in self.alive())
             late = time.time() - since_s >= CALM_S
             return self.status_s > since_s and active == names and not standby and stepped and late
@@ -181,8 +188,8 @@ class Stage:
             self.console.print(f"{since_s:5.1f} s  {text}", soft_wrap=True)
 
     def _table(self) -> Group:
-        scheduler = self.status.get("scheduler", "")
-        rows = {row["node"]: row for row in self.status.get("members", [])}
+        scheduler = self.newest.scheduler if self.newest else ""
+        rows = {row.node: row for row in self.newest.members} if self.newest else {}
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for name, width in {"node": 6, "role": 9, "state": 8}.items():  # It should not jump about,
             table.add_column(name, min_width=width)
@@ -190,7 +197,7 @@ class Stage:
             table.add_column(name, justify="right", min_width=width)
         table.add_column("neighbours")
         for node in self.nodes.values():
-            table.add_row(*_cells(node, rows.get(node.name, {}), scheduler))
+            table.add_row(*_cells(node, rows.get(node.name), scheduler))
         lines = [Text.assemble((f"{since_s:6.1f} s  ", "dim"), text) for since_s, text in self.lines]
         head = (
             f"{len(self.alive())} nodes learn to read digits on this machine "
@@ -199,14 +206,15 @@ class Stage:
         return Group(Text(head, style="bold"), Text(), table, Text(), *lines)
 
 
-def _cells(node: Node, row: dict[str, Any], scheduler: str) -> list[Text | str]:
-    state, style = row.get("state", ""), dashboard.STYLE_BY_STATE.get(row.get("state", ""), "")
+def _cells(node: Node, row: MemberRow | None, scheduler: str) -> list[Text | str]:
+    state = row.state if row else ""
+    style = dashboard.STYLE_BY_STATE.get(state, "")
     if node.fate:
         state, style = node.fate, "red" if "kill" in node.fate else "magenta"
     elif not state or not node.log.joined:
         state, style = ("starting" if not state else "joining"), "yellow"
     role = "scheduler" if node.name == scheduler and not node.fate else "worker"
-    steps, rate = node.log.steps, row.get("samples_per_s")
+    steps, rate = node.log.steps, row.samples_per_s if row else 0.0
     return [
         Text(node.name, style="dim" if node.fate else "bold"),
         Text("" if node.fate else role, style="bold cyan" if role == "scheduler" else ""),
@@ -214,7 +222,7 @@ def _cells(node: Node, row: dict[str, Any], scheduler: str) -> list[Text | str]:
         f"{node.step:,}" if steps else "",
         f"{steps[-1].loss:.4f}" if steps else "",
         f"{rate:,.0f}" if rate and not node.fate else "",
-        "" if node.fate else ", ".join(row.get("neighbors", ())),
+        "" if node.fate else ", ".join(row.neighbors if row else ()),
     ]
 
 

@@ -16,8 +16,8 @@ import msgpack
 from . import client
 from .identity import completed, identity, is_loopback
 from .node.endpoint import Endpoint
+from .node.greeting import guest_name
 from .node.keys import KeyPair, key_bytes, key_text
-from .node.transport import guest_name
 from .protocols.errors import ConfigError, PeerUnreachable, ScaleOutFailed
 from .protocols.messages import Introduction, StatusRequest
 
@@ -83,7 +83,7 @@ def make(address: str, seconds: float, at: str | None = None) -> str:
 
 def _seeds(asked: str) -> tuple[str, ...]:
     """Where members say that they are, that at `asked` first. Loopback only if nobody is anywhere else."""
-    members = [row["addresses"] for row in client.status(asked)["members"] if row["state"] == "active"]
+    members = [row.addresses for row in client.status(asked).active]
     members.sort(key=lambda addresses: asked not in addresses)
     told = dict.fromkeys([asked, *(address for addresses in members for address in addresses)])
     remote = [address for address in told if not is_loopback(Endpoint.parse(address).host)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,13 +14,6 @@ from .protocols.errors import ConfigError
 
 STEP, EPOCH = "step", "epoch"
 LEAST_SHARE = 1e-9  # Of the initial learning rate: what is below was not meant.
-
-
-def check_every(every: Any) -> None:
-    """Raises: ConfigError for what is no `lr_scheduler_every`."""
-    if every in (STEP, EPOCH) or (isinstance(every, int) and every > 0):
-        return
-    raise ConfigError(f"lr_scheduler_every: {every!r} (expected 'step', 'epoch' or a number of samples > 0)")
 
 
 class LRSchedule:
@@ -42,6 +36,7 @@ class LRSchedule:
         self._at = 0.0  # Epochs, or samples, up to which it has been stepped.
         self._loss = (0.0, 0.0)  # Sum and weight since, for ReduceLROnPlateau.
         self._said = False
+        self._own: dict[str, _Own] = {}
         self._counts = _counts(scheduler)
 
     # What joiners and checkpoints get, beside the scheduler's own state.
@@ -54,6 +49,8 @@ class LRSchedule:
         """Go on from there, with the scheduler as it is now. None: from the beginning."""
         at, loss = plain or (0.0, (0.0, 0.0))
         self._at, self._loss = at, (loss[0], loss[1])
+        for own in self._own.values():
+            own.called_at = -1.0  # After a rejoin to an older state the script comes to the same epoch again.
         self._counts = _counts(self.scheduler)
 
     # What happens.
@@ -69,8 +66,52 @@ class LRSchedule:
             self._counts = _counts(self.scheduler)
             name = type(self.scheduler).__name__
             raise ConfigError(
-                f"{name}.step() was called by the script, but update() steps the scheduler that Trainer was given, "
-                "on all nodes alike; delete that line (per epoch, or by samples: Trainer(lr_scheduler_every=...))"
+                f"{name} was stepped past Trainer, which steps it on all nodes alike (expected scheduler.step() once "
+                "after each step of the optimizer, or no call)"
+            )
+
+    # The script's own calls of step(): Trainer has done it already, on all nodes. Is that what the script means?
+
+    def own_step(self, name: str, counts: bool) -> None:
+        """The script has stepped the optimizer of that name. `counts`: with a gradient, so it may be left out."""
+        for each in {"", name}:
+            own = self._own.setdefault(each, _Own())
+            own.steps += counts
+            own.empty += not counts
+
+    def called(self, name: str, arguments: tuple[Any, ...]) -> None:
+        """The script calls step() of the scheduler of that name. Raises: ConfigError if it means another schedule."""
+        parts = getattr(self.scheduler, "parts", {"": self.scheduler})
+        kind, own = type(parts[name]).__name__, self._own.setdefault(name, _Own())
+        if isinstance(parts[name], torch_schedulers.ReduceLROnPlateau):
+            raise ConfigError(
+                f"{kind}.step() was called by the script with what this node has measured (expected "
+                "trainer.mean(loss) before optimizer.step(), and no call: Trainer steps it by the cluster's mean)"
+            )
+        if any(value is not None for value in arguments):
+            raise ConfigError(f"{kind}.step() was called with {arguments!r} (expected no argument)")
+        if self._every not in (STEP, EPOCH):
+            raise ConfigError(
+                f"{kind}.step() was called by the script, but Trainer steps it by samples: lr_scheduler_every="
+                f"{self._every} (expected no call; delete that line)"
+            )
+        steps, calls, at = own.steps, own.steps + own.empty, own.called_at
+        own.steps, own.empty, own.called_at = 0, 0, self._at
+        if self._every == EPOCH and at == self._at:
+            raise ConfigError(
+                f"{kind}.step() was called by the script within an epoch, but lr_scheduler_every='epoch' (expected "
+                "once after each epoch of trainer.batches; for each step: Trainer(lr_scheduler_every='step'))"
+            )
+        if self._every == STEP and not calls:
+            raise ConfigError(
+                f"{kind}.step() was called without a step of the optimizer before it (expected once after each "
+                "optimizer.step(), or no call: Trainer steps it)"
+            )
+        if self._every == STEP and steps > 1:
+            raise ConfigError(
+                f"{kind}.step() was called after {steps} steps of the optimizer, but Trainer has stepped it with "
+                "each (expected for a schedule by epochs: Trainer(lr_scheduler_every='epoch') and trainer.batches; "
+                "or a number of samples, and no call)"
             )
 
     def stepped(self, loss: tuple[float, float]) -> None:
@@ -138,6 +179,15 @@ class LRSchedule:
             "steps" if self._every == STEP else "epochs" if self._every == EPOCH else f"{self._every} samples"
         )
         self._say(f"{text} (it counts {unit} of the cluster; see lr_scheduler_every)")
+
+
+@dataclass(slots=True)
+class _Own:
+    """What the script did since it called step() of a scheduler last."""
+
+    steps: int = 0  # Of the optimizer, with a gradient.
+    empty: int = 0  # Without one: a GradScaler has found an overflow. Scripts call step() then, or do not.
+    called_at: float = -1.0  # The epoch.
 
 
 def finished(scheduler: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from .protocols.errors import ConfigError
+from .protocols.step_sync import means
 
 MAX_NAME = 64
 MAX_WEIGHT = 1e12  # Those of all nodes together still fit into a message.
@@ -57,7 +58,7 @@ class Means:
 
     def came(self, totals: dict[str, tuple[float, float]]) -> None:
         """The step is completed; `totals`: the sums of all nodes."""
-        self.last = {name: total / weight for name, (total, weight) in totals.items() if weight}
+        self.last = means(totals)
         self.settle()
 
     def settle(self) -> None:

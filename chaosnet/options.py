@@ -1,23 +1,38 @@
-"""What options take: types whose errors name the value and what was expected."""
+"""What options and settings take: types whose errors name the value and what was expected."""
 
 from __future__ import annotations
 
+import math
 import os
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import click
 
-from .node.endpoint import KEY, shown
+from .node.endpoint import KEY, SECRET, shown
 
 
 class Expecting(click.ParamType):
-    """A type whose errors say what was expected."""
+    """A type whose errors say what was expected.
+
+    `convert` takes text, of an option or an environment variable. `of_script` takes what a script gives, which has
+    a type already: one of `given`.
+    """
 
     expected = ""
+    given: ClassVar[type | tuple[type, ...]] = str
 
-    def refuse(self, value: object, problem: str, param: Any, ctx: Any) -> NoReturn:
-        raise click.BadParameter(f"{shown(str(value))} {problem} (expected {self.expected})", ctx, param)
+    def refuse(self, value: object, problem: str = "", param: Any = None, ctx: Any = None) -> NoReturn:
+        text = shown(value) if isinstance(value, str) else SECRET.sub("...", repr(value))
+        why = f"{text} {problem}".rstrip()
+        raise click.BadParameter(f"{why} (expected {self.expected})", ctx, param)
+
+    def of_script(self, value: Any) -> Any:
+        """Raises: click.BadParameter, as `convert`."""
+        if not isinstance(value, self.given):
+            self.refuse(value)
+        return self.convert(value, None, None)
 
 
 class Address(Expecting):
@@ -34,7 +49,7 @@ class Address(Expecting):
         host, colon, port = place.rpartition(":")
         if not colon or not port:
             self.refuse(value, "has no port", param, ctx)
-        if not host and not self.any_port:
+        if not host:
             self.refuse(value, "has no host", param, ctx)
         if not (port.isascii() and port.isdigit() and int(port) <= 65535):
             self.refuse(value, f"has no port: {port!r} is no number from 1 to 65535", param, ctx)
@@ -71,6 +86,39 @@ class Peer(Expecting):
         return str(value)
 
 
+class Peers(Expecting):
+    """Text: with commas in between. A script gives a tuple or a list."""
+
+    name = Peer.name
+    expected = "names or addresses, e.g. ('n1', '10.0.0.2:5555')"
+    given = (tuple, list)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, ...]:
+        parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+        return tuple(Peer().convert(part, param, ctx) for part in parts if part)
+
+    def of_script(self, value: Any) -> tuple[str, ...]:
+        if not isinstance(value, self.given) or not all(isinstance(each, str) for each in value):
+            self.refuse(value)
+        return self.convert(value, None, None)
+
+
+class AddressByName(Expecting):
+    """Where to reach others; "" for nowhere."""
+
+    name = "NAME=HOST:PORT,..."
+    expected = "NAME=HOST:PORT, or NAME= for nowhere"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> dict[str, str]:
+        found = {}
+        for part in filter(None, (part.strip() for part in str(value).split(","))):
+            name, equals, address = part.rpartition("=")
+            if not equals or not name:
+                self.refuse(part, "", param, ctx)
+            found[name] = Address(any_port=True).convert(address, param, ctx) if address else ""
+        return found
+
+
 class PublicKey(Expecting):
     name = "KEY"
     expected = "a public key of 52 letters and digits, as `chaosnet keygen` prints"
@@ -93,12 +141,13 @@ class Name(Expecting):
 
 class Amount(Expecting):
     name = "NUMBER"
+    given = Real
     kind: ClassVar[type[float]] = float
     called: ClassVar = "a number"
 
-    def __init__(self, least: float, most: float) -> None:
+    def __init__(self, least: float = -math.inf, most: float = math.inf) -> None:
         self.least, self.most = least, most
-        self.expected = f"{self.called} from {least} to {most}"
+        self.expected = self.called if math.isinf(most) else f"{self.called} from {least} to {most}"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
         try:
@@ -114,6 +163,27 @@ class Whole(Amount):
     name = "N"
     kind = int
     called = "a whole number"
+
+    def of_script(self, value: Any) -> int:
+        fits = isinstance(value, Integral) or (  # Of which some are too large for a float.
+            isinstance(value, Real) and math.isfinite(value) and value == math.trunc(value)
+        )
+        if not fits:
+            self.refuse(value)
+        return int(self.convert(math.trunc(value), None, None))
+
+
+class Above(Expecting):
+    name = "NUMBER"
+    given = Real
+
+    def __init__(self, bound: float) -> None:
+        self.bound, self.expected = bound, f"a number above {bound}"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if not value > self.bound:
+            self.refuse(value, "", param, ctx)
+        return value
 
 
 class Several(Expecting):
@@ -178,6 +248,52 @@ class OneOf(Expecting):
         return str(value)
 
 
+class OneOfOrCallable(OneOf):
+    """A script may also give a function."""
+
+    def of_script(self, value: Any) -> Any:
+        return value if callable(value) else super().of_script(value)
+
+
+class Function(Expecting):
+    """Of scripts only."""
+
+    name = "FUNCTION"
+    expected = "a function without arguments"
+
+    def of_script(self, value: Any) -> Any:
+        return value if callable(value) else self.refuse(value)
+
+
+class StepEpochOrSamples(Expecting):
+    """Of scripts only: how often a schedule is stepped."""
+
+    name = "EVERY"
+    expected = "'step', 'epoch' or a number of samples > 0"
+
+    def of_script(self, value: Any) -> str | int:
+        if value not in ("step", "epoch") and not (isinstance(value, int) and value > 0):
+            self.refuse(value)
+        return value
+
+
+class Switch(Expecting):
+    """An option without a value; in the environment 0 or 1; in a script True or False."""
+
+    name = "0|1"
+    expected = "0 or 1"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> bool:
+        if value not in ("0", "1"):
+            self.refuse(value, "", param, ctx)
+        return bool(value == "1")
+
+    def of_script(self, value: Any) -> bool:
+        if value not in (True, False):
+            raise click.BadParameter(f"{value!r} (expected True or False)")
+        return bool(value)
+
+
 class Script(Expecting):
     name = "SCRIPT"
     expected = "a Python file, e.g. train.py"
@@ -191,9 +307,21 @@ class Script(Expecting):
         return path
 
 
+class File(Expecting):
+    """Whether it can be read is seen when it is."""
+
+    name = "FILE"
+    expected = "the path of a file"
+    given = (str, os.PathLike)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        return os.fsdecode(value)
+
+
 class Folder(Expecting):
     name = "DIR"
     expected = "a folder, which need not exist yet"
+    given = (str, os.PathLike)
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Path:
         path = Path(value)

@@ -1,9 +1,9 @@
-"""What a script must leave to `Trainer.update`: refused by name, or told, where it does not."""
+"""What a script must leave to `Trainer`: refused by name, or told, where it does not."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -12,22 +12,39 @@ from torch import nn
 from .node.gradients import Gradients
 from .node.state_window import EVERY
 from .protocols.errors import ConfigError
+from .script_loop import ScriptLoop
 
 TOLD_AFTER = 2  # Steps with a backward of which nothing was left.
+UPDATE, STEP, SCHEDULE = "trainer.update()", "optimizer.step()", "scheduler.step()"
 
 
 class ScriptRules:
-    """Watches the optimizer and the model of a run."""
+    """Watches the optimizer and the model of a run.
+
+    Args:
+        on_step, on_schedule: See `ScriptLoop`.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
+        scheduler: Any,
         gradients: Gradients,
         say: Callable[[str], None],
+        on_step: Callable[[str | None, bool], None],
+        on_schedule: Callable[[str, tuple[Any, ...]], None],
     ) -> None:
         self._model, self._optimizer, self._gradients, self._say = model, optimizer, gradients, say
-        self._stepping = False
+        self._is_after_step = False  # Does the script's after_step run?
+        self._way = ""  # By which of the two calls the script has stepped last.
+        self._stepped = ""  # Name of the optimizer that it has stepped last, if they have names.
+        if scheduler is None and hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+            say(
+                "an LR scheduler was made for this optimizer, but not given to Trainer: nodes that join would train "
+                "at other learning rates; write Trainer(model, optimizer, scheduler)"
+            )
+        self._loop = ScriptLoop(optimizer, scheduler, on_step, on_schedule)
         self._groups = self._group_sizes()
         self._dicts = [each for module in model.modules() for each in (module._parameters, module._modules)]
         self._entries = self._count_entries()
@@ -37,27 +54,64 @@ class ScriptRules:
 
     def remove(self) -> None:
         """The script may do as it likes again."""
+        self._loop.remove()
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
 
-    # optimizer.step() belongs to update().
+    # Steps of the optimizer and of the scheduler are the cluster's.
+
+    def our_step(self) -> AbstractContextManager[None]:
+        """Within it the optimizer and the scheduler may step."""
+        return self._loop.ours()
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._loop.is_ours:
+            raise ConfigError(
+                "the optimizer was stepped past Trainer, e.g. by a step() that was kept from before Trainer was made "
+                "(expected optimizer.step(), which is a step of the cluster, or trainer.update())"
+            )
 
     @contextmanager
-    def our_step(self) -> Iterator[None]:
-        """Within it the optimizer may step."""
-        self._stepping = True
+    def after_step(self) -> Iterator[None]:
+        """Within it the script's after_step runs, on all nodes alike."""
+        self._is_after_step = True
         try:
             yield
         finally:
-            self._stepping = False
+            self._is_after_step = False
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._stepping:
+    def check_place(self, way: str) -> None:
+        """Raises: ConfigError within after_step, which is part of a step of the cluster."""
+        if self._is_after_step:
             raise ConfigError(
-                "optimizer.step() was called by the script (or by scaler.step(optimizer)), but update() steps the "
-                "optimizer, with the gradient of the whole cluster; delete that line"
+                f"after_step called {way} (expected no step in it: Trainer has stepped the optimizer already, and "
+                "steps the scheduler)"
             )
+
+    def check_way(self, way: str) -> None:
+        """The script asks for a step. Raises: ConfigError if it has done so already, by the other call."""
+        before, self._way = self._way, way
+        if before in ("", way) or self._gradients.had_backward or not self._gradients.is_zero():
+            return
+        raise ConfigError(
+            f"{way} after {before}, with no backward() between them: each of them is a step of the cluster (expected "
+            "one of them; delete the other)"
+        )
+
+    def check_backward(self, name: str) -> None:
+        """The script steps the optimizer of that name, with samples.
+
+        Raises: ConfigError if there is nothing to step with: the last step has dropped the gradients of all.
+        """
+        before, self._stepped = self._stepped, name
+        if not before or self._gradients.had_backward or not self._gradients.is_zero():
+            return
+        raise ConfigError(
+            f"the optimizer {name!r} was stepped with no backward() since the step of {before!r}, which drops the "
+            "gradients of all (expected one backward() for each step; or all parameters in one optimizer, as groups; "
+            "for an update that is to be left out, trainer.update(samples=0, name=...))"
+        )
 
     # Before each step.
 
@@ -85,7 +139,7 @@ class ScriptRules:
         if self._empty == TOLD_AFTER:
             self._say(
                 f"this node has contributed no gradient in {TOLD_AFTER} steps, though it ran backward: does the "
-                "script call optimizer.zero_grad() between backward() and update()? Delete it: update() does it"
+                "script call optimizer.zero_grad() between backward() and the step? It belongs behind the step"
             )
 
     def _group_sizes(self) -> list[int]:

@@ -28,6 +28,7 @@ from .netem.relay import Relay
 from .netem.topology import link_name, mesh
 from .node_processes import NodeProcess, end_all, lines_of, run_command, run_folder, sigterm_as_ctrl_c
 from .protocols.errors import ChaosnetError, PeerUnreachable
+from .protocols.status import Status
 from .soak_faults import MAX_RUNNING, USUAL, Fault, Kind, Situation, choose
 from .soak_picture import draw
 from .soak_report import Life
@@ -96,7 +97,7 @@ class Soak:
         self.unasked: list[str] = []  # Left behind, or failed to join, without a fault of ours.
         self.due: list[tuple[float, int, Callable[[], None]]] = []
         self.pending: Pending | None = None
-        self.status: dict[str, Any] = {}
+        self.status: Status | None = None
         self.status_s = self.asked_s = 0.0
         self.started_s = time.time()
         self._turn = itertools.count()
@@ -226,20 +227,20 @@ class Soak:
 
     def situation(self) -> Situation | None:
         """The cluster as it is now; None while its status is older than the last change."""
-        if self.pending is not None or self.status_s <= self._changed_s:
+        if self.pending is not None or self.status is None or self.status_s <= self._changed_s:
             return None
-        rows = {row["node"]: row for row in self.status["members"] if row["state"] == "active"}
+        rows = {row.node: row for row in self.status.active}
         present = {name: each for name, each in self.processes.items() if each.life.joined}
         if any(row not in present or present[row].stopped for row in rows):
             return None  # Somebody who has gone is still in the view.
-        overlay = {link_name(a, b) for a, row in rows.items() for b in row["neighbors"] if b in rows}
+        overlay = {link_name(a, b) for a, row in rows.items() for b in row.neighbors if b in rows}
         return Situation(
             names=self.names,
             running=frozenset(self.processes) | {n for n in self.names if self._starts_soon(n)},
             members={name: present[name].born_s for name in rows},
             overlay=frozenset(overlay),
             cuts=frozenset(self.testbed.cuts),
-            scheduler=self.status["scheduler"],
+            scheduler=self.status.scheduler,
         )
 
     def _starts_soon(self, name: str) -> bool:

@@ -12,18 +12,18 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from numbers import Integral
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
 
 from . import endings, exit_event
-from .agreement import HEALS_COUNT_STEPS, MAX_HEALS, Agreement, Verdict, check_policy
+from .agreement import HEALS_COUNT_STEPS, MAX_HEALS, Agreement, Verdict
 from .checkpointing import Checkpointing
-from .data import Batch, DataShare, EpochOrder, fetch, split
+from .data import Batch, DataShare, EpochOrder, NamedBatch, check_dataset, fetch, split
 from .guard import Guard
 from .invite import introduce
-from .lr_schedule import STEP, LRSchedule, check_every
+from .lr_schedule import LRSchedule
 from .means import MAX_WEIGHT, ClusterMean, Means
 from .named_updates import named, parameter_count
 from .node.core import Agent, Settings
@@ -46,18 +46,22 @@ from .protocols.events import (
 )
 from .protocols.messages import Contribution, Notice
 from .protocols.scale_out import Otherwise
+from .protocols.status import Status
 from .randomness import Randomness
 from .remembered import ASK_PATIENCE_S, Remembered
 from .scheduler.sync_plan import POLICIES, Policy, custom
-from .script_rules import ScriptRules
+from .script_rules import SCHEDULE, UPDATE, ScriptRules
+from .script_rules import STEP as STEP_CALL
 from .settings import (
     CheckpointSettings,
     NodeSettings,
-    check_step_settings,
+    StepSettings,
     checkpoint_settings,
     expect,
     node_settings,
+    step_settings,
 )
+from .settings_table import SETTINGS
 from .state_copies import StateCopies
 
 RATE_MEMORY = 0.8  # Of the moving average of samples per second.
@@ -75,45 +79,63 @@ class Trainer:
 
     Args:
         model: Any module; all members have the same one. Several: a dictionary by name.
-        optimizer: Any torch.optim over its parameters that steps without a closure (so not LBFGS). Several: a
-            dictionary by name; then each update() says the name of the one that it steps, in that order.
-        updates: Or in this order, e.g. ("D", "D", "G"). The same on all nodes.
-        lr_scheduler: Stepped by update(), not by the script. ReduceLROnPlateau looks at trainer.mean(loss).
-        lr_scheduler_every: "step" (default), "epoch" (one of `batches`, by the cluster), or a number of samples.
+        optimizer: Any `torch.optim` over its parameters that steps without a closure (so not LBFGS). Several:
+            a dictionary by name; then each `update()` says the name of the one that it steps, in that order.
+        lr_scheduler: Stepped by Trainer on all nodes alike; the script's own calls of `step()` may stay.
+            `ReduceLROnPlateau` looks at `trainer.mean(loss)`.
         extra_state: A dictionary of plain data and tensors of yours that a joiner is to receive, in place.
-        max_grad_norm: Clip the averaged gradient to this norm before the optimizer steps.
-        after_step: Called on every node after each step of the optimizer, also for the steps that a joiner catches
-            up with. What else changes the training state at every step belongs here, e.g. an average of weights.
-        on_divergence: What happens when nodes do not hold the same training state, which is compared all the time:
-            "stop" (default): all raise ReplicasDiffer. "heal": those in the minority pull the state anew. "warn".
-            The same on all nodes.
+        updates: With several optimizers: the order of updates in a round, e.g. ("D", "D", "G"). The same on
+            all nodes.
+        lr_scheduler_every: When the scheduler is stepped: "step", "epoch" (one of `batches`, by the cluster),
+            or whenever the cluster has trained so many samples more. The same on all nodes.
+        max_grad_norm: Clip the cluster's mean gradient to this norm before the optimizer steps. The same on
+            all nodes.
+        after_step: Called on every node after each step of the optimizer, also for the steps that a joiner
+            catches up with. What else changes the training state at every step belongs here, e.g. an average
+            of weights.
+        on_divergence: What happens when nodes do not hold the same training state, which is compared all the
+            time: "stop": all raise `ReplicasDiffer`. "heal": those in the minority pull the state anew.
+            "warn": it is said, and training goes on. The same on all nodes.
         seed: Of the order of samples that `batches` deals out.
-        same_rng: All nodes draw the same random numbers in a step (docs/trainer.md). The same on all nodes. Default:
-            each node draws its own; the founder's generators stay as the script has seeded them.
-        sync_policy: "packed", "fapt", "single", "ring", or a callable from the overlay (a networkx graph, edges with
-            `rate_bps` and `rtt_s` where known) to trees (scheduler/sync_plan.py); used while this node is
-            the scheduler.
-        blocking: Join as the paper does: neighbours wait until they have sent the state. Default: they train on
-            meanwhile, unless the results of their steps would take more than half of this node's links.
-        checkpoint_dir: Write the state there, so that training survives the death of all nodes (docs/checkpoints.md).
-        every: Steps from one checkpoint to the next. Default: 100.
-        checkpoint_copies: "shard" (default): each node writes a part, into one directory that all share. "whole":
-            each node writes all of the state, to a disk of its own.
-        checkpoints_kept: Complete ones to keep. Default: 2.
-        resume: Start the cluster with the newest complete checkpoint, if the directory has any. Who joins a cluster
-            gets the state from there.
-        resume_from: Or with the checkpoint of this step.
-        guard: What to do with a gradient that is not finite, or far larger than usual: "skip", "clip" or "evict"
-            (docs/guard.md). The same on all nodes. Default: nothing.
+        same_rng: All nodes draw the same random numbers in a step. The same on all nodes. Else each node
+            draws its own, and the founder's generators stay as the script has seeded them.
+        guard: What to do with a gradient that is not finite, or far larger than usual: "skip", "clip" or
+            "evict". The same on all nodes.
         guard_factor: So many times the median norm of late is "far larger".
-        chunk_bytes: Size of the least that the all-reduce moves as one; None: about a 256th of the gradients.
-        compression: Of gradients on the wire: "none", "bf16" or "int8" (half, a quarter of the bytes).
+        chunk_bytes: Size of the smallest piece of the gradients that travels by itself. The same on all
+            nodes.
         quiet: Print nothing.
-        key: File with this node's key (`chaosnet keygen`). Default: the user's own, if there is one.
+        listen: Where others reach this node. Port 0: any free one; host 0.0.0.0: all interfaces.
+        join: Addresses of members of the cluster to join, or an invite.
+        join_patience_s: How long to knock where nobody answers yet.
+        found: Start a cluster if none of the addresses of `join` leads into one within `join_patience_s`. All
+            nodes may be given it, and the same `join`, their own addresses among them: of those that reach
+            each other one founds, the one that is named first.
+        new: Start a cluster, even if this node was in one when it last ran at its port, which may live still.
+        rejoin: Come back when the cluster has gone on without this node; else `update()` raises `Expelled`.
+        name: Unique in the cluster.
+        neighbors: Number of links to ask for, up to 64.
+        links: Whom to link to instead: names or addresses of members.
+        blocking: Join as the Chaos paper does: neighbours wait until they have sent the state. Else they
+            train on meanwhile, unless the results of their steps would take more than half of this node's
+            links.
+        sync_policy: Trees of the all-reduce, while this node is the scheduler: "packed", "fapt", "single",
+            "ring"; in a script also a callable from the overlay (a networkx graph, edges with `rate_bps` and
+            `rtt_s` where known) to trees (scheduler/sync_plan.py).
+        compression: What float32 gradients are on the wire: "none" (as they are), "bf16" (half the bytes) or
+            "int8" (a quarter). The same on all nodes.
+        probe: How new links are measured: "in-band", "iperf3".
+        key: File with the key of this node or user.
         allowed_keys: File with public keys of others that may join, one a line.
         insecure: Use no key: everybody who reaches the port can join.
-        new: Found a cluster, even if this node was in one when it last ran at its port, which may live still.
-        join, listen, name, neighbors, links, join_patience_s, probe, found, rejoin: See `NodeSettings`.
+        checkpoint_dir: Write the state there, so that training survives the death of all nodes.
+        every: Steps from one checkpoint to the next.
+        checkpoint_copies: "shard": each node writes a part, into one folder that all share. "whole": each
+            node writes all of the state, to a disk of its own.
+        checkpoints_kept: Complete ones to keep.
+        resume: Start the cluster with the newest complete checkpoint, if there is any. Who joins a cluster
+            gets the state from there.
+        resume_from: Or with the checkpoint of this step.
     Raises: ScaleOutFailed if the cluster cannot be reached or refuses, ConfigError for a setting or model
         that cannot work, CheckpointError if it cannot be resumed. SystemExit after Ctrl+C while it joins.
     """
@@ -128,61 +150,66 @@ class Trainer:
         extra_state: dict[str, Any] | None = None,
         *,
         updates: tuple[str, ...] | None = None,
-        join: str | None = None,
-        listen: str | None = None,
-        name: str | None = None,
-        neighbors: int | None = None,
-        links: tuple[str, ...] | None = None,
-        blocking: bool | None = None,
-        join_patience_s: float | None = None,
-        lr_scheduler_every: str | int = STEP,
+        lr_scheduler_every: str | int = "step",
         max_grad_norm: float | None = None,
         after_step: Callable[[], None] | None = None,
         on_divergence: str = "stop",
         seed: int = 0,
         same_rng: bool = False,
-        sync_policy: str | Policy | None = None,
-        probe: str | None = None,
+        guard: str | None = None,
+        guard_factor: float = 10.0,
+        chunk_bytes: int | None = None,
+        quiet: bool = False,
+        listen: str | None = None,
+        join: str | None = None,
+        join_patience_s: float | None = None,
         found: bool | None = None,
+        new: bool | None = None,
         rejoin: bool | None = None,
+        name: str | None = None,
+        neighbors: int | None = None,
+        links: tuple[str, ...] | None = None,
+        blocking: bool | None = None,
+        sync_policy: str | Policy | None = None,
+        compression: str | None = None,
+        probe: str | None = None,
+        key: str | None = None,
+        allowed_keys: str | None = None,
+        insecure: bool | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         every: int | None = None,
         checkpoint_copies: str | None = None,
         checkpoints_kept: int | None = None,
         resume: bool | None = None,
         resume_from: int | None = None,
-        guard: str | None = None,
-        guard_factor: float = 10.0,
-        key: str | None = None,
-        allowed_keys: str | None = None,
-        insecure: bool | None = None,
-        chunk_bytes: int | None = None,
-        compression: str | None = None,
-        quiet: bool = False,
-        new: bool | None = None,
     ) -> None:
-        check_step_settings(seed, chunk_bytes, max_grad_norm, after_step, guard_factor, same_rng)
-        check_policy(on_divergence)
-        check_every(lr_scheduler_every)
-        named = None if callable(sync_policy) else sync_policy
-        self.settings: NodeSettings = node_settings(
-            join, listen, name, neighbors, links, blocking, join_patience_s, named, probe, found, rejoin,
-            key, allowed_keys, insecure, new, compression,
-        )  # fmt: skip
-        self._members = Remembered(self.settings.name, self.settings.listen, self._say)
-        self._keyring = self.settings.keyring()
-        self._checkpoints: CheckpointSettings | None = checkpoint_settings(
-            checkpoint_dir, every, checkpoint_copies, checkpoints_kept, resume, resume_from
-        )
-        self._policy = custom(sync_policy) if callable(sync_policy) else POLICIES[self.settings.policy]
+        given = {name: value for name, value in locals().items() if name in SETTINGS}
+        told = step_settings(**given)
+        self._take(told)
+        self.settings: NodeSettings = node_settings(**given)
+        self._checkpoints: CheckpointSettings | None = checkpoint_settings(**given)
+        policy = self.settings.sync_policy
+        self._policy = custom(policy) if callable(policy) else POLICIES[policy]
         self.name = self.settings.name
-        self.max_grad_norm, self.chunk_bytes, self.quiet = max_grad_norm, chunk_bytes, quiet
-        self._update_names = updates
-        self._after_step, self._same_rng = after_step, bool(same_rng)
-        self._on_divergence, self._lr_every = on_divergence, lr_scheduler_every
+        self._keyring = self.settings.keyring()
+        self._members = Remembered(self.name, self.settings.listen, self._say)
+        self._begin(told.seed)
+        if model is not None and optimizer is not None:
+            self.attach(model, optimizer, lr_scheduler, extra_state)
+        elif model is not None or optimizer is not None:
+            raise ConfigError("Trainer: expected a model and an optimizer, or neither (then call attach)")
+
+    def _take(self, told: StepSettings) -> None:
+        self.max_grad_norm, self.chunk_bytes, self.quiet = told.max_grad_norm, told.chunk_bytes, told.quiet
+        self._update_names = told.updates
+        self._after_step, self._same_rng = told.after_step, told.same_rng
+        self._on_divergence, self._lr_every = told.on_divergence, told.lr_scheduler_every
+        self._guard = None if told.guard is None else Guard(told.guard, told.guard_factor)
+
+    def _begin(self, seed: int) -> None:
+        """Nothing has been trained, and there is no model yet."""
         self._healing: Verdict | None = None  # This node is to pull the state anew.
         self._healed: dict[str, list[int]] = {}  # What had differed: at which steps.
-        self._guard = None if guard is None else Guard(guard, guard_factor)
         self.step = 0  # Updates of the model, by anybody, since the cluster began.
         self.samples = 0.0  # Behind them.
         self.joined_step = 0
@@ -211,10 +238,6 @@ class Trainer:
         self._closed = False
         self._loop: NodeLoop | None = None
         self._step_started_s = 0.0
-        if model is not None and optimizer is not None:
-            self.attach(model, optimizer, lr_scheduler, extra_state)
-        elif model is not None or optimizer is not None:
-            raise ConfigError("Trainer: expected a model and an optimizer, or neither (then call attach)")
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -265,9 +288,16 @@ class Trainer:
             self._checkpointing.counters = loop.counters
             self._resume()
         self._copies = StateCopies(self._state, loop, self._checkpointing, self._say)
-        addresses = loop.start()  # If it cannot listen, the script may go on alone, or try again.
+        self._rules = ScriptRules(
+            model, self.optimizer, lr_scheduler, self._gradients, self._say,
+            self._on_optimizer_step, self._on_scheduler_step,
+        )  # fmt: skip
+        try:
+            addresses = loop.start()
+        except BaseException:  # If it cannot listen, the script may go on alone, or try again.
+            self._rules.remove()
+            raise
         self._loop, self._pid, self.driver = loop, os.getpid(), threading.current_thread()
-        self._rules = ScriptRules(model, self.optimizer, self._gradients, self._say)
         loop.rates.state_bytes, loop.rates.layer_bytes = self._state.state_bytes(), self._state.layer_bytes()
         exit_event.install(self._on_exit_wanted)
         endings.opened(self)
@@ -537,7 +567,7 @@ class Trainer:
             self._skip()
 
     def update(self, samples: float | None = None, name: str | None = None) -> None:
-        """All-reduce, optimizer step, LR scheduler step, zero_grad.
+        """All-reduce, optimizer step, LR scheduler step, zero_grad. optimizer.step() in the script does the same.
 
         The gradient is the mean over all samples of the cluster: each node's counts by its samples.
         Args:
@@ -547,19 +577,41 @@ class Trainer:
         Raises: Expelled if the cluster went on without this node and does not take it back (or with
             rejoin=False); ConfigError for a gradient that cannot be averaged.
         """
+        self._step_by(UPDATE, samples, name)
+
+    def _step_by(self, way: str, samples: float | None, name: str | None, overflow: bool = False) -> None:
+        """The script asks for a step by that call."""
         self._running()
         self.driver = threading.current_thread()
         with self._turn:
+            self._rules.check_place(way)
             if not self._leave_if_wanted():
-                self._update(samples, name)
+                if samples != 0:
+                    self._rules.check_way(way)
+                if overflow:
+                    self._drop_gradient()
+                self._update(0 if overflow else samples, name)
         endings.rest_if_all_ends()
+
+    def _on_optimizer_step(self, name: str | None, overflow: bool) -> None:
+        """optimizer.step() in the script. `overflow`: a GradScaler says so; the gradient is left out."""
+        self._step_by(STEP_CALL, None, name, overflow)
+
+    def _on_scheduler_step(self, name: str, arguments: tuple[Any, ...]) -> None:
+        """scheduler.step() in the script."""
+        self._rules.check_place(SCHEDULE)
+        if not self._done:
+            self._schedule.called(name, arguments)
 
     def _update(self, samples: float | None, name: str | None) -> None:
         self._updating = self._named.check(name)
         if self._named.void:
+            self._schedule.own_step(self._updating, counts=False)
             self._named.end_void()
             self._await_round()
             return
+        if self._updating and samples != 0:
+            self._rules.check_backward(self._updating)
         weight = float(samples if samples is not None else self._weight or self._own_weight)
         if not 0 <= weight <= MAX_WEIGHT:
             raise ConfigError(f"update: samples is {samples} (expected a number from 0 to {MAX_WEIGHT:g})")
@@ -570,6 +622,7 @@ class Trainer:
         self._schedule.check(counts_epochs=self._share.length > 0)
         if self._guard is not None and weight > 0:
             weight = self._guarded(self._guard, weight)
+        self._schedule.own_step(self._updating, counts=weight > 0)
         finished = self._gradients.finish(weight)
         if weight > 0:
             self._rules.contributed()
@@ -593,14 +646,18 @@ class Trainer:
         if verdict.action == "clip":
             torch._foreach_mul_(gradients, verdict.scale)
             return weight
-        self.optimizer.zero_grad(set_to_none=True)
-        self._gradients.revert_buffers()
-        self._means.take()
+        self._drop_gradient()
         if verdict.action == "evict":
             self._share.ranges = []  # Others are to have these samples: it may not be the data.
             self.request_node_exit()
             raise Expelled(f"{self.name} has put itself out of the cluster: {verdict.reason}")
         return 0.0
+
+    def _drop_gradient(self) -> None:
+        """What this node has for the step is not counted."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self._gradients.revert_buffers()
+        self._means.take()
 
     def _is_acceptable(self, outcome: StepOutcome) -> bool:
         """Is the cluster's gradient finite? All members see the same bits, so all refuse it, or nobody does."""
@@ -681,7 +738,6 @@ class Trainer:
     def _end(self, ended: Ended) -> None:
         self._ended = ended
         self._gradients.detach()
-        self._rules.remove()
         if ended.how == "left":
             if not self._leaving:
                 exit_event.want_exit()  # It was `chaosnet leave`: the script hears of it as of Ctrl+C.
@@ -711,12 +767,13 @@ class Trainer:
             if self.max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(self._named.parameters(), self.max_grad_norm)
             self._copies.finish()
-            with self._rules.our_step(), self._random.stepping(self.optimizer, self.step):
-                self.optimizer.step()
-            self._schedule.stepped(total.metrics.get("loss", (0.0, 0.0)))
+            with self._rules.our_step():
+                with self._random.stepping(self.optimizer, self.step):
+                    self.optimizer.step()
+                self._schedule.stepped(total.metrics.get("loss", (0.0, 0.0)))
             self.optimizer.zero_grad(set_to_none=True)
             if self._after_step is not None:
-                with self._random.alike("after_step", self.step):
+                with self._rules.after_step(), self._random.alike("after_step", self.step):
                     self._after_step()
             self.step += 1
             self.samples += total.weight if was_last else 0.0
@@ -726,8 +783,8 @@ class Trainer:
         for said in self._share.completed(total, self._named.is_settled):
             self._say(said)
         self._running().rates.left_out = self._share.left_out()
-        self._schedule.progressed(self.epoch, self.samples)
-        self._running().rates.metrics = self.metrics
+        with self._rules.our_step():
+            self._schedule.progressed(self.epoch, self.samples)
         self._judge(outcome)
         if self._ended is None:
             self._copy_state(outcome, applied)
@@ -813,7 +870,8 @@ class Trainer:
         *,
         drop_last: bool = False,
         min_samples: int = 1,
-    ) -> Iterator[Batch]:
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> Iterator[Any]:
         """This node's share of a data set that all members have: each sample of an epoch exactly once.
 
         However members come, go and crash, what a crashed one had not contributed is dealt out again.
@@ -826,6 +884,8 @@ class Trainer:
             drop_last: An epoch ends where fewer samples are left than all nodes take in a step; these are not used.
             min_samples: No batch has fewer. What cannot be dealt so, less than this an epoch, is not used. Both are
                 the same on all nodes, and what was left out is counted in `samples_dropped`.
+            collate_fn: Makes a batch of a list of samples. Default: as torch's DataLoader does.
+        Items that are dictionaries give a dictionary (`model(**batch)`), others a `Batch`.
         A sample over which the scripts of two nodes have ended with an error is set aside (`samples_set_aside`).
         """
         for what, number in (("batch_size", batch_size), ("accumulate", accumulate)):
@@ -835,14 +895,17 @@ class Trainer:
             fits, "min_samples", min_samples, f"a whole number from 1 to batch_size, which is {batch_size}"
         )
         expect(drop_last in (True, False), "drop_last", drop_last, "True or False")
+        check_dataset(dataset, collate_fn)
         self._running()
         order = self._share.begin(len(dataset), batch_size * accumulate, int(min_samples), bool(drop_last))
         self._gradients.arm(None)
         target = epochs if epochs is not None else self.epoch + 1
         while self.epoch < target and not self._done:
-            yield from self._batches_of_step(dataset, order, accumulate)
+            yield from self._batches_of_step(dataset, order, accumulate, collate_fn)
 
-    def _batches_of_step(self, dataset: Any, order: EpochOrder, accumulate: int) -> Iterator[Batch]:
+    def _batches_of_step(
+        self, dataset: Any, order: EpochOrder, accumulate: int, collate: Callable[[list[Any]], Any] | None
+    ) -> Iterator[Batch | NamedBatch]:
         self._await_round()
         mine, before = self._share.take(), self._updates
         if not mine:
@@ -860,7 +923,7 @@ class Trainer:
                 self._weight = weight
                 self._gradients.arm(weight)
             self._share.in_hand = list(part)
-            batch = fetch(dataset, order.indices(self.epoch, part), partial(self._share.blame, part))
+            batch = fetch(dataset, order.indices(self.epoch, part), partial(self._share.blame, part), collate)
             batch.last, batch.share = index == len(parts) - 1, batch.samples / weight
             self._in_hand = float(batch.samples)
             yield batch
@@ -871,8 +934,9 @@ class Trainer:
             )
         if self._updates == before and not self._done:
             raise ConfigError(
-                "batches: the next batch was asked for without update(); to accumulate gradients over "
-                "several batches, pass accumulate=N"
+                "batches: the next batch was asked for without optimizer.step() or trainer.update() (expected one of "
+                "them after each batch; to accumulate gradients over several batches, pass accumulate=N; for a batch "
+                "that is to be left out, trainer.update(samples=0))"
             )
 
     @property
@@ -975,10 +1039,10 @@ class Trainer:
         self._running()
         return self._state.state_hash()
 
-    def status(self) -> dict[str, Any]:
-        """The cluster as this node sees it."""
+    def status(self, history: bool = False) -> Status:
+        """The cluster as this node sees it. `history`: with all events and steps that this node has kept."""
         loop = self._running()
-        return dict(loop.ask(loop.status))
+        return cast(Status, loop.ask(lambda: loop.status(history)))
 
     def _running(self) -> NodeLoop:
         if self._loop is None:

@@ -12,6 +12,7 @@ view may bundle them otherwise, so results and what encodings have lost can be t
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -34,9 +35,11 @@ from ..protocols.errors import RemoteProtocolError
 from ..protocols.messages import Down, Up
 from .compression import Array, Buffer, Encoding
 from .outgoing import Rank
+from .shared_memory import Payload
 
 BLOCK_ELEMENTS = 32 << 10  # 128 KiB of float32: several of them fit into a core's cache.
-MAX_PARTS = 4  # Of children, kept unadded per bundle.
+MAX_PARTS = 4  # Of children, kept unadded per bundle as far as their order allows.
+FIRST_LEAF = 1 << 15  # Of the tree in which parts are added: more leaves than a cluster has nodes.
 
 AllReduceEffect = Accumulate | AdoptChunks | FinishChunks | ResetAttempt | SendDown | SendUp
 SendBulk = Callable[..., bool]
@@ -64,6 +67,26 @@ class Result(NamedTuple):
     values: Array
 
 
+def additions(parts: dict[int, Array], whole: bool) -> list[tuple[Array, Array]]:
+    """What is to be added to what, in this order; sums take the place of their parts in `parts`.
+
+    The order is that of a tree over all children, so that a sum is the same to the bit whoever comes first, and parts
+    that are neighbours can be added before the others come. Of n children so at most half are kept until the last
+    comes, and log2(n) if just one is late. `whole`: no more come, so whose neighbour has sent nothing moves up alone.
+    """
+    pairs, waiting = [], sorted(parts)
+    while len(waiting) > 1:
+        place = waiting.pop()
+        if waiting[-1] == place ^ 1:
+            other, place = parts.pop(place), waiting.pop()
+            pairs.append((parts[place], other))
+        elif not whole:
+            continue
+        parts[place >> 1] = parts.pop(place)
+        bisect.insort(waiting, place >> 1)
+    return pairs
+
+
 class AllReduce:
     """Adds, keeps and sends chunks.
 
@@ -87,13 +110,14 @@ class AllReduce:
         # By chunk: what our encodings have lost up to the last step, and what they lose in this one.
         self.lost: dict[int, Array] = {}
         self.losing: dict[int, Array] = {}
-        self.parts: dict[range, list[Array]] = {}  # Bundle: what children have sent.
+        # Bundle: what children have sent. By place in a binary tree, whose node n stands on 2n and 2n + 1.
+        self.parts: dict[range, dict[int, Array]] = {}
         self.guarded = guarded
         self.counters: Counter[str] = Counter() if counters is None else counters
         self.results: dict[int, dict[int, Result]] = {}  # Step: chunk: mean (or maximum) of its bundle.
         self.done = -1  # The last step that is complete.
 
-    def check(self, message: Up | Down, payload: zmq.Frame | None) -> None:
+    def check(self, message: Up | Down, payload: zmq.Frame | Payload | None) -> None:
         """Before the core counts on it. Raises: RemoteProtocolError for a payload that is not those chunks'."""
         chunks = _chunks_of(message)
         if chunks.stop > len(self.lanes) or self.lanes[chunks[0]] != self.lanes[chunks[-1]]:
@@ -110,8 +134,8 @@ class AllReduce:
     def perform(self, effect: AllReduceEffect) -> None:
         """Do one effect."""
         match effect:
-            case Accumulate(chunks, payload):
-                self._accumulate(chunks, payload)
+            case Accumulate(chunks, payload, place):
+                self._accumulate(chunks, payload, place)
             case SendUp(key, step, chunks, parent, weight, own):
                 payload = self._encoded(chunks, self._sum(chunks, own), 1.0) if weight else None
                 if not weight:
@@ -203,47 +227,47 @@ class AllReduce:
 
     # --- sums ---
 
-    def _accumulate(self, chunks: range, payload: zmq.Frame) -> None:
+    def _accumulate(self, chunks: range, payload: zmq.Frame | Payload, place: int) -> None:
         """Keep a child's part; adding is cheapest when all parts are there, and memory is bounded."""
-        parts, part = self.parts.setdefault(chunks, []), self._decode(chunks, payload.buffer)
+        parts, part = self.parts.setdefault(chunks, {}), self._decode(chunks, payload.buffer)
         if self.guarded and not _is_finite(part):
             part[:] = 0  # With its weight: all chunks of a step keep one total, whoever dropped what.
             self.counters["guard_dropped_parts"] += 1
-        parts.append(part)
+        parts[FIRST_LEAF + place] = part
         if len(parts) > MAX_PARTS:
-            self._add_up(chunks, parts, parts[0])
-            del parts[1:]
+            combine = self._combine(chunks)
+            for into, other in additions(parts, whole=False):
+                combine(into, other, out=into)
 
     def _sum(self, chunks: range, own: bool) -> Array:
         """What came in plus, if `own`, our contribution; in memory that the receiver may keep."""
-        parts = self.parts.pop(chunks, [])
-        if not parts:
-            return self._own(chunks)
-        total = parts[0]
-        self._add_up(chunks, [*parts, self._own(chunks)] if own else parts, total)
-        return total
+        parts = self.parts.pop(chunks, None)
+        return self._add_up(chunks, parts, own) if parts else self._own(chunks)
 
     def _finish(self, step: int, chunks: range, weight: float, own: bool) -> None:
-        parts = self.parts.pop(chunks, [])
-        if own:
-            parts.append(self._own(chunks))
-        total = parts[0] if len(parts) > own else np.empty_like(parts[0])
-        self._add_up(chunks, parts, total, 1.0 if self._combine(chunks) is np.maximum else 1 / weight)
+        parts = self.parts.pop(chunks, None)
+        scale = 1.0 if self._combine(chunks) is np.maximum else 1 / weight
+        if parts:
+            total = self._add_up(chunks, parts, own, scale)
+        else:
+            contribution = self._own(chunks)
+            total = contribution * contribution.dtype.type(scale)
         self._keep(step, chunks, self._encoded(chunks, total, weight))
 
-    def _add_up(self, chunks: range, parts: list[Array], out: Array, scale: float = 1.0) -> None:
-        """out = scale * sum of `parts`, or their maximum; by blocks that stay in the cache."""
-        combine, factor = self._combine(chunks), out.dtype.type(scale)
-        for start in range(0, out.size, BLOCK_ELEMENTS):
-            blocks = [part[start : start + BLOCK_ELEMENTS] for part in parts]
-            target = out[start : start + BLOCK_ELEMENTS]
-            total = blocks[0]
-            for block in blocks[1:]:
-                total = combine(total, block, out=target)
+    def _add_up(self, chunks: range, parts: dict[int, Array], own: bool, scale: float = 1.0) -> Array:
+        """scale * sum of all, or their maximum, in the memory of a part; by blocks that stay in the cache."""
+        combine, pairs = self._combine(chunks), additions(parts, whole=True)
+        (total,) = parts.values()
+        if own:
+            pairs.append((total, self._own(chunks)))
+        factor = total.dtype.type(scale)
+        for start in range(0, total.size, BLOCK_ELEMENTS):
+            block = slice(start, start + BLOCK_ELEMENTS)
+            for into, other in pairs:
+                combine(into[block], other[block], out=into[block])
             if scale != 1.0:
-                np.multiply(total, factor, out=target)
-            elif total is not target:
-                np.copyto(target, total)
+                np.multiply(total[block], factor, out=total[block])
+        return total
 
     # --- results ---
 

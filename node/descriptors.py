@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 from collections.abc import Iterator
 
 # Bytes that the kernel takes beyond those on their way. A socket's own buffer grows to 4 MiB and more, which nothing
@@ -38,3 +39,12 @@ def bound_unsent(fd: int, rate_bps: float = 0.0) -> None:
     if _NOTSENT_LOWAT is not None:
         with contextlib.suppress(OSError), borrowed(fd) as ours:
             ours.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, size if rate_bps else UNSENT_BYTES)
+
+
+def process_at_the_end_of(fd: int) -> int:
+    """Of a Unix socket: the process at its other end, as the kernel says, if it is the same user's; else 0."""
+    with contextlib.suppress(OSError), borrowed(fd) as ours:
+        if ours.family == getattr(socket, "AF_UNIX", None):
+            process, user, _ = struct.unpack("3i", ours.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            return process if user == os.geteuid() else 0
+    return 0

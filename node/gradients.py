@@ -17,10 +17,11 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+import xxhash
 from torch import nn
 
 from ..protocols.errors import ConfigError, MalformedMessage
@@ -41,9 +42,17 @@ def chunk_bytes_of(total: int) -> int:
     return min(max(-(-total // USUAL_CHUNKS), LEAST_CHUNK_BYTES), MOST_CHUNK_BYTES)
 
 
+class _AsSent(NamedTuple):
+    """What a gradient was when it was handed over."""
+
+    grad: torch.Tensor | None
+    version: int
+    digest: int
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The least that the all-reduce moves as one: elements [start, stop) of lane number `lane`."""
+    """The smallest piece that travels by itself: elements [start, stop) of lane number `lane`."""
 
     index: int
     lane: int
@@ -151,7 +160,7 @@ class Gradients:
         self._fired = bytearray(len(self._parameters))
         self._written = bytearray(len(self._parameters))
         self._handed_over = bytearray(len(self.chunks))
-        self._seen: list[tuple[torch.Tensor | None, int]] = [(None, 0)] * len(self._parameters)
+        self._as_sent: dict[int, _AsSent] = {}  # By parameter; keeps alive no gradient of an earlier step.
         self._lock = threading.Lock()  # Backward has one thread per device.
         self._hooks = [
             place.holder.register_post_accumulate_grad_hook(self._hook(index))
@@ -256,7 +265,9 @@ class Gradients:
         return on_gradient
 
     def _hand_over(self, number: int, weight: float) -> None:
-        self._write([index for index in self._parameters_in[number] if not self._written[index]], weight)
+        indices = [index for index in self._parameters_in[number] if not self._written[index]]
+        self._write(indices, weight)
+        self._as_sent |= {index: _as_sent(self._grad(index)) for index in indices}
         chunks = self._bundles[number]
         self._handed_over[chunks.start : chunks.stop] = b"\1" * len(chunks)
         self._on_chunks_ready(chunks)
@@ -285,7 +296,7 @@ class Gradients:
             self._written[:] = bytes(len(self._written))
         self._write([index for index, written in enumerate(self._written) if not written], weight)
         present = self._present(self._write_buffers(weight), weight)
-        self._seen[:] = [(None, 0)] * len(self._seen)  # Keeps no gradient alive that the user drops.
+        self._as_sent.clear()
         chunks = [index for index, gone in enumerate(self._handed_over) if not gone]
         return Finished(present, chunks, retracted)
 
@@ -294,7 +305,7 @@ class Gradients:
         with self._lock:
             retracted, self._weight = any(self._handed_over), None
         present = self._present(self._write_buffers(0.0), 0.0)
-        self._seen[:] = [(None, 0)] * len(self._seen)
+        self._as_sent.clear()
         return Finished(present, [], retracted)
 
     @torch.no_grad()
@@ -406,18 +417,29 @@ class Gradients:
         return parameter.grad
 
     def _outdated(self, weight: float) -> bool:
-        """Whether a gradient has changed since it was written: by another backward, or by the script.
+        """Whether a gradient has changed since it was handed over: by another backward, or by the script.
 
-        Values are compared, too: what GradScaler.unscale_ does, or anybody to `.grad.data`, leaves the version alone.
+        Values are looked at, too: GradScaler.unscale_, and who changes `.grad.data`, leave the version alone.
         """
-        indices = [index for index, written in enumerate(self._written) if written]
-        for index in indices:
-            grad, version = self._seen[index]
-            now = self._grad(index)
-            if now is not grad or (now is not None and now._version != version):
+        now = {index: self._grad(index) for index in self._as_sent}
+        for index, grad in now.items():
+            sent = self._as_sent[index]
+            if grad is not sent.grad or (grad is not None and grad._version != sent.version):
                 return True
+        if not weight:
+            return False
+        if any(_digest(grad) != self._as_sent[index].digest for index, grad in now.items()):
+            return True
+        return self._differs(
+            [index for index, grad in now.items() if grad is not None and not _is_here(grad)], weight
+        )
+
+    def _differs(self, indices: Sequence[int], weight: float) -> bool:
+        """Is what was written for these not what they are? Slower than digests, which would take another copy."""
+        if not indices:
+            return False
         scratch = [torch.empty(COMPARED_AT_ONCE, dtype=lane.dtype) for lane in self.lanes]
-        for number, start, group in self._runs(indices, COMPARED_AT_ONCE) if weight else ():
+        for number, start, group in self._runs(indices, COMPARED_AT_ONCE):
             size, as_int = sum(map(torch.Tensor.numel, group)), _int_like(self.lanes[number].dtype)
             written, expected = self.lanes[number].contribution[start : start + size], scratch[number][:size]
             self._stage(expected, group, weight)
@@ -434,7 +456,6 @@ class Gradients:
                     f"parameter {place.name!r} has a sparse gradient; expected a dense one "
                     "(for nn.Embedding, pass sparse=False)"
                 )
-            self._seen[index] = (grad, 0 if grad is None else grad._version)
             self._written[index] = 1
             if grad is None or weight == 0:  # 0 * inf would be nan.
                 self.lanes[place.lane].contribution[place.start : place.stop].zero_()
@@ -569,6 +590,24 @@ def _lane_dtype(tensor: torch.Tensor) -> torch.dtype:
     if not tensor.is_floating_point() and not tensor.is_complex():
         return torch.int64
     return torch.float64 if tensor.dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+def _is_here(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def _digest(grad: torch.Tensor | None) -> int:
+    """Of the bytes of a gradient in this machine's memory; 0 if there is none, or it is elsewhere."""
+    if grad is None or not grad.numel() or not _is_here(grad):
+        return 0
+    flat = grad.detach().resolve_neg().reshape(-1)
+    if flat.stride(0) != 1:  # One element of a slice: torch takes that for contiguous.
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return xxhash.xxh3_64_intdigest(flat.view(torch.uint8).numpy().data)
+
+
+def _as_sent(grad: torch.Tensor | None) -> _AsSent:
+    return _AsSent(grad, 0 if grad is None else grad._version, _digest(grad))
 
 
 def _int_like(dtype: torch.dtype) -> torch.dtype:

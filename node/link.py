@@ -1,4 +1,4 @@
-"""What a transport keeps of its links, and the first words that are said on them."""
+"""What a transport keeps of its links."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from enum import Enum
 
 import zmq
 
-from ..protocols.codec import decode
-from ..protocols.errors import MalformedMessage, VersionMismatch
-from ..protocols.messages import Envelope, Hello, Introduction
-from .endpoint import ANY_HOST, Endpoint
+from ..protocols.messages import Hello
 from .outgoing import Outgoing
+from .shared_memory import Arena
 from .strangers import Accepted
 
-MAX_FRAMES = 2
+OURS = b""  # First frame of the transport's own words; bodies and headers are never empty.
 
 
 class State(Enum):
@@ -34,6 +32,7 @@ class Port:
     monitor: zmq.Socket[bytes]
     rank: int  # Lower is read first.
     conn: Conn | None  # None: the ROUTER, shared by all accepted connections.
+    open: bool = True  # False once its sockets are closed.
     connected: bool = False
     fd: int = -1  # Of a connection that we dialled, while it is there.
     blocked: dict[Conn, None] = field(default_factory=dict)  # Its connections with something queued.
@@ -56,6 +55,9 @@ class Conn:
     accepted: Accepted | None = None
     hello: Hello | None = None  # What it said.
     queue: Outgoing = field(default_factory=Outgoing)
+    lent: Arena | None = None  # For payloads that we send, if the other end is on this machine.
+    borrowed: Arena | None = None  # For those that come.
+    laid_bytes: int = 0  # In `lent`, since the loop's last turn with this connection.
     said_bye: bool = False
     lost: bool = False
 
@@ -84,6 +86,11 @@ class Link:
     def conns(self) -> Iterator[Conn]:
         return (conn for conn in (self.control, self.bulk) if conn)
 
+    @property
+    def of_client(self) -> bool:
+        """Does its other end only look?"""
+        return any(conn.hello.client for conn in self.conns() if conn.hello)
+
     def usable(self) -> bool:
         return self.state is State.OPEN and not any(conn.lost or conn.said_bye for conn in self.conns())
 
@@ -109,56 +116,5 @@ class Peer:
         return next((link for link in self.links if link.usable()), None)
 
 
-def advertised(address: str, seen: str, key: str) -> str:
-    """Where a dialer can be dialled: what it says, with the key that it has proved to hold, on the host that we see
-    it at if it names none.
-    """
-    if not address:
-        return ""
-    named = Endpoint.parse(address).of(key)
-    return str(named.at(seen.removeprefix("::ffff:")) if named.host in ANY_HOST else named)
-
-
-def guest_name(invite: str) -> str:
-    """What the holder of an invite calls itself."""
-    return f"invite-{invite[:20]}"
-
-
-def introduces(conn: Conn, body: bytes) -> bool:
-    """Is it what the holder of this connection's invite may say?"""
-    try:
-        envelope = decode(body)
-    except (MalformedMessage, VersionMismatch):
-        return False
-    guest = guest_name(conn.link.key)
-    match envelope:
-        case Envelope(source=source, body=Introduction(invite=conn.link.key, asker=asker)) if not conn.bulk:
-            return source == asker == guest
-    return False
-
-
-def parse_hello(frames: list[zmq.Frame]) -> Hello:
-    if len(frames) != 2 or len(frames[0]):
-        raise MalformedMessage("the first item is no Hello")
-    message = decode(frames[1].buffer)
-    if not isinstance(message, Hello):
-        raise MalformedMessage(f"the first item is a {type(message).__name__}, no Hello")
-    return message
-
-
 def where(conn: Conn) -> str:
     return conn.link.peer.name if conn.link.peer else conn.link.address
-
-
-def receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
-    """One item, None if there is none. Of one with too many frames only as many as tell that it has."""
-    try:
-        frame = socket.recv(zmq.NOBLOCK, copy=False)
-    except zmq.Again:
-        return None
-    frames = [frame]
-    while frame.more:
-        frame = socket.recv(copy=False)
-        if len(frames) < MAX_FRAMES + 2:
-            frames.append(frame)
-    return frames

@@ -7,7 +7,6 @@ I/O and clocks; what to do is decided by `Agent` (core.py).
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import queue
 import threading
@@ -47,6 +46,7 @@ from ..protocols.messages import (
 )
 from ..protocols.probing import PROBE_BYTES
 from ..protocols.scale_out import Otherwise
+from ..protocols.status import EVENTS_TOLD, Status, to_json
 from . import clock, interfaces, iperf3_probe
 from .all_reduce import AllReduce, ChunkStore
 from .core import Agent, Phase
@@ -54,11 +54,15 @@ from .endpoint import refuses
 from .flat_state import Arrival, Snapshot
 from .memory import keep_freed_frames
 from .replica import Replica
+from .shared_memory import Payload
+from .step_history import StepHistory
 from .transport import Transport
 
 log = logging.getLogger("chaosnet")
 
 PROBE_PARTS = 64
+# Where memory is shared: what is smaller takes another way.
+SHARED_PROBE_PARTS, SHARED_PART_BYTES = 16, 256 << 10
 READ_EVERY_S = 1.0
 MIN_TICK_S = 0.001  # A core that wants a Tick at once must not keep the loop from its sockets.
 BACKLOG_SHARE = 0.25  # Of available memory, for results that a joiner cannot apply yet.
@@ -140,7 +144,6 @@ class Rates:
     sync_delay_s: float = 0.0
     state_bytes: int = 0
     layer_bytes: tuple[int, int] = (0, 0)
-    metrics: dict[str, float] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)  # Samples that nobody trained on, by why.
 
 
@@ -321,6 +324,7 @@ class NodeLoop:
         self.agent = self._make_agent(self._addresses, least)
         self.all_reduce = AllReduce(self._store, self.transport.send_bulk, self._guards, self.counters)
         self.replica = Replica(self.transport.send_bulk)
+        self.steps = StepHistory()
         self._member, self._backlog_bytes = False, 0
 
     def _stop(self, linger_s: float) -> None:
@@ -429,8 +433,8 @@ class NodeLoop:
                 self._parked(reason)
             case fx.Progress(text):
                 self._on_progress(text)
-            case fx.AnswerStatus(asker):
-                reply = StatusReply(status=json.dumps(self.status()).encode())
+            case fx.AnswerStatus(asker, history):
+                reply = StatusReply(status=to_json(self.status(history)))
                 self._perform_each(self.agent.relay.send(asker, reply), 0.0)
             case fx.ServeIperf3() if self.transport.keys:
                 pass  # Its port would be open to everybody. The asker gives up, and measures in-band.
@@ -509,6 +513,7 @@ class NodeLoop:
     def _step_completed(self, effect: fx.StepCompleted) -> None:
         """To the training thread; what a joiner is told waits there until it has the state."""
         view, results = self.agent.sync.view, self.all_reduce.completed(effect.step)
+        self.steps.completed(effect.step, effect.commit.total, self._now_s(), time.time())
         bundle = view.bundle if view else 1
         outcome = StepOutcome(effect.step, effect.commit, effect.deal, results, bundle=bundle)
         if not self._member:
@@ -523,9 +528,11 @@ class NodeLoop:
         steps[-1].snapshot = effect
 
     def _send_probe(self, peer: str) -> None:
-        padding = bytes(PROBE_BYTES // PROBE_PARTS)
-        for index in range(PROBE_PARTS):
-            self.transport.send_bulk(peer, encode(Probe(index=index, count=PROBE_PARTS)), padding)
+        parts, part_bytes = PROBE_PARTS, PROBE_BYTES // PROBE_PARTS
+        if self.transport.shares_memory(peer):
+            parts, part_bytes = SHARED_PROBE_PARTS, SHARED_PART_BYTES
+        for index in range(parts):
+            self.transport.send_bulk(peer, encode(Probe(index=index, count=parts)), bytes(part_bytes))
 
     def _iperf3(self, work: Callable[[], None]) -> None:
         """In a thread, for it waits for a process."""
@@ -575,13 +582,13 @@ class NodeLoop:
     def control(self, peer: str, body: bytes) -> None:
         self._catching(lambda: self._receive(peer, body, None))
 
-    def bulk(self, peer: str, header: bytes, payload: zmq.Frame | None) -> None:
+    def bulk(self, peer: str, header: bytes, payload: zmq.Frame | Payload | None) -> None:
         self._catching(lambda: self._receive(peer, header, payload))
 
     def foreign(self, where: str, reason: str) -> None:
         self.counters["foreign"] += 1
 
-    def _receive(self, peer: str, body: bytes, payload: zmq.Frame | None) -> None:
+    def _receive(self, peer: str, body: bytes, payload: zmq.Frame | Payload | None) -> None:
         try:
             message = decode(body)
         except MalformedMessage as error:
@@ -642,26 +649,30 @@ class NodeLoop:
         refused = {f"{REFUSED}{reason}": count for reason, count in self.transport.refused.items()}
         return {**self.counters, **refused}
 
-    def status(self) -> dict[str, Any]:
-        """The cluster as this node sees it; whole on the scheduler."""
-        agent = self.agent
-        view = agent.sync.view
-        return {
-            "node": agent.me,
-            "phase": agent.phase.value,
-            "cluster": self.transport.cluster,
-            "scheduler": view.scheduler if view else "",
-            "term": agent.election.term,
-            "view": list(view.key) if view else [],
-            "step": agent.sync.step,
-            "samples_per_s": round(self._cluster_rate(), 1),
-            "metrics": dict(self.rates.metrics),
+    def status(self, history: bool = False) -> Status:
+        """The cluster as this node sees it; whole on the scheduler. `history`: with all that is kept of it."""
+        agent, now_s = self.agent, self._now_s()
+        view, events = agent.sync.view, agent.monitor.event_rows()
+        return Status(
+            node=agent.me,
+            phase=agent.phase.value,
+            cluster=self.transport.cluster,
+            scheduler=view.scheduler if view else "",
+            term=agent.election.term,
+            view=view.key if view else (),
+            step=agent.sync.step,
+            samples_per_s=round(self._cluster_rate(), 1),
+            metrics=dict(self.steps.metrics),
             **self.rates.left_out,
-            "parked": agent.why_it_waits(self._now_s()),
-            "waiting": agent.waits.status(self._now_s()),
-            "handling_ms": {name: values[-50:] for name, values in self.handling_ms.items()},
-            **agent.monitor.status(self._now_s()),
-        }
+            parked=agent.why_it_waits(now_s),
+            waiting=agent.waits.row(now_s),
+            handling_ms={name: tuple(values[-50:]) for name, values in self.handling_ms.items()},
+            members=agent.monitor.member_rows(now_s),
+            links=agent.monitor.link_rows(now_s),
+            events=events if history else events[-EVENTS_TOLD:],
+            steps=tuple(self.steps.rows) if history else (),
+            strangers_refused=agent.monitor.refused(),
+        )
 
     def _cluster_rate(self) -> float:
         records = self.agent.monitor.nodes.values()

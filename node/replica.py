@@ -21,6 +21,7 @@ from ..protocols.events import Event, ManifestBad, ManifestKnown, Received, Shar
 from ..protocols.messages import ManifestReply, NoSnapshot, Shard
 from ..protocols.replication import MAX_PIECE_BYTES
 from .flat_state import Arrival, Manifest, Snapshot, StateChanged
+from .shared_memory import Payload
 
 log = logging.getLogger("chaosnet")
 
@@ -111,5 +112,5 @@ class Replica:
         return ShardStored(effect.source, effect.start, effect.stop, effect.attempt)
 
 
-def _buffer(payload: zmq.Frame | None) -> memoryview:
+def _buffer(payload: zmq.Frame | Payload | None) -> memoryview:
     return memoryview(b"") if payload is None else payload.buffer

@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import zmq
 
-from . import curve, forked, local
+from . import curve, descriptors, forked, local
 from .endpoint import Endpoint
 from .keys import KeyPair
 from .link import Port
@@ -35,7 +36,7 @@ ROUTER_RANK, CONTROL_RANK, BULK_RANK = 1, 0, 2
 # was received but not read yet. We close the socket ourselves, long before this.
 NO_RECONNECT_MS = 3_600_000
 
-HANDSHAKE_FAILED = (
+_HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -45,16 +46,23 @@ _DIALER_EVENTS = (
     | zmq.EVENT_CLOSED
     | zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_DISCONNECTED
-    | HANDSHAKE_FAILED
+    | _HANDSHAKE_FAILED
 )
 _EVENT = struct.Struct("=Hi")
 
 
 class Sockets:
-    """`wake(port)`: there may be something to read; once for all that has come, so read until it is empty."""
+    """All sockets that carry links, and what their monitors tell.
 
-    def __init__(self, wake: Callable[[Port], None]) -> None:
+    Args:
+        wake: Hears of a port that may have something to read; once for all that has come, so read until it is empty.
+        keys: Ours, with which every connection is encrypted; None: none is.
+    """
+
+    def __init__(self, wake: Callable[[Port], None], keys: KeyPair | None) -> None:
         self._wake = wake
+        self.keys = keys
+        self.door = Door(keyed=keys is not None)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=IO_THREADS)
         self.context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self.open: set[Port] = set()
@@ -67,13 +75,13 @@ class Sockets:
         """On the running loop."""
         self._loop = asyncio.get_running_loop()
 
-    def listen(self, here: Endpoint, keys: KeyPair | None) -> Endpoint:
+    def listen(self, here: Endpoint) -> Endpoint:
         """A ROUTER, which lets in by ZAP if there are keys. Raises zmq.ZMQError if `here` cannot be bound."""
         allow_many_descriptors()
         socket = self._socket(zmq.ROUTER, here)
         socket.set(zmq.ROUTER_MANDATORY, 1)  # Sending to a connection that is gone is an error, not silence.
-        if keys:
-            curve.serve(socket, keys)
+        if self.keys:
+            curve.serve(socket, self.keys)
         port = self._watch(socket, ROUTER_RANK, Door.EVENTS)
         try:
             any_port = here.at(here.host or "*").place.removesuffix(str(here.port))
@@ -88,11 +96,11 @@ class Sockets:
                 socket.bind(place)
         return bound
 
-    def dial(self, there: Endpoint, keys: KeyPair | None, route: bytes, bulk: bool) -> Port:
+    def dial(self, there: Endpoint, route: bytes, bulk: bool) -> Port:
         """A DEALER, which calls itself `route`. Raises zmq.ZMQError."""
         socket = self._socket(zmq.DEALER, there)
-        if keys:
-            curve.dial(socket, keys, there.key)
+        if self.keys:
+            curve.dial(socket, self.keys, there.key)
         socket.set(zmq.ROUTING_ID, route)
         socket.set(zmq.RECONNECT_IVL, NO_RECONNECT_MS)
         port = self._watch(socket, BULK_RANK if bulk else CONTROL_RANK, _DIALER_EVENTS)
@@ -133,11 +141,28 @@ class Sockets:
         self._wake(port)
         return port
 
+    def read_monitor(self, port: Port) -> None:
+        """Note what it has to say. Connections that have ended are in `port.lost` then."""
+        for event, value in _monitored(port):
+            if port.conn is None:
+                if gone := self.door.event(event, value, time.monotonic()):
+                    port.lost.append(gone)
+            elif event == zmq.EVENT_CONNECTED:
+                port.connected, port.fd = True, value
+                if port.conn.bulk:
+                    descriptors.bound_unsent(value)
+            elif event & _HANDSHAKE_FAILED:
+                port.failure = curve.why_dial_failed(event, value, self.keys is not None)
+            else:  # Closed, to be retried (in an hour) or disconnected: it is over.
+                port.fd = -1
+                port.lost.append(port.conn)
+
     def shut(self, port: Port, linger_s: float) -> None:
         """Take a socket off the loop; libzmq goes on sending what is queued for at most `linger_s`."""
         if port not in self.open:
             return
         self.open.discard(port)
+        port.open = False
         for each in (port.socket, port.monitor):
             self._loop.remove_reader(each.fileno())
         port.socket.disable_monitor()
@@ -153,7 +178,7 @@ class Sockets:
         term.join(at_most_s)
 
 
-def monitored(port: Port) -> Iterator[tuple[int, int]]:
+def _monitored(port: Port) -> Iterator[tuple[int, int]]:
     """What the monitor of `port` has to say: event, value."""
     while int(port.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
         what, _ = port.monitor.recv_multipart(zmq.NOBLOCK)

@@ -89,10 +89,14 @@ class Measured(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Accumulate(Effect):
-    """Add a child's part of these chunks to what has come in for them."""
+    """Add a child's part of these chunks to what has come in for them.
+
+    `place`: that of the child among all that contribute, sorted. Sums are in that order, whoever comes first.
+    """
 
     chunks: range
     payload: Any
+    place: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,9 +252,10 @@ class Happened(Effect):
 
 @dataclass(frozen=True, slots=True)
 class AnswerStatus(Effect):
-    """Send the cluster's status as JSON to a client."""
+    """Send the cluster's status as JSON to a client. `history`: see StatusRequest."""
 
     asker: str
+    history: bool = False
 
 
 @dataclass(frozen=True, slots=True)

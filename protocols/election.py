@@ -50,6 +50,12 @@ class Election:
         self.wake_at_s: float | None = None
         self.rounds = 0  # How often we have stood in vain.
 
+    def begin(self, term: int, elected: bool) -> None:
+        """A cluster begins in that term. `elected`: with us as its scheduler."""
+        self.term = self.voted_term = term
+        if elected:
+            self.role = Role.ELECTED
+
     def adopt(self, term: int) -> None:
         """A message of a higher term: whatever we were, we follow."""
         if term > self.term:

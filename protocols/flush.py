@@ -41,6 +41,14 @@ class FlushFollower:
             self.flush, self.answered_at_s = flush, now_s
         return self.sync.freeze() + self._answer(flush)
 
+    def stop(self) -> None:
+        """Nothing will be installed for us any more: another view is active, or the cluster has dropped us."""
+        self.flush = None
+
+    def has_ended(self, flushed: tuple[int, int]) -> None:
+        """Flushes up to this one, by term and number, were over before we came."""
+        self.ended = max(self.ended, flushed)
+
     def is_due(self, now_s: float) -> bool:
         """Was nothing installed for long? The answer, or the install, may be lost."""
         return self.wake_at_s is not None and now_s >= self.wake_at_s

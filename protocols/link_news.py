@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from .effects import Effect, Transmit
-from .messages import EVERYONE, LinkNews, Losses, ViewKey
+from .messages import EVERYONE, LinkNews, Losses, Outlived, ViewKey
 from .overlay import LinkState, News, Overlay
 from .relay import Relay
 
@@ -55,7 +55,8 @@ class LinkReporter:
 
     def outlived(self, life: int) -> list[Effect]:
         """Our clock was set back: an earlier life has later numbers than this one. `life` exceeds them."""
-        self.life = self.version = self.relay.serial = life
+        self.life = self.version = life
+        self.relay.start_from(life)
         return self._tell_open((0, 0))
 
     def outdo(self, later: int, key: ViewKey, now_s: float) -> list[Effect]:
@@ -64,6 +65,10 @@ class LinkReporter:
             return []
         self.version, self.echo_till_s = max(self.version, later), now_s + ECHO_S
         return self._tell_open(key)
+
+    def tell_outlived(self, node: str, life: int) -> list[Effect]:
+        """Whoever lives in `life` under that name is to know that a later one was heard of."""
+        return self.relay.send(node, Outlived(life=life, later=self.overlay.life_of(node)))
 
     def _tell_open(self, key: ViewKey) -> list[Effect]:
         neighbors = sorted(self.relay.peers - self.relay.leaves)

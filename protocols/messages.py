@@ -302,6 +302,24 @@ class Bye(Message, frozen=True, kw_only=True):
     spare: bool = False
 
 
+class Lend(Message, frozen=True, kw_only=True):
+    """To a peer on this machine: map this memory of mine (node/shared_memory.py); I will lay payloads in it."""
+
+    descriptor: Count
+
+
+class Mapped(Message, frozen=True, kw_only=True):
+    """And back: I have it."""
+
+
+class Laid(Message, frozen=True, kw_only=True):
+    """To that peer, in place of a bulk item: its header, and where its payload lies."""
+
+    header: Bytes
+    first: Count  # Block.
+    size: Count
+
+
 class Ping(Message, frozen=True, kw_only=True):
     """To a peer: are you there? `stall_s`: how long my loop was recently held up; be patient that much."""
 
@@ -468,7 +486,7 @@ class DialBackReply(Message, frozen=True, kw_only=True):
 
 
 class ProbeRequest(Message, frozen=True, kw_only=True):
-    """To a peer: measure our link with me, as soon as you measure no other."""
+    """To a peer: measure our link with me."""
 
     kind: Literal["in-band", "iperf3"] = "in-band"
 
@@ -586,13 +604,6 @@ class ScaleOutReady(Message, frozen=True, kw_only=True):
 
     node: Id
     in_s: Annotated[float, Meta(ge=0)] = 0.0
-
-
-class ScaleOutAbort(Message, frozen=True, kw_only=True):
-    """Joiner to scheduler: I give up, or must start over."""
-
-    node: Id
-    reason: Text
 
 
 # --- routed: scale-in, connect-link, disconnect-link (Fig. 4b to d) ---
@@ -891,13 +902,17 @@ class Notice(Message, frozen=True, kw_only=True):
 
 
 class StatusRequest(Message, frozen=True, kw_only=True):
-    """Client to any node, which passes it on to the scheduler."""
+    """Client to any node, which passes it on to the scheduler.
+
+    `history`: with all events and steps that the scheduler has kept (status.py).
+    """
 
     asker: Id
+    history: bool = False
 
 
 class StatusReply(Message, frozen=True, kw_only=True):
-    """The cluster's status as JSON."""
+    """The cluster's status as JSON, whose schema has a version of its own (status.py)."""
 
     status: Bytes
 
@@ -910,7 +925,6 @@ Routed = (
     | NeighborsReady
     | ReplicationPlan
     | ScaleOutReady
-    | ScaleOutAbort
     | ScaleInRequest
     | ConnectLinkRequest
     | DisconnectLinkRequest
@@ -954,6 +968,9 @@ WireMessage = (
     Envelope
     | Hello
     | Bye
+    | Lend
+    | Mapped
+    | Laid
     | Losses
     | Ping
     | Pong

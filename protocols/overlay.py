@@ -133,6 +133,10 @@ class Overlay:
             del self.left[node]
         self.closed = {(by, peer) for by, peer in self.closed if peer not in view.node_set}
 
+    def is_left_behind(self) -> None:
+        """Somebody acts in a newer view, and need not wait for us."""
+        self.left_behind = True
+
     def settled(self) -> None:
         """Nobody acts in an older view any more: what is known of nodes that have gone can go."""
         back = self.reborn

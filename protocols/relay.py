@@ -88,6 +88,26 @@ class Relay:
         self.silent.discard(peer)
         self.way = {source: via for source, via in self.way.items() if via != peer}
 
+    def heard(self, peer: str) -> None:
+        """The link to `peer` carries."""
+        self.silent.discard(peer)
+
+    def doubt(self, peer: str) -> None:
+        """Nothing was heard over that link of late: nothing is sent by it alone until something is."""
+        self.silent.add(peer)
+
+    def start_from(self, serial: int) -> None:
+        """An earlier life under this name has got further than we: go on from here."""
+        self.serial = serial
+
+    def takes(self, scheduler: str, via: str) -> None:
+        """A view is active: `via` is the peer that is nearest to its scheduler."""
+        self.by_view = (scheduler, via)
+
+    def take_local(self) -> Routed | None:
+        """The next of our messages that is for us, in the order they were sent; None: there is none."""
+        return self.local.pop(0) if self.local else None
+
     def send(self, target: str, body: Routed) -> list[Effect]:
         """Put `body` on its way to `target`; EVERYONE, we included, floods."""
         if target in (self.me, EVERYONE):

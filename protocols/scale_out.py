@@ -18,6 +18,7 @@ the death of the scheduler is an orphan; after a deadline without news it asks a
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 
 import msgspec
 
@@ -115,9 +116,10 @@ class Joiner:
     def __init__(
         self, relay: Relay, book: AddressBook, seeds: tuple[str, ...], request: ScaleOutRequest, patience_s: float,
         now_s: float, seconds_per_link: float = 0.0, otherwise: Otherwise = Otherwise.FAIL,
-        steals: bool = True,
+        steals: bool = True, is_far_behind: Callable[[int], bool] = lambda state_bytes: False,
     ) -> None:  # fmt: skip
         self.relay, self.book, self.named, self.request = relay, book, seeds, request
+        self.is_far_behind = is_far_behind  # With a state of so many bytes; see StepSync.
         self.seeds = seeds  # Those that the user has named, and what plans of the cluster told since.
         self.otherwise, self.steals = otherwise, steals
         self.state = State.KNOCKING
@@ -207,6 +209,9 @@ class Joiner:
             ):
                 self.scheduler = scheduler
                 return [DiscardState(), *self._fetch(plan, now_s)]
+            case State.LOADING, CaughtUp() if self._lags:
+                self.is_to_block()
+                return self._ask_again("the results that wait for it are more than the state", now_s)
             case State.LOADING, CaughtUp():
                 self.state = State.READY
                 return self._say_ready(now_s)
@@ -554,7 +559,13 @@ class Joiner:
             self.state, self.wake_at_s = State.LOADING, None
             return effects
         rest_s = self.replication.rest_s(now_s)
-        return effects + (self._say_ready_soon(rest_s) if rest_s <= self.step_s else [])
+        return effects + (self._say_ready_soon(rest_s) if rest_s <= self.step_s and not self._lags else [])
+
+    @property
+    def _lags(self) -> bool:
+        """Would a cluster that lets us in wait for results, longer than it would for the state?"""
+        total = self.replication.total_bytes if self.replication else None
+        return total is not None and self.is_far_behind(total)
 
     def _say_ready_soon(self, rest_s: float) -> list[Effect]:
         self.step_s = 0.0

@@ -22,7 +22,7 @@ Source: Chaos, Sec. IV-B ("plans after the current all-reduce"; "restart all-red
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise, repeat
@@ -90,7 +90,7 @@ def bundles(chunks: int, size: int, borders: tuple[int, ...] = ()) -> list[range
 
 
 class HasShare(Protocol):
-    """A tree."""
+    """What `chunk_trees` has to know of a tree: which share of all chunks it carries."""
 
     @property
     def share(self) -> float: ...
@@ -105,6 +105,11 @@ def chunk_trees(count: int, trees: Sequence[HasShare]) -> list[int]:
         given[best] += 1
         owner.append(best)
     return owner
+
+
+def means(totals: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Of the sums of (value * weight, weight), by name; what nobody gave any weight has none."""
+    return {name: total / weight for name, (total, weight) in totals.items() if weight}
 
 
 def merge(parts: list[Contribution]) -> Contribution:
@@ -174,7 +179,7 @@ class _Place:
     """Where this node stands in one tree."""
 
     parent: str | None
-    children: frozenset[str]  # Members only: who contributes.
+    children: dict[str, int]  # Members only: who contributes, numbered in order of their names.
     below: tuple[str, ...]  # Children and observers: who listens.
     neighbors: tuple[str, ...]  # Parent and all below.
 
@@ -182,7 +187,7 @@ class _Place:
 @dataclass(slots=True)
 class _Bundle:
     missing: set[str]  # Member children whose part has not come.
-    weight: float = 0.0
+    weights: dict[str, float] = field(default_factory=dict)  # Of those whose part has.
     sent: bool = False
     done: bool = False
 
@@ -351,8 +356,9 @@ class StepSync:
         if peer not in bundle.missing:
             return []  # Not a child, or a second copy.
         bundle.missing.discard(peer)
-        bundle.weight += up.weight
-        effects: list[Effect] = [Accumulate(self.bundles[index], payload)] if up.weight else []
+        bundle.weights[peer] = up.weight
+        place = self.places[self.tree_of[index]].children[peer]
+        effects: list[Effect] = [Accumulate(self.bundles[index], payload, place)] if up.weight else []
         return effects + self._forward_up(index)
 
     def _forward_up(self, index: int) -> list[Effect]:
@@ -365,7 +371,8 @@ class StepSync:
         assert self.view is not None
         bundle.sent = True
         own = self.own_weight[chunks.start]
-        weight, parent = bundle.weight + own, self.places[self.tree_of[index]].parent
+        below = sum((bundle.weights[child] for child in sorted(bundle.weights)), 0.0)
+        weight, parent = below + own, self.places[self.tree_of[index]].parent
         if parent is not None:
             return [SendUp(self.view.key, self.step, chunks, parent, weight, own > 0)]
         finish: list[Effect] = [FinishChunks(self.step, chunks, weight, own > 0)] if weight else []
@@ -416,11 +423,11 @@ class StepSync:
         if self.frozen or self.tainted or self.catching_up or self.local is None or self.attempt.ready_sent:
             return []
         place, readies = self.places[0], self.attempt.readies
-        if not place.children <= readies.keys():
+        if not place.children.keys() <= readies.keys():
             return []
         assert self.view is not None
         self.attempt.ready_sent = True
-        below = [readies[child] for child in sorted(place.children)]
+        below = [readies[child] for child in place.children]  # In one order, whoever came first.
         total = merge([self.local, *(ready.contribution for ready in below)])
         vote = merge_votes([self.vote, *(ready.vote for ready in below)])
         key, step = self.view.key, self.step
@@ -500,14 +507,19 @@ class StepSync:
         least, most = EARLY_COMMITS
         return max(min(EARLY_RESULTS_BYTES // max(self.result_bytes, 1), most), least)
 
+    def is_far_behind(self, state_bytes: int) -> bool:
+        """Do more results wait for us, say the commits that have come, than a new copy of the state would be?"""
+        later = {event.message.step for event in self.early if isinstance(event.message, Commit)}
+        steps = 1 + len(later)
+        return steps > EARLY_COMMITS[0] and steps * self.result_bytes > state_bytes
+
     def _replay_early(self) -> list[Effect]:
         early, self.early = self.early, []
         self.early_from.clear()
         effects: list[Effect] = []
         for event in early:
-            with suppress(
-                RemoteProtocolError
-            ):  # Else one bad message would take the effects of all others with it.
+            # A bad one is dropped, as one that comes in time is; the effects of the others are not lost with it.
+            with suppress(RemoteProtocolError):
                 effects += self._received(event)
         return effects
 
@@ -595,4 +607,5 @@ def _void(before: View, following: View) -> list[Effect]:
 def _place(tree: Tree, me: str, members: frozenset[str]) -> _Place:
     below, parent = tree.children.get(me, ()), tree.parent.get(me)
     around = below if parent is None else (parent, *below)
-    return _Place(parent, frozenset(below) & members, below, around)
+    children = {child: place for place, child in enumerate(sorted(members.intersection(below)))}
+    return _Place(parent, children, below, around)

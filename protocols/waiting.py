@@ -30,6 +30,10 @@ class StepClock:
         """From now on a step is under way."""
         self.began_s, self.given_s, self.is_usual = now_s, None, True
 
+    def counts(self, is_usual: bool) -> None:
+        """Whether the step under way counts for the usual time."""
+        self.is_usual = is_usual
+
     def give(self, now_s: float) -> None:
         """This node has done its part."""
         self.given_s = now_s

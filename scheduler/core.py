@@ -43,7 +43,6 @@ from ..protocols.messages import (
     Report,
     Routed,
     ScaleInRequest,
-    ScaleOutAbort,
     ScaleOutReady,
     ScaleOutRefused,
     ScaleOutRequest,
@@ -58,7 +57,7 @@ from . import shard_plan, sync_plan, views
 from .admission import Admission, Costs, Wanting, mode
 from .monitor import ClusterMonitor
 from .replanning import Replanning
-from .views import AddJoiners, AddLink, Change, Joiner, Nothing, Promote, Remove, RemoveLink, Replan
+from .views import AddJoiners, AddLink, Change, Joiner, Nothing, Promote, Remove, RemoveLink, Repair, Replan
 
 REPEAT_EVERY_S = 0.5  # PREPARE and FLUSH are sent again to make up for what was lost with a connection.
 NAMESAKE_S = (
@@ -67,7 +66,9 @@ NAMESAKE_S = (
 MAX_QUEUE = 1024
 MEMBERS_NAMED, MEMBERS_TEXT = 20, 3000  # In a refusal, whose text is bounded.
 MIN_DEGREE = 2  # Below it the overlay is repaired: any one node or link may fail.
-LEAVE_PATIENCE_S = 5.0  # If no step carries the vote by then (everybody is paused), a flush does it.
+# If no step carries the vote by then (everybody is paused), a flush does it. The step under way or the next one does,
+# if they train: so it is this long at least, and so many usual steps.
+LEAVE_PATIENCE_S, LEAVE_PATIENCE_STEPS = 5.0, 3.0
 
 Send = Callable[[str, Routed], list[Effect]]
 
@@ -80,6 +81,7 @@ class _FlushState:
     repeated: bool = False
     reason: str = ""
     awaited: str = ""  # One of those who must answer: until it has, there is nothing to look through.
+    proposed: _Proposal | None = None  # When it began: somebody may have gone on in that view.
 
 
 @dataclass(slots=True)
@@ -145,6 +147,10 @@ class Scheduler:
         self.stateless = ""  # The same, but it has nothing to go on with.
         self.cut_off: Set[str] = frozenset()  # Members in reach, but only through some who cannot go on.
 
+    def go_on_from(self, seq: int) -> None:
+        """Number the views of this term from here on."""
+        self.seq = seq
+
     @property
     def view(self) -> View:
         assert self.sync.view is not None
@@ -177,8 +183,6 @@ class Scheduler:
                 return self._on_neighbors_ready(message, now_s)
             case ScaleOutReady(node=node, in_s=in_s):
                 return self._on_ready(node, in_s, now_s)
-            case ScaleOutAbort(node=node):
-                return self._enqueue(Remove(node=node), now_s) if self.view.find(node) else []
             case ScaleInRequest(node=node):
                 return self._on_scale_in(node, now_s)
             case ConnectLinkRequest(a=a, b=b, asker=asker) | DisconnectLinkRequest(a=a, b=b, asker=asker):
@@ -217,12 +221,19 @@ class Scheduler:
             self.proposal.repeat_at_s = now_s + REPEAT_EVERY_S
             effects += self.send(EVERYONE, Prepare(view=self.proposal.told))
             change, waited_s = self.proposal.change, now_s - self.proposal.since_s
-            if isinstance(change, Remove) and waited_s > LEAVE_PATIENCE_S:
-                effects += self._leave_by_flush(change.node, "nobody trains", now_s)
-            elif isinstance(change, Replan) and waited_s > LEAVE_PATIENCE_S:
+            is_late = waited_s > self._vote_patience_s
+            leaver = next((each for each in (change, *self.queue) if isinstance(each, Remove)), None)
+            if leaver is not None and is_late:
+                effects += self._leave_by_flush(leaver.node, "nobody trains", now_s)
+            elif isinstance(change, Replan) and is_late:
                 self.proposal = None  # Nobody trains, so it helps nobody; others may want to leave.
                 effects += self._propose_next(now_s)
         return effects
+
+    @property
+    def _vote_patience_s(self) -> float:
+        """Until then a step has carried the vote, if anybody trains."""
+        return max(LEAVE_PATIENCE_S, LEAVE_PATIENCE_STEPS * (self.admission.costs()[1] or 0.0))
 
     def overlay_changed(self, now_s: float) -> list[Effect]:
         """A link was lost or found. Whose step is torn by that says so itself (AbortRequest)."""
@@ -504,6 +515,8 @@ class Scheduler:
                     wanting = self.admission.wanting[each.node]
                     for peer, reading in wanting.links.items():
                         self.monitor.reading(each.node, peer, reading, wanting.measured_s)
+            if isinstance(change, Repair):
+                change = Repair(links=self._untried(change) or self._missing_links(self.view))
             try:
                 view = self._planned(
                     views.apply_change(
@@ -555,11 +568,13 @@ class Scheduler:
             self.admission.forget({a, b})  # They ask again.
             return self._admit(now_s) + self._propose_next(now_s)
         another = message.link not in self.out_of_reach and message.link not in self.view.links
-        if isinstance(change, Remove) or (isinstance(change, AddLink) and change.repair):
+        if isinstance(change, Remove | Repair):
             self.out_of_reach.add(message.link)
         effects = self._answer(change, False, f"the link {a} - {b} cannot be opened ({message.reason})")
         if isinstance(change, Remove) and another:
             self.queue.appendleft(change)  # Another link may take the place of this one.
+        elif isinstance(change, Repair) and another and len(self.queue) < MAX_QUEUE:
+            self.queue.append(change)  # The other links are wanted still, but whoever asked comes first.
         elif isinstance(change, Remove):
             return effects + self._leave_by_flush(change.node, "no link can take its place", now_s)
         return effects + self._propose_next(now_s)
@@ -592,6 +607,8 @@ class Scheduler:
                 self.out_of_reach.discard((a, b))
                 answer = self._answer(change, True, f"the link {a} - {b} is open")
                 return [*answer, Happened("link-up", f"{a} - {b}", f"now {count}", step)]
+            case Repair(links=links):
+                return [Happened("link-up", f"{a} - {b}", f"now {count}", step) for a, b in links]
             case RemoveLink(link=(a, b), lost=lost):
                 if not lost:
                     self.unwanted.add((a, b))
@@ -601,14 +618,31 @@ class Scheduler:
                 return [Happened("new-plan", self.me, why, step)]
         return []
 
+    def _done_meanwhile(self, proposed: _Proposal) -> list[Effect]:
+        """Others have completed a step in the view proposed, and this node has not: nobody else would tell of it."""
+        if proposed.change in self.queue:
+            self.queue.remove(proposed.change)
+        return self._done(proposed.change, proposed.view)
+
     def _repair(self, view: View) -> list[Effect]:
         """Where a loss has left the overlay thin, add links as if somebody had asked."""
-        if not any(isinstance(change, AddLink) and change.repair for change in self.queue):
-            missing = views.missing_links(
-                view.members, view.observers, view.links, MIN_DEGREE, self._impossible(view)
-            )
-            self.queue.extend(AddLink(link=each, repair=True) for each in missing)
+        is_queued = any(isinstance(change, Repair) for change in self.queue)
+        if not is_queued and len(self.queue) < MAX_QUEUE and self._missing_links(view):
+            self.queue.append(Repair())
         return []
+
+    def _missing_links(self, view: View) -> tuple[Link, ...]:
+        impossible = self._impossible(view)
+        return tuple(views.missing_links(view.members, view.observers, view.links, MIN_DEGREE, impossible))
+
+    def _untried(self, repair: Repair) -> tuple[Link, ...]:
+        """Those of its links that may still be opened: not all wait for a node that can open none."""
+        view, impossible = self.view, self._impossible(self.view)
+        return tuple(
+            each
+            for each in repair.links
+            if each not in view.link_set and each not in impossible and view.node_set.issuperset(each)
+        )
 
     def _impossible(self, view: View) -> _Impossible:
         """Links that somebody wanted away, that are dead or could not be opened, or whose ends can only dial."""
@@ -619,12 +653,15 @@ class Scheduler:
 
     def start_flush(self, reason: str, now_s: float) -> list[Effect]:
         """Stop the attempt everywhere and find out where everybody is."""
+        proposed = self.flush.proposed if self.flush else self.proposal
         if self.proposal is not None:
             self._put_off(self.proposal.change)
             self.proposal = None
         self.last_flush += 1
         self.last_install = None
-        self.flush = _FlushState(self.last_flush, repeat_at_s=now_s + REPEAT_EVERY_S, reason=reason)
+        self.flush = _FlushState(
+            self.last_flush, repeat_at_s=now_s + REPEAT_EVERY_S, reason=reason, proposed=proposed
+        )
         return self.send(EVERYONE, self._flush_message())
 
     def _flush_message(self) -> Flush:
@@ -779,8 +816,11 @@ class Scheduler:
             holder=top.node if behind else "",
             commit=(top.commit or self.sync.last_commit) if behind else None,
         )
-        reason, self.flush, self.last_install = self.flush.reason, None, install
+        reason, proposed = self.flush.reason, self.flush.proposed
+        self.flush, self.last_install = None, install
         effects = self._unpark()
+        if proposed is not None and proposed.view.key == base.key != self.view.key:
+            effects += self._done_meanwhile(proposed)
         for node in sorted({*base.node_ids, *answers} - {*view.node_ids}):
             stays_away = "left" if node == leaver else "expelled"
             kind = "node-failure" if node not in self.overlay.reachable else stays_away

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import networkx as nx
 
-from ..protocols.messages import REFUSED, Link, LinkReading, Notice, Report, View, link
+from ..protocols.messages import REFUSED, Link, LinkReading, Message, Notice, RateSource, Report, View, link
+from ..protocols.status import EventRow, LinkRow, MemberRow
 from .shard_plan import Source
 from .trees import DEFAULT_RATE_BPS, DEFAULT_RTT_S
 
@@ -36,7 +38,7 @@ class Rate:
 
     bps: float
     at_s: float
-    source: str
+    source: RateSource
 
 
 @dataclass(slots=True)
@@ -174,19 +176,22 @@ class ClusterMonitor:
         best = max(reports, key=lambda report: report.state_bytes, default=None)
         return (best.state_bytes, *best.layer_bytes) if best else (0, 0, 0)
 
-    def status(self, now_s: float) -> dict[str, Any]:
-        """Members, links and events as plain data."""
-        return {
-            "members": [
-                _row(record, self.view.neighbors(record.id) if self.view else ())
-                for record in self.nodes.values()
-            ],
-            "links": [_link_row(each, record, now_s) for each, record in sorted(self.links.items())],
-            "events": [_event(notice) for notice in self.events],
-            "strangers_refused": self._refused(),
-        }
+    def member_rows(self, now_s: float) -> tuple[MemberRow, ...]:
+        """For the status: all nodes of the view, and the last that are out."""
+        return tuple(
+            _member_row(record, self.view.neighbors(record.id) if self.view else (), now_s)
+            for record in self.nodes.values()
+        )
 
-    def _refused(self) -> dict[str, int]:
+    def link_rows(self, now_s: float) -> tuple[LinkRow, ...]:
+        """For the status."""
+        return tuple(_link_row(each, record, now_s) for each, record in sorted(self.links.items()))
+
+    def event_rows(self) -> tuple[EventRow, ...]:
+        """For the status: all that is kept, the newest last."""
+        return tuple(EventRow(**_fields(notice, EventRow)) for notice in self.events)
+
+    def refused(self) -> dict[str, int]:
         """Connections of strangers that all nodes together have refused, by reason, the most frequent first."""
         found: Counter[str] = Counter()
         for record in self.nodes.values():
@@ -196,33 +201,51 @@ class ClusterMonitor:
         return dict(found.most_common())
 
 
-def _link_row(each: Link, record: LinkRecord, now_s: float) -> dict[str, Any]:
-    """As in a topology file, `rate` is what passes from a to b, and `rate_back` from b to a."""
+def _link_row(each: Link, record: LinkRecord, now_s: float) -> LinkRow:
     a, b = each
-    row: dict[str, Any] = {"a": a, "b": b}
-    for name, receiver in (("rate", b), ("rate_back", a)):
-        rate = record.rates.get(receiver)
-        row[f"{name}_mbit"] = round(rate.bps / 1e6, 1) if rate else 0.0
-        row[f"{name}_age_s"] = round(now_s - rate.at_s, 1) if rate else None
-        row[f"{name}_source"] = rate.source if rate else ""
-    row["rtt_min_ms"] = round(record.rtt_min_s * 1e3, 3)
-    row["rtt_median_ms"] = round(record.rtt_median_s * 1e3, 3)
-    return row
-
-
-def _row(record: NodeRecord, neighbors: tuple[str, ...]) -> dict[str, Any]:
-    report: Mapping[str, Any] = (
-        {
-            name: getattr(record.report, name)
-            for name in record.report.__struct_fields__
-            if name not in ("readings", "lacks")
-        }
-        if record.report
-        else {}
+    rate, back = record.rates.get(b), record.rates.get(a)
+    return LinkRow(
+        a=a,
+        b=b,
+        rate_mbit=_mbit(rate),
+        rate_age_s=_age_s(rate, now_s),
+        rate_source=rate.source if rate else "",
+        rate_back_mbit=_mbit(back),
+        rate_back_age_s=_age_s(back, now_s),
+        rate_back_source=back.source if back else "",
+        rtt_min_ms=round(record.rtt_min_s * 1e3, 3),
+        rtt_median_ms=round(record.rtt_median_s * 1e3, 3),
     )
-    row = {name: value for name, value in asdict(record).items() if name not in ("report", "reported_s")}
-    return {**report, **row, "neighbors": neighbors, "node": record.id}
 
 
-def _event(notice: Notice) -> dict[str, Any]:
-    return {name: getattr(notice, name) for name in notice.__struct_fields__}
+def _mbit(rate: Rate | None) -> float:
+    return round(rate.bps / 1e6, 1) if rate else 0.0
+
+
+def _age_s(rate: Rate | None, now_s: float) -> float | None:
+    return round(now_s - rate.at_s, 1) if rate else None
+
+
+def _member_row(record: NodeRecord, neighbors: tuple[str, ...], now_s: float) -> MemberRow:
+    report = record.report
+    told = (
+        {**_fields(report, MemberRow), "report_age_s": round(now_s - record.reported_s, 1)} if report else {}
+    )
+    return MemberRow(
+        **{
+            **told,
+            "node": record.id,
+            "id": record.id,
+            "state": record.state,
+            "addresses": record.addresses,
+            "joined_step": record.joined_step,
+            "neighbors": neighbors,
+        }
+    )
+
+
+def _fields(message: Message, row: type[msgspec.Struct]) -> dict[str, Any]:
+    """Of a message, those that the row has, too."""
+    return {
+        name: getattr(message, name) for name in message.__struct_fields__ if name in row.__struct_fields__
+    }

@@ -66,10 +66,16 @@ class Remove(Change):
 
 @dataclass(frozen=True, slots=True)
 class AddLink(Change):
-    """Connect-link. `repair`: our own idea, so nobody is told if it fails."""
+    """Connect-link."""
 
     link: Link = ("", "")
-    repair: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Repair(Change):
+    """All links that an overlay which a loss has left thin lacks, as of when the change has its turn."""
+
+    links: tuple[Link, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,10 @@ def apply_change(
                     f"the link {each[0]} - {each[1]} exists already or one of its ends is no member"
                 )
             return _next(view, key, links=(*view.links, each))
+        case Repair(links=links):
+            if not links:
+                raise Nothing("no link is missing")
+            return _next(view, key, links=(*view.links, *links))
         case RemoveLink(link=each, lost=lost):
             if each not in view.links:
                 raise Nothing(f"there is no link {each[0]} - {each[1]}")

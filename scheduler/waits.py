@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..protocols.effects import Effect, Happened
 from ..protocols.messages import Lack, Report, View
+from ..protocols.status import WaitRow
 from ..protocols.waiting import LEAST_S, StepClock
 from .monitor import ClusterMonitor
 
@@ -74,12 +75,12 @@ class Waits:
             else []
         )
 
-    def status(self, now_s: float) -> dict[str, object] | None:
-        """As plain data; None if nobody waits for long."""
+    def row(self, now_s: float) -> WaitRow | None:
+        """For the status; None if nobody waits for long."""
         if self.now is None:
             return None
         wait = self.now
-        return {"for": list(wait.about), "seconds": round(now_s - wait.since_s, 1), "why": wait.why}
+        return WaitRow(whom=wait.about, seconds=round(now_s - wait.since_s, 1), why=wait.why)
 
 
 def _wait(reports: list[Report], step: int, since_s: float) -> Wait:

@@ -296,9 +296,7 @@ class SimCluster(Network[SimNode]):
         """Its script ends with an error: it says so in its last words."""
         node = self.nodes[name]
         self._say(name, "ENDS with an error")
-        self._perform_all(
-            node, node.agent._finish([fx.Left("its script has failed")], node.clock.reads(self.now_s))
-        )
+        self._perform_all(node, node.agent.end("its script has failed", node.clock.reads(self.now_s)))
 
     def fall_silent(self, name: str, seconds: float) -> None:
         """It is stopped, or hangs in its last words, and dies after that."""
@@ -445,7 +443,7 @@ class SimCluster(Network[SimNode]):
         if not node.alive:
             return
         match effect:
-            case fx.Accumulate(chunks, payload):
+            case fx.Accumulate(chunks, payload, _):
                 old = node.sums.get(chunks, frozenset())
                 assert not old & payload, f"{sorted(old & payload)} counted twice"
                 node.sums[chunks] = old | payload
@@ -783,7 +781,9 @@ class SimCluster(Network[SimNode]):
         views = {n.agent.sync.view.key for n in alive if n.agent.sync.view}
         return (
             len(views) <= 1
-            and all(n.agent.phase is Phase.MEMBER and n.last_progress_s >= since_s for n in alive)
+            and all(
+                n.agent.phase is Phase.MEMBER and n.loaded and n.last_progress_s >= since_s for n in alive
+            )
             and all(n.agent.leaver.state is LeaverState.STAYING for n in alive)
             and not any(n.agent.scheduler and n.agent.scheduler.busy for n in alive)
             and not self.unsettled(since_s)

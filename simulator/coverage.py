@@ -14,8 +14,10 @@ from enum import Enum
 from typing import Any
 
 from ..node.core import Agent
+from ..node.recovery import Recovery
 from ..protocols import election, messages, scale_in, scale_out
 from ..protocols.connect_link import LinkOpener
+from ..protocols.flush import FlushFollower
 from ..protocols.healing import _LostLink
 from ..scheduler.core import Scheduler
 
@@ -24,6 +26,9 @@ UNPLAYED = {
     "Envelope",
     "Hello",
     "Bye",
+    "Lend",
+    "Mapped",
+    "Laid",
     "Iperf3Ready",
     "StatusRequest",
     "StatusReply",
@@ -31,7 +36,6 @@ UNPLAYED = {
     "GoOnCommand",
 }
 UNPLAYED |= {"KeyCommand", "KeyringNews", "Introduction"}  # The simulated network has no keys.
-UNPLAYED |= {"ScaleOutAbort"}  # Nobody sends it.
 # What links with rates lead to.
 TAKEN_BACK = "rates: chunks of an attempt that is over are taken back"
 CHANGED = "rates: a link changes while bulk is under way"
@@ -48,7 +52,9 @@ KINDS = frozenset(
 IS_COMPILED = not inspect.getfile(inspect.getmodule(Agent)).endswith(".py")  # type: ignore[arg-type]
 
 _WATCHED: dict[type, dict[str, str]] = {  # Core: attribute: what a value that is not an Enum stands for.
-    Agent: {"phase": "", "parked": "parked", "torn": "torn", "flushed": "flushed"},
+    Agent: {"phase": "", "parked": "parked"},
+    Recovery: {"torn": "torn"},
+    FlushFollower: {"flush": "frozen"},
     scale_out.Joiner: {"state": ""},
     scale_in.Leaver: {"state": ""},
     election.Election: {"role": ""},
@@ -115,9 +121,9 @@ _LEADS_TO = {  # Every transition that the code allows, by core; "x" and "not x"
         "joining": "member out",
         "member": "joining out",
         "not parked": "parked", "parked": "not parked",
-        "not torn": "torn", "torn": "not torn",
-        "not flushed": "flushed", "flushed": "not flushed",
     },
+    "Recovery": {"not torn": "torn", "torn": "not torn"},
+    "FlushFollower": {"not frozen": "frozen", "frozen": "not frozen"},
     "Joiner": {
         "knocking": "asked failed joined",
         "asked": "linking fetching knocking failed",

@@ -33,9 +33,9 @@ from .rates import CONTROL_BYTES, Lane, Rates
 
 BULK = {Up, Down, Shard, ManifestReply, Probe}
 ROUNDING_S = 1e-9
-REACH_TIMEOUT_S = 1.5  # As node/transport.py has it.
-LINGER_S = 1.0  # As node/transport.py has it: what waits for longer when its sender says Bye is lost.
-GRACE_S = 0.1  # As node/transport.py has it, between the ends of a link's two connections.
+REACH_TIMEOUT_S = 1.5  # As node/dialer.py has it.
+LINGER_S = 1.0  # As node/links.py has it: what waits for longer when its sender says Bye is lost.
+GRACE_S = 0.1  # As node/links.py has it, between the ends of a link's two connections.
 MAX_ACTIONS = 2_000_000  # A life of a minute takes some 30,000.
 
 

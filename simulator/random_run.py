@@ -490,7 +490,7 @@ class RandomRun:
     def _person(self) -> bool:
         """Tell one node that waits to go on, if all whom it waits for are dead. Returns: whether somebody did."""
         for node in self.sim.active():
-            doubted = node.agent._doubted() if node.agent.parked else ()
+            doubted = node.agent.parking.doubted() if node.agent.parked else ()
             if doubted and not node.paused and all(self._is_gone(*each) for each in doubted):
                 if any(key[0] > node.view.key[0] for key in self.sim.views):
                     continue  # A person looks whether others have gone on.

@@ -121,7 +121,7 @@ class ScaleCluster(SimCluster):
         node = super()._machine(name, LIFE + life)
         node.batch = BATCH
         node.agent.liveness = node.agent.readings.liveness = QuietLinks()
-        node.agent.last_readings = READINGS
+        node.agent.reports.on_readings(READINGS, 0.0)
         self._clock(node)
         return node
 

@@ -18,11 +18,14 @@ ROOT = Path(__file__).parent.parent
 COPY = ROOT / "build" / "compiled"
 FOLDERS = ("protocols", "scheduler", "node", "simulator", "netem", "benchmarks")
 CORES = (
-    "node/core.py", "scheduler/core.py", "scheduler/views.py", "simulator/cluster.py", "simulator/network.py",
-    "simulator/rates.py",
+    *sorted(f"node/{part}.py" for part in (
+        "core", "joining", "leaving", "missing", "neighbors", "node", "parking", "recovery", "reports", "role",
+        "routes", "steps", "strikes", "views", "welcome",
+    )),
+    "scheduler/core.py", "scheduler/views.py", "simulator/cluster.py", "simulator/network.py", "simulator/rates.py",
 )  # fmt: skip
 # Read by msgspec, or small.
-INTERPRETED = ("__init__", "messages", "codec", "errors", "events", "effects", "keyring")
+INTERPRETED = ("__init__", "messages", "codec", "errors", "events", "effects", "keyring", "status")
 
 
 def main() -> None:

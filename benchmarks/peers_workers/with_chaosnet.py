@@ -14,8 +14,8 @@ trainer = Trainer(
     insecure=True,
 )  # fmt: skip
 status = trainer.status()
-(own,) = (each for each in status["members"] if each["node"] == trainer.name)
-bench.say(address=own["addresses"][0], leads=status["scheduler"] == trainer.name)
+(own,) = (each for each in status.members if each.node == trainer.name)
+bench.say(address=own.addresses[0], leads=status.scheduler == trainer.name)
 while True:
     bench.compute()
     model(x).backward()

@@ -58,7 +58,7 @@ BOUND = 16  # Of what is remembered, in place of the thousands of a real node.
 ROUNDS = 400
 NAMING = [m.LinkNews, m.Farewell, m.Notice, m.Report, m.ScaleOutRequest, m.NeighborsReady, m.FlushOk, m.AbortRequest,
           m.VoteReply, m.VoteRequest, m.ConnectLinkRequest, m.DialBack, m.Probe, m.ShardRequest, m.Up, m.Ready,
-          m.EchoReply, m.ScaleInRequest, m.ScaleOutAbort]  # fmt: skip
+          m.EchoReply, m.ScaleInRequest]  # fmt: skip
 
 
 def grown(scene, kind, monkeypatch):

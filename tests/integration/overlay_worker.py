@@ -22,7 +22,7 @@ while not capture_exit_event():
         told["hash"] = trainer.state_hash()
     print(json.dumps(told), flush=True)
     time.sleep(0.01)
-links = sorted([row["a"], row["b"]] for row in trainer.status()["links"])
+links = sorted([row.a, row.b] for row in trainer.status().links)
 line = json.dumps({"links": links}) + "\n"  # In one piece: the trainer prints there, too.
 print(line, end="", file=sys.stderr, flush=True)
 trainer.request_node_exit()

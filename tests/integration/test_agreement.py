@@ -33,7 +33,7 @@ def drifting(worker: Worker) -> None:
         # Another rate at every step: with StepLR who joins at a multiple of its steps would be equal by chance.
         own = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 10_000))
     after = own.step if own is not None and case == "in after_step" else None
-    every = {"lr_scheduler_every": settings["every"]} if "every" in settings else {}
+    every = {"lr_scheduler_every": settings["lr_every"]} if "lr_every" in settings else {}
     trainer = worker.trainer(
         model, optimizer, given, extra, after_step=after,
         on_divergence=settings.get("on_divergence", "stop"), **every,
@@ -171,7 +171,7 @@ def test_the_example_with_state_of_its_own_stays_equal_when_a_node_joins(tmp_pat
 
 @pytest.mark.parametrize(("every", "unit"), [("epoch", 96), (50, 50)])
 def test_a_schedule_by_epochs_or_samples_goes_on_alike_on_joiners(tmp_path, every, unit):
-    with cluster_of(1, tmp_path, script=drifting, case="given", every=every) as cluster:
+    with cluster_of(1, tmp_path, script=drifting, case="given", lr_every=every) as cluster:
         a = cluster.nodes[0]
         a.reach(30)
         joiners = [cluster.start() for _ in range(2)]

@@ -47,7 +47,7 @@ for x, y, indices in (batches := trainer.batches(Records(), SETTINGS.get("batch"
     print("step", trainer.step, time.monotonic(), flush=True)
     time.sleep(0.01)
 print("done", trainer.epoch, trainer.samples_set_aside, trainer.samples_dropped, trainer.state_hash(),
-      trainer.status().get("samples_set_aside", 0), flush=True)
+      trainer.status().samples_set_aside, flush=True)
 """
 
 

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from chaosnet import cli, client
+from chaosnet import client
+from chaosnet.commands.simulate import MAX_CRASH_NODES
+from chaosnet.errors import PeerUnreachable
 from chaosnet.node_processes import run_folder
-from chaosnet.scheduler.sync_plan import POLICIES
+from chaosnet.protocols.status import Status
 from chaosnet.simulator.crash_points import MAX_NODES
 
 PATIENCE_S = 30.0
@@ -133,12 +135,12 @@ Main = Callable[..., tuple[int, str, str]]
 
 
 def state_by_node(address: str) -> dict[str, str]:
-    return {row["node"]: row["state"] for row in client.status(address)["members"]}
+    return {row.node: row.state for row in client.status(address).members}
 
 
 def links(address: str) -> set[tuple[str, str]]:
-    rows = client.status(address)["members"]
-    return {(row["node"], other) for row in rows for other in row["neighbors"] if row["node"] < other}
+    rows = client.status(address).members
+    return {(row.node, other) for row in rows for other in row.neighbors if row.node < other}
 
 
 # --- usage ---
@@ -195,8 +197,7 @@ def test_wrong_usage_is_one_line_that_names_option_value_and_what_was_expected(
 
 
 def test_what_is_repeated_here_to_start_quickly_is_what_there_is() -> None:
-    assert set(cli.POLICIES) == set(POLICIES)
-    assert cli.MAX_CRASH_NODES == MAX_NODES
+    assert MAX_CRASH_NODES == MAX_NODES
 
 
 @pytest.mark.parametrize("words", ["run --join TOKEN SCRIPT", "run --join xTOKEN SCRIPT", "status TOKEN",
@@ -340,7 +341,7 @@ def test_a_folder_without_checkpoints_says_so(chaosnet: Main, tmp_path: Path) ->
 @pytest.mark.realtime
 def test_status_shows_members_links_scheduler_and_events(three: tuple[Nodes, str], chaosnet: Main) -> None:
     _, address = three
-    wait_until(lambda: client.status(address)["samples_per_s"] > 0, lambda: "reports are in")
+    wait_until(lambda: client.status(address).samples_per_s > 0, lambda: "reports are in")
     code, out, err = chaosnet("status", address)
     assert (code, err) == (0, "")
     for part in ("3 active members", "scheduler a", "samples/s", "worker", "a - b", "joined", address):
@@ -356,7 +357,7 @@ def test_status_shows_members_links_scheduler_and_events(three: tuple[Nodes, str
 @pytest.mark.realtime
 def test_links_are_removed_and_added_while_training(three: tuple[Nodes, str], chaosnet: Main) -> None:
     _, address = three
-    addresses = {row["node"]: row["addresses"][0] for row in client.status(address)["members"]}
+    addresses = {row.node: row.addresses[0] for row in client.status(address).members}
     assert links(address) == {("a", "b"), ("a", "c"), ("b", "c")}
     assert chaosnet("link", "remove", addresses["b"], "c") == (0, "the link b - c is closed\n", "")
     assert links(address) == {("a", "b"), ("a", "c")}
@@ -381,7 +382,7 @@ def test_who_asks_nobody_is_told_so(chaosnet: Main) -> None:
 @pytest.mark.realtime
 def test_refused_joiners_say_why_and_the_cluster_goes_on(three: tuple[Nodes, str], nodes: Nodes) -> None:
     _, address = three
-    before = client.status(address)["step"]
+    before = client.status(address).step
     quick = CAPTURES.replace("0.01))", "0.01), join_patience_s=1.0)")
     nodes.start("wide", "--join", address, width=16)
     nodes.start("clips", "--join", address, script=CAPTURES.replace("0.01))", "0.01), max_grad_norm=0.5)"))
@@ -400,7 +401,7 @@ def test_refused_joiners_say_why_and_the_cluster_goes_on(three: tuple[Nodes, str
         assert said.startswith(f"error: {name} cannot join {where}: ")
         assert [part for part in parts if part not in said] == [], said
     found = client.status(address)
-    assert found["step"] > before
+    assert found.step > before
     assert state_by_node(address) == dict.fromkeys("abc", "active")
 
 
@@ -431,7 +432,7 @@ def test_leave_sends_a_node_away_even_if_its_script_never_asks(
     _, address = three
     nodes.start("d", "--join", address, script=TRAIN)
     nodes.await_text("d", "trains")
-    (theirs,) = (row["addresses"][0] for row in client.status(address)["members"] if row["node"] == "d")
+    (theirs,) = (row.addresses[0] for row in client.status(address).members if row.node == "d")
     assert chaosnet("leave", theirs) == (0, "d leaves\n", "")
     assert nodes.exit_code("d") == 0
     assert "d left after step" in nodes.text("d")
@@ -482,11 +483,78 @@ def test_ctrl_c_while_it_joins_ends_the_script(nodes: Nodes) -> None:
 @pytest.mark.realtime
 def test_status_answers_right_after_the_scheduler_has_died(three: tuple[Nodes, str]) -> None:
     nodes, address = three
-    addresses = {row["node"]: row["addresses"][0] for row in client.status(address)["members"]}
+    addresses = {row.node: row.addresses[0] for row in client.status(address).members}
     nodes.signal("a", signal.SIGKILL)
     found = client.status(addresses["b"])
-    assert found["scheduler"] == "b"
-    assert {row["node"]: row["state"] for row in found["members"]}["a"] == "failed"
+    assert found.scheduler in ("b", "c")  # Whichever joined first.
+    assert {row.node: row.state for row in found.members}["a"] == "failed"
+
+
+@pytest.mark.realtime
+def test_a_watch_goes_on_when_the_node_that_it_asks_dies_and_when_the_next_one_leaves(nodes: Nodes) -> None:
+    nodes.start_cluster("a", "b", "c")
+    silent: list[PeerUnreachable] = []
+    watch = client.watch(nodes.founded("a"), every_s=0.1, on_silence=silent.append)
+    found = next(watch)
+    assert (found.scheduler, {row.node for row in found.active}) == ("a", set("abc"))
+    nodes.signal("a", signal.SIGKILL)
+    found = _watch_until(watch, lambda found: {row.node for row in found.active} == set("bc"))
+    assert found.scheduler in "bc" and "joined" in {event.kind for event in found.events}
+    assert silent, "the address of a was asked once more"
+    nodes.signal(found.scheduler, signal.SIGINT)
+    (left,) = set("bc") - {found.scheduler}
+    found = _watch_until(watch, lambda found: [row.node for row in found.active] == [left])
+    later = _watch_until(watch, lambda later: later.step > found.step)
+    assert (later.scheduler, later.cluster) == (left, found.cluster)
+
+
+def _watch_until(watch: Iterator[Status], holds: Callable[[Status], bool]) -> Status:
+    deadline_s = time.monotonic() + PATIENCE_S
+    for found in watch:
+        if holds(found):
+            return found
+        assert time.monotonic() < deadline_s, f"in vain watched: {found}"
+    raise AssertionError("a watch never ends")
+
+
+@pytest.mark.realtime
+def test_a_watch_of_a_cluster_that_is_gone_ends_with_what_it_has_asked(nodes: Nodes) -> None:
+    address = nodes.start_cluster("a")
+    watch = client.watch(address, every_s=0.1, patience_s=1.0)
+    next(watch)
+    nodes.signal("a", signal.SIGKILL)
+    with pytest.raises(PeerUnreachable, match=rf"the cluster has not answered for \d s \(asked: {address}"):
+        _watch_until(watch, lambda found: False)
+
+
+@pytest.mark.realtime
+def test_a_status_with_history_has_the_steps_and_one_without_stays_small(
+    nodes: Nodes, chaosnet: Main
+) -> None:
+    address = nodes.start_cluster("a", "b")
+    wait_until(lambda: client.status(address).step >= 30, lambda: "30 steps are made")
+    short, whole = client.status(address), client.status(address, history=True)
+    assert short.steps == () and short.version == 1
+    steps = [row.step for row in whole.steps]
+    assert len(steps) >= 30 and steps == list(range(steps[0], steps[0] + len(steps)))
+    assert all(row.seconds is not None and row.seconds > 0 for row in whole.steps[1:])
+    assert all(row.samples > 0 for row in whole.steps[-10:])
+    code, out, _ = chaosnet("status", address, "--json", "--history")
+    found = json.loads(out)
+    assert (code, found["version"]) == (0, 1) and len(found["steps"]) >= len(steps)
+    code, out, _ = chaosnet("status", address, "--history")
+    assert code == 0 and f"{steps[-1]:,}" in out
+
+
+@pytest.mark.realtime
+def test_a_cluster_whose_status_has_another_version_is_told_from_one_that_is_silent(
+    nodes: Nodes, chaosnet: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = nodes.start_cluster("a")
+    monkeypatch.setattr("chaosnet.protocols.status.STATUS_VERSION", 2)  # Here, and not in the node.
+    code, out, err = chaosnet("status", address)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith(f"error: {address}: the cluster tells its status in version 1, which this chaosnet")
 
 
 @pytest.mark.realtime

@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -152,6 +153,15 @@ for batch in trainer.batches(worker.Numbered(), batch_size=4, epochs=10**6):
 """
 
 
+@contextmanager
+def ended(scripts):
+    """Whatever happens: else a failed test would wait for them for ever."""
+    try:
+        yield
+    finally:
+        scripts.kill()
+
+
 @pytest.mark.slow
 def test_scripts_that_know_nothing_of_leaving_leave_anyway(tmp_path):
     """At their end, at sys.exit(), at Ctrl+C. One that fails says goodbye. The others go on."""
@@ -159,7 +169,8 @@ def test_scripts_that_know_nothing_of_leaving_leave_anyway(tmp_path):
         address = cluster.nodes[0].last("joined")["address"]
         command = [sys.executable, "-c", SCRIPTS, address]
         path = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=path) as scripts:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=path)
+        with process as scripts, ended(scripts):
             assert scripts.stdout is not None
             goes_on = int(scripts.stdout.readline())
             cluster.until(lambda: len(cluster.notices("joined")) >= 5, "all have joined", patience_s=30)

@@ -9,6 +9,7 @@ import pytest
 
 from chaosnet import demo_report as report
 from chaosnet.demo_report import NodeLog, Step
+from chaosnet.protocols.status import LinkRow
 
 
 def log(name: str, *steps: int, loss: float = 1.0, shift_s: float = 0.0, final: str = "") -> NodeLog:
@@ -86,9 +87,9 @@ def test_the_longest_gap_is_that_in_the_window() -> None:
 
 def test_the_bound_of_a_join_fills_all_links_of_the_joiner() -> None:
     links = [
-        {"a": "a", "b": "j", "rate_mbit": 80.0, "rate_back_mbit": 1.0, "rtt_min_ms": 0.0},
-        {"a": "j", "b": "k", "rate_mbit": 1.0, "rate_back_mbit": 80.0, "rtt_min_ms": 0.0},
-        {"a": "a", "b": "k", "rate_mbit": 8000.0, "rate_back_mbit": 8000.0, "rtt_min_ms": 0.0},
+        LinkRow(a="a", b="j", rate_mbit=80.0, rate_back_mbit=1.0),
+        LinkRow(a="j", b="k", rate_mbit=1.0, rate_back_mbit=80.0),
+        LinkRow(a="a", b="k", rate_mbit=8000.0, rate_back_mbit=8000.0),
     ]
     assert report.join_bound_s(20_000_000, links, "j") == pytest.approx(1.0)
     assert report.join_bound_s(20_000_000, links[2:], "j") == 0.0

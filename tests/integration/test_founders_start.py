@@ -102,7 +102,7 @@ def test_with_one_command_on_all_nodes_started_at_once_there_is_one_cluster_each
             nodes = [cluster.start(listen=address) for address in reversed(addresses)]
             for node in nodes:
                 node.last("joined")
-            clusters = {client.status(address)["cluster"] for address in addresses}
+            clusters = {client.status(address).cluster for address in addresses}
             assert len(clusters) == 1, f"start {start}\n{cluster.story()}"
             cluster.until(lambda nodes=nodes: all(together(node) for node in nodes), "all train together")
             assert sum("founds a cluster" in node.log.read_text() for node in nodes) == 1

@@ -15,11 +15,12 @@ import pytest
 import zmq
 from test_transport import Ear, Node, link, nodes, raw_dealer, real
 
-from chaosnet.node import curve, strangers
-from chaosnet.node import transport as transport_module
+from chaosnet.node import curve, links, strangers
 from chaosnet.node.endpoint import Endpoint
+from chaosnet.node.greeting import guest_name
 from chaosnet.node.keys import KeyPair
-from chaosnet.node.transport import MAX_FRAME_BYTES, Transport, guest_name
+from chaosnet.node.sockets import MAX_FRAME_BYTES
+from chaosnet.node.transport import Transport
 from chaosnet.protocols.codec import encode
 from chaosnet.protocols.errors import ConfigError
 from chaosnet.protocols.keyring import Keyring
@@ -55,8 +56,8 @@ async def client(pair: KeyPair | None, name: str = "looker") -> AsyncIterator[No
 
 
 def ring_of(node: Node) -> Keyring:
-    assert node[0]._keyring
-    return node[0]._keyring
+    assert node[0].identity.keyring
+    return node[0].identity.keyring
 
 
 NO_KEY = ("no key", "hung up or silent")  # Of two that do not fit, the first to notice hangs up.
@@ -151,7 +152,7 @@ async def test_a_node_with_keys_does_not_talk_to_one_without() -> None:
 @real
 async def test_a_peer_is_known_at_the_key_that_it_has_proved_whatever_it_says() -> None:
     async with keyed("a", "liar") as [a, liar]:
-        liar[0].address = str(Endpoint("127.0.0.1", 5555, ring_of(a).own))
+        liar[0].identity.address = str(Endpoint("127.0.0.1", 5555, ring_of(a).own))
         liar[0].dial(a[0].address)
         assert (await a[1].until("opened"))[2] == f"{ring_of(liar).own}@127.0.0.1:5555"
 
@@ -190,8 +191,8 @@ async def test_one_that_was_shut_out_and_does_not_go_is_hung_up_on() -> None:
             ring_of(a).merge(KeyringNews(revoked=(pair.public,)), 0.0)
             a[0].enforce_keys()
             await a[1].until("closed")
-            async with asyncio.timeout(5 * transport_module.LINGER_S):
-                while a[0]._door.by_fd:
+            async with asyncio.timeout(5 * links.LINGER_S):
+                while a[0].sockets.door.by_fd:
                     await asyncio.sleep(0.05)
 
 
@@ -252,7 +253,7 @@ async def test_an_invite_that_is_used_or_expired_opens_nothing_and_its_holder_is
 
 @real
 async def test_an_invites_connection_ends_by_itself() -> None:
-    before, transport_module.INTRODUCTION_S = transport_module.INTRODUCTION_S, 0.2
+    before, links.INTRODUCTION_S = links.INTRODUCTION_S, 0.2
     try:
         async with keyed("a") as [a]:
             pair = invited(a)
@@ -261,7 +262,7 @@ async def test_an_invites_connection_ends_by_itself() -> None:
                 await guest[1].until("opened")
                 assert await guest[1].until("closed") == ("closed", "a", True)
     finally:
-        transport_module.INTRODUCTION_S = before
+        links.INTRODUCTION_S = before
 
 
 # --- strangers ------------------------------------------------------------------------------------------
@@ -298,14 +299,14 @@ async def test_a_stranger_that_says_nothing_is_hung_up_on_in_time_with_and_witho
                         pass
             with raw_dealer(plain[0].address):  # It speaks ZMTP, and then nothing.
                 await refusals(plain, "no Hello in time", 2)
-                assert not plain[0]._door.by_fd or await until_none(plain)
+                assert not plain[0].sockets.door.by_fd or await until_none(plain)
     finally:
         strangers.HELLO_S = before
 
 
 async def until_none(node: Node) -> bool:
     async with asyncio.timeout(5):
-        while node[0]._door.by_fd:
+        while node[0].sockets.door.by_fd:
             await asyncio.sleep(0.02)
     return True
 
@@ -324,7 +325,7 @@ async def test_of_a_thousand_half_open_connections_few_stay_and_who_has_a_key_st
                 while refused.total() < 1000 - strangers.MAX_STRANGERS_PER_HOST:
                     await asyncio.sleep(0.02)
             assert refused["too many at once"] >= strangers.FAILURE_BURST and refused["too often"]
-            assert len(a[0]._door.strangers) <= strangers.MAX_STRANGERS_PER_HOST
+            assert len(a[0].sockets.door.strangers) <= strangers.MAX_STRANGERS_PER_HOST
             # From the flood's own host: a chance FAILURES_PER_S times a second.
             async with asyncio.timeout(15):
                 while not b[1].count("opened"):
@@ -359,7 +360,9 @@ async def few_descriptors() -> None:
         assert flood.stdin and flood.stdout
         await asyncio.to_thread(flood.stdout.readline)
         await asyncio.sleep(0.3)
-        print("exhausted" if len(a[0]._door.by_fd) < 100 else f"{len(a[0]._door.by_fd)} accepted")
+        print(
+            "exhausted" if len(a[0].sockets.door.by_fd) < 100 else f"{len(a[0].sockets.door.by_fd)} accepted"
+        )
         a[0].send("b", b"x")
         await b[1].until("control")
         print("alive")

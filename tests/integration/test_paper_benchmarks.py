@@ -8,7 +8,8 @@ from click.testing import CliRunner
 
 from chaosnet.benchmarks.discrete import Leg, Step, Sum
 from chaosnet.benchmarks.elaswave import MADE, write_made_trace
-from chaosnet.cli import BENCHMARKS, cli
+from chaosnet.cli import cli
+from chaosnet.commands.bench import BENCHMARKS
 from chaosnet.simulator.scenario import first_state, load, profile_named
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -113,7 +113,7 @@ class Run:
     def ask_status(self):
         code = "import json, os\nfrom chaosnet.client import status\n"
         code += "found = status(os.environ['CHAOSNET_LISTEN'])\n"
-        code += "print(json.dumps(sorted(r['node'] for r in found['members'] if r['state'] == 'active')))"
+        code += "print(json.dumps(sorted(r.node for r in found.active)))"
         asked = self.testbed.start(self.nodes[0], [sys.executable, "-c", code], stdout=-1)
         return asked.communicate(timeout=20)[0]
 

@@ -235,8 +235,7 @@ def go_through_all(worker: Worker) -> None:
         together = 0
         while together < TOGETHER:
             script.step(trainer)
-            active = [row for row in trainer.status()["members"] if row["state"] == "active"]
-            trainer.mean(float(len(active) == 3), name="all")
+            trainer.mean(float(len(trainer.status().active) == 3), name="all")
             trainer.update(samples=6)
             together += (
                 trainer.metrics["all"] == 1.0

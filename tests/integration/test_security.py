@@ -89,9 +89,9 @@ def test_three_nodes_with_keys_train_and_a_fourth_joins_by_an_invite_that_then_i
     assert (cluster.folder / "d.key").stat().st_mode & 0o777 == 0o600
     replayed = cluster.join(token, "e").ended()
     assert replayed["how"] == "ScaleOutFailed" and "used already or has expired" in replayed["reason"]
-    refused = client.status(cluster.address)["strangers_refused"]
+    refused = client.status(cluster.address).strangers_refused
     cluster.until(
-        lambda: client.status(cluster.address)["strangers_refused"].get("used invite"), f"counted: {refused}"
+        lambda: client.status(cluster.address).strangers_refused.get("used invite"), f"counted: {refused}"
     )
     for node in cluster.nodes:
         for secret in (token, token[16:60], *(_secret(file) for file in cluster.folder.glob("*.key"))):
@@ -179,8 +179,8 @@ def test_a_key_is_rotated_as_docs_security_md_says(cluster: Keyed) -> None:
 
 def test_links_between_nodes_that_share_a_key_are_named_by_host_and_port(cluster: Keyed) -> None:
     cluster.grow(3, key=str(cluster.folder / "a.key"))
-    rows = {row["node"]: row for row in client.status(cluster.address)["members"]}
-    a, b = (Endpoint.parse(rows[name]["addresses"][0]).place for name in "ab")
+    rows = {row.node: row for row in client.status(cluster.address).members}
+    a, b = (Endpoint.parse(rows[name].addresses[0]).place for name in "ab")
     assert client.change_link(a, b, connect=False).text == "the link a - b is closed"
     assert client.change_link(a, b, connect=True).text == "the link a - b is open"
     cluster.finish()
@@ -230,7 +230,7 @@ def test_strangers_of_every_kind_are_refused_and_counted_and_leave_the_step_time
 def refused(address: str) -> Counter[str]:
     """By all nodes, when all have told."""
     time.sleep(REPORT_S)
-    return Counter(client.status(address)["strangers_refused"])
+    return Counter(client.status(address).strangers_refused)
 
 
 def median_step_s(node: Node) -> float:

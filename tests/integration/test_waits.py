@@ -21,7 +21,7 @@ def test_one_idle_script_is_named_on_all_nodes_and_in_the_status_and_they_say_wh
         idle = cluster.nodes[1]
         address = cluster.nodes[0].last("joined")["address"]
         cluster.nodes[0].advance(20)
-        rate = cluster.until(lambda: client.status(address)["samples_per_s"], "they report a rate")
+        rate = cluster.until(lambda: client.status(address).samples_per_s, "they report a rate")
         idle.order(rest_s=IDLE_S)
         idle.last("rests")
         for node in cluster.nodes:
@@ -30,13 +30,13 @@ def test_one_idle_script_is_named_on_all_nodes_and_in_the_status_and_they_say_wh
                 f"{node.name} says for whom all wait",
             )
         status = client.status(address)
-        assert status["waiting"]["for"] == ["b"] and status["waiting"]["seconds"] >= 3.0
-        assert next(row for row in status["members"] if row["node"] == "b")["idle_s"] >= 2.0
-        assert status["samples_per_s"] < 0.5 * rate, "no rate of before"
+        assert status.waiting.whom == ("b",) and status.waiting.seconds >= 3.0
+        assert next(row for row in status.members if row.node == "b").idle_s >= 2.0
+        assert status.samples_per_s < 0.5 * rate, "no rate of before"
         for node in cluster.nodes:
             cluster.until(lambda node=node: "waited for b: " in node.log.read_text(), f"{node.name} goes on")
         cluster.nodes[0].advance(20)
-        assert client.status(address)["waiting"] is None
+        assert client.status(address).waiting is None
         assert len(LINE.findall(cluster.nodes[0].log.read_text())) <= 3, "ever more rarely"
         cluster.finish()
 

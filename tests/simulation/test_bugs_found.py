@@ -374,7 +374,7 @@ def test_a_member_whose_clock_was_set_back_is_asked_until_it_has_shown_that_it_l
     duo = Scripted().grow("n1", "n2")
     n1, n2 = duo.agent("n1"), duo.agent("n2")
     later = n1.life + (1 << 40)
-    n1.reporter.outdo(later + 9, n1._member_key, duo.now_s)  # And nobody hears of it.
+    n1.reporter.outdo(later + 9, n1.member_key, duo.now_s)  # And nobody hears of it.
     late = LinkNews(reporter="n1", peer="n9", version=later + 1, state=LinkState.OPEN.value, life=later)
     heard = Envelope(source="n9", target="n2", serial=1, body=late)
     duo._perform_all(duo.nodes["n2"], n2.handle(Received("n1", heard), duo.now_s))

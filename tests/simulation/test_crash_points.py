@@ -18,7 +18,7 @@ EVERY = 45  # Of the crash points of up to four nodes.
 # a lost quorum and a person.
 ELSEWHERE = {"PrepareFailed", "NoSnapshot", "Outlived", "ScaleOutRefused", "DeclaredDead"}
 
-# Found something at the time (docs/reliability.md).
+# Found something at the time (docs/bugs_found.md).
 KEPT = {
     "a joiner became a member without the state it had dropped": "join-streaming/3/0/113/receiver-after",
     "who let a blocking joiner in died before telling it": "join-blocking/3/0/74/receiver-after",

@@ -86,6 +86,11 @@ KEPT_HARD = {
     "an observer that had asked again was in the view before it heard the plan": 1022626,
 }
 
+# The same of lives in which bytes take time.
+KEPT_WITH_RATES = {
+    "the state overtook the results of 400 steps, and all waited minutes for these": 20001792,
+}
+
 
 @pytest.mark.slow
 def test_every_random_life_keeps_all_rules():
@@ -105,6 +110,11 @@ def test_seeds_that_once_failed_keep_all_rules(seed, nodes):
 @pytest.mark.parametrize("seed", KEPT_HARD.values(), ids=KEPT_HARD.keys())
 def test_hard_seeds_that_once_failed_keep_all_rules(seed):
     run(seed, nodes=(2, 5), hard=True)
+
+
+@pytest.mark.parametrize("seed", KEPT_WITH_RATES.values(), ids=KEPT_WITH_RATES.keys())
+def test_seeds_with_rates_that_once_failed_keep_all_rules(seed):
+    run(seed, rates=True)
 
 
 def test_a_member_with_another_state_is_noticed():

@@ -1,5 +1,7 @@
 """Clusters of some size: what an event costs, in messages and bytes, and how that grows with the nodes."""
 
+import statistics
+
 import pytest
 
 from chaosnet.simulator.scale import KINDS, ScaleRun
@@ -8,13 +10,22 @@ STEP_S = 0.5
 SMALL, LARGE = 30, 60
 
 
-def measured(nodes, kinds=KINDS, churn_per_s=0.0, seconds=0.0):
-    return ScaleRun(nodes, churn_per_s, seconds, STEP_S, seed=1).run(lambda text: None, kinds)
+SEEDS = (1, 2, 3, 4, 5)
+
+
+def measured(nodes, kinds=KINDS, churn_per_s=0.0, seconds=0.0, seed=1):
+    return ScaleRun(nodes, churn_per_s, seconds, STEP_S, seed).run(lambda text: None, kinds)
 
 
 @pytest.fixture(scope="module")
 def rows_by_size():
-    return {nodes: {row.kind: row for row in measured(nodes).rows} for nodes in (SMALL, LARGE)}
+    """Of each size and kind, one row a seed: an event in whose way a flush comes costs half as much again."""
+    runs = {nodes: [measured(nodes, seed=seed).rows for seed in SEEDS] for nodes in (SMALL, LARGE)}
+    return {nodes: {rows[0].kind: rows for rows in zip(*runs, strict=True)} for nodes, runs in runs.items()}
+
+
+def median(rows, what):
+    return statistics.median(getattr(row, what) for row in rows)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -24,15 +35,15 @@ def test_with_twice_the_nodes_an_event_takes_twice_the_messages_and_no_more_than
     """A flood is a message a link, and a view names every node. Half as much again is left to chance."""
     small, large = rows_by_size[SMALL][kind], rows_by_size[LARGE][kind]
     # Who stands for scheduler is answered by each on a way that grows, slowly, with the nodes.
-    assert large.messages_per_event < 1.5 * 2 * small.messages_per_event
-    assert large.bytes_per_node_and_event < 1.5 * 2 * small.bytes_per_node_and_event
+    for cost in ("messages_per_event", "bytes_per_node_and_event"):
+        assert median(large, cost) < 1.5 * 2 * median(small, cost)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_event_is_soon_in_force_everywhere(kind, rows_by_size):
     for rows in rows_by_size.values():
-        assert rows[kind].unfinished == 0
-        assert rows[kind].converged_s < 10 * STEP_S
+        assert all(row.unfinished == 0 for row in rows[kind])
+        assert all(row.converged_s < 10 * STEP_S for row in rows[kind])
 
 
 def test_a_report_costs_a_node_no_flood():

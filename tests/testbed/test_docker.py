@@ -23,6 +23,7 @@ from chaosnet.netem.docker import Docker
 from chaosnet.netem.measure import measure
 from chaosnet.netem.topology import GOODPUT, link_name
 from chaosnet.protocols.errors import PeerUnreachable
+from chaosnet.protocols.status import MemberRow, Status
 
 ROOT = Path(__file__).parents[2]
 NAME = f"ct{os.getpid()}"
@@ -81,25 +82,29 @@ class Project:
     def of(self, node: str, what: str) -> str:
         return run("docker", "inspect", "--format", "{{" + what + "}}", self.container(node)).strip()
 
-    def status(self) -> dict:
+    def status(self) -> Status | None:
         with contextlib.suppress(PeerUnreachable):
             return client.status(self.address, deadline_s=2.0)
-        return {"members": [], "step": 0}
+        return None
+
+    def members(self) -> tuple[MemberRow, ...]:
+        found = self.status()
+        return found.members if found else ()
 
     def states(self) -> dict[str, str]:
-        return {row["node"]: row["state"] for row in self.status()["members"]}
+        return {row.node: row.state for row in self.members()}
 
     def links(self) -> set[tuple[str, str]]:
-        rows = self.status()["members"]
-        return {link_name(row["node"], other) for row in rows for other in row["neighbors"]}
+        return {link_name(row.node, other) for row in self.members() for other in row.neighbors}
 
     def goes_on(self) -> None:
         """All that are members train: each makes more steps."""
-        goal = self.status()["step"] + STEPS
+        found = self.status()
+        goal = (found.step if found else 0) + STEPS
 
         def further() -> bool:
-            rows = [row for row in self.status()["members"] if row["state"] == "active"]
-            return bool(rows) and all(row.get("step", 0) >= goal for row in rows)
+            rows = [row for row in self.members() if row.state == "active"]
+            return bool(rows) and all(row.step >= goal for row in rows)
 
         wait(further, f"all members reach step {goal}")
 

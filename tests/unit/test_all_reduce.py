@@ -43,7 +43,7 @@ class Node:
 
     def finish(self, step, parts):
         for chunks, data in parts:
-            self.reduce.perform(Accumulate(chunks, frame(data)))
+            self.reduce.perform(Accumulate(chunks, frame(data), 0))
             self.reduce.perform(FinishChunks(step, chunks, 2.0, True))
 
     def down(self, step, bundles):
@@ -114,6 +114,39 @@ def test_nothing_of_a_void_attempt_is_left_beside_the_results_of_the_next(encodi
     assert b"".join(data for _, data in late.down(2, SINGLE)) == b"".join(
         data for _, data in root.down(1, SINGLE)
     )
+
+
+def summed(parts, order):
+    """Of these children, who come in this order: what goes up, and how many parts were kept at most."""
+    node, most = Node(1, Exact(np.dtype(np.float32))), 0
+    for place in order:
+        node.reduce.perform(Accumulate(ALL, frame(parts[place]), place))
+        most = max(most, len(node.reduce.parts[ALL]))
+    ((_, data),) = node.up(0, [ALL])
+    return data, most
+
+
+@pytest.mark.parametrize(
+    "places", [[0, 1, 2], [1, 2, 4], range(5), range(9), [0, 3, 4, 5, 6, 8, 13, 17], range(20)]
+)
+def test_the_sum_is_the_same_to_the_bit_whichever_child_comes_first(places):
+    draw = np.random.default_rng(len(places))
+    size = sum(SIZES)
+    parts = {
+        place: (draw.normal(size=size) * 10.0 ** draw.integers(-3, 4)).astype(np.float32) for place in places
+    }
+    orders = [sorted(places), sorted(places, reverse=True), *[draw.permutation(places) for _ in range(20)]]
+    found = {summed(parts, map(int, order))[0] for order in orders}
+    assert len(found) == 1
+    exact = sum(part.astype(np.float64) for part in parts.values()) + Node(1, None).values.numpy()
+    assert np.allclose(np.frombuffer(found.pop(), np.float32), exact, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize(("late", "most"), [([], 4), ([0], 6), ([19], 4), ([7, 12], 8)])
+def test_parts_of_many_children_are_added_before_the_last_has_come(late, most):
+    parts = {place: np.ones(sum(SIZES), np.float32) for place in range(20)}
+    order = [place for place in range(20) if place not in late] + late
+    assert summed(parts, order)[1] == most
 
 
 @of_each

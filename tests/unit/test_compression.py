@@ -96,8 +96,8 @@ class Node:
         return frame(self.sent.pop())
 
     def take(self, *parts):
-        for part in parts:
-            self.reduce.perform(Accumulate(range(1), part))
+        for place, part in enumerate(parts):
+            self.reduce.perform(Accumulate(range(1), part, place))
 
     def root(self, step, *parts):
         """As the root: the result for all."""

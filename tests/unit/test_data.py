@@ -1,12 +1,16 @@
 """`chaosnet.data`: batches, the order of an epoch, and how a step's samples are cut for accumulation."""
 
+from collections import namedtuple
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import TensorDataset
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from chaosnet.data import Batch, DataShare, EpochOrder, fetch, split
+from chaosnet.data import Batch, DataShare, EpochOrder, check_dataset, fetch, split
+from chaosnet.protocols.errors import ConfigError
 from chaosnet.protocols.messages import Contribution, Strike
 
 
@@ -34,6 +38,49 @@ def test_items_may_be_dictionaries_or_bare_tensors():
     assert named.data["image"].shape == named.x["image"].shape == (2, 2)
     bare = fetch([torch.tensor(float(n)) for n in range(4)], [2, 3])
     assert bare.x.tolist() == [2, 3] and bare.samples == 2
+
+
+def test_items_that_are_dictionaries_give_a_dictionary():
+    batch = fetch([{"x": torch.ones(2), "labels": n} for n in range(4)], [1, 3])
+    assert isinstance(batch, dict) and (lambda x, labels: labels.tolist())(**batch) == [1, 3]
+    moved = batch.to("meta")
+    assert (moved["x"].device.type, moved.samples, moved.last) == ("meta", 2, True)
+
+
+def test_items_that_are_named_tuples_keep_their_names():
+    Pair = namedtuple("Pair", ["image", "label"])
+    batch = fetch([Pair(torch.ones(2), n) for n in range(4)], [1, 3])
+    _, label = batch
+    assert batch.label.tolist() == label.tolist() == [1, 3]
+    assert batch.to("meta").image.device.type == "meta"
+    assert isinstance(batch.data, Pair)
+    with pytest.raises(AttributeError, match="'labels'"):
+        _ = batch.labels
+
+
+def test_the_scripts_own_collate_makes_the_batch():
+    words = [torch.arange(n) for n in range(1, 5)]
+    batch = fetch(words, [0, 3], collate=lambda items: nn.utils.rnn.pad_sequence(items, batch_first=True))
+    assert batch.x.shape == (2, 4)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from range(3)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "collate", "says"),
+    [
+        (DataLoader(range(4), batch_size=2), None, r"batches\(loader\.dataset, batch_size=2, collate_fn="),
+        (Stream(), None, r"Stream is an IterableDataset.*update\(samples=\.\.\.\)"),
+        ({1, 2}, None, r"set has no __getitem__"),
+        ([1, 2], "pad", r"collate_fn is 'pad'"),
+    ],
+)
+def test_what_cannot_be_dealt_out_is_refused_with_what_to_write(dataset, collate, says):
+    with pytest.raises(ConfigError, match=says):
+        check_dataset(dataset, collate)
 
 
 def test_a_data_set_that_can_fetch_many_at_once_does():

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from chaosnet.node import gradients as gradients_module
 from chaosnet.node.gradients import Gradients
 from chaosnet.protocols.errors import ConfigError, MalformedMessage
 from chaosnet.protocols.step_sync import bundles
@@ -131,8 +132,11 @@ def test_accumulated_gradients_are_retracted_and_sent_late_from_then_on():
     assert not ready and not finished.retracted and finished.chunks == list(range(len(gradients.chunks)))
 
 
-@pytest.mark.parametrize("change", ["scale in place", "scale the data", "replace", "drop"])
-def test_gradients_changed_by_the_script_after_backward_are_retracted(change):
+@pytest.mark.parametrize("change", ["scale in place", "scale the data", "replace", "drop", "nothing"])
+@pytest.mark.parametrize("where", ["here", "on a device"])
+def test_gradients_changed_by_the_script_after_backward_are_retracted(change, where, monkeypatch):
+    if where == "on a device":  # Where digests cannot look.
+        monkeypatch.setattr(gradients_module, "_is_here", lambda tensor: False)
     model = net()
     gradients = Gradients(model, TINY_CHUNKS)
     gradients.arm(4)
@@ -142,11 +146,28 @@ def test_gradients_changed_by_the_script_after_backward_are_retracted(change):
         bias.grad.mul_(3)
     elif change == "scale the data":  # As GradScaler.unscale_, it leaves the tensor's version alone.
         bias.grad.data.mul_(3)
-    else:
+    elif change != "nothing":
         bias.grad = torch.ones(2) if change == "replace" else None
-    assert gradients.finish(4).retracted
+    assert gradients.finish(4).retracted == (change != "nothing")
     expected = torch.zeros(2) if bias.grad is None else bias.grad * 4
     assert torch.equal(gradients.lanes[0].contribution[:2], expected)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (3,), (2, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_gradients_of_any_stride_are_looked_at(shape, dtype):
+    model = nn.Module()
+    model.gate = nn.Parameter(torch.ones(shape, dtype=dtype))
+    gradients = Gradients(model, TINY_CHUNKS)
+    for changed in (False, True):
+        gradients.arm(2)
+        model.gate.grad = None
+        x = torch.ones(shape, dtype=dtype)
+        every_second = torch.stack([x, model.gate], -1)  # Of its gradient's memory is the gate's.
+        (every_second * torch.arange(1, 3, dtype=dtype)).sum().backward()
+        if changed:
+            model.gate.grad.data.mul_(3)
+        assert gradients.finish(2).retracted == changed
 
 
 def test_another_weight_than_announced_is_a_retraction():

@@ -15,6 +15,7 @@ def loop():
     sync = SimpleNamespace(view=None)
     loop.agent = SimpleNamespace(note=lambda notice, now_s: [], wake_at_s=None, sync=sync)
     loop.all_reduce = SimpleNamespace(completed=lambda step: [])
+    loop.steps = SimpleNamespace(completed=lambda *step: None)
     loop._member = True
     return loop
 

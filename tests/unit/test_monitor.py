@@ -81,15 +81,15 @@ def measured():
 
 
 def test_rates_are_kept_by_direction_with_age_and_source(measured):
-    (row,) = measured.status(now_s=15.0)["links"]
-    assert (row["a"], row["b"]) == ("a", "b")
-    assert (row["rate_mbit"], row["rate_age_s"], row["rate_source"]) == (100.0, 7.0, "probe")
-    assert (row["rate_back_mbit"], row["rate_back_age_s"], row["rate_back_source"]) == (
+    (row,) = measured.link_rows(now_s=15.0)
+    assert (row.a, row.b) == ("a", "b")
+    assert (row.rate_mbit, row.rate_age_s, row.rate_source) == (100.0, 7.0, "probe")
+    assert (row.rate_back_mbit, row.rate_back_age_s, row.rate_back_source) == (
         20.0,
         5.0,
         "replication",
     )
-    assert (row["rtt_min_ms"], row["rtt_median_ms"]) == (4.0, 4.0)
+    assert (row.rtt_min_ms, row.rtt_median_ms) == (4.0, 4.0)
 
 
 def test_an_all_reduce_is_as_fast_as_the_slower_direction_and_a_join_as_that_to_the_joiner(measured):
@@ -105,14 +105,14 @@ def test_planners_of_pipelines_get_the_rate_of_each_direction(measured):
 
 def test_what_was_not_measured_this_time_stays(measured):
     measured.reading("b", "a", reading(rtt_s=0.001), 20.0)
-    (row,) = measured.status(now_s=20.0)["links"]
-    assert (row["rate_mbit"], row["rate_age_s"], row["rtt_min_ms"]) == (100.0, 12.0, 1.0)
+    (row,) = measured.link_rows(now_s=20.0)
+    assert (row.rate_mbit, row.rate_age_s, row.rtt_min_ms) == (100.0, 12.0, 1.0)
 
 
 def test_of_two_ends_that_have_measured_a_direction_the_later_counts(measured):
     measured.reading("a", "b", LinkReading(sent_bps=50e6, sent_age_s=1.0), 20.0)
-    row = measured.status(20.0)["links"][0]
-    assert (row["rate_mbit"], row["rate_source"], row["rate_age_s"]) == (50.0, "traffic", 1.0)
-    assert row["rate_back_mbit"] == 20.0
+    row = measured.link_rows(20.0)[0]
+    assert (row.rate_mbit, row.rate_source, row.rate_age_s) == (50.0, "traffic", 1.0)
+    assert row.rate_back_mbit == 20.0
     measured.reading("b", "a", reading(100e6, age_s=5.0), 20.0)
-    assert measured.status(20.0)["links"][0]["rate_mbit"] == 50.0
+    assert measured.link_rows(20.0)[0].rate_mbit == 50.0

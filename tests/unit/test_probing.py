@@ -1,4 +1,4 @@
-"""`chaosnet.protocols.probing`: how fast new links are, one at a time."""
+"""`chaosnet.protocols.probing`: how fast new links are."""
 
 import statistics
 
@@ -8,7 +8,15 @@ from chaosnet.protocols.addresses import AddressBook
 from chaosnet.protocols.effects import Measured, RunIperf3, SendProbe, ServeIperf3, Transmit
 from chaosnet.protocols.events import Iperf3Done, Iperf3Serving, Received, Tick
 from chaosnet.protocols.messages import Iperf3Ready, Probe, ProbeRequest, ProbeResult
-from chaosnet.protocols.probing import PATIENCE_S, PROBE_BYTES, PROBES, Prober, enough, slope_bps
+from chaosnet.protocols.probing import (
+    MAX_SESSIONS,
+    PATIENCE_S,
+    PROBE_BYTES,
+    PROBES,
+    Prober,
+    enough,
+    slope_bps,
+)
 
 PARTS = 8
 PART = bytes(PROBE_BYTES // PARTS)
@@ -43,7 +51,7 @@ class Pair:
                     assert address == f"{other}:5201"
                     self.hand(me, self.iperf3(peer))
         for prober in self.probers.values():
-            assert prober.session is None or prober.wake_at_s is not None
+            assert not prober.sessions or prober.wake_at_s is not None
 
     def hand(self, me, event):
         self.perform(me, self.probers[me].handle(event, self.now_s))
@@ -60,8 +68,16 @@ def test_both_ends_learn_the_rate_of_what_comes_to_them():
         "a": ("b", pytest.approx(1e9), "probe"),
         "b": ("a", pytest.approx(9e9), "probe"),
     }
-    assert pair.probes == [("b", "a")] * PROBES + [("a", "b")] * PROBES
-    assert not any(prober.session for prober in pair.probers.values())
+    assert sorted(pair.probes) == [("a", "b")] * PROBES + [("b", "a")] * PROBES
+    assert not any(prober.sessions for prober in pair.probers.values())
+
+
+def test_both_directions_are_measured_at_once():
+    """They do not share what a link carries; one that does is shared when training, too."""
+    prober = Prober("a", "in-band", AddressBook())
+    prober.want("b", 0.0)
+    assert prober.handle(Received("b", Probe(index=0, count=8), PART), 0.0) == [SendProbe("b")]
+    assert prober.handle(Received("b", Probe(index=0, count=8), PART), 0.1) == []
 
 
 def test_a_slow_link_is_probed_once():
@@ -79,7 +95,7 @@ def test_the_median_counts():
         for index in range(PARTS):
             now_s += 8 * len(PART) / rate
             prober.handle(Received("b", Probe(index=index, count=PARTS), PART), now_s)
-    assert statistics.median(prober.session.rates_in) == pytest.approx(100e6)
+    assert statistics.median(prober.sessions["b"].rates_in) == pytest.approx(100e6)
 
 
 def test_the_rate_is_the_slope_of_all_but_the_first_parts():
@@ -100,18 +116,45 @@ def test_networks_that_hand_over_several_parts_at_once_do_not_fool_it():
     assert slope_bps([(at_s, 16384) for at_s in arrivals]) == pytest.approx(rate, rel=0.03)
 
 
-def test_one_link_at_a_time():
+def test_all_links_are_measured_at_once():
     prober = Prober("m", "in-band", AddressBook())
-    ask = Received("x", ProbeRequest())
-    assert prober.handle(ask, 0.0) == [SendProbe("x")]
+    for peer in "xy":
+        assert prober.handle(Received(peer, ProbeRequest()), 0.0) == [SendProbe(peer)]
+    assert prober.want("z", 0.0) == [Transmit("z", ProbeRequest())]
+    assert prober.want("z", 0.5) == []
+    for index in range(4):
+        for peer in "xyz":
+            prober.handle(Received(peer, Probe(index=index, count=16), bytes(1000)), 0.5 * index)
+    assert prober.closed("x", 2.0) == [Measured("x", pytest.approx(16_000.0), "probe")]
+    assert prober.closed("x", 2.0) == []
+    assert sorted(prober.sessions) == ["y", "z"]
+
+
+def test_of_probes_that_take_long_what_has_come_by_then_counts():
+    prober, patience_s = Prober("m", "in-band", AddressBook()), PATIENCE_S["in-band"]
+    for peer in "xy":
+        prober.handle(Received(peer, ProbeRequest()), 0.0)
+    for index in range(4):
+        prober.handle(Received("y", Probe(index=index, count=16), bytes(1000)), 0.5 * index)
+    assert prober.wake_at_s == patience_s
+    measured = prober.handle(Tick(), patience_s)
+    assert measured == [Measured("x", 0.0, "probe"), Measured("y", pytest.approx(16_000.0), "probe")]
+    assert prober.wake_at_s is None
+
+
+def test_iperf3_may_take_the_longer_the_more_links_are_measured():
+    prober, patience_s = Prober("m", "iperf3", AddressBook()), PATIENCE_S["iperf3"]
+    for peer in "xy":
+        prober.handle(Received(peer, ProbeRequest(kind="iperf3")), 0.0)
+    assert prober.handle(Tick(), patience_s) == [Measured("x", 0.0, "iperf3")]
+    assert prober.wake_at_s == 2 * patience_s
+
+
+def test_only_so_many_are_measured_for_those_who_ask():
+    prober = Prober("m", "in-band", AddressBook())
+    for number in range(MAX_SESSIONS):
+        assert prober.handle(Received(f"x{number}", ProbeRequest()), 0.0)
     assert prober.handle(Received("y", ProbeRequest()), 0.0) == []
-    assert prober.want("z", 0.0) == []
-    [gone, other] = prober.closed("x", 1.0)
-    assert (gone, other) == (Measured("x", 0.0, "probe"), SendProbe("y"))
-    assert prober.handle(Tick(), 1.0 + PATIENCE_S["in-band"]) == [
-        Measured("y", 0.0, "probe"),
-        Transmit("z", ProbeRequest()),
-    ]
 
 
 def test_both_asking_at_once_is_one_measurement():
@@ -163,14 +206,6 @@ def test_probes_without_payload_tell_nothing():
     prober.handle(Received("b", Probe(index=0, count=2)), 0.1)
     prober.handle(Received("b", Probe(index=0, count=3)), 0.1)
     assert prober.handle(Tick(), PATIENCE_S["in-band"]) == [Measured("b", 0.0, "probe")]
-
-
-def test_who_has_given_up_waiting_is_not_probed():
-    prober = Prober("m", "in-band", AddressBook())
-    for peer in "xy":
-        prober.handle(Received(peer, ProbeRequest()), 0.0)
-    assert prober.handle(Tick(), PATIENCE_S["in-band"]) == [Measured("x", 0.0, "probe")]
-    assert prober.session is None and not prober.asked
 
 
 def test_one_peer_starts_one_iperf3():

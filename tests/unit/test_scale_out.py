@@ -61,8 +61,11 @@ class Bench:
     """A joiner with its relay; `now_s` moves by hand."""
 
     def __init__(self, seeds=("a:1", "x:1"), patience_s=20.0):
-        self.relay, self.now_s = Relay("j", 0), 0.0
-        self.joiner = Joiner(self.relay, AddressBook(), seeds, REQUEST, patience_s, 0.0)
+        self.relay, self.now_s, self.waiting_bytes = Relay("j", 0), 0.0, 0
+        self.joiner = Joiner(
+            self.relay, AddressBook(), seeds, REQUEST, patience_s, 0.0,
+            is_far_behind=lambda state_bytes: self.waiting_bytes > state_bytes,
+        )  # fmt: skip
 
     def handle(self, event):
         effects = self.joiner.handle(event, self.now_s)
@@ -405,6 +408,36 @@ def test_short_of_memory_it_asks_to_join_in_blocking_mode(bench):
     bench.to_fetching()
     [_, again] = bench.handle(BacklogFull())
     assert again.message.body.blocking
+
+
+def test_with_more_results_to_come_than_the_state_is_it_asks_for_that_anew_and_the_cluster_is_to_wait(bench):
+    """Its state may overtake results on a slow link; as a member it would be waited for until all have come."""
+    bench.to_fetching(step_s=3.1)
+    bench.handle(ManifestKnown(7, MIN_PIECE_BYTES, 1))
+    bench.waiting_bytes = MIN_PIECE_BYTES + 1
+    bench.handle(ShardStored("a", 0, MIN_PIECE_BYTES, 1))
+    assert bench.joiner.state is State.LOADING
+    [discards, again] = bench.handle(CaughtUp())
+    assert discards == DiscardState()
+    assert again.message.body.blocking
+
+
+def test_with_as_many_results_to_come_as_the_state_is_it_is_ready(bench):
+    bench.to_fetching()
+    bench.handle(ManifestKnown(7, MIN_PIECE_BYTES, 1))
+    bench.waiting_bytes = MIN_PIECE_BYTES
+    bench.handle(ShardStored("a", 0, MIN_PIECE_BYTES, 1))
+    assert bodies(bench.handle(CaughtUp())) == [ScaleOutReady(node="j")]
+
+
+def test_far_behind_it_does_not_say_that_the_state_will_be_whole_soon(bench):
+    bench.to_fetching(step_s=3.1)
+    bench.handle(ManifestKnown(7, 8 * MIN_PIECE_BYTES, 1))
+    bench.waiting_bytes = 8 * MIN_PIECE_BYTES + 1
+    for piece in range(7):
+        bench.now_s += 1.0
+        start = piece * MIN_PIECE_BYTES
+        assert not bodies(bench.handle(ShardStored("a", start, start + MIN_PIECE_BYTES, 1)))
 
 
 def test_a_newer_plan_replaces_the_pull_under_way(bench):

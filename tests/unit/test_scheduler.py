@@ -29,7 +29,6 @@ from chaosnet.protocols.messages import (
     ReplicationPlan,
     Report,
     ScaleInRequest,
-    ScaleOutAbort,
     ScaleOutReady,
     ScaleOutRefused,
     ScaleOutRequest,
@@ -206,6 +205,58 @@ def test_a_thin_overlay_is_repaired_as_if_somebody_had_asked():
     assert bench.proposed().links == (("a", "b"), ("a", "c"), ("b", "c"))
 
 
+def test_a_repair_adds_all_links_that_are_missing_at_once():
+    """One a step would leave the overlay thin for as many steps, and plan the trees anew for each."""
+    bench = Bench("abcdef", [("a", each) for each in "bcdef"])
+    first = bench.proposed()
+    assert len(first.links) == 5 + 3
+    effects = bench.enter(first, 11)
+    assert [each.node for each in effects] == ["b - c", "d - e", "b - f"]
+    assert bench.scheduler.proposal is None and not bench.scheduler.queue
+
+
+def test_the_other_links_of_a_repair_are_tried_again_after_who_has_asked():
+    bench = Bench("abcdef", [("a", each) for each in "bcdef"])
+    first = bench.proposed()
+    bench.receive("f", ScaleInRequest(node="f"))
+    bench.receive("b", PrepareFailed(key=first.key, node="b", link=("b", "c"), reason="no route"))
+    second = bench.scheduler.proposal.view
+    assert second.member_ids == ("a", "b", "c", "d", "e")
+    bench.take_sent()
+    bench.enter(second, 11)
+    third = bench.proposed()
+    assert {*third.links} - {*second.links} == {("d", "e")}
+
+
+def test_links_of_a_repair_do_not_wait_for_a_node_that_can_open_none():
+    bench = Bench("abcdefgh", [("a", each) for each in "bcdefgh"])
+    view = bench.proposed()
+    there = {("a", each) for each in "bcdefgh"}
+    assert {*view.links} - there == {("b", "c"), ("d", "e"), ("f", "g"), ("b", "h")}
+    for bad in (("b", "c"), ("b", "h")):
+        bench.receive("b", PrepareFailed(key=view.key, node="b", link=bad, reason="no route"))
+        view = bench.scheduler.proposal.view
+    assert {*view.links} - there == {("d", "e"), ("f", "g")}
+
+
+def test_a_leave_does_not_wait_for_a_repair_while_nobody_trains():
+    bench = Bench("abc", [("a", "b"), ("b", "c")])
+    assert bench.proposed().link_set > {("a", "b"), ("b", "c")}
+    bench.receive("c", ScaleInRequest(node="c"))
+    assert bench.scheduler.proposal.view.member_ids == ("a", "b", "c")
+    for seconds in range(1, 12):
+        bench.scheduler.tick(float(seconds))
+    assert bench.scheduler.flush is not None
+    assert bench.scheduler.leaving_at_flush == "c"
+
+
+def test_a_repair_without_any_possible_link_is_given_up():
+    bench = Bench("abc", [("a", "b"), ("b", "c")])
+    key = bench.scheduler.proposal.view.key
+    bench.receive("a", PrepareFailed(key=key, node="a", link=("b", "c"), reason="it was there"))
+    assert bench.scheduler.proposal is None and not bench.scheduler.queue
+
+
 def test_a_repair_that_cannot_be_is_not_tried_again_until_its_end_joins_anew():
     """Nodes may share no network. Each attempt takes seconds, in which no other change gets its turn."""
     bench = Bench("abc", [("a", "b"), ("b", "c")])
@@ -277,6 +328,16 @@ def test_when_nobody_trains_a_leaver_goes_with_a_flush(bench):
     bench.scheduler.tick(LEAVE_PATIENCE_S + 0.1)
     assert any(isinstance(body, Flush) for _, body in bench.take_sent())
     assert bench.scheduler.leaving_at_flush == "c"
+
+
+def test_a_leaver_waits_for_the_vote_as_long_as_steps_take(bench):
+    bench.scheduler.admission.costs = lambda: (0, 20.0)
+    bench.receive("c", ScaleInRequest(node="c"))
+    bench.take_sent()
+    bench.scheduler.tick(59.9)
+    assert not any(isinstance(body, Flush) for _, body in bench.take_sent())
+    bench.scheduler.tick(60.5)
+    assert any(isinstance(body, Flush) for _, body in bench.take_sent())
 
 
 def test_a_step_that_somebody_has_completed_in_a_view_shows_that_nobody_acts_in_older_ones():
@@ -486,13 +547,6 @@ def test_a_parked_scheduler_lets_nobody_in_and_leaves_it_to_the_joiners_patience
     assert join(bench) == ([], [])
 
 
-def test_a_joiner_that_gives_up_is_removed():
-    bench = Bench(links=[*TRIANGLE, ("a", "j")], observers="j")
-    bench.take_sent()
-    bench.receive("j", ScaleOutAbort(node="j", reason="no memory"))
-    assert bench.scheduler.proposal.view.observer_ids == ()
-
-
 def test_a_joiner_that_is_in_no_view_any_more_is_told(bench):
     _, sent = bench.receive("j", ScaleOutReady(node="j"))
     assert sent == [("j", Expelled(node="j", reason="it is not in the view any more", key=(1, 1)))]
@@ -568,6 +622,31 @@ def test_the_newest_view_that_anybody_has_switched_to_counts_as_active(bench):
     install = installs(sent)[0]
     assert install.view.key > (1, 2)
     assert [each.key for each in install.priors] == [(1, 2), (1, 1)]
+
+
+@pytest.mark.parametrize("flushes", [1, 2])
+def test_what_came_into_force_with_a_step_that_only_others_have_completed_is_told_all_the_same(
+    bench, flushes
+):
+    _, [(_, prepare)] = bench.receive("c", ScaleInRequest(node="c"))
+    view, old = prepare.view, Electorate(key=(1, 1), members=("a", "b", "c"))
+    for _ in range(flushes):
+        bench.scheduler.start_flush("n is silent", 0.0)
+    bench.flush_ok("a", number=flushes)
+    effects, sent = bench.flush_ok("b", key=view.key, step=11, view=view, priors=(old,), number=flushes)
+    assert installs(sent)
+    assert effects == [Happened("left", "c", "now 2 members, 1 links", 10)]
+    assert not bench.scheduler.queue
+
+
+def test_what_was_proposed_and_came_into_force_nowhere_is_proposed_again(bench):
+    bench.receive("c", ScaleInRequest(node="c"))
+    bench.scheduler.start_flush("n is silent", 0.0)
+    for node in "abc":
+        effects, sent = bench.flush_ok(node)
+    assert effects == []
+    bench.enter(installs(sent)[0].view, 10)
+    assert bench.proposed().member_ids == ("a", "b")
 
 
 def test_a_scheduler_that_began_with_a_step_asks_for_the_commit_before(bench):

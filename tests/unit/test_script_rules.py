@@ -1,4 +1,4 @@
-"""What `Trainer` refuses or tells of a script that does update()'s work itself; LR schedules; comparing."""
+"""What `Trainer` refuses or tells of a script that changes what is the cluster's; LR schedules; comparing."""
 
 import pytest
 import torch
@@ -45,48 +45,7 @@ def sgd(model):
     return torch.optim.SGD(model.parameters(), 0.1)
 
 
-# --- what belongs to update() ---
-
-
-@pytest.mark.realtime
-def test_optimizer_step_in_the_script_is_refused(start):
-    model = make_model()
-    optimizer = sgd(model)
-    trainer = start(model, optimizer)
-    backward(model)
-    trainer.update()
-    backward(model)
-    with pytest.raises(ConfigError, match=r"update\(\) steps the optimizer.*delete that line"):
-        optimizer.step()
-    trainer.update()
-    trainer.close()
-    backward(model)
-    optimizer.step()  # Out of the cluster the script may do as it likes.
-
-
-@pytest.mark.realtime
-def test_scaler_step_in_the_script_is_refused(start):
-    model = make_model()
-    optimizer = sgd(model)
-    start(model, optimizer)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    scaler.scale(model(torch.ones(3, 4)).square().mean()).backward()
-    with pytest.raises(ConfigError, match=r"scaler\.step\(optimizer\)"):
-        scaler.step(optimizer)
-
-
-@pytest.mark.realtime
-def test_a_scheduler_that_the_script_steps_too_is_refused_by_name(start):
-    model = make_model()
-    optimizer = sgd(model)
-    schedule = schedulers.StepLR(optimizer, 5)
-    trainer = start(model, optimizer, schedule)
-    backward(model)
-    trainer.update()
-    schedule.step()
-    backward(model)
-    with pytest.raises(ConfigError, match=r"StepLR\.step\(\) was called by the script"):
-        trainer.update()
+# --- what belongs to the cluster ---
 
 
 @pytest.mark.realtime
@@ -180,6 +139,17 @@ def test_a_schedule_by_samples_is_stepped_by_those_of_the_cluster(start):
         trainer.update(samples=7)  # 7, 14, 21, 28.
         rates.append(optimizer.param_groups[0]["lr"])
     assert rates == [0.1, 0.05, 0.025, 0.025]
+
+
+def test_after_a_rejoin_to_an_older_state_the_script_may_end_the_same_epoch_again():
+    optimizer = sgd(make_model())
+    schedule = LRSchedule(schedulers.StepLR(optimizer, 1), optimizer, "epoch")
+    older = schedule.to_plain()
+    schedule.called("", ())
+    with pytest.raises(ConfigError, match="within an epoch"):
+        schedule.called("", ())
+    schedule.from_plain(older)
+    schedule.called("", ())
 
 
 FINITE = {

@@ -1,5 +1,6 @@
 """`chaosnet.protocols.step_sync`: one step after the other, the same for all, whatever is torn on the way."""
 
+import itertools
 from collections import deque
 
 import msgspec
@@ -119,6 +120,31 @@ def kinds(effects, kind):
 # --- an undisturbed step ---
 
 
+STAR = view("abcd", dict.fromkeys("bcd", "a"), "a")
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations("bcd")), ids="".join)
+def test_who_comes_first_changes_nothing_of_what_is_summed(order):
+    root = StepSync("a", 1)
+    root.enter(STAR, 0)
+    brought = {"b": 0.1, "c": 0.2, "d": 0.3}  # 0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1.
+    effects = root.handle(Contributed((0,), 1.0))
+    effects += root.handle(LocalReady(Contribution(weight=1.0, metrics={"loss": (0.0, 1.0)})))
+    for child in order:
+        weight = brought[child]
+        mine = Contribution(weight=weight, metrics={"loss": (weight, weight)})
+        effects += root.handle(Received(child, Up(key=STAR.key, step=0, chunk=0, weight=weight), child))
+        effects += root.handle(Received(child, Ready(key=STAR.key, step=0, vote=None, contribution=mine)))
+    assert {(each.payload, each.place) for each in kinds(effects, fx.Accumulate)} == {
+        ("b", 0),
+        ("c", 1),
+        ("d", 2),
+    }
+    assert kinds(effects, fx.FinishChunks) == [fx.FinishChunks(0, range(1), 0.1 + 0.2 + 0.3 + 1.0, True)]
+    (done,) = kinds(effects, fx.StepCompleted)
+    assert done.commit.total.metrics == {"loss": (0.1 + 0.2 + 0.3, 1.0 + 0.1 + 0.2 + 0.3)}
+
+
 def test_all_complete_the_step_when_all_have_contributed(chain):
     chain.train()
     assert chain.steps() == {"a": 1, "b": 1, "c": 1}
@@ -137,8 +163,8 @@ def test_the_sum_goes_up_once_a_whole_subtree_is_in_and_the_result_comes_down(ch
     assert chain.told["b"] == [fx.ViewEntered(CHAIN, 0)]  # It waits for c.
     chain.train("c")
     assert kinds(chain.told["b"], fx.Accumulate) == [
-        fx.Accumulate(range(1), "c's bytes"),
-        fx.Accumulate(range(1, 2), "c's bytes"),
+        fx.Accumulate(range(1), "c's bytes", 0),
+        fx.Accumulate(range(1, 2), "c's bytes", 0),
     ]
     chain.train("a")
     assert kinds(chain.told["a"], fx.FinishChunks) == [
@@ -337,7 +363,7 @@ def test_messages_from_the_next_step_wait_for_it(chain):
         for message in (*down, commit)
         for effect in chain.syncs["b"].handle(Received("a", message, "bytes"))
     ]
-    assert fx.Accumulate(range(1), "early") in effects
+    assert fx.Accumulate(range(1), "early", 0) in effects
 
 
 def test_a_chunk_that_does_not_exist_is_the_peers_mistake(chain):
@@ -540,6 +566,21 @@ def test_an_observer_begins_anew_when_results_that_wait_for_it_would_take_too_mu
     sync.check_invariants()
 
 
+@pytest.mark.parametrize(
+    "commits, state_bytes, far",
+    [(12, 1199, True), (12, 1200, False), (9, 100, True), (8, 100, False), (0, 0, False)],
+)
+def test_an_observer_knows_by_commits_whether_more_results_wait_than_the_state_is(commits, state_bytes, far):
+    """Of few steps they may just be late."""
+    sync = StepSync("o", 1, result_bytes=100)
+    listening = view("a", {"o": "a"}, "a", observers="o")
+    sync.observe(listening, 5)
+    total = Contribution(weight=1.0)
+    for step in range(5, 5 + commits):
+        sync.handle(Received("a", Commit(key=listening.key, step=step, switch=None, total=total), None))
+    assert sync.is_far_behind(state_bytes) is far
+
+
 @pytest.mark.parametrize("stays", [True, False])
 def test_results_of_before_are_not_sent_to_observers_that_have_gone_or_begin_anew(stays):
     parent, links = {"b": "a", "o": "b", "p": "b"}, (("a", "b"), ("b", "o"), ("b", "p"))
@@ -582,4 +623,4 @@ def test_who_begins_later_than_others_takes_up_what_they_have_sent():
     sync = StepSync("a", 1)
     up = Received("b", Up(key=(1, 1), step=0, chunk=0, weight=2.0), "of b")
     assert sync.handle(up) == []
-    assert fx.Accumulate(range(1), "of b") in sync.begin(view, 0)
+    assert fx.Accumulate(range(1), "of b", 0) in sync.begin(view, 0)

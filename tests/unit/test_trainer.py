@@ -190,7 +190,7 @@ def test_epochs_ends_when_the_loop_inside_was_left(start, data):
 
 def test_forgetting_update_is_noticed(start, data):
     trainer = start()
-    with pytest.raises(ConfigError, match="without update"):
+    with pytest.raises(ConfigError, match=r"without optimizer\.step\(\) or trainer\.update"):
         for batch in trainer.batches(data, batch_size=8):
             loss_of(trainer.model, batch).backward()
 
@@ -245,7 +245,7 @@ def test_numbers_are_within_what_the_cluster_takes(settings):
     "settings",
     [{"links": "h:1"}, {"links": (1,)}, {"join": ("h:1",)}, {"listen": 5555}, {"name": 7}, {"neighbors": "2"},
      {"sync_policy": 5}, {"probe": 5}, {"blocking": "no"}, {"insecure": "no"}, {"key": 7}, {"allowed_keys": 7},
-     {"seed": "x"}, {"chunk_bytes": 1e6}, {"max_grad_norm": "1"}, {"max_grad_norm": 0},
+     {"seed": "x"}, {"chunk_bytes": 0.5}, {"max_grad_norm": "1"}, {"max_grad_norm": 0},
      {"after_step": 5},
      {"checkpoint_dir": 7}, {"checkpoint_dir": "d", "every": [1]}, {"checkpoint_dir": "d", "resume": "no"},
      {"guard": 5}, {"guard": "skip", "guard_factor": "10"}],
@@ -512,9 +512,24 @@ def test_status_shows_the_cluster(start, data):
     trainer = start(name="solo")
     train(trainer, trainer.batches(data, batch_size=8))
     status = trainer.status()
-    assert (status["node"], status["scheduler"], status["phase"]) == ("solo", "solo", "member")
-    assert [member["node"] for member in status["members"]] == ["solo"]
-    assert status["step"] >= 3  # It counts rounds, also those in which nobody had samples yet.
+    assert (status.node, status.scheduler, status.phase) == ("solo", "solo", "member")
+    assert [member.node for member in status.members] == ["solo"]
+    assert status.step >= 3  # It counts rounds, also those in which nobody had samples yet.
+
+
+def test_the_history_of_a_status_has_the_means_of_each_step_and_is_there_when_it_is_asked_for(start, data):
+    trainer = start()
+    told = []
+    for batch in trainer.batches(data, batch_size=8):
+        loss_of(trainer.model, batch).backward()
+        trainer.mean(float(len(told)))
+        trainer.update()
+        told.append(trainer.metrics)
+    assert told == [{"loss": 0.0}, {"loss": 1.0}, {"loss": 2.0}]
+    steps = trainer.status(history=True).steps
+    assert [row.metrics for row in steps if row.metrics] == told
+    assert sum(row.samples for row in steps) == LENGTH
+    assert (trainer.status().steps, trainer.status().metrics) == ((), told[-1])
 
 
 def test_a_trainer_that_cannot_listen_leaves_the_script_as_it_was_and_may_try_again():

@@ -1,8 +1,12 @@
 """`chaosnet.protocols.waiting` and `chaosnet.scheduler.waits`: whom all wait for."""
 
+import msgspec
+from statuses import STATUS
+
 from chaosnet import dashboard
 from chaosnet.protocols.effects import Happened
 from chaosnet.protocols.messages import Lack, Member, Report, View
+from chaosnet.protocols.status import WaitRow
 from chaosnet.protocols.waiting import FIRST_S, LEAST_S, StepClock
 from chaosnet.scheduler.monitor import ClusterMonitor
 from chaosnet.scheduler.waits import Waits
@@ -97,12 +101,9 @@ def test_a_step_that_waits_for_a_joiner_to_fetch_the_state_is_not_usual():
 def test_status_shows_who_is_waited_for_and_for_how_long():
     bench = Bench()
     bench.after(25, b={"idle_s": 25})
-    waiting = bench.waits.status(bench.began_s + 25)
-    assert waiting == {"for": ["b"], "seconds": 25.0, "why": "its script has not called update()"}
-    status = {
-        **bench.monitor.status(30.0), "waiting": waiting,
-        "scheduler": "a", "term": 1, "step": 5, "samples_per_s": 0.0,
-    }  # fmt: skip
+    waiting = bench.waits.row(bench.began_s + 25)
+    assert waiting == WaitRow(whom=("b",), seconds=25.0, why="its script has not called update()")
+    status = msgspec.structs.replace(STATUS, members=bench.monitor.member_rows(30.0), waiting=waiting)
     assert "waits for b, 25 s: its script has not called update()" in dashboard.headline(status).plain
     cells = [str(cell) for cell in dashboard.members(status).columns[2].cells]
     assert cells == ["active", "idle 25 s", "active"]

@@ -1,0 +1,12 @@
+"""How commands are listed."""
+
+from __future__ import annotations
+
+import click
+
+
+class Unsorted(click.Group):
+    """Lists commands in the order in which one meets them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)

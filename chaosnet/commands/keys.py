@@ -1,0 +1,76 @@
+"""Who may join: `chaosnet keygen`, `invite`, `allow`, `revoke`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from ..options import Address, PublicKey, Whole
+from ..protocols.errors import ConfigError
+from .node_options import keyed
+
+
+@click.command(short_help="Make a key for this machine's nodes.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Default: the user's own key file."
+)
+@click.option("--force", is_flag=True, help="Replace a key that is there.")
+def keygen(out: Path | None, force: bool) -> None:
+    """Make a key pair, keep it in a file that only this user can read, and print the public key."""
+    from ..identity import default_file
+    from ..node.keys import KeyPair, save
+
+    pair, file = KeyPair.new(), out or default_file()
+    save(pair, file, force)
+    click.echo(f"kept in {file}; its public key:", err=True)
+    click.echo(pair.public)
+
+
+@click.command(short_help="Let one more node in, once.")
+@click.argument("address", type=Address())
+@click.option("--minutes", type=Whole(1, 7 * 24 * 60), default=10, show_default=True, help="Then it expires.")
+@click.option(
+    "--at", type=Address(), help="Where the node is to look for the cluster. Default: as members say."
+)
+@keyed
+def invite(address: str, minutes: int, at: str | None) -> None:
+    """Print a token that lets one node into the cluster of the node at ADDRESS:
+
+    \b
+    chaosnet run --listen 0.0.0.0:5555 --join TOKEN train.py
+    """
+    from ..invite import make
+
+    token = make(address, minutes * 60.0, at)
+    use = "chaosnet run --listen HOST:PORT --join TOKEN SCRIPT"
+    click.echo(f"good for one node, for {minutes} minutes: {use}", err=True)
+    click.echo(token)
+
+
+@click.command(short_help="Let a key in.")
+@click.argument("address", type=Address())
+@click.argument("public", type=PublicKey(), metavar="KEY")
+@keyed
+def allow(address: str, public: str) -> None:
+    """Let the holder of KEY, a public one, into the cluster of the node at ADDRESS."""
+    _command_key(address, "allow", public)
+
+
+@click.command(short_help="Throw a key out, for good.")
+@click.argument("address", type=Address())
+@click.argument("public", type=PublicKey(), metavar="KEY")
+@keyed
+def revoke(address: str, public: str) -> None:
+    """Shut KEY out of the cluster of the node at ADDRESS; a member that uses it is expelled."""
+    _command_key(address, "revoke", public)
+
+
+def _command_key(address: str, verb: Literal["allow", "revoke"], key: str) -> None:
+    from .. import client
+
+    answer = client.command_key(address, verb, key)
+    if not answer.ok:
+        raise ConfigError(f"{verb} {key}: {answer.text}")
+    click.echo(answer.text)

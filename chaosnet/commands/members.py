@@ -1,0 +1,71 @@
+"""What changes a running cluster: `chaosnet leave`, `go-on`, `link`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from ..options import Address, Peer
+from ..protocols.errors import ConfigError
+from .groups import Unsorted
+from .node_options import keyed
+
+
+@click.command(short_help="Have a node leave; the others go on.")
+@click.argument("address", type=Address())
+@keyed
+def leave(address: str) -> None:
+    """Have the node at HOST:PORT finish its step and leave; the others go on."""
+    from .. import client
+
+    click.echo(client.leave(address).text)
+
+
+@click.command("go-on", short_help="Have a node that waits go on without those it lost.")
+@click.argument("address", type=Address())
+@keyed
+def go_on(address: str) -> None:
+    """Tell the node at HOST:PORT, which waits, that the members it cannot reach are gone for good.
+
+    It goes on without them, with those it can reach. Be sure that they are dead, or that they wait, too: if they
+    train on, one of the two parts is undone when they meet. Say it in one part of the cluster only.
+    """
+    from .. import client
+
+    answer = client.go_on(address)
+    click.echo(answer.text, err=not answer.ok)
+    if not answer.ok:
+        sys.exit(1)
+
+
+@click.group(cls=Unsorted, short_help="Add or remove a link between two nodes.")
+def link() -> None:
+    """Add or remove a link between two members, while they train."""
+
+
+@link.command("add", short_help="Open a link.")
+@click.argument("a", type=Address(), metavar="A")
+@click.argument("b", type=Peer(), metavar="B")
+@keyed
+def link_add(a: str, b: str) -> None:
+    """Open a link between the node at A (HOST:PORT) and B (HOST:PORT or name)."""
+    _change_link(a, b, connect=True)
+
+
+@link.command("remove", short_help="Close a link.")
+@click.argument("a", type=Address(), metavar="A")
+@click.argument("b", type=Peer(), metavar="B")
+@keyed
+def link_remove(a: str, b: str) -> None:
+    """Close the link between the node at A (HOST:PORT) and B (HOST:PORT or name)."""
+    _change_link(a, b, connect=False)
+
+
+def _change_link(a: str, b: str, connect: bool) -> None:
+    from .. import client
+
+    answer = client.change_link(a, b, connect)
+    if not answer.ok:
+        raise ConfigError(f"link {'add' if connect else 'remove'} {a} {b}: {answer.text}")
+    click.echo(answer.text)

@@ -1,0 +1,73 @@
+"""Options from the table of settings. They reach a Trainer, and clients, through the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import click
+
+from ..options import Peer, Peers, Switch
+from ..settings_table import SETTINGS, Setting
+
+Command = Callable[..., None]
+ON_THE_COMMAND_LINE = tuple(setting for setting in SETTINGS.values() if setting.option)
+
+
+def help_of(setting: Setting) -> str:
+    """What `--help` says. The default is said of options that take a value and are not repeated."""
+    text = setting.option_help or setting.help
+    if isinstance(setting.check, Switch | Peers) or not setting.shown_default:
+        return text
+    return f"{text} Default: {setting.shown_default}."
+
+
+def option_of(setting: Setting, **how: Any) -> Callable[[Command], Command]:
+    """The option, under the setting's name."""
+    several, flag = isinstance(setting.check, Peers), isinstance(setting.check, Switch)
+    return click.option(
+        setting.option,
+        setting.name,
+        type=None if flag else Peer() if several else setting.check,
+        is_flag=flag,
+        multiple=several,
+        metavar=setting.metavar,
+        help=help_of(setting),
+        **how,
+    )
+
+
+def node_options(command: Command) -> Command:
+    """Adds an option for each setting that has one."""
+    return _with(command, map(option_of, ON_THE_COMMAND_LINE))
+
+
+def keyed(command: Command) -> Command:
+    """Adds the options that say which key to show; the command need not take them."""
+
+    def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        into_environment({str(param.name): value})
+
+    both = (SETTINGS["key"], SETTINGS["insecure"])
+    return _with(command, (option_of(each, expose_value=False, callback=keep) for each in both))
+
+
+def into_environment(given: Mapping[str, Any]) -> None:
+    """What was said, by the names of settings, as the environment says it."""
+    for name, value in given.items():
+        setting = SETTINGS[name]
+        if value is None or value is False or value in ("", ()):
+            continue
+        if value is True:
+            text = "0" if setting.turns_off else "1"
+        else:
+            text = ",".join(value) if isinstance(value, tuple) else str(value)
+        os.environ[setting.variable] = text
+
+
+def _with(command: Command, options: Iterable[Callable[[Command], Command]]) -> Command:
+    """In the order in which --help lists them: a decorator above another comes first."""
+    for add in reversed([*options]):
+        command = add(command)
+    return command

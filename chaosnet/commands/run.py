@@ -1,0 +1,50 @@
+"""`chaosnet run`: a script as a node of a cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..node.endpoint import shown
+from ..options import Script
+from .node_options import into_environment, node_options
+
+
+@click.command(context_settings={"allow_interspersed_args": False}, short_help="Run a script as a node.")
+@node_options
+@click.argument("script", type=Script())
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(script: Path, args: tuple[str, ...], **given: Any) -> None:
+    """Run SCRIPT as a node of a cluster: its Trainer takes these options where it is not given its own."""
+    from ..preflight import check_environment
+    from ..script import run_script
+
+    check_together(given)
+    into_environment(given)
+    check_environment()
+    run_script(script, args)
+
+
+def check_together(given: Mapping[str, Any]) -> None:
+    """Raises: click.BadOptionUsage for options that make no sense together."""
+    links, neighbors, join = given["links"], given["neighbors"], given["join"]
+    resumes = given["resume"] or given["resume_from"] is not None
+    if links and neighbors is not None:
+        raise click.BadOptionUsage(
+            "--link", f"{links[0]!r} beside --neighbors {neighbors} (expected one of them)"
+        )
+    if resumes and not (given["checkpoint_dir"] or os.environ.get("CHAOSNET_CHECKPOINT_DIR")):
+        raise click.BadOptionUsage(
+            "--resume" if given["resume"] else "--resume-from",
+            "without --checkpoint-dir (expected the folder to resume from)",
+        )
+    if links and not join:
+        raise click.BadOptionUsage(
+            "--link", f"{links[0]!r} without --join (a node that joins nobody has no links)"
+        )
+    if given["new"] and join:
+        raise click.BadOptionUsage("--new", f"beside --join {shown(join)} (expected one of them)")

@@ -1,0 +1,76 @@
+"""`chaosnet status`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ..options import Address
+from ..protocols.errors import PeerUnreachable
+from .node_options import keyed
+
+if TYPE_CHECKING:
+    from ..protocols.status import Status
+
+
+@click.command(short_help="Show a running cluster.")
+@click.argument("address", type=Address())
+@keyed
+@click.option("--json", "as_json", is_flag=True, help="As JSON; its schema is protocols/status.py.")
+@click.option("--history", is_flag=True, help="With all events and steps that the scheduler has kept.")
+@click.option("--watch", is_flag=True, help="Go on until Ctrl+C; if the node dies, with another one.")
+def status(address: str, as_json: bool, history: bool, watch: bool) -> None:
+    """Show members, links, step and recent events of the cluster that the node at HOST:PORT belongs to."""
+    from .. import client
+
+    if not watch:
+        found = client.status(address, history=history)
+        click.echo(_json(found, indent=2)) if as_json else _show(found)
+        return
+    try:
+        _watch_json(address, history) if as_json else _watch(address, history)
+    except KeyboardInterrupt:
+        return  # That is how watching ends.
+
+
+def _json(found: Status, indent: int) -> str:
+    """`indent`: of a line; -1: all on one."""
+    import msgspec
+
+    from ..protocols.status import to_json
+
+    return msgspec.json.format(to_json(found), indent=indent).decode()
+
+
+def _show(found: Status) -> None:
+    from .. import dashboard
+    from ..console import console
+
+    console().print(dashboard.cluster(found))
+
+
+def _watch_json(address: str, history: bool) -> None:
+    from .. import client
+
+    for found in client.watch(address, history=history):
+        click.echo(_json(found, indent=-1))
+
+
+def _watch(address: str, history: bool) -> None:
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    from .. import client, dashboard
+
+    def say(error: PeerUnreachable) -> None:
+        live.update(
+            Group(Text(str(error), style="red"), dashboard.cluster(dashboard.lately(found))), refresh=True
+        )
+
+    statuses = client.watch(address, history=history, on_silence=say)
+    found = next(statuses)
+    with Live(dashboard.cluster(dashboard.lately(found)), screen=True, auto_refresh=False) as live:
+        for found in statuses:
+            live.update(dashboard.cluster(dashboard.lately(found)), refresh=True)

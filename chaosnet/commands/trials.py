@@ -1,0 +1,62 @@
+"""On this machine alone: `chaosnet demo`, `soak`, `testbed`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..options import Amount, Whole
+
+
+@click.command(short_help="See it work on this machine (half a minute).")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("runs/demo"), show_default=True,
+    help="Folder for the summary, the picture and the nodes' logs.",
+)  # fmt: skip
+@click.option(
+    "--seed", type=Whole(0, 2**31), default=0, show_default=True, help="Of the model and the data split."
+)
+def demo(out: Path, seed: int) -> None:
+    """Train on this machine with nodes that join, leave and are killed. Takes half a minute."""
+    from ..demo import run_demo
+
+    run_demo(out, seed)
+
+
+@click.command(short_help="Harm a cluster on this machine for a long time, and check that nothing is lost.")
+@click.option("--minutes", type=Amount(0.1, 10_000), default=60.0, show_default=True, metavar="M")
+@click.option(
+    "--every", type=Amount(0.1, 600), default=5.0, show_default=True, metavar="SECONDS",
+    help="Between two faults, on average.",
+)  # fmt: skip
+@click.option(
+    "--kill-scheduler", "kills", type=Whole(1, 100_000), metavar="N",
+    help="Nothing but kill -9 of whoever is the scheduler, N times, as fast as the cluster recovers.",
+)  # fmt: skip
+@click.option("--seed", type=Whole(0, 2**31), default=0, show_default=True, help="Of the choice of faults.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("runs/soak"), show_default=True,
+    help="Folder for the summary, the picture and the nodes' logs.",
+)  # fmt: skip
+def soak(minutes: float, every: float, kills: int | None, seed: int, out: Path) -> None:
+    """Train on six processes that are killed, stopped, cut off, that leave and join, every few seconds.
+
+    Exit code 1 if a step was lost, states differ, memory grew, or a new scheduler took too long.
+    """
+    from ..soak import run_soak
+
+    run_soak(minutes, 0.0 if kills else every, seed, out, kills)
+
+
+@click.command(
+    short_help="Make links like the edge's on this machine.",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True},
+)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def testbed(args: tuple[str, ...]) -> None:
+    """Overlays of shaped links on this machine; see `chaosnet testbed --help`."""
+    from ..testbed import testbed as group  # Imports what --help need not wait for.
+
+    group.main(list(args), prog_name="chaosnet testbed", standalone_mode=False)

@@ -1,0 +1,166 @@
+"""The usual loop: `optimizer.step()` and `scheduler.step()` of a script lead to the cluster's step.
+
+    loss.backward(); optimizer.step(); scheduler.step(); optimizer.zero_grad()
+
+`step` of the optimizer's object is replaced, and not hooked: a pre-hook cannot leave out a step in which the cluster
+has nothing to apply. Whoever calls the class's own step past that meets the pre-hook of script_rules.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import MethodType
+from typing import Any
+
+import torch
+
+from .named_updates import NamedOptimizers, NamedSchedulers
+from .protocols.errors import ConfigError
+
+AMP = "_step_supports_amp_scaling"  # GradScaler then calls step() also where a gradient has overflowed.
+SCALING = ("grad_scale", "found_inf")  # What it leaves at the optimizer for that call.
+
+
+class ScriptLoop:
+    """Calls of step() by the script become calls of ours, until `remove`.
+
+    Args:
+        on_step: With the name of the update (None if updates have none), and whether a GradScaler has found a
+            gradient that is not finite.
+        on_schedule: With the name of the update ("" if none), and what step() was given.
+    Attributes:
+        is_ours: Are steps those of chaosnet just now?
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        scheduler: Any,
+        on_step: Callable[[str | None, bool], None],
+        on_schedule: Callable[[str, tuple[Any, ...]], None],
+    ) -> None:
+        self.is_ours = False
+        named = isinstance(optimizer, NamedOptimizers)
+        self._steps = [
+            _OptimizerStep(part, functools.partial(on_step, name), lambda: self.is_ours)
+            for name, part in (optimizer.parts.items() if named else [(None, optimizer)])
+        ]
+        parts = scheduler.parts if isinstance(scheduler, NamedSchedulers) else {"": scheduler}
+        self._schedules = [
+            _SchedulerStep(part, functools.partial(on_schedule, name), lambda: self.is_ours)
+            for name, part in parts.items()
+            if hasattr(type(part), "step")  # Else it is left as it is; None, for no scheduler, has none.
+        ]
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """Within it, steps are those of chaosnet."""
+        self.is_ours = True
+        try:
+            yield
+        finally:
+            self.is_ours = False
+
+    def remove(self) -> None:
+        """The script's steps are its own again."""
+        for step in self._steps:
+            step.remove()
+        for schedule in reversed(self._schedules):  # One may be there under two names.
+            schedule.remove()
+
+
+class _OptimizerStep:
+    """One optimizer's."""
+
+    def __init__(self, optimizer: Any, on_step: Callable[[bool], None], ours: Callable[[], bool]) -> None:
+        self._optimizer, self._on_step, self._ours = optimizer, on_step, ours
+        self._before = {key: optimizer.__dict__[key] for key in ("step", AMP) if key in optimizer.__dict__}
+        self._active = True
+        original = optimizer.step
+        called = torch.compiler.disable(
+            self._called
+        )  # In a function that is compiled, the step is no part of it.
+
+        # As a method, with the attributes of the one before: LR schedulers wrap it, and look for their mark.
+        @functools.wraps(original)
+        def step(_: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._active or self._ours():
+                return original(*args, **kwargs)
+            return called(args, kwargs)
+
+        del step.__wrapped__  # Its signature, without `self` already, would be taken for that of `step`.
+        self._step = MethodType(step, optimizer)
+        optimizer.step = self._step
+        setattr(optimizer, AMP, True)
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if any(value is not None for value in (*args, *kwargs.values())):
+            raise ConfigError(
+                "optimizer.step() was called with a closure or another argument (expected none: run forward and "
+                "backward before it, then `optimizer.step()`)"
+            )
+        try:
+            scale, overflow = self._scaling()
+            if scale is not None and not overflow:
+                unscale(self._optimizer, scale)
+            self._on_step(overflow)
+        except BaseException:
+            for key in SCALING:  # The GradScaler does not come to that.
+                self._optimizer.__dict__.pop(key, None)
+            raise
+
+    def _scaling(self) -> tuple[float | None, bool]:
+        """What a GradScaler has left to us: its scale, if gradients have it still, and whether one overflowed.
+
+        It deletes the attributes after step(); a fused optimizer must not unscale once more.
+        """
+        scale, found = (getattr(self._optimizer, key, None) for key in SCALING)
+        for key in SCALING:
+            if hasattr(self._optimizer, key):
+                setattr(self._optimizer, key, None)
+        return None if scale is None else float(scale), found is not None and float(found) > 0
+
+    def remove(self) -> None:
+        self._active = False  # If somebody has wrapped ours, it stays, and passes on.
+        for key, ours in (("step", self._step), (AMP, True)):
+            if self._optimizer.__dict__.get(key) is ours:
+                del self._optimizer.__dict__[key]
+                if key in self._before:
+                    setattr(self._optimizer, key, self._before[key])
+
+
+class _SchedulerStep:
+    """One LR scheduler's. Its class is replaced by one derived from it: an attribute would be in its state_dict()."""
+
+    def __init__(
+        self, scheduler: Any, on_step: Callable[[tuple[Any, ...]], None], ours: Callable[[], bool]
+    ) -> None:
+        self._scheduler, self._class = scheduler, type(scheduler)
+        original: Any = self._class
+        called = torch.compiler.disable(on_step)
+
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if self is not scheduler or ours():  # A copy of it is the script's own.
+                return original.step(self, *args, **kwargs)
+            return called((*args, *kwargs.values()))
+
+        def reduce(self: Any, protocol: Any) -> Any:
+            _, _, *rest = original.__reduce_ex__(self, protocol)
+            return object.__new__, (original,), *rest  # What is pickled is of a class that others can find.
+
+        names = {"step": functools.wraps(original.step)(step), "__reduce_ex__": reduce}
+        derived = type(original.__name__, (original,), {**names, "__module__": original.__module__})
+        with suppress(TypeError):  # One with __slots__ is left as it is.
+            scheduler.__class__ = derived
+
+    def remove(self) -> None:
+        self._scheduler.__class__ = self._class
+
+
+def unscale(optimizer: Any, scale: float) -> None:
+    """Divide the gradients by what the loss was multiplied with."""
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if grads:
+        torch._foreach_mul_(grads, 1 / scale)

@@ -1,0 +1,142 @@
+"""Links that this node opens: from the dial until the other end has answered, or did not."""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+
+import zmq
+
+from ..protocols.errors import ConfigError
+from ..protocols.keyring import Verdict
+from ..protocols.messages import Hello
+from .endpoint import Endpoint
+from .greeting import Identity
+from .link import Conn, Link, Port, State
+from .links import Links
+from .sockets import Sockets
+from .turns import Sink, Turns
+
+CHECK_S = 1.5  # From `check` until nobody has answered; less than a joiner waits for its links.
+
+
+class Dialer:
+    """Dials addresses. A `check` ends as soon as the other end has said who it is."""
+
+    def __init__(
+        self, identity: Identity, turns: Turns, sockets: Sockets, links: Links, sink: Sink, timeout_s: float
+    ) -> None:
+        self.timeout_s = timeout_s
+        self._identity, self._turns, self._sockets = identity, turns, sockets
+        self._links, self._sink = links, sink
+        self._dialling: dict[tuple[str, bool], Link] = {}  # By address and check, until it opens or fails.
+
+    def links(self) -> list[Link]:
+        """Those that are being opened."""
+        return list(self._dialling.values())
+
+    def addresses(self) -> list[str]:
+        return sorted(address for address, _ in self._dialling)
+
+    def dial(self, address: str, check: bool) -> None:
+        """Adds nothing to a dial of the same kind that is under way."""
+        if self._turns.closed or (address, check) in self._dialling:
+            return
+        link = self._dialling[address, check] = Link(dialled=True, address=address, check=check)
+        try:
+            there = self._dialable(address)
+            link.key = there.key
+            suffix = secrets.token_bytes(12) + b"#" + self._identity.node.encode()[:64]
+            link.control = self._connect(link, there, b"c" + suffix)
+            link.bulk = None if check else self._connect(link, there, b"b" + suffix)
+        except (ConfigError, zmq.ZMQError) as error:
+            self.failed(link, str(error))
+            return
+        patience_s = CHECK_S if check else self.timeout_s
+        link.set_timer(self._turns.later(patience_s, self._timed_out, link, patience_s))
+        for conn in link.conns():
+            self._links.sender.say(conn, self._identity.hello(check))
+
+    def answered(self, conn: Conn, hello: Hello) -> None:
+        """The other end has said who it is; with the first answer it has heard both our Hellos."""
+        link = conn.link
+        conn.hello = hello
+        if link.state is not State.GREETING:
+            return  # The second answer.
+        if refusal := self._identity.refusal(hello):
+            self.failed(link, refusal, final=True)
+        elif link.check:
+            self._dialling.pop((link.address, True), None)
+            self._links.bury(link)
+            self._turns.tell(partial(self._sink.checked, link.address, hello.node, ""))
+        elif rival := self._links.rival(hello):
+            self.failed(link, rival.reason, rival.final)
+        else:
+            self._dialling.pop((link.address, False), None)
+            self._identity.cluster = (
+                self._identity.cluster or hello.cluster
+            )  # Whom a joiner dials, it belongs to.
+            self._links.open(link, hello)
+
+    def failed(self, link: Link, reason: str, final: bool = False) -> None:
+        """It does not open. `final`: nor would another dial."""
+        if link.state is State.GREETING:
+            self._links.bury(link)
+            self._report_failure(link, reason, final)
+
+    def lost(self, conn: Conn) -> None:
+        """The connection, of a link that we dialled, is gone, and all that came over it has been read."""
+        greeted = conn.link.state is not State.GREETING
+        self._links.lost(conn)
+        if not greeted:
+            self._report_failure(conn.link, _why_lost(conn.port))
+
+    def give_up(self, reason: str) -> None:
+        """On all links that are being opened."""
+        for link in self.links():
+            self._say_bye(link, reason)
+            self.failed(link, reason)
+
+    def _dialable(self, address: str) -> Endpoint:
+        """Raises: ConfigError for an address that we cannot, or must not, dial."""
+        there, keys = Endpoint.parse(address), self._identity.keys
+        if not there.dialable:
+            raise ConfigError(f"{address!r} cannot be dialled (expected HOST:PORT)")
+        if keys and not there.key:
+            raise ConfigError(
+                f"{address!r} names no key, and this node has one (expected KEY@{there.place}, or --insecure)"
+            )
+        if there.key and not keys:
+            raise ConfigError(f"{address!r} names a key, and this node has none (chaosnet keygen makes one)")
+        if self._identity.keyring and (verdict := self._identity.verdict(there.key)) is not Verdict.MEMBER:
+            raise ConfigError(f"{address!r} is not dialled: {verdict.value}")
+        return there
+
+    def _connect(self, link: Link, there: Endpoint, route: bytes) -> Conn:
+        bulk = route.startswith(b"b")
+        port = self._sockets.dial(there, route, bulk)
+        port.conn = Conn(port, bulk, link)
+        return port.conn
+
+    def _timed_out(self, link: Link, patience_s: float) -> None:
+        self._say_bye(link, "your answer came too late")
+        self.failed(link, f"no answer in {patience_s:g} s")
+
+    def _say_bye(self, link: Link, reason: str) -> None:
+        for conn in link.conns():  # It may have opened the link by now.
+            self._links.sender.bye(conn, reason)
+
+    def _report_failure(self, link: Link, reason: str, final: bool = False) -> None:
+        self._dialling.pop((link.address, link.check), None)
+        if link.check:
+            self._turns.tell(partial(self._sink.checked, link.address, "", reason))
+        else:
+            self._turns.tell(partial(self._sink.dial_failed, link.address, reason, final))
+
+
+def _why_lost(port: Port) -> str:
+    """Why there was no Hello over a connection that we dialled."""
+    if not port.connected:
+        return "it does not accept connections (refused, no route, or no such host)"
+    hung_up = "it hung up before it said Hello (it wants to see a key, is no chaosnet node, or shuts down)"
+    return port.failure or hung_up

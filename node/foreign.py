@@ -1,0 +1,24 @@
+"""What was malformed or not ours, and was dropped: counted by the place that it came from, and told to the sink."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+
+from .turns import Sink, Turns
+
+FOREIGN_PLACES = 64  # Places that foreign frames are counted for one by one.
+
+
+class Foreign:
+    """`by_place`: how much was dropped; beyond `FOREIGN_PLACES` it is "elsewhere"."""
+
+    def __init__(self, turns: Turns, sink: Sink) -> None:
+        self.by_place: Counter[str] = Counter()
+        self._turns, self._sink = turns, sink
+
+    def drop(self, place: str, reason: str) -> None:
+        if place not in self.by_place and len(self.by_place) >= FOREIGN_PLACES:
+            place = "elsewhere"
+        self.by_place[place] += 1
+        self._turns.tell(partial(self._sink.foreign, place, reason))

@@ -1,0 +1,167 @@
+"""The life of a link once both its ends have greeted: it opens, says or hears Bye, or is lost.
+
+Whoever says Bye does so after all that is queued, and reads on until it is answered: closing never resets a
+connection under words still on their way. Then the dialer, who alone can, closes. When one connection of a link is
+lost, so is the other, after a moment for its last words.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from ..protocols.messages import Bye, Hello
+from . import lending
+from .greeting import Identity
+from .link import Conn, Link, Peer, State
+from .sender import Sender
+from .sockets import Sockets
+from .turns import Sink, Turns
+
+LINGER_S = 1.0  # Time for what is queued to leave, and for our Bye to be answered.
+GRACE_S = 0.1  # Time for last words: of a connection whose twin is lost, and of a socket that is closed.
+RIVAL_S = 2.5  # Of two nodes of one name the later is refused; for good once the earlier has outlived this.
+INTRODUCTION_S = 20.0  # An invite's connection ends after this.
+
+
+class Links:
+    """The open links, by peer. `peers`: those with a link at least, by name."""
+
+    def __init__(self, identity: Identity, turns: Turns, sockets: Sockets, sink: Sink) -> None:
+        self.peers: dict[str, Peer] = {}
+        self.sender = Sender(turns, sockets, self.lost)
+        self._identity, self._turns, self._sockets, self._sink = identity, turns, sockets, sink
+
+    def all(self) -> list[Link]:
+        return [link for peer in self.peers.values() for link in peer.links]
+
+    def to(self, name: str) -> Link | None:
+        """One that can be used now."""
+        peer = self.peers.get(name)
+        return peer.link() if peer else None
+
+    def rival(self, hello: Hello) -> Bye | None:
+        """What to answer to another process of a connected peer's name: it, or the peer, must go.
+
+        If it is that node, started again, the end of the old one shows within the peer's patience.
+        """
+        peer = self.peers.get(hello.node)
+        if peer is None or peer.incarnation == hello.incarnation:
+            return None
+        now_s = time.monotonic()
+        first_s = peer.rivals.setdefault(hello.incarnation, now_s)
+        reason = f"a node named {hello.node!r} is in the cluster already; choose another with --name"
+        return Bye(reason=reason, final=now_s > first_s + RIVAL_S)
+
+    def open(self, link: Link, hello: Hello) -> None:
+        """Both ends have greeted, and nothing speaks against it."""
+        link.state = State.OPEN
+        link.set_timer(None)
+        peer = self.peers.get(hello.node)
+        if peer:
+            redundant = link.dialled and any(other.dialled for other in peer.links)
+            link.peer = peer
+            peer.links.append(link)
+            if redundant:
+                self.say_bye(link, "connected already", spare=True)
+            else:
+                self._lend(link)
+            return
+        self._turns.deliver()  # Its former link's `closed` comes before this one's `opened`.
+        peer = self.peers[hello.node] = link.peer = Peer(hello.node, hello.incarnation, [link])
+        if link.invited:
+            late = "an introduction takes no longer"
+            link.set_timer(self._turns.later(INTRODUCTION_S, self.say_bye, link, late))
+        self._lend(link)
+        self._report_opened(peer.name, link)
+
+    def say_bye(self, link: Link, reason: str, spare: bool = False) -> None:
+        for conn in link.conns():
+            self.sender.bye(conn, reason[:1000], spare)
+        self._finish(link, clean=True, state=State.CLOSING)
+        link.set_timer(self._turns.later(LINGER_S, self.bury, link))
+
+    def heard_bye(self, conn: Conn, spare: bool) -> None:
+        link = conn.link
+        conn.said_bye, link.spare = True, spare
+        if link.state is State.OPEN:
+            conn.queue.clear()  # Whoever has said Bye delivers nothing any more.
+            self.sender.bye(conn, "you said so")
+        everything = all(each.said_bye for each in link.conns())
+        if link.state is State.OPEN and everything:
+            self._finish(link, clean=True)
+        elif link.state is State.OPEN:
+            link.set_timer(self._turns.later(LINGER_S, self._end, link))
+        elif link.state is State.CLOSING and everything:
+            self.bury(link)
+
+    def lost(self, conn: Conn) -> None:
+        """Its connection is gone, and all that came over it has been read."""
+        if conn.lost:
+            return
+        conn.lost = True
+        self.sender.forget(conn)
+        link = conn.link
+        if link.state is State.GREETING:
+            self.bury(link)
+        elif all(each.lost for each in link.conns()):
+            self._end(link)
+        elif link.state is State.OPEN:
+            link.set_timer(self._turns.later(GRACE_S, self._end, link))
+
+    def bury(self, link: Link) -> None:
+        """Nothing more comes of it: let go of what it holds."""
+        link.state = State.GONE
+        link.set_timer(None)
+        for conn in link.conns():
+            lending.give_back(conn)
+            if conn.route is None:
+                self._sockets.shut(conn.port, 0 if conn.lost or not conn.port.connected else GRACE_S)
+            elif conn.accepted and not conn.lost and not self._turns.closed:  # Its dialer is to close it.
+                self._turns.later(LINGER_S, self._sockets.door.hang_up, conn.accepted)
+
+    def _lend(self, link: Link) -> None:
+        """Offer memory to who is on this machine: what is sent then goes by way of that."""
+        conn = link.bulk
+        if conn is None or link.invited or link.of_client or self._identity.client:
+            return  # Little is sent.
+        if link.dialled:
+            self._sockets.read_monitor(conn.port)  # It tells the descriptor, and may not have been read yet.
+        if offer := lending.lend(conn):
+            self.sender.say(conn, offer)
+
+    def _report_opened(self, name: str, link: Link) -> None:
+        self._sink.opened(name, link.address, link.dialled, link.of_client)
+
+    def _end(self, link: Link) -> None:
+        """A connection of this link was lost; by now the other one is, too, or had time to be."""
+        for conn in link.conns():
+            if link.state is State.OPEN:  # To be rid of it: only its dialer can close it.
+                self.sender.bye(conn, "the other connection of this link is gone")
+        self._finish(link, clean=bool(link.control and link.control.said_bye))
+
+    def _finish(self, link: Link, clean: bool, state: State = State.GONE) -> None:
+        """Nothing more is sent or delivered over `link`; report if it was its peer's last."""
+        was_open = link.state is State.OPEN
+        if state is State.GONE:
+            self.bury(link)
+        else:
+            link.state = state
+        peer = link.peer
+        if not was_open or peer is None:
+            return
+        peer.links.remove(link)
+        if not peer.links:
+            del self.peers[peer.name]
+            self._turns.tell(partial(self._sink.closed, peer.name, clean))
+        elif not link.spare and state is State.GONE:
+            self._turns.later(GRACE_S, self._open_again, peer, clean)
+
+    def _open_again(self, peer: Peer, clean: bool) -> None:
+        """A link has ended, and others to that peer are left: its other end may have opened them since.
+
+        They may have been heard of before the end was. What was lost with that never comes, so it is reported.
+        """
+        if self.peers.get(peer.name) is peer and not self._turns.closed:
+            self._turns.tell(partial(self._sink.closed, peer.name, clean))
+            self._turns.tell(partial(self._report_opened, peer.name, peer.links[0]))

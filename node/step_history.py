@@ -1,0 +1,42 @@
+"""The last steps that this node has seen complete, for its status; pure."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+
+from ..protocols.messages import Contribution
+from ..protocols.status import StepRow
+from ..protocols.step_sync import means
+
+STEPS_KEPT = 1000
+VALUES_KEPT = 8000  # Metrics of all these steps together: so many fit into one message, whatever their names.
+
+
+class StepHistory:
+    """Of one life of a node. Times are its own; what the steps brought is the same on every node."""
+
+    def __init__(self) -> None:
+        self.rows: deque[StepRow] = deque()
+        self._values = 0
+        self._last_s: float | None = None
+
+    def completed(self, step: int, total: Contribution, now_s: float, time_s: float) -> None:
+        """Just now, by the loop's clock and the wall clock."""
+        seconds = None if self._last_s is None else round(now_s - self._last_s, 6)
+        self._last_s = now_s
+        metrics = {
+            name: value if math.isfinite(value) else None for name, value in means(total.metrics).items()
+        }
+        self.rows.append(
+            StepRow(step=step, time_s=time_s, seconds=seconds, samples=total.weight, metrics=metrics)
+        )
+        self._values += len(metrics)
+        while len(self.rows) > STEPS_KEPT or (self._values > VALUES_KEPT and len(self.rows) > 1):
+            self._values -= len(self.rows.popleft().metrics)
+
+    @property
+    def metrics(self) -> Mapping[str, float | None]:
+        """Of the last step; {} before the first."""
+        return self.rows[-1].metrics if self.rows else {}

@@ -1,0 +1,67 @@
+"""The steps of a node: what its training thread and its neighbours bring, and what follows from each.
+
+The all-reduce and its vote are protocols/step_sync.py.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from ..protocols.effects import Effect, Parked, StepCompleted
+from ..protocols.events import Contributed, Event, LocalReady, Retracted
+from ..protocols.scale_in import State as LeaverState
+from ..protocols.step_sync import STEP_MESSAGES
+from .node import Node
+from .recovery import Recovery
+from .routes import Routes, all_to
+from .strikes import Strikes
+
+
+class Steps:
+    """Of one node."""
+
+    def __init__(self, node: Node, recovery: Recovery, strikes: Strikes) -> None:
+        self.node, self.recovery, self.strikes = node, recovery, strikes
+
+    def routes(self) -> Routes:
+        return Routes(
+            events={Contributed: self.on_part, LocalReady: self.on_ready, Retracted: self.on_retracted},
+            messages=all_to(self.on_part, *STEP_MESSAGES),
+            effects={StepCompleted: self.on_completed},
+        )
+
+    def on_part(self, event: Event, now_s: float) -> list[Effect]:
+        """Of a sum, or of the vote."""
+        return self.node.sync.handle(event)
+
+    def on_ready(self, event: LocalReady, now_s: float) -> list[Effect]:
+        """The training thread has called update()."""
+        node = self.node
+        node.clock.give(now_s)
+        # Its script may not know yet. Who is alone, or whose peers all leave, gets out by this.
+        leaving = event.contribution.leaving or node.leaver.state is LeaverState.LEAVING
+        strikes = tuple(self.strikes.open.values())
+        return node.sync.handle(LocalReady(replace(event.contribution, leaving=leaving, strikes=strikes)))
+
+    def on_retracted(self, event: Retracted, now_s: float) -> list[Effect]:
+        """What it had contributed has changed."""
+        effects = self.node.sync.handle(event)
+        return effects + (self.recovery.tear(event.reason, now_s) if self.node.sync.tainted else [])
+
+    def on_completed(self, effect: StepCompleted, now_s: float) -> list[Effect]:
+        """We do not wait any more. If every member acts in our view, what belongs to older ones can go."""
+        node = self.node
+        effects: list[Effect] = [] if node.parked is None else [Parked(None)]
+        node.clock.complete(now_s)
+        went_on = node.waits.completed(node.sync.step, now_s)
+        if node.joiner:
+            node.joiner.heard_of_step()
+        if node.scheduler:
+            effects += went_on + node.scheduler.stepped(now_s)
+        if node.sync.last_commit is not None:
+            self.strikes.committed(node.sync.last_commit.total.strikes)
+        if not node.sync.priors:
+            node.overlay.settled()
+            wanted = {peer for view in node.coming for peer in view.neighbors(node.me)}
+            effects += node.closer.settled(node.relay.peers - node.serving.joiners, wanted)
+        return effects + self.recovery.tear_if_cut_off(now_s)

@@ -1,0 +1,158 @@
+"""A cluster's status as the scheduler tells it to people and programs: its schema, to JSON and back.
+
+`chaosnet status --json` prints it, `chaosnet.client.status` and `Trainer.status` return it. Rates are of bytes
+or samples a second, ages and waits are in seconds, wall clocks in seconds since 1970.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .errors import MalformedMessage, VersionMismatch
+from .messages import RateSource
+
+STATUS_VERSION = 1  # Bump when a field is removed or changes meaning; a new field gets a default instead.
+
+
+class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of the cluster, or one of the last that were in it.
+
+    From `step` on, it is what the node itself has reported; while `report_age_s` is None, it has not yet, and these
+    fields say nothing.
+    """
+
+    node: str
+    id: str  # The same as `node`, for programs that read it from before this schema.
+    state: str  # "standby" (it is joining), "active", "failed" or "left".
+    addresses: tuple[str, ...]  # Where others dial it; none if nobody can.
+    joined_step: int
+    neighbors: tuple[str, ...]  # To which it has links.
+    report_age_s: float | None = None
+    step: int = 0
+    samples_per_s: float = 0.0
+    sync_delay_s: float = 0.0  # So long its last step has waited for the all-reduce.
+    state_bytes: int = 0  # Of parameters, buffers and the optimizer's state.
+    layer_bytes: tuple[int, int] = (0, 0)  # Smallest and largest tensor of these.
+    cpu_pct: float = 0.0  # Of one core, so that it may be above 100.
+    memory_bytes: int = 0  # Resident, of the process.
+    battery_pct: float = -1.0  # -1: it has none.
+    nic_sent_bytes: int = 0  # By all interfaces of the machine but loopback, since it was started.
+    nic_received_bytes: int = 0
+    counters: dict[str, int] = {}  # What went wrong there, by its name.
+    idle_s: float = 0.0  # So long its script lets the others wait for update().
+    waits_s: float = 0.0  # So long it has waited for others in this step.
+    pulls_state: bool = False
+
+
+class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A link with its newest readings. `rate` is what passes from `a` to `b`, `rate_back` from `b` to `a`."""
+
+    a: str
+    b: str
+    rate_mbit: float = 0.0  # 0: not measured.
+    rate_age_s: float | None = None  # Since it was measured; None: it was not.
+    rate_source: RateSource = ""
+    rate_back_mbit: float = 0.0
+    rate_back_age_s: float | None = None
+    rate_back_source: RateSource = ""
+    rtt_min_ms: float = 0.0  # 0: not measured.
+    rtt_median_ms: float = 0.0
+
+
+class EventRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened, as all nodes print it."""
+
+    kind: str  # "joined", "node-failure", ...
+    node: str
+    detail: str
+    step: int
+    time_s: float  # Wall clock of the node that told it.
+    handling_ms: float  # Time that its core took.
+
+
+class StepRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that the cluster has completed."""
+
+    step: int
+    time_s: float  # When, by the wall clock of the node that tells it.
+    seconds: float | None  # Since the one before; None: this node has not seen that.
+    samples: float  # On which all nodes together have trained in it.
+    metrics: dict[str, float | None]  # Means over the cluster that the script asked for; None: not finite.
+
+
+class WaitRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom all wait for: nodes, or the two ends of a link."""
+
+    whom: tuple[str, ...] = msgspec.field(name="for")
+    seconds: float
+    why: str
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster as the node `node` sees it; that is all of it where `node` is the scheduler.
+
+    `events` and `steps` have the newest last. Without the history, these are the newest EVENTS_TOLD events and no
+    steps. With it, they are all that `node` has kept: at most EVENTS_KEPT events (scheduler/monitor.py) and
+    STEPS_KEPT steps (node/step_history.py), since it joined last.
+    """
+
+    version: int = STATUS_VERSION
+    node: str
+    phase: str  # Of `node`: "joining", "member", ...
+    cluster: str  # Its id; "" before the node belongs to one.
+    scheduler: str  # "": it is being elected.
+    term: int  # Grows with every election.
+    view: tuple[int, ...]  # (term, number) of the membership view; () before the first.
+    step: int  # The one under way.
+    samples_per_s: float  # Of all members together.
+    metrics: dict[str, float | None]  # Of the last completed step.
+    samples_dropped: int = 0  # Over all epochs, by `drop_last` rules and the like.
+    samples_set_aside: int = 0  # As scripts ended with an error over them.
+    parked: str | None  # Why training waits, and what a person can do; None: it does not.
+    waiting: WaitRow | None  # For whom the step under way waits; None: for nobody longer than usual.
+    handling_ms: dict[str, tuple[float, ...]]  # Times the scheduler's core took, by message, newest last.
+    members: tuple[MemberRow, ...]
+    links: tuple[LinkRow, ...]
+    events: tuple[EventRow, ...]
+    steps: tuple[StepRow, ...] = ()
+    strangers_refused: dict[str, int]  # Connections that all nodes refused, by reason, most frequent first.
+
+    @property
+    def active(self) -> tuple[MemberRow, ...]:
+        """Those that train."""
+        return tuple(row for row in self.members if row.state == "active")
+
+
+EVENTS_TOLD = 10  # Without the history.
+
+
+class _Versioned(msgspec.Struct):
+    version: int | None = None
+
+
+# As in codec.py: here, so that no two threads look at a type for the first time at once.
+_VERSION = msgspec.json.Decoder(_Versioned)
+_STATUS = msgspec.json.Decoder(Status)
+
+
+def to_json(status: Status) -> bytes:
+    """On one line."""
+    return msgspec.json.encode(status)
+
+
+def from_json(text: bytes) -> Status:
+    """What `to_json` has written.
+
+    Raises: VersionMismatch if it was written by a chaosnet whose schema is another, MalformedMessage if by none.
+    """
+    try:
+        version = _VERSION.decode(text).version
+        if version == STATUS_VERSION:
+            return _STATUS.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedMessage(f"not a cluster's status: {error}"[:300]) from None
+    told = "without a version" if version is None else f"in version {version}"
+    raise VersionMismatch(
+        f"the cluster tells its status {told}, which this chaosnet cannot read (expected version "
+        f"{STATUS_VERSION}: ask with the chaosnet that the nodes run)"
+    )

@@ -1,0 +1,498 @@
+"""The usual loop of PyTorch scripts, unchanged: alone in a cluster it ends where it does without one, to the bit."""
+
+import copy
+import operator
+import pickle
+import socket
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler as schedulers
+from torch.utils.data import TensorDataset
+
+from chaosnet import ConfigError, Trainer
+from chaosnet.script_loop import AMP
+
+pytestmark = [pytest.mark.realtime, pytest.mark.usefixtures("fresh_exit_events")]
+
+STEPS = 6
+OVERFLOWS_AT = 2
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+
+def loss_of(model, step=0):
+    generator = torch.Generator().manual_seed(step)
+    return model(torch.randn(3, 4, generator=generator)).square().mean()
+
+
+@pytest.fixture
+def start():
+    trainers = []
+
+    def make(model, optimizer, *rest, **settings):
+        trainer = Trainer(model, optimizer, *rest, **{"quiet": True, **settings})
+        trainers.append(trainer)
+        return trainer
+
+    yield make
+    for trainer in trainers:
+        trainer.close()
+
+
+# --- as people write it ---
+
+
+def plain(model, optimizer, scheduler):
+    for step in range(STEPS):
+        loss_of(model, step).backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+
+
+def zero_grad_first(model, optimizer, scheduler):
+    for step in range(STEPS):
+        optimizer.zero_grad(set_to_none=False)
+        loss_of(model, step).backward()
+        optimizer.step()
+        scheduler.step()
+
+
+def clipped(model, optimizer, scheduler):
+    for step in range(STEPS):
+        loss_of(model, step).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+
+
+def accumulated(model, optimizer, scheduler):
+    for step in range(3 * STEPS):
+        (loss_of(model, step) / 3).backward()
+        if step % 3 == 2:
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+
+
+def scaled(model, optimizer, scheduler, unscale=False, only_if_stepped=False):
+    """With a gradient that overflows in one step."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        factor = float("inf") if step == OVERFLOWS_AT else 1.0
+        (scaler.scale(loss_of(model, step)) * factor).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        scale = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        assert (scaler.get_scale() < scale) is (step == OVERFLOWS_AT)
+        if not only_if_stepped or scale <= scaler.get_scale():
+            scheduler.step()
+
+
+def scaled_and_clipped(model, optimizer, scheduler):
+    scaled(model, optimizer, scheduler, unscale=True, only_if_stepped=True)
+
+
+def scaled_and_scheduled_as_it_steps(model, optimizer, scheduler):
+    scaled(model, optimizer, scheduler, only_if_stepped=True)
+
+
+LOOPS = [plain, zero_grad_first, clipped, accumulated, scaled_and_clipped, scaled_and_scheduled_as_it_steps]
+OPTIMIZERS = {
+    "sgd": sgd,
+    "adam": lambda model: torch.optim.Adam(model.parameters(), 0.01),
+    "fused adam": lambda model: torch.optim.AdamW(model.parameters(), 0.01, fused=True),
+    "groups": lambda model: torch.optim.SGD(
+        [{"params": model[0].parameters(), "lr": 0.3}, {"params": model[2].parameters()}], 0.1
+    ),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_the_usual_loop_ends_where_it_does_without_a_trainer(start, loop, kind):
+    ends = []
+    for alone in (True, False):
+        model = make_model()
+        optimizer = OPTIMIZERS[kind](model)
+        scheduler = schedulers.StepLR(optimizer, 2, 0.5)
+        trainer = None if alone else start(model, optimizer, scheduler)
+        loop(model, optimizer, scheduler)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        ends.append((model.state_dict(), optimizer.state_dict()["state"], rates, scheduler.last_epoch))
+    (weights, state, *rest), (weights_of_ours, state_of_ours, *rest_of_ours) = ends
+    assert trainer.step == STEPS - loop.__name__.startswith("scaled")
+    torch.testing.assert_close(weights_of_ours, weights, rtol=0, atol=0)
+    torch.testing.assert_close(state_of_ours, state, rtol=0, atol=0)
+    assert rest_of_ours == rest
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("early", [True, False])
+def test_a_scheduler_may_be_made_before_or_after_the_trainer(start, early):
+    """Each of torch's wraps optimizer.step, and warns where its wrapping is gone."""
+    model = make_model()
+    optimizer = sgd(model)
+    scheduler = schedulers.StepLR(optimizer, 1, 0.5) if early else None
+    trainer = start(model, optimizer, scheduler)
+    scheduler = scheduler or schedulers.StepLR(optimizer, 1, 0.5)
+    loss_of(model).backward()
+    optimizer.step()
+    scheduler.step()
+    assert (trainer.step, optimizer.param_groups[0]["lr"]) == (1, 0.05)
+
+
+def test_named_optimizers_are_stepped_by_their_own_step(start):
+    d, g = make_model(), make_model()
+    opt_d, opt_g = sgd(d), sgd(g)
+    schedule = schedulers.StepLR(opt_g, 1, 0.5)
+    trainer = start({"D": d, "G": g}, {"D": opt_d, "G": opt_g}, {"G": schedule})
+    for step in range(3):
+        for model, optimizer in ((d, opt_d), (g, opt_g)):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+        schedule.step()
+    assert (trainer.step, schedule.last_epoch, opt_d.param_groups[0]["lr"]) == (6, 3, 0.1)
+    loss_of(g).backward()
+    with pytest.raises(ConfigError, match="name='G', but 'D' is due"):
+        opt_g.step()
+
+
+def test_a_schedule_by_epochs_is_called_after_each(start):
+    model = make_model()
+    optimizer = sgd(model)
+    scheduler = schedulers.StepLR(optimizer, 1, 0.5)
+    trainer = start(model, optimizer, scheduler, lr_scheduler_every="epoch")
+    data, rates = TensorDataset(torch.randn(24, 4)), []
+    for _ in trainer.epochs(3):
+        for (x,) in trainer.batches(data, 8):
+            model(x).square().mean().backward()
+            optimizer.step()
+            rates.append(optimizer.param_groups[0]["lr"])
+        scheduler.step()
+    assert rates == [0.1, 0.1, 0.05, 0.05, 0.05, 0.025, 0.025, 0.025, 0.0125]
+
+
+def test_a_batch_whose_gradient_overflows_is_used_up(start):
+    model = make_model()
+    optimizer = sgd(model)
+    trainer = start(model, optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    data = TensorDataset(torch.randn(24, 4))
+    for number, (x,) in enumerate(trainer.batches(data, 8)):
+        loss = model(x).square().mean() * (float("inf") if number == 1 else 1.0)
+        trainer.mean(loss)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert trainer.metrics.get("loss", 0.0) < float("inf")
+    assert (trainer.epoch, trainer.step, trainer.samples) == (1, 2, 16)
+
+
+class Custom(torch.optim.SGD):
+    def step(self):
+        super().step()
+
+
+class Scaled(torch.optim.SGD):
+    def step(self, closure=None, *, grad_scaler=None):
+        super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [Custom, Scaled])
+def test_a_grad_scaler_steps_an_optimizer_with_a_step_of_its_own(start, kind):
+    model = make_model()
+    optimizer = kind(model.parameters(), 0.1)
+    trainer = start(model, optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(loss_of(model)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert trainer.step == 1
+
+
+def test_an_error_out_of_a_step_leaves_nothing_of_the_grad_scaler(start):
+    model = make_model()
+    optimizer = sgd(model)
+    trainer = start(model, optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(loss_of(model)).backward()
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    with pytest.raises(ConfigError, match="param_groups"):
+        scaler.step(optimizer)
+    assert not {"grad_scale", "found_inf"} & set(vars(optimizer))
+    assert trainer.step == 0
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Dynamo does not know"
+)  # How to trace our hooks of gradients: it need not.
+def test_a_compiled_function_may_step(start):
+    model = make_model()
+    optimizer = sgd(model)
+    scheduler = schedulers.StepLR(optimizer, 1, 0.5)
+    trainer = start(model, optimizer, scheduler)
+
+    @torch.compile(backend="eager")
+    def train(step):
+        loss_of(model, step).backward()
+        optimizer.step()
+        scheduler.step()
+
+    for step in range(2):
+        train(step)
+    assert (trainer.step, optimizer.param_groups[0]["lr"]) == (2, 0.025)
+
+
+class Wrapper:
+    """Hands everything on to the scheduler inside."""
+
+    def __init__(self, inner):
+        self.inner, self.step = inner, inner.step
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+class Slotted:
+    __slots__ = ("inner",)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def step(self):
+        self.inner.step()
+
+    def state_dict(self):
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state):
+        self.inner.load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", [Wrapper, Slotted])
+def test_a_scheduler_whose_step_cannot_be_watched_is_left_as_it_is(start, kind):
+    model = make_model()
+    optimizer = sgd(model)
+    scheduler = kind(schedulers.StepLR(optimizer, 1, 0.5))
+    trainer = start(model, optimizer, scheduler)
+    loss_of(model).backward()
+    optimizer.step()
+    assert (trainer.step, optimizer.param_groups[0]["lr"], type(scheduler)) == (1, 0.05, kind)
+
+
+# --- what cannot be meant ---
+
+
+def one_step(trainer, model):
+    loss_of(model).backward()
+    trainer.optimizer.step()
+
+
+def test_a_closure_is_refused(start):
+    model = make_model()
+    optimizer = sgd(model)
+    start(model, optimizer)
+    with pytest.raises(ConfigError, match=r"optimizer\.step\(\) was called with a closure.*expected none"):
+        optimizer.step(lambda: loss_of(model))
+
+
+@pytest.mark.parametrize("order", [("update", "step"), ("step", "update")])
+def test_two_steps_for_one_backward_are_refused(start, order):
+    model = make_model()
+    optimizer = sgd(model)
+    trainer = start(model, optimizer)
+    calls = {"update": trainer.update, "step": optimizer.step}
+    loss_of(model).backward()
+    calls[order[0]]()
+    with pytest.raises(ConfigError, match=r"no backward\(\) between them.*delete the other"):
+        calls[order[1]]()
+    loss_of(model).backward()
+    calls[order[1]]()
+    assert trainer.step == 2
+
+
+def make_two(start):
+    d, g = make_model(), make_model()
+    opt_d, opt_g = sgd(d), sgd(g)
+    return start({"D": d, "G": g}, {"D": opt_d, "G": opt_g}), d, g, opt_d, opt_g
+
+
+def test_one_backward_for_two_named_optimizers_is_refused(start):
+    """The step of the first drops the gradients of the second."""
+    _, d, g, opt_d, opt_g = make_two(start)
+    (loss_of(d) + loss_of(g)).backward()
+    opt_d.step()
+    with pytest.raises(
+        ConfigError, match=r"'G' was stepped with no backward\(\) since the step of 'D'.*groups"
+    ):
+        opt_g.step()
+
+
+def test_a_named_update_without_samples_needs_no_backward(start):
+    trainer, d, _, opt_d, _ = make_two(start)
+    for _ in range(2):
+        loss_of(d).backward()
+        opt_d.step()
+        trainer.update(samples=0, name="G")
+    assert trainer.step == 2
+
+
+def test_the_rest_of_a_round_that_is_void_needs_no_backward(start):
+    trainer, d, g, opt_d, opt_g = make_two(start)
+    (loss_of(d) + loss_of(g)).backward()
+    opt_d.step()
+    trainer._named.rejoined()
+    opt_g.step()
+    assert not trainer._named.void
+
+
+@pytest.mark.parametrize("call", ["trainer.update", "optimizer.step", "scheduler.step"])
+def test_a_step_in_after_step_is_refused(start, call):
+    model = make_model()
+    optimizer = sgd(model)
+    scheduler = schedulers.StepLR(optimizer, 1, 0.5)
+    trainer = start(
+        model, optimizer, scheduler, after_step=lambda: operator.attrgetter(call)(SimpleNamespace(**made))()
+    )
+    made = {"trainer": trainer, "optimizer": optimizer, "scheduler": scheduler}
+    loss_of(model).backward()
+    with pytest.raises(ConfigError, match=rf"after_step called {call}\(\)"):
+        optimizer.step()
+
+
+def test_a_step_that_was_kept_from_before_is_refused(start):
+    model = make_model()
+    optimizer = sgd(model)
+    step = optimizer.step
+    start(model, optimizer)
+    loss_of(model).backward()
+    with pytest.raises(ConfigError, match="stepped past Trainer"):
+        step()
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "says"),
+    [
+        ({}, 0, "without a step of the optimizer before it"),
+        ({}, 3, "after 3 steps of the optimizer.*lr_scheduler_every='epoch'"),
+        ({"lr_scheduler_every": 10}, 1, "by samples: lr_scheduler_every=10.*delete that line"),
+    ],
+)
+def test_a_schedule_that_the_script_means_otherwise_is_refused(start, settings, steps, says):
+    model = make_model()
+    optimizer = sgd(model)
+    scheduler = schedulers.StepLR(optimizer, 5)
+    trainer = start(model, optimizer, scheduler, **settings)
+    for _ in range(steps):
+        one_step(trainer, model)
+    with pytest.raises(ConfigError, match=rf"StepLR\.step\(\) was called.*{says}"):
+        scheduler.step()
+
+
+def test_a_schedule_by_epochs_that_is_called_at_each_step_is_refused(start):
+    model = make_model()
+    optimizer = sgd(model)
+    scheduler = schedulers.StepLR(optimizer, 5)
+    trainer = start(model, optimizer, scheduler, lr_scheduler_every="epoch")
+    batches = iter(trainer.batches(TensorDataset(torch.randn(24, 4)), 8))
+    next(batches)
+    one_step(trainer, model)
+    scheduler.step()
+    next(batches)
+    one_step(trainer, model)
+    with pytest.raises(ConfigError, match=r"within an epoch.*lr_scheduler_every='step'"):
+        scheduler.step()
+
+
+def test_a_plateau_is_not_judged_by_what_one_node_measures(start):
+    model = make_model()
+    optimizer = sgd(model)
+    scheduler = schedulers.ReduceLROnPlateau(optimizer)
+    trainer = start(model, optimizer, scheduler)
+    one_step(trainer, model)
+    with pytest.raises(ConfigError, match=r"trainer\.mean\(loss\) before optimizer\.step\(\)"):
+        scheduler.step(0.5)
+
+
+def test_a_schedule_that_is_stepped_past_the_trainer_is_refused(start):
+    model = make_model()
+    optimizer = sgd(model)
+    scheduler = schedulers.StepLR(optimizer, 5)
+    trainer = start(model, optimizer, scheduler)
+    one_step(trainer, model)
+    schedulers.StepLR.step(scheduler)
+    with pytest.raises(ConfigError, match="StepLR was stepped past Trainer"):
+        one_step(trainer, model)
+
+
+def test_a_scheduler_that_the_trainer_was_not_given_is_told(start, capfd):
+    model = make_model()
+    optimizer = sgd(model)
+    schedulers.StepLR(optimizer, 5)
+    start(model, optimizer, quiet=False)
+    assert "not given to Trainer" in capfd.readouterr().err
+
+
+# --- and afterwards ---
+
+
+def test_out_of_the_cluster_everything_is_as_it_was(start):
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1, fused=True)
+    scheduler = schedulers.StepLR(optimizer, 1, 0.5)
+    before = {key: optimizer.__dict__[key] for key in ("step", AMP)}, type(scheduler)
+    trainer = start(model, optimizer, scheduler)
+    one_step(trainer, model)
+    trainer.close()
+    assert ({key: optimizer.__dict__[key] for key in ("step", AMP)}, type(scheduler)) == before
+    optimizer.step()
+    scheduler.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.1 / 8
+
+
+def test_one_scheduler_under_two_names_is_as_it_was(start):
+    d, g = make_model(), make_model()
+    opt_d, opt_g = sgd(d), sgd(g)
+    schedule = schedulers.StepLR(opt_g, 1, 0.5)
+    start({"D": d, "G": g}, {"D": opt_d, "G": opt_g}, {"D": schedule, "G": schedule}).close()
+    assert type(schedule) is schedulers.StepLR
+
+
+def test_a_trainer_that_cannot_listen_leaves_the_optimizer_as_it_was(start):
+    model = make_model()
+    optimizer = sgd(model)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Exception, match="listen"):
+        start(model, optimizer, listen=f"127.0.0.1:{taken.getsockname()[1]}", insecure=True)
+    optimizer.step()
+    assert "step" not in vars(optimizer)
+
+
+@pytest.mark.filterwarnings("ignore:Seems like")  # So says torch of every scheduler that is copied.
+def test_copies_of_optimizer_and_scheduler_are_the_scripts_own(start):
+    model = make_model()
+    optimizer = sgd(model)
+    scheduler = schedulers.StepLR(optimizer, 1, 0.5)
+    trainer = start(model, optimizer, scheduler)
+    twin = copy.deepcopy(scheduler)
+    twin.optimizer.step()
+    twin.step()
+    assert type(pickle.loads(pickle.dumps(scheduler))) is schedulers.StepLR
+    assert (trainer.step, scheduler.last_epoch, twin.last_epoch) == (0, 0, 1)

@@ -1,0 +1,207 @@
+"""`chaosnet.protocols.status`: what people and programs are told of a cluster, and who is asked for it.
+
+A whole status is kept in tests/traces/status.json, so a change of the schema shows in review. To rewrite it:
+CHAOSNET_REWRITE_TRACES=1 python -m pytest tests/unit/test_status.py
+"""
+
+import io
+import json
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+from statuses import STATUS
+
+from chaosnet import dashboard
+from chaosnet.errors import MalformedMessage, PeerUnreachable, VersionMismatch
+from chaosnet.node.step_history import STEPS_KEPT, VALUES_KEPT, StepHistory
+from chaosnet.protocols.messages import Bytes, Contribution, Member, Notice, Report, View
+from chaosnet.protocols.status import STATUS_VERSION, EventRow, MemberRow, StepRow, from_json, to_json
+from chaosnet.scheduler.monitor import EVENTS_KEPT, ClusterMonitor
+from chaosnet.watching import Known
+
+KEPT = Path(__file__).parent.parent / "traces" / "status.json"
+
+
+# --- the schema ---
+
+
+def test_the_json_is_what_it_was():
+    told = msgspec.json.format(to_json(STATUS), indent=2).decode() + "\n"
+    if os.environ.get("CHAOSNET_REWRITE_TRACES") == "1":
+        KEPT.write_text(told)
+    assert told == KEPT.read_text(), "the status changed (see the top of this file, and STATUS_VERSION)"
+
+
+def test_what_was_written_is_read_back():
+    assert from_json(to_json(STATUS)) == STATUS
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [(STATUS_VERSION + 1, f"in version {STATUS_VERSION + 1}"), (None, "without a version")],
+)
+def test_another_version_of_the_schema_is_named(version, told):
+    plain = {**json.loads(to_json(STATUS)), "version": version}
+    plain["members"] = "are told in another way there"
+    if version is None:
+        del plain["version"]
+    with pytest.raises(VersionMismatch, match=f"tells its status {told}.*expected version {STATUS_VERSION}"):
+        from_json(json.dumps(plain).encode())
+
+
+def test_fields_that_a_newer_chaosnet_has_added_are_ignored():
+    plain = {**json.loads(to_json(STATUS)), "weather": "fine"}
+    assert from_json(json.dumps(plain).encode()) == STATUS
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"\xff", b"[]", b'{"version": "1"}', b'{"version": 1}', to_json(STATUS)[:-1]]
+)
+def test_what_is_no_status_is_malformed(text):
+    with pytest.raises(MalformedMessage, match="not a cluster's status"):
+        from_json(text)
+
+
+def test_all_of_it_is_shown_to_people():
+    shown = io.StringIO()
+    Console(width=200, file=shown).print(dashboard.cluster(STATUS))
+    for part in (
+        "2 active members", "scheduler a (term 3)", "step 1,042", "loss 0.2500  norm not finite",
+        "waits for b, 25 s", "a - b", "100 Mbit/s", "7 s ago (probe)", "node-failure", "0.500", "705 too often",
+    ):  # fmt: skip
+        assert part in shown.getvalue(), part
+
+
+# --- what makes it ---
+
+
+def test_a_row_has_all_that_a_node_reports_but_what_links_and_waits_show():
+    assert set(Report.__struct_fields__) - set(MemberRow.__struct_fields__) == {"readings", "lacks"}
+    assert set(Notice.__struct_fields__) == set(EventRow.__struct_fields__)
+
+
+def test_a_member_that_has_not_reported_yet_is_told_apart_from_one_that_does_nothing():
+    monitor = ClusterMonitor()
+    view = View(term=1, seq=1, scheduler="a", members=(Member(id="a"), Member(id="b")), links=(("a", "b"),))
+    monitor.entered(view)
+    monitor.report(Report(node="b", step=5, cpu_pct=3.0), now_s=10.0)
+    a, b = monitor.member_rows(now_s=12.0)
+    assert (a.report_age_s, a.neighbors, a.step) == (None, ("b",), 0)
+    assert (b.report_age_s, b.step, b.cpu_pct) == (2.0, 5, 3.0)
+
+
+def test_events_are_kept_up_to_a_limit():
+    monitor = ClusterMonitor()
+    for step in range(EVENTS_KEPT + 5):
+        monitor.notice(Notice(kind="joined", node="b", detail="", step=step, time_s=0.0))
+    assert [row.step for row in monitor.event_rows()] == list(range(5, EVENTS_KEPT + 5))
+
+
+def contribution(**means):
+    return Contribution(weight=8.0, metrics={name: (value * 8.0, 8.0) for name, value in means.items()})
+
+
+def test_steps_are_kept_with_what_they_took_and_brought():
+    history = StepHistory()
+    history.completed(7, contribution(loss=0.5), now_s=100.0, time_s=1000.0)
+    history.completed(8, contribution(loss=float("inf")), now_s=100.25, time_s=1000.25)
+    first, second = history.rows
+    assert (first.step, first.seconds, first.samples, first.metrics) == (7, None, 8.0, {"loss": 0.5})
+    assert (second.seconds, second.time_s, second.metrics) == (0.25, 1000.25, {"loss": None})
+    assert history.metrics == {"loss": None}
+
+
+def test_steps_are_kept_up_to_a_limit():
+    history = StepHistory()
+    for step in range(STEPS_KEPT + 5):
+        history.completed(step, contribution(loss=1.0), float(step), 0.0)
+    assert [row.step for row in history.rows] == list(range(5, STEPS_KEPT + 5))
+
+
+def test_the_history_fits_into_a_message_however_many_metrics_there_are():
+    history = StepHistory()
+    means = {chr(0x1F600) * 60 + f"{index:04}": 1 / 3 for index in range(100)}
+    for step in range(VALUES_KEPT // 100 + 5):
+        history.completed(step, contribution(**means), float(step), 0.0)
+    assert [row.step for row in history.rows] == list(range(5, VALUES_KEPT // 100 + 5))
+    text = to_json(msgspec.structs.replace(STATUS, steps=tuple(history.rows)))
+    assert msgspec.convert(text, Bytes) == text
+
+
+def test_a_watch_shows_the_newest_of_the_history():
+    steps = tuple(StepRow(step=n, time_s=0.0, seconds=0.1, samples=8, metrics={}) for n in range(1000))
+    events = tuple(
+        EventRow(step=n, time_s=0.0, kind="joined", node="a", detail="", handling_ms=0.0) for n in range(1000)
+    )
+    shown = dashboard.lately(msgspec.structs.replace(STATUS, steps=steps, events=events))
+    assert [row.step for row in shown.steps] == [row.step for row in shown.events] == [*range(990, 1000)]
+
+
+# --- whom to ask ---
+
+
+def known(*active, patience_s=30.0):
+    """Asked at a:1 for the first time at 0 s, and answered so."""
+    ring = Known("a:1", patience_s)
+    ring.answered(told(*active))
+    return ring
+
+
+def told(*active):
+    rows = [
+        MemberRow(node=each, id=each, state="active", addresses=(f"{each}:1",), joined_step=0, neighbors=())
+        for each in active
+    ]
+    gone = MemberRow(node="x", id="x", state="left", addresses=("x:1",), joined_step=0, neighbors=())
+    return msgspec.structs.replace(STATUS, members=(gone, *rows))
+
+
+DIED = PeerUnreachable("nobody answers")
+
+
+def test_whoever_answers_is_asked_again_and_if_it_falls_silent_the_next_member():
+    ring = known("a", "b", "c")
+    assert ring.addresses[0] == "a:1"
+    ring.silent(DIED, 1.0, now_s=1.0)
+    assert ring.addresses[0] == "b:1"
+    ring.answered(told("b", "c"))
+    assert ring.addresses[0] == "b:1"
+    ring.answered(told("c", "d"))  # b has left, and has told so with its last words.
+    ring.silent(DIED, 4.0, now_s=4.0)
+    assert ring.addresses[0] == "c:1"
+
+
+def test_who_has_left_is_not_asked_and_the_first_address_is_the_last_resort():
+    ring = known("b", "c")
+    asked = []
+    for _ in range(4):
+        asked.append(ring.addresses[0])
+        ring.silent(DIED, 1.0, now_s=1.0)
+    assert asked == ["a:1", "b:1", "c:1", "a:1"]
+    ring = known("a", "b")
+    ring.silent(DIED, 1.0, now_s=1.0)
+    ring.answered(told("b", "c"))
+    assert ring.addresses == ["b:1", "c:1", "a:1"]
+
+
+def test_an_election_is_waited_for_but_a_cluster_that_is_gone_ends_the_watch():
+    ring = known("a", "b")
+    for now_s in (5.0, 10.0, 32.9):
+        ring.silent(DIED, now_s - 2, now_s)
+    ring.answered(told("a", "b"))
+    ring.silent(DIED, 50.0, now_s=52.0)
+    with pytest.raises(
+        PeerUnreachable, match=r"not answered for 31 s \(asked: .*b:1.*\); at last: nobody answers"
+    ):
+        ring.silent(DIED, 79.0, now_s=81.0)
+
+
+def test_a_pause_of_who_watches_is_no_silence_and_everybody_is_asked_before_it_ends():
+    ring = known("a", "b", "c")
+    for asked_s in (600.0, 660.0):
+        ring.silent(DIED, asked_s, asked_s + 2)
+    with pytest.raises(PeerUnreachable, match="not answered for 122 s"):
+        ring.silent(DIED, 720.0, 722.0)
