@@ -25,9 +25,9 @@ import click
 import torch
 from torch import nn
 
-from ..demo_report import join_bound_s
 from ..options import Whole
 from ..outputs import json_option, write_json
+from ..trials.demo_report import join_bound_s
 from .processes import Pipe, Workers
 
 WARM_UP_S = 2.0

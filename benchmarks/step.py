@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..demo_digits import small_net
 from ..outputs import json_option, write_json
+from ..trials.demo_digits import small_net
 from .processes import Pipe, Workers
 
 WARM_UP, BLOCKS = 2, 12

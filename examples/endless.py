@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from chaosnet import Trainer, capture_exit_event
-from chaosnet.demo_digits import digits, small_net
+from chaosnet.trials.demo_digits import digits, small_net
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--pause", type=float, default=0.05, help="seconds per step, to watch")

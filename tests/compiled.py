@@ -16,7 +16,7 @@ import xxhash
 
 ROOT = Path(__file__).parent.parent
 COPY = ROOT / "build" / "compiled"
-FOLDERS = ("protocols", "scheduler", "node", "simulator", "netem", "benchmarks")
+FOLDERS = ("protocols", "scheduler", "node", "simulator", "netem", "benchmarks", "trials")
 CORES = (
     *sorted(f"node/{part}.py" for part in (
         "core", "joining", "leaving", "missing", "neighbors", "node", "parking", "recovery", "reports", "role",

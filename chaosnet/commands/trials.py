@@ -19,7 +19,7 @@ from ..options import Amount, Whole
 )
 def demo(out: Path, seed: int) -> None:
     """Train on this machine with nodes that join, leave and are killed. Takes half a minute."""
-    from ..demo import run_demo
+    from ..trials.demo import run_demo
 
     run_demo(out, seed)
 
@@ -44,7 +44,7 @@ def soak(minutes: float, every: float, kills: int | None, seed: int, out: Path) 
 
     Exit code 1 if a step was lost, states differ, memory grew, or a new scheduler took too long.
     """
-    from ..soak import run_soak
+    from ..trials.soak import run_soak
 
     run_soak(minutes, 0.0 if kills else every, seed, out, kills)
 

@@ -17,9 +17,9 @@ import pytest
 from chaosnet import client
 from chaosnet.commands.simulate import MAX_CRASH_NODES
 from chaosnet.errors import PeerUnreachable
-from chaosnet.node_processes import run_folder
 from chaosnet.protocols.status import Status
 from chaosnet.simulator.crash_points import MAX_NODES
+from chaosnet.trials.node_processes import run_folder
 
 PATIENCE_S = 30.0
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from chaosnet import demo_report as report
-from chaosnet.demo_report import NodeLog, Step
 from chaosnet.protocols.status import LinkRow
+from chaosnet.trials import demo_report as report
+from chaosnet.trials.demo_report import NodeLog, Step
 
 
 def log(name: str, *steps: int, loss: float = 1.0, shift_s: float = 0.0, final: str = "") -> NodeLog:

@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from chaosnet import client
-from chaosnet.demo_report import NodeLog, audit, replicas_identical
 from chaosnet.netem import Topology
 from chaosnet.netem.docker import Docker
 from chaosnet.netem.measure import measure
 from chaosnet.netem.topology import GOODPUT, link_name
 from chaosnet.protocols.errors import PeerUnreachable
 from chaosnet.protocols.status import MemberRow, Status
+from chaosnet.trials.demo_report import NodeLog, audit, replicas_identical
 
 ROOT = Path(__file__).parents[2]
 NAME = f"ct{os.getpid()}"

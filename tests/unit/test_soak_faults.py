@@ -1,11 +1,11 @@
-"""`chaosnet.soak_faults`: whatever is chosen, the cluster must be able to survive it."""
+"""`chaosnet.trials.soak_faults`: whatever is chosen, the cluster must be able to survive it."""
 
 import random
 
 import networkx as nx
 import pytest
 
-from chaosnet.soak_faults import MIN_RUNNING, Fault, Kind, Situation, choose
+from chaosnet.trials.soak_faults import MIN_RUNNING, Fault, Kind, Situation, choose
 
 NAMES = tuple(f"n{index}" for index in range(8))
 

@@ -1,11 +1,11 @@
-"""`chaosnet.soak_report`: it must notice what a soak promises cannot happen."""
+"""`chaosnet.trials.soak_report`: it must notice what a soak promises cannot happen."""
 
 import json
 
 import pytest
 
-from chaosnet import soak_report as report
-from chaosnet.soak_report import Life
+from chaosnet.trials import soak_report as report
+from chaosnet.trials.soak_report import Life
 
 MB = 1_000_000
 

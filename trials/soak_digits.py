@@ -24,10 +24,10 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from chaosnet import Trainer, capture_exit_event
-from chaosnet.demo_digits import digits, end_with_parent, small_net, write
 from chaosnet.node.flat_state import Arrival
 from chaosnet.node.loop import StepOutcome
 from chaosnet.protocols.messages import Notice
+from chaosnet.trials.demo_digits import digits, end_with_parent, small_net, write
 
 WIDTH = 8  # 7 thousand parameters: the soak is about who comes and goes, not about bytes.
 BATCH_SIZE = 16

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from .protocols.errors import ConfigError
+from ..protocols.errors import ConfigError
 
 JOIN_PATIENCE_S = 60.0  # Whom they join may still be importing torch.
 
@@ -99,7 +99,7 @@ def lines_of(out: Path, label: str) -> Path:
 
 def run_command(script: Path, *options: str) -> list[str]:
     """As a user would start a node: `chaosnet run OPTIONS SCRIPT`."""
-    return [sys.executable, "-m", __package__, "run", *options, str(script)]
+    return [sys.executable, "-m", "chaosnet", "run", *options, str(script)]
 
 
 def end_all(nodes: Iterable[NodeProcess]) -> list[int]:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .protocols.status import LinkRow
-from .scheduler.shard_plan import Source, water_filling_bound
+from ..protocols.status import LinkRow
+from ..scheduler.shard_plan import Source, water_filling_bound
 
 ACCURACY_PROMISED = 0.97
 GAP_WINDOW_S = 2.0  # After something happened, in which its longest gap between two steps is looked for.

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import client, dashboard
+from .. import client, dashboard
 from . import demo_report as report
 from .demo_picture import draw
 from .demo_report import Happening

@@ -15,11 +15,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from . import client, dashboard
+from .. import client, dashboard
+from ..protocols.errors import ChaosnetError, PeerUnreachable
+from ..protocols.status import MemberRow, Status
 from .demo_report import Happening, NodeLog
 from .node_processes import NodeProcess, end_all, lines_of, run_command
-from .protocols.errors import ChaosnetError, PeerUnreachable
-from .protocols.status import MemberRow, Status
 
 FOUNDERS = 4
 MIN_STEPS = 600  # At least, and until all has happened.

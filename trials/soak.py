@@ -22,13 +22,13 @@ from typing import Any
 
 import click
 
-from . import client
+from .. import client
+from ..netem.relay import Relay
+from ..netem.topology import link_name, mesh
+from ..protocols.errors import ChaosnetError, PeerUnreachable
+from ..protocols.status import Status
 from . import soak_report as report
-from .netem.relay import Relay
-from .netem.topology import link_name, mesh
 from .node_processes import NodeProcess, end_all, lines_of, run_command, run_folder, sigterm_as_ctrl_c
-from .protocols.errors import ChaosnetError, PeerUnreachable
-from .protocols.status import Status
 from .soak_faults import MAX_RUNNING, USUAL, Fault, Kind, Situation, choose
 from .soak_picture import draw
 from .soak_report import Life

@@ -1,0 +1,1 @@
+"""Trials of chaosnet on this machine: the half minute of `chaosnet demo`, the hours of `chaosnet soak`."""
