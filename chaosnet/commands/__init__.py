@@ -1,1 +1,1 @@
-"""The front ends of `chaosnet`: each reads options and calls what does the work, imported only then."""
+"""The command line: front ends read options and call what does the work, imported only then; and what they print."""

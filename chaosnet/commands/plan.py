@@ -24,7 +24,7 @@ def plan(cluster: Path, profile: str, failed: tuple[str, ...], as_json: bool) ->
 
     PROFILE is a file with what each layer costs, or a made-up one: llama2-7b, llama2-13b, llama2-34b.
     """
-    from ..plan import explain
+    from .explanation import explain
 
     explain(cluster, profile, [name for each in failed for name in each.split(",")], as_json)
 
@@ -40,6 +40,6 @@ def simulate_training(
     scenario: Path, seeds: int | None, json_file: Path | None, picture: Path | None
 ) -> None:
     """Train on a virtual cluster that loses workers, once with each system's way to recover, and compare."""
-    from ..simulate_training import run_scenario
+    from .simulate_training import run_scenario
 
     run_scenario(scenario, seeds, json_file, picture)

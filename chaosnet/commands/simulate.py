@@ -89,11 +89,11 @@ def simulate(
             raise click.UsageError(
                 "--churn: expected one number of --nodes from 10 on with it, e.g. --nodes 1000"
             )
-        from ..simulate_scale import run_scale
+        from .simulate_scale import run_scale
 
         run_scale(nodes[0], churn, hours, first, json_file)
         return
-    from .. import simulate as simulation
+    from . import simulation
 
     if schedules is not None:
         simulation.run_seeds(first, schedules, nodes or (2, 7), json_file, hard, rates)

@@ -57,6 +57,6 @@ def soak(minutes: float, every: float, kills: int | None, seed: int, out: Path) 
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def testbed(args: tuple[str, ...]) -> None:
     """Overlays of shaped links on this machine; see `chaosnet testbed --help`."""
-    from ..testbed import testbed as group  # Imports what --help need not wait for.
+    from .testbed import testbed as group  # Imports what --help need not wait for.
 
     group.main(list(args), prog_name="chaosnet testbed", standalone_mode=False)

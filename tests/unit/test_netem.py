@@ -8,12 +8,12 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaosnet import testbed
+from chaosnet.commands import testbed
+from chaosnet.commands.testbed import testbed as command_line
 from chaosnet.netem import LinkSpec, TestbedError, Topology, Trace, commands
 from chaosnet.netem.topology import burst_bytes, line, mesh, random_overlay, ring, star, two_sites
 from chaosnet.netem.trace import specs_after
 from chaosnet.protocols.errors import ConfigError
-from chaosnet.testbed import testbed as command_line
 
 PAIR = Topology({("b", "a"): LinkSpec(rate_mbit=200.0, rate_back_mbit=50.0)}, ["a", "b"])
 

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import msgspec
 
-from .protocols.errors import ConfigError, PlanInfeasible
-from .scheduler.elastic.cluster import Cluster, Worker
-from .scheduler.elastic.plan import Pipeline, cuts_of, even
-from .scheduler.elastic.state import State
+from ..protocols.errors import ConfigError, PlanInfeasible
+from ..scheduler.elastic.cluster import Cluster, Worker
+from ..scheduler.elastic.plan import Pipeline, cuts_of, even
+from ..scheduler.elastic.state import State
 
 Whole = Annotated[int, msgspec.Meta(ge=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]

@@ -11,10 +11,10 @@ import matplotlib
 import msgspec
 from rich.table import Table
 
-from .console import console
-from .outputs import write_json
-from .simulator.scenario import Scenario, load, run, summary
-from .simulator.training import HOUR_S, Run
+from ..console import console
+from ..outputs import write_json
+from ..simulator.scenario import Scenario, load, run, summary
+from ..simulator.training import HOUR_S, Run
 
 
 def run_scenario(path: Path, seeds: int | None, report: Path | None, picture: Path | None) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 
-from .outputs import write_json
-from .protocols.errors import ChaosnetError
-from .simulator import Summary, run_many
-from .simulator.crash_points import Played, enumerate_points, play, play_all, point_named
-from .simulator.many_runs import COUNTS
-from .simulator.mutants import MUTANTS, Hunt, hunt_all
-from .simulator.random_run import RandomRun, Violation
+from ..outputs import write_json
+from ..protocols.errors import ChaosnetError
+from ..simulator import Summary, run_many
+from ..simulator.crash_points import Played, enumerate_points, play, play_all, point_named
+from ..simulator.many_runs import COUNTS
+from ..simulator.mutants import MUTANTS, Hunt, hunt_all
+from ..simulator.random_run import RandomRun, Violation
 
 TELL_EVERY_S = 5.0
 NAMED = 5  # Crash points of each negotiation that were not reached.

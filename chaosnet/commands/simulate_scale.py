@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from .outputs import write_json
-from .simulator.scale import CHURN, KINDS, Findings, Row, ScaleRun
+from ..outputs import write_json
+from ..simulator.scale import CHURN, KINDS, Findings, Row, ScaleRun
 
 TELL_EVERY_S = 10.0
 STEP_S = 0.5

@@ -15,16 +15,16 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from .netem import LinkSpec, TestbedError, Topology, Trace, commands, store
-from .netem.backend import Backend
-from .netem.docker import Docker
-from .netem.measure import measure, summary
-from .netem.netns import Netns, remove
-from .netem.relay import Relay
-from .netem.topology import FAST, line, link_name, mesh, random_overlay, ring, star, two_sites
-from .netem.trace import CUT, MAX_PERIODS, PAPER_PERIOD_S, specs_after
-from .outputs import OutputFile, json_option, write_json
-from .protocols.errors import ConfigError
+from ..netem import LinkSpec, TestbedError, Topology, Trace, commands, store
+from ..netem.backend import Backend
+from ..netem.docker import Docker
+from ..netem.measure import measure, summary
+from ..netem.netns import Netns, remove
+from ..netem.relay import Relay
+from ..netem.topology import FAST, line, link_name, mesh, random_overlay, ring, star, two_sites
+from ..netem.trace import CUT, MAX_PERIODS, PAPER_PERIOD_S, specs_after
+from ..outputs import OutputFile, json_option, write_json
+from ..protocols.errors import ConfigError
 
 NAME = "default"
 BACKENDS: dict[str, type[Netns] | type[Relay] | type[Docker]] = {
@@ -317,7 +317,7 @@ def measure_(name: str, seconds: float, json_file: Path | None) -> None:
 @click.argument("picture", type=OutputFile())
 def plot(topology: Path, picture: Path) -> None:
     """Draw the overlay of a YAML file: the wider a link, the faster."""
-    from .netem.plot import draw
+    from ..netem.plot import draw
 
     draw(Topology.read(topology), picture)
     click.echo(f"written: {picture}")

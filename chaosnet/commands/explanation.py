@@ -12,14 +12,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from ..console import console
+from ..protocols.errors import ConfigError
+from ..scheduler.elastic.estimator import Estimator
+from ..scheduler.elastic.policy import FaultClock, Policy
+from ..scheduler.elastic.recoveries import Recoveries
+from ..scheduler.elastic.state import State
+from ..simulator.scenario import profile_named, read_yaml
 from . import cluster_file
-from .console import console
-from .protocols.errors import ConfigError
-from .scheduler.elastic.estimator import Estimator
-from .scheduler.elastic.policy import FaultClock, Policy
-from .scheduler.elastic.recoveries import Recoveries
-from .scheduler.elastic.state import State
-from .simulator.scenario import profile_named, read_yaml
 
 
 def explain(cluster_path: Path, profile_name: str, failed: Sequence[str], as_json: bool) -> None:
