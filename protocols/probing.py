@@ -35,7 +35,7 @@ SLOW_BPS = (
 HEAD = 3 / 8  # Of a probe, that says nothing.
 PATIENCE_S = {"in-band": 2.5, "iperf3": 10.0}
 MAX_SESSIONS = 64
-MAX_PARTS = 64  # Of one probe (messages.py).
+MAX_PARTS = 64  # Of one probe (messages/probes.py).
 SHORTEST_S = 1e-6  # Of parts that came at once: faster than we can tell.
 
 

@@ -24,8 +24,8 @@ CORES = (
     )),
     "scheduler/core.py", "scheduler/views.py", "simulator/cluster.py", "simulator/network.py", "simulator/rates.py",
 )  # fmt: skip
-# Read by msgspec, or small.
-INTERPRETED = ("__init__", "messages", "codec", "errors", "events", "effects", "keyring", "status")
+# Read by msgspec, or small; and so are all of protocols/messages/.
+INTERPRETED = ("__init__", "codec", "errors", "events", "effects", "keyring", "status")
 
 
 def main() -> None:

@@ -101,7 +101,7 @@ class Hostile:
         return self.of(self.rng.choice(kinds or LINK_LOCAL))
 
     def of(self, declared: Any, depth: int = 0) -> Any:
-        """A value of a type as messages.py declares it; bounds are for the codec to check."""
+        """A value of a type as protocols/messages declares it; bounds are for the codec to check."""
         origin, arguments = typing.get_origin(declared), typing.get_args(declared)
         if origin is Annotated:
             return self.name() if declared == m.Id else self.of(arguments[0], depth)

@@ -1,0 +1,38 @@
+"""What fields of messages may hold, and the parent of all messages."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+PROTOCOL_VERSION = 6  # Bump when a field is removed or changes meaning.
+
+EVERYONE = "*"  # Destination of an envelope that all nodes take and pass on.
+
+MAX_NODES = 20_000
+MAX_REASON = 300  # Characters of what a script ended with.
+
+Id = Annotated[str, Meta(min_length=1, max_length=64)]
+Address = Annotated[str, Meta(max_length=255)]
+Addresses = Annotated[tuple[Address, ...], Meta(max_length=16)]
+Text = Annotated[str, Meta(max_length=4000)]
+ItemText = Annotated[str, Meta(max_length=255)]
+Bundle = Annotated[int, Meta(ge=1, le=1 << 20)]  # So many neighbouring chunks travel as one message.
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]  # So that the sum of two still fits into 64 bits.
+Real = Annotated[float, Meta(ge=-1e18, le=1e18)]  # No NaN, and nothing that sums up to infinity.
+Positive = Annotated[float, Meta(ge=0, le=1e18)]
+Bytes = Annotated[bytes, Meta(max_length=4 << 20)]
+Link = tuple[Id, Id]  # Two node ids, sorted.
+ViewKey = tuple[Count, Count]  # (term, seq): views are ordered by it.
+Range = tuple[Count, Count]  # [start, stop).
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Parent of all; the class name is the type on the wire."""
+
+
+def link(a: str, b: str) -> Link:
+    """The link between two nodes, however they are named."""
+    return (a, b) if a < b else (b, a)
