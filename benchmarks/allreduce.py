@@ -26,8 +26,8 @@ import torch.distributed as dist
 
 from ..node.compression import Encoding, Exact
 from ..node.core import Agent, Settings
-from ..node.gradients import chunk_bytes_of
 from ..node.keys import KeyPair
+from ..node.lanes import chunk_bytes_of
 from ..node.loop import Admitted, Ended, NodeLoop, StepOutcome
 from ..node.transport import Transport
 from ..outputs import json_option, write_json

@@ -33,8 +33,8 @@ import xxhash
 from ..netem.backend import TestbedError
 from ..netem.netns import PORT, Netns
 from ..netem.topology import GOODPUT, LinkSpec, Topology, random_overlay
-from ..node.gradients import MAX_CHUNK_BYTES, chunk_bytes_of
 from ..node.keys import KeyPair
+from ..node.lanes import MAX_CHUNK_BYTES, chunk_bytes_of
 from ..options import Amount, OneOf, Several, Whole
 from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError

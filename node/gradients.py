@@ -1,4 +1,4 @@
-"""Gradients, and the buffers that forward changes, as flat vectors in chunks for the overlay's all-reduce.
+"""Gradients, and the buffers that forward changes, handed to the overlay's all-reduce in chunks, and taken back.
 
 The reducer sees chunks: every member contributes its weighted values of chunk c, the root of the chunk's tree
 adds them, divides by the total weight and broadcasts,
@@ -14,10 +14,9 @@ import itertools
 import math
 import sys
 import threading
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,19 +26,10 @@ from torch import nn
 from ..protocols.errors import ConfigError, MalformedMessage
 from ..protocols.step_sync import bundles
 from .compression import Compression, Encoding, encoding_of
-from .flat_state import device_runs
-from .training_state import BufferSlot, buffer_slots, check_parameter
+from .lanes import MAX_CHUNK_BYTES, Layout, chunk_bytes_of, int_like, stage
+from .training_state import BufferSlot
 
-# As small as slow links need them, to be busy from the first to the last. Where links are fast, several travel as one
-# message (protocols/step_sync.py), for each message costs its handling.
-USUAL_CHUNKS, LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 256, 64 << 10, 2 << 20
-MAX_CHUNK_BYTES = 32 << 20  # One frame: half of what a peer takes (sockets.py).
 COMPARED_AT_ONCE = 1 << 17  # Elements: with what they are compared with, they fit into a cache.
-
-
-def chunk_bytes_of(total: int) -> int:
-    """What the all-reduce of so many bytes of gradients moves as one, unless the user says otherwise."""
-    return min(max(-(-total // USUAL_CHUNKS), LEAST_CHUNK_BYTES), MOST_CHUNK_BYTES)
 
 
 class _AsSent(NamedTuple):
@@ -48,31 +38,6 @@ class _AsSent(NamedTuple):
     grad: torch.Tensor | None
     version: int
     digest: int
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """The smallest piece that travels by itself: elements [start, stop) of lane number `lane`."""
-
-    index: int
-    lane: int
-    start: int
-    stop: int
-    is_gradient: bool  # Else it is of buffers.
-
-
-@dataclass(eq=False, slots=True)
-class Lane:
-    """One flat vector per element type.
-
-    Attributes:
-        op: How members' contributions combine: "mean" (sum, then divide by the total weight) or "max".
-        contribution: This node's part, times its weight under "mean"; on the CPU, [elements].
-    """
-
-    dtype: torch.dtype
-    op: Literal["mean", "max"]
-    contribution: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,28 +56,12 @@ class Finished:
     retracted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a parameter or a buffer lies: elements [start, stop) of lane number `lane`."""
-
-    name: str
-    holder: nn.Parameter | BufferSlot
-    bit: int  # In `present`; -1 for a buffer of a "max" lane, which everybody always adopts.
-    lane: int
-    start: int
-    stop: int
-
-
 class Gradients:
     """Turns `.grad` into chunks ready to send, and reduced chunks back into `.grad`.
 
         arm -> backward: chunks become ready -> finish or empty -> (all-reduce) -> adopt
 
-    The layout is a function of the model alone. Parameters lie in the reverse of their order in
-    `model.parameters()`, as backward reaches the last layers first, and buffers follow in chunks of their
-    own. Up to 32 bits travel as float32, float64 as it is, integers and bools as int64 under "max".
-    Parameters with requires_grad=False at construction and buffers with persistent=False, which are caches,
-    are left out.
+    What lies where in the chunks is a function of the model alone: `Layout` (lanes.py).
 
     Buffers are averaged only if some member's forward changed them since the last `adopt`. Averaging equal
     values is not harmless: (x + x + x) / 3 may differ from x in the last bit, and a constant would drift.
@@ -143,13 +92,11 @@ class Gradients:
                 f"chunk_bytes: {chunk_bytes!r} (expected a whole number from 8 to {MAX_CHUNK_BYTES})"
             )
         self.chunk_bytes, self.compression = chunk_bytes, compression
-        self.lanes: list[Lane] = []
-        self.chunks: list[Chunk] = []
-        self._on_chunks_ready = on_chunks_ready
-        self._parameters: list[_Place] = []  # In lane order, hence neighbors are neighbors in memory.
-        self._buffers: list[list[_Place]] = []  # By lane.
+        self._layout = layout = Layout(model, chunk_bytes)
+        self.lanes, self.chunks = layout.lanes, layout.chunks
+        self._parameters, self._buffers = layout.parameters, layout.buffers
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
-        self._lay_out(model, chunk_bytes)
+        self._on_chunks_ready = on_chunks_ready
         self._bundles_of: list[list[int]] = [[] for _ in self._parameters]
         self._bundle = 0
         self.bundle(1)
@@ -170,48 +117,6 @@ class Gradients:
         self._agreed: list[torch.Tensor] = []
         self.rebase()
 
-    # Layout.
-
-    def _lay_out(self, model: nn.Module, chunk_bytes: int) -> None:
-        parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        buffers = [slot for slot in buffer_slots(model) if slot.persistent and slot.tensor is not None]
-        pinned = any(p.device.type != "cpu" for p in model.parameters()) and torch.accelerator.is_available()
-        for name, parameter in parameters:
-            check_parameter(name, parameter)
-        bit_by_name = {name: bit for bit, (name, _) in enumerate(parameters)}
-        for slot in buffers:
-            assert slot.tensor is not None
-            if _lane_dtype(slot.tensor) != torch.int64:
-                bit_by_name[slot.name] = len(bit_by_name)
-        self._bits = len(bit_by_name)
-
-        for dtype in (torch.float32, torch.float64, torch.int64):
-            mine: list[tuple[str, nn.Parameter | BufferSlot, int]] = [
-                (name, p, p.numel()) for name, p in reversed(parameters) if _lane_dtype(p) == dtype
-            ]
-            border = sum(elements for _, _, elements in mine)
-            for slot in buffers:
-                tensor = slot.tensor
-                if tensor is not None and tensor.numel() and _lane_dtype(tensor) == dtype:
-                    mine.append((slot.name, slot, _reals(tensor).numel()))
-            if not mine:
-                continue
-            lane, start = len(self.lanes), 0
-            self._buffers.append([])
-            for name, holder, elements in mine:
-                place = _Place(name, holder, bit_by_name.get(name, -1), lane, start, start + elements)
-                (self._parameters if isinstance(holder, nn.Parameter) else self._buffers[lane]).append(place)
-                start += elements
-            self._add_lane(dtype, border, start, chunk_bytes // dtype.itemsize, pinned)
-
-    def _add_lane(self, dtype: torch.dtype, border: int, stop: int, step: int, pinned: bool) -> None:
-        op: Literal["mean", "max"] = "max" if dtype == torch.int64 else "mean"
-        for first, last in ((0, border), (border, stop)):
-            for start in range(first, last, step):
-                stop_here, of_gradients = min(start + step, last), last == border
-                self.chunks.append(Chunk(len(self.chunks), len(self.lanes), start, stop_here, of_gradients))
-        self.lanes.append(Lane(dtype, op, torch.zeros(stop, dtype=dtype, pin_memory=pinned)))
-
     def bundle(self, size: int) -> None:
         """Hand over so many neighbouring chunks at once, as they travel: each time costs backward a little.
 
@@ -223,7 +128,8 @@ class Gradients:
         bundle_of = {chunk: index for index, chunks in enumerate(self._bundles) for chunk in chunks}
         self._parameters_in: list[list[int]] = [[] for _ in self._bundles]  # One of buffers has none.
         for index, place in enumerate(self._parameters):
-            self._bundles_of[index][:] = sorted({bundle_of[chunk.index] for chunk in self._chunks_at(place)})
+            chunks_here = self._layout.chunks_at(place)
+            self._bundles_of[index][:] = sorted({bundle_of[chunk.index] for chunk in chunks_here})
             for number in self._bundles_of[index]:
                 self._parameters_in[number].append(index)
         self._waiting_at_start = [len(indices) for indices in self._parameters_in]
@@ -319,8 +225,9 @@ class Gradients:
             results: By chunk, 1-D; they are only read.
         Raises: MalformedMessage if the mask has another length than ours.
         """
-        if len(present) != (self._bits + 7) // 8:
-            raise MalformedMessage(f"{len(present)} bytes of gradient mask; expected {(self._bits + 7) // 8}")
+        expected = (self._layout.bits + 7) // 8
+        if len(present) != expected:
+            raise MalformedMessage(f"{len(present)} bytes of gradient mask; expected {expected}")
         bits = np.unpackbits(np.frombuffer(present, dtype=np.uint8), bitorder="little").tolist()
         places, targets = [], []
         for place in self._parameters:
@@ -336,8 +243,8 @@ class Gradients:
         for place in itertools.chain(*self._buffers):
             if place.bit < 0 or bits[place.bit]:
                 places.append(place)
-                targets.append(_reals(self._buffer(place)))
-        self._spread(places, targets, results)
+                targets.append(place.buffer())
+        self._layout.spread(places, targets, results)
         for place, value in zip(places, targets, strict=True):
             agreed, buffers = self._agreed[place.lane], self._buffers[place.lane]
             if agreed.numel() and isinstance(place.holder, BufferSlot):
@@ -349,19 +256,15 @@ class Gradients:
         first, last = self.chunks[chunks[0]], self.chunks[chunks[-1]]
         return self.lanes[first.lane].contribution[first.start : last.stop]
 
-    @property
-    def borders(self) -> tuple[int, ...]:
-        """The chunks that are of another lane than the one before them, or of buffers after gradients."""
-        return tuple(
-            chunk.index
-            for before, chunk in itertools.pairwise(self.chunks)
-            if (before.lane, before.is_gradient) != (chunk.lane, chunk.is_gradient)
-        )
-
     def encoding(self, chunk: int) -> Encoding:
         """What a chunk looks like on the wire."""
         lane = self.lanes[self.chunks[chunk].lane]
         return encoding_of(self.compression, lane.contribution.numpy().dtype, self.chunks[chunk].is_gradient)
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """Chunks that begin another lane, or buffers after gradients."""
+        return self._layout.borders
 
     @property
     def total_bytes(self) -> int:
@@ -389,14 +292,14 @@ class Gradients:
 
         Not calling it costs one average of unchanged buffers.
         """
-        self._agreed = [self._gather_buffers(number).clone() for number in range(len(self.lanes))]
+        self._agreed = [self._layout.gather_buffers(number).clone() for number in range(len(self.lanes))]
 
     @torch.no_grad()
     def revert_buffers(self) -> None:
         """Take back what this step's forward did to the buffers: put in what all members agreed on."""
         for agreed, places in zip(self._agreed, self._buffers, strict=True):
             for place in places:
-                buffer, start = _reals(self._buffer(place)), place.start - places[0].start
+                buffer, start = place.buffer(), place.start - places[0].start
                 buffer.copy_(agreed[start : start + buffer.numel()].view(buffer.shape))
 
     def judge_first(self) -> None:
@@ -440,9 +343,9 @@ class Gradients:
             return False
         scratch = [torch.empty(COMPARED_AT_ONCE, dtype=lane.dtype) for lane in self.lanes]
         for number, start, group in self._runs(indices, COMPARED_AT_ONCE):
-            size, as_int = sum(map(torch.Tensor.numel, group)), _int_like(self.lanes[number].dtype)
+            size, as_int = sum(map(torch.Tensor.numel, group)), int_like(self.lanes[number].dtype)
             written, expected = self.lanes[number].contribution[start : start + size], scratch[number][:size]
-            self._stage(expected, group, weight)
+            stage(expected, group, weight)
             if not np.array_equal(written.view(as_int).numpy(), expected.view(as_int).numpy()):
                 return True  # numpy's takes a third of the time of torch.equal.
         return False
@@ -460,7 +363,7 @@ class Gradients:
             if grad is None or weight == 0:  # 0 * inf would be nan.
                 self.lanes[place.lane].contribution[place.start : place.stop].zero_()
         for lane, start, group in self._runs(indices) if weight else ():
-            self._stage(self.lanes[lane].contribution[start:], group, weight)
+            stage(self.lanes[lane].contribution[start:], group, weight)
 
     def _runs(
         self, indices: Iterable[int], elements: int = sys.maxsize
@@ -487,45 +390,15 @@ class Gradients:
         if group:
             yield lane, start, group
 
-    @torch.no_grad()
-    def _stage(self, contribution: torch.Tensor, tensors: Sequence[torch.Tensor], weight: float) -> None:
-        """Write weight * tensor, one behind the other, to the beginning of `contribution`.
-
-        Widened before it is multiplied: float16 would overflow.
-        """
-        start, dtype = 0, contribution.dtype
-        for run in device_runs(tensors):
-            flat = [tensor.detach().reshape(-1) for tensor in run]
-            stop = start + sum(map(torch.Tensor.numel, flat))
-            target = contribution[start:stop]
-            if run[0].device.type != "cpu":
-                joined = torch.cat(flat) if len(flat) > 1 else flat[0]
-                target.copy_(joined.to(dtype) * weight)
-            elif len(flat) == 1 and flat[0].dtype == dtype:
-                torch.mul(flat[0], weight, out=target)
-            else:
-                torch.cat(flat, out=target)
-                if weight != 1:
-                    target.mul_(weight)
-            start = stop
-
-    def _gather_buffers(self, lane: int) -> torch.Tensor:
-        """The buffers of a lane as they are, in their place of its contribution."""
-        places, contribution = self._buffers[lane], self.lanes[lane].contribution
-        if not places:
-            return contribution[:0]
-        values = contribution[places[0].start : places[-1].stop]
-        self._stage(values, [_reals(self._buffer(place)) for place in places], 1)
-        return values
-
     def _write_buffers(self, weight: float) -> list[int]:
         """Write the buffers' contributions. Returns: the bits of those that changed since all agreed."""
         changed: list[int] = []
         for number, lane in enumerate(self.lanes):
-            values, agreed, places = self._gather_buffers(number), self._agreed[number], self._buffers[number]
+            values = self._layout.gather_buffers(number)
+            agreed, places = self._agreed[number], self._buffers[number]
             if lane.op == "max" or not places:
                 continue
-            as_int = _int_like(lane.dtype)  # To compare nan with nan.
+            as_int = int_like(lane.dtype)  # To compare nan with nan.
             differs = (values.view(as_int) != agreed.view(as_int)).numpy()
             starts = [place.start - places[0].start for place in places]
             any_differs = np.logical_or.reduceat(differs, starts)
@@ -537,59 +410,13 @@ class Gradients:
         return changed
 
     def _present(self, changed: Sequence[int], weight: float) -> bytes:
-        bits = np.zeros(self._bits, dtype=bool)
+        bits = np.zeros(self._layout.bits, dtype=bool)
         bits[list(changed)] = True
         if weight > 0:
             for place in self._parameters:
                 if isinstance(place.holder, nn.Parameter) and place.holder.grad is not None:
                     bits[place.bit] = True
         return np.packbits(bits, bitorder="little").tobytes()
-
-    def _spread(
-        self, places: Sequence[_Place], targets: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
-    ) -> None:
-        """Copy results to `targets`, which lie at `places`. What goes to a device crosses chunk by chunk."""
-        strided: list[tuple[torch.Tensor, torch.Tensor]] = []
-        pieces: dict[tuple[int, torch.device], list[tuple[torch.Tensor, int]]] = {}
-        for place, target in zip(places, targets, strict=True):
-            flat = target.view(-1) if target.is_contiguous() else target.new_empty(target.numel())
-            if not target.is_contiguous():
-                strided.append((target, flat))
-            for chunk in self._chunks_at(place):
-                first, last = max(chunk.start, place.start), min(chunk.stop, place.stop)
-                piece = flat[first - place.start : last - place.start]
-                pieces.setdefault((chunk.index, target.device), []).append((piece, first - chunk.start))
-        for (index, device), group in pieces.items():
-            result = results[index].to(device)
-            values = [result[start : start + piece.numel()] for piece, start in group]
-            torch._foreach_copy_([piece for piece, _ in group], values)
-        for target, flat in strided:
-            target.copy_(flat.view(target.shape))
-
-    def _chunks_at(self, place: _Place) -> Iterator[Chunk]:
-        """The chunks that a parameter or buffer lies in: one, or several in a row."""
-        index = bisect_left(self.chunks, (place.lane, place.start + 1), key=lambda c: (c.lane, c.stop))
-        while index < len(self.chunks) and _overlap(self.chunks[index], place):
-            yield self.chunks[index]
-            index += 1
-
-    def _buffer(self, place: _Place) -> torch.Tensor:
-        """The tensor there now; modules may put in another one at any forward."""
-        assert isinstance(place.holder, BufferSlot)
-        tensor = place.holder.tensor
-        if tensor is None or _reals(tensor).numel() != place.stop - place.start:
-            now = "None" if tensor is None else f"of shape {list(tensor.shape)}"
-            raise ConfigError(
-                f"buffer {place.name!r} had {place.stop - place.start} numbers when training began and is "
-                f"now {now}, so it cannot be averaged; register it with persistent=False if it is a cache"
-            )
-        return tensor
-
-
-def _lane_dtype(tensor: torch.Tensor) -> torch.dtype:
-    if not tensor.is_floating_point() and not tensor.is_complex():
-        return torch.int64
-    return torch.float64 if tensor.dtype in (torch.float64, torch.complex128) else torch.float32
 
 
 def _is_here(tensor: torch.Tensor) -> bool:
@@ -608,16 +435,3 @@ def _digest(grad: torch.Tensor | None) -> int:
 
 def _as_sent(grad: torch.Tensor | None) -> _AsSent:
     return _AsSent(grad, 0 if grad is None else grad._version, _digest(grad))
-
-
-def _int_like(dtype: torch.dtype) -> torch.dtype:
-    return torch.int32 if dtype == torch.float32 else torch.int64
-
-
-def _reals(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _overlap(chunk: Chunk, place: _Place) -> bool:
-    common = min(chunk.stop, place.stop) - max(chunk.start, place.start)
-    return chunk.lane == place.lane and common > 0
