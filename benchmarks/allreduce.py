@@ -28,7 +28,8 @@ from ..node.compression import Encoding, Exact
 from ..node.core import Agent, Settings
 from ..node.keys import KeyPair
 from ..node.lanes import chunk_bytes_of
-from ..node.loop import Admitted, Ended, NodeLoop, StepOutcome
+from ..node.loop import NodeLoop
+from ..node.outcomes import Admitted, Ended, StepOutcome
 from ..node.transport import Transport
 from ..outputs import json_option, write_json
 from ..protocols.events import Contributed, LocalReady

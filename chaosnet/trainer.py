@@ -29,7 +29,8 @@ from .named_updates import named, parameter_count
 from .node.core import Agent, Settings
 from .node.flat_state import Arrival
 from .node.gradients import Gradients
-from .node.loop import Admitted, Ended, Founded, NodeLoop, StateArrived, StateDiscarded, StepOutcome
+from .node.loop import NodeLoop
+from .node.outcomes import Admitted, Ended, Founded, StateArrived, StateDiscarded, StepOutcome
 from .node.plain import decode, encode
 from .node.training_state import TrainingState, first_difference, get_generators, set_generators
 from .node.transport import Transport

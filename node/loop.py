@@ -1,7 +1,14 @@
 """The one loop of a node: events in, effects out, in a thread of its own beside the training thread.
 
 The training thread hands over chunks and waits for outcomes; it never touches a socket. Everything here is
-I/O and clocks; what to do is decided by `Agent` (core.py).
+I/O and clocks; what to do is decided by `Agent` (core.py). The loop calls upon
+
+    performer.py    to do what the agent wants done, with the transport, all_reduce.py and replica.py
+    link_tests.py   to measure links, and to see whether an address refuses
+    telling.py      to tell people
+    vitals.py       for what a node knows of itself: readings, status
+
+and outcomes.py has what the training thread hears.
 """
 
 from __future__ import annotations
@@ -14,137 +21,48 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-import psutil
 import torch
 import zmq
 
 from ..protocols import effects as fx
 from ..protocols import events as ev
-from ..protocols.codec import decode, encode
-from ..protocols.deaths import PROOF_S
-from ..protocols.errors import ChaosnetError, LocalProtocolError, MalformedMessage, RemoteProtocolError
-from ..protocols.messages import (
-    EVERYONE,
-    REFUSED,
-    Commit,
-    ConnectLinkRequest,
-    Deal,
-    DisconnectLinkRequest,
-    Down,
-    Envelope,
-    NoSnapshot,
-    Notice,
-    Probe,
-    ScaleInRequest,
-    StatusReply,
-    Up,
-    View,
-)
-from ..protocols.probing import PROBE_BYTES
+from ..protocols.codec import decode
+from ..protocols.errors import ChaosnetError, MalformedMessage, RemoteProtocolError
+from ..protocols.messages import EVERYONE, Down, Envelope, Notice, Up, View
 from ..protocols.scale_out import Otherwise
-from ..protocols.status import EVENTS_TOLD, Status, to_json
-from . import clock, interfaces, iperf3_probe
+from ..protocols.status import Status
+from . import clock, interfaces
 from .all_reduce import AllReduce, ChunkStore
 from .core import Agent, Phase
-from .endpoint import refuses
-from .flat_state import Arrival, Snapshot
+from .flat_state import Snapshot
+from .link_tests import LinkTests
 from .memory import keep_freed_frames
+from .outcomes import (  # noqa: F401 (Some import them from here, where they were declared once.)
+    Admitted,
+    Ended,
+    Founded,
+    Outcome,
+    Rates,
+    StateArrived,
+    StateDiscarded,
+    StepOutcome,
+)
+from .performer import Performer, backlog_limit
 from .replica import Replica
 from .shared_memory import Payload
 from .step_history import StepHistory
+from .telling import Telling
 from .transport import Transport
+from .vitals import Vitals
 
 log = logging.getLogger("chaosnet")
 
-PROBE_PARTS = 64
-# Where memory is shared: what is smaller takes another way.
-SHARED_PROBE_PARTS, SHARED_PART_BYTES = 16, 256 << 10
 READ_EVERY_S = 1.0
 MIN_TICK_S = 0.001  # A core that wants a Tick at once must not keep the loop from its sockets.
-BACKLOG_SHARE = 0.25  # Of available memory, for results that a joiner cannot apply yet.
 HANG_UP_POLL_S = 0.005
-WAIT_TOLD_S = 0.3  # A wait that lasts longer is told.
 ASK_PATIENCE_S = 10.0  # Of another thread.
-TIMED = (ScaleInRequest, ConnectLinkRequest, DisconnectLinkRequest)
-
-
-# --- what the training thread hears ---
-
-
-@dataclass(slots=True)
-class StepOutcome:
-    """A step is complete. `results`: its values by chunk, to be read only; [] if nobody had samples.
-
-    `bundle`: so many chunks travel as one message in the next.
-    """
-
-    step: int
-    commit: Commit
-    deal: Deal
-    results: list[torch.Tensor]
-    bundle: int = 1
-    snapshot: fx.TakeSnapshot | None = None  # To be taken once this step has been applied.
-
-
-@dataclass(slots=True)
-class StateArrived:
-    """All bytes of the state at the beginning of `step` are here."""
-
-    step: int
-    arrival: Arrival
-    bytes_by_source: dict[str, int]
-
-
-@dataclass(slots=True)
-class StateDiscarded:
-    """What arrived, and what was set aside for it, is void, and so is an admission without it."""
-
-
-@dataclass(slots=True)
-class Founded:
-    """Nobody was there to join: the state is what this node began with. `addresses`: where others join it."""
-
-    addresses: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class Admitted:
-    """This node is a member from `step` on."""
-
-    step: int
-    deal: Deal
-
-
-@dataclass(slots=True)
-class Ended:
-    """This node is out: "left", "out" (against its will; it may rejoin), "refused" or "broken".
-
-    `last`: it has left, and nobody goes on.
-    """
-
-    how: str
-    reason: str
-    spec: bytes = b""
-    error: BaseException | None = None
-    last: bool = False
-
-
-Outcome = StepOutcome | StateArrived | StateDiscarded | Founded | Admitted | Ended
-
-
-@dataclass(slots=True)
-class Rates:
-    """What the training thread tells of itself, for reports; plain numbers, so no lock is needed."""
-
-    samples_per_s: float = 0.0
-    sync_delay_s: float = 0.0
-    state_bytes: int = 0
-    layer_bytes: tuple[int, int] = (0, 0)
-    left_out: dict[str, int] = field(default_factory=dict)  # Samples that nobody trained on, by why.
 
 
 class NodeLoop:
@@ -166,26 +84,20 @@ class NodeLoop:
         on_view: Callable[[View], None] = lambda view: None,
         on_progress: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._guards, self._on_view, self._on_progress = guarded, on_view, on_progress
         self._make_agent, self._make_transport, self._store = make_agent, transport, store
-        self._on_notice, self._on_parked = on_notice, on_parked
+        self._guards, self._on_notice = guarded, on_notice
+        self._telling = Telling(
+            on_notice, on_parked, on_view, on_progress, lambda: self.agent.why_it_waits(clock.now_s())
+        )
         self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self.rates = Rates()
         self.counters: Counter[str] = Counter()
-        self.handling_ms: dict[str, list[float]] = {}
+        self._vitals = Vitals()
         self._thread = threading.Thread(target=self._run, name="chaosnet", daemon=True)
         self._started: Future[tuple[str, ...]] = Future()
         self._stopping = False
-        self._pending: list[Outcome] = []  # Of the event under way, told when all its effects are done.
-        self._member = False
-        self._backlog_bytes = 0
-        self._backlog_limit = int(BACKLOG_SHARE * psutil.virtual_memory().available)
-        self._looks: set[asyncio.Task[None]] = set()  # The loop itself keeps no task alive.
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_s: float | None = None
-        self._to_tell: asyncio.TimerHandle | None = None  # That we wait.
-        self._told_parked = False
-        self._process = psutil.Process()
+        self._alarm = _Alarm(lambda: self._catching(lambda: self._event(ev.Tick())))
+        self._backlog_limit = backlog_limit()
 
     # --- for the training thread ---
 
@@ -201,7 +113,7 @@ class NodeLoop:
         def begin() -> None:
             if view is None:
                 self.transport.found()
-            self._perform_all(self.agent.found(self._now_s(), view), 0.0)
+            self._perform(self.agent.found(clock.now_s(), view), 0.0)
 
         self._call(begin)
 
@@ -219,7 +131,9 @@ class NodeLoop:
 
         def begin() -> None:
             self.replica.places = places or {}
-            self._join(seeds, neighbors, degree, blocking, patience_s, otherwise)
+            agent, now_s = self.agent, clock.now_s()
+            effects = agent.join(seeds, neighbors, degree, blocking, patience_s, now_s, otherwise)
+            self._perform(effects, 0.0)
 
         self._call(begin)
 
@@ -229,22 +143,18 @@ class NodeLoop:
         The state is not received in place: what is there now stays whole until all of the new one has come.
         Returns: the addresses at which it asks; if none, nothing follows.
         """
-        return tuple(self.ask(lambda: self._rejoin(degree, blocking, patience_s)))
 
-    def _rejoin(self, degree: int, blocking: bool, patience_s: float) -> tuple[str, ...]:
-        ways, life = self.agent.ways_back, self.agent.next_life
-        if ways:
-            self.transport.restart("it is out, and starts anew")
-            self._begin_life(life)
-            self._join(ways, (), degree, blocking, patience_s, Otherwise.KEEP_TRYING)
-        return ways
+        def begin() -> tuple[str, ...]:
+            ways, life = self.agent.ways_back, self.agent.next_life
+            if ways:
+                self.transport.restart("it is out, and starts anew")
+                self._begin_life(life)
+                now_s, otherwise = clock.now_s(), Otherwise.KEEP_TRYING
+                effects = self.agent.join(ways, (), degree, blocking, patience_s, now_s, otherwise)
+                self._perform(effects, 0.0)
+            return ways
 
-    def _join(
-        self, seeds: tuple[str, ...], neighbors: tuple[str, ...], degree: int, blocking: bool,
-        patience_s: float, otherwise: Otherwise,
-    ) -> None:  # fmt: skip
-        effects = self.agent.join(seeds, neighbors, degree, blocking, patience_s, self._now_s(), otherwise)
-        self._perform_all(effects, 0.0)
+        return tuple(self.ask(begin))
 
     def post(self, event: ev.Event) -> None:
         """Hand an event to the core."""
@@ -265,7 +175,11 @@ class NodeLoop:
 
     def backlog_applied(self, size: int) -> None:
         """The training thread has used a result that was set aside."""
-        self._call(lambda: setattr(self, "_backlog_bytes", self._backlog_bytes - size))
+
+        def applied() -> None:
+            self._performer.backlog_bytes -= size
+
+        self._call(applied)
 
     def ask(self, question: Callable[[], Any]) -> Any:
         """Evaluate `question` on the loop's thread, where the core may be read. ChaosnetError: it has ended."""
@@ -280,6 +194,10 @@ class NodeLoop:
         if not self._call(evaluate):
             raise ChaosnetError("this node has left, or failed: there is no cluster to ask")
         return answer.result(timeout=ASK_PATIENCE_S)
+
+    def status(self, history: bool = False) -> Status:
+        """The cluster as this node sees it; whole on the scheduler. `history`: with all that is kept of it."""
+        return self._vitals.status(self.agent, self.steps, self.rates, self.transport.cluster, history)
 
     def stop(self, linger_s: float = 1.0) -> None:
         """Close all links, after what is queued has gone, and end the thread."""
@@ -312,6 +230,7 @@ class NodeLoop:
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
         self.transport = self._make_transport(self)
+        self._tests = LinkTests(self.transport, self.post)
         await self.transport.start()
         self._addresses = interfaces.advertised(self.transport.address)
         self._begin_life(0)
@@ -325,7 +244,10 @@ class NodeLoop:
         self.all_reduce = AllReduce(self._store, self.transport.send_bulk, self._guards, self.counters)
         self.replica = Replica(self.transport.send_bulk)
         self.steps = StepHistory()
-        self._member, self._backlog_bytes = False, 0
+        self._performer = Performer(
+            self.agent, self.all_reduce, self.replica, self.steps, self.transport, self._tests, self._telling,
+            self.outcomes, self.counters, self._addresses, self._backlog_limit, self.post, self.status,
+        )  # fmt: skip
 
     def _stop(self, linger_s: float) -> None:
         if self._ended.done() or self._stopping:
@@ -359,203 +281,23 @@ class NodeLoop:
         if self._ended.done() or self._stopping:
             return
         started_s = time.perf_counter()
-        effects = self.agent.handle(event, self._now_s())
+        effects = self.agent.handle(event, clock.now_s())
         took_ms = 1e3 * (time.perf_counter() - started_s)
-        if effects:  # Else it was one more copy of a flooded message.
-            self._time(event, took_ms)
-        self._perform_all(effects, took_ms)
+        if effects and self.agent.scheduler is not None:  # Without any it was a copy of a flooded message.
+            self._vitals.handled(event, took_ms)
+        self._perform(effects, took_ms)
 
-    def _perform_all(self, effects: list[fx.Effect], took_ms: float) -> None:
-        """Do what an event leads to, and then tell the training thread: of a step it hears all at once."""
-        only_chunks = self._perform_each(effects, took_ms)
-        for outcome in self._pending:
-            self.outcomes.put(outcome)
-        self._pending.clear()
-        if not only_chunks:
-            self._set_timer()
+    def _perform(self, effects: list[fx.Effect], took_ms: float) -> None:
+        if not self._performer.perform(effects, took_ms):
+            self._alarm.set(self.agent.wake_at_s)
 
-    def _perform_each(self, effects: list[fx.Effect], took_ms: float) -> bool:
-        """Returns: whether there were any, and they were of chunks only, which move no deadline."""
-        only_chunks = bool(effects)
-        for effect in effects:
-            if isinstance(effect, fx.ChunkEffect):
-                self.all_reduce.perform(effect)
-            else:
-                only_chunks = False
-                self._perform(effect, took_ms)
-        return only_chunks
-
-    def _set_timer(self) -> None:
-        wake_at_s = self.agent.wake_at_s
-        if self._timer is not None:
-            if wake_at_s == self._timer_at_s:
-                return
-            self._timer.cancel()
-        self._timer, self._timer_at_s = None, wake_at_s
-        if wake_at_s is not None:
-            delay_s = max(wake_at_s - self._now_s(), MIN_TICK_S)
-            self._timer = self._loop.call_later(delay_s, self._catching, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._event(ev.Tick())
-
-    def _now_s(self) -> float:
-        return clock.now_s()  # Not the loop's time: uvloop's stands still during a turn.
-
-    # --- effects ---
-
-    def _perform(self, effect: fx.Effect, took_ms: float) -> None:
-        match effect:
-            case fx.Transmit(peer, message):
-                self.transport.send(peer, encode(message))
-            case fx.ResetAttempt(before):
-                self.all_reduce.perform(effect)
-                if before is not None:  # A slow link is free for the next attempt.
-                    self.transport.forget_bulk(lambda chunk: chunk.key < before)
-            case fx.DropResults(peers, before):
-                self.transport.forget_bulk(lambda chunk: chunk.key < before, peers)
-            case fx.StepCompleted():
-                self._step_completed(effect)
-            case fx.Dial(address):
-                self.transport.dial(address)
-            case fx.CheckReach(address):
-                self.transport.check(address)
-            case fx.ClosePeer(peer, reason):
-                self.transport.close_peer(peer, reason)
-            case fx.KeysChanged():
-                self.transport.enforce_keys()
-            case fx.SendProbe(peer):
-                self._send_probe(peer)
-            case fx.Happened():
-                self._happened(effect, took_ms)
-            case fx.Parked(reason):
-                self._parked(reason)
-            case fx.Progress(text):
-                self._on_progress(text)
-            case fx.AnswerStatus(asker, history):
-                reply = StatusReply(status=to_json(self.status(history)))
-                self._perform_each(self.agent.relay.send(asker, reply), 0.0)
-            case fx.ServeIperf3() if self.transport.keys:
-                pass  # Its port would be open to everybody. The asker gives up, and measures in-band.
-            case fx.ServeIperf3(peer):
-                self._iperf3(lambda: iperf3_probe.serve(partial(self._iperf3_serves, peer)))
-            case fx.RunIperf3(peer, address):
-                self._iperf3(partial(self._run_iperf3, peer, address))
-            case fx.FellBehind():
-                self.counters["fell_behind"] += 1
-            case fx.MeasureLink() | fx.Measured():
-                pass  # From core to core.
-            case fx.ViewEntered():
-                log.debug("view %s from step %d", effect.view.key, effect.step)
-                if self.agent.phase is Phase.MEMBER:
-                    self._on_view(effect.view)
-            case fx.Founded():
-                self.transport.found()
-                self._pending.append(Founded(self._addresses))
-            case fx.Joined(step, deal):
-                self._member = True
-                self._pending.append(Admitted(step, deal))
-            case fx.Left(reason):
-                self._pending.append(Ended("left", reason, last=self.agent.was_last))
-            case fx.Out(reason, final):
-                self._pending.append(Ended("refused" if final else "out", reason))
-            case fx.JoinFailed(reason, spec):
-                self._pending.append(Ended("refused", reason, spec))
-            case _:
-                self._perform_replication(effect)
-
-    def _perform_replication(self, effect: fx.Effect) -> None:
-        match effect:
-            case fx.TakeSnapshot():
-                self._ask_snapshot(effect)
-            case fx.DropSnapshot(step):
-                self.replica.snapshots.pop(step, None)
-            case fx.ServeManifest(peer, step) if not self.replica.serve_manifest(effect):
-                self.transport.send(peer, encode(NoSnapshot(step=step)))
-            case fx.ServeShard(peer, step) if not self.replica.serve_shard(effect):
-                self.transport.send(peer, encode(NoSnapshot(step=step)))
-            case fx.ServeManifest() | fx.ServeShard():
-                pass  # It has gone out.
-            case fx.ReadManifest(step=step):
-                self._soon(self.replica.read_manifest(effect))
-                if self.replica.arrival is not None and step in self.agent.serving.snapshots:
-                    # For those who join with us.
-                    self.replica.snapshots[step] = self.replica.arrival.snapshot()
-            case fx.StoreShard():
-                self._soon(self.replica.store_shard(effect))
-            case fx.StateWhole(step):
-                self._pending.append(StateArrived(step, self.replica.arrived(), self.replica.bytes_by_source))
-            case fx.DiscardState():
-                self.replica.arrival, self._backlog_bytes, self._member = None, 0, False
-                self._pending.append(StateDiscarded())
-            case _:
-                raise LocalProtocolError(f"nobody performs {effect!r}")
-
-    def _parked(self, reason: str | None) -> None:
-        """A wait that is over in a moment, as while others leave, is not told."""
-        if self._to_tell is not None:
-            self._to_tell.cancel()
-            self._to_tell = None
-        if reason is not None:
-            self._to_tell = self._loop.call_later(WAIT_TOLD_S, self._tell_parked, reason)
-        elif self._told_parked:
-            self._told_parked = False
-            self._on_parked(None)
-
-    def _tell_parked(self, reason: str) -> None:
-        self._to_tell, self._told_parked = None, True
-        self._on_parked(self.agent.why_it_waits(self._now_s()) or reason)
-
-    def _soon(self, event: ev.Event) -> None:
-        self._loop.call_soon(self._catching, lambda: self._event(event))
-
-    def _step_completed(self, effect: fx.StepCompleted) -> None:
-        """To the training thread; what a joiner is told waits there until it has the state."""
-        view, results = self.agent.sync.view, self.all_reduce.completed(effect.step)
-        self.steps.completed(effect.step, effect.commit.total, self._now_s(), time.time())
-        bundle = view.bundle if view else 1
-        outcome = StepOutcome(effect.step, effect.commit, effect.deal, results, bundle=bundle)
-        if not self._member:
-            self._backlog_bytes += sum(result.nbytes for result in outcome.results)
-            if self._backlog_bytes > self._backlog_limit:
-                self._soon(ev.BacklogFull())
-        self._pending.append(outcome)
-
-    def _ask_snapshot(self, effect: fx.TakeSnapshot) -> None:
-        steps = [outcome for outcome in self._pending if isinstance(outcome, StepOutcome)]
-        assert steps and steps[-1].step == effect.step - 1, "a snapshot is asked for when a step completes"
-        steps[-1].snapshot = effect
-
-    def _send_probe(self, peer: str) -> None:
-        parts, part_bytes = PROBE_PARTS, PROBE_BYTES // PROBE_PARTS
-        if self.transport.shares_memory(peer):
-            parts, part_bytes = SHARED_PROBE_PARTS, SHARED_PART_BYTES
-        for index in range(parts):
-            self.transport.send_bulk(peer, encode(Probe(index=index, count=parts)), bytes(part_bytes))
-
-    def _iperf3(self, work: Callable[[], None]) -> None:
-        """In a thread, for it waits for a process."""
-        threading.Thread(target=work, name="chaosnet-iperf3", daemon=True).start()
-
-    def _iperf3_serves(self, peer: str, port: int) -> None:
-        self.post(ev.Iperf3Serving(peer, port))
-
-    def _run_iperf3(self, peer: str, address: str) -> None:
-        found = iperf3_probe.run(address)
-        self.post(ev.Iperf3Done(peer, found.in_bps, found.out_bps, found.error))
-
-    def _happened(self, effect: fx.Happened, took_ms: float) -> None:
-        notice = Notice(
-            kind=effect.kind,
-            node=effect.node,
-            detail=effect.detail,
-            step=effect.step,
-            time_s=time.time(),
-            handling_ms=took_ms,
-        )
-        self._on_notice(notice)
-        self._perform_each(self.agent.note(notice, self._now_s()), 0.0)
+    def _take_readings(self) -> None:
+        taken = self._vitals.readings(self.rates, self.counters, self.transport)
+        self._catching(lambda: self._event(taken))
+        for peer, rate_bps in self.agent.readings.sent_bps().items():
+            self.transport.bound_unsent(peer, rate_bps)
+        if not self._ended.done():
+            self._loop.call_later(READ_EVERY_S, self._take_readings)
 
     # --- the transport's sink ---
 
@@ -572,12 +314,7 @@ class NodeLoop:
         if peer:
             self._catching(lambda: self._event(ev.Reached(address, peer)))
         else:
-            self._looks = {task for task in self._looks if not task.done()}
-            self._looks.add(self._loop.create_task(self._not_reached(address, reason)))
-
-    async def _not_reached(self, address: str, reason: str) -> None:
-        refused = await refuses(address, PROOF_S)
-        self._catching(lambda: self._event(ev.NotReached(address, reason, refused)))
+            self._tests.look(address, reason)
 
     def control(self, peer: str, body: bytes) -> None:
         self._catching(lambda: self._receive(peer, body, None))
@@ -596,87 +333,44 @@ class NodeLoop:
             if self.counters["malformed"] == 1:
                 log.warning("dropped a malformed frame from %s: %s", peer, error)
             return
-        if isinstance(message, Envelope) and isinstance(message.body, Notice) and message.target == EVERYONE:
-            self._heard_notice(message)
+        if isinstance(message, Envelope):
+            self._overhear(message)
         if payload is not None and not payload.buffer.nbytes:
             payload = None
         if isinstance(message, Up | Down):
             self.all_reduce.check(message, payload)
         self._event(ev.Received(peer, message, payload))
 
-    def _heard_notice(self, envelope: Envelope) -> None:
-        assert isinstance(envelope.body, Notice)
-        if self.agent.relay.is_new(envelope):
-            self._on_notice(envelope.body)
+    def _overhear(self, envelope: Envelope) -> None:
+        """Notices to all are for people here, too."""
+        notice = envelope.body
+        if isinstance(notice, Notice) and envelope.target == EVERYONE and self.agent.relay.is_new(envelope):
+            self._on_notice(notice)
 
-    # --- readings ---
 
-    def _time(self, event: ev.Event, took_ms: float) -> None:
-        """How long the scheduler takes to handle the events that the paper times (Table I)."""
-        if self.agent.scheduler is None or not isinstance(event, ev.Received):
-            return
-        body = event.message.body if isinstance(event.message, Envelope) else None
-        if isinstance(body, TIMED):
-            self.handling_ms.setdefault(type(body).__name__, []).append(took_ms)
+class _Alarm:
+    """Rings when the core wants a Tick."""
 
-    def _take_readings(self) -> None:
-        battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
-        rates, traffic = self.rates, interfaces.traffic()
-        self._catching(
-            lambda: self._event(
-                ev.ReadingsTaken(
-                    samples_per_s=rates.samples_per_s,
-                    sync_delay_s=rates.sync_delay_s,
-                    state_bytes=rates.state_bytes,
-                    layer_bytes=rates.layer_bytes,
-                    cpu_pct=self._process.cpu_percent(),
-                    memory_bytes=self._process.memory_info().rss,
-                    battery_pct=battery.percent if battery else -1.0,
-                    nic_sent_bytes=traffic.sent,
-                    nic_received_bytes=traffic.received,
-                    counters=self._counted(),
-                    carried=self.transport.carried(),
-                )
-            )
-        )
-        for peer, rate_bps in self.agent.readings.sent_bps().items():
-            self.transport.bound_unsent(peer, rate_bps)
-        if not self._ended.done():
-            self._loop.call_later(READ_EVERY_S, self._take_readings)
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._timer: asyncio.TimerHandle | None = None
+        self._at_s: float | None = None
 
-    def _counted(self) -> dict[str, int]:
-        """All that went wrong here so far, by its name."""
-        refused = {f"{REFUSED}{reason}": count for reason, count in self.transport.refused.items()}
-        return {**self.counters, **refused}
+    def set(self, at_s: float | None) -> None:
+        """For this time, and no other; None: for none."""
+        if self._timer is not None:
+            if at_s == self._at_s:
+                return
+            self._timer.cancel()
+        self._timer, self._at_s = None, at_s
+        if at_s is not None:
+            # Not by the loop's time: uvloop's stands still during a turn.
+            delay_s = max(at_s - clock.now_s(), MIN_TICK_S)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._rings)
 
-    def status(self, history: bool = False) -> Status:
-        """The cluster as this node sees it; whole on the scheduler. `history`: with all that is kept of it."""
-        agent, now_s = self.agent, self._now_s()
-        view, events = agent.sync.view, agent.monitor.event_rows()
-        return Status(
-            node=agent.me,
-            phase=agent.phase.value,
-            cluster=self.transport.cluster,
-            scheduler=view.scheduler if view else "",
-            term=agent.election.term,
-            view=view.key if view else (),
-            step=agent.sync.step,
-            samples_per_s=round(self._cluster_rate(), 1),
-            metrics=dict(self.steps.metrics),
-            **self.rates.left_out,
-            parked=agent.why_it_waits(now_s),
-            waiting=agent.waits.row(now_s),
-            handling_ms={name: tuple(values[-50:]) for name, values in self.handling_ms.items()},
-            members=agent.monitor.member_rows(now_s),
-            links=agent.monitor.link_rows(now_s),
-            events=events if history else events[-EVENTS_TOLD:],
-            steps=tuple(self.steps.rows) if history else (),
-            strangers_refused=agent.monitor.refused(),
-        )
-
-    def _cluster_rate(self) -> float:
-        records = self.agent.monitor.nodes.values()
-        return sum(r.report.samples_per_s for r in records if r.report and r.state == "active")
+    def _rings(self) -> None:
+        self._timer = None
+        self._ring()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

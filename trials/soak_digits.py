@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from chaosnet import Trainer, capture_exit_event
 from chaosnet.node.flat_state import Arrival
-from chaosnet.node.loop import StepOutcome
+from chaosnet.node.outcomes import StepOutcome
 from chaosnet.protocols.messages import Notice
 from chaosnet.trials.demo_digits import digits, end_with_parent, small_net, write
 

@@ -43,7 +43,7 @@ def poisoning(worker: Worker) -> None:
         if trainer.step % 10 == 0:
             finite = all(bool(p.isfinite().all()) for p in model.parameters())
             loop = trainer._running()
-            worker.tell("looked", finite=finite, counters=loop.ask(loop._counted))
+            worker.tell("looked", finite=finite, counters=loop.ask(lambda loop=loop: dict(loop.counters)))
         if capture_exit_event() or worker.obey():
             break
         time.sleep(0.002)

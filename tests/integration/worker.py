@@ -24,7 +24,7 @@ from chaosnet import Trainer, capture_exit_event
 from chaosnet.node import checkpoint
 from chaosnet.node.all_reduce import AllReduce
 from chaosnet.node.flat_state import Arrival
-from chaosnet.node.loop import StepOutcome
+from chaosnet.node.outcomes import StepOutcome
 from chaosnet.node.replica import Replica
 from chaosnet.protocols.messages import Notice
 

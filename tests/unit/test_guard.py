@@ -106,7 +106,7 @@ def test_without_a_guard_nothing_is_looked_at():
 def test_a_node_that_comes_back_is_as_guarded_as_before():
     store = SimpleNamespace(lanes=[], chunks=[], contribution=None)
     loop = NodeLoop(lambda *args: None, lambda loop: None, store, guarded=True)
-    loop.transport, loop._addresses = SimpleNamespace(send_bulk=None), ()
+    loop.transport, loop._tests, loop._addresses = SimpleNamespace(send_bulk=None), None, ()
     for life in range(2):
         loop._begin_life(life)
         assert loop.all_reduce.guarded and loop.all_reduce.counters is loop.counters

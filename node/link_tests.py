@@ -1,0 +1,62 @@
+"""Tests of links and addresses, as far as they need sockets, processes or time: each ends in an event."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from ..protocols.codec import encode
+from ..protocols.deaths import PROOF_S
+from ..protocols.events import Event, Iperf3Done, Iperf3Serving, NotReached
+from ..protocols.messages import Probe
+from ..protocols.probing import PROBE_BYTES
+from . import iperf3_probe
+from .endpoint import refuses
+from .transport import Transport
+
+PROBE_PARTS = 64
+# Where memory is shared: what is smaller takes another way.
+SHARED_PROBE_PARTS, SHARED_PART_BYTES = 16, 256 << 10
+
+
+class LinkTests:
+    """Args: post: hands an event to the core, from any thread."""
+
+    def __init__(self, transport: Transport, post: Callable[[Event], None]) -> None:
+        self._transport, self._post = transport, post
+        self._looks: set[asyncio.Task[None]] = set()  # asyncio itself keeps no task alive.
+
+    def send_probe(self, peer: str) -> None:
+        """Padding, which the peer times."""
+        parts, part_bytes = PROBE_PARTS, PROBE_BYTES // PROBE_PARTS
+        if self._transport.shares_memory(peer):
+            parts, part_bytes = SHARED_PROBE_PARTS, SHARED_PART_BYTES
+        for index in range(parts):
+            self._transport.send_bulk(peer, encode(Probe(index=index, count=parts)), bytes(part_bytes))
+
+    def serve_iperf3(self, peer: str) -> None:
+        """Ends in Iperf3Serving, if iperf3 works here."""
+        _in_thread(lambda: iperf3_probe.serve(lambda port: self._post(Iperf3Serving(peer, port))))
+
+    def run_iperf3(self, peer: str, address: str) -> None:
+        """Ends in Iperf3Done."""
+
+        def run() -> None:
+            found = iperf3_probe.run(address)
+            self._post(Iperf3Done(peer, found.in_bps, found.out_bps, found.error))
+
+        _in_thread(run)
+
+    def look(self, address: str, reason: str) -> None:
+        """Nobody could be reached there, for this reason: does its machine refuse? Ends in NotReached."""
+        self._looks = {task for task in self._looks if not task.done()}
+        self._looks.add(asyncio.get_running_loop().create_task(self._look(address, reason)))
+
+    async def _look(self, address: str, reason: str) -> None:
+        self._post(NotReached(address, reason, await refuses(address, PROOF_S)))
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+    """For it waits for a process."""
+    threading.Thread(target=work, name="chaosnet-iperf3", daemon=True).start()

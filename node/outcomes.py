@@ -1,0 +1,83 @@
+"""What the loop tells the training thread, and what it hears of it in turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ..protocols.effects import TakeSnapshot
+from ..protocols.messages import Commit, Deal
+from .flat_state import Arrival
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """A step is complete. `results`: its values by chunk, to be read only; [] if nobody had samples.
+
+    `bundle`: so many chunks travel as one message in the next.
+    """
+
+    step: int
+    commit: Commit
+    deal: Deal
+    results: list[torch.Tensor]
+    bundle: int = 1
+    snapshot: TakeSnapshot | None = None  # To be taken once this step has been applied.
+
+
+@dataclass(slots=True)
+class StateArrived:
+    """All bytes of the state at the beginning of `step` are here."""
+
+    step: int
+    arrival: Arrival
+    bytes_by_source: dict[str, int]
+
+
+@dataclass(slots=True)
+class StateDiscarded:
+    """What arrived, and what was set aside for it, is void, and so is an admission without it."""
+
+
+@dataclass(slots=True)
+class Founded:
+    """Nobody was there to join: the state is what this node began with. `addresses`: where others join it."""
+
+    addresses: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Admitted:
+    """This node is a member from `step` on."""
+
+    step: int
+    deal: Deal
+
+
+@dataclass(slots=True)
+class Ended:
+    """This node is out: "left", "out" (against its will; it may rejoin), "refused" or "broken".
+
+    `last`: it has left, and nobody goes on.
+    """
+
+    how: str
+    reason: str
+    spec: bytes = b""
+    error: BaseException | None = None
+    last: bool = False
+
+
+Outcome = StepOutcome | StateArrived | StateDiscarded | Founded | Admitted | Ended
+
+
+@dataclass(slots=True)
+class Rates:
+    """What the training thread tells of itself, for reports; plain numbers, so no lock is needed."""
+
+    samples_per_s: float = 0.0
+    sync_delay_s: float = 0.0
+    state_bytes: int = 0
+    layer_bytes: tuple[int, int] = (0, 0)
+    left_out: dict[str, int] = field(default_factory=dict)  # Samples that nobody trained on, by why.

@@ -1,0 +1,89 @@
+"""What a node knows of itself: readings for its reports, and its status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import psutil
+
+from ..protocols.events import Event, ReadingsTaken, Received
+from ..protocols.messages import (
+    REFUSED,
+    ConnectLinkRequest,
+    DisconnectLinkRequest,
+    Envelope,
+    ScaleInRequest,
+)
+from ..protocols.status import EVENTS_TOLD, Status
+from . import clock, interfaces
+from .core import Agent
+from .outcomes import Rates
+from .step_history import StepHistory
+from .transport import Transport
+
+TIMED = (ScaleInRequest, ConnectLinkRequest, DisconnectLinkRequest)
+
+
+class Vitals:
+    """Of all of a node's lives."""
+
+    def __init__(self) -> None:
+        self.handling_ms: dict[str, list[float]] = {}
+        self._process = psutil.Process()
+
+    def handled(self, event: Event, took_ms: float) -> None:
+        """How long the scheduler took for it, if it is one that the paper times (Table I)."""
+        if not isinstance(event, Received) or not isinstance(event.message, Envelope):
+            return
+        body = event.message.body
+        if isinstance(body, TIMED):
+            self.handling_ms.setdefault(type(body).__name__, []).append(took_ms)
+
+    def readings(self, rates: Rates, counters: Mapping[str, int], transport: Transport) -> ReadingsTaken:
+        """As they are now. `counters`: all that went wrong here so far, by its name; but for refused strangers."""
+        battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+        traffic = interfaces.traffic()
+        refused = {f"{REFUSED}{reason}": count for reason, count in transport.refused.items()}
+        return ReadingsTaken(
+            samples_per_s=rates.samples_per_s,
+            sync_delay_s=rates.sync_delay_s,
+            state_bytes=rates.state_bytes,
+            layer_bytes=rates.layer_bytes,
+            cpu_pct=self._process.cpu_percent(),
+            memory_bytes=self._process.memory_info().rss,
+            battery_pct=battery.percent if battery else -1.0,
+            nic_sent_bytes=traffic.sent,
+            nic_received_bytes=traffic.received,
+            counters={**counters, **refused},
+            carried=transport.carried(),
+        )
+
+    def status(self, agent: Agent, steps: StepHistory, rates: Rates, cluster: str, history: bool) -> Status:
+        """The cluster as this agent sees it; whole on the scheduler. `history`: with all that is kept of it."""
+        now_s, view, events = clock.now_s(), agent.sync.view, agent.monitor.event_rows()
+        return Status(
+            node=agent.me,
+            phase=agent.phase.value,
+            cluster=cluster,
+            scheduler=view.scheduler if view else "",
+            term=agent.election.term,
+            view=view.key if view else (),
+            step=agent.sync.step,
+            samples_per_s=round(_samples_per_s(agent), 1),
+            metrics=dict(steps.metrics),
+            **rates.left_out,
+            parked=agent.why_it_waits(now_s),
+            waiting=agent.waits.row(now_s),
+            handling_ms={name: tuple(values[-50:]) for name, values in self.handling_ms.items()},
+            members=agent.monitor.member_rows(now_s),
+            links=agent.monitor.link_rows(now_s),
+            events=events if history else events[-EVENTS_TOLD:],
+            steps=tuple(steps.rows) if history else (),
+            strangers_refused=agent.monitor.refused(),
+        )
+
+
+def _samples_per_s(agent: Agent) -> float:
+    """Of the whole cluster."""
+    records = agent.monitor.nodes.values()
+    return sum(r.report.samples_per_s for r in records if r.report and r.state == "active")
