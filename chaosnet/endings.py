@@ -21,9 +21,8 @@ import threading
 from types import TracebackType
 from typing import Any, Protocol
 
-from .protocols.errors import ChaosnetError, ConfigError
+from .protocols.errors import ChaosnetError, ConfigError, describe
 
-REASON_CHARACTERS = 200  # Less than MAX_REASON of a message.
 REST_PATIENCE_S = 2.0  # For a daemon thread's next update().
 
 
@@ -114,21 +113,6 @@ def blames(error: BaseException) -> bool:
 
 def _is_success(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and not error.code
-
-
-def describe(error: BaseException) -> str:
-    """One line for other machines' terminals: "ValueError: ..."."""
-    try:
-        text = str(error)
-    except Exception:  # An error whose own text fails must not keep the node from saying goodbye.
-        text = ""
-    if isinstance(error, SystemExit):
-        name = "exit code" if isinstance(error.code, int) else "exit"
-    else:
-        name = type(error).__name__
-    whole = f"{name}: {text}" if text else name
-    plain = "".join(each if each.isprintable() else " " for each in whole[: 2 * REASON_CHARACTERS])
-    return plain if len(plain) <= REASON_CHARACTERS else plain[: REASON_CHARACTERS - 3] + "..."
 
 
 def _on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NoReturn
 
 import click
 
+from .callbacks import Callbacks
 from .node.endpoint import KEY, SECRET, shown
 
 
@@ -263,6 +264,16 @@ class Function(Expecting):
 
     def of_script(self, value: Any) -> Any:
         return value if callable(value) else self.refuse(value)
+
+
+class CallbacksOnly(Expecting):
+    """Of scripts only."""
+
+    name = "CALLBACKS"
+    expected = "chaosnet.Callbacks(...)"
+
+    def of_script(self, value: Any) -> Any:
+        return value if isinstance(value, Callbacks) else self.refuse(value)
 
 
 class StepEpochOrSamples(Expecting):

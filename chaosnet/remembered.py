@@ -22,7 +22,6 @@ from .protocols.messages import View
 
 MAX_BYTES = 64 << 10
 MAX_ADDRESSES = 32  # As many as a joiner dials at once (protocols/scale_out.py).
-ASK_PATIENCE_S = 3.0  # As opening a connection takes at most; a namesake that has died is gone by then, too.
 
 
 def folder() -> Path:

@@ -7,63 +7,19 @@ import platform
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .callbacks import Callbacks
 from .identity import completed, completed_peer, identity, is_loopback
-from .invite import Token, is_token
+from .invite import Token, introduce, is_token
 from .node.endpoint import SECRET, Endpoint
 from .node.keys import KeyPair, load_allowed
+from .node.node_settings import NodeSettings
 from .protocols.errors import ConfigError
-from .protocols.keyring import Keyring
-from .protocols.probing import Kind
 from .remembered import recall
 from .settings_table import CHECKPOINTS, MAX_LINKS, NODE, SETTINGS, STEP, Setting
-
-if TYPE_CHECKING:
-    from .node.compression import Compression
-    from .scheduler.sync_plan import Policy
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSettings:
-    """One node's place in the world: fields of the table (NODE), and what follows from them.
-
-    Attributes:
-        join: Addresses of members; empty: found a cluster.
-        remembered: Without `join`: members of the cluster in which a node at `listen` was last. They are asked first.
-        keys: This node's key pair; None: no encryption, and everybody who reaches the port can join.
-        allowed_keys: Public keys of others that may join, beside those that the cluster lets in.
-        invite: The token that lets this node in.
-    """
-
-    name: str
-    listen: str
-    join: tuple[str, ...]
-    join_patience_s: float
-    found: bool
-    rejoin: bool
-    neighbors: int
-    links: tuple[str, ...]
-    blocking: bool
-    sync_policy: str | Policy
-    compression: Compression
-    probe: Kind
-    peers_at: Mapping[str, str]
-    remembered: tuple[str, ...]
-    keys: KeyPair | None
-    allowed_keys: tuple[str, ...]
-    invite: Token | None
-
-    @property
-    def seeds(self) -> tuple[str, ...]:
-        """Whom to ask for a cluster; nobody: found one."""
-        return self.join or self.remembered
-
-    def keyring(self) -> Keyring | None:
-        """What this node knows of keys at its start."""
-        named = (Endpoint.parse(address).key for address in (*self.seeds, *self.peers_at.values()) if address)
-        return Keyring(self.keys.public, self.allowed_keys, filter(None, named)) if self.keys else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +51,7 @@ class StepSettings:
     lr_scheduler_every: str | int
     max_grad_norm: float | None
     after_step: Callable[[], None] | None
+    callbacks: Callbacks | None
     on_divergence: str
     seed: int
     same_rng: bool
@@ -152,7 +109,7 @@ def node_settings(**given: Any) -> NodeSettings:
         remembered=() if joined or new else _usable(recall(found["listen"]), keys),
         keys=keys,
         allowed_keys=load_allowed(Path(allowed)) if allowed else (),
-        invite=invite,
+        introduce=partial(introduce, invite, keys) if invite and keys else None,
     )
     _check_together(settings, insecure)
     return settings

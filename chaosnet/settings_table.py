@@ -21,6 +21,7 @@ from .options import (
     AddressByName,
     Addresses,
     Amount,
+    CallbacksOnly,
     Expecting,
     File,
     Folder,
@@ -169,6 +170,11 @@ STEP = (
         more="`trainer.metrics` is that of the step already. A joiner calls it before `Trainer(...)` has returned: "
         "where it uses the trainer, make that first and `attach` the model later "
         "([examples/accumulate.py](../examples/accumulate.py))",
+    ),
+    Setting(
+        name="callbacks", annotation="Callbacks | None", check=CallbacksOnly(), default_text="none",
+        help="Functions of yours that are told of steps, of the state that has come, of what happens in the cluster.",
+        more="[Callbacks](#callbacks)",
     ),
     Setting(
         name="on_divergence", annotation="str", check=OneOf(ON_DIVERGENCE), default="stop",

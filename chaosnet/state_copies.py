@@ -11,7 +11,7 @@ from typing import Any
 from .checkpointing import Checkpointing
 from .node.checkpoint_plan import Mark
 from .node.flat_state import Capture, Snapshot, StateChanged
-from .node.loop import NodeLoop
+from .node.session import Session
 from .node.training_state import TrainingState
 from .protocols.effects import TakeSnapshot
 from .protocols.errors import ConfigError
@@ -30,11 +30,11 @@ class StateCopies:
     def __init__(
         self,
         state: TrainingState,
-        loop: NodeLoop,
+        session: Session,
         checkpointing: Checkpointing | None,
         say: Callable[[str], None],
     ) -> None:
-        self._state, self._loop, self._checkpointing, self._say = state, loop, checkpointing, say
+        self._state, self._session, self._checkpointing, self._say = state, session, checkpointing, say
         self._capture: Capture | None = None
         self._for_joiner = False  # The capture, and not only for a checkpoint.
         self._blocked_on: int | None = None  # Step whose snapshot a blocking joiner still needs.
@@ -51,7 +51,7 @@ class StateCopies:
         except ConfigError as error:  # What was in extra_state at the start was checked then.
             self._say(f"the state cannot be copied for {'a joiner' if joiner else 'a checkpoint'}: {error}")
             if joiner is not None:
-                self._loop.serve_snapshot(joiner.step, None)
+                self._session.serve_snapshot(joiner.step, None)
             return
         self._capture, self._for_joiner = capture, joiner is not None
         if checkpointing is not None and mark is not None:
@@ -66,7 +66,7 @@ class StateCopies:
     def _run(self, capture: Capture, joiner: TakeSnapshot | None) -> None:
         capture.run()
         if joiner is not None:
-            self._loop.serve_snapshot(joiner.step, self._copied(capture))
+            self._session.serve_snapshot(joiner.step, self._copied(capture))
 
     def _copied(self, capture: Capture) -> Snapshot | None:
         try:
@@ -80,7 +80,7 @@ class StateCopies:
         step = self._blocked_on
         if step is None:
             return self._capture is not None and self._for_joiner
-        while self._loop.ask(lambda: self._loop.serving(step)):
+        while self._session.serves(step):
             time.sleep(POLL_S)
         self._blocked_on = None
         return True

@@ -83,6 +83,7 @@ class NodeLoop:
         guarded: bool = False,
         on_view: Callable[[View], None] = lambda view: None,
         on_progress: Callable[[str], None] = lambda text: None,
+        counters: Counter[str] | None = None,
     ) -> None:
         self._make_agent, self._make_transport, self._store = make_agent, transport, store
         self._guards, self._on_notice = guarded, on_notice
@@ -91,7 +92,7 @@ class NodeLoop:
         )
         self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self.rates = Rates()
-        self.counters: Counter[str] = Counter()
+        self.counters: Counter[str] = Counter() if counters is None else counters
         self._vitals = Vitals()
         self._thread = threading.Thread(target=self._run, name="chaosnet", daemon=True)
         self._started: Future[tuple[str, ...]] = Future()

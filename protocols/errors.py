@@ -1,5 +1,7 @@
 """Every error a caller may want to treat differently from the others."""
 
+REASON_CHARACTERS = 200  # Less than MAX_REASON of a message.
+
 
 class ChaosnetError(Exception):
     """Parent of everything chaosnet raises on purpose."""
@@ -51,3 +53,18 @@ class Expelled(ChaosnetError):
 
 class ReplicasDiffer(ChaosnetError):
     """Nodes that are to hold the same training state do not; the text names what differs first, and where."""
+
+
+def describe(error: BaseException) -> str:
+    """One line for other machines' terminals: "ValueError: ..."."""
+    try:
+        text = str(error)
+    except Exception:  # An error whose own text fails must not keep the node from saying goodbye.
+        text = ""
+    if isinstance(error, SystemExit):
+        name = "exit code" if isinstance(error.code, int) else "exit"
+    else:
+        name = type(error).__name__
+    whole = f"{name}: {text}" if text else name
+    plain = "".join(each if each.isprintable() else " " for each in whole[: 2 * REASON_CHARACTERS])
+    return plain if len(plain) <= REASON_CHARACTERS else plain[: REASON_CHARACTERS - 3] + "..."

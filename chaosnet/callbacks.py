@@ -1,0 +1,63 @@
+"""What a program may be told while a cluster trains: `Trainer(callbacks=Callbacks(...))`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .protocols.messages import Notice
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """A step of the cluster is complete, and applied here.
+
+    Attributes:
+        round: Number of the all-reduce. It counts those without samples, too, after which `step` is as before.
+        step: Updates of the model since the cluster began; `samples`: behind them; `epoch`: of `batches`, completed.
+        applied: Did the optimizer step?
+        weight: Samples of this step, of all members.
+        members: Who took part.
+        metrics: The cluster's means, by name.
+    """
+
+    round: int
+    step: int
+    applied: bool
+    weight: float
+    samples: float
+    epoch: int
+    members: tuple[str, ...]
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class StateLoaded:
+    """The cluster's state has come, at a join or a rejoin. `by_source`: bytes by who sent them."""
+
+    round: int
+    total_bytes: int
+    by_source: Mapping[str, int]
+
+
+def _nothing(event: Any) -> None:
+    """Nobody wants to hear of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """Functions of the script's own, each called with one event; what they raise, training raises.
+
+    Attributes:
+        on_step: After each step of the cluster, also those that a joiner catches up with. On the training thread.
+        on_loaded: The state has come from others. On the training thread.
+        on_notice: Something happened in the cluster: somebody joined, left, failed. On a thread of chaosnet's, so be
+            quick: links wait for it.
+        on_parked: Training waits, for the reason given, or goes on (None). As `on_notice`.
+    """
+
+    on_step: Callable[[StepDone], None] = _nothing
+    on_loaded: Callable[[StateLoaded], None] = _nothing
+    on_notice: Callable[[Notice], None] = _nothing
+    on_parked: Callable[[str | None], None] = _nothing

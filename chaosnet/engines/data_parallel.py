@@ -1,0 +1,375 @@
+"""Synchronous data parallelism: all members hold all of the state, and step with the mean of their gradients."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..agreement import Agreement, Verdict
+from ..callbacks import Callbacks, StepDone
+from ..checkpointing import Checkpointing
+from ..data import DataShare
+from ..guard import Guard
+from ..lr_schedule import LRSchedule
+from ..means import Means
+from ..named_updates import named
+from ..node.flat_state import Arrival
+from ..node.gradients import Gradients
+from ..node.loop import StepOutcome
+from ..node.plain import encode
+from ..node.session import Offer, Session
+from ..node.training_state import TrainingState, get_generators, set_generators
+from ..protocols.data_cursor import DataCursor
+from ..protocols.errors import ConfigError, ReplicasDiffer
+from ..protocols.events import Retracted
+from ..protocols.messages import Contribution, Deal
+from ..randomness import Randomness
+from ..script_rules import ScriptRules
+from ..settings import CheckpointSettings, StepSettings
+from ..state_copies import StateCopies
+
+
+class DataParallel:
+    """A model, its optimizer and all that belongs to them, in one cluster's life.
+
+        contribute   this node's gradient, and what it says beside it
+        adopt        the cluster's: the optimizer steps, and all that counts steps goes on
+        capture      a copy of the agreed state, for a joiner or a checkpoint
+        load         the agreed state of others
+
+    Agreed: model, optimizer, LR scheduler, extra_state, and `_counters`. Local: this node's generators, the guard's
+    memory, `healing`, what the script has not contributed yet.
+
+    Args:
+        told: How the model is trained.
+        on_chunks: Gradients of these chunks are complete during backward.
+        on_step, on_schedule: See `ScriptLoop`.
+    Attributes:
+        round: Steps of the all-reduce, also those in which nobody had samples.
+        step: Updates of the model, by anybody, since the cluster began; `samples`: behind them.
+        healing: This node differs from the others, and is to pull the state anew.
+    Raises: ConfigError for what cannot be trained so, CheckpointError if it cannot be resumed.
+    """
+
+    optimizer: Any  # One of torch's, or several as one (named_updates.py).
+
+    def __init__(
+        self,
+        session: Session,
+        model: nn.Module | dict[str, nn.Module],
+        optimizer: torch.optim.Optimizer | dict[str, torch.optim.Optimizer],
+        lr_scheduler: Any,
+        extra_state: dict[str, Any] | None,
+        told: StepSettings,
+        checkpoints: CheckpointSettings | None,
+        share: DataShare,
+        means: Means,
+        on_chunks: Callable[[range], None],
+        on_step: Callable[[str | None, bool], None],
+        on_schedule: Callable[[str, tuple[Any, ...]], None],
+    ) -> None:
+        self.session, self.share, self.means, self._told = session, share, means, told
+        self._callbacks = told.callbacks or Callbacks()
+        self.round = self.step = 0
+        self.samples = 0.0
+        self._step_left = 0  # When the cluster went on without this node.
+        self._run = secrets.token_hex(8)  # Of the cluster since it was founded or resumed.
+        self.healing: Verdict | None = None
+        self.model, self.optimizer, self.lr_scheduler, self.named = named(
+            model, optimizer, lr_scheduler, told.updates
+        )
+        compression = session.settings.compression
+        self.gradients = Gradients(self.model, told.chunk_bytes, on_chunks, compression)
+        self.guard = None if told.guard is None else Guard(told.guard, told.guard_factor)
+        self.state = TrainingState(
+            self.model, self.optimizer, self.lr_scheduler, extra_state, self._terms(compression)
+        )
+        self._accelerator = self.state.accelerator()
+        self._generators = get_generators(self._accelerator)  # As of the last step, for its checkpoint.
+        self.random = Randomness(told.same_rng, self._accelerator)
+        if self.guard is not None:
+            self.gradients.judge_first()
+        self.schedule = LRSchedule(self.lr_scheduler, self.optimizer, told.lr_scheduler_every, session.say)
+        self.agreement = Agreement(self.state, self.gradients, session.name, told.on_divergence)
+        self.checkpointing: Checkpointing | None = None
+        if checkpoints is not None:
+            self.checkpointing = Checkpointing(checkpoints, session.name, session.say)
+            self.checkpointing.counters = session.counters
+            self._resume(self.checkpointing)
+        self.copies = StateCopies(self.state, session, self.checkpointing, session.say)
+        self.rules = ScriptRules(
+            self.model, self.optimizer, self.lr_scheduler, self.gradients, session.say, on_step, on_schedule
+        )
+
+    def _terms(self, compression: object) -> dict[str, str]:
+        """What all members must have set alike."""
+        told = self._told
+        max_norm = None if told.max_grad_norm is None else float(told.max_grad_norm)
+        terms = {"max_grad_norm": str(max_norm), "chunk_bytes": str(self.gradients.chunk_bytes)}
+        terms |= {"on_divergence": told.on_divergence, "lr_scheduler_every": str(told.lr_scheduler_every)}
+        terms |= {"same_rng": str(told.same_rng), "compression": repr(compression)}
+        if self.named.names:
+            terms["updates"] = ", ".join(self.named.names)
+        if self.guard is not None:
+            terms["guard"] = self.guard.policy
+        return terms
+
+    # --- what the session asks ---
+
+    @property
+    def store(self) -> Gradients:
+        return self.gradients
+
+    def offer(self) -> Offer:
+        """See `Engine`."""
+        spec = self.state.spec()
+        return Offer(
+            digest=self.state.spec_digest(),
+            spec=spec,
+            encoded_spec=encode(spec, "spec"),
+            chunks=len(self.gradients.chunks),
+            borders=self.gradients.borders,
+            result_bytes=self.gradients.total_bytes,
+            state_bytes=self.state.state_bytes(),
+            layer_bytes=self.state.layer_bytes(),
+        )
+
+    def places(self) -> dict[str, torch.Tensor]:
+        """See `Engine`."""
+        return self.state.places()
+
+    def founded(self) -> None:
+        """See `Engine`."""
+        self.state.watch()
+
+    def load(self, arrival: Arrival) -> None:
+        """See `Engine`."""
+        self._load(arrival)
+        self.random.joined(self._run, self.session.name, self.round)
+        self.state.watch()  # It reads all of it, so before the others wait for this node.
+
+    def admitted(self, deal: Deal) -> None:
+        """See `Engine`."""
+        self.share.deal = deal
+
+    def entered(self, fetched: int | None) -> None:
+        """See `Engine`."""
+        self.copies.serve_fellows(fetched)
+        if self.checkpointing is not None:
+            self.checkpointing.started(self.step, self._run)
+            self._generators = get_generators(self._accelerator)
+
+    def left_behind(self) -> None:
+        """See `Engine`."""
+        self.copies.finish()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._step_left = self.step
+
+    def rejoined(self) -> None:
+        """See `Engine`."""
+        self.named.rejoined()
+        self.means.settle()
+        gone = self.step - self._step_left
+        name = self.session.name
+        self.session.say(f"{name} is in again at step {self.step}: {gone} steps went by without it")
+
+    # --- the state ---
+
+    def _resume(self, checkpointing: Checkpointing) -> None:
+        """Who founds the cluster (or may) goes on from a checkpoint; the others get the state from the cluster."""
+        arrival = checkpointing.to_resume() if self.session.settings.may_found else None
+        if arrival is None:
+            return
+        try:
+            self._load(arrival)
+        except ConfigError as error:
+            raise ConfigError(f"cannot resume from {checkpointing.directory}: {error}") from None
+        self._run = secrets.token_hex(8)
+
+    def _load(self, arrival: Arrival) -> None:
+        runtime = self.state.load(arrival)
+        self.gradients.rebase()
+        self.round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
+        self._run = runtime["run"]
+        self.schedule.from_plain(runtime.get("lr_schedule"))
+        self.agreement.forget()
+        self.random.key = runtime.get("rng_key", self.random.key)
+        self.named.phase = runtime.get("phase", 0)
+        cursor = runtime["cursor"]
+        self.share.cursor = None if cursor is None else DataCursor.from_plain(cursor)
+
+    def _counters(self) -> dict[str, Any]:
+        """Our part of the training state."""
+        cursor = self.share.cursor
+        return {
+            "run": self._run,
+            "round": self.round,
+            "step": self.step,
+            "samples": self.samples,
+            "rng_key": self.random.key,
+            "phase": self.named.phase,
+            "cursor": None if cursor is None else cursor.to_plain(),
+            "lr_schedule": self.schedule.to_plain(),
+        }
+
+    def _capture(self, outcome: StepOutcome, applied: bool) -> None:
+        """For a joiner, a checkpoint or both: the state as it is now."""
+        joiner, mark, final = outcome.snapshot, None, outcome.commit.total.leaving
+        if self.healing is not None:  # What we hold is not what the others do.
+            if joiner is not None:
+                self.session.serve_snapshot(joiner.step, None)
+            return
+        if self.checkpointing is not None and (applied or final):
+            mark = self.checkpointing.due(self.step, self._run, outcome.commit)
+            if applied:
+                self._generators = get_generators(self._accelerator)
+            elif mark is not None:  # Perhaps in the middle of a forward pass, which is not counted.
+                self.gradients.revert_buffers()
+                set_generators(self._generators, self._accelerator)
+        if joiner is not None or mark is not None:
+            self.copies.take(self.round, self._counters(), joiner, mark)
+        if final:
+            self.copies.finish()  # The script may change the model as soon as it is out.
+
+    # --- this node's part of a step ---
+
+    def contribute(self, weight: float) -> bytes:
+        """The gradients leave, those that have not during backward. Returns: which parameters had one, as bits."""
+        finished = self.gradients.finish(weight)
+        if finished.retracted:
+            text = f"{self.session.name} changed gradients that were on their way"
+            self.session.post(Retracted(weight, text))
+        else:
+            self.session.contribute(tuple(finished.chunks), weight)
+        return finished.present
+
+    def contribute_nothing(self) -> bytes:
+        """As `contribute`, for a step without samples of this node."""
+        finished = self.gradients.empty()
+        if finished.retracted:
+            self.session.post(Retracted(0.0, f"{self.session.name} took back its gradients"))
+        self.session.contribute(range(len(self.gradients.chunks)), 0.0)
+        return finished.present
+
+    def contribution(self, weight: float, present: bytes, update: str, leaving: bool) -> Contribution:
+        """What this node says beside its gradients: of its samples, numbers to average, and its state."""
+        metrics, share = self.means.take(), self.share
+        if self.checkpointing is not None:
+            self.checkpointing.contribute(metrics)
+        digests, accounts = ({}, {}) if leaving else self.agreement.tell(self.round, self.step, weight > 0)
+        return self._dealt(
+            weight=weight,
+            ranges=tuple(share.ranges) if self.named.is_last else (),
+            update=update,
+            shares={self.session.name: 0 if leaving else share.size},
+            metrics=metrics,
+            present=present,
+            leaving=leaving,
+            digests=digests,
+            accounts=accounts,
+        )
+
+    def withdrawal(self) -> Contribution:
+        """The part of a node that leaves to come back. No share: the others' checkpoints are whole without ours."""
+        present = self.gradients.empty().present
+        self.session.contribute(range(len(self.gradients.chunks)), 0.0)
+        return self._dealt(present=present, leaving=True)
+
+    def _dealt(self, **parts: Any) -> Contribution:
+        """`parts`, and how the data set is dealt out."""
+        share = self.share
+        return Contribution(
+            dataset=share.length, min_samples=share.min_samples, drop_last=share.drop_last, **parts
+        )
+
+    def drop_gradient(self) -> None:
+        """What this node has for the step is not counted."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.gradients.revert_buffers()
+        self.means.take()
+
+    # --- the cluster's step ---
+
+    def adopt(self, outcome: StepOutcome) -> None:
+        """What every member does with a completed step, to the same effect. Raises: ReplicasDiffer."""
+        total, was_last = outcome.commit.total, self.named.is_last
+        self.named.completed(total.update)
+        if self.named.is_settled:
+            self.share.in_hand = []  # What goes wrong from here on is not for the samples to answer for.
+        if self.checkpointing is not None:
+            self.checkpointing.next_step_done()
+        applied = bool(total.weight) and self._is_acceptable(outcome)
+        self.means.came(total.metrics)  # First, as after_step may look at them.
+        if applied:
+            self._apply(total, outcome.results)
+            self.step += 1
+            self.samples += total.weight if was_last else 0.0
+        self.round = outcome.step + 1
+        self.share.deal = outcome.deal
+        self.gradients.bundle(outcome.bundle)
+        for said in self.share.completed(total, self.named.is_settled):
+            self.session.say(said)
+        self.session.rates.left_out = self.share.left_out()
+        with self.rules.our_step():
+            self.schedule.progressed(self.share.epoch, self.samples)
+        self._judge(outcome)
+        self._capture(outcome, applied)
+        self._callbacks.on_step(
+            StepDone(
+                round=outcome.step, step=self.step, applied=applied, weight=total.weight, samples=self.samples,
+                epoch=self.share.epoch, members=tuple(sorted(total.shares)), metrics=dict(self.means.last),
+            )
+        )  # fmt: skip
+
+    def _apply(self, total: Contribution, results: list[torch.Tensor]) -> None:
+        """The optimizer steps with the cluster's mean gradient."""
+        told = self._told
+        self.gradients.adopt(total.present, results)
+        self.named.stepping(total.update)
+        if told.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.named.parameters(), told.max_grad_norm)
+        self.copies.finish()
+        with self.rules.our_step():
+            with self.random.stepping(self.optimizer, self.step):
+                self.optimizer.step()
+            self.schedule.stepped(total.metrics.get("loss", (0.0, 0.0)))
+        self.optimizer.zero_grad(set_to_none=True)
+        if told.after_step is not None:
+            with self.rules.after_step(), self.random.alike("after_step", self.step):
+                told.after_step()
+
+    def _is_acceptable(self, outcome: StepOutcome) -> bool:
+        """Is the cluster's gradient finite? All members see the same bits, so all refuse it, or nobody does."""
+        if self.guard is None or all(bool(result.isfinite().all()) for result in outcome.results):
+            return True
+        self.session.counters["guard_refused"] += 1
+        self.session.say(
+            f"guard after step {self.step}: the cluster's gradient is not finite: nobody applies it"
+        )
+        self.optimizer.zero_grad(set_to_none=True)
+        self.gradients.revert_buffers()
+        return False
+
+    def _judge(self, outcome: StepOutcome) -> None:
+        """Do all nodes hold the same? All see the same sums, so all do the same about it."""
+        order = [name for name, _ in outcome.deal]
+        verdict = self.agreement.judge(outcome.commit.total, self.step - 1, order)
+        if verdict is None:
+            return
+        self.session.counters["replicas_differ"] += 1
+        if self._told.on_divergence == "stop":
+            raise ReplicasDiffer(verdict.sentence)
+        self.session.say(verdict.sentence)
+        if self._told.on_divergence == "heal" and verdict.here and not self.session.leaving:
+            self.healing = verdict
+
+    # --- the end ---
+
+    def close(self, abandon: bool) -> None:
+        """End: with the checkpoint under way, or without it if the cluster went on without this node."""
+        if self.checkpointing is not None:
+            self.checkpointing.close(abandon)

@@ -1,0 +1,190 @@
+"""A script's steps: each is one of the cluster, whether the script has samples for it or not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from .agreement import HEALS_COUNT_STEPS, MAX_HEALS, Verdict
+from .engines.data_parallel import DataParallel
+from .guard import Guard
+from .means import MAX_WEIGHT
+from .named_updates import parameter_count
+from .node.loop import Ended
+from .node.session import Session
+from .protocols.errors import ConfigError, Expelled, ReplicasDiffer
+from .protocols.messages import Contribution
+
+RATE_MEMORY = 0.8  # Of the moving average of samples per second.
+
+
+class ScriptSteps:
+    """What this node does at each step of the cluster. For the thread that trains.
+
+    Args:
+        leave: Take this node out of the cluster.
+    Attributes:
+        turn: Held by whoever takes part in a step: the main thread may end beside the one that trains.
+        weight: Samples of the step; None: the script has not said.
+        in_hand: Those of the last batch handed out; None: it brings its own data.
+        calls: Steps that the script has asked for, and that the cluster has answered, if only by "you are out".
+        updates_here: Steps with samples from here.
+    """
+
+    def __init__(self, session: Session, engine: DataParallel, leave: Callable[[], None]) -> None:
+        self._session, self._engine, self._leave = session, engine, leave
+        self.turn = threading.RLock()
+        self.weight: float | None = None
+        self.in_hand: float | None = None
+        self.calls = self.updates_here = self.heals = 0
+        self._own_weight = 1.0  # What the script said last, if it brings its own data.
+        self._eager = False  # Is the weight known before update(), so that chunks may leave during backward?
+        self._updating = ""  # Name of the update() under way.
+        self._healed: dict[str, list[int]] = {}  # What had differed: at which steps.
+        self._started_s = 0.0
+
+    @property
+    def usual_weight(self) -> float:
+        """Samples of the batch in hand, or what the script said of its own."""
+        return self.in_hand or self._own_weight
+
+    def begin(self) -> None:
+        """Forward may begin. With our own data the weight is known when a batch is handed out."""
+        engine, share = self._engine, self._engine.share
+        self._started_s = time.monotonic()
+        engine.random.step_begins(engine.step)
+        if engine.named.is_settled:  # Else the round's other updates are of the same samples.
+            share.ranges, self.weight, self.in_hand = [], None, None
+        later = share.size or self._session.leaving or not self._eager
+        engine.gradients.arm(None if later else self._own_weight)
+
+    def chunks_ready(self, chunks: range) -> None:
+        """They may leave: backward has done with them."""
+        self._session.contribute(chunks, self.weight if self.weight is not None else self._own_weight)
+
+    def await_round(self) -> None:
+        """Enter where the first update of a round is due; until then take part without samples."""
+        while not self._engine.named.is_settled and not self._session.done:
+            self.skip()
+
+    def update(self, samples: float | None, name: str | None) -> None:
+        """The script's step. Arguments and errors as of `Trainer.update`."""
+        engine, named = self._engine, self._engine.named
+        self._updating = named.check(name)
+        if named.void:
+            engine.schedule.own_step(self._updating, counts=False)
+            named.end_void()
+            self.await_round()
+            return
+        if self._updating and samples != 0:
+            engine.rules.check_backward(self._updating)
+        weight = self._weigh(samples)
+        engine.rules.check(engine.round)
+        engine.schedule.check(counts_epochs=engine.share.length > 0)
+        if engine.guard is not None and weight > 0:
+            weight = self._guarded(engine.guard, weight)
+        engine.schedule.own_step(self._updating, counts=weight > 0)
+        present = engine.contribute(weight)
+        if weight > 0:
+            engine.rules.contributed()
+        named.watch(present, parameter_count(engine.gradients))
+        self._take_part(weight, present)
+        if named.mine == 0:
+            self.await_round()
+
+    def _weigh(self, samples: float | None) -> float:
+        """How many samples the step counts for."""
+        weight = float(samples if samples is not None else self.weight or self._own_weight)
+        if not 0 <= weight <= MAX_WEIGHT:
+            raise ConfigError(f"update: samples is {samples} (expected a number from 0 to {MAX_WEIGHT:g})")
+        if samples and self.weight is None:
+            self._own_weight = weight  # None at all is said of this update, not of those to come.
+        self._eager = samples is None
+        return weight
+
+    def _guarded(self, guard: Guard, weight: float) -> float:
+        """Judge our own gradient before anybody gets it. Returns: the weight that it is to have."""
+        engine, session = self._engine, self._session
+        gradients = [p.grad for p in engine.model.parameters() if p.grad is not None]
+        verdict = guard.judge(float(nn.utils.get_total_norm(gradients)))
+        if verdict.action == "pass":
+            return weight
+        session.counters[f"guard_{verdict.action}"] += 1
+        session.say(f"guard at step {engine.step + 1}: {session.name}: {verdict.reason}: {verdict.action}")
+        if verdict.action == "clip":
+            torch._foreach_mul_(gradients, verdict.scale)
+            return weight
+        engine.drop_gradient()
+        if verdict.action == "evict":
+            engine.share.ranges = []  # Others are to have these samples: it may not be the data.
+            self._leave()
+            raise Expelled(f"{session.name} has put itself out of the cluster: {verdict.reason}")
+        return 0.0
+
+    def skip(self) -> bool:
+        """Take part in a step without samples. Returns: False if this node is out."""
+        with self.turn:
+            if self._session.ended:
+                return False
+            present = self._engine.contribute_nothing()
+            self._engine.share.ranges, self._updating = [], ""
+            return self._take_part(0.0, present)
+
+    def _take_part(self, weight: float, present: bytes) -> bool:
+        session, engine = self._session, self._engine
+        leaving = session.hooks.wants_exit() or session.leaving
+        contribution = engine.contribution(weight, present, self._updating, leaving)
+        waited_s = time.monotonic()
+        outcome = session.step(contribution)
+        self.calls += 1
+        if session.ended is not None:
+            return False
+        if outcome is not None:
+            session.rates.sync_delay_s = time.monotonic() - waited_s
+            session.adopt(outcome)
+            self._measure(weight)
+            if engine.healing is not None and session.ended is None:
+                self._heal(engine.healing)
+        self.begin()
+        return True
+
+    def _measure(self, weight: float) -> None:
+        took_s = max(time.monotonic() - self._started_s, 1e-6)
+        rates = self._session.rates
+        rates.samples_per_s = RATE_MEMORY * rates.samples_per_s + (1 - RATE_MEMORY) * weight / took_s
+        self.updates_here += weight > 0
+
+    def _heal(self, verdict: Verdict) -> None:
+        """Leave the cluster, which goes on, and come back with its state. Raises: ReplicasDiffer if in vain."""
+        session, engine = self._session, self._engine
+        engine.copies.finish()
+
+        def withdrawal() -> Contribution:
+            self.begin()
+            return engine.withdrawal()
+
+        ended = session.withdraw(withdrawal)
+        if ended.how not in ("left", "out"):
+            session.end(ended)
+            return
+        engine.healing = None
+        if session.hooks.wants_exit():
+            session.end(Ended("left", ended.reason))
+            return
+        lately = [
+            step for step in self._healed.get(verdict.key, []) if step > engine.step - HEALS_COUNT_STEPS
+        ]
+        self._healed[verdict.key] = [*lately, engine.step]
+        if ended.last or len(lately) >= MAX_HEALS:
+            many = f"This node has pulled the state anew {MAX_HEALS} times for it, in vain."
+            vain = "Nobody is left whose state this node could pull." if ended.last else many
+            text = f"{verdict.sentence} ({vain})"
+            session.end(Ended("broken", text, error=ReplicasDiffer(text)))
+            return
+        self.heals += 1
+        session.counters["healed"] += 1
+        session.rejoin("its state differs, and it pulls that of the others")

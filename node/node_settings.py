@@ -1,0 +1,62 @@
+"""One node's place in the world, as its user has said it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..protocols.keyring import Keyring
+from ..protocols.probing import Kind
+from .endpoint import Endpoint
+from .keys import KeyPair
+
+if TYPE_CHECKING:  # `chaosnet run` reads the settings before it loads torch.
+    from ..scheduler.sync_plan import Policy
+    from .compression import Compression
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """How a node is reached, and whom it joins. The settings of a user (chaosnet/settings_table.py, NODE), checked.
+
+    Attributes:
+        join: Addresses of members; empty: found a cluster.
+        remembered: Without `join`: members of the cluster in which a node at `listen` was last. They are asked first.
+        keys: This node's key pair; None: no encryption, and everybody who reaches the port can join.
+        allowed_keys: Public keys of others that may join, beside those that the cluster lets in.
+        introduce: Has a member let this node's key in, if it comes with an invite. Raises: ScaleOutFailed.
+    """
+
+    name: str
+    listen: str
+    join: tuple[str, ...]
+    join_patience_s: float
+    found: bool
+    rejoin: bool
+    neighbors: int
+    links: tuple[str, ...]
+    blocking: bool
+    sync_policy: str | Policy
+    compression: Compression
+    probe: Kind
+    peers_at: Mapping[str, str]
+    remembered: tuple[str, ...]
+    keys: KeyPair | None
+    allowed_keys: tuple[str, ...]
+    introduce: Callable[[], None] | None
+
+    @property
+    def seeds(self) -> tuple[str, ...]:
+        """Whom to ask for a cluster; nobody: found one."""
+        return self.join or self.remembered
+
+    @property
+    def may_found(self) -> bool:
+        """Could this node begin a cluster, perhaps after nobody has answered?"""
+        return self.found or not self.join
+
+    def keyring(self) -> Keyring | None:
+        """What this node knows of keys at its start."""
+        named = (Endpoint.parse(address).key for address in (*self.seeds, *self.peers_at.values()) if address)
+        return Keyring(self.keys.public, self.allowed_keys, filter(None, named)) if self.keys else None

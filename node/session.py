@@ -1,0 +1,433 @@
+"""One member's life, whatever it trains: it founds a cluster or joins one, takes part in steps, comes back, leaves.
+
+Trainer   what a script sees           chaosnet/trainer.py
+Engine    what is trained, and how     chaosnet/engines/
+Session   life in the cluster          here
+NodeLoop  sockets and cores            loop.py
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol, cast
+
+import torch
+
+from ..protocols.errors import ChaosnetError, Expelled, ReplicasDiffer, ScaleOutFailed, describe
+from ..protocols.events import CaughtUp, Contributed, Crashed, Event, LeaveWanted, LocalReady, StateRejected
+from ..protocols.messages import Contribution, Deal, Notice, Range, View
+from ..protocols.scale_out import Otherwise
+from ..protocols.status import Status
+from ..scheduler.sync_plan import POLICIES, custom
+from .all_reduce import ChunkStore
+from .core import Agent, Settings
+from .flat_state import Arrival, Snapshot
+from .loop import Admitted, Ended, Founded, NodeLoop, Rates, StateArrived, StateDiscarded, StepOutcome
+from .node_settings import NodeSettings
+from .plain import decode
+from .training_state import first_difference
+from .transport import Transport
+
+RECALL_PATIENCE_S = 3.0
+"""As opening a connection takes at most; a namesake that has died is gone by then, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What an engine brings into a cluster.
+
+    Attributes:
+        digest, spec: Of all that members must have alike; `spec` in plain data, to tell what differs.
+        chunks: How many pieces the values of a step are summed in; `borders`: those that begin another vector.
+        result_bytes: Of the sum of a step.
+        state_bytes: Of the state that a joiner receives; `layer_bytes`: of its smallest and largest layer.
+    """
+
+    digest: str
+    spec: Any
+    encoded_spec: bytes
+    chunks: int
+    borders: tuple[int, ...]
+    result_bytes: int
+    state_bytes: int
+    layer_bytes: tuple[int, int]
+
+
+class Engine(Protocol):
+    """What is trained, as a session sees it. All is called on the thread that drives the session.
+
+    What `adopt` changes is agreed: from the same outcomes all members come to the same state, to the bit, and that
+    is what `capture` copies and `load` replaces. What else an engine has is local, and lost with its node.
+    Attributes:
+        round: Step of the all-reduce that is due.
+    """
+
+    round: int
+
+    @property
+    def store(self) -> ChunkStore:
+        """Where this node's values come from."""
+        ...
+
+    def offer(self) -> Offer: ...
+
+    def places(self) -> dict[str, torch.Tensor]:
+        """Where tensors of a joiner's state may be received in place, by name."""
+        ...
+
+    def founded(self) -> None:
+        """The state is the cluster's from here."""
+
+    def load(self, arrival: Arrival) -> None:
+        """Replace the agreed state. Raises: ChaosnetError if it cannot be."""
+
+    def admitted(self, deal: Deal) -> None:
+        """This node is a member from the next step on."""
+
+    def entered(self, fetched: int | None) -> None:
+        """It is one, with its state complete. `fetched`: the step whose state came, which others may ask for."""
+
+    def adopt(self, outcome: StepOutcome) -> None:
+        """Do what all members do with a completed step. Raises: ReplicasDiffer if they have been found to differ."""
+
+    def left_behind(self) -> None:
+        """The cluster went on without this node: nothing of the step under way counts."""
+
+    def rejoined(self) -> None:
+        """The state is the cluster's again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Who else hears of a session's life.
+
+    Attributes:
+        wants_exit: Has the user asked this node to leave?
+        ended: It is out for good, before anybody hears of it by an error.
+        loaded: The state has come.
+        notice, parked, view: On the session's own thread: of an event in the cluster, of a wait that begins (with its
+            reason) or ends (None), of a new view.
+    """
+
+    say: Callable[[str], None]
+    wants_exit: Callable[[], bool] = lambda: False
+    ended: Callable[[Ended], None] = lambda ended: None
+    loaded: Callable[[StateArrived], None] = lambda arrived: None
+    notice: Callable[[Notice], None] = lambda notice: None
+    parked: Callable[[str | None], None] = lambda reason: None
+    view: Callable[[View], None] = lambda view: None
+
+
+class Session:
+    """One node in one cluster, from its start to its end. For one thread at a time; `post`, `status` for any.
+
+    Attributes:
+        ended: How it ended; None while it has not.
+        leaving: This node has said that it wants out.
+    """
+
+    def __init__(self, settings: NodeSettings, hooks: Hooks) -> None:
+        self.settings, self.hooks, self.name, self.say = settings, hooks, settings.name, hooks.say
+        policy = settings.sync_policy
+        self._policy = custom(policy) if callable(policy) else POLICIES[policy]
+        self._keyring = settings.keyring()
+        self.counters: Counter[str] = Counter()
+        self.ended: Ended | None = None
+        self.leaving = False
+        self.rejoins = 0
+        self.joined_step = 0
+        self.join_seconds = 0.0
+        self.join_bytes = 0  # Of the state that this node received, and by whom they were sent.
+        self.join_bytes_by_source: dict[str, int] = {}
+        self._engine: Engine | None = None
+        self._loop: NodeLoop | None = None
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None, "open() comes first"
+        return self._engine
+
+    @property
+    def loop(self) -> NodeLoop:
+        assert self._loop is not None, "open() comes first"
+        return self._loop
+
+    @property
+    def rates(self) -> Rates:
+        """What this node tells of its speed."""
+        return self.loop.rates
+
+    @property
+    def done(self) -> bool:
+        """Is this node out, or about to leave?"""
+        return self.ended is not None or self.leaving or self.hooks.wants_exit()
+
+    # --- joining ---
+
+    def open(self, engine: Engine, guarded: bool = False) -> None:
+        """Listen, as a node that trains with `engine`. `guarded`: see NodeLoop. Raises: ConfigError."""
+        self._engine, hooks, name = engine, self.hooks, self.name
+        self._offer = engine.offer()
+        self._loop = NodeLoop(
+            self.make_agent, self._make_transport, engine.store, hooks.notice, hooks.parked,
+            guarded=guarded, on_view=hooks.view, on_progress=lambda text: self.say(f"{name} {text}"),
+            counters=self.counters,
+        )  # fmt: skip
+        self._addresses = self._loop.start()
+        self.rates.state_bytes, self.rates.layer_bytes = self._offer.state_bytes, self._offer.layer_bytes
+
+    def enter(self) -> None:
+        """Found a cluster, or become a member of one and hold its state.
+
+        Raises: ScaleOutFailed if it cannot be reached or refuses; SystemExit if the user wants out meanwhile.
+        """
+        started_s = time.monotonic()
+        founds = not self.settings.seeds
+        if founds:
+            self._say_founded(self._addresses)
+            self.engine.founded()
+            self.loop.found()
+        else:
+            self._ask_to_join()
+        if ended := self._become_member(loaded=founds):
+            self._fail_to_join(ended)
+        self.join_seconds = time.monotonic() - started_s
+
+    def make_agent(self, addresses: tuple[str, ...], least_life: int) -> Agent:
+        """The cores of one life."""
+        offer = self._offer
+        settings = Settings(
+            addresses=addresses,
+            peers_at=self.settings.peers_at,
+            probe=self.settings.probe,
+            chunks=offer.chunks,
+            borders=offer.borders,
+            result_bytes=offer.result_bytes,
+            digest=offer.digest,
+            spec=offer.encoded_spec,
+            policy=self._policy,
+            life=max(time.time_ns(), least_life),  # If the clock was set back: Agent, `Outlived`.
+            first_step=self.engine.round,
+            keyring=self._keyring,
+        )
+        return Agent(self.name, settings, random.Random())
+
+    def _make_transport(self, loop: NodeLoop) -> Transport:
+        return Transport(
+            self.name, self.settings.listen, loop, keys=self.settings.keys, keyring=self._keyring
+        )
+
+    def _ask_to_join(self) -> None:
+        s, at = self.settings, ", ".join(self._addresses)
+        if s.join:
+            self.say(f"{self.name} at {at} joins the cluster at {', '.join(s.join)}")
+        else:
+            self.say(
+                f"{self.name} at {at} was in a cluster when it last ran here: it asks for that at "
+                f"{', '.join(s.remembered)}, and founds one if nobody answers in {RECALL_PATIENCE_S:g} s "
+                "(at once: --new)"
+            )
+        if s.introduce is not None:
+            try:
+                s.introduce()
+            except ScaleOutFailed as error:
+                self._fail_to_join(Ended("refused", str(error), error=error))
+        otherwise = Otherwise.FOUND if s.may_found else Otherwise.FAIL
+        patience_s = s.join_patience_s if s.join else RECALL_PATIENCE_S
+        places = self.engine.places()
+        self.loop.join(s.seeds, s.links, s.neighbors, s.blocking, patience_s, places, otherwise)
+
+    def _say_founded(self, addresses: tuple[str, ...]) -> None:
+        self.say(f"{self.name} founds a cluster; join it with CHAOSNET_JOIN={' or '.join(addresses)}")
+
+    def _become_member(self, loaded: bool) -> Ended | None:
+        """Wait for the state and for membership; adopt what the others trained meanwhile.
+
+        Returns: why there is none; None if all is well.
+        """
+        admitted = False
+        fetched: int | None = None  # The step whose state has come.
+        waiting: list[StepOutcome] = []
+        while not (loaded and admitted):
+            match self.loop.outcomes.get():
+                case StateArrived() as arrived:
+                    loaded, fetched = self._load(arrived), arrived.step
+                    for outcome in waiting if loaded else []:
+                        self._adopt_if_new(outcome)
+                    waiting.clear()
+                    if loaded:
+                        self.post(CaughtUp())
+                case StateDiscarded():
+                    loaded, admitted, waiting = False, False, []
+                case Founded(addresses):
+                    self._say_founded(addresses)
+                    self.engine.founded()
+                    loaded = True
+                case StepOutcome() as outcome:
+                    if loaded:
+                        self._adopt_if_new(outcome)
+                    else:
+                        waiting.append(outcome)
+                case Admitted(step, deal):
+                    admitted, self.joined_step = True, step
+                    self.engine.admitted(deal)
+                case Ended() as ended:
+                    return ended
+        self.engine.entered(fetched)
+        return None
+
+    def _load(self, arrived: StateArrived) -> bool:
+        try:
+            self.engine.load(arrived.arrival)
+        except ChaosnetError as error:
+            self.post(StateRejected(str(error)))
+            return False
+        self.join_bytes = arrived.arrival.manifest.total_bytes
+        self.join_bytes_by_source = dict(arrived.bytes_by_source)
+        self.hooks.loaded(arrived)
+        return True
+
+    def _adopt_if_new(self, outcome: StepOutcome) -> None:
+        if outcome.step >= self.engine.round:
+            self.adopt(outcome)
+        self.loop.backlog_applied(sum(result.nbytes for result in outcome.results))
+
+    def _fail_to_join(self, ended: Ended) -> NoReturn:
+        self.ended = ended
+        if ended.how == "left":  # Ctrl+C while it asked: the script has nothing to go on with.
+            self.say(f"{self.name} left before it was a member")
+            raise SystemExit(0)
+        remembered = "" if self.settings.join else ": the cluster that it was in (another one: --new)"
+        seeds = ", ".join(self.settings.seeds)
+        raise ScaleOutFailed(
+            f"{self.name} cannot join {seeds}{remembered}: {self._reason(ended)}"
+        ) from ended.error
+
+    def _reason(self, ended: Ended) -> str:
+        if not ended.spec:
+            return ended.reason
+        difference = first_difference(self._offer.spec, decode(ended.spec))
+        return f"{ended.reason}: {difference or 'in its details'}"
+
+    # --- steps ---
+
+    def post(self, event: Event) -> None:
+        """Hand an event to the cores."""
+        self.loop.post(event)
+
+    def contribute(self, chunks: range | tuple[int, ...], weight: float) -> None:
+        """The engine's values of these chunks may leave, each times `weight`."""
+        self.post(Contributed(tuple(chunks), weight))
+
+    def step(self, contribution: Contribution) -> StepOutcome | None:
+        """Take part in the step under way with what was contributed, and wait until it is complete.
+
+        Returns: its outcome, to `adopt`; None if what this node had does not count, as it is out (`ended`), or was
+            and has rejoined.
+        Raises: Expelled if the cluster went on without this node and does not take it back.
+        """
+        self.post(LocalReady(contribution))
+        match self.loop.outcomes.get():
+            case StepOutcome() as outcome:
+                return outcome
+            case Ended("out", reason) if self.hooks.wants_exit() or self.leaving:
+                self.end(Ended("left", reason))
+            case Ended("out", reason) if self.settings.rejoin:
+                self.rejoin(reason)
+            case Ended() as ended:
+                self.end(ended)
+            case other:
+                raise AssertionError(f"a member hears of {other!r}")
+        return None
+
+    def adopt(self, outcome: StepOutcome) -> None:
+        """Have the engine adopt it. Raises: ReplicasDiffer, after those who are about to join have been told."""
+        try:
+            self.engine.adopt(outcome)
+        except ReplicasDiffer as error:
+            leaving = self.leaving or self.hooks.wants_exit()
+            if not leaving:  # To those who are about to join, and have not compared anything.
+                self.post(Crashed(describe(error)))
+            self.end(Ended("left" if leaving else "broken", str(error), error=None if leaving else error))
+
+    def withdraw(self, contributions: Callable[[], Contribution]) -> Ended:
+        """Leave, to come back: take part with `contributions`, which count for nothing, until the others go on alone.
+
+        Returns: how it went; `ended` is as before.
+        """
+        self.post(LeaveWanted())
+        while True:
+            self.post(LocalReady(contributions()))
+            match self.loop.outcomes.get():
+                case StepOutcome() as outcome:
+                    self.adopt(outcome)
+                case Ended() as ended:
+                    return ended
+                case other:
+                    raise AssertionError(f"a member hears of {other!r}")
+
+    def serve_snapshot(self, step: int, snapshot: Snapshot | None) -> None:
+        """See NodeLoop."""
+        self.loop.serve_snapshot(step, snapshot)
+
+    def serves(self, step: int) -> bool:
+        """Is the copy of the state at that step still needed by a joiner?"""
+        return bool(self.loop.ask(lambda: self.loop.serving(step)))
+
+    # --- coming back ---
+
+    def rejoin(self, reason: str) -> None:
+        """The cluster went on without us: pull its state, and go on as if we had been there. Raises: Expelled."""
+        self.engine.left_behind()
+        settings = self.settings
+        ways = self.loop.rejoin(settings.neighbors, settings.blocking, settings.join_patience_s)
+        if not ways:
+            self.end(Ended("out", f"{reason}; it knows no address of any other member"))
+        self.say(f"{self.name} is out of the cluster: {reason}; it rejoins through {', '.join(ways)}")
+        if self.hooks.wants_exit():  # It was said while nobody could act upon it.
+            self.post(LeaveWanted())
+        if ended := self._become_member(loaded=False):
+            self.end(ended)
+            return
+        self.rejoins += 1
+        self.engine.rejoined()
+
+    # --- the end ---
+
+    def end(self, ended: Ended) -> None:
+        """It is out for good. Raises: the error of it, else Expelled; nothing if it has left."""
+        self.ended = ended
+        self.hooks.ended(ended)
+        if ended.how == "left":
+            return
+        if ended.error is not None:
+            raise ended.error
+        again = " and cannot rejoin" if ended.how == "refused" else ""
+        raise Expelled(f"{self.name} is out of the cluster{again}: {self._reason(ended)}")
+
+    def want_out(self) -> None:
+        """Ask the others to be let go. From any thread, also within a signal's handler."""
+        if self._loop is not None and self.ended is None:
+            self._loop.post(LeaveWanted())
+
+    def crash(self, reason: str, blamed: tuple[Range, ...], epoch: int) -> None:
+        """The script has ended with an error: say so to the others. `blamed`: the samples of `epoch` in hand."""
+        self.leaving = True
+        if self.ended is None:
+            self.post(Crashed(reason, blamed, epoch))
+            self.ended = Ended("left", reason)
+
+    def stop(self) -> None:
+        """Close all links."""
+        if self._loop is not None:
+            self._loop.stop()
+
+    # --- telling ---
+
+    def status(self, history: bool = False) -> Status:
+        """The cluster as this node sees it. `history`: with all events and steps that this node has kept."""
+        return cast(Status, self.loop.ask(lambda: self.loop.status(history)))
