@@ -42,12 +42,12 @@ def _worker(pipe: Pipe, name: str, join: str, megabytes: float, steps: int, pair
     first = next(model.parameters()).shape[1]
     x, optimizer = torch.randn(BATCH, first), torch.optim.Adam(model.parameters(), 1e-4)
     trainer = Trainer(model, optimizer, join=join, name=name, quiet=True)
-    agreement, rules, spent = trainer._agreement, trainer._rules, list[float]()
+    agreement, rules, spent = trainer.engine.agreement, trainer.engine.rules, list[float]()
     tell, judge, check, read = agreement.tell, agreement.judge, rules.check, agreement._window.read
     in_window = list[float]()
 
     def on() -> bool:
-        return trainer._round // steps % 2 == 0
+        return trainer.engine.round // steps % 2 == 0
 
     def timed(call: Any, nothing: Any, spent: list[float] = spent) -> Any:
         def measured(*args: Any) -> Any:
@@ -68,7 +68,7 @@ def _worker(pipe: Pipe, name: str, join: str, megabytes: float, steps: int, pair
     pipe.send(trainer.status().members[-1].addresses[0] if not join else "in")
     wanted, blocks, start_s = False, list[float](), 0.0
     done = None
-    while done is None or trainer._round < done:
+    while done is None or trainer.engine.round < done:
         model(x).square().mean().backward()
         trainer.update()
         if join:
@@ -76,15 +76,15 @@ def _worker(pipe: Pipe, name: str, join: str, megabytes: float, steps: int, pair
                 break
             continue
         wanted = wanted or pipe.poll()
-        if trainer._round % (2 * steps) == 0 and wanted and done is None:
-            done = trainer._round + 2 * steps * pairs
+        if trainer.engine.round % (2 * steps) == 0 and wanted and done is None:
+            done = trainer.engine.round + 2 * steps * pairs
             spent.clear()
             in_window.clear()
             start_s = time.monotonic()
-        elif done is not None and trainer._round % steps == 0:
+        elif done is not None and trainer.engine.round % steps == 0:
             blocks.append(time.monotonic() - start_s)
             start_s = time.monotonic()
-    size = trainer._state.state_bytes()
+    size = trainer.engine.state.state_bytes()
     trainer.request_node_exit()
     return {"blocks": blocks, "spent": spent, "window": in_window, "state_bytes": size}
 

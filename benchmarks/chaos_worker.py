@@ -21,6 +21,8 @@ from torch import nn
 
 from .. import client
 from ..node.core import Agent
+from ..node.node_settings import NodeSettings
+from ..node.session import Hooks, Session
 from ..protocols.status import Status, to_json
 from ..trainer import Trainer
 
@@ -45,21 +47,32 @@ class Sized(nn.Module):
         return self.head(x) + self.grown[0]
 
 
-class Planned(Trainer):
+class PlannedSession(Session):
     """Whose agent plans, and pulls, as a scheme says: these are no settings of a user's."""
 
-    def __init__(self, told: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        self._told = told
+    def __init__(self, told: Mapping[str, Any], settings: NodeSettings, hooks: Hooks) -> None:
+        self._plans = told
+        super().__init__(settings, hooks)
+
+    def make_agent(self, addresses: tuple[str, ...], least_life: int) -> Agent:
+        agent = super().make_agent(addresses, least_life)
+        agent.settings.strategy, agent.settings.steals = self._plans["strategy"], self._plans["steals"]
+        return agent
+
+
+class Planned(Trainer):
+    """A trainer with such a session."""
+
+    def __init__(self, plans: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        self._plans = plans
         super().__init__(*args, **kwargs)
 
-    def _make_agent(self, addresses: tuple[str, ...], least_life: int) -> Agent:
-        agent = super()._make_agent(addresses, least_life)
-        agent.settings.strategy, agent.settings.steals = self._told["strategy"], self._told["steals"]
-        return agent
+    def make_session(self, hooks: Hooks) -> Session:
+        return PlannedSession(self._plans, self.settings, hooks)
 
     def plan_by(self, strategy: str) -> None:
         """From now on, if this node is the scheduler, or becomes it."""
-        loop = self._running()
+        loop = self.session.loop
 
         def change() -> None:
             loop.agent.settings.strategy = strategy

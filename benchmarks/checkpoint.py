@@ -53,8 +53,7 @@ def _worker(
         if start is None and wanted and trainer.step % (2 * steps) == 0:
             start = trainer.step  # Its checkpoint begins now.
             pipe.receive()
-    assert trainer._loop is not None
-    counters, size = dict(trainer._loop.counters), trainer._state.state_bytes()
+    counters, size = dict(trainer.session.counters), trainer.engine.state.state_bytes()
     trainer.request_node_exit()
     return {"start": start, "at_s": at_s, "counters": counters, "state_bytes": size}
 

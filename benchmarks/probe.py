@@ -92,7 +92,7 @@ def _worker(node: str) -> None:
             break
         time.sleep(0.02)
     if node != FOUNDER:
-        agent = trainer._running().agent
+        agent = trainer.session.loop.agent
         reading = agent.readings.of(FOUNDER, time.monotonic())
         told = {"mbit": reading.rate_bps / 1e6, "source": reading.rate_source, "seconds": agent.prober.took_s}
         print(json.dumps(told), flush=True)

@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .callbacks import Callbacks, StateLoaded, StepDone
     from .data import Batch
     from .errors import (
         ChaosnetError,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _MODULE_BY_NAME = {
     "Batch": "data",
+    "Callbacks": "callbacks",
     "ChaosnetError": "errors",
     "CheckpointError": "errors",
     "ClusterMean": "means",
@@ -34,12 +36,15 @@ _MODULE_BY_NAME = {
     "Expelled": "errors",
     "ReplicasDiffer": "errors",
     "ScaleOutFailed": "errors",
+    "StateLoaded": "callbacks",
+    "StepDone": "callbacks",
     "Trainer": "trainer",
     "capture_exit_event": "exit_event",
 }
 
 __all__ = [
     "Batch",
+    "Callbacks",
     "ChaosnetError",
     "CheckpointError",
     "ClusterMean",
@@ -47,6 +52,8 @@ __all__ = [
     "Expelled",
     "ReplicasDiffer",
     "ScaleOutFailed",
+    "StateLoaded",
+    "StepDone",
     "Trainer",
     "capture_exit_event",
 ]

@@ -81,7 +81,7 @@ class Batches:
                     "(expected after the one that has `batch.last`)"
                 )
             if index == len(parts) - 1:
-                steps.weight = weight
+                self._engine.weight = weight
                 self._engine.gradients.arm(weight)
             share.in_hand = list(part)
             batch = fetch(dataset, order.indices(share.epoch, part), partial(share.blame, part), collate)

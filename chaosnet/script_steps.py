@@ -29,7 +29,6 @@ class ScriptSteps:
         leave: Take this node out of the cluster.
     Attributes:
         turn: Held by whoever takes part in a step: the main thread may end beside the one that trains.
-        weight: Samples of the step; None: the script has not said.
         in_hand: Those of the last batch handed out; None: it brings its own data.
         calls: Steps that the script has asked for, and that the cluster has answered, if only by "you are out".
         updates_here: Steps with samples from here.
@@ -38,10 +37,8 @@ class ScriptSteps:
     def __init__(self, session: Session, engine: DataParallel, leave: Callable[[], None]) -> None:
         self._session, self._engine, self._leave = session, engine, leave
         self.turn = threading.RLock()
-        self.weight: float | None = None
         self.in_hand: float | None = None
         self.calls = self.updates_here = self.heals = 0
-        self._own_weight = 1.0  # What the script said last, if it brings its own data.
         self._eager = False  # Is the weight known before update(), so that chunks may leave during backward?
         self._updating = ""  # Name of the update() under way.
         self._healed: dict[str, list[int]] = {}  # What had differed: at which steps.
@@ -50,7 +47,7 @@ class ScriptSteps:
     @property
     def usual_weight(self) -> float:
         """Samples of the batch in hand, or what the script said of its own."""
-        return self.in_hand or self._own_weight
+        return self.in_hand or self._engine.own_weight
 
     def begin(self) -> None:
         """Forward may begin. With our own data the weight is known when a batch is handed out."""
@@ -58,13 +55,9 @@ class ScriptSteps:
         self._started_s = time.monotonic()
         engine.random.step_begins(engine.step)
         if engine.named.is_settled:  # Else the round's other updates are of the same samples.
-            share.ranges, self.weight, self.in_hand = [], None, None
+            share.ranges, engine.weight, self.in_hand = [], None, None
         later = share.size or self._session.leaving or not self._eager
-        engine.gradients.arm(None if later else self._own_weight)
-
-    def chunks_ready(self, chunks: range) -> None:
-        """They may leave: backward has done with them."""
-        self._session.contribute(chunks, self.weight if self.weight is not None else self._own_weight)
+        engine.gradients.arm(None if later else self._engine.own_weight)
 
     def await_round(self) -> None:
         """Enter where the first update of a round is due; until then take part without samples."""
@@ -98,11 +91,11 @@ class ScriptSteps:
 
     def _weigh(self, samples: float | None) -> float:
         """How many samples the step counts for."""
-        weight = float(samples if samples is not None else self.weight or self._own_weight)
+        weight = float(samples if samples is not None else self._engine.weight or self._engine.own_weight)
         if not 0 <= weight <= MAX_WEIGHT:
             raise ConfigError(f"update: samples is {samples} (expected a number from 0 to {MAX_WEIGHT:g})")
-        if samples and self.weight is None:
-            self._own_weight = weight  # None at all is said of this update, not of those to come.
+        if samples and self._engine.weight is None:
+            self._engine.own_weight = weight  # None at all is said of this update, not of those to come.
         self._eager = samples is None
         return weight
 

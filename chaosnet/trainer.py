@@ -70,6 +70,8 @@ class Trainer:
         after_step: Called on every node after each step of the optimizer, also for the steps that a joiner
             catches up with. What else changes the training state at every step belongs here, e.g. an average
             of weights.
+        callbacks: Functions of yours that are told of steps, of the state that has come, of what happens in
+            the cluster.
         on_divergence: What happens when nodes do not hold the same training state, which is compared all the
             time: "stop": all raise `ReplicasDiffer`. "heal": those in the minority pull the state anew.
             "warn": it is said, and training goes on. The same on all nodes.
@@ -184,10 +186,10 @@ class Trainer:
         if self._run is not None:
             raise ConfigError("attach: this trainer has a model already")
         endings.check_alone()
-        session = self.make_session()
+        session = self.make_session(self._hooks())
         engine = DataParallel(
             session, model, optimizer, lr_scheduler, extra_state, self._told, self._checkpoints, self._share,
-            self._means, lambda chunks: steps.chunks_ready(chunks), self._on_optimizer_step, self._on_scheduler_step,
+            self._means, self._on_optimizer_step, self._on_scheduler_step,
         )  # fmt: skip
         self.model, self.optimizer, self.lr_scheduler = engine.model, engine.optimizer, engine.lr_scheduler
         steps = ScriptSteps(session, engine, self.request_node_exit)
@@ -209,19 +211,26 @@ class Trainer:
         steps.begin()
         steps.await_round()
 
-    def make_session(self) -> Session:
-        """The life of this node in its cluster; tests and benchmarks put others there."""
+    def make_session(self, hooks: Hooks) -> Session:
+        """This node's life in its cluster. Benchmarks make others."""
+        return Session(self.settings, hooks)
+
+    def _hooks(self) -> Hooks:
         callbacks = self._callbacks
 
         def loaded(arrived: StateArrived) -> None:
             size = arrived.arrival.manifest.total_bytes
             callbacks.on_loaded(StateLoaded(arrived.step, size, dict(arrived.bytes_by_source)))
 
-        hooks = Hooks(
-            self._say, exit_event.exit_wanted, self._on_ended, loaded, self._on_notice, self._on_parked,
-            self._members.entered,
-        )  # fmt: skip
-        return Session(self.settings, hooks)
+        return Hooks(
+            say=self._say,
+            wants_exit=exit_event.exit_wanted,
+            ended=self._on_ended,
+            loaded=loaded,
+            notice=self._on_notice,
+            parked=self._on_parked,
+            view=self._members.entered,
+        )
 
     def _attached(self) -> Run:
         if self._run is None:
@@ -411,8 +420,7 @@ class Trainer:
         if run is None:
             return
         session, engine = run.session, run.engine
-        session.leaving = True
-        session.want_out()
+        session.leave()
         while run.steps.skip():
             pass
         self._closed = True

@@ -409,6 +409,11 @@ class Session:
         again = " and cannot rejoin" if ended.how == "refused" else ""
         raise Expelled(f"{self.name} is out of the cluster{again}: {self._reason(ended)}")
 
+    def leave(self) -> None:
+        """Go, with the next steps, until `ended`. What this node contributes to them counts for nothing."""
+        self.leaving = True
+        self.want_out()
+
     def want_out(self) -> None:
         """Ask the others to be let go. From any thread, also within a signal's handler."""
         if self._loop is not None and self.ended is None:

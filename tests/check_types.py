@@ -1,5 +1,6 @@
 """Run mypy on an installed copy: type checkers do not follow the mapping of an editable install."""
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -10,6 +11,9 @@ ROOT = Path(__file__).parent.parent
 
 def main() -> int:
     """Install a copy beside the virtual environment and check it. Returns: mypy's exit status."""
+    shutil.rmtree(
+        ROOT / "build", ignore_errors=True
+    )  # What an earlier copy left there would be copied again.
     with tempfile.TemporaryDirectory() as folder:
         options = ["--quiet", "--no-deps", "--disable-pip-version-check", "--target", folder]
         subprocess.run([sys.executable, "-m", "pip", "install", *options, str(ROOT)], check=True)

@@ -13,6 +13,10 @@ from hypothesis import settings
 settings.register_profile("chaosnet", deadline=None)
 settings.load_profile("chaosnet")
 
+# Under nohup a hangup is ignored, and so it would be by all processes that tests start.
+if getattr(signal, "SIGHUP", None) and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 _config = tempfile.TemporaryDirectory(prefix="chaosnet-tests-")  # Removed when the tests end.
 os.environ["XDG_CONFIG_HOME"] = _config.name
 os.environ["CHAOSNET_STATE_DIR"] = os.path.join(_config.name, "members")

@@ -23,9 +23,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from chaosnet import Trainer, capture_exit_event
-from chaosnet.node.flat_state import Arrival
-from chaosnet.node.outcomes import StepOutcome
+from chaosnet import Callbacks, StateLoaded, StepDone, Trainer, capture_exit_event
 from chaosnet.protocols.messages import Notice
 from chaosnet.trials.demo_digits import digits, end_with_parent, small_net, write
 
@@ -46,33 +44,37 @@ class Noise(IterableDataset[torch.Tensor]):
             yield 0.01 * torch.randn(1, 8, 8)
 
 
-class RecordedTrainer(Trainer):
-    """Writes down what becomes of the training state. `final` once all members have seen enough."""
+class Record:
+    """Writes down what becomes of the training state. `final` once all members have seen enough.
+
+    Attributes:
+        trainer: Whose state it is; without a model until all of this is in place.
+    """
 
     def __init__(self, log: Any, hash_every: int, **settings: Any) -> None:
         self.log, self.hash_every, self.final = log, hash_every, False
         self.process = psutil.Process()
-        super().__init__(**settings)
+        self.round = 0
+        callbacks = Callbacks(on_step=self._on_step, on_loaded=self._on_loaded, on_notice=self._on_notice)
+        self.trainer = Trainer(callbacks=callbacks, **settings)
 
-    def _load_arrival(self, arrival: Arrival) -> None:
-        super()._load_arrival(arrival)
-        write(self.log, loaded=self._round, hash=self.state_hash())
+    def _on_loaded(self, event: StateLoaded) -> None:
+        write(self.log, loaded=event.round, hash=self.trainer.state_hash())
 
-    def _apply(self, outcome: StepOutcome) -> None:
-        super()._apply(outcome)
-        told: dict[str, Any] = {"loss": self.metrics.get("loss"), "samples": self.samples}
+    def _on_step(self, event: StepDone) -> None:
+        self.round = event.round
+        told: dict[str, Any] = {"loss": event.metrics.get("loss"), "samples": event.samples}
         # A mean over the cluster is the same on all members: they stop after the same step.
-        last = not self.final and bool(self.metrics.get(ENOUGH))
-        if last or outcome.step % self.hash_every == 0:
-            told["hash"] = self.state_hash()
+        last = not self.final and bool(event.metrics.get(ENOUGH))
+        if last or event.round % self.hash_every == 0:
+            told["hash"] = self.trainer.state_hash()
             told["rss"] = self.process.memory_info().rss
-        write(self.log, step=outcome.step, **told)
+        write(self.log, step=event.round, **told)
         if last:
             self.final = True
-            write(self.log, final=outcome.step, hash=told["hash"])
+            write(self.log, final=event.round, hash=told["hash"])
 
     def _on_notice(self, notice: Notice) -> None:
-        super()._on_notice(notice)
         if notice.kind == "scheduler":
             write(self.log, elected=notice.node, elected_s=notice.time_s)
 
@@ -88,13 +90,13 @@ def main() -> None:
     log = options.log.open("w", buffering=1)
     write(log, started=True)
     to_raise, to_diverge = _on_signal(signal.SIGUSR1), _on_signal(signal.SIGUSR2)
-    trainer = RecordedTrainer(
-        log, options.hash_every, model=model, optimizer=optimizer, seed=options.seed, on_divergence="heal"
-    )
+    record = Record(log, options.hash_every, seed=options.seed, on_divergence="heal")
+    trainer = record.trainer
+    trainer.attach(model, optimizer)
     write(log, joined=trainer.step, seconds=trainer.join_seconds)
     noise = iter(DataLoader(Noise(), batch_size=None, num_workers=options.workers))
     for batch in trainer.batches(train, batch_size=BATCH_SIZE, epochs=1_000_000):
-        if trainer.final:
+        if record.final:
             break
         loss = nn.functional.cross_entropy(model(batch.x + next(noise)), batch.y)
         loss.backward()
@@ -106,7 +108,7 @@ def main() -> None:
         trainer.update()
         if to_diverge.is_set():
             to_diverge.clear()
-            _change_one_number(trainer)
+            _change_one_number(record)
         trainer.check_state_replication()
         if capture_exit_event():
             break
@@ -120,10 +122,10 @@ def _on_signal(number: int) -> threading.Event:
     return wanted
 
 
-def _change_one_number(trainer: RecordedTrainer) -> None:
+def _change_one_number(record: Record) -> None:
     with torch.no_grad():
-        next(trainer.model.parameters()).view(-1)[0] += 0.5
-    write(trainer.log, diverged=trainer._round - 1)
+        next(record.trainer.model.parameters()).view(-1)[0] += 0.5
+    write(record.log, diverged=record.round)
 
 
 def _options() -> argparse.Namespace:

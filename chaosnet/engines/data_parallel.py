@@ -46,11 +46,12 @@ class DataParallel:
 
     Args:
         told: How the model is trained.
-        on_chunks: Gradients of these chunks are complete during backward.
         on_step, on_schedule: See `ScriptLoop`.
     Attributes:
         round: Steps of the all-reduce, also those in which nobody had samples.
         step: Updates of the model, by anybody, since the cluster began; `samples`: behind them.
+        weight: Samples behind this node's gradients in the step; None: nobody has said, so they are `own_weight`,
+            what the script said last.
         healing: This node differs from the others, and is to pull the state anew.
     Raises: ConfigError for what cannot be trained so, CheckpointError if it cannot be resumed.
     """
@@ -68,7 +69,6 @@ class DataParallel:
         checkpoints: CheckpointSettings | None,
         share: DataShare,
         means: Means,
-        on_chunks: Callable[[range], None],
         on_step: Callable[[str | None, bool], None],
         on_schedule: Callable[[str, tuple[Any, ...]], None],
     ) -> None:
@@ -76,6 +76,8 @@ class DataParallel:
         self._callbacks = told.callbacks or Callbacks()
         self.round = self.step = 0
         self.samples = 0.0
+        self.weight: float | None = None
+        self.own_weight = 1.0
         self._step_left = 0  # When the cluster went on without this node.
         self._run = secrets.token_hex(8)  # Of the cluster since it was founded or resumed.
         self.healing: Verdict | None = None
@@ -83,7 +85,7 @@ class DataParallel:
             model, optimizer, lr_scheduler, told.updates
         )
         compression = session.settings.compression
-        self.gradients = Gradients(self.model, told.chunk_bytes, on_chunks, compression)
+        self.gradients = Gradients(self.model, told.chunk_bytes, self._chunks_ready, compression)
         self.guard = None if told.guard is None else Guard(told.guard, told.guard_factor)
         self.state = TrainingState(
             self.model, self.optimizer, self.lr_scheduler, extra_state, self._terms(compression)
@@ -236,6 +238,10 @@ class DataParallel:
             self.copies.finish()  # The script may change the model as soon as it is out.
 
     # --- this node's part of a step ---
+
+    def _chunks_ready(self, chunks: range) -> None:
+        """Backward has done with them: they may leave."""
+        self.session.contribute(chunks, self.weight if self.weight is not None else self.own_weight)
 
     def contribute(self, weight: float) -> bytes:
         """The gradients leave, those that have not during backward. Returns: which parameters had one, as bits."""

@@ -30,7 +30,7 @@ def poisoning(worker: Worker) -> None:
     trainer = worker.trainer(model, make_optimizer(model), guard=settings["guard"])
     poisons = worker.name == "b"
     if poisons and settings.get("credulous"):
-        trainer._guard = Credulous("skip", 10.0)
+        trainer.engine.guard = Credulous("skip", 10.0)
     for number, (x, y, indices) in enumerate(trainer.batches(Numbered(), 4, epochs=10**6)):
         worker.tell_batch(trainer, indices)
         loss = loss_of(model, x, y)
@@ -42,8 +42,7 @@ def poisoning(worker: Worker) -> None:
         trainer.update()
         if trainer.step % 10 == 0:
             finite = all(bool(p.isfinite().all()) for p in model.parameters())
-            loop = trainer._running()
-            worker.tell("looked", finite=finite, counters=loop.ask(lambda loop=loop: dict(loop.counters)))
+            worker.tell("looked", finite=finite, counters=dict(trainer.session.counters))
         if capture_exit_event() or worker.obey():
             break
         time.sleep(0.002)

@@ -20,11 +20,9 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from chaosnet import Trainer, capture_exit_event
+from chaosnet import Callbacks, StateLoaded, StepDone, Trainer, capture_exit_event
 from chaosnet.node import checkpoint
 from chaosnet.node.all_reduce import AllReduce
-from chaosnet.node.flat_state import Arrival
-from chaosnet.node.outcomes import StepOutcome
 from chaosnet.node.replica import Replica
 from chaosnet.protocols.messages import Notice
 
@@ -124,37 +122,33 @@ class _Reporting(Trainer):
             )
             if key in settings
         }  # fmt: skip
-        super().__init__(*args, name=worker.name, **chosen, **kwargs)
+        callbacks = Callbacks(self._on_step, self._on_loaded, self._on_told)
+        super().__init__(*args, name=worker.name, callbacks=callbacks, **chosen, **kwargs)
 
     def attach(self, *args: Any, **kwargs: Any) -> None:
         super().attach(*args, **kwargs)
-        address = self._running().transport.address
+        address = self.session.loop.transport.address
         self.worker.tell("joined", step=self.step, hash=self.state_hash(), address=address, seconds=self.join_seconds,
                          bytes_by_source=self.join_bytes_by_source)  # fmt: skip
 
-    def _load_arrival(self, arrival: Arrival) -> None:
-        super()._load_arrival(arrival)
-        self.worker.tell("loaded", round=self._round)
+    def _on_loaded(self, event: StateLoaded) -> None:
+        self.worker.tell("loaded", round=event.round)
 
-    def _apply(self, outcome: StepOutcome) -> None:
-        before = self.step
-        super()._apply(outcome)
-        total = outcome.commit.total
+    def _on_step(self, event: StepDone) -> None:
         hash_every = self.worker.settings.get("hash_every", 1)
         self.worker.tell(
             "step",
-            round=outcome.step,
-            step=self.step,
-            applied=self.step > before,
-            weight=total.weight,
-            by=sorted(total.shares),
-            means=self.metrics,
-            epoch=self.epoch,
-            hash=self.state_hash() if hash_every and self.step % hash_every == 0 else None,
+            round=event.round,
+            step=event.step,
+            applied=event.applied,
+            weight=event.weight,
+            by=event.members,
+            means=event.metrics,
+            epoch=event.epoch,
+            hash=self.state_hash() if hash_every and event.step % hash_every == 0 else None,
         )
 
-    def _on_notice(self, notice: Notice) -> None:
-        super()._on_notice(notice)
+    def _on_told(self, notice: Notice) -> None:
         self.worker.tell("notice", kind=notice.kind, node=notice.node, detail=notice.detail, step=notice.step)
 
 

@@ -358,9 +358,9 @@ def test_the_rest_of_a_round_that_is_void_needs_no_backward(start):
     trainer, d, g, opt_d, opt_g = make_two(start)
     (loss_of(d) + loss_of(g)).backward()
     opt_d.step()
-    trainer._named.rejoined()
+    trainer.engine.named.rejoined()
     opt_g.step()
-    assert not trainer._named.void
+    assert not trainer.engine.named.void
 
 
 @pytest.mark.parametrize("call", ["trainer.update", "optimizer.step", "scheduler.step"])

@@ -439,7 +439,7 @@ def test_a_trainer_whose_invite_is_refused_catches_no_signals_and_leaves_no_thre
     def refuse(token, keys):
         raise ScaleOutFailed("the invite does not let this node in: it was used already")
 
-    monkeypatch.setattr("chaosnet.trainer.introduce", refuse)
+    monkeypatch.setattr("chaosnet.settings.introduce", refuse)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     token = Token(KeyPair.new(), (f"{KeyPair.new().public}@{free_address}",)).encode()
     before = handlers()
@@ -552,7 +552,7 @@ def test_of_a_node_that_is_to_heal_when_nobody_else_is_left_no_state_passes_for_
     with pytest.raises(ReplicasDiffer, match="Nobody is left whose state this node could pull"):
         for batch in trainer.batches(data, batch_size=8, min_samples=4, drop_last=True):
             loss_of(trainer.model, batch).backward()
-            trainer._healing = Verdict("state", "x", "x differs", here=True)
+            trainer.engine.healing = Verdict("state", "x", "x differs", here=True)
             trainer.update()
 
 

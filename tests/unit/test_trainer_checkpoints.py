@@ -68,13 +68,13 @@ class Script:
 
     def await_disk(self):
         """A step here takes less than a slow disk does."""
-        checkpointing, trainer = self.trainer._checkpointing, self.trainer
+        checkpointing, trainer = self.trainer.engine.checkpointing, self.trainer
         if checkpointing and (trainer.step + 1) % checkpointing.settings.every == 0:
             while checkpointing.busy:
                 time.sleep(0.002)
 
     def counters(self):
-        return self.trainer._running().counters
+        return self.trainer.session.counters
 
     def close(self):
         self.trainer.close()
@@ -323,7 +323,7 @@ def test_a_directory_that_cannot_be_read_for_a_while_does_not_keep_a_node_from_t
     script.train(2)
     with monkeypatch.context() as patched:
         patched.setattr(os, "listdir", fails)
-        script.trainer._checkpointing.started(2, "run")
+        script.trainer.engine.checkpointing.started(2, "run")
     assert f"nothing set aside beyond step 2: {tmp_path}: Input/output error" in capsys.readouterr().err
     assert script.counters()["checkpoints_failed"] == 1
     script.train(5)
