@@ -26,8 +26,8 @@ from .protocols.errors import ChaosnetError, ConfigError, describe
 REST_PATIENCE_S = 2.0  # For a daemon thread's next update().
 
 
-class OpenTrainer(Protocol):
-    """A trainer that has neither left nor failed, as far as this module needs to know it."""
+class OpenNode(Protocol):
+    """A node that has neither left nor failed, as far as this module needs to know it."""
 
     name: str
     driver: threading.Thread  # Who called attach or update last.
@@ -37,7 +37,7 @@ class OpenTrainer(Protocol):
     def request_node_exit(self) -> None: ...
 
 
-_open: list[OpenTrainer] = []
+_open: list[OpenNode] = []
 _before: dict[str, Any] = {}  # The hooks of sys and threading that were there before ours.
 _was_opened = False
 _may_rest = False  # Only daemon threads are left.
@@ -64,7 +64,7 @@ def check_alone() -> None:
             )
 
 
-def opened(trainer: OpenTrainer) -> None:
+def opened(trainer: OpenNode) -> None:
     """From now on the end of the script is its end, too."""
     global _was_opened
     if not _was_opened:
@@ -78,7 +78,7 @@ def opened(trainer: OpenTrainer) -> None:
     _open.append(trainer)
 
 
-def closed(trainer: OpenTrainer) -> None:
+def closed(trainer: OpenNode) -> None:
     """It is no node any more. After the last one errors are what they were before the first."""
     if trainer in _open:
         _open.remove(trainer)
@@ -147,7 +147,7 @@ def _leave_all(threads_have_ended: bool = False) -> None:
             _resting.acquire(timeout=REST_PATIENCE_S)
 
 
-def _ends_with_main(trainer: OpenTrainer) -> bool:
+def _ends_with_main(trainer: OpenNode) -> bool:
     driver = trainer.driver
     return driver is threading.main_thread() or driver.daemon or not driver.is_alive()
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from . import endings
 from .agreement import HEALS_COUNT_STEPS, MAX_HEALS, Verdict
 from .engines.data_parallel import DataParallel
 from .guard import Guard
@@ -18,6 +19,10 @@ from .node.loop import Ended
 from .node.session import Session
 from .protocols.errors import ConfigError, Expelled, ReplicasDiffer
 from .protocols.messages import Contribution
+from .script_rules import SCHEDULE, STEP
+
+if TYPE_CHECKING:
+    from .script_node import ScriptNode
 
 RATE_MEMORY = 0.8  # Of the moving average of samples per second.
 
@@ -25,8 +30,6 @@ RATE_MEMORY = 0.8  # Of the moving average of samples per second.
 class ScriptSteps:
     """What this node does at each step of the cluster. For the thread that trains.
 
-    Args:
-        leave: Take this node out of the cluster.
     Attributes:
         turn: Held by whoever takes part in a step: the main thread may end beside the one that trains.
         in_hand: Those of the last batch handed out; None: it brings its own data.
@@ -34,8 +37,8 @@ class ScriptSteps:
         updates_here: Steps with samples from here.
     """
 
-    def __init__(self, session: Session, engine: DataParallel, leave: Callable[[], None]) -> None:
-        self._session, self._engine, self._leave = session, engine, leave
+    def __init__(self, session: Session, engine: DataParallel, node: ScriptNode) -> None:
+        self._session, self._engine, self._node = session, engine, node
         self.turn = threading.RLock()
         self.in_hand: float | None = None
         self.calls = self.updates_here = self.heals = 0
@@ -64,7 +67,34 @@ class ScriptSteps:
         while not self._engine.named.is_settled and not self._session.done:
             self.skip()
 
-    def update(self, samples: float | None, name: str | None) -> None:
+    # --- what the script calls ---
+
+    def by(self, way: str, samples: float | None, name: str | None, overflow: bool = False) -> None:
+        """The script asks for a step by that call. `overflow`: a GradScaler says so; the gradient is left out."""
+        self._node.driver = threading.current_thread()
+        with self.turn:
+            self._engine.rules.check_place(way)
+            if not self._node.leave_if_wanted():
+                if samples != 0:
+                    self._engine.rules.check_way(way)
+                if overflow:
+                    self._engine.drop_gradient()
+                self._update(0 if overflow else samples, name)
+        endings.rest_if_all_ends()
+
+    def by_optimizer(self, name: str | None, overflow: bool) -> None:
+        """optimizer.step() in the script."""
+        self.by(STEP, None, name, overflow)
+
+    def by_scheduler(self, name: str, arguments: tuple[Any, ...]) -> None:
+        """scheduler.step() in the script."""
+        self._engine.rules.check_place(SCHEDULE)
+        if not self._session.done:
+            self._engine.schedule.called(name, arguments)
+
+    # --- a step ---
+
+    def _update(self, samples: float | None, name: str | None) -> None:
         """The script's step. Arguments and errors as of `Trainer.update`."""
         engine, named = self._engine, self._engine.named
         self._updating = named.check(name)
@@ -114,7 +144,7 @@ class ScriptSteps:
         engine.drop_gradient()
         if verdict.action == "evict":
             engine.share.ranges = []  # Others are to have these samples: it may not be the data.
-            self._leave()
+            self._node.request_node_exit()
             raise Expelled(f"{session.name} has put itself out of the cluster: {verdict.reason}")
         return 0.0
 

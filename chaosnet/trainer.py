@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,36 +11,25 @@ from torch import nn
 
 from . import endings, exit_event
 from .batches import Batches
-from .callbacks import Callbacks, StateLoaded
+from .callbacks import Callbacks
 from .data import DataShare
 from .engines.data_parallel import DataParallel
 from .means import ClusterMean, Means
-from .node.loop import Ended, StateArrived
+from .node.loop import Ended
 from .node.session import Hooks, Session
-from .protocols.errors import ConfigError, ScaleOutFailed, describe
-from .protocols.messages import Notice
+from .protocols.errors import ConfigError, describe
 from .protocols.status import Status
 from .remembered import Remembered
+from .run_facts import Run, RunFacts
 from .scheduler.sync_plan import Policy
-from .script_rules import SCHEDULE, UPDATE
-from .script_rules import STEP as STEP_CALL
-from .script_steps import ScriptSteps
+from .script_node import ScriptNode
+from .script_rules import UPDATE
 from .settings import checkpoint_settings, node_settings, step_settings
 from .settings_table import SETTINGS
+from .telling import Teller
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What there is once a model has been attached."""
-
-    session: Session
-    engine: DataParallel
-    steps: ScriptSteps
-    batches: Batches
-    pid: int
-
-
-class Trainer:
+class Trainer(RunFacts):
     """A member of a cluster that trains one model, synchronously, over whatever links there are.
 
     Joins the cluster that `join` (or CHAOSNET_JOIN) names, or starts one. Returns when this node is a member
@@ -164,12 +149,11 @@ class Trainer:
         given = {name: value for name, value in locals().items() if name in SETTINGS}
         self.settings, self._checkpoints = node_settings(**given), checkpoint_settings(**given)
         self._told = step_settings(**given)
-        self.name, self.quiet, self.chunk_bytes = self.settings.name, self._told.quiet, self._told.chunk_bytes
-        self._callbacks = self._told.callbacks or Callbacks()
-        self._members = Remembered(self.name, self.settings.listen, self._say)
+        self.name = self.settings.name
+        self._teller = Teller(self._told.quiet, self._told.callbacks or Callbacks())
+        self._members = Remembered(self.name, self.settings.listen, self._teller.say)
         self._share, self._means = DataShare(self.name, self._told.seed), Means()
-        self._closed = False
-        self._run: Run | None = None
+        self._run = None
         if model is not None and optimizer is not None:
             self.attach(model, optimizer, lr_scheduler, extra_state)
         elif model is not None or optimizer is not None:
@@ -192,127 +176,39 @@ class Trainer:
             self._means, self._on_optimizer_step, self._on_scheduler_step,
         )  # fmt: skip
         self.model, self.optimizer, self.lr_scheduler = engine.model, engine.optimizer, engine.lr_scheduler
-        steps = ScriptSteps(session, engine, self.request_node_exit)
+        node = ScriptNode(session, engine, self._members)
         try:
             session.open(engine, guarded=engine.guard is not None)
         except BaseException:  # If it cannot listen, the script may go on alone, or try again.
             engine.rules.remove()
             raise
-        self._run = Run(session, engine, steps, Batches(session, engine, steps), os.getpid())
-        self.driver = threading.current_thread()
-        exit_event.install(session.want_out)
-        endings.opened(self)
-        try:
-            session.enter()
-        except (ScaleOutFailed, SystemExit) as error:
-            self._closed = isinstance(error, SystemExit)
-            self._stop(self._run)
-            raise
-        steps.begin()
-        steps.await_round()
+        self._run = Run(session, engine, node, node.steps, Batches(session, engine, node.steps))
+        node.enter()
 
     def make_session(self, hooks: Hooks) -> Session:
         """This node's life in its cluster. Benchmarks make others."""
         return Session(self.settings, hooks)
 
     def _hooks(self) -> Hooks:
-        callbacks = self._callbacks
-
-        def loaded(arrived: StateArrived) -> None:
-            size = arrived.arrival.manifest.total_bytes
-            callbacks.on_loaded(StateLoaded(arrived.step, size, dict(arrived.bytes_by_source)))
-
+        teller = self._teller
         return Hooks(
-            say=self._say,
+            say=teller.say,
             wants_exit=exit_event.exit_wanted,
             ended=self._on_ended,
-            loaded=loaded,
-            notice=self._on_notice,
-            parked=self._on_parked,
+            loaded=teller.loaded,
+            notice=teller.notice,
+            parked=teller.parked,
             view=self._members.entered,
         )
 
-    def _attached(self) -> Run:
-        if self._run is None:
-            raise ConfigError("Trainer: no model yet (pass model and optimizer, or call attach)")
-        return self._run
+    def _on_optimizer_step(self, name: str | None, overflow: bool) -> None:
+        self._attached().steps.by_optimizer(name, overflow)
 
-    # --- what has been trained ---
+    def _on_scheduler_step(self, name: str, arguments: tuple[Any, ...]) -> None:
+        self._attached().steps.by_scheduler(name, arguments)
 
-    @property
-    def session(self) -> Session:
-        """This node's life in the cluster."""
-        return self._attached().session
-
-    @property
-    def engine(self) -> DataParallel:
-        """What it trains."""
-        return self._attached().engine
-
-    @property
-    def step(self) -> int:
-        """Updates of the model, by anybody, since the cluster began."""
-        return self._run.engine.step if self._run else 0
-
-    @property
-    def samples(self) -> float:
-        """Behind them."""
-        return self._run.engine.samples if self._run else 0.0
-
-    @property
-    def updates_here(self) -> int:
-        """Steps with samples from this node."""
-        return self._run.steps.updates_here if self._run else 0
-
-    @property
-    def rejoins(self) -> int:
-        """How often this node was out, and came back; `heals` counts where its state differed."""
-        return self.session.rejoins
-
-    @property
-    def heals(self) -> int:
-        """How often this node has pulled the state anew, as its own differed."""
-        return self._attached().steps.heals
-
-    @property
-    def joined_step(self) -> int:
-        """Since which this node is a member."""
-        return self.session.joined_step
-
-    @property
-    def join_seconds(self) -> float:
-        """How long the join took."""
-        return self.session.join_seconds
-
-    @property
-    def join_bytes(self) -> int:
-        """Of the state that this node received."""
-        return self.session.join_bytes
-
-    @property
-    def join_bytes_by_source(self) -> Mapping[str, int]:
-        """The same, by whom they were sent."""
-        return self.session.join_bytes_by_source
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The cluster's means of the last step, by name."""
-        return self._means.last
-
-    @property
-    def epoch(self) -> int:
-        """Epochs of `batches` that the cluster has completed."""
-        return self._share.epoch
-
-    @property
-    def samples_dropped(self) -> int:
-        """Left out at the ends of epochs (`drop_last`, `min_samples`), by the whole cluster."""
-        return self._share.left_out().get("samples_dropped", 0)
-
-    @property
-    def samples_set_aside(self) -> int:
-        """Passed over because scripts ended with an error over them, each once an epoch, by the whole cluster."""
-        return self._share.left_out().get("samples_set_aside", 0)
+    def _on_ended(self, ended: Ended) -> None:
+        self._attached().node.ended(ended)
 
     # --- training ---
 
@@ -327,32 +223,7 @@ class Trainer:
         Raises: Expelled if the cluster went on without this node and does not take it back (or with
             rejoin=False); ConfigError for a gradient that cannot be averaged.
         """
-        self._step_by(UPDATE, samples, name)
-
-    def _step_by(self, way: str, samples: float | None, name: str | None, overflow: bool = False) -> None:
-        """The script asks for a step by that call. `overflow`: a GradScaler says so; the gradient is left out."""
-        run = self._attached()
-        self.driver = threading.current_thread()
-        with run.steps.turn:
-            run.engine.rules.check_place(way)
-            if not self._leave_if_wanted(run):
-                if samples != 0:
-                    run.engine.rules.check_way(way)
-                if overflow:
-                    run.engine.drop_gradient()
-                run.steps.update(0 if overflow else samples, name)
-        endings.rest_if_all_ends()
-
-    def _on_optimizer_step(self, name: str | None, overflow: bool) -> None:
-        """optimizer.step() in the script."""
-        self._step_by(STEP_CALL, None, name, overflow)
-
-    def _on_scheduler_step(self, name: str, arguments: tuple[Any, ...]) -> None:
-        """scheduler.step() in the script."""
-        run = self._attached()
-        run.engine.rules.check_place(SCHEDULE)
-        if not run.session.done:
-            run.engine.schedule.called(name, arguments)
+        self._attached().steps.by(UPDATE, samples, name)
 
     def check_state_replication(self) -> bool:
         """Serve a joining node, if this one was chosen to (Chaos, Sec. V-B).
@@ -416,70 +287,19 @@ class Trainer:
 
     def request_node_exit(self) -> None:
         """Leave the cluster: the others go on (Chaos, Sec. V-B). Prints what was done here."""
-        run = self._open_here()
-        if run is None:
-            return
-        session, engine = run.session, run.engine
-        session.leave()
-        while run.steps.skip():
-            pass
-        self._closed = True
-        engine.close(abandon=False)
-        self._stop(run)
-        assert session.ended is not None
-        if session.ended.last:
-            self._members.forget()
-        self._say(
-            f"{self.name} left after step {engine.step} ({session.ended.reason}): "
-            f"{self.updates_here} steps with samples from here, joined at step {self.joined_step}"
-        )
+        if self._run is not None:
+            self._run.node.request_node_exit()
 
     close = request_node_exit
 
-    def _open_here(self) -> Run | None:
-        """None if this is no node: none yet, none any more, or a forked child of one."""
-        return None if self._run is None or self._closed or self._run.pid != os.getpid() else self._run
-
-    def _stop(self, run: Run) -> None:
-        """Nobody is left to leave: signals and the script's end mean what they meant without a trainer."""
-        run.engine.rules.remove()
-        run.session.stop()
-        exit_event.remove(run.session.want_out)
-        endings.closed(self)
-
-    def _leave_if_wanted(self, run: Run) -> bool:
-        """Ctrl+C with a script that never asks for it: leave, and end the script. True if out already."""
-        session = run.session
-        if session.leaving:
-            return True  # Another thread sees to that: what this one has is not counted.
-        if not session.done or exit_event.script_captures_exit():
-            return session.ended is not None
-        if exit_event.exit_wanted():
-            self.request_node_exit()
-            raise SystemExit(0)
-        return True
-
-    def _on_ended(self, ended: Ended) -> None:
-        run = self._attached()
-        run.engine.gradients.detach()
-        if ended.how == "left":
-            if not run.session.leaving:
-                exit_event.want_exit()  # It was `chaosnet leave`: the script hears of it as of Ctrl+C.
-            return
-        self._stop(run)
-        run.engine.close(abandon=True)
-
     def crash(self, reason: str, blames: bool = False) -> None:
-        """The script ends with an error: say so to the others, and contribute nothing more."""
-        run = self._open_here()
-        if run is None:
-            return
-        self._closed = True
-        run.session.crash(reason, self._share.blamed() if blames else (), self.epoch)
-        self._stop(run)
-        run.engine.gradients.detach()
-        run.engine.close(abandon=True)
-        self._say(f"{self.name} left after step {self.step}: its script ended with {reason}")
+        """The script ends with an error: say so to the others, and contribute nothing more.
+
+        Args:
+            blames: May the samples that the script had in hand be why?
+        """
+        if self._run is not None:
+            self._run.node.crash(reason, blames)
 
     def __enter__(self) -> Trainer:
         return self
@@ -499,18 +319,3 @@ class Trainer:
     def status(self, history: bool = False) -> Status:
         """The cluster as this node sees it. `history`: with all events and steps that this node has kept."""
         return self.session.status(history)
-
-    def _on_notice(self, notice: Notice) -> None:
-        when = f"step {notice.step}: " if notice.step else ""  # Who joins does not know it yet.
-        self._say(f"{when}{notice.kind} {notice.node}: {notice.detail}")
-        self._callbacks.on_notice(notice)
-
-    def _on_parked(self, reason: str | None) -> None:
-        self._say(f"waiting: {reason}" if reason else "going on")
-        self._callbacks.on_parked(reason)
-
-    def _say(self, text: str) -> None:
-        if not self.quiet:
-            line = f"[chaosnet] {text}\n"  # In one piece, as other threads print, too.
-            with contextlib.suppress(OSError, ValueError):  # Its reader may have gone: no reason to go, too.
-                print(line, end="", file=sys.stderr, flush=True)

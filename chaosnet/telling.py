@@ -1,0 +1,40 @@
+"""What a node tells its user: lines on stderr, and callbacks."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+from .callbacks import Callbacks, StateLoaded
+from .node.loop import StateArrived
+from .protocols.messages import Notice
+
+
+class Teller:
+    """From any thread."""
+
+    def __init__(self, quiet: bool, callbacks: Callbacks) -> None:
+        self._quiet, self._callbacks = quiet, callbacks
+
+    def say(self, text: str) -> None:
+        """One line, unless the user wants none."""
+        if not self._quiet:
+            line = f"[chaosnet] {text}\n"  # In one piece, as other threads print, too.
+            with contextlib.suppress(OSError, ValueError):  # Its reader may have gone: no reason to go, too.
+                print(line, end="", file=sys.stderr, flush=True)
+
+    def notice(self, notice: Notice) -> None:
+        """Something happened in the cluster."""
+        when = f"step {notice.step}: " if notice.step else ""  # Who joins does not know it yet.
+        self.say(f"{when}{notice.kind} {notice.node}: {notice.detail}")
+        self._callbacks.on_notice(notice)
+
+    def parked(self, reason: str | None) -> None:
+        """Training waits, or goes on."""
+        self.say(f"waiting: {reason}" if reason else "going on")
+        self._callbacks.on_parked(reason)
+
+    def loaded(self, arrived: StateArrived) -> None:
+        """The state has come."""
+        size, by_source = arrived.arrival.manifest.total_bytes, dict(arrived.bytes_by_source)
+        self._callbacks.on_loaded(StateLoaded(arrived.step, size, by_source))
