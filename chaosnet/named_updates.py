@@ -92,10 +92,10 @@ class NamedOptimizers:
             first += count
 
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> _Handles:
-        return _Handles([part.register_step_pre_hook(hook) for part in self.parts.values()])
+        return _Handles([part.register_step_pre_hook for part in self.parts.values()], hook)
 
     def register_step_post_hook(self, hook: Callable[..., Any]) -> _Handles:
-        return _Handles([part.register_step_post_hook(hook) for part in self.parts.values()])
+        return _Handles([part.register_step_post_hook for part in self.parts.values()], hook)
 
 
 class NamedSchedulers:
@@ -280,10 +280,16 @@ class _States(MutableMapping[Any, Any]):
 
 
 class _Handles:
-    """Several of torch's, to be removed together."""
+    """Several of torch's, made together or not at all, and to be removed together."""
 
-    def __init__(self, handles: list[Any]) -> None:
-        self._handles = handles
+    def __init__(self, registers: list[Callable[..., Any]], hook: Callable[..., Any]) -> None:
+        self._handles: list[Any] = []
+        try:
+            for register in registers:
+                self._handles.append(register(hook))
+        except BaseException:
+            self.remove()
+            raise
 
     def remove(self) -> None:
         for handle in self._handles:

@@ -9,7 +9,7 @@ has nothing to apply. Whoever calls the class's own step past that meets the pre
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import MethodType
 from typing import Any
@@ -42,17 +42,23 @@ class ScriptLoop:
         on_schedule: Callable[[str, tuple[Any, ...]], None],
     ) -> None:
         self.is_ours = False
-        named = isinstance(optimizer, NamedOptimizers)
-        self._steps = [
-            _OptimizerStep(part, functools.partial(on_step, name), lambda: self.is_ours)
-            for name, part in (optimizer.parts.items() if named else [(None, optimizer)])
-        ]
-        parts = scheduler.parts if isinstance(scheduler, NamedSchedulers) else {"": scheduler}
-        self._schedules = [
-            _SchedulerStep(part, functools.partial(on_schedule, name), lambda: self.is_ours)
-            for name, part in parts.items()
-            if hasattr(type(part), "step")  # Else it is left as it is; None, for no scheduler, has none.
-        ]
+        self._steps: list[_OptimizerStep] = []
+        self._schedules: list[_SchedulerStep] = []
+        optimizers: Mapping[Any, Any] = (
+            optimizer.parts if isinstance(optimizer, NamedOptimizers) else {None: optimizer}
+        )
+        schedulers = scheduler.parts if isinstance(scheduler, NamedSchedulers) else {"": scheduler}
+        try:
+            for name, part in optimizers.items():
+                told = functools.partial(on_step, name)
+                self._steps.append(_OptimizerStep(part, told, lambda: self.is_ours))
+            for name, part in schedulers.items():
+                if hasattr(type(part), "step"):  # Else it is left as it is; None, for no scheduler, has none.
+                    called = functools.partial(on_schedule, name)
+                    self._schedules.append(_SchedulerStep(part, called, lambda: self.is_ours))
+        except BaseException:  # Of one among several, perhaps: then none of them is ours.
+            self.remove()
+            raise
 
     @contextmanager
     def ours(self) -> Iterator[None]:

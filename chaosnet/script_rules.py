@@ -44,13 +44,18 @@ class ScriptRules:
                 "an LR scheduler was made for this optimizer, but not given to Trainer: nodes that join would train "
                 "at other learning rates; write Trainer(model, optimizer, scheduler)"
             )
-        self._loop = ScriptLoop(optimizer, scheduler, on_step, on_schedule)
         self._groups = self._group_sizes()
         self._dicts = [each for module in model.modules() for each in (module._parameters, module._modules)]
         self._entries = self._count_entries()
         self._empty: int | None = 0  # Steps with a backward and without a gradient; None: it has contributed.
         register = getattr(optimizer, "register_step_pre_hook", None)
-        self._hook = register(self._before_step) if register is not None else None
+        # From here on the script's objects are changed: all of them, or none.
+        self._loop = ScriptLoop(optimizer, scheduler, on_step, on_schedule)
+        try:
+            self._hook = register(self._before_step) if register is not None else None
+        except BaseException:
+            self._loop.remove()
+            raise
 
     def remove(self) -> None:
         """The script may do as it likes again."""

@@ -13,7 +13,10 @@ from torch.optim import lr_scheduler as schedulers
 from torch.utils.data import TensorDataset
 
 from chaosnet import ConfigError, Trainer
+from chaosnet.named_updates import NamedOptimizers, NamedSchedulers
+from chaosnet.node.gradients import Gradients
 from chaosnet.script_loop import AMP
+from chaosnet.script_rules import ScriptRules
 
 pytestmark = [pytest.mark.realtime, pytest.mark.usefixtures("fresh_exit_events")]
 
@@ -483,6 +486,51 @@ def test_a_trainer_that_cannot_listen_leaves_the_optimizer_as_it_was(start):
         start(model, optimizer, listen=f"127.0.0.1:{taken.getsockname()[1]}", insecure=True)
     optimizer.step()
     assert "step" not in vars(optimizer)
+
+
+class Hookless(torch.optim.SGD):
+    def register_step_pre_hook(self, hook):
+        raise RuntimeError("no hooks here")
+
+
+class Final:
+    """Nobody derives from it, so its step cannot be ours."""
+
+    def __init_subclass__(cls, **kwargs):
+        raise RuntimeError("final")
+
+    def step(self):
+        pass
+
+    def state_dict(self):
+        return {}
+
+
+@pytest.mark.parametrize("bad", ["optimizer", "scheduler", "neither"])
+def test_a_script_that_cannot_be_watched_is_left_as_it_was_in_all_its_parts(bad):
+    """What is told of first has been changed by then."""
+    d, g = make_model(), make_model()
+    parts = {
+        "D": sgd(d),
+        "G": Hookless(g.parameters(), 0.1) if bad == "optimizer" else sgd(g),
+    }
+    schedule = schedulers.StepLR(parts["D"], 1)
+    schedules = {"D": schedule, "G": Final() if bad == "scheduler" else schedulers.StepLR(parts["G"], 1)}
+    optimizer = NamedOptimizers(parts)
+    before = [(dict(vars(each)), dict(each._optimizer_step_pre_hooks)) for each in parts.values()]
+
+    def make():
+        model, scheduler = nn.ModuleDict({"D": d, "G": g}), NamedSchedulers(schedules)
+        told = [lambda *_: None] * 3
+        return ScriptRules(model, optimizer, scheduler, Gradients(model), *told)
+
+    if bad == "neither":
+        make().remove()
+    else:
+        with pytest.raises(RuntimeError, match=r"no hooks here|final"):
+            make()
+    assert [(vars(each), each._optimizer_step_pre_hooks) for each in parts.values()] == before
+    assert type(schedule) is schedulers.StepLR
 
 
 @pytest.mark.filterwarnings("ignore:Seems like")  # So says torch of every scheduler that is copied.
