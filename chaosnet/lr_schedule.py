@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch.optim import lr_scheduler as torch_schedulers
 from .protocols.errors import ConfigError
 
 STEP, EPOCH = "step", "epoch"
+TORCHS_OWN = (torch_schedulers.LRScheduler, torch_schedulers.ReduceLROnPlateau)
+MOST_INSIDE = 64  # A longer list is no list of schedulers, and is not looked through at each step.
 LEAST_SHARE = 1e-9  # Of the initial learning rate: what is below was not meant.
 
 
@@ -37,7 +39,7 @@ class LRSchedule:
         self._loss = (0.0, 0.0)  # Sum and weight since, for ReduceLROnPlateau.
         self._said = False
         self._own: dict[str, _Own] = {}
-        self._counts = _counts(scheduler)
+        self._counts = step_counts(scheduler)
 
     # What joiners and checkpoints get, beside the scheduler's own state.
 
@@ -51,7 +53,7 @@ class LRSchedule:
         self._at, self._loss = at, (loss[0], loss[1])
         for own in self._own.values():
             own.called_at = -1.0  # After a rejoin to an older state the script comes to the same epoch again.
-        self._counts = _counts(self.scheduler)
+        self._counts = step_counts(self.scheduler)
 
     # What happens.
 
@@ -62,12 +64,12 @@ class LRSchedule:
                 "lr_scheduler_every='epoch' counts epochs of trainer.batches, and this script brings its own data "
                 "(expected 'step', or a number of samples)"
             )
-        if _counts(self.scheduler) != self._counts:
-            self._counts = _counts(self.scheduler)
+        if step_counts(self.scheduler) != self._counts:
+            self._counts = step_counts(self.scheduler)
             name = type(self.scheduler).__name__
             raise ConfigError(
-                f"{name} was stepped past Trainer, which steps it on all nodes alike (expected scheduler.step() once "
-                "after each step of the optimizer, or no call)"
+                f"{name} was stepped past Trainer, which steps it on all nodes alike (expected no call; or, where "
+                f"the class {name} defines step(), scheduler.step() once after each step of the optimizer)"
             )
 
     # The script's own calls of step(): Trainer has done it already, on all nodes. Is that what the script means?
@@ -144,7 +146,7 @@ class LRSchedule:
                 self._warn(f"{name} changes nothing without trainer.mean(loss)")
         else:
             self.scheduler.step()
-        self._counts = _counts(self.scheduler)
+        self._counts = step_counts(self.scheduler)
         self._keep_above(before, name)
 
     def _keep_above(self, before: list[float], name: str) -> None:
@@ -210,7 +212,28 @@ def finished(scheduler: Any) -> bool:
     return False
 
 
-def _counts(scheduler: Any) -> tuple[Any, ...]:
-    """How often it has been stepped, by whomever."""
-    inner = getattr(scheduler, "_schedulers", ())
-    return getattr(scheduler, "last_epoch", None), *(getattr(each, "last_epoch", None) for each in inner)
+def step_counts(scheduler: Any) -> tuple[Any, ...]:
+    """How often it, and each that it is made of, has been stepped, by whomever; None where that is not known."""
+    found = [scheduler]
+    for each in found:  # It grows meanwhile.
+        for inner in _inside(each):
+            if not any(inner is other for other in found):
+                found.append(inner)
+    return tuple(getattr(each, "last_epoch", None) for each in found)
+
+
+def _inside(scheduler: Any) -> Iterator[Any]:
+    """Those that step with it: of a composite, or the one that a class of the script's own passes its steps on to."""
+    yield from getattr(scheduler, "_schedulers", ())
+    slots = [slot for kind in type(scheduler).__mro__ for slot in _names(vars(kind).get("__slots__", ()))]
+    for name in (*getattr(scheduler, "__dict__", {}), *slots):
+        value = getattr(scheduler, name, None)
+        if isinstance(value, dict):
+            value = list(value.values())
+        values = value if isinstance(value, list | tuple) else [value]
+        if len(values) <= MOST_INSIDE:
+            yield from (each for each in values if isinstance(each, TORCHS_OWN))
+
+
+def _names(slots: Any) -> Iterable[str]:
+    return [slots] if isinstance(slots, str) else slots

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
 import torch
 
+from .lr_schedule import step_counts
 from .named_updates import NamedOptimizers, NamedSchedulers
 from .protocols.errors import ConfigError
 
@@ -53,12 +54,22 @@ class ScriptLoop:
                 told = functools.partial(on_step, name)
                 self._steps.append(_OptimizerStep(part, told, lambda: self.is_ours))
             for name, part in schedulers.items():
-                if hasattr(type(part), "step"):  # Else it is left as it is; None, for no scheduler, has none.
-                    called = functools.partial(on_schedule, name)
-                    self._schedules.append(_SchedulerStep(part, called, lambda: self.is_ours))
+                called = functools.partial(on_schedule, name)
+                if hasattr(part, "step") and not self._replace_step(part, called):  # None has no step.
+                    _check_counted(part)
         except BaseException:  # Of one among several, perhaps: then none of them is ours.
             self.remove()
             raise
+
+    def _replace_step(self, scheduler: Any, on_step: Callable[[tuple[Any, ...]], None]) -> bool:
+        """Returns: whether that can be; else the scheduler is left as it is."""
+        if not hasattr(type(scheduler), "step") or "step" in getattr(scheduler, "__dict__", {}):
+            return False  # It is the object's own, and not its class's.
+        try:
+            self._schedules.append(_SchedulerStep(scheduler, on_step, lambda: self.is_ours))
+        except Exception:  # Nobody may derive from its class, or that says no in its own way.
+            return False
+        return True
 
     @contextmanager
     def ours(self) -> Iterator[None]:
@@ -157,12 +168,25 @@ class _SchedulerStep:
             return object.__new__, (original,), *rest  # What is pickled is of a class that others can find.
 
         names = {"step": functools.wraps(original.step)(step), "__reduce_ex__": reduce}
-        derived = type(original.__name__, (original,), {**names, "__module__": original.__module__})
-        with suppress(TypeError):  # One with __slots__ is left as it is.
-            scheduler.__class__ = derived
+        names |= {"__module__": original.__module__, "__slots__": ()}  # Of the layout that it has.
+        scheduler.__class__ = type(original.__name__, (original,), names)
 
     def remove(self) -> None:
         self._scheduler.__class__ = self._class
+
+
+def _check_counted(scheduler: Any) -> None:
+    """Its step() cannot be ours: Trainer would have to see by `last_epoch` that the script has called it.
+
+    Raises: ConfigError if that cannot be seen either; each such call would be one step too many, in silence.
+    """
+    if all(count is None for count in step_counts(scheduler)):
+        name = type(scheduler).__name__
+        raise ConfigError(
+            f"lr_scheduler: {name}.step() cannot be watched, and it has no last_epoch that would tell of a step by "
+            "the script (expected a class that defines step() and may be derived from; or an attribute last_epoch "
+            "that counts its steps)"
+        )
 
 
 def unscale(optimizer: Any, scale: float) -> None:

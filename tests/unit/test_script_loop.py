@@ -273,11 +273,45 @@ class Wrapper:
         return getattr(self.inner, name)
 
 
-class Slotted:
-    __slots__ = ("inner",)
+def test_a_scheduler_whose_step_cannot_be_watched_is_left_as_it_is(start):
+    model = make_model()
+    optimizer = sgd(model)
+    scheduler = Wrapper(schedulers.StepLR(optimizer, 1, 0.5))
+    trainer = start(model, optimizer, scheduler)
+    loss_of(model).backward()
+    optimizer.step()
+    assert (trainer.step, optimizer.param_groups[0]["lr"], type(scheduler)) == (1, 0.05, Wrapper)
 
-    def __init__(self, inner):
-        self.inner = inner
+
+class Halving:
+    """Of a script's own, with nothing that torch's have."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.steps = optimizer, 0
+
+    def step(self):
+        self.steps += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] /= 2
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
+class Slotted:
+    __slots__ = ("optimizer", "steps")
+    __init__, step = Halving.__init__, Halving.step
+    state_dict, load_state_dict = Halving.state_dict, Halving.load_state_dict
+
+
+class Holding:
+    """Passes on to torch's, as wrappers of libraries do."""
+
+    def __init__(self, optimizer):
+        self.inner = schedulers.StepLR(optimizer, 1, 0.5)
 
     def step(self):
         self.inner.step()
@@ -289,15 +323,81 @@ class Slotted:
         self.inner.load_state_dict(state)
 
 
-@pytest.mark.parametrize("kind", [Wrapper, Slotted])
-def test_a_scheduler_whose_step_cannot_be_watched_is_left_as_it_is(start, kind):
+class SlottedHolding:
+    __slots__ = "inner"  # A name alone is allowed, too.
+    __init__, step = Holding.__init__, Holding.step
+    state_dict, load_state_dict = Holding.state_dict, Holding.load_state_dict
+
+
+class Borrowing(Holding):
+    """Its step is the object's own, not the class's."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer)
+        self.step = self.inner.step
+
+
+COMPOSITES = {
+    "SequentialLR": lambda o: schedulers.SequentialLR(
+        o, [schedulers.ConstantLR(o, 0.5, 9), schedulers.ConstantLR(o, 1.0, 9)], [9]
+    ),
+    "ChainedScheduler": lambda o: schedulers.ChainedScheduler(
+        [schedulers.StepLR(o, 1, 0.5), schedulers.StepLR(o, 9)]
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", [Halving, Slotted, Holding, SlottedHolding, *COMPOSITES.values()])
+def test_a_scheduler_of_any_kind_is_stepped_once(start, kind):
+    """Slotted ones were stepped by Trainer, and once more by the script, in silence."""
+    ends = []
+    for alone in (True, False):
+        model = make_model()
+        optimizer = sgd(model)
+        scheduler = kind(optimizer)
+        trainer = None if alone else start(model, optimizer, scheduler)
+        plain(model, optimizer, scheduler)
+        ends.append((optimizer.param_groups[0]["lr"], scheduler.state_dict().get("steps")))
+    assert ends[0] == ends[1]
+    trainer.close()
+    assert type(scheduler) is (kind if isinstance(kind, type) else type(scheduler))
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [(Holding, "inner.step"), (SlottedHolding, "inner.step"), (Borrowing, "step")],
+)
+def test_a_scheduler_inside_that_the_script_steps_itself_is_refused(start, kind, step):
     model = make_model()
     optimizer = sgd(model)
-    scheduler = kind(schedulers.StepLR(optimizer, 1, 0.5))
+    scheduler = kind(optimizer)
     trainer = start(model, optimizer, scheduler)
-    loss_of(model).backward()
-    optimizer.step()
-    assert (trainer.step, optimizer.param_groups[0]["lr"], type(scheduler)) == (1, 0.05, kind)
+    one_step(trainer, model)
+    operator.attrgetter(step)(scheduler)()
+    with pytest.raises(ConfigError, match=rf"{kind.__name__} was stepped past Trainer.*expected no call"):
+        one_step(trainer, model)
+
+
+class Final(Halving):
+    """Nobody derives from it."""
+
+    def __init_subclass__(cls):
+        raise RuntimeError("final")
+
+
+class HalvingByItself(Halving):
+    def __init__(self, optimizer):
+        super().__init__(optimizer)
+        self.step = super().step
+
+
+@pytest.mark.parametrize("kind", [Final, HalvingByItself])
+def test_a_scheduler_whose_steps_can_be_neither_watched_nor_counted_is_refused(start, kind):
+    model = make_model()
+    optimizer = sgd(model)
+    with pytest.raises(ConfigError, match=rf"{kind.__name__}\.step\(\) cannot be watched.*expected a class"):
+        start(model, optimizer, kind(optimizer))
+    assert "step" not in vars(optimizer)
 
 
 # --- what cannot be meant ---
@@ -493,19 +593,6 @@ class Hookless(torch.optim.SGD):
         raise RuntimeError("no hooks here")
 
 
-class Final:
-    """Nobody derives from it, so its step cannot be ours."""
-
-    def __init_subclass__(cls, **kwargs):
-        raise RuntimeError("final")
-
-    def step(self):
-        pass
-
-    def state_dict(self):
-        return {}
-
-
 @pytest.mark.parametrize("bad", ["optimizer", "scheduler", "neither"])
 def test_a_script_that_cannot_be_watched_is_left_as_it_was_in_all_its_parts(bad):
     """What is told of first has been changed by then."""
@@ -515,7 +602,10 @@ def test_a_script_that_cannot_be_watched_is_left_as_it_was_in_all_its_parts(bad)
         "G": Hookless(g.parameters(), 0.1) if bad == "optimizer" else sgd(g),
     }
     schedule = schedulers.StepLR(parts["D"], 1)
-    schedules = {"D": schedule, "G": Final() if bad == "scheduler" else schedulers.StepLR(parts["G"], 1)}
+    schedules = {
+        "D": schedule,
+        "G": Final(parts["G"]) if bad == "scheduler" else schedulers.StepLR(parts["G"], 1),
+    }
     optimizer = NamedOptimizers(parts)
     before = [(dict(vars(each)), dict(each._optimizer_step_pre_hooks)) for each in parts.values()]
 
@@ -527,7 +617,7 @@ def test_a_script_that_cannot_be_watched_is_left_as_it_was_in_all_its_parts(bad)
     if bad == "neither":
         make().remove()
     else:
-        with pytest.raises(RuntimeError, match=r"no hooks here|final"):
+        with pytest.raises((RuntimeError, ConfigError), match=r"no hooks here|cannot be watched"):
             make()
     assert [(vars(each), each._optimizer_step_pre_hooks) for each in parts.values()] == before
     assert type(schedule) is schedulers.StepLR
