@@ -27,6 +27,7 @@ def cluster(status: Status) -> RenderableType:
         events(status),
         *keys(status),
         *strangers(status),
+        *cut(status),
     )
 
 
@@ -178,6 +179,11 @@ def strangers(status: Status) -> list[Text]:
     """One line on who was not let in, if anybody."""
     said = ", ".join(f"{count:,} {reason}" for reason, count in status.strangers_refused.items())
     return [Text(f"strangers refused: {said}", style="yellow")] if said else []
+
+
+def cut(status: Status) -> list[Text]:
+    """One line on what the reply had no room for, if anything."""
+    return [Text(f"did not fit: {status.cut:,} rows, or their details", style="yellow")] if status.cut else []
 
 
 def clock(time_s: float) -> str:

@@ -93,7 +93,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     `events` and `steps` have the newest last. Without the history, these are the newest EVENTS_TOLD events and no
     steps. With it, they are all that `node` has kept: at most EVENTS_KEPT events (scheduler/monitor.py) and
-    STEPS_KEPT steps (node/step_history.py), since it joined last.
+    STEPS_KEPT steps (node/step_history.py), since it joined last. What is too much for one message is left out, and
+    `cut` tells of it (`to_json`).
     """
 
     version: int = STATUS_VERSION
@@ -116,6 +117,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[EventRow, ...]
     steps: tuple[StepRow, ...] = ()
     strangers_refused: dict[str, int]  # Connections that all nodes refused, by reason, most frequent first.
+    cut: int = (
+        0  # So many rows are missing, or the ends of their details, as they did not fit into one message.
+    )
 
     @property
     def active(self) -> tuple[MemberRow, ...]:
@@ -124,6 +128,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 EVENTS_TOLD = 10  # Without the history.
+MAX_BYTES = 4 << 20  # In one message (messages.py, `StatusReply`).
+DETAIL_CHARS = 300  # Of an event, where those of all do not fit.
 
 
 class _Versioned(msgspec.Struct):
@@ -136,8 +142,32 @@ _STATUS = msgspec.json.Decoder(Status)
 
 
 def to_json(status: Status) -> bytes:
-    """On one line."""
-    return msgspec.json.encode(status)
+    """On one line. What does not fit into MAX_BYTES is left out, and counted in `cut`: the ends of long details of
+    events first, then the oldest steps, the oldest events, links, and the last of the members.
+    """
+    text = msgspec.json.encode(status)
+    if len(text) > MAX_BYTES:
+        status = _with_short_details(status)
+        text = msgspec.json.encode(status)
+    for field, newest_last in (("steps", True), ("events", True), ("links", False), ("members", False)):
+        while len(text) > MAX_BYTES and (rows := getattr(status, field)):
+            half = len(rows) // 2
+            kept = rows[-half:] if newest_last and half else rows[:half]
+            cut = status.cut + len(rows) - half
+            status = msgspec.structs.replace(status, **{field: kept, "cut": cut})
+            text = msgspec.json.encode(status)
+    return text
+
+
+def _with_short_details(status: Status) -> Status:
+    shortened = 0
+    events = []
+    for row in status.events:
+        if len(row.detail) > DETAIL_CHARS:
+            shortened += 1
+            row = msgspec.structs.replace(row, detail=row.detail[: DETAIL_CHARS - 3] + "...")
+        events.append(row)
+    return msgspec.structs.replace(status, events=tuple(events), cut=status.cut + shortened)
 
 
 def from_json(text: bytes) -> Status:

@@ -67,4 +67,5 @@ STATUS = s.Status(
         ),
     ),
     strangers_refused={"too often": 705, "unknown key": 2},
+    cut=1500,
 )

@@ -18,7 +18,16 @@ from chaosnet import dashboard
 from chaosnet.errors import MalformedMessage, PeerUnreachable, VersionMismatch
 from chaosnet.node.step_history import STEPS_KEPT, VALUES_KEPT, StepHistory
 from chaosnet.protocols.messages import Bytes, Contribution, Member, Notice, Report, View
-from chaosnet.protocols.status import STATUS_VERSION, EventRow, MemberRow, StepRow, from_json, to_json
+from chaosnet.protocols.status import (
+    DETAIL_CHARS,
+    MAX_BYTES,
+    STATUS_VERSION,
+    EventRow,
+    MemberRow,
+    StepRow,
+    from_json,
+    to_json,
+)
 from chaosnet.scheduler.monitor import EVENTS_KEPT, ClusterMonitor
 from chaosnet.watching import Known
 
@@ -33,6 +42,37 @@ def test_the_json_is_what_it_was():
     if os.environ.get("CHAOSNET_REWRITE_TRACES") == "1":
         KEPT.write_text(told)
     assert told == KEPT.read_text(), "the status changed (see the top of this file, and STATUS_VERSION)"
+
+
+LONG = "\x01" * 4000  # Six characters each in JSON.
+
+
+def test_a_reply_fits_into_a_message_however_long_the_details_of_its_events_are():
+    events = tuple(
+        EventRow(kind="left", node="a", detail=LONG, step=n, time_s=0.0, handling_ms=0.0)
+        for n in range(EVENTS_KEPT)
+    )
+    status = msgspec.structs.replace(STATUS, events=events, cut=0)
+    text = to_json(status)
+    assert len(msgspec.json.encode(status)) > MAX_BYTES
+    assert msgspec.convert(text, Bytes) == text
+    told = from_json(text)
+    assert [row.step for row in told.events] == [*range(EVENTS_KEPT)]
+    assert {row.detail for row in told.events} == {"\x01" * (DETAIL_CHARS - 3) + "..."}
+    assert (told.cut, told.steps, told.members) == (EVENTS_KEPT, STATUS.steps, STATUS.members)
+
+
+@pytest.mark.parametrize("field", ["steps", "events", "links", "members"])
+def test_a_reply_fits_into_a_message_however_many_rows_it_has(field):
+    rows = getattr(STATUS, field) * (2 * MAX_BYTES // len(msgspec.json.encode(getattr(STATUS, field))))
+    status = msgspec.structs.replace(STATUS, cut=0, **{field: rows})
+    text = to_json(status)
+    told = from_json(text)
+    left = getattr(told, field)
+    assert MAX_BYTES / 5 < len(text) <= MAX_BYTES
+    assert left == (rows[-len(left) :] if field in ("steps", "events") else rows[: len(left)])
+    fields = ("steps", "events", "links", "members")
+    assert told.cut == sum(len(getattr(status, each)) - len(getattr(told, each)) for each in fields) > 0
 
 
 def test_what_was_written_is_read_back():
@@ -71,6 +111,7 @@ def test_all_of_it_is_shown_to_people():
     for part in (
         "2 active members", "scheduler a (term 3)", "step 1,042", "loss 0.2500  norm not finite",
         "waits for b, 25 s", "a - b", "100 Mbit/s", "7 s ago (probe)", "node-failure", "0.500", "705 too often",
+        "did not fit: 1,500 rows",
     ):  # fmt: skip
         assert part in shown.getvalue(), part
 
