@@ -39,15 +39,16 @@ class Outcome:
 
 
 def serve(on_port: Callable[[int], None]) -> None:
-    """Let one peer measure both directions. Says nothing if iperf3 does not work: the peer gives up waiting."""
+    """Let one peer measure both directions. The port is 0 if it cannot: too many do, or iperf3 does not work."""
     if not _serving.acquire(blocking=False):
+        on_port(0)
         return
     try:
         with _process("serve") as serving, _ended_after(PATIENCE_S, serving):
             assert serving.stdout is not None
             port = serving.stdout.readline().strip()
+            on_port(int(port) if port.isdigit() else 0)
             if port.isdigit():
-                on_port(int(port))
                 serving.wait()
     finally:
         _serving.release()

@@ -71,7 +71,7 @@ class NotReached(Event):
 
 @dataclass(frozen=True, slots=True)
 class Iperf3Serving(Event):
-    """ServeIperf3 listens."""
+    """ServeIperf3 listens; port 0: it cannot, for too many are served, or iperf3 does not work here."""
 
     peer: str
     port: int

@@ -4,7 +4,8 @@
     peer  --Probe x 64 (1 MiB)--> asker --ProbeResult--> peer      up to three times: asker knows what comes in
     asker --Probe x 64 (1 MiB)--> peer --ProbeResult--> asker      meanwhile, the other way
 
-Between processes that share memory a probe is 16 parts of 256 KiB.
+Between processes that share memory a probe is 16 parts of 256 KiB. A peer that was asked for iperf3 and cannot serve
+it sends its first probe at once; whoever gets that, or hears nothing, goes on in-band.
 
 The receiver's time stamps give the rate, by the slope of a line through all but the first: those may pass on
 the burst that a shaper allows an idle link. (A line, because networks hand over pieces of 64 KiB: between two
@@ -96,12 +97,14 @@ class Prober:
                 return self._on_request(peer, kind, now_s)
             case Tick():
                 late = [session for session in self.sessions.values() if now_s >= session.deadline_s]
-                return [effect for session in late for effect in self._end(session, now_s)]
+                return [effect for session in late for effect in self._on_late(session, now_s)]
         session = self.sessions.get(getattr(event, "peer", ""))
         if session is None:
             return []
         match event:
             case Received(peer, Probe() as probe, payload):
+                if session.kind == "iperf3" and session.asker:
+                    self._go_in_band(session, now_s)  # It cannot serve us, and sends this instead.
                 return self._send_too(session) + self._on_part(session, probe, payload, now_s)
             case Received(peer, ProbeResult(rate_bps=rate)) if session.kind == "iperf3":
                 session.rates_in = [rate]
@@ -109,8 +112,11 @@ class Prober:
             case Received(peer, ProbeResult(rate_bps=rate)) if not enough(session.rates_out):
                 session.rates_out.append(rate)
                 return self._end_if_done(session, now_s) if enough(session.rates_out) else [SendProbe(peer)]
-            case Iperf3Serving(peer, port):
-                return [Transmit(peer, Iperf3Ready(port=port))]
+            case Iperf3Serving(peer, port) if session.kind == "iperf3" and not session.asker:
+                if port:
+                    return [Transmit(peer, Iperf3Ready(port=port))]
+                self._go_in_band(session, now_s)
+                return [SendProbe(peer)]  # That tells it, too.
             case Received(peer, Iperf3Ready(port=port)) if session.asker:
                 host = self.book.answered.get(peer, "").rpartition("@")[2].rpartition(":")[0]
                 return [RunIperf3(peer, f"{host}:{port}")]
@@ -166,10 +172,21 @@ class Prober:
         self, session: _Session, in_bps: float, out_bps: float, error: str, now_s: float
     ) -> list[Effect]:
         if error or min(in_bps, out_bps) <= 0:  # No libiperf here or there, or its port is closed.
-            session.kind, session.deadline_s = "in-band", now_s + PATIENCE_S["in-band"]
-            return [Transmit(session.peer, ProbeRequest(kind="in-band"))]
+            return self._ask_in_band(session, now_s)
         session.rates_in = [in_bps]
         return [Transmit(session.peer, ProbeResult(rate_bps=out_bps)), *self._end(session, now_s)]
+
+    def _go_in_band(self, session: _Session, now_s: float) -> None:
+        session.kind, session.deadline_s = "in-band", now_s + PATIENCE_S["in-band"]
+
+    def _ask_in_band(self, session: _Session, now_s: float) -> list[Effect]:
+        self._go_in_band(session, now_s)
+        return [Transmit(session.peer, ProbeRequest(kind="in-band"))]
+
+    def _on_late(self, session: _Session, now_s: float) -> list[Effect]:
+        """By iperf3: they may refuse it without a word. In-band: what has come by then counts."""
+        asks = session.asker and session.kind == "iperf3"
+        return self._ask_in_band(session, now_s) if asks else self._end(session, now_s)
 
     def _end_if_done(self, session: _Session, now_s: float) -> list[Effect]:
         """Both directions are measured."""

@@ -1,9 +1,14 @@
 """`chaosnet.protocols.probing`: how fast new links are."""
 
 import statistics
+import subprocess
+import sys
+import threading
+from functools import partial
 
 import pytest
 
+from chaosnet.node import iperf3_probe
 from chaosnet.protocols.addresses import AddressBook
 from chaosnet.protocols.effects import Measured, RunIperf3, SendProbe, ServeIperf3, Transmit
 from chaosnet.protocols.events import Iperf3Done, Iperf3Serving, Received, Tick
@@ -24,6 +29,8 @@ PART = bytes(PROBE_BYTES // PARTS)
 
 class Pair:
     """Two probers over a link; `rates` in bit/s by receiver. Parts arrive at that rate, words at once."""
+
+    port = 5201  # At which iperf3 is served.
 
     def __init__(self, rates, kind="in-band"):
         self.now_s, self.rates, self.probes = 0.0, rates, []
@@ -46,7 +53,7 @@ class Pair:
                 case Measured(peer, rate, source):
                     self.found[me] = (peer, rate, source)
                 case ServeIperf3(peer):
-                    self.hand(me, Iperf3Serving(peer, 5201))
+                    self.hand(me, Iperf3Serving(peer, self.port))
                 case RunIperf3(peer, address):
                     assert address == f"{other}:5201"
                     self.hand(me, self.iperf3(peer))
@@ -190,6 +197,51 @@ def test_where_iperf3_fails_the_link_is_probed():
     pair.want("a")
     assert pair.found["a"] == ("b", pytest.approx(100e6), "probe")
     assert pair.found["b"] == ("a", pytest.approx(200e6), "probe")
+
+
+@pytest.mark.parametrize("asker", ["a", "b"])
+def test_where_iperf3_is_not_served_the_link_is_probed_at_once(asker):
+    """The asker waited for all of its patience, and then knew nothing."""
+    pair = Pair({"a": 100e6, "b": 200e6}, kind="iperf3")
+    pair.port = 0
+    pair.want(asker)
+    assert pair.found == {
+        "a": ("b", pytest.approx(100e6), "probe"),
+        "b": ("a", pytest.approx(200e6), "probe"),
+    }
+    assert sorted(pair.probes) == [("a", "b"), ("b", "a")]
+    assert not any(prober.sessions for prober in pair.probers.values())
+
+
+def test_a_server_that_fails_when_the_asker_has_gone_on_in_band_changes_nothing():
+    prober = Prober("m", "in-band", AddressBook())
+    prober.handle(Received("x", ProbeRequest(kind="iperf3")), 0.0)
+    prober.handle(Received("x", ProbeRequest()), 1.0)
+    assert prober.handle(Iperf3Serving("x", 0), 1.1) == []
+    assert prober.handle(Iperf3Serving("x", 5201), 1.1) == []
+    assert prober.wake_at_s == 1.0 + PATIENCE_S["in-band"]
+
+
+def test_a_peer_that_says_nothing_of_iperf3_is_asked_in_band():
+    """So does one with keys: its port would be open to everybody."""
+    prober = Prober("a", "iperf3", AddressBook())
+    prober.book.reached("b", "b:1")
+    assert prober.want("b", 0.0) == [Transmit("b", ProbeRequest(kind="iperf3"))]
+    late_s = PATIENCE_S["iperf3"]
+    assert prober.handle(Tick(), late_s) == [Transmit("b", ProbeRequest(kind="in-band"))]
+    assert prober.wake_at_s == late_s + PATIENCE_S["in-band"]
+    assert prober.handle(Tick(), prober.wake_at_s) == [Measured("b", 0.0, "probe")]
+
+
+@pytest.mark.parametrize("why", ["too many are served", "iperf3 does not work"])
+def test_an_iperf3_that_cannot_be_served_is_told_at_once(monkeypatch, why):
+    if why == "too many are served":
+        monkeypatch.setattr(iperf3_probe, "_serving", threading.Semaphore(0))
+    silent = partial(subprocess.Popen, [sys.executable, "-c", ""], stdout=subprocess.PIPE, text=True)
+    monkeypatch.setattr(iperf3_probe, "_process", lambda *_: silent(start_new_session=True))
+    ports = []
+    iperf3_probe.serve(ports.append)
+    assert ports == [0]
 
 
 def test_late_words_of_a_measurement_that_is_over_change_nothing():
