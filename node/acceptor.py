@@ -151,7 +151,8 @@ class Acceptor:
         for each in link.conns():
             if each.accepted:
                 self._door.strangers.greeted(each.accepted)
-            self._links.sender.say(each, self._identity.hello())
+        if not all(self._links.sender.say(each, self._identity.hello()) for each in link.conns()):
+            return  # Its dialer has gone meanwhile: `Links.lost` has buried it.
         link.invited = self._identity.invited(link.key)
         self._links.open(link, hello)
 

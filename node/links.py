@@ -55,6 +55,7 @@ class Links:
 
     def open(self, link: Link, hello: Hello) -> None:
         """Both ends have greeted, and nothing speaks against it."""
+        assert link.state is State.GREETING, f"a link that is {link.state.value} opens once more"
         link.state = State.OPEN
         link.set_timer(None)
         peer = self.peers.get(hello.node)
@@ -102,7 +103,7 @@ class Links:
         conn.lost = True
         self.sender.forget(conn)
         link = conn.link
-        if link.state is State.GREETING:
+        if link.state is State.GREETING:  # Also in the middle of our answer: it must not be opened then.
             self.bury(link)
         elif all(each.lost for each in link.conns()):
             self._end(link)
