@@ -7,7 +7,7 @@ import threading
 
 from . import endings, exit_event
 from .engines.data_parallel import DataParallel
-from .node.loop import Ended
+from .node.outcomes import Ended
 from .node.session import Session
 from .protocols.errors import ScaleOutFailed
 from .remembered import Remembered

@@ -15,7 +15,7 @@ from .engines.data_parallel import DataParallel
 from .guard import Guard
 from .means import MAX_WEIGHT
 from .named_updates import parameter_count
-from .node.loop import Ended
+from .node.outcomes import Ended
 from .node.session import Session
 from .protocols.errors import ConfigError, Expelled, ReplicasDiffer
 from .protocols.messages import Contribution

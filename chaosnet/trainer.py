@@ -15,7 +15,7 @@ from .callbacks import Callbacks
 from .data import DataShare
 from .engines.data_parallel import DataParallel
 from .means import ClusterMean, Means
-from .node.loop import Ended
+from .node.outcomes import Ended
 from .node.session import Hooks, Session
 from .protocols.errors import ConfigError, describe
 from .protocols.status import Status
@@ -26,7 +26,7 @@ from .script_node import ScriptNode
 from .script_rules import UPDATE
 from .settings import checkpoint_settings, node_settings, step_settings
 from .settings_table import SETTINGS
-from .telling import Teller
+from .teller import Teller
 
 
 class Trainer(RunFacts):

@@ -39,16 +39,7 @@ from .core import Agent, Phase
 from .flat_state import Snapshot
 from .link_tests import LinkTests
 from .memory import keep_freed_frames
-from .outcomes import (  # noqa: F401 (Some import them from here, where they were declared once.)
-    Admitted,
-    Ended,
-    Founded,
-    Outcome,
-    Rates,
-    StateArrived,
-    StateDiscarded,
-    StepOutcome,
-)
+from .outcomes import Ended, Outcome, Rates
 from .performer import Performer, backlog_limit
 from .replica import Replica
 from .shared_memory import Payload

@@ -26,8 +26,9 @@ from ..scheduler.sync_plan import POLICIES, custom
 from .all_reduce import ChunkStore
 from .core import Agent, Settings
 from .flat_state import Arrival, Snapshot
-from .loop import Admitted, Ended, Founded, NodeLoop, Rates, StateArrived, StateDiscarded, StepOutcome
+from .loop import NodeLoop
 from .node_settings import NodeSettings
+from .outcomes import Admitted, Ended, Founded, Rates, StateArrived, StateDiscarded, StepOutcome
 from .plain import decode
 from .training_state import first_difference
 from .transport import Transport

@@ -19,7 +19,7 @@ from ..means import Means
 from ..named_updates import named
 from ..node.flat_state import Arrival
 from ..node.gradients import Gradients
-from ..node.loop import StepOutcome
+from ..node.outcomes import StepOutcome
 from ..node.plain import encode
 from ..node.session import Offer, Session
 from ..node.training_state import TrainingState, get_generators, set_generators

@@ -164,11 +164,18 @@ def test_iperf3_whose_port_is_open_to_everybody_takes_insecure():
     assert node_settings(probe="iperf3", insecure=True).probe == "iperf3"
 
 
-def test_who_comes_with_an_invite_and_has_no_key_gets_one():
+def test_who_comes_with_an_invite_and_has_no_key_gets_one_that_is_introduced(monkeypatch):
+    introduced = []
+    monkeypatch.setattr(
+        "chaosnet.settings.introduce", lambda token, keys: introduced.append((token.keys, keys))
+    )
     seed = f"{KeyPair.new().public}@10.0.0.2:5555"
     found = node_settings(join=Token(PAIR, (seed,)).encode())
-    assert found.join == (seed,) and found.invite is not None and found.invite.keys == PAIR
+    assert found.join == (seed,)
     assert found.keys == load(default_file())
+    assert found.introduce is not None
+    found.introduce()
+    assert introduced == [(PAIR, found.keys)]
     assert node_settings(join=Token(PAIR, (seed,)).encode()).keys == found.keys, "and keeps it"
 
 

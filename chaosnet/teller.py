@@ -6,7 +6,7 @@ import contextlib
 import sys
 
 from .callbacks import Callbacks, StateLoaded
-from .node.loop import StateArrived
+from .node.outcomes import StateArrived
 from .protocols.messages import Notice
 
 
