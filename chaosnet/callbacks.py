@@ -34,11 +34,11 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class StateLoaded:
-    """The cluster's state has come, at a join or a rejoin. `by_source`: bytes by who sent them."""
+    """The training state is another one: it came from the cluster at a join or a rejoin, or from a checkpoint."""
 
     round: int
+    step: int
     total_bytes: int
-    by_source: Mapping[str, int]
 
 
 def _nothing(event: Any) -> None:
@@ -51,7 +51,7 @@ class Callbacks:
 
     Attributes:
         on_step: After each step of the cluster, also those that a joiner catches up with. On the training thread.
-        on_loaded: The state has come from others. On the training thread.
+        on_loaded: The state has come from others, or from a checkpoint. On the training thread.
         on_notice: Something happened in the cluster: somebody joined, left, failed. On a thread of chaosnet's, so be
             quick: links wait for it.
         on_parked: Training waits, for the reason given, or goes on (None). As `on_notice`.

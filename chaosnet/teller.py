@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from .callbacks import Callbacks, StateLoaded
-from .node.outcomes import StateArrived
+from .callbacks import Callbacks
 from .protocols.messages import Notice
 
 
@@ -33,8 +32,3 @@ class Teller:
         """Training waits, or goes on."""
         self.say(f"waiting: {reason}" if reason else "going on")
         self._callbacks.on_parked(reason)
-
-    def loaded(self, arrived: StateArrived) -> None:
-        """The state has come."""
-        size, by_source = arrived.arrival.manifest.total_bytes, dict(arrived.bytes_by_source)
-        self._callbacks.on_loaded(StateLoaded(arrived.step, size, by_source))

@@ -195,7 +195,6 @@ class Trainer(RunFacts):
             say=teller.say,
             wants_exit=exit_event.exit_wanted,
             ended=self._on_ended,
-            loaded=teller.loaded,
             notice=teller.notice,
             parked=teller.parked,
             view=self._members.entered,

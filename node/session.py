@@ -109,7 +109,6 @@ class Hooks:
     Attributes:
         wants_exit: Has the user asked this node to leave?
         ended: It is out for good, before anybody hears of it by an error.
-        loaded: The state has come.
         notice, parked, view: On the session's own thread: of an event in the cluster, of a wait that begins (with its
             reason) or ends (None), of a new view.
     """
@@ -117,7 +116,6 @@ class Hooks:
     say: Callable[[str], None]
     wants_exit: Callable[[], bool] = lambda: False
     ended: Callable[[Ended], None] = lambda ended: None
-    loaded: Callable[[StateArrived], None] = lambda arrived: None
     notice: Callable[[Notice], None] = lambda notice: None
     parked: Callable[[str | None], None] = lambda reason: None
     view: Callable[[View], None] = lambda view: None
@@ -289,7 +287,6 @@ class Session:
             return False
         self.join_bytes = arrived.arrival.manifest.total_bytes
         self.join_bytes_by_source = dict(arrived.bytes_by_source)
-        self.hooks.loaded(arrived)
         return True
 
     def _adopt_if_new(self, outcome: StepOutcome) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..agreement import Agreement, Verdict
-from ..callbacks import Callbacks, StepDone
+from ..callbacks import Callbacks, StateLoaded, StepDone
 from ..checkpointing import Checkpointing
 from ..data import DataShare
 from ..guard import Guard
@@ -78,6 +78,7 @@ class DataParallel:
         self.samples = 0.0
         self.weight: float | None = None
         self.own_weight = 1.0
+        self._resumed: StateLoaded | None = None
         self._step_left = 0  # When the cluster went on without this node.
         self._run = secrets.token_hex(8)  # Of the cluster since it was founded or resumed.
         self.healing: Verdict | None = None
@@ -147,12 +148,15 @@ class DataParallel:
     def founded(self) -> None:
         """See `Engine`."""
         self.state.watch()
+        if self._resumed is not None:
+            self._callbacks.on_loaded(self._resumed)
 
     def load(self, arrival: Arrival) -> None:
         """See `Engine`."""
-        self._load(arrival)
+        loaded = self._load(arrival)
         self.random.joined(self._run, self.session.name, self.round)
         self.state.watch()  # It reads all of it, so before the others wait for this node.
+        self._callbacks.on_loaded(loaded)
 
     def admitted(self, deal: Deal) -> None:
         """See `Engine`."""
@@ -187,12 +191,12 @@ class DataParallel:
         if arrival is None:
             return
         try:
-            self._load(arrival)
+            self._resumed = self._load(arrival)
         except ConfigError as error:
             raise ConfigError(f"cannot resume from {checkpointing.directory}: {error}") from None
         self._run = secrets.token_hex(8)
 
-    def _load(self, arrival: Arrival) -> None:
+    def _load(self, arrival: Arrival) -> StateLoaded:
         runtime = self.state.load(arrival)
         self.gradients.rebase()
         self.round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
@@ -203,6 +207,7 @@ class DataParallel:
         self.named.phase = runtime.get("phase", 0)
         cursor = runtime["cursor"]
         self.share.cursor = None if cursor is None else DataCursor.from_plain(cursor)
+        return StateLoaded(self.round, self.step, arrival.manifest.total_bytes)
 
     def _counters(self) -> dict[str, Any]:
         """Our part of the training state."""
