@@ -11,7 +11,7 @@ Instead of failing for want of an answer, a joiner may found a cluster, or keep 
 reach each other and would found one, it is the one that comes first in the list they all ask, or by its id; the
 others hear its requests, and wait for it.
 
-The scheduler's half is in scheduler/core.py, because it is made of views. A joiner overtaken by a flush or by
+The scheduler's half is in scheduler/joins.py, because it is made of views. A joiner overtaken by a flush or by
 the death of the scheduler is an orphan; after a deadline without news it asks again from ASKED.
 """
 

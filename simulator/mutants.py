@@ -47,8 +47,8 @@ from ..protocols.events import Received
 from ..protocols.messages import EVERYONE, DeclaredDead, Flush, View
 from ..protocols.replication import Replication
 from ..protocols.view_change import applied
-from ..scheduler import admission
-from ..scheduler import core as scheduler_core
+from ..scheduler import admission, flushes
+from ..scheduler.flushes import Flushes
 from . import cluster, network
 from .crash_points import play, points
 from .many_runs import in_processes
@@ -163,7 +163,7 @@ def _older_views_do_not_count(patch: Patch) -> None:
     def lacking(electorates: Any, alive: Any, crashed: Any, word: bool = False) -> Any:
         return original(electorates[:1], alive, crashed, word)
 
-    for module in (overlay, election, role_module, scheduler_core):
+    for module in (overlay, election, role_module, flushes):
         patch(module, "lacking", lacking)
 
 
@@ -305,7 +305,7 @@ def _views_are_switched_to_unprepared(patch: Patch) -> None:
 @_mutant("Whom the cluster went on without is not told.")
 def _the_expelled_are_not_told(patch: Patch) -> None:
     patch(Role, "expel_stranger", lambda self, name, key: [])
-    patch(scheduler_core.Scheduler, "_expel", lambda self, node: [])
+    patch(Flushes, "expel", lambda self, node: [])
 
 
 @_mutant("News of a link counts though newer news of it has come before.")
@@ -402,30 +402,30 @@ def _results_are_given_up_early(patch: Patch) -> None:
 
 @_mutant("A flush asks the others, and not those who are ahead: a completed step is done over.")
 def _completed_steps_are_done_over(patch: Patch) -> None:
-    original = scheduler_core.Scheduler._on_flush_ok
+    original = Flushes.on_ok
 
-    def on_flush_ok(self: Any, answer: Any) -> Any:
-        behind = msgspec.structs.replace(answer, step=min(answer.step, self.sync.step))
+    def on_ok(self: Any, answer: Any) -> Any:
+        behind = msgspec.structs.replace(answer, step=min(answer.step, self.tenure.sync.step))
         return original(self, behind)
 
-    patch(scheduler_core.Scheduler, "_on_flush_ok", on_flush_ok)
+    patch(Flushes, "on_ok", on_ok)
 
 
 @_mutant("A flush ends with the first answers, and leaves out who is slower.")
 def _flushes_do_not_wait(patch: Patch) -> None:
-    original = scheduler_core.Scheduler._install_if_complete
+    original = Flushes.install_if_complete
 
     def install_if_complete(self: Any) -> Any:
-        seen = self.overlay
-        self.overlay = mock.Mock(
-            wraps=seen, reachable={*self.flush.answers}, crashed=seen.crashed, has_word=seen.has_word
+        tenure, seen = self.tenure, self.tenure.overlay
+        tenure.overlay = mock.Mock(
+            wraps=seen, reachable={*tenure.flush.answers}, crashed=seen.crashed, has_word=seen.has_word
         )
         try:
             return original(self)
         finally:
-            self.overlay = seen
+            tenure.overlay = seen
 
-    patch(scheduler_core.Scheduler, "_install_if_complete", install_if_complete)
+    patch(Flushes, "install_if_complete", install_if_complete)
 
 
 # --- the all-reduce ---

@@ -307,7 +307,7 @@ def _replan(stage: Stage) -> Callable[[], bool]:
         peers = sorted(node.agent.relay.peers)
         stage.carries(node.name, {peer: 1e6 if {peer, node.name} == slow else 1e9 for peer in peers})
     schedulers = [node.agent.scheduler for node in stage.living() if node.agent.scheduler]
-    stage.until(lambda: any(each.replanning.worth for each in schedulers))
+    stage.until(lambda: any(each.changes.replanning.worth for each in schedulers))
     stage.begin()
     return lambda: stage.view_of("n1").key > before.key
 

@@ -22,7 +22,10 @@ CORES = (
         "core", "joining", "leaving", "missing", "neighbors", "node", "parking", "recovery", "reports", "role",
         "routes", "steps", "strikes", "views", "welcome",
     )),
-    "scheduler/core.py", "scheduler/views.py", "simulator/cluster.py", "simulator/network.py", "simulator/rates.py",
+    *sorted(f"scheduler/{part}.py" for part in (
+        "changes", "core", "flushes", "joins", "notices", "repairs", "tenure", "views",
+    )),
+    "simulator/cluster.py", "simulator/network.py", "simulator/rates.py",
 )  # fmt: skip
 # Read by msgspec, or small; and so are all of protocols/messages/.
 INTERPRETED = ("__init__", "codec", "errors", "events", "effects", "keyring", "status")

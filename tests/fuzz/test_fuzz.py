@@ -10,7 +10,7 @@ from hostile import Hostile, as_received
 
 from chaosnet.protocols import messages as m
 from chaosnet.protocols import overlay, relay, step_sync
-from chaosnet.scheduler import core
+from chaosnet.scheduler import changes, core, flushes, joins
 
 
 @pytest.mark.parametrize("kind", ["frames", "state"])
@@ -63,8 +63,10 @@ NAMING = [m.LinkNews, m.Farewell, m.Notice, m.Report, m.ScaleOutRequest, m.Neigh
 
 def grown(scene, kind, monkeypatch):
     """Elements that a node holds more after twice as many messages of nodes that there never were."""
-    for module, name in ((overlay, "MAX_STRANGERS"), (relay, "MAX_SOURCES"), (core, "MAX_QUEUE")):
+    for module, name in ((overlay, "MAX_STRANGERS"), (relay, "MAX_SOURCES")):
         monkeypatch.setattr(module, name, BOUND)
+    for module in (changes, core, flushes, joins):
+        monkeypatch.setattr(module, "MAX_QUEUE", BOUND)
     monkeypatch.setattr(step_sync, "EARLY_STEPS", 1)
     monkeypatch.setattr(step_sync, "EARLY_COMMITS", (1, BOUND // 4))
     hostile, attacked = Hostile(random.Random(kind.__name__)), cores.Attacked(scene, random.Random(0))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from chaosnet.scheduler.core import Scheduler
+from chaosnet.scheduler.joins import Joins
 from chaosnet.simulator import run, run_many
 from chaosnet.simulator.coverage import crashed, expected
 from chaosnet.simulator.random_run import AIMS, NODES, RandomRun, Violation
@@ -139,12 +139,12 @@ def test_a_member_with_another_state_is_noticed():
 
 
 def test_a_joiner_that_is_never_let_in_is_noticed(monkeypatch):
-    original = Scheduler._on_scale_out
+    original = Joins.on_scale_out
 
     def ignore(self, request, now_s):
         return [] if request.node.startswith("j") else original(self, request, now_s)
 
-    monkeypatch.setattr(Scheduler, "_on_scale_out", ignore)
+    monkeypatch.setattr(Joins, "on_scale_out", ignore)
     with pytest.raises(Violation, match="j0 GIVES UP though"):
         for seed in range(20):
             run(seed)

@@ -1,4 +1,4 @@
-"""`chaosnet.scheduler.core` and `views`: events become views, one after the other."""
+"""`chaosnet.scheduler.core`, its parts and `views`: events become views, one after the other."""
 
 import networkx as nx
 import pytest
@@ -40,9 +40,12 @@ from chaosnet.protocols.step_sync import StepSync
 from chaosnet.protocols.view_change import applied
 from chaosnet.scheduler import views
 from chaosnet.scheduler.admission import FRESH_S, GATHER_S
-from chaosnet.scheduler.core import LEAVE_PATIENCE_S, NAMESAKE_S, REPEAT_EVERY_S, Scheduler
+from chaosnet.scheduler.changes import LEAVE_PATIENCE_S
+from chaosnet.scheduler.core import Scheduler
+from chaosnet.scheduler.joins import NAMESAKE_S
 from chaosnet.scheduler.monitor import ClusterMonitor
 from chaosnet.scheduler.sync_plan import POLICIES
+from chaosnet.scheduler.tenure import REPEAT_EVERY_S
 from chaosnet.scheduler.views import AddJoiners, AddLink, Joiner, Nothing, Promote, Remove, RemoveLink
 
 TRIANGLE = [("a", "b"), ("a", "c"), ("b", "c")]
@@ -247,7 +250,7 @@ def test_a_leave_does_not_wait_for_a_repair_while_nobody_trains():
     for seconds in range(1, 12):
         bench.scheduler.tick(float(seconds))
     assert bench.scheduler.flush is not None
-    assert bench.scheduler.leaving_at_flush == "c"
+    assert bench.scheduler.flushes.leaving_at_flush == "c"
 
 
 def test_a_repair_without_any_possible_link_is_given_up():
@@ -267,7 +270,7 @@ def test_a_repair_that_cannot_be_is_not_tried_again_until_its_end_joins_anew():
     assert bench.scheduler.proposal is None
     bench.enter(make_view("abcd", [("a", "b"), ("b", "c"), ("c", "d")]), 11)
     assert bench.proposed().links == (("a", "b"), ("a", "d"), ("b", "c"), ("c", "d"))
-    assert bench.scheduler.out_of_reach == {("a", "c")}
+    assert bench.scheduler.repairs.out_of_reach == {("a", "c")}
 
 
 def test_what_a_joiner_could_not_reach_is_left_out_of_repairs():
@@ -275,9 +278,9 @@ def test_what_a_joiner_could_not_reach_is_left_out_of_repairs():
     bench.receive("c", ScaleOutRequest(node="c", addresses=("c:1",), degree=2, digest="d"))
     reading = LinkReading(rate_bps=1e6)
     bench.receive("c", NeighborsReady(node="c", links={"b": reading}, failed={"a": "no answer"}))
-    assert bench.scheduler.out_of_reach == {("a", "c")}
+    assert bench.scheduler.repairs.out_of_reach == {("a", "c")}
     bench.receive("c", NeighborsReady(node="c", links={"a": reading}, failed={"b": "no answer"}))
-    assert bench.scheduler.out_of_reach == {("b", "c")}
+    assert bench.scheduler.repairs.out_of_reach == {("b", "c")}
 
 
 def test_a_link_that_cannot_be_opened_is_answered_and_forgotten(bench):
@@ -327,7 +330,7 @@ def test_when_nobody_trains_a_leaver_goes_with_a_flush(bench):
     bench.take_sent()
     bench.scheduler.tick(LEAVE_PATIENCE_S + 0.1)
     assert any(isinstance(body, Flush) for _, body in bench.take_sent())
-    assert bench.scheduler.leaving_at_flush == "c"
+    assert bench.scheduler.flushes.leaving_at_flush == "c"
 
 
 def test_a_leaver_waits_for_the_vote_as_long_as_steps_take(bench):

@@ -1,0 +1,259 @@
+"""Scale-out, the scheduler's half (Chaos, Fig. 4a): from the first request to the vote of a new member.
+
+    asks --NegotiationPlan--> opens links --NeighborsReady--> admitted --ReplicationPlan--> observer or member
+         --ScaleOutReady, or soon ready--> promoted
+
+When those that wait are let in together is admission.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..protocols.effects import Effect, Happened
+from ..protocols.messages import (
+    Answer,
+    Expelled,
+    Member,
+    NegotiationPlan,
+    NeighborsReady,
+    ReplicationPlan,
+    ScaleOutRefused,
+    ScaleOutRequest,
+    View,
+    link,
+)
+from . import shard_plan, sync_plan
+from .admission import Wanting
+from .changes import Changes
+from .flushes import Flushes
+from .repairs import Repairs
+from .tenure import MAX_QUEUE, Tenure
+from .views import Joiner, Promote
+
+NAMESAKE_S = (
+    2.5  # Less than until a joiner asks again, more than until a death shows; as RIVAL_S of the transport.
+)
+
+
+class Joins:
+    """Of one scheduler. `digest` and `spec` are those of the model that the cluster trains."""
+
+    def __init__(
+        self, tenure: Tenure, repairs: Repairs, changes: Changes, flushes: Flushes,
+        digest: str, spec: bytes, strategy: str,
+    ) -> None:  # fmt: skip
+        self.tenure, self.repairs, self.changes, self.flushes = tenure, repairs, changes, flushes
+        self.digest, self.spec, self.strategy = digest, spec, strategy
+        self.ready_at_s: dict[str, float] = {}  # Observers that are about to have the state: when they will.
+        self.stepped_s = 0.0
+        # Members whose name a later process has asked for: its life, and when it asked first.
+        self.namesakes: dict[str, tuple[int, float]] = {}
+        self.astray: set[str] = set()  # Members that have asked once to be let in.
+
+    @property
+    def admit_at_s(self) -> float | None:
+        """When those that wait are let in; None if nobody waits for others."""
+        tenure = self.tenure
+        return tenure.admission.at_s(tenure.view) if tenure.sync.view is not None else None
+
+    def tick(self, now_s: float) -> list[Effect]:
+        return self.changes.admit(now_s) if self._is_due(now_s) else []
+
+    def _is_due(self, now_s: float) -> bool:
+        at_s = self.admit_at_s
+        return at_s is not None and now_s >= at_s
+
+    # --- who asks ---
+
+    def on_scale_out(self, request: ScaleOutRequest, now_s: float) -> list[Effect]:
+        """A joiner asks to be let in."""
+        tenure, node = self.tenure, request.node
+        if tenure.parked:
+            return []  # We do not know when we go on, so the joiner's patience decides.
+        if self.digest and request.digest and request.digest != self.digest:
+            return tenure.send(node, ScaleOutRefused(reason="the model differs", spec=self.spec))
+        namesake = tenure.view.find(node) if node in tenure.view.member_ids else None
+        if namesake is not None and request.life == namesake.life:
+            return self._on_astray(request, now_s)
+        if namesake is not None and self._may_be_reborn(request, now_s):
+            return []
+        if namesake is not None:
+            reason = f"a node named {node!r} is in the cluster already; choose another with --name"
+            return tenure.send(node, ScaleOutRefused(reason=reason))
+        neighbors, unknown = self._neighbors_for(request)
+        if unknown:
+            reason = f"the wanted neighbour {unknown!r} is no member (members: {tenure.members_named})"
+            return tenure.send(node, ScaleOutRefused(reason=reason))
+        told: list[Effect] = []
+        if tenure.admission.knows(node, request.life, {*request.linked}):
+            told += tenure.send(node, Answer(ok=True, text=tenure.admission.why_not_yet(node, tenure.view)))
+            if any(each.node == node for each in tenure.admission.admissible(tenure.view)):
+                return told + self.changes.admit(now_s)
+        told += self._begin(request, now_s)
+        fellows = () if request.neighbors else self._fellows_for(request, now_s)
+        return told + tenure.send(node, NegotiationPlan(neighbors=(*neighbors, *fellows)))
+
+    def _begin(self, request: ScaleOutRequest, now_s: float) -> list[Effect]:
+        """It opens its links from here on, whatever it had done before."""
+        tenure, node = self.tenure, request.node
+        tenure.admission.forget({node})  # Others than those that it hangs on may be there by now.
+        tenure.admission.asks(node, now_s)
+        self.ready_at_s.pop(node, None)  # It was ready, or about to be, and has lost its way since.
+        for each in (Promote(node=node), Promote(node=node, early=True)):
+            tenure.withdraw(each)
+        told: list[Effect] = []
+        if tenure.requests.pop(node, None) is None:
+            told.append(Happened("scale-out", node, "asks to join", tenure.sync.step))
+        tenure.requests[node] = request
+        if len(tenure.requests) > MAX_QUEUE:
+            forgotten = next(iter(tenure.requests))  # It asks again, if it is still there.
+            del tenure.requests[forgotten]
+            tenure.admission.forget({forgotten})
+        return told
+
+    def _fellows_for(self, request: ScaleOutRequest, now_s: float) -> list[Member]:
+        """Others that want in, and will fetch the same: whom it has a link to, then those that asked just before."""
+        tenure = self.tenure
+        fresh = [tenure.requests[node] for node in tenure.admission.fresh(now_s) if node != request.node]
+        others = [each for each in fresh if each.addresses]
+        others.sort(key=lambda each: each.node not in request.linked)
+        return [
+            Member(id=each.node, addresses=each.addresses, joined_step=0, life=each.life)
+            for each in others[: request.degree]
+        ]
+
+    def _may_be_reborn(self, request: ScaleOutRequest, now_s: float) -> bool:
+        """Was the member started again? It asks once more, and by then its death has shown; or it had not died.
+
+        If a flush is under way, only its end shows that.
+        """
+        life, asked_s = self.namesakes.get(request.node, (0, 0.0))
+        if life != request.life or self.tenure.flush is not None:
+            asked_s = now_s
+            self.namesakes[request.node] = request.life, asked_s
+        return now_s < asked_s + NAMESAKE_S
+
+    def _on_astray(self, request: ScaleOutRequest, now_s: float) -> list[Effect]:
+        """A member asks to be let in: it lost its way to us just before the view that made it one.
+
+        It cannot know of that view, so all would wait for it. But it may as well have asked before, and know
+        by now, or have said so itself (AbortRequest). If it asks once more, it does not know.
+        """
+        node = request.node
+        if not request.again or self.tenure.flush is not None:
+            return []
+        if node not in self.astray:
+            self.astray.add(node)
+            return []
+        self.astray.discard(node)
+        self.flushes.goes_without_state(node)
+        return self.flushes.start(f"{node} asks to be let in again", now_s)
+
+    def _neighbors_for(self, request: ScaleOutRequest) -> tuple[list[Member], str]:
+        """The members that the joiner is to link to; or the wanted one that is none."""
+        view = self.tenure.view
+        found = {wanted: self.tenure.find(wanted) for wanted in request.neighbors}
+        unknown = [wanted for wanted, member in found.items() if member is None]
+        if unknown and not request.again:
+            return [], unknown[0]
+        if wanted := [member for member in found.values() if member is not None]:
+            return wanted, ""
+        # The joiner dials, so whoever can only dial is no neighbour for it, unless nobody else is there.
+        members = [m for m in view.members if m.addresses] or view.members
+        linked = [m for m in view.members if request.stuck and m.id in request.linked]
+        chosen = self._least_linked(linked, request.degree)
+        chosen |= self._least_linked([m for m in members if m.id not in chosen], request.degree - len(chosen))
+        return [m for m in view.members if m.id in chosen], ""
+
+    def _least_linked(self, members: Sequence[Member], count: int) -> set[str]:
+        degrees = [(m.id, len(self.tenure.view.neighbors(m.id))) for m in members]
+        return set(sync_plan.choose_neighbors(degrees, count)) if count and degrees else set()
+
+    # --- who has opened its links ---
+
+    def on_neighbors_ready(self, message: NeighborsReady, now_s: float) -> list[Effect]:
+        """A joiner's links are open, or cannot be opened."""
+        request = self.tenure.requests.get(message.node)
+        if request is None:
+            return []
+        self.repairs.tried(message.node, (link(message.node, peer) for peer in message.failed))
+        joiner = Joiner(message.node, message.addresses, tuple(sorted(message.links)), life=request.life)
+        self.tenure.admission.opened(Wanting(joiner, request.blocking, now_s, message.links))
+        return self.tick(now_s)
+
+    def switched(self, view: View) -> list[Effect]:
+        """The view with the joiner is active: here is who sends it what (Algorithms 1 and 2)."""
+        tenure = self.tenure
+        effects: list[Effect] = []
+        new = [each.node for each in view.joining if each.sources and each.blocking]
+        for joining in view.joining:
+            if not joining.sources:
+                continue
+            tenure.requests.pop(joining.node, None)
+            tenure.admission.forget({joining.node})
+            full = [source for source in joining.sources if source not in new]
+            message = ReplicationPlan(
+                view=view,
+                step=tenure.sync.step,
+                step_s=tenure.admission.costs()[1] or 0.0,
+                flushed=(tenure.term, self.flushes.ended),
+                fellows=tuple(source for source in joining.sources if source in new),
+                turn=(new.index(joining.node), len(new)) if joining.blocking else (0, 1),
+                **self._shards(joining.node, full),
+            )
+            effects += tenure.send(joining.node, message)
+        self.astray &= view.member_set
+        self.namesakes = {node: each for node, each in self.namesakes.items() if node in view.member_set}
+        return effects
+
+    def _shards(self, joiner: str, full: list[str]) -> dict[str, Any]:
+        """Who sends how much, of those who have all of the state (Algorithms 1 and 2)."""
+        if not full:
+            return {"shard_bytes": 1, "shards_by_source": {}}
+        monitor = self.tenure.monitor
+        total, smallest, largest = monitor.state_sizes()
+        total = max(total, 1)
+        plan = shard_plan.STRATEGIES[self.strategy](
+            total,
+            max(1, min(smallest, total)),
+            max(1, min(largest, total)),
+            monitor.sources(joiner, full),
+        )
+        shards = {source: plan.shards_by_source.get(source, 0) for source in full}
+        return {"shard_bytes": plan.shard_bytes, "shards_by_source": shards}
+
+    # --- who has the state ---
+
+    def on_ready(self, node: str, in_s: float, now_s: float) -> list[Effect]:
+        """It has the state, or will have it in so many seconds."""
+        tenure, view = self.tenure, self.tenure.view
+        if node in view.voter_ids:
+            return []  # It is in already, and about to notice.
+        if node in view.member_ids:
+            return []  # It votes once it has taken part in a step.
+        if node in view.observer_ids and in_s:
+            self.ready_at_s[node] = now_s + in_s
+            return self._promote_early(now_s)
+        if node in view.observer_ids:
+            coming: list[Effect] = [] if tenure.parked else tenure.send(node, Answer(ok=True, text="next"))
+            return coming + self.changes.enqueue(Promote(node=node), now_s)
+        return tenure.send(node, Expelled(node=node, reason="it is not in the view any more", key=view.key))
+
+    def stepped(self, now_s: float) -> list[Effect]:
+        """Who has taken part in a step, and has no vote yet, is to get one."""
+        self.stepped_s = now_s
+        view = self.tenure.view
+        lacking = [each.node for each in view.joining if each.node in view.member_set]
+        effects = self.changes.enqueue(Promote(node=lacking[0]), now_s) if lacking else []
+        return effects + self._promote_early(now_s)
+
+    def _promote_early(self, now_s: float) -> list[Effect]:
+        """Who will have the state when the step under way ends takes part in the next one."""
+        observers, usual_s = self.tenure.view.observer_set, self.tenure.admission.costs()[1]
+        self.ready_at_s = {node: at_s for node, at_s in self.ready_at_s.items() if node in observers}
+        near = [node for node, at_s in self.ready_at_s.items() if at_s <= self.stepped_s + (usual_s or 0.0)]
+        return [
+            effect for node in near for effect in self.changes.enqueue(Promote(node=node, early=True), now_s)
+        ]

@@ -1,0 +1,57 @@
+"""What people, and those who have asked for a change, are told of it."""
+
+from __future__ import annotations
+
+from ..protocols.effects import Effect, Happened
+from ..protocols.messages import Answer, View
+from .admission import mode
+from .repairs import Repairs
+from .tenure import Proposal, Tenure
+from .views import AddJoiners, AddLink, Change, Promote, Remove, RemoveLink, Repair, Replan
+
+
+class Notices:
+    """Of one scheduler."""
+
+    def __init__(self, tenure: Tenure, repairs: Repairs) -> None:
+        self.tenure, self.repairs = tenure, repairs
+
+    def answer(self, change: Change, ok: bool, text: str) -> list[Effect]:
+        """To who asked, if anybody did."""
+        return self.tenure.send(change.asker, Answer(ok=ok, text=text)) if change.asker else []
+
+    def done(self, change: Change, view: View) -> list[Effect]:
+        """Tell people, and who asked, that the change is in force."""
+        step = self.tenure.sync.step
+        count = f"{len(view.members)} members, {len(view.links)} links"
+        match change:
+            case AddJoiners(joiners=joiners):
+                return [
+                    Happened("replication", each.node, f"starts to pull the state ({mode(each)})", step)
+                    for each in joiners
+                ]
+            case Promote(early=True):
+                return []  # It is told once it has a vote.
+            case Promote(node=node):
+                return [Happened("joined", node, f"now {count}", step)]
+            case Remove(node=node):
+                return [Happened("left", node, f"now {count}", step)]
+            case AddLink(link=(a, b)):
+                self.repairs.opened((a, b))
+                answer = self.answer(change, True, f"the link {a} - {b} is open")
+                return [*answer, Happened("link-up", f"{a} - {b}", f"now {count}", step)]
+            case Repair(links=links):
+                return [Happened("link-up", f"{a} - {b}", f"now {count}", step) for a, b in links]
+            case RemoveLink(link=(a, b), lost=lost):
+                if not lost:
+                    self.repairs.removed((a, b))
+                answer = self.answer(change, True, f"the link {a} - {b} is closed")
+                return [*answer, Happened("link-down", f"{a} - {b}", f"now {count}", step)]
+            case Replan(why=why):
+                return [Happened("new-plan", self.tenure.me, why, step)]
+        return []
+
+    def done_meanwhile(self, proposed: Proposal) -> list[Effect]:
+        """Others have completed a step in the view proposed, and this node has not: nobody else would tell of it."""
+        self.tenure.withdraw(proposed.change)
+        return self.done(proposed.change, proposed.view)

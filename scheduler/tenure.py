@@ -1,0 +1,139 @@
+"""One term of the scheduler's role: what its parts share.
+
+The verbs are what parts do to it; none writes into its fields.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import networkx as nx
+
+from ..protocols.effects import Effect
+from ..protocols.messages import FlushOk, Member, Routed, ScaleOutRequest, View, ViewChange
+from ..protocols.overlay import Overlay
+from ..protocols.step_sync import StepSync
+from . import views
+from .admission import Admission, Costs
+from .monitor import ClusterMonitor
+from .sync_plan import Bundler, Policy
+from .views import Change, Replan
+
+REPEAT_EVERY_S = 0.5  # PREPARE and FLUSH are sent again to make up for what was lost with a connection.
+MAX_QUEUE = 1024
+MEMBERS_NAMED, MEMBERS_TEXT = 20, 3000  # In a refusal, whose text is bounded.
+
+Send = Callable[[str, Routed], list[Effect]]
+
+
+@dataclass(slots=True)
+class Proposal:
+    """A view that PREPARE asks for."""
+
+    view: View
+    told: View | ViewChange  # The same, as it is sent.
+    change: Change
+    since_s: float
+    repeat_at_s: float
+
+
+@dataclass(slots=True)
+class FlushState:
+    """A flush under way."""
+
+    number: int
+    answers: dict[str, FlushOk] = field(default_factory=dict)
+    repeat_at_s: float = 0.0
+    repeated: bool = False
+    reason: str = ""
+    awaited: str = ""  # One of those who must answer: until it has, there is nothing to look through.
+    proposed: Proposal | None = None  # When it began: somebody may have gone on in that view.
+
+
+class Tenure:
+    """The role of node `me` in one term. `sync` and `overlay` are the host's, read only here."""
+
+    def __init__(
+        self, me: str, term: int, sync: StepSync, overlay: Overlay, monitor: ClusterMonitor, send: Send,
+        policy: Policy, bundler: Bundler, costs: Costs,
+    ) -> None:  # fmt: skip
+        self.me, self.term = me, term
+        self.sync, self.overlay, self.monitor, self.send = sync, overlay, monitor, send
+        self.policy, self.bundler = policy, bundler
+        self.admission = Admission(costs)  # Of joiners whose links are open.
+        self.requests: dict[str, ScaleOutRequest] = {}  # Joiners that are not in a view yet.
+        self.queue: deque[Change] = deque()
+        self.proposal: Proposal | None = None
+        self.flush: FlushState | None = None
+        self.parked = ""
+        self.seq = 0
+
+    # --- verbs ---
+
+    def go_on_from(self, seq: int) -> None:
+        """Number the views of this term from here on."""
+        self.seq = seq
+
+    def next_key(self) -> tuple[int, int]:
+        """Of the next view."""
+        self.seq = max(self.seq, self.view.seq) + 1
+        return (self.term, self.seq)
+
+    def propose(self, proposal: Proposal | None) -> None:
+        """That view is asked for; None: no more."""
+        self.proposal = proposal
+
+    def flush_by(self, flush: FlushState | None) -> None:
+        """A flush is under way; None: it is over."""
+        self.flush = flush
+
+    def park(self, reason: str) -> None:
+        """Nothing can be decided, for that reason; "": it can again."""
+        self.parked = reason
+
+    def put_off(self, change: Change) -> None:
+        """Another view comes first, and its trees are planned for what links carry now."""
+        if not isinstance(change, Replan):
+            self.queue.appendleft(change)
+
+    def withdraw(self, change: Change) -> None:
+        """Nobody waits for it any more."""
+        if change in self.queue:
+            self.queue.remove(change)
+
+    # --- what several parts ask ---
+
+    @property
+    def view(self) -> View:
+        assert self.sync.view is not None
+        return self.sync.view
+
+    @property
+    def busy(self) -> bool:
+        """Is a change under way, or waiting?"""
+        return self.flush is not None or self.proposal is not None or bool(self.queue)
+
+    def find(self, name: str) -> Member | None:
+        """The member of that name, or at that address."""
+        return next((m for m in self.view.members if name == m.id or name in m.addresses), None)
+
+    @property
+    def members_named(self) -> str:
+        """Who is there, for people: the first of them, if they are many."""
+        named = self.view.members[:MEMBERS_NAMED]
+        told = ", ".join(f"{member.id} ({', '.join(member.addresses) or 'dials only'})" for member in named)
+        more = len(self.view.members) - len(named)
+        return (f"{told} and {more} more" if more else told)[:MEMBERS_TEXT]
+
+    def planned(self, view: View) -> View:
+        """The same view, with trees."""
+        return views.with_trees(view, self.graph(view), self.policy, self.bundler)
+
+    def graph(self, view: View) -> nx.Graph:
+        """The overlay of a view's members, with what policies may want to know (sync_plan.py)."""
+        graph = self.monitor.graph(view.member_ids, view.links)
+        graph.graph["roots"] = tuple(tree.root for tree in self.view.trees)
+        graph.graph["result"] = self.admission.costs()[0], self.sync.chunk_count
+        return graph
