@@ -77,7 +77,7 @@ class Planned(Trainer):
         def change() -> None:
             loop.agent.settings.strategy = strategy
             if loop.agent.scheduler:
-                loop.agent.scheduler.strategy = strategy
+                loop.agent.scheduler.joins.strategy = strategy
 
         loop.ask(change)
 

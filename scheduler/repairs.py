@@ -32,7 +32,7 @@ class Repairs:
         self.unwanted: set[Link] = set()  # Links that somebody had removed: no repair brings them back.
         self.out_of_reach: set[Link] = set()  # Nodes that could not open one: no repair tries it again.
 
-    def entered(self, known: Set[str]) -> None:
+    def entered(self, known: set[str]) -> None:
         """Nobody asks for links of others than those."""
         self.out_of_reach = {each for each in self.out_of_reach if known.issuperset(each)}
 
