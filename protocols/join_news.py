@@ -42,7 +42,7 @@ class JoinNews:
             case State.ASKED:
                 return f"asks {joiner.scheduler} again to be let in{_because(joiner.last_end)}"
             case State.LINKING:
-                return f"opens and measures the links to {', '.join(sorted(joiner.open))}"
+                return f"opens and measures the links to {', '.join(sorted(joiner.links.open))}"
             case State.WAITING:
                 return f"waits for {joiner.scheduler} to plan how it gets the state"
             case State.FETCHING:

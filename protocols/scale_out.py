@@ -62,6 +62,7 @@ from .messages import (
     ScaleOutRefused,
     ScaleOutRequest,
 )
+from .new_links import NewLinks
 from .relay import Relay
 from .replication import Replication
 
@@ -136,10 +137,7 @@ class Joiner:
         self.waits = ""  # Why the cluster cannot let us in, says one of its members.
         self.found_member = ""  # Who says that there is a cluster; then we found none.
         self.scheduler = ""
-        self.ways: dict[str, dict[str, str]] = {}  # Neighbour: why each of its addresses failed; "": not yet.
-        self.open: dict[str, bool] = {}  # Neighbour: is its link open?
-        self.measured: dict[str, LinkReading] = {}
-        self.dialled_back: dict[str, DialBackReply] = {}
+        self.links = NewLinks({}, frozenset())  # To neighbours of the last plan.
         self.warned = False
         self.replication: Replication | None = None
         self.step_s = (
@@ -154,19 +152,42 @@ class Joiner:
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """One event. Events that are not for the present state are of an attempt that is over."""
-        if self.state in (State.JOINED, State.FAILED):
-            return []
         match self.state, event:
-            case State.KNOCKING, Tick() if self._due(now_s):
-                return self._knock(now_s)
-            case ((State.KNOCKING | State.ASKED), DialFailed(address, reason)) if (
-                reason == ITSELF and address in self.seeds
-            ):
-                return self._found_itself_at(address)
+            case ((State.JOINED | State.FAILED), _):
+                return []
+            case _, Received(_, ScaleOutRefused() as refusal):
+                return self._fail(refusal.reason, refusal.spec)
             case ((State.KNOCKING | State.ASKED), Received(_, ScaleOutRequest(founds=True) as rival)):
                 if self.otherwise is Otherwise.FOUND and _rank(rival) < _rank(self.request):
                     self.heard_earlier_s[rival.node] = now_s
                 return []
+            case (
+                (State.ASKED | State.WAITING | State.FETCHING | State.READY),
+                Received(scheduler, ReplicationPlan() as plan),
+            ):
+                self.scheduler = scheduler
+                return [DiscardState(), *self._fetch(plan, now_s)]
+            case ((State.KNOCKING | State.ASKED | State.WAITING), Received(source, Answer(ok=ok, text=text))):
+                self.found_member, self.waits = source, "" if ok else f"{source}: {text}"
+                self.unanswered = 0 if ok else self.unanswered  # The cluster goes on.
+                return self._told_by(source, text)
+            case ((State.KNOCKING | State.ASKED), _):
+                return self._while_asking(event, now_s)
+            case State.LINKING, _:
+                return self._while_linking(event, now_s)
+            case State.WAITING, Tick() if self._due(now_s):
+                return self._ask_again(self.waits or "no answer", now_s)
+            case ((State.FETCHING | State.LOADING | State.READY), _):
+                return self._while_pulling(event, now_s)
+        return []
+
+    def _while_asking(self, event: Event, now_s: float) -> list[Effect]:
+        """In KNOCKING and ASKED: a way to the cluster opens, fails, or leads to a plan."""
+        match self.state, event:
+            case State.KNOCKING, Tick() if self._due(now_s):
+                return self._knock(now_s)
+            case _, DialFailed(address, reason) if reason == ITSELF and address in self.seeds:
+                return self._found_itself_at(address)
             case State.KNOCKING, DialFailed(address, reason, final) if address in self.seeds:
                 return self._refused_at(address, reason, final) or self._give_up_if_late(now_s)
             case State.KNOCKING, PeerOpened(client=False):
@@ -180,35 +201,44 @@ class Joiner:
                 return self._knock_soon(address, now_s)
             case State.ASKED, Tick() if self._due(now_s) and now_s < self.ask_again_at_s:
                 return self._knock_again(now_s)
-            case _, Received(_, ScaleOutRefused() as refusal):
-                return self._fail(refusal.reason, refusal.spec)
+            case State.ASKED, Tick() if self._due(now_s):
+                return self._ask_again(self.waits or "no answer", now_s)
             case State.ASKED, Received(scheduler, NegotiationPlan() as plan):
                 self.scheduler = scheduler
                 return self._open_links(plan, now_s)
-            case State.LINKING, PeerOpened(peer, _, False) if peer in self.open:
-                self.open[peer] = True
+        return []
+
+    def _while_linking(self, event: Event, now_s: float) -> list[Effect]:
+        """In LINKING: links of the plan open, fail, and are measured."""
+        links = self.links
+        match event:
+            case PeerOpened(peer, _, False) if peer in links.open:
+                links.opened(peer)
                 return self._examine(peer)
-            case State.LINKING, PeerClosed(peer) if self.open.get(peer) and self.ways[peer]:
-                return self._open_again(peer)
-            case State.LINKING, DialFailed(address, reason):
-                for tries in self.ways.values():
-                    if address in tries:
-                        tries[address] = reason
+            case PeerClosed(peer) if links.open.get(peer) and links.ways[peer]:
+                # Of who rejoins, the link of before may have been open still, and is closed by the other end.
+                return [Dial(way) for way in links.closed(peer)]
+            case DialFailed(address, reason):
+                links.dial_failed(address, reason)
                 return self._report_links(now_s)
-            case State.LINKING, LinkMeasured(peer, rate, source) if peer in self.open:
-                self.measured[peer] = LinkReading(rate_bps=rate, rate_source=source if rate else "")
+            case LinkMeasured(peer, rate, source) if peer in links.open:
+                links.measure(peer, LinkReading(rate_bps=rate, rate_source=source if rate else ""))
                 return self._report_links(now_s)
-            case State.LINKING, Received(peer, DialBackReply() as reply) if peer in self.open:
-                self.dialled_back[peer] = reply
+            case Received(peer, DialBackReply() as reply) if peer in links.open:
+                links.reply(peer, reply)
                 return self._report_links(now_s)
-            case State.LINKING, Tick() if self._due(now_s):
+            case Tick() if self._due(now_s):
                 return self._report_links(now_s, complete=False)
-            case (
-                (State.ASKED | State.WAITING | State.FETCHING | State.READY),
-                Received(scheduler, ReplicationPlan() as plan),
-            ):
-                self.scheduler = scheduler
-                return [DiscardState(), *self._fetch(plan, now_s)]
+        return []
+
+    def _while_pulling(self, event: Event, now_s: float) -> list[Effect]:
+        """In FETCHING, LOADING and READY: the state comes, is loaded, and is told of until a view has this node."""
+        match self.state, event:
+            case _, StateRejected(reason):
+                return self._ask_again(f"the state was unusable ({reason})", now_s)
+            case _, BacklogFull():
+                self.is_to_block()
+                return self._ask_again("results come faster than the state", now_s)
             case State.LOADING, CaughtUp() if self._lags:
                 self.is_to_block()
                 return self._ask_again("the results that wait for it are more than the state", now_s)
@@ -221,17 +251,6 @@ class Joiner:
                 return self._give_up(DEAD, now_s) if hopeless else self._say_ready(now_s)
             case State.READY, Received(_, Answer()):
                 self.unanswered = 0
-            case ((State.KNOCKING | State.ASKED | State.WAITING), Received(source, Answer(ok=ok, text=text))):
-                self.found_member, self.waits = source, "" if ok else f"{source}: {text}"
-                self.unanswered = 0 if ok else self.unanswered  # The cluster goes on.
-                return self._told_by(source, text)
-            case ((State.FETCHING | State.LOADING | State.READY), StateRejected(reason)):
-                return self._ask_again(f"the state was unusable ({reason})", now_s)
-            case ((State.ASKED | State.WAITING), Tick()) if self._due(now_s):
-                return self._ask_again(self.waits or "no answer", now_s)
-            case ((State.FETCHING | State.LOADING | State.READY), BacklogFull()):
-                self.is_to_block()
-                return self._ask_again("results come faster than the state", now_s)
             case State.FETCHING, _ if self.replication is not None:
                 return self._replicate(event, now_s)
         return []
@@ -450,71 +469,43 @@ class Joiner:
     def _open_links(self, plan: NegotiationPlan, now_s: float) -> list[Effect]:
         patience_s = LINK_PATIENCE_S + self.seconds_per_link * len(plan.neighbors)
         self.state, self.wake_at_s = State.LINKING, now_s + patience_s
-        self.ways = {m.id: dict.fromkeys(self.book.ways_to(m), "") for m in plan.neighbors}
-        self.open = {member.id: member.id in self.relay.peers for member in plan.neighbors}
-        self.measured, self.dialled_back = {}, {}
+        links = NewLinks({m.id: tuple(self.book.ways_to(m)) for m in plan.neighbors}, {*self.relay.peers})
+        self.links = links
         # If the cluster drops us, they lead back to it, also where the way to the seeds is gone.
-        ways = (way for tries in self.ways.values() for way in tries)
+        ways = (way for tries in links.ways.values() for way in tries)
         self.seeds = tuple(dict.fromkeys((*self.seeds, *ways)))[: len(self.named) + MAX_FOUND]
-        effects = [effect for peer, is_open in self.open.items() if is_open for effect in self._examine(peer)]
+        effects = [
+            effect for peer, is_open in links.open.items() if is_open for effect in self._examine(peer)
+        ]
         return effects + [
-            Dial(way) for peer, ways in self.ways.items() if not self.open[peer] for way in ways
+            Dial(way) for peer, ways in links.ways.items() if not links.open[peer] for way in ways
         ]
 
     def _examine(self, peer: str) -> list[Effect]:
         """How fast is the link, and could the other end have opened it?"""
         return [MeasureLink(peer), Transmit(peer, DialBack(addresses=self.request.addresses))]
 
-    def _open_again(self, peer: str) -> list[Effect]:
-        """Of who rejoins, the link of before may have been open still, and is closed by the other end."""
-        self.open[peer] = False
-        self.measured.pop(peer, None)
-        self.dialled_back.pop(peer, None)
-        self.ways[peer] = dict.fromkeys(self.ways[peer], "")
-        return [Dial(way) for way in self.ways[peer]]
-
-    def _failed(self, peer: str) -> str:
-        """Why there is no link to it, if there will be none."""
-        tries = self.ways[peer]
-        return "; ".join(f"{way}: {why}" for way, why in tries.items())[:2000] if all(tries.values()) else ""
-
-    def _settled(self, peer: str) -> bool:
-        if not self.open[peer]:
-            return bool(self._failed(peer)) or not self.ways[peer]
-        return peer in self.measured and (peer in self.dialled_back or self._reached)
-
-    @property
-    def _reached(self) -> bool:
-        return any(reply.reached for reply in self.dialled_back.values())
-
     def _report_links(self, now_s: float, complete: bool = True) -> list[Effect]:
-        if complete and not all(self._settled(peer) for peer in self.open):
+        links = self.links
+        if complete and not links.are_settled:
             return []
-        if not any(self.open.values()):
+        if not any(links.open.values()):
             return self._ask_for_others(now_s)
         self.state, self.wake_at_s, self.unanswered = State.WAITING, now_s + ASK_EVERY_S, 0
         self.request = msgspec.structs.replace(self.request, again=True)
         report = NeighborsReady(
             node=self.request.node,
-            addresses=() if self._unreachable else self.request.addresses,
-            links={peer: self.measured.get(peer, LinkReading()) for peer, is_open in self.open.items() if is_open},
-            failed={
-                peer: self._failed(peer) or "no answer" for peer, is_open in self.open.items() if not is_open
-            },
-        )  # fmt: skip
+            addresses=() if links.are_one_sided else self.request.addresses,
+            links=links.readings,
+            failed=links.failures,
+        )
         return self._warn_if_unreachable() + self.relay.send(self.scheduler, report)
 
-    @property
-    def _unreachable(self) -> bool:
-        """Has every neighbour that we link to tried in vain to dial us?"""
-        asked = {peer for peer, is_open in self.open.items() if is_open}
-        return asked <= set(self.dialled_back) and not self._reached
-
     def _warn_if_unreachable(self) -> list[Effect]:
-        if not self._unreachable or self.warned or not self.request.addresses:
+        if not self.links.are_one_sided or self.warned or not self.request.addresses:
             return []
         self.warned = True
-        who = "; ".join(f"{peer}: {reply.reason}" for peer, reply in sorted(self.dialled_back.items()))
+        who = "; ".join(f"{peer}: {reply.reason}" for peer, reply in sorted(self.links.dialled_back.items()))
         told = (
             f"nobody can open a link to it at {', '.join(self.request.addresses)} ({who}): it can only dial. "
             "Give --listen an address that the others can reach"
@@ -525,7 +516,8 @@ class Joiner:
         """They may just have died, and the scheduler is about to learn it; or no way leads there from here."""
         self.planless += 1
         if self.planless >= MAX_PLANLESS:
-            reasons = "; ".join(f"{peer}: {self._failed(peer) or 'no answer'}" for peer in sorted(self.ways))
+            links = self.links
+            reasons = "; ".join(f"{peer}: {links.failed(peer) or 'no answer'}" for peer in sorted(links.ways))
             reason = f"none of the planned neighbours can be reached ({reasons or 'no answer'})"
             return self._give_up(reason, now_s)
         self.request = msgspec.structs.replace(self.request, stuck=True)

@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from .contributions import merge, merge_strikes
 from .effects import (
     Accumulate,
     AdoptChunks,
@@ -57,8 +58,6 @@ from .messages import (
     Install,
     Lack,
     Ready,
-    Side,
-    Sides,
     Strike,
     Tree,
     Up,
@@ -74,9 +73,6 @@ EARLY_STEPS = 4
 EARLY_COMMITS = 8, 1024
 EARLY_RESULTS_BYTES = 1 << 30
 MAX_LACKS = 128  # As a Report may have.
-# Of replicas that differ (chaosnet/agreement.py): so many different ones, and names of each. More help nobody.
-MAX_SIDES = 8
-NAMED = 8
 
 
 def bundles(chunks: int, size: int, borders: tuple[int, ...] = ()) -> list[range]:
@@ -110,60 +106,6 @@ def chunk_trees(count: int, trees: Sequence[HasShare]) -> list[int]:
 def means(totals: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     """Of the sums of (value * weight, weight), by name; what nobody gave any weight has none."""
     return {name: total / weight for name, (total, weight) in totals.items() if weight}
-
-
-def merge(parts: list[Contribution]) -> Contribution:
-    """What several nodes bring to a step, together."""
-    shares: dict[str, int] = {}
-    metrics: dict[str, tuple[float, float]] = {}
-    present = 0
-    for part in parts:
-        shares |= part.shares
-        present |= int.from_bytes(part.present, "little")
-        for name, (total, weight) in part.metrics.items():
-            old = metrics.get(name, (0.0, 0.0))
-            metrics[name] = (old[0] + total, old[1] + weight)
-    return Contribution(
-        weight=sum(part.weight for part in parts),
-        ranges=tuple(sorted(each for part in parts for each in part.ranges)),
-        shares=shares,
-        metrics=metrics,
-        present=present.to_bytes(max((len(part.present) for part in parts), default=0), "little"),
-        dataset=max(part.dataset for part in parts),
-        leaving=all(part.leaving for part in parts),
-        digests=merge_sides([part.digests for part in parts]),
-        accounts=merge_sides([part.accounts for part in parts]),
-        min_samples=max(part.min_samples for part in parts),
-        drop_last=any(part.drop_last for part in parts),
-        strikes=merge_strikes([part.strikes for part in parts]),
-        update=max(part.update for part in parts),  # Those that have one have the same.
-    )
-
-
-def merge_sides(parts: list[Sides]) -> Sides:
-    """Who has which hash, together. What all have alike stays one entry, with a few names."""
-    merged: Sides = {}
-    for part in parts:
-        for kind, sides in part.items():
-            ours = merged.setdefault(kind, {})
-            for digest, side in sides.items():
-                old = ours.get(digest)
-                if old is not None:
-                    names, items = tuple(sorted(old.names + side.names)[:NAMED]), old.items or side.items
-                    ours[digest] = Side(nodes=old.nodes + side.nodes, names=names, items=items)
-                else:
-                    ours[digest] = side
-    for kind, sides in merged.items():
-        if len(sides) > MAX_SIDES:
-            largest = sorted(sides, key=lambda digest: (-sides[digest].nodes, digest))[:MAX_SIDES]
-            merged[kind] = {digest: sides[digest] for digest in largest}
-    return merged
-
-
-def merge_strikes(parts: list[tuple[Strike, ...]]) -> tuple[Strike, ...]:
-    """Each life once, in an order that all agree on."""
-    by_life = {(each.node, each.life): each for part in parts for each in part}
-    return tuple(by_life[key] for key in sorted(by_life))
 
 
 def merge_votes(votes: list[tuple[int, int] | None]) -> tuple[int, int] | None:

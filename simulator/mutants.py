@@ -38,7 +38,7 @@ from ..node.parking import Parking
 from ..node.recovery import Recovery
 from ..node.role import Role
 from ..node.views import Views
-from ..protocols import election, overlay, relay, scale_out, step_sync
+from ..protocols import contributions, election, overlay, relay, scale_out, step_sync
 from ..protocols import liveness as liveness_module
 from ..protocols.data_cursor import DataCursor
 from ..protocols.deaths import Deaths
@@ -486,7 +486,7 @@ def _recovered_results_keep_their_bundles(patch: Patch) -> None:
 
 @_mutant("What a leaving node's subtree has contributed is not put down as used.")
 def _samples_of_a_subtree_are_forgotten(patch: Patch) -> None:
-    original = step_sync.merge
+    original = contributions.merge
 
     def merge(parts: Any) -> Any:
         total = original(parts)

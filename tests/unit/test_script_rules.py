@@ -12,8 +12,8 @@ from chaosnet.lr_schedule import LRSchedule, finished
 from chaosnet.node.gradients import Gradients
 from chaosnet.node.state_window import EVERY, StateWindow
 from chaosnet.node.training_state import TrainingState
+from chaosnet.protocols.contributions import NAMED, merge, merge_sides
 from chaosnet.protocols.messages import Contribution, Side
-from chaosnet.protocols.step_sync import NAMED, merge, merge_sides
 
 LENGTH = 24
 

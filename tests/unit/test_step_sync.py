@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from chaosnet.errors import LocalProtocolError, RemoteProtocolError
 from chaosnet.protocols import effects as fx
+from chaosnet.protocols.contributions import merge
 from chaosnet.protocols.events import Contributed, LocalReady, Received, Retracted
 from chaosnet.protocols.messages import (
     Commit,
@@ -23,7 +24,7 @@ from chaosnet.protocols.messages import (
     Up,
     View,
 )
-from chaosnet.protocols.step_sync import StepSync, bundles, chunk_trees, merge, merge_votes
+from chaosnet.protocols.step_sync import StepSync, bundles, chunk_trees, merge_votes
 
 
 def view(members, parent, root, *, observers=(), term=1, seq=1, **kwargs):
