@@ -43,7 +43,7 @@ def _worker(pipe: Pipe, name: str, join: str, megabytes: float, steps: int, pair
     x, optimizer = torch.randn(BATCH, first), torch.optim.Adam(model.parameters(), 1e-4)
     trainer = Trainer(model, optimizer, join=join, name=name, quiet=True)
     agreement, rules, spent = trainer.engine.agreement, trainer.engine.rules, list[float]()
-    tell, judge, check, read = agreement.tell, agreement.judge, rules.check, agreement._window.read
+    tell, judge, check, read = agreement.tell, agreement.judge, rules.check, agreement.window.read
     in_window = list[float]()
 
     def on() -> bool:
@@ -62,7 +62,7 @@ def _worker(pipe: Pipe, name: str, join: str, megabytes: float, steps: int, pair
         return measured
 
     agreement.tell = timed(tell, ({}, {}))  # type: ignore[method-assign]
-    agreement._window.read = timed(read, None, in_window)  # type: ignore[method-assign]
+    agreement.window.read = timed(read, None, in_window)  # type: ignore[method-assign]
     agreement.judge = timed(judge, None)  # type: ignore[method-assign]
     rules.check = timed(check, None)  # type: ignore[method-assign]
     pipe.send(trainer.status().members[-1].addresses[0] if not join else "in")

@@ -79,7 +79,7 @@ class Agreement:
 
     def __init__(self, state: TrainingState, gradients: Gradients, me: str, policy: str) -> None:
         self._state, self._me, self._policy = state, me, policy
-        self._window = StateWindow(state, gradients)
+        self.window = StateWindow(state, gradients)
         self._parameters = list(state.model.parameters())
         self._names = [name for name, _ in state.model.named_parameters()]
         self._keys: list[tuple[str, ...]] = []
@@ -99,7 +99,7 @@ class Agreement:
         self._records.clear()
         self._accounted.clear()
         self._open.clear()
-        self._window.forget()
+        self.window.forget()
 
     # --- before a step ---
 
@@ -116,7 +116,7 @@ class Agreement:
                 self._note(
                     EXTRA, round, step, _digest(leaves), lambda: [(name, repr(v)) for name, v in leaves]
                 )
-        if reading := self._window.read(round):
+        if reading := self.window.read(round):
             self._note(reading.kind, round, step, reading.digest, lambda: reading.pieces)
         return {kind: self._side(kind, record.digest) for kind, record in self._records.items()}, accounts
 

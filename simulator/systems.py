@@ -132,7 +132,7 @@ class Choosing:
 
 
 def _began(recoveries: Recoveries, state: State) -> Decision:
-    (stay,) = Recoveries._stay(recoveries, state)
+    (stay,) = Recoveries.stay(recoveries, state)
     return Decision(state.batch / stay.step_s, 0.0, "stay")
 
 

@@ -192,7 +192,7 @@ class Recoveries:
 
     # --- families ---
 
-    def _stay(self, state: State) -> list[Recovery]:
+    def stay(self, state: State) -> list[Recovery]:
         if state.lost:
             raise PlanInfeasible(f"{_some(state.lost)} lost (expected nobody)")
         return [self._judged("stay", state, state, overhead_s=0.0)]
@@ -424,7 +424,7 @@ def _some(workers: Collection[str]) -> str:
 
 
 _BY_FAMILY: dict[str, Callable[[Recoveries, State], list[Recovery]]] = {
-    "stay": Recoveries._stay,
+    "stay": Recoveries.stay,
     "fill": Recoveries._fill,
     "reroute": Recoveries._reroute,
     "resize": Recoveries._resize,
