@@ -50,6 +50,8 @@ def serve(on_port: Callable[[int], None]) -> None:
             on_port(int(port) if port.isdigit() else 0)
             if port.isdigit():
                 serving.wait()
+    except OSError:  # No process could be started.
+        on_port(0)
     finally:
         _serving.release()
 

@@ -222,7 +222,7 @@ class NodeLoop:
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
         self.transport = self._make_transport(self)
-        self._tests = LinkTests(self.transport, self.post)
+        self._tests = LinkTests(self.transport, self.post, self._at_once)
         await self.transport.start()
         self._addresses = interfaces.advertised(self.transport.address)
         self._begin_life(0)
@@ -238,7 +238,7 @@ class NodeLoop:
         self.steps = StepHistory()
         self._performer = Performer(
             self.agent, self.all_reduce, self.replica, self.steps, self.transport, self._tests, self._telling,
-            self.outcomes, self.counters, self._addresses, self._backlog_limit, self.post, self.status,
+            self.outcomes, self.counters, self._addresses, self._backlog_limit, self._soon, self.status,
         )  # fmt: skip
 
     def _stop(self, linger_s: float) -> None:
@@ -269,6 +269,13 @@ class NodeLoop:
             if not self._ended.done():
                 self._ended.set_exception(error)
 
+    def _at_once(self, event: ev.Event) -> None:
+        self._catching(lambda: self._event(event))
+
+    def _soon(self, event: ev.Event) -> None:
+        """After the event under way, before what has come since."""
+        self._loop.call_soon(self._at_once, event)
+
     def _event(self, event: ev.Event) -> None:
         if self._ended.done() or self._stopping:
             return
@@ -284,8 +291,7 @@ class NodeLoop:
             self._alarm.set(self.agent.wake_at_s)
 
     def _take_readings(self) -> None:
-        taken = self._vitals.readings(self.rates, self.counters, self.transport)
-        self._catching(lambda: self._event(taken))
+        self._catching(lambda: self._event(self._vitals.readings(self.rates, self.counters, self.transport)))
         for peer, rate_bps in self.agent.readings.sent_bps().items():
             self.transport.bound_unsent(peer, rate_bps)
         if not self._ended.done():
@@ -294,17 +300,17 @@ class NodeLoop:
     # --- the transport's sink ---
 
     def opened(self, peer: str, address: str, dialled: bool, client: bool) -> None:
-        self._catching(lambda: self._event(ev.PeerOpened(peer, address, client, dialled)))
+        self._at_once(ev.PeerOpened(peer, address, client, dialled))
 
     def closed(self, peer: str, clean: bool) -> None:
-        self._catching(lambda: self._event(ev.PeerClosed(peer, clean)))
+        self._at_once(ev.PeerClosed(peer, clean))
 
     def dial_failed(self, address: str, reason: str, final: bool) -> None:
-        self._catching(lambda: self._event(ev.DialFailed(address, reason, final)))
+        self._at_once(ev.DialFailed(address, reason, final))
 
     def checked(self, address: str, peer: str, reason: str) -> None:
         if peer:
-            self._catching(lambda: self._event(ev.Reached(address, peer)))
+            self._at_once(ev.Reached(address, peer))
         else:
             self._tests.look(address, reason)
 

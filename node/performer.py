@@ -44,7 +44,7 @@ class Performer:
     Attributes:
         addresses: Where this node may be dialled.
         backlog_limit: Bytes of results that may wait at a joiner, see BACKLOG_SHARE.
-        post: Hands the agent an event, later and from any thread.
+        soon: Hands the agent an event, after the one under way.
         status: As of NodeLoop.
         member: The training thread has been told that it is one; else what it is told waits there.
         backlog_bytes: Of results that wait there.
@@ -61,7 +61,7 @@ class Performer:
     counters: Counter[str]
     addresses: tuple[str, ...]
     backlog_limit: int
-    post: Callable[[ev.Event], None]
+    soon: Callable[[ev.Event], None]
     status: Callable[[bool], Status]
     member: bool = False
     backlog_bytes: int = 0
@@ -130,8 +130,8 @@ class Performer:
                 self.transport.enforce_keys()
             case fx.SendProbe(peer):
                 self.tests.send_probe(peer)
-            case fx.ServeIperf3() if self.transport.keys:
-                pass  # Its port would be open to everybody. The asker gives up, and measures in-band.
+            case fx.ServeIperf3(peer) if self.transport.keys:
+                self.soon(ev.Iperf3Serving(peer, 0))  # Its port would be open to everybody.
             case fx.ServeIperf3(peer):
                 self.tests.serve_iperf3(peer)
             case fx.RunIperf3(peer, address):
@@ -171,12 +171,12 @@ class Performer:
             case fx.ServeManifest() | fx.ServeShard():
                 pass  # It has gone out.
             case fx.ReadManifest(step=step):
-                self.post(self.replica.read_manifest(effect))
+                self.soon(self.replica.read_manifest(effect))
                 if self.replica.arrival is not None and step in self.agent.serving.snapshots:
                     # For those who join with us.
                     self.replica.snapshots[step] = self.replica.arrival.snapshot()
             case fx.StoreShard():
-                self.post(self.replica.store_shard(effect))
+                self.soon(self.replica.store_shard(effect))
             case fx.StateWhole(step):
                 self._pending.append(StateArrived(step, self.replica.arrived(), self.replica.bytes_by_source))
             case fx.DiscardState():
@@ -194,7 +194,7 @@ class Performer:
         if not self.member:
             self.backlog_bytes += sum(result.nbytes for result in outcome.results)
             if self.backlog_bytes > self.backlog_limit:
-                self.post(ev.BacklogFull())
+                self.soon(ev.BacklogFull())
         self._pending.append(outcome)
 
     def _ask_snapshot(self, effect: fx.TakeSnapshot) -> None:

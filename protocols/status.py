@@ -128,7 +128,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 EVENTS_TOLD = 10  # Without the history.
-MAX_BYTES = 4 << 20  # In one message (messages.py, `StatusReply`).
+MAX_BYTES = 4 << 20  # In one message (messages/reports.py, `StatusReply`).
 DETAIL_CHARS = 300  # Of an event, where those of all do not fit.
 
 

@@ -1,6 +1,6 @@
 """One term of the scheduler's role: what its parts share.
 
-The verbs are what parts do to it; none writes into its fields.
+The verbs are what parts do to it; none puts another object in the place of a field.
 """
 
 from __future__ import annotations

@@ -11,9 +11,7 @@ ROOT = Path(__file__).parent.parent
 
 def main() -> int:
     """Install a copy beside the virtual environment and check it. Returns: mypy's exit status."""
-    shutil.rmtree(
-        ROOT / "build", ignore_errors=True
-    )  # What an earlier copy left there would be copied again.
+    shutil.rmtree(ROOT / "build/lib", ignore_errors=True)  # An earlier copy would be copied again.
     with tempfile.TemporaryDirectory() as folder:
         options = ["--quiet", "--no-deps", "--disable-pip-version-check", "--target", folder]
         subprocess.run([sys.executable, "-m", "pip", "install", *options, str(ROOT)], check=True)

@@ -16,7 +16,7 @@ def test_both_ends_of_an_iperf3_tell_the_core(monkeypatch):
     monkeypatch.setattr(iperf3_probe, "serve", lambda on_port: on_port(5201))
     monkeypatch.setattr(iperf3_probe, "run", lambda address: iperf3_probe.Outcome(1e6, 2e6))
     posted = SimpleQueue()
-    tests = LinkTests(None, posted.put)
+    tests = LinkTests(None, posted.put, None)
     tests.serve_iperf3("b")
     assert posted.get(timeout=5.0) == Iperf3Serving("b", 5201)
     tests.run_iperf3("b", "h:5201")
@@ -32,12 +32,22 @@ def test_who_could_not_be_reached_is_told_with_whether_its_machine_refuses(refus
     posted = []
 
     async def look():
-        LinkTests(None, posted.append).look("h:1", "no answer")
+        LinkTests(None, None, posted.append).look("h:1", "no answer")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
     asyncio.run(look())
     assert posted == [NotReached("h:1", "no answer", refused)]
+
+
+def test_an_iperf3_whose_process_does_not_start_is_told_too(monkeypatch):
+    def fails(*arguments, **how):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(iperf3_probe.subprocess, "Popen", fails)
+    ports = []
+    iperf3_probe.serve(ports.append)
+    assert ports == [0]
 
 
 @pytest.mark.parametrize("shared, parts", [(False, 64), (True, 16)])
@@ -46,5 +56,5 @@ def test_a_probe_is_in_fewer_and_larger_parts_where_memory_is_shared(shared, par
     transport = SimpleNamespace(
         shares_memory=lambda peer: shared, send_bulk=lambda peer, header, body: sent.append(len(body))
     )
-    LinkTests(transport, None).send_probe("b")
+    LinkTests(transport, None, None).send_probe("b")
     assert len(sent) == parts and (shared or sum(sent) == PROBE_BYTES)

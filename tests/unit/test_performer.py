@@ -27,7 +27,7 @@ def performer():
         counters=Counter(),
         addresses=(),
         backlog_limit=0,
-        post=None,
+        soon=None,
         status=None,
         member=True,
     )
