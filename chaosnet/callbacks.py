@@ -11,7 +11,7 @@ from .protocols.messages import Notice
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """A step of the cluster is complete, and applied here.
+    """A step of the cluster is complete, also here.
 
     Attributes:
         round: Number of the all-reduce. It counts those without samples, too, after which `step` is as before.
@@ -34,7 +34,11 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class StateLoaded:
-    """The training state is another one: it came from the cluster at a join or a rejoin, or from a checkpoint."""
+    """The training state is another one: it came from the cluster at a join or a rejoin, or from a checkpoint.
+
+    Attributes:
+        round: The one that is due; `step`: updates of the model up to here.
+    """
 
     round: int
     step: int
@@ -47,14 +51,17 @@ def _nothing(event: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """Functions of the script's own, each called with one event; what they raise, training raises.
+    """Functions of the script's own, each called with one event.
+
+    Those on the training thread are called in the middle of a step, perhaps before `Trainer(...)` has returned: they
+    may ask the trainer, and have it leave after the step, but not step. What they raise, the step raises. The other
+    two are called on the thread that serves the links, so be quick; what they raise is told.
 
     Attributes:
         on_step: After each step of the cluster, also those that a joiner catches up with. On the training thread.
         on_loaded: The state has come from others, or from a checkpoint. On the training thread.
-        on_notice: Something happened in the cluster: somebody joined, left, failed. On a thread of chaosnet's, so be
-            quick: links wait for it.
-        on_parked: Training waits, for the reason given, or goes on (None). As `on_notice`.
+        on_notice: Something happened in the cluster: somebody joined, left, failed.
+        on_parked: Training waits, for the reason given, or goes on (None).
     """
 
     on_step: Callable[[StepDone], None] = _nothing

@@ -64,8 +64,8 @@ class LRSchedule:
                 "lr_scheduler_every='epoch' counts epochs of trainer.batches, and this script brings its own data "
                 "(expected 'step', or a number of samples)"
             )
-        if step_counts(self.scheduler) != self._counts:
-            self._counts = step_counts(self.scheduler)
+        before, self._counts = self._counts, step_counts(self.scheduler)
+        if any(each is other and count != was for each, count in self._counts for other, was in before):
             name = type(self.scheduler).__name__
             raise ConfigError(
                 f"{name} was stepped past Trainer, which steps it on all nodes alike (expected no call; or, where "
@@ -212,14 +212,14 @@ def finished(scheduler: Any) -> bool:
     return False
 
 
-def step_counts(scheduler: Any) -> tuple[Any, ...]:
-    """How often it, and each that it is made of, has been stepped, by whomever; None where that is not known."""
+def step_counts(scheduler: Any) -> list[tuple[Any, Any]]:
+    """It, and each that it is made of now, with how often it was stepped, by whomever; None if that is not known."""
     found = [scheduler]
     for each in found:  # It grows meanwhile.
         for inner in _inside(each):
             if not any(inner is other for other in found):
                 found.append(inner)
-    return tuple(getattr(each, "last_epoch", None) for each in found)
+    return [(each, getattr(each, "last_epoch", None)) for each in found]
 
 
 def _inside(scheduler: Any) -> Iterator[Any]:

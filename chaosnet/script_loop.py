@@ -180,7 +180,7 @@ def _check_counted(scheduler: Any) -> None:
 
     Raises: ConfigError if that cannot be seen either; each such call would be one step too many, in silence.
     """
-    if all(count is None for count in step_counts(scheduler)):
+    if all(count is None for _, count in step_counts(scheduler)):
         name = type(scheduler).__name__
         raise ConfigError(
             f"lr_scheduler: {name}.step() cannot be watched, and it has no last_epoch that would tell of a step by "

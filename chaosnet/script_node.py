@@ -9,7 +9,7 @@ from . import endings, exit_event
 from .engines.data_parallel import DataParallel
 from .node.outcomes import Ended
 from .node.session import Session
-from .protocols.errors import ScaleOutFailed
+from .protocols.errors import ScaleOutFailed, describe
 from .remembered import Remembered
 from .script_steps import ScriptSteps
 
@@ -19,6 +19,7 @@ class ScriptNode:
 
     Attributes:
         driver: The thread that called attach or update last.
+        must_leave: A callback has asked for it; it is done when the script comes to its next step, or ends.
     """
 
     def __init__(self, session: Session, engine: DataParallel, members: Remembered) -> None:
@@ -26,7 +27,7 @@ class ScriptNode:
         self.steps = ScriptSteps(session, engine, self)
         self.driver = threading.current_thread()
         self._pid = os.getpid()
-        self._closed = False
+        self._closed = self.must_leave = False
 
     def enter(self) -> None:
         """Become a member. Raises: as Session.enter."""
@@ -35,8 +36,11 @@ class ScriptNode:
         try:
             self._session.enter()
         except (ScaleOutFailed, SystemExit) as error:
-            self._closed = isinstance(error, SystemExit)
-            self._stop()
+            if self._session.ended is None:  # It is the script's own, of a callback.
+                self.crash(describe(error))
+            else:
+                self._closed = isinstance(error, SystemExit)
+                self._stop()
             raise
         self.steps.begin()
         self.steps.await_round()
@@ -51,6 +55,9 @@ class ScriptNode:
             return
         session, engine = self._session, self._engine
         session.leave()
+        self.must_leave = bool(engine.rules.place or session.loop.is_here)
+        if self.must_leave:  # A callback: the step under way ends first.
+            return
         while self.steps.skip():
             pass
         self._closed = True

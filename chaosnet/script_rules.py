@@ -36,7 +36,7 @@ class ScriptRules:
         on_schedule: Callable[[str, tuple[Any, ...]], None],
     ) -> None:
         self._model, self._optimizer, self._gradients, self._say = model, optimizer, gradients, say
-        self._is_after_step = False  # Does the script's after_step run?
+        self.place = ""  # Which function of the script's runs in the middle of a step.
         self._way = ""  # By which of the two calls the script has stepped last.
         self._stepped = ""  # Name of the optimizer that it has stepped last, if they have names.
         if scheduler is None and hasattr(optimizer.step, "_wrapped_by_lr_sched"):
@@ -78,19 +78,19 @@ class ScriptRules:
             )
 
     @contextmanager
-    def after_step(self) -> Iterator[None]:
-        """Within it the script's after_step runs, on all nodes alike."""
-        self._is_after_step = True
+    def within(self, place: str) -> Iterator[None]:
+        """A function of the script's runs, in the middle of a step of the cluster: after_step, or a callback."""
+        before, self.place = self.place, place
         try:
             yield
         finally:
-            self._is_after_step = False
+            self.place = before
 
     def check_place(self, way: str) -> None:
-        """Raises: ConfigError within after_step, which is part of a step of the cluster."""
-        if self._is_after_step:
+        """Raises: ConfigError within a function that is called in the middle of a step."""
+        if self.place:
             raise ConfigError(
-                f"after_step called {way} (expected no step in it: Trainer has stepped the optimizer already, and "
+                f"{self.place} called {way} (expected no step in it: Trainer has stepped the optimizer already, and "
                 "steps the scheduler)"
             )
 

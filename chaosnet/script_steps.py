@@ -14,7 +14,6 @@ from .agreement import HEALS_COUNT_STEPS, MAX_HEALS, Verdict
 from .engines.data_parallel import DataParallel
 from .guard import Guard
 from .means import MAX_WEIGHT
-from .named_updates import parameter_count
 from .node.outcomes import Ended
 from .node.session import Session
 from .protocols.errors import ConfigError, Expelled, ReplicasDiffer
@@ -71,6 +70,10 @@ class ScriptSteps:
 
     def by(self, way: str, samples: float | None, name: str | None, overflow: bool = False) -> None:
         """The script asks for a step by that call. `overflow`: a GradScaler says so; the gradient is left out."""
+        if self._session.loop.is_here:
+            raise ConfigError(
+                f"on_notice or on_parked called {way} (expected no step in it: links wait for it)"
+            )
         self._node.driver = threading.current_thread()
         with self.turn:
             self._engine.rules.check_place(way)
@@ -80,6 +83,8 @@ class ScriptSteps:
                 if overflow:
                     self._engine.drop_gradient()
                 self._update(0 if overflow else samples, name)
+            if self._node.must_leave:
+                self._node.request_node_exit()
         endings.rest_if_all_ends()
 
     def by_optimizer(self, name: str | None, overflow: bool) -> None:
@@ -111,11 +116,7 @@ class ScriptSteps:
         if engine.guard is not None and weight > 0:
             weight = self._guarded(engine.guard, weight)
         engine.schedule.own_step(self._updating, counts=weight > 0)
-        present = engine.contribute(weight)
-        if weight > 0:
-            engine.rules.contributed()
-        named.watch(present, parameter_count(engine.gradients))
-        self._take_part(weight, present)
+        self._take_part(weight, engine.contribute(weight))
         if named.mine == 0:
             self.await_round()
 

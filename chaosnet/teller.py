@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from .callbacks import Callbacks
+from .protocols.errors import describe
 from .protocols.messages import Notice
 
 
@@ -26,9 +29,16 @@ class Teller:
         """Something happened in the cluster."""
         when = f"step {notice.step}: " if notice.step else ""  # Who joins does not know it yet.
         self.say(f"{when}{notice.kind} {notice.node}: {notice.detail}")
-        self._callbacks.on_notice(notice)
+        self._call("on_notice", self._callbacks.on_notice, notice)
 
     def parked(self, reason: str | None) -> None:
         """Training waits, or goes on."""
         self.say(f"waiting: {reason}" if reason else "going on")
-        self._callbacks.on_parked(reason)
+        self._call("on_parked", self._callbacks.on_parked, reason)
+
+    def _call(self, name: str, callback: Callable[[Any], None], event: object) -> None:
+        """On the thread that serves the links, which must not end by an error of the script's."""
+        try:
+            callback(event)
+        except Exception as error:
+            self.say(f"{name} of the script failed: {describe(error)}")

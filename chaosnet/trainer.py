@@ -181,6 +181,7 @@ class Trainer(RunFacts):
             session.open(engine, guarded=engine.guard is not None)
         except BaseException:  # If it cannot listen, the script may go on alone, or try again.
             engine.rules.remove()
+            engine.gradients.detach()
             raise
         self._run = Run(session, engine, node, node.steps, Batches(session, engine, node.steps))
         node.enter()
@@ -236,7 +237,7 @@ class Trainer(RunFacts):
 
     def epochs(self, count: int) -> Iterator[int]:
         """What the cluster still has to do of `count` epochs; a late joiner begins with the present one."""
-        return self._attached().batches.epochs(count)
+        yield from self._attached().batches.epochs(count)
 
     def batches(
         self,
@@ -265,7 +266,7 @@ class Trainer(RunFacts):
         Items that are dictionaries give a dictionary (`model(**batch)`), others a `Batch`.
         A sample over which the scripts of two nodes have ended with an error is set aside (`samples_set_aside`).
         """
-        return self._attached().batches.batches(
+        yield from self._attached().batches.batches(
             dataset, batch_size, epochs, accumulate, drop_last, min_samples, collate_fn
         )
 
@@ -278,7 +279,8 @@ class Trainer(RunFacts):
             weight: Default: the samples of the batch in hand.
         Returns: A handle; `float()` of it after the update is the mean.
         """
-        counts = weight if weight is not None else self._attached().steps.usual_weight
+        usual = self._run.steps.usual_weight if self._run else 1.0
+        counts = weight if weight is not None else usual
         number = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
         return self._means.add(name, number, float(counts))
 

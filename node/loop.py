@@ -173,8 +173,15 @@ class NodeLoop:
 
         self._call(applied)
 
+    @property
+    def is_here(self) -> bool:
+        """Is this the loop's own thread?"""
+        return threading.current_thread() is self._thread
+
     def ask(self, question: Callable[[], Any]) -> Any:
         """Evaluate `question` on the loop's thread, where the core may be read. ChaosnetError: it has ended."""
+        if self.is_here:
+            return question()
         answer: Future[Any] = Future()
 
         def evaluate() -> None:

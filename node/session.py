@@ -59,7 +59,9 @@ class Offer:
 
 
 class Engine(Protocol):
-    """What is trained, as a session sees it. All is called on the thread that drives the session.
+    """What is trained, as a session sees it. `store` and `round` are read on the loop's thread, too.
+
+    All else is called on the thread that drives the session.
 
     What `adopt` changes is agreed: from the same outcomes all members come to the same state, to the bit, and that
     is what `capture` copies and `load` replaces. What else an engine has is local, and lost with its node.
@@ -84,7 +86,10 @@ class Engine(Protocol):
         """The state is the cluster's from here."""
 
     def load(self, arrival: Arrival) -> None:
-        """Replace the agreed state. Raises: ChaosnetError if it cannot be."""
+        """Replace the agreed state, and `round`. Raises: ChaosnetError if it cannot be: it is pulled again."""
+
+    def loaded(self) -> None:
+        """It was replaced, and counts: outcomes are adopted from here on."""
 
     def admitted(self, deal: Deal) -> None:
         """This node is a member from the next step on."""
@@ -107,8 +112,9 @@ class Hooks:
     """Who else hears of a session's life.
 
     Attributes:
+        say: A line for the user; from several threads.
         wants_exit: Has the user asked this node to leave?
-        ended: It is out for good, before anybody hears of it by an error.
+        ended: It is out for good, before anybody hears of it by an error. Not after a join that failed, or a crash.
         notice, parked, view: On the session's own thread: of an event in the cluster, of a wait that begins (with its
             reason) or ends (None), of a new view.
     """
@@ -122,7 +128,10 @@ class Hooks:
 
 
 class Session:
-    """One node in one cluster, from its start to its end. For one thread at a time; `post`, `status` for any.
+    """One node in one cluster, from its start to its end.
+
+    `enter`, `step`, `adopt` and what ends it are for one thread at a time; `post`, `contribute`, `serve_snapshot`,
+    `serves`, `want_out` and `status` are for any.
 
     Attributes:
         ended: How it ended; None while it has not.
@@ -171,6 +180,7 @@ class Session:
         """Listen, as a node that trains with `engine`. `guarded`: see NodeLoop. Raises: ConfigError."""
         self._engine, hooks, name = engine, self.hooks, self.name
         self._offer = engine.offer()
+        self._opened_s = time.monotonic()
         self._loop = NodeLoop(
             self.make_agent, self._make_transport, engine.store, hooks.notice, hooks.parked,
             guarded=guarded, on_view=hooks.view, on_progress=lambda text: self.say(f"{name} {text}"),
@@ -184,7 +194,6 @@ class Session:
 
         Raises: ScaleOutFailed if it cannot be reached or refuses; SystemExit if the user wants out meanwhile.
         """
-        started_s = time.monotonic()
         founds = not self.settings.seeds
         if founds:
             self._say_founded(self._addresses)
@@ -194,7 +203,7 @@ class Session:
             self._ask_to_join()
         if ended := self._become_member(loaded=founds):
             self._fail_to_join(ended)
-        self.join_seconds = time.monotonic() - started_s
+        self.join_seconds = time.monotonic() - self._opened_s
 
     def make_agent(self, addresses: tuple[str, ...], least_life: int) -> Agent:
         """The cores of one life."""
@@ -255,6 +264,8 @@ class Session:
             match self.loop.outcomes.get():
                 case StateArrived() as arrived:
                     loaded, fetched = self._load(arrived), arrived.step
+                    if loaded:
+                        self.engine.loaded()
                     for outcome in waiting if loaded else []:
                         self._adopt_if_new(outcome)
                     waiting.clear()
@@ -288,6 +299,14 @@ class Session:
         self.join_bytes = arrived.arrival.manifest.total_bytes
         self.join_bytes_by_source = dict(arrived.bytes_by_source)
         return True
+
+    def _come_back(self) -> None:
+        """Become a member once more, with the state that the cluster has now."""
+        if ended := self._become_member(loaded=False):
+            self.end(ended)
+            return
+        self.rejoins += 1
+        self.engine.rejoined()
 
     def _adopt_if_new(self, outcome: StepOutcome) -> None:
         if outcome.step >= self.engine.round:
@@ -338,8 +357,11 @@ class Session:
                 self.rejoin(reason)
             case Ended() as ended:
                 self.end(ended)
-            case other:
-                raise AssertionError(f"a member hears of {other!r}")
+            case (
+                _
+            ):  # StateDiscarded: it was put out while it loaded the state, and has asked to be let in again.
+                self.engine.left_behind()
+                self._come_back()
         return None
 
     def adopt(self, outcome: StepOutcome) -> None:
@@ -365,8 +387,8 @@ class Session:
                     self.adopt(outcome)
                 case Ended() as ended:
                     return ended
-                case other:
-                    raise AssertionError(f"a member hears of {other!r}")
+                case _:  # As in `step`.
+                    return Ended("out", "its state was void")
 
     def serve_snapshot(self, step: int, snapshot: Snapshot | None) -> None:
         """See NodeLoop."""
@@ -388,11 +410,7 @@ class Session:
         self.say(f"{self.name} is out of the cluster: {reason}; it rejoins through {', '.join(ways)}")
         if self.hooks.wants_exit():  # It was said while nobody could act upon it.
             self.post(LeaveWanted())
-        if ended := self._become_member(loaded=False):
-            self.end(ended)
-            return
-        self.rejoins += 1
-        self.engine.rejoined()
+        self._come_back()
 
     # --- the end ---
 

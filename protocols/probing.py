@@ -117,10 +117,10 @@ class Prober:
                     return [Transmit(peer, Iperf3Ready(port=port))]
                 self._go_in_band(session, now_s)
                 return [SendProbe(peer)]  # That tells it, too.
-            case Received(peer, Iperf3Ready(port=port)) if session.asker:
+            case Received(peer, Iperf3Ready(port=port)) if session.kind == "iperf3" and session.asker:
                 host = self.book.answered.get(peer, "").rpartition("@")[2].rpartition(":")[0]
                 return [RunIperf3(peer, f"{host}:{port}")]
-            case Iperf3Done(peer, in_bps, out_bps, error) if session.asker:
+            case Iperf3Done(peer, in_bps, out_bps, error) if session.kind == "iperf3" and session.asker:
                 return self._on_iperf3(session, in_bps, out_bps, error, now_s)
         return []
 

@@ -16,7 +16,7 @@ from ..data import DataShare
 from ..guard import Guard
 from ..lr_schedule import LRSchedule
 from ..means import Means
-from ..named_updates import named
+from ..named_updates import named, parameter_count
 from ..node.flat_state import Arrival
 from ..node.gradients import Gradients
 from ..node.outcomes import StepOutcome
@@ -78,7 +78,7 @@ class DataParallel:
         self.samples = 0.0
         self.weight: float | None = None
         self.own_weight = 1.0
-        self._resumed: StateLoaded | None = None
+        self._loaded: StateLoaded | None = None
         self._step_left = 0  # When the cluster went on without this node.
         self._run = secrets.token_hex(8)  # Of the cluster since it was founded or resumed.
         self.healing: Verdict | None = None
@@ -104,9 +104,19 @@ class DataParallel:
             self.checkpointing.counters = session.counters
             self._resume(self.checkpointing)
         self.copies = StateCopies(self.state, session, self.checkpointing, session.say)
-        self.rules = ScriptRules(
-            self.model, self.optimizer, self.lr_scheduler, self.gradients, session.say, on_step, on_schedule
-        )
+        try:
+            self.rules = ScriptRules(
+                self.model,
+                self.optimizer,
+                self.lr_scheduler,
+                self.gradients,
+                session.say,
+                on_step,
+                on_schedule,
+            )
+        except ConfigError:
+            self.gradients.detach()
+            raise
 
     def _terms(self, compression: object) -> dict[str, str]:
         """What all members must have set alike."""
@@ -148,15 +158,20 @@ class DataParallel:
     def founded(self) -> None:
         """See `Engine`."""
         self.state.watch()
-        if self._resumed is not None:
-            self._callbacks.on_loaded(self._resumed)
+        if self._loaded is not None:
+            self.loaded()
 
     def load(self, arrival: Arrival) -> None:
         """See `Engine`."""
-        loaded = self._load(arrival)
+        self._load(arrival)
         self.random.joined(self._run, self.session.name, self.round)
         self.state.watch()  # It reads all of it, so before the others wait for this node.
-        self._callbacks.on_loaded(loaded)
+
+    def loaded(self) -> None:
+        """See `Engine`."""
+        assert self._loaded is not None
+        with self.rules.within("on_loaded"):
+            self._callbacks.on_loaded(self._loaded)
 
     def admitted(self, deal: Deal) -> None:
         """See `Engine`."""
@@ -191,12 +206,12 @@ class DataParallel:
         if arrival is None:
             return
         try:
-            self._resumed = self._load(arrival)
+            self._load(arrival)
         except ConfigError as error:
             raise ConfigError(f"cannot resume from {checkpointing.directory}: {error}") from None
         self._run = secrets.token_hex(8)
 
-    def _load(self, arrival: Arrival) -> StateLoaded:
+    def _load(self, arrival: Arrival) -> None:
         runtime = self.state.load(arrival)
         self.gradients.rebase()
         self.round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
@@ -207,7 +222,7 @@ class DataParallel:
         self.named.phase = runtime.get("phase", 0)
         cursor = runtime["cursor"]
         self.share.cursor = None if cursor is None else DataCursor.from_plain(cursor)
-        return StateLoaded(self.round, self.step, arrival.manifest.total_bytes)
+        self._loaded = StateLoaded(self.round, self.step, arrival.manifest.total_bytes)
 
     def _counters(self) -> dict[str, Any]:
         """Our part of the training state."""
@@ -249,8 +264,14 @@ class DataParallel:
         self.session.contribute(chunks, self.weight if self.weight is not None else self.own_weight)
 
     def contribute(self, weight: float) -> bytes:
-        """The gradients leave, those that have not during backward. Returns: which parameters had one, as bits."""
+        """The gradients leave, those that have not during backward. Returns: which parameters had one, as bits.
+
+        Raises: ConfigError, before they leave, if updates take turns.
+        """
         finished = self.gradients.finish(weight)
+        if weight > 0:
+            self.rules.contributed()
+        self.named.watch(finished.present, parameter_count(self.gradients))
         if finished.retracted:
             text = f"{self.session.name} changed gradients that were on their way"
             self.session.post(Retracted(weight, text))
@@ -329,12 +350,12 @@ class DataParallel:
             self.schedule.progressed(self.share.epoch, self.samples)
         self._judge(outcome)
         self._capture(outcome, applied)
-        self._callbacks.on_step(
-            StepDone(
-                round=outcome.step, step=self.step, applied=applied, weight=total.weight, samples=self.samples,
-                epoch=self.share.epoch, members=tuple(sorted(total.shares)), metrics=dict(self.means.last),
-            )
+        done = StepDone(
+            round=outcome.step, step=self.step, applied=applied, weight=total.weight, samples=self.samples,
+            epoch=self.share.epoch, members=tuple(sorted(total.shares)), metrics=dict(self.means.last),
         )  # fmt: skip
+        with self.rules.within("on_step"):
+            self._callbacks.on_step(done)
 
     def _apply(self, total: Contribution, results: list[torch.Tensor]) -> None:
         """The optimizer steps with the cluster's mean gradient."""
@@ -350,7 +371,7 @@ class DataParallel:
             self.schedule.stepped(total.metrics.get("loss", (0.0, 0.0)))
         self.optimizer.zero_grad(set_to_none=True)
         if told.after_step is not None:
-            with self.rules.after_step(), self.random.alike("after_step", self.step):
+            with self.rules.within("after_step"), self.random.alike("after_step", self.step):
                 told.after_step()
 
     def _is_acceptable(self, outcome: StepOutcome) -> bool:

@@ -33,17 +33,11 @@ class Drift:
         return Offer(digest, spec, encode(spec, "spec"), len(self.store.chunks), (), size, size, (0, 0))
 
     def places(self):
-        return {"vector": self.vector}
+        return {}
 
-    def founded(self): ...
+    def nothing_to_do(self, *told): ...
 
-    def admitted(self, deal): ...
-
-    def entered(self, fetched): ...
-
-    def left_behind(self): ...
-
-    def rejoined(self): ...
+    founded = admitted = loaded = entered = left_behind = rejoined = nothing_to_do
 
     def load(self, arrival):
         self.round = decode(arrival.manifest.plain)

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from chaosnet import ConfigError, ScaleOutFailed, Trainer, capture_exit_event, exit_event
+from chaosnet import Callbacks, ConfigError, ScaleOutFailed, Trainer, capture_exit_event, exit_event
 from chaosnet.agreement import Verdict
 from chaosnet.data import fetch
 from chaosnet.invite import Token
 from chaosnet.node.keys import KeyPair
 from chaosnet.protocols.errors import ChaosnetError, ReplicasDiffer
+from chaosnet.teller import Teller
 
 pytestmark = [pytest.mark.realtime, pytest.mark.usefixtures("fresh_exit_events")]
 
@@ -564,3 +565,79 @@ def test_an_update_without_samples_says_nothing_of_those_to_come(start):
             trainer.model(x).sum().backward()
         trainer.update(samples=samples)
     assert (trainer.step, trainer.samples) == (2, 6)
+
+
+# --- callbacks ---
+
+
+def test_each_step_is_told_with_its_numbers(start, data):
+    told = []
+    trainer = start(callbacks=Callbacks(on_step=told.append))
+    train(trainer, trainer.batches(data, batch_size=8))
+    trained = [each for each in told if each.applied]
+    assert [each.step for each in trained] == list(range(1, trainer.step + 1))
+    assert all(each.members == (trainer.name,) for each in told)
+    assert sum(each.weight for each in told) == told[-1].samples == len(data)
+    assert (told[-1].epoch, told[0].epoch) == (1, 0)
+
+
+def test_a_node_that_is_to_leave_by_a_callback_ends_its_step_first(start, data):
+    def enough(done):
+        if done.step == 2:
+            trainer.request_node_exit()
+
+    trainer = start(callbacks=Callbacks(on_step=enough))
+    assert len(train(trainer, trainer.batches(data, batch_size=2))) == 2
+    assert (trainer.step, trainer.updates_here) == (2, 2)
+    assert trainer.session.ended.how == "left"
+
+
+def once(act):
+    """A callback that does it at the first step with samples, and never again."""
+    done = []
+    return lambda event: event.applied and not done and (done.append(event), act())
+
+
+@pytest.mark.parametrize("call", ["trainer.update", "optimizer.step"])
+def test_a_step_in_a_callback_is_refused(start, data, call):
+    def step():
+        trainer.update() if call == "trainer.update" else trainer.optimizer.step()
+
+    trainer = start(callbacks=Callbacks(on_step=once(step)))
+    with pytest.raises(ConfigError, match=rf"on_step called {call}"):
+        train(trainer, trainer.batches(data, batch_size=8))
+
+
+def test_what_a_callback_raises_the_step_raises(start, data):
+    def fail():
+        raise ValueError("mine")
+
+    trainer = start(callbacks=Callbacks(on_step=once(fail)))
+    with pytest.raises(ValueError, match="mine"):
+        train(trainer, trainer.batches(data, batch_size=8))
+
+
+def test_the_thread_that_serves_links_may_ask_the_trainer_and_have_it_leave_and_takes_no_step(start, data):
+    trainer = start()
+    ask = trainer.session.loop.ask
+    assert ask(lambda: trainer.status().node) == trainer.name
+    with pytest.raises(ConfigError, match=r"on_notice or on_parked called trainer\.update"):
+        ask(trainer.update)
+    ask(trainer.request_node_exit)
+    assert train(trainer, trainer.batches(data, batch_size=2, epochs=100)) == []
+    trainer.close()
+    assert trainer.session.ended.how == "left"
+
+
+def test_what_a_callback_of_notices_raises_is_told_and_no_more(capsys):
+    def fails(event):
+        raise ValueError("mine")
+
+    teller = Teller(False, Callbacks(on_notice=fails, on_parked=fails))
+    teller.parked(None)
+    assert "on_parked of the script failed: ValueError: mine" in capsys.readouterr().err
+
+
+def test_callbacks_of_another_type_are_refused(start):
+    with pytest.raises(ConfigError, match=r"callbacks: .* \(expected chaosnet.Callbacks\(\.\.\.\)\)"):
+        start(callbacks=print)
