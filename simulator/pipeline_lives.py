@@ -19,7 +19,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from .pipeline_step import Ended, Lost, Message, PlacedSync, Status, mix
+from .pipeline_step import Commit, Ended, Flush, Install, Lost, Message, PlacedSync, Status, mix
 from .pipeline_view import Policy, Regroup, View, grown
 
 
@@ -100,6 +100,7 @@ class Life:
         view, stop = self.shape.view, self.shape.stop
         policy = Policy(self.rng, self.shape.copies, self.shape.restless, self.shape.leaver, grow)
         self.nodes = {name: core(name, view, stop, policy.propose) for name in view.nodes}
+        self.slow = {(a, b) for a in view.nodes for b in view.nodes if self.rng.random() < 0.2}
         self.living = dict.fromkeys(view.nodes)
         self.links: dict[tuple[str, str], deque[Message]] = {}
         self.busy: list[tuple[str, str]] = []
@@ -108,6 +109,7 @@ class Life:
         self.settled: set[tuple[int, int]] = set()  # Views in which a step was committed.
         self.committed: set[int] = set()
         self.delivered = self.crashed = 0
+        self.turning = False  # Was a message delivered that decides something? Then crashes are likelier.
         self.kinds: Counter[str] = Counter()
         self.story: deque[str] = deque(maxlen=60)
 
@@ -118,7 +120,7 @@ class Life:
                 self._post(name, node.start())
             left = self.shape.crashes if crashes is None else 0
             while self.busy:
-                if left and self.rng.random() < 0.008:
+                if left and self.rng.random() < (0.05 if self.turning else 0.006):
                     left -= 1
                     self._crash(self.rng.choice([*self.living]))
                 else:
@@ -138,6 +140,8 @@ class Life:
 
     def _deliver(self, crash: Crash | None) -> None:
         at = self.rng.randrange(len(self.busy))
+        for _ in range(4 * (self.busy[at] in self.slow)):
+            at = self.rng.randrange(len(self.busy))
         sender, to = self.busy[at]
         link = self.links[sender, to]
         message = link.popleft()
@@ -146,6 +150,7 @@ class Life:
             self.busy.pop()
         self.delivered += 1
         self.kinds[type(message).__name__] += 1
+        self.turning = isinstance(message, Commit | Flush | Install)
         if crash is Crash.SENDER_BEFORE and sender in self.living:
             link.clear()
             self._crash(sender)
@@ -202,7 +207,9 @@ class Life:
         for (chunk, step), grads in node.sums.items():
             grains = [grain for grain, _, _ in grads]
             assert grains == [*range(len(self.shape.view.routes))], f"{node.me}: {chunk}, {step}: {grains}"
-            assert len({key for _, key, _ in grads}) == 1, f"{node.me}: {chunk}, {step}: of several rounds"
+            rounds = {key for _, key, _ in grads}
+            assert len(rounds) == 1, f"{node.me}: {chunk}, {step}: of several rounds"
+            assert node.frozen or min(rounds) >= node.installed, f"{node.me}: {chunk}, {step}: of a void round"
             for grain, _, value in grads:
                 assert value == self.sums[step][grain, chunk], f"{node.me}: {chunk}, {step}: grain {grain}"
         if node.status is Status.ACTIVE and node.step < self.shape.stop:
@@ -253,9 +260,29 @@ class Searched:
         self.kinds.update(life.kinds)
 
 
-def search(seeds: Iterable[int], core: type[PlacedSync] = PlacedSync, grow: Regroup = grown) -> Searched:
-    """A random life for each seed."""
+def search(
+    seeds: Iterable[int], core: type[PlacedSync] = PlacedSync, grow: Regroup = grown, most: int = 1
+) -> Searched:
+    """A random life for each seed, until so many have broken a rule."""
     found = Searched()
     for seed in seeds:
         found.add(f"seed {seed}", Life(seed, core, grow))
+        if len(found.broken) >= most:
+            break
+    return found
+
+
+def crash_points(seed: int, shape: Shape, first: Mapping[int, Crash] | None = None) -> list[dict[int, Crash]]:
+    """A crash of either end at every message of a life, which may have one crash already: then after that one."""
+    life = Life(seed, shape=shape).run(first or {})
+    start = max(first or {}, default=-1) + 1
+    return [{**(first or {}), at: crash} for at in range(start, life.delivered) for crash in Crash]
+
+
+def play_points(seed: int, shape: Shape, points: Iterable[Mapping[int, Crash]]) -> Searched:
+    """A life for each; all of them are alike until the crash."""
+    found = Searched()
+    for point in points:
+        name = ", ".join(f"{crash.value} at {at}" for at, crash in point.items())
+        found.add(f"seed {seed}: {name}", Life(seed, shape=shape), point)
     return found
