@@ -68,12 +68,30 @@ class Shape:
         return cls(view, copies, rng.randint(3, 6), restless, leaver, rng.choice((0, 1, 1, 2)))
 
 
+# Two pipelines of two nodes, four grains, three layers in two chunks each with a spare copy, one node to spare;
+# n2 is to leave. In four steps keepers are added, dropped and made root, and layers move away from it.
+TWO_BY_TWO = Shape(
+    View(
+        key=(0, 0),
+        nodes=("n0", "n1", "n2", "n3", "n4"),
+        routes=(("n0", "n0", "n1"), ("n2", "n3", "n3")) * 2,
+        keepers=(("n0", "n3"), ("n2", "n1"), ("n0", "n3"), ("n3", "n0"), ("n1", "n2"), ("n3", "n0")),
+    ),
+    copies=2,
+    stop=4,
+    restless=0.3,
+    leaver="n2",
+    crashes=0,
+)
+
+
 def reference(view: View, steps: int) -> tuple[list[list[int]], list[dict[tuple[int, int], int]]]:
     """One process that trains alone. Returns: chunks by version, and gradients by step, of a grain and a chunk."""
     states, sums = [[mix(chunk) for chunk in range(len(view.keepers))]], []
     layers = range(len(view.routes[0]))
     for step in range(steps):
-        old, grads = states[-1], {}
+        old = states[-1]
+        grads: dict[tuple[int, int], int] = {}
         for grain in range(len(view.routes)):
             value, inputs = mix(step, grain), []
             for layer in layers:
@@ -93,7 +111,11 @@ class Life:
     """One cluster, from a seed."""
 
     def __init__(
-        self, seed: int, core: type[PlacedSync] = PlacedSync, grow: Regroup = grown, shape: Shape | None = None
+        self,
+        seed: int,
+        core: type[PlacedSync] = PlacedSync,
+        grow: Regroup = grown,
+        shape: Shape | None = None,
     ) -> None:
         self.rng = random.Random(seed)
         self.shape = shape or Shape.drawn(self.rng)
@@ -111,7 +133,7 @@ class Life:
         self.delivered = self.crashed = 0
         self.turning = False  # Was a message delivered that decides something? Then crashes are likelier.
         self.kinds: Counter[str] = Counter()
-        self.story: deque[str] = deque(maxlen=60)
+        self.story: deque[tuple[str, str, object]] = deque(maxlen=60)
 
     def run(self, crashes: Mapping[int, Crash] | None = None) -> Life:
         """Until no message is left. `crashes`: at which delivery, instead of at random. Raises: Broken."""
@@ -127,7 +149,8 @@ class Life:
                     self._deliver(crashes.get(self.delivered) if crashes else None)
             self._check_rest()
         except Exception as error:
-            raise Broken(f"{type(error).__name__}: {error}\n" + "\n".join(self.story)) from error
+            story = [f"{sender} -> {to}: {what}" for sender, to, what in self.story]
+            raise Broken("\n".join([f"{type(error).__name__}: {error}", *story])) from error
         return self
 
     def _post(self, sender: str, messages: Iterable[tuple[str, Message]]) -> None:
@@ -163,7 +186,7 @@ class Life:
                 self._crash(victim)
 
     def _handle(self, sender: str, to: str, message: Message) -> None:
-        self.story.append(f"{sender} -> {to}: {message}")
+        self.story.append((sender, to, message))
         node = self.nodes[to]
         view = node.view
         self._post(to, node.handle(sender, message))
@@ -177,11 +200,11 @@ class Life:
         if node.ended is not None:
             self._check_loss(node.ended)
         if node.status is not Status.ACTIVE:
-            self.story.append(f"{to} is {node.status.name}")
+            self.story.append((to, to, node.status))
             self._end(to)
 
     def _crash(self, victim: str) -> None:
-        self.story.append(f"{victim} crashes")
+        self.story.append((victim, victim, "crashes"))
         self.crashed += 1
         for (sender, _), link in self.links.items():
             if sender == victim:
@@ -209,7 +232,9 @@ class Life:
             assert grains == [*range(len(self.shape.view.routes))], f"{node.me}: {chunk}, {step}: {grains}"
             rounds = {key for _, key, _ in grads}
             assert len(rounds) == 1, f"{node.me}: {chunk}, {step}: of several rounds"
-            assert node.frozen or min(rounds) >= node.installed, f"{node.me}: {chunk}, {step}: of a void round"
+            assert node.frozen or min(rounds) >= node.installed, (
+                f"{node.me}: {chunk}, {step}: of a void round"
+            )
             for grain, _, value in grads:
                 assert value == self.sums[step][grain, chunk], f"{node.me}: {chunk}, {step}: grain {grain}"
         if node.status is Status.ACTIVE and node.step < self.shape.stop:
@@ -243,6 +268,7 @@ class Searched:
     lives: int = 0
     messages: int = 0
     crashes: int = 0
+    left: int = 0  # Nodes that did what they were asked to.
     lost: int = 0  # Lives that ended because all copies of something had died.
     kinds: Counter[str] = field(default_factory=Counter)
     broken: dict[str, str] = field(default_factory=dict)  # Seed or point: the story.
@@ -257,6 +283,7 @@ class Searched:
         self.messages += life.delivered
         self.crashes += life.crashed
         self.lost += any(node.status is Status.ENDED for node in life.nodes.values())
+        self.left += sum(node.status is Status.LEFT for node in life.nodes.values())
         self.kinds.update(life.kinds)
 
 
@@ -279,10 +306,19 @@ def crash_points(seed: int, shape: Shape, first: Mapping[int, Crash] | None = No
     return [{**(first or {}), at: crash} for at in range(start, life.delivered) for crash in Crash]
 
 
-def play_points(seed: int, shape: Shape, points: Iterable[Mapping[int, Crash]]) -> Searched:
-    """A life for each; all of them are alike until the crash."""
+def play_points(
+    seed: int,
+    shape: Shape,
+    points: Iterable[Mapping[int, Crash]],
+    core: type[PlacedSync] = PlacedSync,
+    grow: Regroup = grown,
+    most: int = 1,
+) -> Searched:
+    """A life for each, until so many have broken a rule; all of them are alike until the crash."""
     found = Searched()
     for point in points:
         name = ", ".join(f"{crash.value} at {at}" for at, crash in point.items())
-        found.add(f"seed {seed}: {name}", Life(seed, shape=shape), point)
+        found.add(f"seed {seed}: {name}", Life(seed, core, grow, shape), point)
+        if len(found.broken) >= most:
+            break
     return found
