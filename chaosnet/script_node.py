@@ -49,14 +49,20 @@ class ScriptNode:
     def _is_over(self) -> bool:
         return self._closed or self._pid != os.getpid()  # A forked child is not the node.
 
+    @property
+    def _in_callback(self) -> bool:
+        """Is it the script's function that calls, which chaosnet has called? Another thread's is no matter."""
+        within = self._engine.rules.place and threading.current_thread() is self.driver
+        return bool(within or self._session.loop.is_here)
+
     def request_node_exit(self) -> None:
         """See `Trainer`."""
         if self._is_over:
             return
         session, engine = self._session, self._engine
         session.leave()
-        self.must_leave = bool(engine.rules.place or session.loop.is_here)
-        if self.must_leave:  # A callback: the step under way ends first.
+        if self._in_callback:  # The step under way ends first.
+            self.must_leave = True
             return
         while self.steps.skip():
             pass

@@ -29,7 +29,7 @@ from .flat_state import Arrival, Snapshot
 from .loop import NodeLoop
 from .node_settings import NodeSettings
 from .outcomes import Admitted, Ended, Founded, Rates, StateArrived, StateDiscarded, StepOutcome
-from .plain import decode
+from .plain import decode, encode
 from .training_state import first_difference
 from .transport import Transport
 
@@ -42,7 +42,7 @@ class Offer:
     """What an engine brings into a cluster.
 
     Attributes:
-        digest, spec: Of all that members must have alike; `spec` in plain data, to tell what differs.
+        digest, spec: Of all that members must have alike; `spec` in plain data (plain.py), to tell what differs.
         chunks: How many pieces the values of a step are summed in; `borders`: those that begin another vector.
         result_bytes: Of the sum of a step.
         state_bytes: Of the state that a joiner receives; `layer_bytes`: of its smallest and largest layer.
@@ -50,7 +50,6 @@ class Offer:
 
     digest: str
     spec: Any
-    encoded_spec: bytes
     chunks: int
     borders: tuple[int, ...]
     result_bytes: int
@@ -216,7 +215,7 @@ class Session:
             borders=offer.borders,
             result_bytes=offer.result_bytes,
             digest=offer.digest,
-            spec=offer.encoded_spec,
+            spec=encode(offer.spec, "spec"),
             policy=self._policy,
             life=max(time.time_ns(), least_life),  # If the clock was set back: Agent, `Outlived`.
             first_step=self.engine.round,
@@ -357,9 +356,7 @@ class Session:
                 self.rejoin(reason)
             case Ended() as ended:
                 self.end(ended)
-            case (
-                _
-            ):  # StateDiscarded: it was put out while it loaded the state, and has asked to be let in again.
+            case _:  # StateDiscarded: put out while it loaded the state, it has asked to be let in again.
                 self.engine.left_behind()
                 self._come_back()
         return None

@@ -20,7 +20,6 @@ from ..named_updates import named, parameter_count
 from ..node.flat_state import Arrival
 from ..node.gradients import Gradients
 from ..node.outcomes import StepOutcome
-from ..node.plain import encode
 from ..node.session import Offer, Session
 from ..node.training_state import TrainingState, get_generators, set_generators
 from ..protocols.data_cursor import DataCursor
@@ -106,14 +105,8 @@ class DataParallel:
         self.copies = StateCopies(self.state, session, self.checkpointing, session.say)
         try:
             self.rules = ScriptRules(
-                self.model,
-                self.optimizer,
-                self.lr_scheduler,
-                self.gradients,
-                session.say,
-                on_step,
-                on_schedule,
-            )
+                self.model, self.optimizer, self.lr_scheduler, self.gradients, session.say, on_step, on_schedule,
+            )  # fmt: skip
         except ConfigError:
             self.gradients.detach()
             raise
@@ -139,11 +132,9 @@ class DataParallel:
 
     def offer(self) -> Offer:
         """See `Engine`."""
-        spec = self.state.spec()
         return Offer(
             digest=self.state.spec_digest(),
-            spec=spec,
-            encoded_spec=encode(spec, "spec"),
+            spec=self.state.spec(),
             chunks=len(self.gradients.chunks),
             borders=self.gradients.borders,
             result_bytes=self.gradients.total_bytes,

@@ -30,7 +30,7 @@ class Drift:
     def offer(self):
         spec = [["vector", ELEMENTS]]
         size, digest = self.vector.nbytes, f"drift of {ELEMENTS}"
-        return Offer(digest, spec, encode(spec, "spec"), len(self.store.chunks), (), size, size, (0, 0))
+        return Offer(digest, spec, len(self.store.chunks), (), size, size, (0, 0))
 
     def places(self):
         return {}

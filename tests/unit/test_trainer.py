@@ -592,6 +592,29 @@ def test_a_node_that_is_to_leave_by_a_callback_ends_its_step_first(start, data):
     assert trainer.session.ended.how == "left"
 
 
+def test_another_thread_that_takes_the_node_out_while_a_callback_runs_waits_until_it_is_out(start, data):
+    entered, told = threading.Event(), []
+
+    def slow(done):
+        if done.applied and not entered.is_set():
+            entered.set()
+            told.append(left.wait(0.2))
+
+    trainer, left = start(callbacks=Callbacks(on_step=slow)), threading.Event()
+
+    def leave():
+        entered.wait(10.0)
+        trainer.request_node_exit()
+        told.append(trainer.session.ended.how)
+        left.set()
+
+    other = threading.Thread(target=leave)
+    other.start()
+    train(trainer, trainer.batches(data, batch_size=2))
+    other.join(10.0)
+    assert told == [False, "left"]
+
+
 def once(act):
     """A callback that does it at the first step with samples, and never again."""
     done = []
