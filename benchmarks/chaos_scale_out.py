@@ -32,6 +32,14 @@ from .figures import bars, legend_below, publish, table
 MB = 1e6
 PAPER_7 = {"Pollux": "> 100", "EDL+": "> 10 if large", "Autoscaling": "near EDL+", "Chaos": "about 1"}
 PAPER_10 = {"Pollux": "> 1000", "EDL+": "50 to 100", "Autoscaling": "high", "Chaos": "< 10"}
+PHASES = {  # Those of protocols/scale_out.py.
+    "until asked": ("knocking", "asked"),
+    "links, probes": ("linking",),
+    "step's end": ("waiting",),
+    "state": ("fetching",),
+    "loading": ("loading",),
+    "next step's end": ("ready",),
+}
 OPEN = (
     "where links are, and how many a new node has: three or four here, random; the optimizer; what a step takes; "
     "what disks and processes cost beside the links: loopback's processors, and this machine's disk for all"
@@ -77,6 +85,7 @@ def run(
                     rows.append(row | {"bound_s": bound_s(case, work.state_bytes)})
                     click.echo(_line(rows[-1]), err=True)
     shown = [Shown(rows, model, count) for model in models for count in members]
+    _print_phases(shown, list(chosen))
     for idle in {figure.idle: None, not figure.idle: None} if figure.paper else (figure.idle,):
         _print(shown, list(chosen), idle)
     found = {"rows": rows, "scale": scale, "step_s": step_s, "paper": figure.paper, "open": OPEN}
@@ -95,10 +104,33 @@ class Shown:
         """Over all joins on all overlays."""
         return statistics.median(s for row in self.rows for s in row["idle_s" if idle else "delay_s"][name])
 
+    def phase_s(self, name: str, phases: Sequence[str]) -> float:
+        """Of the delay, what went into these."""
+        return statistics.median(
+            sum(join.get(phase, 0.0) for phase in phases)
+            for row in self.rows
+            for join in row["phases_s"][name]
+        )
+
     def to_bound(self, name: str) -> float:
         """Of each overlay's median delay, in the middle."""
         return statistics.median(
             statistics.median(row["delay_s"][name]) / row["bound_s"] for row in self.rows
+        )
+
+
+def _print_phases(shown: Sequence[Shown], names: Sequence[str]) -> None:
+    """Medians of each by itself, so they do not add up to the median delay."""
+    told = [name for name in names if any(any(row["phases_s"][name]) for each in shown for row in each.rows)]
+    if told:
+        click.echo("of the delay, s")
+        table(
+            ["", *PHASES],
+            [
+                [f"{each.label}: {name}", *(each.phase_s(name, phases) for phases in PHASES.values())]
+                for each in shown
+                for name in told
+            ],
         )
 
 

@@ -71,6 +71,7 @@ class Joined(NamedTuple):
     delay_s: float
     idle_by_member: dict[str, float]
     bytes: int
+    phases_s: dict[str, float]  # What the delay went into; empty where it cannot be told.
 
     @property
     def idle_s(self) -> float:
@@ -197,7 +198,7 @@ class Stage:
             )
         called_s = joined["called_s"]
         idle = {name: idle_s(each["times_s"], called_s, first_step_s) for name, each in reports.items()}
-        return Joined(joined["member_s"] - called_s, idle, joined["bytes"])
+        return Joined(joined["member_s"] - called_s, idle, joined["bytes"], joined["phases_s"])
 
     def warm_up(self) -> None:
         """Until all members have made some steps with nobody who starts a process beside them."""

@@ -64,7 +64,7 @@ class StopResume:
         joiner.tell({"do": "leave"})
         joiner.hear(PATIENCE_S)
         joiner.kill()
-        return Joined(delay_s, idle, file.stat().st_size)
+        return Joined(delay_s, idle, file.stat().st_size, {})
 
 
 def _stop(on: Stage, file: Path) -> dict[str, list[float]]:
@@ -150,4 +150,5 @@ def plain(took: Mapping[str, list[Joined]]) -> dict[str, Any]:
         "idle_s": {name: [each.idle_s for each in joins] for name, joins in took.items()},
         "idle_by_member_s": {name: [each.idle_by_member for each in joins] for name, joins in took.items()},
         "bytes": {name: [each.bytes for each in joins] for name, joins in took.items()},
+        "phases_s": {name: [each.phases_s for each in joins] for name, joins in took.items()},
     }

@@ -108,7 +108,8 @@ class Worker:
             blocking=told["blocking"], join_patience_s=JOIN_PATIENCE_S, new=not told["join"], quiet=True,
         )  # fmt: skip
         came = sum(self.trainer.join_bytes_by_source.values())
-        return {"called_s": called_s, "member_s": time.monotonic(), "bytes": came}
+        member_s, phases = time.monotonic(), dict(self.trainer.join_phases)
+        return {"called_s": called_s, "member_s": member_s, "bytes": came, "phases_s": phases}
 
     def step(self) -> None:
         """One, with this node's part in it, or (held up by a barrier) without."""

@@ -98,6 +98,11 @@ class RunFacts:
         return self.session.join_seconds
 
     @property
+    def join_phases(self) -> Mapping[str, float]:
+        """What of it went into what: seconds by phase (docs/life_of_a_join.md); of the last time, if it rejoined."""
+        return self.session.join_phases
+
+    @property
     def join_bytes(self) -> int:
         """Of the state that it received."""
         return self.session.join_bytes

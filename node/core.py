@@ -99,6 +99,11 @@ class Agent(Node):
         return self._finish([Left(reason)], now_s)
 
     @property
+    def join_phases(self) -> dict[str, float]:
+        """Seconds that the last join was in each state of protocols/scale_out.py; empty for a founder."""
+        return dict(self.joining.news.took_s) if self.joining.news else {}
+
+    @property
     def ways_back(self) -> tuple[str, ...]:
         """Where to ask for the cluster that goes on without us: our neighbours, its others, our seeds."""
         view, named_at = self.sync.view, self.neighbors.named_at

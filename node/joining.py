@@ -118,14 +118,17 @@ class Joining:
         )  # fmt: skip
         node.join_by(joiner)
         self.news = JoinNews(joiner, now_s)
-        return joiner.handle(Tick(), now_s)
+        return self.hear(Tick(), now_s)
 
     def hear(self, event: Event, now_s: float) -> list[Effect]:
         """To the joiner's core, if this node is one."""
         joiner = self.node.joiner
         if joiner is None or joiner.state in (JoinerState.JOINED, JoinerState.FAILED):
             return []
-        return joiner.handle(event, now_s)
+        effects = joiner.handle(event, now_s)
+        if self.news:
+            self.news.note(now_s)
+        return effects
 
     def tick(self, now_s: float) -> list[Effect]:
         return self.hear(Tick(), now_s)
@@ -137,7 +140,7 @@ class Joining:
     def on_state(self, event: Event, now_s: float) -> list[Effect]:
         """News of the state that it pulls."""
         effects = self.hear(event, now_s)
-        self._end_if_ready()
+        self._end_if_ready(now_s)
         return effects
 
     def on_discard_state(self, effect: DiscardState, now_s: float) -> list[Effect]:
@@ -163,11 +166,13 @@ class Joining:
     def become_member(self, step: int, now_s: float) -> list[Effect]:
         """The view that makes it one is active."""
         self._begin(now_s)
-        self._end_if_ready()
+        self._end_if_ready(now_s)
         effects: list[Effect] = [Joined(step, self.node.sync.deal)]
         return effects + (self.recovery.go_without_me(now_s) if self.node.asks_again else [])
 
-    def _end_if_ready(self) -> None:
+    def _end_if_ready(self, now_s: float) -> None:
         joiner = self.node.joiner
         if joiner and joiner.state is JoinerState.READY and self.node.phase is Phase.MEMBER:
             joiner.joined()
+            if self.news:
+                self.news.note(now_s)

@@ -148,6 +148,7 @@ class Session:
         self.rejoins = 0
         self.joined_step = 0
         self.join_seconds = 0.0
+        self.join_phases: dict[str, float] = {}  # Seconds in each state of a joiner (protocols/scale_out.py).
         self.join_bytes = 0  # Of the state that this node received, and by whom they were sent.
         self.join_bytes_by_source: dict[str, int] = {}
         self._engine: Engine | None = None
@@ -286,6 +287,7 @@ class Session:
                     self.engine.admitted(deal)
                 case Ended() as ended:
                     return ended
+        self.join_phases = self.loop.ask(lambda: self.loop.agent.join_phases)
         self.engine.entered(fetched)
         return None
 

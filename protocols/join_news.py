@@ -10,12 +10,25 @@ MOST_APART_S = 300.0  # ... but at least so often.
 
 
 class JoinNews:
-    """Of one join, which begins now. `tick` may be called as seldom as once a second."""
+    """Of one join, which begins now. `tick` may be called as seldom as once a second.
+
+    Attributes:
+        took_s: How long it has been in each state of protocols/scale_out.py that it has left, by name.
+    """
 
     def __init__(self, joiner: Joiner, now_s: float) -> None:
         self.joiner, self.began_s = joiner, now_s
+        self.took_s: dict[str, float] = {}
+        self._state, self._since_s = joiner.state, now_s
         self._next_s = FIRST_S[0]
         self._before = (now_s, 0, 0)  # When it was told last; of which attempt, and how many bytes were here.
+
+    def note(self, now_s: float) -> None:
+        """The joiner may have come into another state."""
+        if self.joiner.state is not self._state:
+            name = self._state.value
+            self.took_s[name] = self.took_s.get(name, 0.0) + now_s - self._since_s
+            self._state, self._since_s = self.joiner.state, now_s
 
     def tick(self, now_s: float) -> list[Effect]:
         """A line, if one is due."""

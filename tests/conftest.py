@@ -28,6 +28,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--times", type=int, default=1, help="So often do what goes wrong in test_join_faults.py."
     )
+    parser.addoption("--moments", type=int, default=0, help="And at other random moments with each number.")
     parser.addoption(
         "--state-mb",
         type=int,
@@ -40,6 +41,11 @@ def pytest_addoption(parser):
 def state_mb(request):
     """How large a state to pull."""
     return request.config.getoption("--state-mb")
+
+
+@pytest.fixture
+def moments(request):
+    return request.config.getoption("--moments")
 
 
 @pytest.fixture

@@ -121,6 +121,8 @@ def test_every_system_moves_all_of_the_state_and_pollux_stops_all(tmp_path):
     assert row["delay_s"].keys() == SYSTEMS.keys()
     assert all(each >= row["state_bytes"] for (each,) in row["bytes"].values())
     assert all(row["bound_s"] < delay_s for (delay_s,) in row["delay_s"].values())
+    ((phases_s,), (delay_s,)) = row["phases_s"]["chaosnet"], row["delay_s"]["chaosnet"]
+    assert 0 < phases_s["fetching"] < sum(phases_s.values()) <= delay_s
     for name, (by_member,) in row["idle_by_member_s"].items():
         assert len(by_member) == 3
         assert row["idle_s"][name][0] == pytest.approx(row["delay_s"][name][0] + sum(by_member.values()))

@@ -1,6 +1,6 @@
 """A state of real size is pulled from three members while one of them is killed, or a link is cut or slowed.
 
-Run with -s for the figures, and with --times 50 --state-mb 132 to be sure.
+Run with -s for the figures, and with --times 50 --state-mb 132 to be sure, --moments 1, 2, ... for other moments.
 """
 
 import random
@@ -72,11 +72,11 @@ def pulls(run):
 
 
 @pytest.mark.parametrize("fault", [Killed, Cut, Slowed], ids=lambda fault: fault.__name__.lower())
-def test_a_join_goes_on_without_a_source(fault, tmp_path, monkeypatch, times, state_mb):
+def test_a_join_goes_on_without_a_source(fault, tmp_path, monkeypatch, times, moments, state_mb):
     monkeypatch.setenv("CHAOSNET_TEST_LAYERS", str(state_mb // 6))
     spec = LinkSpec(rate_mbit=8 * state_mb / len(MEMBERS) / TRANSFER_S)
     topology, backend = mesh(4, spec), Netns if HAS_NAMESPACES else Relay
-    rng = random.Random(fault.__name__)
+    rng = random.Random(f"{fault.__name__} {moments}")
     (tmp_path / "go").touch()
     with overlay(backend, topology, tmp_path, monkeypatch) as run:
         for node in MEMBERS:

@@ -111,3 +111,14 @@ def test_links_that_are_reported_again_and_again_without_a_plan_are_given_up():
             bench.plan(A)
             bench.examined("a", 1e6)
     assert effects == [JoinFailed("40 times no plan came (no answer)")]
+
+
+def test_the_time_of_each_phase_is_kept_also_if_the_joiner_comes_into_it_twice():
+    bench = Bench()
+    news = JoinNews(bench.joiner, 0.0)
+    for at_s, state in (1.0, State.ASKED), (1.5, State.LINKING), (2.0, State.LINKING), (4.0, State.ASKED):
+        bench.joiner.state = state
+        news.note(at_s)
+    bench.joiner.state = State.LINKING
+    news.note(4.25)
+    assert news.took_s == {"knocking": 1.0, "asked": 0.75, "linking": 2.5}
