@@ -245,7 +245,7 @@ class Switched:
 
 
 @contextmanager
-def switched(names: Sequence[str], rate_mbit: float) -> Iterator[Machines]:
+def switched(names: Sequence[str], rate_mbit: float) -> Iterator[Switched]:
     """As long as they are needed. Raises: TestbedError."""
     if shutil.which("unshare") is None:
         raise TestbedError("unshare is not installed (package util-linux)")

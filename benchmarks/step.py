@@ -7,23 +7,32 @@ not: the vote on the next view, the commit, results that can be sent again if so
 
 from __future__ import annotations
 
+import ctypes
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from ..netem import commands
+from ..netem.backend import TestbedError
+from ..options import Amount
 from ..outputs import json_option, write_json
+from ..protocols.errors import ConfigError
 from ..trials.demo_digits import small_net
+from .peers import Loopback, switched
 from .processes import Pipe, Workers
 
 WARM_UP, BLOCKS = 2, 12
+CLONE_NEWNET = 0x40000000
 LAYERS = 4
 BATCH = 32
 STEP_S_PER_BLOCK = 0.5  # So long a block is to last, at least.
@@ -37,18 +46,39 @@ def net(parameter_bytes: int) -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS))), torch.randn(BATCH, width)
 
 
+class Place(NamedTuple):
+    """Where a worker runs."""
+
+    address: str
+    variables: Mapping[str, str]
+    namespace: str = ""  # Of the network; "": this machine's.
+
+    def enter(self) -> None:
+        """Of all threads that this one starts from now on. Raises: OSError."""
+        os.environ.update(self.variables)
+        if not self.namespace:
+            return
+        with Path("/var/run/netns", self.namespace).open() as file:  # os.setns is there from Python 3.12 on.
+            if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {self.namespace}")
+
+
 def _worker(
-    pipe: Pipe, rank: int, nodes: int, parameter_bytes: int, store: str, join: str
+    pipe: Pipe, place: Place, rank: int, nodes: int, parameter_bytes: int, store: str, join: str
 ) -> list[tuple[float, float]]:
     """Returns: seconds a step of ours and of DDP's, block by block."""
     from chaosnet.trainer import Trainer
 
+    place.enter()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     ours, x = net(parameter_bytes)
     theirs, _ = net(parameter_bytes)
     optimizers = [torch.optim.Adam(each.parameters(), 1e-4) for each in (ours, theirs)]
-    trainer = Trainer(ours, optimizers[0], join=join, name=f"n{rank}", neighbors=nodes, quiet=True)
+    trainer = Trainer(
+        ours, optimizers[0], join=join, name=f"n{rank}", listen=f"{place.address}:0", insecure=bool(place.namespace),
+        neighbors=nodes, quiet=True,
+    )  # fmt: skip
     pipe.send(trainer.status().members[0].addresses[0] if not join else "in")
 
     def our_step() -> None:
@@ -89,13 +119,28 @@ def _block(step: Callable[[], None], count: int) -> float:
     return (time.perf_counter() - started) / count
 
 
-def measure(parameter_bytes: int, nodes: int, folder: Path) -> dict[str, Any]:
+@contextmanager
+def places(nodes: int, rate_mbit: float) -> Iterator[Sequence[Place]]:
+    """So many: on loopback, or (if `rate_mbit` is not 0) each with a link of that rate to a switch."""
+    names = [f"n{rank}" for rank in range(nodes)]
+    if not rate_mbit:
+        here = Loopback()
+        yield [Place(here.address(name), here.variables(name)) for name in names]
+        return
+    with switched(names, rate_mbit) as on:
+        yield [
+            Place(on.address(name), on.variables(name), commands.namespace(on.testbed, name))
+            for name in names
+        ]
+
+
+def measure(parameter_bytes: int, nodes: int, folder: Path, at: Sequence[Place]) -> dict[str, Any]:
     """Compare among `nodes` processes. A block takes as long as its slowest process."""
     store = folder / f"gloo-{nodes}-{time.time_ns()}"
     with Workers() as workers:
         join = ""
         for rank in range(nodes):
-            workers.start(f"n{rank}", _worker, rank, nodes, parameter_bytes, str(store), join)
+            workers.start(f"n{rank}", _worker, at[rank], rank, nodes, parameter_bytes, str(store), join)
             join = join or workers.receive(f"n{rank}")
         for rank in range(1, nodes):
             workers.receive(f"n{rank}")
@@ -115,20 +160,38 @@ def measure(parameter_bytes: int, nodes: int, folder: Path) -> dict[str, Any]:
     "--mb", default="0,45", show_default=True, help="Sizes of the model; 0: the demo's net (0.4 MB)."
 )
 @click.option("--nodes", default="2,4", show_default=True, help="Numbers of processes to try.")
+@click.option(
+    "--rate",
+    default=0.0,
+    type=Amount(0.0),
+    metavar="MBIT",
+    help="Each process in a network namespace with a link of so many Mbit/s to a switch (root). Default: loopback.",
+)
 @json_option
-def step_command(mb: str, nodes: str, json_file: Path | None) -> None:
+def step_command(mb: str, nodes: str, rate: float, json_file: Path | None) -> None:
     """Steps with chaosnet and with DDP + Gloo, in turns."""
     figures: dict[str, Any] = {}
+    if rate and os.geteuid() != 0:
+        raise ConfigError("bench step --rate: network namespaces need root")
     with tempfile.TemporaryDirectory() as folder:
         for size in (float(part) for part in mb.split(",")):
             for count in (int(part) for part in nodes.split(",")):
-                f = figures[f"{size:g} MB, {count}"] = measure(round(size * 1e6), count, Path(folder))
-                ours, ddp, (low, high) = 1e3 * f["ours_s"], 1e3 * f["ddp_s"], f["middle_half"]
-                click.echo(
-                    f"{count} nodes, {f'{size:g} MB' if size else 'small net'}: a step of ours {ours:.1f} ms, of DDP "
-                    f"+ Gloo {ddp:.1f} ms, ratio {f['ratio']:.2f} (middle half of {BLOCKS}: {low:.2f} to {high:.2f})"
-                )
+                try:
+                    with places(count, rate) as at:
+                        found = measure(round(size * 1e6), count, Path(folder), at)
+                except TestbedError as error:
+                    raise ConfigError(f"bench step --rate: {error}") from None
+                figures[f"{size:g} MB, {count}"] = found
+                click.echo(_line(size, count, found))
     write_json(json_file, figures)
+
+
+def _line(mb: float, nodes: int, found: Mapping[str, Any]) -> str:
+    ours, ddp, (low, high) = 1e3 * found["ours_s"], 1e3 * found["ddp_s"], found["middle_half"]
+    return (
+        f"{nodes} nodes, {f'{mb:g} MB' if mb else 'small net'}: a step of ours {ours:.1f} ms, of DDP + Gloo "
+        f"{ddp:.1f} ms, ratio {found['ratio']:.2f} (middle half of {BLOCKS}: {low:.2f} to {high:.2f})"
+    )
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from overlay import HAS_NAMESPACES
 
 from chaosnet.cli import cli
 
@@ -36,6 +37,15 @@ def test_a_step_is_compared_with_ddp(tmp_path):
     low, high = found["middle_half"]
     assert 0 < low <= found["ratio"] <= high
     assert found["ours_s"] > 0 < found["ddp_s"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_NAMESPACES, reason="needs root, and network namespaces")
+def test_so_is_one_over_links_of_a_given_rate(tmp_path):
+    """Nobody makes a mean between two faster than 1 MB passes over 45 Mbit/s."""
+    found = bench(tmp_path / "found.json", "step", "--mb", "1", "--nodes", "2", "--rate", "45")["1 MB, 2"]
+    least_s = 0.98e6 * 8 / 45e6
+    assert least_s < found["ours_s"] and least_s < found["ddp_s"]
 
 
 @pytest.mark.slow
