@@ -6,15 +6,21 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from numbers import Integral
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from .data import Batch, EpochOrder, NamedBatch, check_dataset, fetch, split
+from torch.utils.data import DataLoader
+
+from .data import Batch, EpochOrder, NamedBatch, check_dataset, fetch, parts
 from .engines.data_parallel import DataParallel
+from .loading import Ahead, check_loader
 from .node.session import Session
+from .protocols.data_cursor import DealRules
 from .protocols.errors import ConfigError
 from .script_steps import ScriptSteps
 from .settings import expect
 
 Collate = Callable[[list[Any]], Any]
+Fetch = Callable[[list[int], Callable[[int], None]], Batch | NamedBatch]
 
 
 class Batches:
@@ -22,6 +28,7 @@ class Batches:
 
     def __init__(self, session: Session, engine: DataParallel, steps: ScriptSteps) -> None:
         self._session, self._engine, self._steps, self._share = session, engine, steps, engine.share
+        self._ahead: WeakKeyDictionary[DataLoader[Any], Ahead] = WeakKeyDictionary()
 
     def epochs(self, count: int) -> Iterator[int]:
         """See `Trainer.epochs`."""
@@ -41,31 +48,62 @@ class Batches:
     def batches(
         self,
         dataset: Any,
-        batch_size: int,
+        batch_size: int | None,
         epochs: int | None,
         accumulate: int,
         drop_last: bool,
         min_samples: int,
         collate_fn: Collate | None,
+        shuffle: bool,
+        global_batch: int | None,
     ) -> Iterator[Any]:
         """See `Trainer.batches`."""
+        loader = dataset if isinstance(dataset, DataLoader) else None
+        if loader is not None:
+            given = {
+                "batch_size": batch_size,
+                "collate_fn": collate_fn,
+                "shuffle": None if shuffle else False,
+            }
+            for what, value in given.items():
+                expect(value is None, what, value, "none beside a DataLoader, whose own counts")
+            shuffle = check_loader(loader)
+            dataset, batch_size = loader.dataset, loader.batch_size
+            drop_last = drop_last or loader.drop_last
         for what, number in (("batch_size", batch_size), ("accumulate", accumulate)):
-            expect(isinstance(number, Integral) and number >= 1, what, number, "a whole number from 1")
-        fits = isinstance(min_samples, Integral) and 1 <= min_samples <= batch_size
+            expect(_counts(number), what, number, "a whole number from 1")
+        assert batch_size is not None
+        fits = _counts(min_samples) and min_samples <= batch_size
         expected = f"a whole number from 1 to batch_size, which is {batch_size}"
         expect(fits, "min_samples", min_samples, expected)
-        expect(drop_last in (True, False), "drop_last", drop_last, "True or False")
+        for what, value in (("drop_last", drop_last), ("shuffle", shuffle)):
+            expect(value in (True, False), what, value, "True or False")
+        whole = global_batch is None or (_counts(global_batch) and global_batch >= min_samples)
+        expect(
+            whole, "global_batch", global_batch, f"a whole number from min_samples, which is {min_samples}"
+        )
         check_dataset(dataset, collate_fn)
+        rules = DealRules(int(min_samples), bool(drop_last), not shuffle, int(global_batch or 0))
         share = self._share
-        order = share.begin(len(dataset), batch_size * accumulate, int(min_samples), bool(drop_last))
+        order = share.begin(len(dataset), int(batch_size) * accumulate, rules)
         self._engine.gradients.arm(None)
         target = epochs if epochs is not None else share.epoch + 1
-        while share.epoch < target and not self._session.done:
-            yield from self._of_step(dataset, order, accumulate, collate_fn)
+        if loader is None:
+            yield from self._until(target, order, accumulate, partial(_fetch, dataset, collate_fn))
+            return
+        ahead = self._ahead.setdefault(loader, Ahead(loader, f"{self._session.name}, {share.seed}"))
+        ahead.begin(lambda: share.ahead(target, accumulate))
+        try:
+            yield from self._until(target, order, accumulate, ahead.fetch)
+        finally:
+            ahead.end()
 
-    def _of_step(
-        self, dataset: Any, order: EpochOrder, accumulate: int, collate: Collate | None
-    ) -> Iterator[Batch | NamedBatch]:
+    def _until(self, target: int, order: EpochOrder, accumulate: int, fetched: Fetch) -> Iterator[Any]:
+        """To the end of that epoch."""
+        while self._share.epoch < target and not self._session.done:
+            yield from self._of_step(order, accumulate, fetched)
+
+    def _of_step(self, order: EpochOrder, accumulate: int, fetched: Fetch) -> Iterator[Batch | NamedBatch]:
         steps, share = self._steps, self._share
         steps.await_round()
         mine, before = share.take(), steps.calls
@@ -73,19 +111,19 @@ class Batches:
             steps.skip()
             return
         weight = float(sum(stop - start for start, stop in mine))
-        parts = list(split(mine, accumulate, share.min_samples)) if accumulate > 1 else [list(mine)]
-        for index, part in enumerate(parts):
+        several = parts(mine, accumulate, share.rules.min_samples)
+        for index, part in enumerate(several):
             if steps.calls != before:
                 raise ConfigError(
-                    f"batches: update() after batch {index} of {len(parts)} that belong together "
+                    f"batches: update() after batch {index} of {len(several)} that belong together "
                     "(expected after the one that has `batch.last`)"
                 )
-            if index == len(parts) - 1:
+            if index == len(several) - 1:
                 self._engine.weight = weight
                 self._engine.gradients.arm(weight)
             share.in_hand = list(part)
-            batch = fetch(dataset, order.indices(share.epoch, part), partial(share.blame, part), collate)
-            batch.last, batch.share = index == len(parts) - 1, batch.samples / weight
+            batch = fetched(order.indices(share.epoch, part), partial(share.blame, part))
+            batch.last, batch.share = index == len(several) - 1, batch.samples / weight
             steps.in_hand = float(batch.samples)
             yield batch
         self._check_stepped(before)
@@ -106,3 +144,14 @@ class Batches:
                 "them after each batch; to accumulate gradients over several batches, pass accumulate=N; for a batch "
                 "that is to be left out, trainer.update(samples=0))"
             )
+
+
+def _counts(number: Any) -> bool:
+    """A whole number from 1."""
+    return isinstance(number, Integral) and int(number) >= 1
+
+
+def _fetch(
+    dataset: Any, collate: Collate | None, indices: list[int], blame: Callable[[int], None]
+) -> Batch | NamedBatch:
+    return fetch(dataset, indices, blame, collate)

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import IterableDataset, default_collate
 
-from .protocols.data_cursor import MAX_ASIDE, DataCursor, positions
+from .protocols.data_cursor import MAX_ASIDE, DataCursor, DealRules, positions
 from .protocols.errors import ConfigError
 from .protocols.messages import Contribution, Range, Strike
+
+USUAL = DealRules()
+ARGUMENTS = {"in_order": "shuffle"}  # As `batches` calls its opposite.
 
 
 class Batch(Sequence[Any]):
@@ -80,11 +83,6 @@ class NamedBatch(dict[Any, Any]):
 
 def check_dataset(dataset: Any, collate_fn: Any = None) -> None:
     """Raises: ConfigError for what cannot be dealt out by index, and says what to give instead."""
-    if isinstance(dataset, DataLoader):
-        raise ConfigError(
-            "batches: got a DataLoader (expected its data set: trainer.batches(loader.dataset, "
-            f"batch_size={loader_size(dataset)}, collate_fn=loader.collate_fn); its workers and sampler are not used)"
-        )
     if isinstance(dataset, IterableDataset):
         raise ConfigError(
             f"batches: {type(dataset).__name__} is an IterableDataset, so no sample of it can be dealt again when a "
@@ -100,20 +98,21 @@ def check_dataset(dataset: Any, collate_fn: Any = None) -> None:
         raise ConfigError(f"batches: collate_fn is {collate_fn!r} (expected a function of a list of samples)")
 
 
-def loader_size(loader: DataLoader[Any]) -> int | str:
-    """What to write for its batch size."""
-    return loader.batch_size or "..."
-
-
 class EpochOrder:
-    """The order of samples in an epoch: a permutation from (seed, epoch), the same on all members."""
+    """The order of samples in an epoch: a permutation from (seed, epoch), the same on all members.
 
-    def __init__(self, length: int, seed: int) -> None:
-        self.length, self.seed = length, seed
+    Args:
+        in_order: No permutation.
+    """
+
+    def __init__(self, length: int, seed: int, in_order: bool = False) -> None:
+        self.length, self.seed, self.in_order = length, seed, in_order
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
     def indices(self, epoch: int, ranges: Iterable[Range]) -> list[int]:
         """Indices of the samples at these positions of the epoch."""
+        if epoch != self._epoch and self.in_order:
+            self._epoch, self._order = epoch, torch.arange(self.length)
         if epoch != self._epoch:
             mixed = random.Random(f"{self.seed}, {epoch}").getrandbits(32)  # torch uses no more bits.
             generator = torch.Generator().manual_seed(mixed)
@@ -144,7 +143,7 @@ class DataShare:
         self.deal: tuple[tuple[str, int], ...] = ()
         self.ranges: list[Range] = []
         self.in_hand: list[Range] = []
-        self.min_samples, self.drop_last = 1, False
+        self.rules = USUAL
         self._order: EpochOrder | None = None
         self.cursor: DataCursor | None = None  # Who joins gets the cluster's.
 
@@ -153,36 +152,51 @@ class DataShare:
         """Epochs that the cluster has completed."""
         return self.cursor.epoch if self.cursor else 0
 
-    def begin(self, length: int, size: int, min_samples: int = 1, drop_last: bool = False) -> EpochOrder:
+    def begin(self, length: int, size: int, rules: DealRules = USUAL) -> EpochOrder:
         """The script wants `size` of `length` samples per step. Raises: ConfigError if the cluster has others."""
         if self.cursor is None:
-            self.min_samples, self.drop_last = min_samples, drop_last
-        if 0 < length < min_samples:
+            self.rules = rules
+        if 0 < length < rules.min_samples:
             raise ConfigError(
-                f"batches: the data set has {length} samples (expected at least min_samples={min_samples})"
+                f"batches: the data set has {length} samples (expected at least min_samples={rules.min_samples})"
             )
         cursor = self._cursor_of(length)
-        for what, ours, theirs in (
-            ("min_samples", min_samples, cursor.min_samples),
-            ("drop_last", drop_last, cursor.drop_last),
-        ):
-            if ours != theirs:
-                raise ConfigError(
-                    f"batches: {what} is {ours} here, {theirs} in the cluster (expected the same)"
-                )
+        _expect_same(rules, cursor.rules)
         if cursor.length != length:
             raise ConfigError(
                 f"batches: the data set has {length} samples here, {cursor.length} in the cluster"
             )
-        self.length, self.size = length, size
-        self.min_samples, self.drop_last = min_samples, drop_last
-        return EpochOrder(length, cursor.seed)  # Of the run's beginning, whatever `seed` is now.
+        self.length, self.size, self.rules = length, size, rules
+        return self.order()
+
+    def order(self) -> EpochOrder:
+        """Of the cluster's epochs."""
+        assert self.cursor is not None
+        # The seed is of the run's beginning, whatever `seed` is now.
+        return EpochOrder(self.cursor.length, self.cursor.seed, self.cursor.in_order)
 
     def take(self) -> list[Range]:
         """Our part of the step under way."""
         assert self.cursor is not None
         self.ranges = list(self.cursor.deal(self.deal).get(self.name, []))
         return self.ranges
+
+    def ahead(self, target: int, accumulate: int) -> Iterator[list[int]]:
+        """Indices of this node's batches from the step under way on, until `target` epochs, if nothing happens.
+
+        A guess: whoever joins, leaves or dies changes what is dealt afterwards.
+        """
+        assert self.cursor is not None
+        cursor, order = DataCursor.from_plain(self.cursor.to_plain()), self.order()
+        while cursor.epoch < target:
+            dealt = cursor.deal(self.deal)
+            for part in parts(dealt.get(self.name, []), accumulate, self.rules.min_samples):
+                yield order.indices(cursor.epoch, part)
+            taken = [each for ranges in dealt.values() for each in ranges]
+            if not taken:
+                return
+            cursor.commit(taken)
+            cursor.end_if_left_over(sum(size for _, size in self.deal))
 
     def completed(self, total: Contribution, settled: bool = True) -> list[str]:
         """A step consumed samples of the cluster's data set, or nodes ended over some.
@@ -199,18 +213,12 @@ class DataShare:
             raise ConfigError(
                 f"batches: this node's data set has {self.length} samples, the cluster's {length}"
             )
+        rules = DealRules(max(total.min_samples, 1), total.drop_last, total.in_order, total.global_batch)
         if self.cursor is None:
-            self.min_samples, self.drop_last = max(total.min_samples, 1), total.drop_last
+            self.rules = rules
         cursor = self._cursor_of(length)
-        rules = {
-            "min_samples": (self.min_samples, total.min_samples),
-            "drop_last": (self.drop_last, total.drop_last),
-        }
-        for what, (ours, theirs) in rules.items():
-            if self.size and ours != theirs:
-                raise ConfigError(
-                    f"batches: {what} is {ours} here, {theirs} in the cluster (expected the same)"
-                )
+        if self.size:
+            _expect_same(self.rules, rules)
         # Somebody may train on one in this step: where it is done over, a strike may be of a later one.
         condemned = cursor.strike(total.strikes)
         trained = set(positions(total.ranges)) if condemned else set()
@@ -274,14 +282,12 @@ class DataShare:
     def _cursor_of(self, length: int) -> DataCursor:
         """The cluster's, or a new one."""
         if self.cursor is None:
-            self.cursor = DataCursor(
-                length, self.seed, min_samples=self.min_samples, drop_last=self.drop_last
-            )
+            self.cursor = DataCursor(length, self.seed, **self.rules._asdict())
         return self.cursor
 
     def _ordered(self, cursor: DataCursor) -> EpochOrder:
         if self._order is None or self._order.length != cursor.length:
-            self._order = EpochOrder(cursor.length, cursor.seed)
+            self._order = self.order()
         return self._order
 
 
@@ -300,15 +306,19 @@ def fetch(
         try:
             items = dataset.__getitems__(indices)
         except Exception:
-            _one_by_one(dataset, indices, blame)  # Which of them is it?
+            one_by_one(dataset, indices, blame)  # Which of them is it?
             raise
     else:
-        items = _one_by_one(dataset, indices, blame)
-    data = (collate or default_collate)(items)
-    return (NamedBatch if isinstance(data, Mapping) else Batch)(data, len(indices))
+        items = one_by_one(dataset, indices, blame)
+    return as_batch((collate or default_collate)(items), len(indices))
 
 
-def _one_by_one(dataset: Any, indices: list[int], blame: Callable[[int], None]) -> list[Any]:
+def as_batch(data: Any, samples: int) -> Batch | NamedBatch:
+    """What a collate function has made of so many samples."""
+    return (NamedBatch if isinstance(data, Mapping) else Batch)(data, samples)
+
+
+def one_by_one(dataset: Any, indices: list[int], blame: Callable[[int], None]) -> list[Any]:
     items = []
     for number, index in enumerate(indices):
         try:
@@ -317,6 +327,21 @@ def _one_by_one(dataset: Any, indices: list[int], blame: Callable[[int], None]) 
             blame(number)
             raise
     return items
+
+
+def _expect_same(ours: DealRules, theirs: DealRules) -> None:
+    """Raises: ConfigError that names the first difference."""
+    for what, mine, others in zip(DealRules._fields, ours, theirs, strict=True):
+        if mine != others:
+            here, there = (not mine, not others) if what == "in_order" else (mine, others)
+            raise ConfigError(
+                f"batches: {ARGUMENTS.get(what, what)} is {here} here, {there} in the cluster (expected the same)"
+            )
+
+
+def parts(mine: Sequence[Range], accumulate: int, least: int) -> list[list[Range]]:
+    """What a node is dealt in a step, as the batches that its script gets."""
+    return list(split(mine, accumulate, least)) if accumulate > 1 else [list(mine)] if mine else []
 
 
 def split(ranges: Sequence[Range], parts: int, least: int = 1) -> Iterator[list[Range]]:

@@ -242,32 +242,39 @@ class Trainer(RunFacts):
     def batches(
         self,
         dataset: Any,
-        batch_size: int,
+        batch_size: int | None = None,
         epochs: int | None = None,
         accumulate: int = 1,
         *,
         drop_last: bool = False,
         min_samples: int = 1,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        shuffle: bool = True,
+        global_batch: int | None = None,
     ) -> Iterator[Any]:
         """This node's share of a data set that all members have: each sample of an epoch exactly once.
 
         However members come, go and crash, what a crashed one had not contributed is dealt out again.
         Args:
-            dataset: Anything with len() and [index].
+            dataset: Anything with len() and [index]; or a DataLoader, whose workers fetch ahead: then its batch size,
+                shuffle, drop_last and collate_fn count.
             batch_size: Samples per batch on this node; other nodes may choose others.
             epochs: Go on until the cluster has done that many in all. Default: to the end of this one.
             accumulate: At most so many batches between two calls of update(), which is due after each that
                 has `batch.last`; scale each loss by `batch.share`.
             drop_last: An epoch ends where fewer samples are left than all nodes take in a step; these are not used.
-            min_samples: No batch has fewer. What cannot be dealt so, less than this an epoch, is not used. Both are
-                the same on all nodes, and what was left out is counted in `samples_dropped`.
+            min_samples: No batch has fewer. What cannot be dealt so, less than this an epoch, is not used. What these
+                two leave out is counted in `samples_dropped`.
             collate_fn: Makes a batch of a list of samples. Default: as torch's DataLoader does.
+            shuffle: Else samples are dealt in their order.
+            global_batch: So many samples are dealt to all nodes together in a step, however many nodes there are,
+                in proportion to their batch sizes, which none exceeds. Default: each gets its batch size.
+        drop_last, min_samples, shuffle and global_batch are the same on all nodes.
         Items that are dictionaries give a dictionary (`model(**batch)`), others a `Batch`.
         A sample over which the scripts of two nodes have ended with an error is set aside (`samples_set_aside`).
         """
         yield from self._attached().batches.batches(
-            dataset, batch_size, epochs, accumulate, drop_last, min_samples, collate_fn
+            dataset, batch_size, epochs, accumulate, drop_last, min_samples, collate_fn, shuffle, global_batch
         )
 
     def mean(self, value: Any, name: str = "loss", weight: float | None = None) -> ClusterMean:

@@ -35,6 +35,8 @@ def merge(parts: list[Contribution]) -> Contribution:
         accounts=merge_sides([part.accounts for part in parts]),
         min_samples=max(part.min_samples for part in parts),
         drop_last=any(part.drop_last for part in parts),
+        in_order=any(part.in_order for part in parts),
+        global_batch=max(part.global_batch for part in parts),
         strikes=merge_strikes([part.strikes for part in parts]),
         update=max(part.update for part in parts),  # Those that have one have the same.
     )

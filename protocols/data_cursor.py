@@ -11,7 +11,7 @@ strikes of two lives is condemned: it counts as consumed, and nobody trains on i
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -23,6 +23,19 @@ MAX_ASIDE = 1000  # Indices of the data set that are kept out of later epochs; o
 
 Range = tuple[int, int]
 """[start, stop), positions in the epoch's permutation."""
+
+
+class DealRules(NamedTuple):
+    """How a data set is dealt out. The same on all nodes, from the run's beginning on."""
+
+    min_samples: int = 1
+    """Nobody is dealt fewer."""
+    drop_last: bool = False
+    """Is the rest of an epoch that is less than all take in a step left out?"""
+    in_order: bool = False
+    """Is an epoch dealt as the data set numbers its samples, and not shuffled?"""
+    global_batch: int = 0
+    """Samples that all members together are dealt in a step, if their batches hold so many; 0: what those hold."""
 
 
 @dataclass(slots=True)
@@ -40,9 +53,10 @@ class DataCursor:
     consumed: list[Range] = field(default_factory=list)
     """Sorted, disjoint, not touching; never the whole epoch."""
     min_samples: int = 1
-    """Nobody is dealt fewer."""
     drop_last: bool = False
-    """Is the rest of an epoch that is less than all take in a step left out?"""
+    in_order: bool = False
+    global_batch: int = 0
+    """The rules: see DealRules."""
     strikes: list[Strike] = field(default_factory=list)
     """In order of (node, life), each once; of positions of this epoch that are not consumed."""
     aside: list[int] = field(default_factory=list)
@@ -55,6 +69,11 @@ class DataCursor:
     def __post_init__(self) -> None:
         if self.length < 1:
             raise ConfigError(f"length: {self.length} (expected >= 1 sample per epoch)")
+
+    @property
+    def rules(self) -> DealRules:
+        """How it deals."""
+        return DealRules(self.min_samples, self.drop_last, self.in_order, self.global_batch)
 
     @property
     def remaining(self) -> int:
@@ -72,6 +91,7 @@ class DataCursor:
         Returns: per member of `shares`, sorted ranges; an empty list where there is nothing for it.
         Raises: ConfigError for a negative batch size or a member named twice.
         """
+        shares = self._limited(shares)
         wanted, suspects = _total(shares), list(positions(self.suspects()))
         if not suspects:
             return _deal_out(self._sizes(self.remaining, wanted, shares), self._unconsumed())
@@ -91,6 +111,11 @@ class DataCursor:
         dealt = _deal_out(sizes, iter(others))
         dealt[taster] = sorted([*tasted, *dealt[taster]])
         return dealt
+
+    def _limited(self, shares: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int]]:
+        """In proportion to their batch sizes, if these are more together than the cluster is to take in a step."""
+        few = 0 < self.global_batch < _total(shares)
+        return tuple(_split(self.global_batch, shares).items()) if few else shares
 
     def _sizes(self, count: int, wanted: int, shares: Sequence[tuple[str, int]]) -> dict[str, int]:
         """How many of `count` positions each gets: none or `min_samples` at least; so is the rest, if it can be."""
@@ -135,6 +160,7 @@ class DataCursor:
 
         An epoch of which nobody has trained anything is not left out.
         """
+        wanted = min(wanted, self.global_batch or wanted)
         untouched = self.remaining >= self.length - len(self.aside)
         if self.remaining < self.min_samples or (
             self.drop_last and self.remaining < wanted and not untouched
@@ -186,6 +212,8 @@ class DataCursor:
             "consumed": [list(interval) for interval in self.consumed],
             "min_samples": self.min_samples,
             "drop_last": self.drop_last,
+            "in_order": self.in_order,
+            "global_batch": self.global_batch,
             "strikes": [[s.node, s.life, [list(each) for each in s.ranges], s.reason] for s in self.strikes],
             "aside": list(self.aside),
             "samples_aside": self.samples_aside,
@@ -203,6 +231,8 @@ class DataCursor:
             cursor = cls(int(plain["length"]), int(plain["seed"]), int(plain["epoch"]), consumed)
             cursor.min_samples = int(plain.get("min_samples", 1))  # A checkpoint may be older than these.
             cursor.drop_last = bool(plain.get("drop_last", False))
+            cursor.in_order = bool(plain.get("in_order", False))
+            cursor.global_batch = int(plain.get("global_batch", 0))
             cursor.strikes = [_strike(*each) for each in plain.get("strikes", ())]
             cursor.aside = [int(each) for each in plain.get("aside", ())]
             cursor.samples_aside = int(plain.get("samples_aside", 0))
@@ -227,8 +257,11 @@ class DataCursor:
             if not previous_stop < start < stop <= self.length:
                 return f"interval [{start}, {stop}) is out of bounds, or overlaps or touches the one before"
             previous_stop = stop
-        if self.min_samples < 1 or min(self.samples_aside, self.samples_dropped) < 0:
-            return f"{self.min_samples} samples at least, {self.samples_aside} aside, {self.samples_dropped} dropped"
+        if self.min_samples < 1 or min(self.samples_aside, self.samples_dropped, self.global_batch) < 0:
+            return (
+                f"{self.min_samples} samples at least, {self.global_batch} in all, {self.samples_aside} aside, "
+                f"{self.samples_dropped} dropped"
+            )
         if any(not 0 <= start < stop <= self.length for each in self.strikes for start, stop in each.ranges):
             return "a strike is out of bounds"
         if any(not 0 <= index < self.length for index in self.aside):

@@ -304,10 +304,7 @@ class DataParallel:
 
     def _dealt(self, **parts: Any) -> Contribution:
         """`parts`, and how the data set is dealt out."""
-        share = self.share
-        return Contribution(
-            dataset=share.length, min_samples=share.min_samples, drop_last=share.drop_last, **parts
-        )
+        return Contribution(dataset=self.share.length, **self.share.rules._asdict(), **parts)
 
     def drop_gradient(self) -> None:
         """What this node has for the step is not counted."""

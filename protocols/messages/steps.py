@@ -70,6 +70,8 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     accounts: Sides = {}  # What was behind those digests of the step before that differed.
     min_samples: Count = 0  # How `dataset` is dealt out: no fewer than this to a node,
     drop_last: bool = False  # and not the rest of an epoch that is less than all take in a step.
+    in_order: bool = False  # Not shuffled.
+    global_batch: Count = 0  # Samples of all in a step; 0: as many as they take.
     strikes: tuple[Strike, ...] = ()  # Of nodes that are gone.
     update: Annotated[str, Meta(max_length=64)] = ""  # Name of the update() behind it, if they have names.
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from chaosnet.data import Batch, DataShare, EpochOrder, check_dataset, fetch, split
 from chaosnet.protocols.errors import ConfigError
@@ -72,7 +72,6 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize(
     ("dataset", "collate", "says"),
     [
-        (DataLoader(range(4), batch_size=2), None, r"batches\(loader\.dataset, batch_size=2, collate_fn="),
         (Stream(), None, r"Stream is an IterableDataset.*update\(samples=\.\.\.\)"),
         ({1, 2}, None, r"set has no __getitem__"),
         ([1, 2], "pad", r"collate_fn is 'pad'"),

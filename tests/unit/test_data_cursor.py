@@ -271,3 +271,24 @@ def test_a_strike_of_another_epoch_is_none():
         assert cursor.strike([late]) == [] and cursor.strikes == []
     assert cursor.strike([Strike(node="a", life=3, ranges=((0, 1),), epoch=1)]) == []
     assert [each for each, _ in cursor.strike([Strike(node="b", life=1, ranges=((0, 1),), epoch=1)])] == [0]
+
+
+def test_a_global_batch_is_shared_in_proportion_however_many_take_part():
+    cursor = DataCursor(length=100, seed=0, global_batch=12)
+    for shares, sizes in (
+        ((("a", 8), ("b", 16)), [4, 8]),
+        ((("a", 8),), [8]),
+        ((("a", 8), ("b", 4)), [8, 4]),
+        ((("a", 8), ("b", 8), ("c", 8), ("d", 0)), [4, 4, 4, 0]),
+    ):
+        dealt = cursor.deal(shares)
+        assert [sum(stop - start for start, stop in dealt[name]) for name, _ in shares] == sizes
+    assert DataCursor.from_plain(cursor.to_plain()).rules == cursor.rules
+
+
+def test_with_drop_last_an_epoch_ends_where_less_than_a_global_batch_is_left():
+    cursor = DataCursor(length=20, seed=0, drop_last=True, global_batch=6)
+    for _ in range(3):
+        cursor.commit(cursor.deal([("a", 8)])["a"])
+        cursor.end_if_left_over(8)
+    assert (cursor.epoch, cursor.samples_dropped) == (1, 2)

@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from chaosnet import Callbacks, ConfigError, ScaleOutFailed, Trainer, capture_exit_event, exit_event
 from chaosnet.agreement import Verdict
@@ -62,7 +62,8 @@ def train(trainer, batches):
     used = []
     for batch in batches:
         loss_of(trainer.model, batch).backward()
-        trainer.update()
+        if batch.last:
+            trainer.update()
         used.append(batch[2].tolist())
     return used
 
@@ -155,6 +156,36 @@ def test_who_breaks_off_goes_on_with_the_rest_of_the_epoch(start, data):
     assert sorted(used) == list(range(LENGTH)) and trainer.epoch == 1
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_data_loader_deals_what_its_data_set_would(start, data, workers):
+    def passes(dataset, **settings):
+        with start() as trainer:
+            return [train(trainer, trainer.batches(dataset, **settings)) for _ in range(2)]
+
+    shuffled = DataLoader(data, batch_size=7, shuffle=True, num_workers=workers)
+    assert passes(shuffled) == passes(data, batch_size=7)
+    assert passes(shuffled, accumulate=2) == passes(data, batch_size=7, accumulate=2)
+    ordered = DataLoader(data, batch_size=7, drop_last=True, num_workers=workers)
+    assert passes(ordered) == 2 * [[list(range(n, n + 7)) for n in (0, 7, 14)]]
+
+
+def test_what_the_data_loader_says_is_not_said_again(start, data):
+    trainer, loader = start(), DataLoader(data, batch_size=7)
+    for given in ({"batch_size": 4}, {"collate_fn": list}, {"shuffle": False}):
+        with pytest.raises(ConfigError, match=f"{next(iter(given))}: .* none beside a DataLoader"):
+            next(trainer.batches(loader, **given))
+
+
+def test_samples_may_be_dealt_in_their_order_and_few_in_a_step(start, data):
+    trainer = start()
+    used = train(trainer, trainer.batches(data, batch_size=8, shuffle=False, global_batch=6))
+    assert used == [list(range(n, n + 6)) for n in range(0, LENGTH, 6)]
+    with pytest.raises(ConfigError, match="shuffle is True here, False in the cluster"):
+        next(trainer.batches(data, batch_size=8, global_batch=6))
+    with pytest.raises(ConfigError, match="global_batch is 0 here, 6 in the cluster"):
+        next(trainer.batches(data, batch_size=8, shuffle=False))
+
+
 def test_a_batch_without_an_update_was_not_used(start, data):
     trainer = start()
     abandoned = next(trainer.batches(data, batch_size=4))[2].tolist()
@@ -204,6 +235,9 @@ def test_forgetting_update_is_noticed(start, data):
         ({"batch_size": 4, "min_samples": "2"}, "min_samples: '2' "),
         ({"batch_size": 4, "min_samples": 5}, r"min_samples: 5 .* which is 4"),
         ({"batch_size": 4, "drop_last": 5}, "drop_last: 5 "),
+        ({"batch_size": 4, "shuffle": "no"}, "shuffle: 'no' "),
+        ({"batch_size": 4, "min_samples": 3, "global_batch": 2}, r"global_batch: 2 .* which is 3"),
+        ({}, r"batch_size: None \(expected a whole number from 1\)"),
     ],
 )
 def test_how_batches_are_dealt_is_checked(start, data, settings, named):
