@@ -244,6 +244,17 @@ def test_of_two_nodes_either_may_die(tmp_path, victim):
         cluster.finish()
 
 
+def test_what_loaders_have_fetched_ahead_is_used_once_whoever_comes_and_goes(tmp_path):
+    with cluster_of(2, tmp_path, loader_workers=1) as cluster:
+        cluster.grow(1)
+        for victim in (2, 0):
+            cluster.nodes[1].advance(30)
+            cluster.without(cluster.nodes[victim].name, cluster.nodes[victim].kill())
+            cluster.grow(1)
+        cluster.nodes[1].advance(30)
+        cluster.finish()
+
+
 def test_two_of_four_may_die_at_once(tmp_path):
     with cluster_of(4, tmp_path) as cluster:
         cluster.nodes[1].kill()

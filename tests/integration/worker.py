@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from chaosnet import Callbacks, StateLoaded, StepDone, Trainer, capture_exit_event
 from chaosnet.node import checkpoint
@@ -159,8 +159,11 @@ def train(worker: Worker) -> None:
     ballast = settings.get("ballast_bytes")  # Makes the state large, and the all-reduce not.
     extra = {"ballast": torch.zeros(ballast, dtype=torch.uint8)} if ballast else None
     trainer = worker.trainer(model, make_optimizer(model), extra_state=extra)
-    data = Numbered(settings.get("samples", 96))
-    for batch in trainer.batches(data, settings.get("batch_size", 4), epochs=settings.get("epochs", 10**6)):
+    data, batch_size = Numbered(settings.get("samples", 96)), settings.get("batch_size", 4)
+    if "loader_workers" in settings:
+        workers = settings["loader_workers"]
+        data, batch_size = DataLoader(data, batch_size, shuffle=True, num_workers=workers), None
+    for batch in trainer.batches(data, batch_size, epochs=settings.get("epochs", 10**6)):
         x, y, indices = batch
         worker.tell_batch(trainer, indices)
         loss = loss_of(model, x, y)
