@@ -7,12 +7,9 @@ twice, or mixed between attempts, shows as a wrong set. Invariants are checked a
 
 from __future__ import annotations
 
-import hashlib
 import math
 import random
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..node.core import Agent, Phase, Settings
@@ -36,130 +33,34 @@ from ..protocols.messages import (
     Shard,
     Up,
     View,
-    ViewKey,
-    link,
 )
-from ..protocols.overlay import lacking
 from ..protocols.scale_in import State as LeaverState
 from ..protocols.scale_out import LIFE_STEP, Otherwise
 from ..scheduler.monitor import ClusterMonitor
 from ..scheduler.sync_plan import POLICIES, Bundler, bundle
 from ..scheduler.views import with_trees
 from . import coverage
-from .network import Machine, Network
+from .history import History
+from .nodes import DATASET, Applied, Clock, Result, SimNode
 
 PROBE_PARTS, PROBE_PART = 2, bytes(64 << 10)
 WHOLE_PROBE_PART = bytes(512 << 10)  # Where bytes take time; together as many as in production.
 READ_EVERY_S = 1.0
-PATIENT_S = 20.0  # Of a joiner with a cluster that is silent.
 INTACT, DAMAGED = b"as sent", b"damaged"  # What a piece of state holds.
-STORY_LINES = 60
 TIMED_BYTES = 8 << 20
 CLOCK_HZ = 1000 * LIFE_STEP  # Of lives. A restart comes later than the messages of the life before it.
-DATASET = 997  # Samples of an epoch; prime, so that the last step of an epoch is never whole.
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """The mean of a chunk: whose contributions, of which step."""
-
-    step: int
-    who: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """A machine's monotonic clock: it began at a time of its own, and may be fast or slow."""
-
-    offset_s: float = 0.0
-    rate: float = 1.0
-
-    def reads(self, now_s: float) -> float:
-        """What it shows at that time."""
-        return self.offset_s + self.rate * now_s
-
-    def at(self, reading_s: float) -> float:
-        """When it shows that."""
-        return (reading_s - self.offset_s) / self.rate
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """A step, as one node has applied it."""
-
-    who: frozenset[str]
-    ranges: tuple[tuple[int, int], ...]
-    state: int  # Hash of all that was applied so far; it stands for parameters and optimizer.
-
-
-class SimNode(Machine):
-    """One machine: its core, its training thread and its memory."""
-
-    def __init__(self, name: str, agent: Agent, batch: int) -> None:
-        super().__init__(name)
-        self.agent, self.batch = agent, batch
-        self.clock, self.slowness = Clock(), 1.0
-        self.deferred: list[ev.Event] = []
-        self.log: list[Applied] = []  # One entry a step.
-        self.cursor = DataCursor(DATASET, seed=0)
-        self.samples = 0  # In the steps of the log.
-        self.loaded = False
-        self.training = False
-        self.step = 0
-        self.backlog: list[
-            tuple[fx.StepCompleted, frozenset[str]]
-        ] = []  # Results that came before the state did.
-        self.results: dict[int, dict[int, _Result]] = {}  # Step: chunk: result.
-        self.sums: dict[range, frozenset[str]] = {}
-        self.contributed: set[tuple[int, int]] = set()  # Step and chunk, of the step under way.
-        self.completed = -1  # The last step that is.
-        self.snapshots: dict[int, tuple[list[Any], Any]] = {}
-        self.arrived: Any = None
-        self.damaged = 0  # Pieces of what has arrived that are not what was sent.
-        self.stored: set[tuple[int, int]] = set()  # Of the state that is arriving.
-        self.last_progress_s = 0.0
-        self.redone = 0  # Steps that it had completed when it died, and others do again.
-        self.tick_at_s: float | None = None
-        self.strays = 0  # Steps completed while left behind.
-        self.goes_on_s = 0.0  # Since then no step has taken too long.
-        self.was_away_s = 0.0  # When it was started, or last stopped.
-        self.refused = False  # By a message that says why.
-        self.installed: ViewKey = (0, 0)  # The view of the last flush that it took part in.
-        self.ways: tuple[str, ...] = ()  # Where it asks to be let in.
-
-    @property
-    def life(self) -> int:
-        return self.agent.life
-
-    @property
-    def view(self) -> View:
-        """The view that it acts in; only members have one for sure."""
-        assert self.agent.sync.view is not None
-        return self.agent.sync.view
-
-
-class SimCluster(Network[SimNode]):
+class SimCluster(History):
     """Runs cores on a virtual clock. Faults are methods; a run is `run(until_s)`."""
 
     def __init__(self, seed: int, chunks: int = 3, policy: str = "fapt", record: bool = False) -> None:
-        super().__init__(seed)
-        self.seed = seed
+        super().__init__(seed, record)
         self.chunks, self.policy = chunks, policy
         self.borders: tuple[int, ...] = ()
         self.bundler: Bundler = bundle
-        self.going_s = 2.0  # Who has made a step no longer ago goes on.
         self.results_kept = math.inf  # Bytes of those that a joiner has no state for yet.
-        self.persons = 0  # How often a person said that nodes are dead.
         self.returns = 0  # Nodes that were told that they are out, and have begun to rejoin.
-        self.history: dict[int, tuple[SimNode, Any]] = {}  # Step: who completed it first, and with what.
-        self.dealt: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}  # To whom, in which step.
-        self.states: dict[
-            int, tuple[SimNode, int]
-        ] = {}  # After so many steps: who was there first, and its state.
-        self.schedulers: dict[int, str] = {}
-        self.views: dict[tuple[int, int], Any] = {}
-        self.record = record  # Keep the whole story.
-        self.told: deque[tuple[float, str, str | ev.Event]] = deque(maxlen=None if record else STORY_LINES)
         self.compute_s = self.rng.choice([0.03, *7 * [0.1, 0.3]])
         self.state_bytes = self.rng.choice([100, 3 << 20, 40 << 20])
         self.retract_odds = self.rng.choice([0.0, 0.0, 0.01])
@@ -452,7 +353,7 @@ class SimCluster(Network[SimNode]):
                 up = Up(key=key, step=step, chunk=chunks.start, count=len(chunks), weight=weight)
                 self._send(node.name, parent, up, payload if weight else None)
             case fx.FinishChunks(step, chunks, _, own):
-                self._store(node, chunks, _Result(step, self._sum(node, step, chunks, own)))
+                self._store(node, chunks, Result(step, self._sum(node, step, chunks, own)))
             case fx.AdoptChunks(step, chunks, payload):
                 assert payload.step == step, f"result of step {payload.step} taken for that of {step}"
                 self._store(node, chunks, payload)
@@ -462,10 +363,10 @@ class SimCluster(Network[SimNode]):
                 for peer in peers:
                     self._send(node.name, peer, down, content)
 
-    def _store(self, node: SimNode, chunks: range, result: _Result) -> None:
+    def _store(self, node: SimNode, chunks: range, result: Result) -> None:
         node.results.setdefault(result.step, {}).update(dict.fromkeys(chunks, result))
 
-    def _kept(self, node: SimNode, step: int, chunks: range) -> _Result:
+    def _kept(self, node: SimNode, step: int, chunks: range) -> Result:
         kept = {node.results[step][chunk] for chunk in chunks}
         assert len(kept) == 1, f"chunks of one message differ in who contributed: {kept}"
         return kept.pop()
@@ -622,7 +523,7 @@ class SimCluster(Network[SimNode]):
 
         self.later(delay_s, hand_over)
 
-    # --- invariants and telling ---
+    # --- what ends, and what is told ---
 
     def _finish(self, node: SimNode, how: str, reason: str) -> None:
         node.done = how
@@ -642,178 +543,6 @@ class SimCluster(Network[SimNode]):
         )
         for each in node.agent.note(notice, node.clock.reads(self.now_s)):
             self._perform(node, each)
-
-    def _check(self, node: SimNode) -> None:
-        if not node.done:
-            node.agent.check_invariants()
-        scheduler = node.agent.scheduler
-        if scheduler is not None:
-            first = self.schedulers.setdefault(scheduler.term, node.name)
-            assert first == node.name, f"{first} and {node.name} are schedulers of term {scheduler.term}"
-
-    def _check_sent(self, sender: str, event: ev.Received) -> None:
-        """What an attempt that is over would have sent keeps no other bytes from their link."""
-        message, installed = event.message, self.nodes[sender].installed
-        if isinstance(message, (Up, Down)):
-            assert message.key >= installed, (
-                f"{sender} sends a chunk of view {message.key}, though a flush has installed {installed}"
-            )
-
-    def _check_gives_up(self, node: SimNode, reason: str) -> None:
-        """Nobody who was not refused may end while a cluster that it knows, and reaches, goes on."""
-        since_s = max(self.now_s - PATIENT_S, node.was_away_s)
-        joiner = node.agent.joiner
-        known = {*node.ways, *(joiner.seeds if joiner else ())}
-        for other in self.active():
-            if other.paused or other.agent.parked or self._left_behind(other):
-                continue
-            goes_on = other.goes_on_s <= since_s and self.now_s - other.last_progress_s <= self.going_s
-            pair = link(node.name, other.name)
-            there = f"{other.name}:1" in known and not self._is_cut(*pair)
-            there = there and self.healed_s.get(pair, 0.0) <= since_s and other.was_away_s <= since_s
-            assert node.refused or not (goes_on and there), (
-                f"{node.name} GIVES UP though {other.name} goes on and can be reached: {reason}"
-            )
-
-    def _check_view(self, node: SimNode, view: Any) -> None:
-        self._say(node.name, f"enters view {view.key}: {','.join(view.member_ids)} + {view.observer_ids}")
-        known = self.views.setdefault(view.key, view)
-        assert known == view, f"two views are called {view.key}"
-
-    def _check_history(self, node: SimNode, step: int, what: Any) -> None:
-        """All who complete a step complete the same. Who is dead, or left behind, may have had another.
-
-        A node that was stopped or cut off while the others went on may still complete the step that was
-        under way (all it needs may be in its queues); it is out of the newest view and will be told so.
-        """
-        holder, known = self.history.get(step, (node, what))
-        if self._left_behind(node):
-            node.strays += step not in self.history or known != what
-            assert node.strays <= 1, f"{node.name} goes on by itself: step {step}"
-            return
-        self._check_samples(node, step, what)
-        redone = not holder.alive or holder.done or self._left_behind(holder)
-        assert known == what or redone, (
-            f"FORK at step {step}: {holder.name} has {known}, {node.name} has {what}"
-        )
-        if known != what and not holder.alive and not holder.done:
-            holder.redone += 1
-            assert holder.redone <= 1 or self.persons, (
-                f"{node.name} does steps again that {holder.name} had gone on with: it was no crash in one view"
-            )
-        if known != what or step not in self.history:
-            self.history[step] = (node, what)
-
-    def _check_state(self, node: SimNode) -> None:
-        """After as many steps, all have the same state: as `_check_history`, but of all that was ever applied."""
-        step, state = len(node.log), node.log[-1].state if node.log else 0
-        holder, known = self.states.get(step, (node, state))
-        if self._left_behind(node):
-            return  # With a step that is nobody else's, perhaps.
-        redone = not holder.alive or holder.done or self._left_behind(holder)
-        assert known == state or redone, (
-            f"STATES DIFFER after {step} steps: {holder.name}'s and {node.name}'s"
-        )
-        if known != state or step not in self.states:
-            self.states[step] = (node, state)
-
-    def _check_samples(self, node: SimNode, step: int, what: tuple[frozenset[str], Any]) -> None:
-        """The samples that a step consumes are those that its contributors were dealt, all of them."""
-        who, ranges = what
-        dealt = sorted(each for name in who for each in self.dealt.get((step, name), ()))
-        assert dealt == sorted(ranges), (
-            f"step {step} of {node.name}: samples {ranges} are not those of {sorted(who)}: {dealt}"
-        )
-
-    def _left_behind(self, node: SimNode) -> bool:
-        newest = self.views[max(self.views)]
-        return newest.find(node.name) is None and newest.key > node.view.key
-
-    def active(self) -> list[SimNode]:
-        """Nodes that are members and alive."""
-        return [n for n in self.nodes.values() if n.alive and not n.done and n.agent.phase is Phase.MEMBER]
-
-    def unsettled(self, since_s: float) -> list[str]:
-        """With all faults over: who is not a member of the one view that goes on, and makes steps since `since_s`?
-
-        Excused is who must wait: parked, where too few live who could go on, and nobody has; or on its way
-        back to a cluster of which all that it knows are dead, or parked like that.
-        """
-        complaints = []
-        alive = [n for n in self.nodes.values() if n.alive and n.done != "Left"]
-        moving = [n for n in alive if n.last_progress_s >= since_s and n.agent.phase is Phase.MEMBER]
-        views = {n.view.key for n in moving}
-        if len(views) > 1:
-            complaints.append(f"{len(views)} views are active: {sorted(views)}")
-        for node in alive:
-            if node in moving and node.agent.parked:
-                complaints.append(f"{node.name} makes steps and says that it is parked ({node.agent.parked})")
-            elif node not in moving and not self._must_park(node) and not self._finds_nobody(node):
-                where = node.done or node.agent.phase.value
-                complaints.append(f"{node.name} ({where}) made no step since {since_s:g} s")
-        return complaints
-
-    def _finds_nobody(self, node: SimNode) -> bool:
-        """Is it on its way in, or was it, and is nobody that it knows in a cluster that goes on?"""
-        known = [n for n in self.active() if f"{n.name}:1" in node.ways]
-        wants_in = node.agent.phase is Phase.JOINING or node.done == "JoinFailed"
-        return wants_in and all(self._must_park(n) for n in known)
-
-    def _must_park(self, node: SimNode) -> bool:
-        """Are too few left of the view that the node acts in, and has none of them gone on without it?
-
-        A half without the most senior goes on only if it saw the others die, which it may have missed. Who
-        came later is not asked: the node does not know where to find them. If those that it knows in newer
-        views must park there, the node must, too: their step is not to be lost, so they vote for none behind.
-        """
-        if node.agent.phase is not Phase.MEMBER or not node.agent.parked:
-            return False
-        known = [n for n in self.active() if n.name in node.view.node_ids]
-        newer = [n for n in known if n.view.key > node.view.key]
-        if newer:
-            return all(self._must_park(n) for n in newer)
-        return lacking(node.agent.sync.electorates(), {n.name for n in known}, set()) is not None
-
-    def is_quiet(self, since_s: float) -> bool:
-        """Has everybody come to rest: all members in one view, nobody on the way in or out, all making steps?"""
-        alive = [n for n in self.nodes.values() if n.alive and not n.done]
-        alive = [n for n in alive if not (n.agent.parked and self._must_park(n))]
-        views = {n.agent.sync.view.key for n in alive if n.agent.sync.view}
-        return (
-            len(views) <= 1
-            and all(
-                n.agent.phase is Phase.MEMBER and n.loaded and n.last_progress_s >= since_s for n in alive
-            )
-            and all(n.agent.leaver.state is LeaverState.STAYING for n in alive)
-            and not any(n.agent.scheduler and n.agent.scheduler.busy for n in alive)
-            and not self.unsettled(since_s)
-        )
-
-    def digest(self) -> str:
-        """Equal for two runs only if they were the same: of the generator that made every delay, and the story."""
-        told = "\n".join(_line(*each) for each in self.told)
-        return hashlib.sha256(f"{self.rng.getstate()} {self.count}\n{told}".encode()).hexdigest()
-
-    def story(self) -> str:
-        """The last events, for a person."""
-        return "\n".join(self.told_lines()[-STORY_LINES:])
-
-    def told_lines(self) -> list[str]:
-        """All that is kept of the story; the whole of it with `record`."""
-        return [_line(*each) for each in self.told]
-
-    def _say(self, node: str, what: str | ev.Event) -> None:
-        """Note it for the story; texts are made of it when somebody asks."""
-        self.told.append((self.now_s, node, what))
-
-
-def _line(now_s: float, node: str, what: str | ev.Event) -> str:
-    match what:
-        case ev.Received(peer, message):
-            what = f"<- from {peer} {message!r}"
-        case ev.Event():
-            what = f"<- {what!r}"
-    return f"{now_s:10.4f} {node:>4} {what[:170]}"
 
 
 def _samples(ranges: Iterable[tuple[int, int]]) -> int:

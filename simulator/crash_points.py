@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 from ..node.core import Phase
 from ..protocols.errors import ConfigError
-from .cluster import SimNode
 from .many_runs import in_processes
 from .negotiations import NEGOTIATIONS, QUIET_S, Negotiation, Point, Sent, Stage, When
+from .nodes import SimNode
 from .random_run import Violation
 
 MAX_NODES = 5

@@ -1,9 +1,6 @@
 """Cores broken on purpose. A simulation that finds nothing may look at nothing: it must catch each of these.
 
-Each mutant breaks one rule for as long as its context lasts. `hunt` plays every negotiation once, and every death
-of one of two members (pairs.py), then seeds that have caught one, every so many of the crash points
-(crash_points.py), then random lives, seed after seed, until an invariant breaks; a mutant that breaks none within
-its budget has survived. What has no effect but a hang is caught because all must come to rest.
+Each mutant breaks one rule for as long as its context lasts; hunt.py looks for a life that notices.
 
 Not here, because breaking it breaks nothing that can be seen from outside: the scheduler's queue (whoever waits
 asks again), a promotion of a joiner that has no state yet (that is what blocking mode is), two voters changed by
@@ -21,9 +18,8 @@ link of the old view that closes before its last step is over (the step is summe
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -50,21 +46,8 @@ from ..protocols.view_change import applied
 from ..scheduler import admission, flushes
 from ..scheduler.flushes import Flushes
 from . import cluster, network
-from .crash_points import play, points
-from .many_runs import in_processes
-from .negotiations import NEGOTIATIONS
-from .pairs import DEATHS
-from .pairs import play as play_death
-from .random_run import run
 
-EVERY = 30  # Of the crash points of three nodes.
-SEEDS = 1000  # The budget of random lives of each.
-# Seeds that have caught one before.
-KNOWN = (0, 6, 13, 27, 28, 56, 174, 195, 244, 283, 327, 423, 427, 586, 30960)
-KNOWN_WITH_RATES = (6, 14, 17, 21, 28, 37, 60, 107, 247, 921)  # The same, of lives in which bytes take time.
 TOO_LONG_S = 2.0
-NODES = 2, 4  # Small clusters lose their quorum more often, and live faster.
-ACTIONS = 300_000  # A life of a minute takes some 30,000; a flood is to be noticed soon.
 
 Patch = Callable[[Any, str, Any], None]
 """Sets an attribute for as long as the mutant lives."""
@@ -88,16 +71,6 @@ class Mutant:
             yield
 
 
-@dataclass(frozen=True, slots=True)
-class Hunt:
-    """How a mutant was caught: after so many lives; `by` "" if it was not."""
-
-    mutant: str
-    lives: int
-    by: str
-    why: str
-
-
 MUTANTS: dict[str, Mutant] = {}
 
 
@@ -107,45 +80,6 @@ def _mutant(breaks: str) -> Callable[[Callable[[Patch], None]], None]:
         MUTANTS[name] = Mutant(name, breaks, patch)
 
     return register
-
-
-def hunt(name: str, seeds: Iterable[int] = range(SEEDS)) -> Hunt:
-    """Look for a life in which the mutant breaks an invariant."""
-    with MUTANTS[name].alive(), mock.patch.object(network, "MAX_ACTIONS", ACTIONS):
-        for lives, (ground, play_it) in enumerate(_grounds(seeds), 1):
-            try:
-                play_it()
-            except Exception as error:
-                return Hunt(name, lives, ground, _first_line(error))
-    return Hunt(name, lives, "", "")
-
-
-def _grounds(seeds: Iterable[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Lives to look at, the short ones first."""
-    recorded = []
-    for each in NEGOTIATIONS.values():
-        yield f"negotiation {each.name}", lambda each=each: recorded.append(list(points(each, 3, 0)))  # type: ignore[misc]
-    for death in DEATHS.values():
-        yield f"death {death.name}", functools.partial(play_death, death)
-    for seed in KNOWN:
-        yield f"seed {seed}", functools.partial(run, seed, nodes=NODES)
-    for seed in KNOWN_WITH_RATES:
-        yield f"seed {seed} --rates", functools.partial(run, seed, nodes=NODES, rates=True)
-    for found in recorded:
-        for point in found[::EVERY]:
-            yield f"crash point {point.name}", functools.partial(play, point)
-    for seed in seeds:
-        yield f"seed {seed}", functools.partial(run, seed, nodes=NODES)
-        yield f"seed {seed} --rates", functools.partial(run, seed, nodes=NODES, rates=True)
-
-
-def hunt_all(names: Iterable[str] = (), processes: int | None = None) -> Iterator[Hunt]:
-    """Hunt these mutants, default: all, over several processes."""
-    return iter(in_processes(hunt, list(names or MUTANTS), processes))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).split("\n")[0]
 
 
 # --- quorums, votes and terms ---

@@ -26,7 +26,8 @@ from ..protocols.messages import (
     link,
 )
 from ..protocols.scale_in import State as LeaverState
-from .cluster import SimCluster, SimNode
+from .cluster import SimCluster
+from .nodes import SimNode
 
 BESIDE = (Ping, Pong, Report, Notice)  # No part of any negotiation: heartbeats, and news for people.
 STEP_S = 0.005

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from ..protocols import events as ev
 from ..protocols.liveness import PAIR_PATIENCE_S
-from .cluster import Clock
 from .negotiations import Stage
+from .nodes import Clock
 from .random_run import Violation
 
 SENIOR, JUNIOR = "n1", "n2"

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from ..protocols import events as ev
 from ..protocols.messages import ConnectLinkRequest, DisconnectLinkRequest, Envelope, Message, Tree, link
-from .cluster import Clock, SimCluster, SimNode
+from .cluster import SimCluster
 from .coverage import crashed, delivered, watched
+from .nodes import Clock, SimNode
 from .rates import CHANGES, Rates
 
 NODES = 2, 7  # At first; as many and four more may join.

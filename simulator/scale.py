@@ -23,7 +23,7 @@ from ..protocols import liveness
 from ..protocols.codec import encode
 from ..protocols.messages import ConnectLinkRequest, DisconnectLinkRequest, Link, Ping, Pong, Routed, link
 from ..scheduler.repairs import MIN_DEGREE
-from .cluster import SimNode
+from .nodes import SimNode
 from .scale_cluster import BACKGROUND, STEP_KINDS, Cost, Happening, ScaleCluster
 
 DEGREE = 3

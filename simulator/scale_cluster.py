@@ -16,8 +16,9 @@ from ..protocols import events as ev
 from ..protocols import liveness
 from ..protocols.codec import encode
 from ..protocols.messages import Contribution, Deal, Down, Envelope, Link, Message, Ready, Shard, Up, View
-from .cluster import Applied, SimCluster, SimNode
+from .cluster import SimCluster
 from .network import Connection
+from .nodes import Applied, SimNode
 
 BATCH = 8
 HOP_S = 0.01  # No message takes longer over one link.

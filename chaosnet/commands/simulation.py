@@ -13,8 +13,9 @@ from ..outputs import write_json
 from ..protocols.errors import ChaosnetError
 from ..simulator import Summary, run_many
 from ..simulator.crash_points import Played, enumerate_points, play, play_all, point_named
+from ..simulator.hunt import Hunt, hunt_all
 from ..simulator.many_runs import COUNTS
-from ..simulator.mutants import MUTANTS, Hunt, hunt_all
+from ..simulator.mutants import MUTANTS
 from ..simulator.random_run import RandomRun, Violation
 
 TELL_EVERY_S = 5.0

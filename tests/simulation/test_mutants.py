@@ -2,7 +2,8 @@
 
 import pytest
 
-from chaosnet.simulator.mutants import MUTANTS, hunt
+from chaosnet.simulator.hunt import hunt
+from chaosnet.simulator.mutants import MUTANTS
 
 
 @pytest.mark.slow

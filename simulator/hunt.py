@@ -1,0 +1,81 @@
+"""Looks for a life in which a broken rule is noticed.
+
+`hunt` plays every negotiation once, and every death of one of two members (pairs.py), then seeds that have caught
+a mutant, every so many of the crash points (crash_points.py), then random lives, seed after seed, until an
+invariant breaks; a mutant that breaks none within its budget has survived. What has no effect but a hang is caught
+because all must come to rest.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from . import network
+from .crash_points import play, points
+from .many_runs import in_processes
+from .mutants import MUTANTS
+from .negotiations import NEGOTIATIONS
+from .pairs import DEATHS
+from .pairs import play as play_death
+from .random_run import run
+
+EVERY = 30  # Of the crash points of three nodes.
+SEEDS = 1000  # The budget of random lives of each.
+# Seeds that have caught one before.
+KNOWN = (0, 6, 13, 27, 28, 56, 174, 195, 244, 283, 327, 423, 427, 586, 30960)
+KNOWN_WITH_RATES = (6, 14, 17, 21, 28, 37, 60, 107, 247, 921)  # The same, of lives in which bytes take time.
+NODES = 2, 4  # Small clusters lose their quorum more often, and live faster.
+ACTIONS = 300_000  # A life of a minute takes some 30,000; a flood is to be noticed soon.
+
+
+@dataclass(frozen=True, slots=True)
+class Hunt:
+    """How a mutant was caught: after so many lives; `by` "" if it was not."""
+
+    mutant: str
+    lives: int
+    by: str
+    why: str
+
+
+def hunt(name: str, seeds: Iterable[int] = range(SEEDS)) -> Hunt:
+    """Look for a life in which the mutant breaks an invariant."""
+    with MUTANTS[name].alive(), mock.patch.object(network, "MAX_ACTIONS", ACTIONS):
+        for lives, (ground, play_it) in enumerate(_grounds(seeds), 1):
+            try:
+                play_it()
+            except Exception as error:
+                return Hunt(name, lives, ground, _first_line(error))
+    return Hunt(name, lives, "", "")
+
+
+def _grounds(seeds: Iterable[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Lives to look at, the short ones first."""
+    recorded = []
+    for each in NEGOTIATIONS.values():
+        yield f"negotiation {each.name}", lambda each=each: recorded.append(list(points(each, 3, 0)))  # type: ignore[misc]
+    for death in DEATHS.values():
+        yield f"death {death.name}", functools.partial(play_death, death)
+    for seed in KNOWN:
+        yield f"seed {seed}", functools.partial(run, seed, nodes=NODES)
+    for seed in KNOWN_WITH_RATES:
+        yield f"seed {seed} --rates", functools.partial(run, seed, nodes=NODES, rates=True)
+    for found in recorded:
+        for point in found[::EVERY]:
+            yield f"crash point {point.name}", functools.partial(play, point)
+    for seed in seeds:
+        yield f"seed {seed}", functools.partial(run, seed, nodes=NODES)
+        yield f"seed {seed} --rates", functools.partial(run, seed, nodes=NODES, rates=True)
+
+
+def hunt_all(names: Iterable[str] = (), processes: int | None = None) -> Iterator[Hunt]:
+    """Hunt these mutants, default: all, over several processes."""
+    return iter(in_processes(hunt, list(names or MUTANTS), processes))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).split("\n")[0]

@@ -1,0 +1,94 @@
+"""One virtual machine of a simulated cluster: its core, its clock, its training thread and its memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..node.core import Agent
+from ..protocols import effects as fx
+from ..protocols import events as ev
+from ..protocols.data_cursor import DataCursor
+from ..protocols.messages import View, ViewKey
+from .network import Machine
+
+DATASET = 997  # Samples of an epoch; prime, so that the last step of an epoch is never whole.
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The mean of a chunk: whose contributions, of which step."""
+
+    step: int
+    who: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A machine's monotonic clock: it began at a time of its own, and may be fast or slow."""
+
+    offset_s: float = 0.0
+    rate: float = 1.0
+
+    def reads(self, now_s: float) -> float:
+        """What it shows at that time."""
+        return self.offset_s + self.rate * now_s
+
+    def at(self, reading_s: float) -> float:
+        """When it shows that."""
+        return (reading_s - self.offset_s) / self.rate
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A step, as one node has applied it."""
+
+    who: frozenset[str]
+    ranges: tuple[tuple[int, int], ...]
+    state: int  # Hash of all that was applied so far; it stands for parameters and optimizer.
+
+
+class SimNode(Machine):
+    """One machine: its core, its training thread and its memory."""
+
+    def __init__(self, name: str, agent: Agent, batch: int) -> None:
+        super().__init__(name)
+        self.agent, self.batch = agent, batch
+        self.clock, self.slowness = Clock(), 1.0
+        self.deferred: list[ev.Event] = []
+        self.log: list[Applied] = []  # One entry a step.
+        self.cursor = DataCursor(DATASET, seed=0)
+        self.samples = 0  # In the steps of the log.
+        self.loaded = False
+        self.training = False
+        self.step = 0
+        self.backlog: list[
+            tuple[fx.StepCompleted, frozenset[str]]
+        ] = []  # Results that came before the state did.
+        self.results: dict[int, dict[int, Result]] = {}  # Step: chunk: result.
+        self.sums: dict[range, frozenset[str]] = {}
+        self.contributed: set[tuple[int, int]] = set()  # Step and chunk, of the step under way.
+        self.completed = -1  # The last step that is.
+        self.snapshots: dict[int, tuple[list[Any], Any]] = {}
+        self.arrived: Any = None
+        self.damaged = 0  # Pieces of what has arrived that are not what was sent.
+        self.stored: set[tuple[int, int]] = set()  # Of the state that is arriving.
+        self.last_progress_s = 0.0
+        self.redone = 0  # Steps that it had completed when it died, and others do again.
+        self.tick_at_s: float | None = None
+        self.strays = 0  # Steps completed while left behind.
+        self.goes_on_s = 0.0  # Since then no step has taken too long.
+        self.was_away_s = 0.0  # When it was started, or last stopped.
+        self.refused = False  # By a message that says why.
+        self.installed: ViewKey = (0, 0)  # The view of the last flush that it took part in.
+        self.ways: tuple[str, ...] = ()  # Where it asks to be let in.
+
+    @property
+    def life(self) -> int:
+        return self.agent.life
+
+    @property
+    def view(self) -> View:
+        """The view that it acts in; only members have one for sure."""
+        assert self.agent.sync.view is not None
+        return self.agent.sync.view
