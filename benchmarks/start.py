@@ -40,9 +40,9 @@ from ..scheduler.sync_plan import POLICIES, Policy
 from ..scheduler.trees import Tree
 from ..trainer import Trainer
 from .figures import table
+from .machines import free_port
 from .overlay import PATIENCE_S, Node, Place, namespaces, scaled
 from .overlay import measured as rates
-from .peers import free_port
 
 LIMIT_S = 30.0
 TIMES_BOUND, STEPS = 3, 3

@@ -28,7 +28,7 @@ from ..options import Amount
 from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
 from ..trials.demo_digits import small_net
-from .peers import Loopback, switched
+from .machines import Loopback, switched
 from .processes import Pipe, Workers
 
 WARM_UP, BLOCKS = 2, 12

@@ -11,23 +11,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from chaosnet.benchmarks.peers import (
-    EVENTS,
-    LOG_LINES,
-    SYSTEMS,
-    WORKERS,
-    Outcome,
-    Process,
-    Step,
-    Switched,
-    cell,
-    earlier,
-    environment,
-    lives,
-    median,
-    reason_of,
-    shared,
-)
+from chaosnet.benchmarks.machines import Switched
+from chaosnet.benchmarks.peers import EVENTS, cell, earlier, lives, median
+from chaosnet.benchmarks.peers_life import WORKERS, Outcome, Process, Step, shared
+from chaosnet.benchmarks.peers_systems import LOG_LINES, SYSTEMS, environment, reason_of
 from chaosnet.cli import cli
 from chaosnet.netem.topology import LinkSpec, Topology
 from chaosnet.protocols.errors import ConfigError
