@@ -24,7 +24,7 @@ from torch import nn
 
 from ..netem import commands
 from ..netem.backend import TestbedError
-from ..options import Amount
+from ..options import Amount, Whole
 from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
 from ..trials.demo_digits import small_net
@@ -38,8 +38,26 @@ BATCH = 32
 STEP_S_PER_BLOCK = 0.5  # So long a block is to last, at least.
 
 
-def net(parameter_bytes: int) -> tuple[nn.Module, torch.Tensor]:
-    """Linear layers of that size in all, or, for 0, the demo's convolutional net; and a batch for it."""
+class Pieces(nn.Module):
+    """Many small parameters, of so many bytes in all, each with its share in the output."""
+
+    def __init__(self, parameter_bytes: int, count: int) -> None:
+        super().__init__()
+        size = max(parameter_bytes // 4 // count, 1)
+        self.pieces = nn.ParameterList(torch.randn(size) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat(list(self.pieces)) * x
+
+
+def net(parameter_bytes: int, parameters: int) -> tuple[nn.Module, torch.Tensor]:
+    """Linear layers of that size in all, or, for 0, the demo's convolutional net; and a batch for it.
+
+    Args:
+        parameters: Or so many small ones, unless it is 0.
+    """
+    if parameters:
+        return Pieces(parameter_bytes, parameters), torch.ones(())
     if not parameter_bytes:
         return small_net(), torch.randn(BATCH, 1, 8, 8)
     width = round((parameter_bytes / 4 / LAYERS) ** 0.5)
@@ -64,7 +82,14 @@ class Place(NamedTuple):
 
 
 def _worker(
-    pipe: Pipe, place: Place, rank: int, nodes: int, parameter_bytes: int, store: str, join: str
+    pipe: Pipe,
+    place: Place,
+    rank: int,
+    nodes: int,
+    parameter_bytes: int,
+    parameters: int,
+    store: str,
+    join: str,
 ) -> list[tuple[float, float]]:
     """Returns: seconds a step of ours and of DDP's, block by block."""
     from chaosnet.trainer import Trainer
@@ -72,8 +97,8 @@ def _worker(
     place.enter()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    ours, x = net(parameter_bytes)
-    theirs, _ = net(parameter_bytes)
+    ours, x = net(parameter_bytes, parameters)
+    theirs, _ = net(parameter_bytes, parameters)
     optimizers = [torch.optim.Adam(each.parameters(), 1e-4) for each in (ours, theirs)]
     trainer = Trainer(
         ours, optimizers[0], join=join, name=f"n{rank}", listen=f"{place.address}:0", insecure=bool(place.namespace),
@@ -134,13 +159,17 @@ def places(nodes: int, rate_mbit: float) -> Iterator[Sequence[Place]]:
         ]
 
 
-def measure(parameter_bytes: int, nodes: int, folder: Path, at: Sequence[Place]) -> dict[str, Any]:
+def measure(
+    parameter_bytes: int, parameters: int, nodes: int, folder: Path, at: Sequence[Place]
+) -> dict[str, Any]:
     """Compare among `nodes` processes. A block takes as long as its slowest process."""
     store = folder / f"gloo-{nodes}-{time.time_ns()}"
     with Workers() as workers:
         join = ""
         for rank in range(nodes):
-            workers.start(f"n{rank}", _worker, at[rank], rank, nodes, parameter_bytes, str(store), join)
+            workers.start(
+                f"n{rank}", _worker, at[rank], rank, nodes, parameter_bytes, parameters, str(store), join
+            )
             join = join or workers.receive(f"n{rank}")
         for rank in range(1, nodes):
             workers.receive(f"n{rank}")
@@ -161,6 +190,13 @@ def measure(parameter_bytes: int, nodes: int, folder: Path, at: Sequence[Place])
 )
 @click.option("--nodes", default="2,4", show_default=True, help="Numbers of processes to try.")
 @click.option(
+    "--parameters",
+    default=0,
+    type=Whole(0),
+    metavar="N",
+    help="As so many small tensors. Default: four layers.",
+)
+@click.option(
     "--rate",
     default=0.0,
     type=Amount(0.0),
@@ -168,7 +204,7 @@ def measure(parameter_bytes: int, nodes: int, folder: Path, at: Sequence[Place])
     help="Each process in a network namespace with a link of so many Mbit/s to a switch (root). Default: loopback.",
 )
 @json_option
-def step_command(mb: str, nodes: str, rate: float, json_file: Path | None) -> None:
+def step_command(mb: str, nodes: str, parameters: int, rate: float, json_file: Path | None) -> None:
     """Steps with chaosnet and with DDP + Gloo, in turns."""
     figures: dict[str, Any] = {}
     if rate and os.geteuid() != 0:
@@ -178,7 +214,7 @@ def step_command(mb: str, nodes: str, rate: float, json_file: Path | None) -> No
             for count in (int(part) for part in nodes.split(",")):
                 try:
                     with places(count, rate) as at:
-                        found = measure(round(size * 1e6), count, Path(folder), at)
+                        found = measure(round(size * 1e6), parameters, count, Path(folder), at)
                 except TestbedError as error:
                     raise ConfigError(f"bench step --rate: {error}") from None
                 figures[f"{size:g} MB, {count}"] = found

@@ -27,9 +27,9 @@ from ..protocols.errors import ConfigError, MalformedMessage
 from ..protocols.step_sync import bundles
 from .compression import Compression, Encoding, encoding_of
 from .lanes import MAX_CHUNK_BYTES, Layout, chunk_bytes_of, int_like, stage
-from .training_state import BufferSlot
 
 COMPARED_AT_ONCE = 1 << 17  # Elements: with what they are compared with, they fit into a cache.
+LARGE = 16384  # Elements of a gradient from which on a digest is faster than a copy.
 
 
 class _AsSent(NamedTuple):
@@ -245,9 +245,12 @@ class Gradients:
                 places.append(place)
                 targets.append(place.buffer())
         self._layout.spread(places, targets, results)
-        for place, value in zip(places, targets, strict=True):
+        changed = itertools.dropwhile(
+            lambda pair: isinstance(pair[0].holder, nn.Parameter), zip(places, targets, strict=True)
+        )
+        for place, value in changed:
             agreed, buffers = self._agreed[place.lane], self._buffers[place.lane]
-            if agreed.numel() and isinstance(place.holder, BufferSlot):
+            if agreed.numel():
                 start = place.start - buffers[0].start
                 agreed[start : start + value.numel()].copy_(value.reshape(-1))
 
@@ -334,7 +337,7 @@ class Gradients:
         if any(_digest(grad) != self._as_sent[index].digest for index, grad in now.items()):
             return True
         return self._differs(
-            [index for index, grad in now.items() if grad is not None and not _is_here(grad)], weight
+            [index for index, grad in now.items() if grad is not None and not _has_digest(grad)], weight
         )
 
     def _differs(self, indices: Sequence[int], weight: float) -> bool:
@@ -419,13 +422,14 @@ class Gradients:
         return np.packbits(bits, bitorder="little").tobytes()
 
 
-def _is_here(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu"
+def _has_digest(grad: torch.Tensor) -> bool:
+    """In this machine's memory, and large: many small ones are compared faster than hashed."""
+    return grad.device.type == "cpu" and grad.numel() >= LARGE
 
 
 def _digest(grad: torch.Tensor | None) -> int:
-    """Of the bytes of a gradient in this machine's memory; 0 if there is none, or it is elsewhere."""
-    if grad is None or not grad.numel() or not _is_here(grad):
+    """Of the bytes of a gradient; 0 if there is none, or it is compared instead."""
+    if grad is None or not _has_digest(grad):
         return 0
     flat = grad.detach().resolve_neg().reshape(-1)
     if flat.stride(0) != 1:  # One element of a slice: torch takes that for contiguous.

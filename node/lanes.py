@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 from torch import nn
+from torch._utils import _unflatten_dense_tensors
 
 from ..protocols.errors import ConfigError
 from .flat_state import device_runs
@@ -123,6 +124,8 @@ class Layout:
                 (self.parameters if isinstance(holder, nn.Parameter) else self.buffers[lane]).append(place)
                 start += elements
             self._add_lane(dtype, border, start, chunk_bytes // dtype.itemsize, pinned)
+        places = itertools.chain(self.parameters, *self.buffers)
+        self._chunks_of = {place: [chunk.index for chunk in self.chunks_at(place)] for place in places}
 
     def _add_lane(self, dtype: torch.dtype, border: int, stop: int, step: int, pinned: bool) -> None:
         op: Literal["mean", "max"] = "max" if dtype == torch.int64 else "mean"
@@ -160,23 +163,48 @@ class Layout:
     def spread(
         self, places: Sequence[Place], targets: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
     ) -> None:
-        """Copy results to `targets`, which lie at `places`. What goes to a device crosses chunk by chunk."""
-        strided: list[tuple[torch.Tensor, torch.Tensor]] = []
-        pieces: dict[tuple[int, torch.device], list[tuple[torch.Tensor, int]]] = {}
+        """Copy results to `targets`, which lie at `places`. What goes to a device crosses chunk by chunk.
+
+        Places one behind the other in a chunk are copied together: there may be thousands.
+        """
+        groups: dict[tuple[int, torch.device], list[tuple[Place, torch.Tensor]]] = {}
         for place, target in zip(places, targets, strict=True):
-            flat = target.view(-1) if target.is_contiguous() else target.new_empty(target.numel())
-            if not target.is_contiguous():
-                strided.append((target, flat))
-            for chunk in self.chunks_at(place):
+            for index in self._chunks_of[place]:
+                groups.setdefault((index, target.device), []).append((place, target))
+        halves: list[tuple[torch.Tensor, torch.Tensor]] = []
+        flat_of: dict[Place, torch.Tensor] = {}  # Of what lies in several chunks, and is put together first.
+        for (index, device), group in groups.items():
+            chunk, result = self.chunks[index], results[index].to(device)
+            run: list[torch.Tensor] = []
+            begin = stop = chunk.start
+            for place, target in group:
+                whole = chunk.start <= place.start and place.stop <= chunk.stop
+                if run and (not whole or place.start != stop):
+                    _unpack(result[begin - chunk.start : stop - chunk.start], run)
+                    run = []
+                if whole:
+                    begin, stop = (begin if run else place.start), place.stop
+                    run.append(target)
+                    continue
+                if place not in flat_of:
+                    flat_of[place] = (
+                        target.view(-1) if target.is_contiguous() else target.new_empty(target.numel())
+                    )
+                    halves.append((target, flat_of[place]))
                 first, last = max(chunk.start, place.start), min(chunk.stop, place.stop)
-                piece = flat[first - place.start : last - place.start]
-                pieces.setdefault((chunk.index, target.device), []).append((piece, first - chunk.start))
-        for (index, device), group in pieces.items():
-            result = results[index].to(device)
-            values = [result[start : start + piece.numel()] for piece, start in group]
-            torch._foreach_copy_([piece for piece, _ in group], values)
-        for target, flat in strided:
-            target.copy_(flat.view(target.shape))
+                flat_of[place][first - place.start : last - place.start] = result[
+                    first - chunk.start : last - chunk.start
+                ]
+            if run:
+                _unpack(result[begin - chunk.start : stop - chunk.start], run)
+        for target, flat in halves:
+            if not target.is_contiguous():
+                target.copy_(flat.view(target.shape))
+
+
+def _unpack(values: torch.Tensor, targets: list[torch.Tensor]) -> None:
+    """Values that lie one behind the other, to tensors of one device."""
+    torch._foreach_copy_(targets, _unflatten_dense_tensors(values, targets))
 
 
 @torch.no_grad()

@@ -32,8 +32,10 @@ def test_all_reduces_are_compared_with_gloo(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_step_is_compared_with_ddp(tmp_path):
-    found = bench(tmp_path / "found.json", "step", "--mb", "0", "--nodes", "2")["0 MB, 2"]
+@pytest.mark.parametrize("parameters", ["0", "100"])
+def test_a_step_is_compared_with_ddp(tmp_path, parameters):
+    args = ("step", "--mb", "0", "--nodes", "2", "--parameters", parameters)
+    found = bench(tmp_path / "found.json", *args)["0 MB, 2"]
     low, high = found["middle_half"]
     assert 0 < low <= found["ratio"] <= high
     assert found["ours_s"] > 0 < found["ddp_s"]

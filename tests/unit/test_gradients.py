@@ -133,10 +133,9 @@ def test_accumulated_gradients_are_retracted_and_sent_late_from_then_on():
 
 
 @pytest.mark.parametrize("change", ["scale in place", "scale the data", "replace", "drop", "nothing"])
-@pytest.mark.parametrize("where", ["here", "on a device"])
-def test_gradients_changed_by_the_script_after_backward_are_retracted(change, where, monkeypatch):
-    if where == "on a device":  # Where digests cannot look.
-        monkeypatch.setattr(gradients_module, "_is_here", lambda tensor: False)
+@pytest.mark.parametrize("how", ["by digests", "by a copy"])
+def test_gradients_changed_by_the_script_after_backward_are_retracted(change, how, monkeypatch):
+    monkeypatch.setattr(gradients_module, "LARGE", 1 if how == "by digests" else 1000)
     model = net()
     gradients = Gradients(model, TINY_CHUNKS)
     gradients.arm(4)
@@ -155,7 +154,9 @@ def test_gradients_changed_by_the_script_after_backward_are_retracted(change, wh
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (3,), (2, 3)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_gradients_of_any_stride_are_looked_at(shape, dtype):
+@pytest.mark.parametrize("large", [0, 1000])
+def test_gradients_of_any_stride_are_looked_at(shape, dtype, large, monkeypatch):
+    monkeypatch.setattr(gradients_module, "LARGE", large)
     model = nn.Module()
     model.gate = nn.Parameter(torch.ones(shape, dtype=dtype))
     gradients = Gradients(model, TINY_CHUNKS)
