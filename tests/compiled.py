@@ -25,7 +25,7 @@ CORES = (
     *sorted(f"scheduler/{part}.py" for part in (
         "changes", "core", "flushes", "joins", "notices", "repairs", "tenure", "views",
     )),
-    "simulator/cluster.py", "simulator/network.py", "simulator/rates.py",
+    *sorted(f"simulator/{part}.py" for part in ("cluster", "history", "network", "nodes", "rates")),
 )  # fmt: skip
 # Read by msgspec, or small; and so are all of protocols/messages/.
 INTERPRETED = ("__init__", "codec", "errors", "events", "effects", "keyring", "status")
