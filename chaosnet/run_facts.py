@@ -66,6 +66,26 @@ class RunFacts:
         return self._share.epoch
 
     @property
+    def members(self) -> tuple[str, ...]:
+        """Of the cluster, in the order in which they have come, as agreed with the last step."""
+        self._attached()
+        return tuple(name for name, _ in self._share.deal)
+
+    @property
+    def world_size(self) -> int:
+        """How many they are."""
+        return len(self.members)
+
+    @property
+    def is_main(self) -> bool:
+        """Is this the node that has been a member for the longest?
+
+        All that ask after the same step get one answer: at most one node is. If it dies before it has done what it
+        was to do, nobody has done it; after the next step, another one is.
+        """
+        return self.members[:1] == (self._share.name,)
+
+    @property
     def metrics(self) -> dict[str, float]:
         """The cluster's means of the last step, by name."""
         return self._means.last

@@ -80,7 +80,8 @@ class Joining:
             view = with_trees(alone, node.monitor.graph((node.me,), ()), node.settings.policy)
         self.role.found(view)
         self._begin(now_s)
-        return [*hang_up, *node.sync.begin(view, step), Joined(step, ())]
+        nothing_yet = tuple((member, 0) for member in view.member_ids)
+        return [*hang_up, *node.sync.begin(view, step), Joined(step, nothing_yet)]
 
     def on_founded(self, effect: Founded, now_s: float) -> list[Effect]:
         """The joiner has found no cluster."""

@@ -259,6 +259,7 @@ class Cluster:
         """
         agreed: dict[int, Record] = {}
         told_by: dict[int, str] = {}
+        mains: dict[int, set[str]] = defaultdict(set)
         for node in sorted(self.nodes, key=lambda node: node.killed):
             _check_rounds(node)
             kept = _kept_steps(node)
@@ -281,6 +282,8 @@ class Cluster:
                         f"step {step}: the states of {node.name} and {told_by[step]} differ\n{self.story()}"
                     )
                 told_by.setdefault(step, node.name)
+                mains[step] |= {node.name} if record["is_main"] else set()
+        assert max(map(len, mains.values()), default=0) <= 1, f"several are main: {mains}"
         return agreed
 
     def check_steps(self) -> None:

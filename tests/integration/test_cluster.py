@@ -49,6 +49,7 @@ def test_three_nodes_may_join_at_once(tmp_path):
         for joiner in joiners:
             joiner.last("joined")
         joiners[-1].advance()
+        assert [node.told("step")[-1]["is_main"] for node in cluster.nodes] == [True, False, False, False]
         latest = cluster.nodes[0].step  # Before the steps are looked at: there may be another meanwhile.
         assert len(cluster.steps()[latest]["by"]) == 4
         cluster.finish()
@@ -215,6 +216,7 @@ def test_the_death_of_the_scheduler_costs_training_nothing_but_that_node(tmp_pat
             victim = cluster.scheduler()
             seconds.append(cluster.without(victim.name, victim.kill()))
             cluster.grow(1)  # The new scheduler does its work.
+            assert [node.told("step")[-1]["is_main"] for node in cluster.live()].count(True) == 1
         print("recovery from the scheduler's death:", ", ".join(f"{each:.3f}" for each in seconds), "s")
         assert statistics.median(seconds) <= 0.5
         cluster.finish()

@@ -145,6 +145,7 @@ class _Reporting(Trainer):
             by=event.members,
             means=event.metrics,
             epoch=event.epoch,
+            is_main=self.is_main,
             hash=self.state_hash() if hash_every and event.step % hash_every == 0 else None,
         )
 

@@ -217,6 +217,18 @@ def test_epochs_ends_when_the_loop_inside_was_left(start, data):
     assert [epoch for epoch in trainer.epochs(3) if next(trainer.batches(data, batch_size=8))] == [0]
 
 
+def test_a_node_alone_is_the_main_one_from_the_beginning(start, data):
+    trainer = Trainer(name="a")
+    with pytest.raises(ConfigError, match="no model yet"):
+        assert trainer.is_main
+    trainer = start(name="a")
+    assert (trainer.is_main, trainer.world_size, trainer.members) == (True, 1, ("a",))
+    train(trainer, trainer.batches(data, batch_size=8))
+    assert trainer.is_main and trainer.world_size == 1
+    trainer.close()
+    assert trainer.is_main, "what it was to do at the end, it does"
+
+
 # --- mistakes ---
 
 
