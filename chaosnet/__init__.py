@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .callbacks import Callbacks, StateLoaded, StepDone
+    from .callbacks import Callbacks, EpochDone, StateLoaded, StepDone
     from .data import Batch
     from .errors import (
         ChaosnetError,
@@ -37,6 +37,7 @@ _MODULE_BY_NAME = {
     "ReplicasDiffer": "errors",
     "ScaleOutFailed": "errors",
     "StateLoaded": "callbacks",
+    "EpochDone": "callbacks",
     "StepDone": "callbacks",
     "Trainer": "trainer",
     "capture_exit_event": "exit_event",
@@ -49,6 +50,7 @@ __all__ = [
     "CheckpointError",
     "ClusterMean",
     "ConfigError",
+    "EpochDone",
     "Expelled",
     "ReplicasDiffer",
     "ScaleOutFailed",

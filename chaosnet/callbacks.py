@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from .protocols.errors import ConfigError
 from .protocols.messages import Notice
 
 
@@ -29,6 +32,20 @@ class StepDone:
     samples: float
     epoch: int
     members: tuple[str, ...]
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochDone:
+    """The cluster has completed an epoch of `batches`.
+
+    Attributes:
+        epoch: How many it has completed; `step`, `samples`, `metrics`: as in the StepDone of its last step.
+    """
+
+    epoch: int
+    step: int
+    samples: float
     metrics: Mapping[str, float]
 
 
@@ -59,6 +76,7 @@ class Callbacks:
 
     Attributes:
         on_step: After each step of the cluster, also those that a joiner catches up with. On the training thread.
+        on_epoch: After each epoch of `batches`, right after the on_step of its last step. On the training thread.
         on_loaded: The state has come from others, or from a checkpoint. On the training thread.
         on_notice: Something happened in the cluster: somebody joined, left, failed.
         on_parked: Training waits, for the reason given, or goes on (None).
@@ -68,3 +86,19 @@ class Callbacks:
     on_loaded: Callable[[StateLoaded], None] = _nothing
     on_notice: Callable[[Notice], None] = _nothing
     on_parked: Callable[[str | None], None] = _nothing
+    on_epoch: Callable[[EpochDone], None] = _nothing
+
+
+def given_trainer(function: Callable[..., None], trainer: Any) -> Callable[[], None]:
+    """`after_step`, which may take the trainer. Raises: ConfigError if it needs more than that."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # Some that are not written in Python have none.
+        return function
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [each.name for each in parameters if each.default is each.empty and each.kind in positional]
+    if len(needed) > 1:
+        raise ConfigError(
+            f"after_step: takes {', '.join(needed)} (expected a function of nothing, or of the trainer)"
+        )
+    return partial(function, trainer) if needed else function

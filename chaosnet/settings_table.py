@@ -164,12 +164,11 @@ STEP = (
         help="Clip the cluster's mean gradient to this norm before the optimizer steps. The same on all nodes.",
     ),
     Setting(
-        name="after_step", annotation="Callable[[], None] | None", check=Function(), default_text="none",
+        name="after_step", annotation="Callable[..., None] | None", check=Function(), default_text="none",
         help="Called on every node after each step of the optimizer, also for the steps that a joiner catches up "
         "with. What else changes the training state at every step belongs here, e.g. an average of weights.",
-        more="`trainer.metrics` is that of the step already. A joiner calls it before `Trainer(...)` has returned: "
-        "where it uses the trainer, make that first and `attach` the model later "
-        "([examples/accumulate.py](../examples/accumulate.py))",
+        more="It may take the trainer as its argument: a joiner calls it before `Trainer(...)` has returned "
+        "([examples/accumulate.py](../examples/accumulate.py)). `trainer.metrics` is that of the step already",
     ),
     Setting(
         name="callbacks", annotation="Callbacks | None", check=CallbacksOnly(), default_text="none",

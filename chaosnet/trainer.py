@@ -11,7 +11,7 @@ from torch import nn
 
 from . import endings, exit_event
 from .batches import Batches
-from .callbacks import Callbacks
+from .callbacks import Callbacks, given_trainer
 from .data import DataShare
 from .engines.data_parallel import DataParallel
 from .means import ClusterMean, Means
@@ -114,7 +114,7 @@ class Trainer(RunFacts):
         updates: tuple[str, ...] | None = None,
         lr_scheduler_every: str | int = "step",
         max_grad_norm: float | None = None,
-        after_step: Callable[[], None] | None = None,
+        after_step: Callable[..., None] | None = None,
         callbacks: Callbacks | None = None,
         on_divergence: str = "stop",
         seed: int = 0,
@@ -148,6 +148,8 @@ class Trainer(RunFacts):
     ) -> None:
         given = {name: value for name, value in locals().items() if name in SETTINGS}
         self.settings, self._checkpoints = node_settings(**given), checkpoint_settings(**given)
+        if callable(after_step):
+            given["after_step"] = given_trainer(after_step, self)
         self._told = step_settings(**given)
         self.name = self.settings.name
         self._teller = Teller(self._told.quiet, self._told.callbacks or Callbacks())

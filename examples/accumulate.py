@@ -24,12 +24,11 @@ schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=570)
 seen = {"best_loss": float("inf")}  # Plain data and tensors; the same on every member.
 
 
-def note_best() -> None:
+def note_best(trainer: Trainer) -> None:
     seen["best_loss"] = min(seen["best_loss"], trainer.metrics["loss"])
 
 
-trainer = Trainer(max_grad_norm=1.0, after_step=note_best)
-trainer.attach(model, optimizer, schedule, extra_state=seen)  # A joiner runs note_best in here already.
+trainer = Trainer(model, optimizer, schedule, extra_state=seen, max_grad_norm=1.0, after_step=note_best)
 
 for batch in trainer.batches(train, batch_size=8, epochs=10, accumulate=4):
     loss = nn.functional.cross_entropy(model(batch.x), batch.y)

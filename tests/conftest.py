@@ -16,6 +16,8 @@ settings.load_profile("chaosnet")
 # Under nohup a hangup is ignored, and so it would be by all processes that tests start.
 if getattr(signal, "SIGHUP", None) and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # So is Ctrl+C in the background of a shell script.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _config = tempfile.TemporaryDirectory(prefix="chaosnet-tests-")  # Removed when the tests end.
 os.environ["XDG_CONFIG_HOME"] = _config.name

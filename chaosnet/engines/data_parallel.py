@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..agreement import Agreement, Verdict
-from ..callbacks import Callbacks, StateLoaded, StepDone
+from ..callbacks import Callbacks, EpochDone, StateLoaded, StepDone
 from ..checkpointing import Checkpointing
 from ..data import DataShare
 from ..guard import Guard
@@ -331,6 +331,7 @@ class DataParallel:
         self.round = outcome.step + 1
         self.share.deal = outcome.deal
         self.gradients.bundle(outcome.bundle)
+        epoch = self.share.epoch
         for said in self.share.completed(total, self.named.is_settled):
             self.session.say(said)
         self.session.rates.left_out = self.share.left_out()
@@ -344,6 +345,9 @@ class DataParallel:
         )  # fmt: skip
         with self.rules.within("on_step"):
             self._callbacks.on_step(done)
+        if self.share.epoch != epoch:
+            with self.rules.within("on_epoch"):
+                self._callbacks.on_epoch(EpochDone(done.epoch, done.step, done.samples, done.metrics))
 
     def _apply(self, total: Contribution, results: list[torch.Tensor]) -> None:
         """The optimizer steps with the cluster's mean gradient."""

@@ -11,7 +11,16 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from chaosnet import Callbacks, ConfigError, ScaleOutFailed, Trainer, capture_exit_event, exit_event
+from chaosnet import (
+    Callbacks,
+    ConfigError,
+    EpochDone,
+    ScaleOutFailed,
+    StepDone,
+    Trainer,
+    capture_exit_event,
+    exit_event,
+)
 from chaosnet.agreement import Verdict
 from chaosnet.data import fetch
 from chaosnet.invite import Token
@@ -614,6 +623,33 @@ def test_an_update_without_samples_says_nothing_of_those_to_come(start):
 
 
 # --- callbacks ---
+
+
+def test_after_step_may_take_the_trainer(start, data):
+    seen = []
+    trainer = start(after_step=lambda trainer: seen.append(trainer.metrics["loss"]))
+    for batch in trainer.batches(data, batch_size=8):
+        loss = loss_of(trainer.model, batch)
+        loss.backward()
+        trainer.mean(loss)
+        trainer.update()
+    assert len(seen) == 3 and seen[-1] == trainer.metrics["loss"]
+    trainer.close()
+    with pytest.raises(
+        ConfigError, match=r"after_step: takes a, b \(expected a function of nothing, or of the"
+    ):
+        start(after_step=lambda a, b: None)
+
+
+def test_epochs_are_told_after_their_last_step(start, data):
+    told = []
+    trainer = start(callbacks=Callbacks(on_step=told.append, on_epoch=told.append))
+    train(trainer, trainer.batches(data, batch_size=8, epochs=2))
+    applied = [type(each) for each in told if isinstance(each, EpochDone) or each.applied]
+    assert applied == 2 * [*3 * [StepDone], EpochDone]
+    assert [(each.epoch, each.step, each.samples) for each in told if isinstance(each, EpochDone)] == [
+        (1, 3, LENGTH), (2, 6, 2 * LENGTH),
+    ]  # fmt: skip
 
 
 def test_each_step_is_told_with_its_numbers(start, data):
