@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from numbers import Integral
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader
 
@@ -28,7 +27,7 @@ class Batches:
 
     def __init__(self, session: Session, engine: DataParallel, steps: ScriptSteps) -> None:
         self._session, self._engine, self._steps, self._share = session, engine, steps, engine.share
-        self._ahead: WeakKeyDictionary[DataLoader[Any], Ahead] = WeakKeyDictionary()
+        self._ahead: Ahead | None = None  # Of the last pass: workers may be persistent.
 
     def epochs(self, count: int) -> Iterator[int]:
         """See `Trainer.epochs`."""
@@ -91,7 +90,9 @@ class Batches:
         if loader is None:
             yield from self._until(target, order, accumulate, partial(_fetch, dataset, collate_fn))
             return
-        ahead = self._ahead.setdefault(loader, Ahead(loader, f"{self._session.name}, {share.seed}"))
+        if self._ahead is None or self._ahead.loader is not loader:
+            self._ahead = Ahead(loader, f"{self._session.name}, {share.seed}")
+        ahead = self._ahead
         ahead.begin(lambda: share.ahead(target, accumulate))
         try:
             yield from self._until(target, order, accumulate, ahead.fetch)

@@ -178,6 +178,17 @@ def test_a_data_loader_deals_what_its_data_set_would(start, data, workers):
     assert passes(ordered) == 2 * [[list(range(n, n + 7)) for n in (0, 7, 14)]]
 
 
+def test_a_data_loader_of_an_earlier_pass_is_not_kept(start, data):
+    trainer, made = start(), []
+    for _ in range(3):
+        loader = DataLoader(data, batch_size=8)
+        made.append(weakref.ref(loader))
+        train(trainer, trainer.batches(loader))
+    del loader
+    gc.collect()
+    assert [each() is None for each in made] == [True, True, False]
+
+
 def test_what_the_data_loader_says_is_not_said_again(start, data):
     trainer, loader = start(), DataLoader(data, batch_size=7)
     for given in ({"batch_size": 4}, {"collate_fn": list}, {"shuffle": False}):
