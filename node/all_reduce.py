@@ -1,4 +1,4 @@
-"""What the all-reduce's effects do to tensors. Decides nothing: step_sync.py does.
+"""What the all-reduce's effects do to tensors. Decides nothing: sums.py does.
 
 Frames that arrive are memory of our own. So a child's part is added to in place and sent on without a copy,
 and a result stays in the frame that brought it until nobody needs it: the next hop, the training thread,
@@ -6,7 +6,7 @@ and whoever lacks it after a crash. Sums are numpy's: on one thread, torch's are
 more they would take the cores that train. What goes over the wire may be shorter (compression.py): it is decoded
 when it comes, and sums are encoded again.
 
-What is added and sent at once is a bundle: chunks that are neighbours in a lane (protocols/step_sync.py). The next
+What is added and sent at once is a bundle: chunks that are neighbours in a lane (protocols/sums.py). The next
 view may bundle them otherwise, so results and what encodings have lost can be told apart by chunk.
 """
 

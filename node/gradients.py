@@ -24,7 +24,7 @@ import xxhash
 from torch import nn
 
 from ..protocols.errors import ConfigError, MalformedMessage
-from ..protocols.step_sync import bundles
+from ..protocols.sums import bundles
 from .compression import Compression, Encoding, encoding_of
 from .lanes import MAX_CHUNK_BYTES, Layout, chunk_bytes_of, int_like, stage
 

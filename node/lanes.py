@@ -17,7 +17,7 @@ from .flat_state import device_runs
 from .training_state import BufferSlot, buffer_slots, check_parameter
 
 # As small as slow links need them, to be busy from the first to the last. Where links are fast, several travel as one
-# message (protocols/step_sync.py), for each message costs its handling.
+# message (protocols/sums.py), for each message costs its handling.
 USUAL_CHUNKS, LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 256, 64 << 10, 2 << 20
 MAX_CHUNK_BYTES = 32 << 20  # One frame: half of what a peer takes (sockets.py).
 

@@ -71,7 +71,7 @@ class Reports:
             idle_s=clock.idle_s(now_s) if node.phase is Phase.MEMBER else 0.0,
             waits_s=waits_s,
             pulls_state=node.is_joining,
-            lacks=node.sync.lacks() if waits_s >= LEAST_S else (),
+            lacks=node.sync.sums.lacks() if waits_s >= LEAST_S else (),
         )
         return node.relay.send(view.scheduler, report) if view.scheduler else []
 

@@ -46,7 +46,7 @@ class Steps:
     def on_retracted(self, event: Retracted, now_s: float) -> list[Effect]:
         """What it had contributed has changed."""
         effects = self.node.sync.handle(event)
-        return effects + (self.recovery.tear(event.reason, now_s) if self.node.sync.tainted else [])
+        return effects + (self.recovery.tear(event.reason, now_s) if self.node.sync.sums.tainted else [])
 
     def on_completed(self, effect: StepCompleted, now_s: float) -> list[Effect]:
         """We do not wait any more. If every member acts in our view, what belongs to older ones can go."""

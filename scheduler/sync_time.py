@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import networkx as nx
 import numpy as np
 
-from ..protocols.step_sync import chunk_trees
+from ..protocols.sums import chunk_trees
 from .trees import Tree, measured
 
 MESSAGE_S = 5e-4

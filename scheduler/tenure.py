@@ -135,5 +135,5 @@ class Tenure:
         """The overlay of a view's members, with what policies may want to know (sync_plan.py)."""
         graph = self.monitor.graph(view.member_ids, view.links)
         graph.graph["roots"] = tuple(tree.root for tree in self.view.trees)
-        graph.graph["result"] = self.admission.costs()[0], self.sync.chunk_count
+        graph.graph["result"] = self.admission.costs()[0], self.sync.sums.chunk_count
         return graph

@@ -34,7 +34,7 @@ from ..node.parking import Parking
 from ..node.recovery import Recovery
 from ..node.role import Role
 from ..node.views import Views
-from ..protocols import contributions, election, overlay, relay, scale_out, step_sync
+from ..protocols import contributions, early, election, overlay, relay, scale_out, step_sync, sums
 from ..protocols import liveness as liveness_module
 from ..protocols.data_cursor import DataCursor
 from ..protocols.deaths import Deaths
@@ -308,18 +308,12 @@ def _attempts_have_no_name(patch: Patch) -> None:
 
 @_mutant("Messages that are ahead of the receiver are dropped.")
 def _nothing_is_kept_for_later(patch: Patch) -> None:
-    original = step_sync.StepSync._replay_early
-
-    def replay_early(self: Any) -> Any:
-        self.early = []
-        return original(self)
-
-    patch(step_sync.StepSync, "_replay_early", replay_early)
+    patch(early.Early, "take", lambda self: [])
 
 
 @_mutant("Who has completed the step that others have not keeps the result for itself.")
 def _results_are_not_passed_on(patch: Patch) -> None:
-    patch(step_sync.StepSync, "_serve_last_result", lambda self: [])
+    patch(sums.Sums, "serve_last_result", lambda self, weight: [])
 
 
 @_mutant("A result is given up as soon as its step is complete, though others may need it.")
@@ -367,30 +361,30 @@ def _flushes_do_not_wait(patch: Patch) -> None:
 
 @_mutant("A child's part is added twice.")
 def _parts_are_added_twice(patch: Patch) -> None:
-    original = step_sync.StepSync._on_up
+    original = sums.Sums.on_up
 
     def on_up(self: Any, peer: str, up: Any, payload: Any) -> Any:
         effects = original(self, peer, up, payload)
         return effects[:1] + effects
 
-    patch(step_sync.StepSync, "_on_up", on_up)
+    patch(sums.Sums, "on_up", on_up)
 
 
 @_mutant("A sum goes up before all children's parts have come.")
 def _children_are_not_waited_for(patch: Patch) -> None:
-    original = step_sync.StepSync._forward_up
+    original = sums.Sums._forward_up
 
     def forward_up(self: Any, index: int) -> Any:
-        if not (self.frozen or self.tainted or self.catching_up):
-            self.attempt.bundles[index].missing = set(sorted(self.attempt.bundles[index].missing)[1:])
+        if self.may_go_out:
+            self.progress[index].missing = set(sorted(self.progress[index].missing)[1:])
         return original(self, index)
 
-    patch(step_sync.StepSync, "_forward_up", forward_up)
+    patch(sums.Sums, "_forward_up", forward_up)
 
 
 @_mutant("A message goes up once its first chunk is there.")
 def _bundles_go_before_they_are_whole(patch: Patch) -> None:
-    original = step_sync.StepSync._forward_up
+    original = sums.Sums._forward_up
 
     def forward_up(self: Any, index: int) -> Any:
         chunks = self.bundles[index]
@@ -401,21 +395,21 @@ def _bundles_go_before_they_are_whole(patch: Patch) -> None:
         self.own_weight = own
         return effects
 
-    patch(step_sync.StepSync, "_forward_up", forward_up)
+    patch(sums.Sums, "_forward_up", forward_up)
 
 
 @_mutant("Who caught up is served in the bundles of another view.")
 def _recovered_results_keep_their_bundles(patch: Patch) -> None:
-    original = step_sync.StepSync._serve_last_result
+    original = sums.Sums.serve_last_result
 
-    def serve_last_result(self: Any) -> Any:
+    def serve_last_result(self: Any, weight: float) -> Any:
         kept = self.bundles
         self.bundles = [range(chunks.start, chunks.start + 1) for chunks in kept]
-        effects = original(self)
+        effects = original(self, weight)
         self.bundles = kept
         return effects
 
-    patch(step_sync.StepSync, "_serve_last_result", serve_last_result)
+    patch(sums.Sums, "serve_last_result", serve_last_result)
 
 
 @_mutant("What a leaving node's subtree has contributed is not put down as used.")

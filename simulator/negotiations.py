@@ -347,7 +347,7 @@ def _rejoin(stage: Stage) -> Callable[[], bool]:
 def _lose_member(stage: Stage) -> Callable[[], bool]:
     """The last in seniority dies in the middle of a step."""
     victim = stage.founders[-1]
-    stage.until(lambda: bool(stage.nodes[victim].agent.sync.own_weight))
+    stage.until(lambda: bool(stage.nodes[victim].agent.sync.sums.own_weight))
     stage.begin()
     stage.crash(victim)
     return lambda: all(victim not in node.view.member_ids for node in stage.living())
@@ -356,8 +356,8 @@ def _lose_member(stage: Stage) -> Callable[[], bool]:
 def _take_back(stage: Stage) -> Callable[[], bool]:
     """A training thread takes gradients back that have left: step recovery though nobody has died."""
     node = stage.nodes[stage.founders[-1]]
-    stage.until(lambda: bool(node.agent.sync.own_weight) and node.agent.sync.local is None)
-    before, weight = node.view.key, next(iter(node.agent.sync.own_weight.values()))
+    stage.until(lambda: bool(node.agent.sync.sums.own_weight) and node.agent.sync.local is None)
+    before, weight = node.view.key, next(iter(node.agent.sync.sums.own_weight.values()))
     stage.begin(node.name)
     stage.tell(node.name, ev.Retracted(weight, "one more micro-batch"))
     return lambda: all(each.view.key > before for each in stage.living())

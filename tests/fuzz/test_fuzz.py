@@ -8,8 +8,8 @@ import pytest
 import targets
 from hostile import Hostile, as_received
 
+from chaosnet.protocols import early, overlay, relay
 from chaosnet.protocols import messages as m
-from chaosnet.protocols import overlay, relay, step_sync
 from chaosnet.scheduler import changes, core, flushes, joins
 
 
@@ -67,8 +67,8 @@ def grown(scene, kind, monkeypatch):
         monkeypatch.setattr(module, name, BOUND)
     for module in (changes, core, flushes, joins):
         monkeypatch.setattr(module, "MAX_QUEUE", BOUND)
-    monkeypatch.setattr(step_sync, "EARLY_STEPS", 1)
-    monkeypatch.setattr(step_sync, "EARLY_COMMITS", (1, BOUND // 4))
+    monkeypatch.setattr(early, "EARLY_STEPS", 1)
+    monkeypatch.setattr(early, "EARLY_COMMITS", (1, BOUND // 4))
     hostile, attacked = Hostile(random.Random(kind.__name__)), cores.Attacked(scene, random.Random(0))
     names = (f"made-up-{number}" for number in itertools.count())
     monkeypatch.setattr(hostile, "name", lambda: next(names))

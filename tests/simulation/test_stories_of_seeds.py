@@ -10,10 +10,10 @@ from unittest import mock
 import pytest
 from scripted import Scripted
 
+from chaosnet.protocols.early import EARLY_STEPS, Early
 from chaosnet.protocols.events import ShardStored
 from chaosnet.protocols.messages import Down, Envelope, Up
 from chaosnet.protocols.replication import Replication
-from chaosnet.protocols.step_sync import EARLY_STEPS, StepSync
 from chaosnet.simulator.mutants import MUTANTS
 
 
@@ -115,7 +115,7 @@ def attempts_have_no_number():
 
 
 def commits_are_kept_as_long_as_chunks():
-    return mock.patch.object(StepSync, "early_commits", 2 * EARLY_STEPS)
+    return mock.patch.object(Early, "most_commits", 2 * EARLY_STEPS)
 
 
 STORIES = {

@@ -9,7 +9,7 @@ import statistics
 import pytest
 from test_tree_packing import random_overlay
 
-from chaosnet.protocols.step_sync import chunk_trees
+from chaosnet.protocols.sums import chunk_trees
 from chaosnet.scheduler import tree_packing
 from chaosnet.scheduler.sync_plan import packed
 from chaosnet.scheduler.trees import packing_bound

@@ -8,7 +8,7 @@ from torch.nn import functional
 from chaosnet.node import gradients as gradients_module
 from chaosnet.node.gradients import Gradients
 from chaosnet.protocols.errors import ConfigError, MalformedMessage
-from chaosnet.protocols.step_sync import bundles
+from chaosnet.protocols.sums import bundles
 
 TINY_CHUNKS = 64  # Bytes: several parameters per chunk, and several chunks per parameter.
 

@@ -27,7 +27,6 @@ TOO_LARGE = {
     ("node/session.py", "Session"): 31,
     ("protocols/overlay.py", "Overlay"): 34,
     ("protocols/scale_out.py", "Joiner"): 46,
-    ("protocols/step_sync.py", "StepSync"): 35,
 }
 # Cores whose `handle` is not (event, now_s) -> effects, and what it is.
 OTHER_HANDLES = {

@@ -24,7 +24,8 @@ from chaosnet.protocols.messages import (
     Up,
     View,
 )
-from chaosnet.protocols.step_sync import StepSync, bundles, chunk_trees, merge_votes
+from chaosnet.protocols.step_sync import StepSync, merge_votes
+from chaosnet.protocols.sums import bundles, chunk_trees
 
 
 def view(members, parent, root, *, observers=(), term=1, seq=1, **kwargs):
@@ -229,7 +230,7 @@ def test_who_was_dropped_while_it_was_behind_listens_as_if_it_had_never_been_a_m
     chain.train("c")  # It misses the result, and is dropped before that is sent again.
     chain.cut = {("a", "b"), ("b", "c")}
     chain.flush_and_install(view("abc", {"b": "a", "c": "b"}, "a", term=2), step=1, holder="a")
-    assert chain.syncs["c"].catching_up
+    assert chain.syncs["c"].sums.catching_up
     chain.cut = set()
     listening = view("ab", {"b": "a", "c": "b"}, "a", observers="c", term=3)
     following = view("abc", {"b": "a", "c": "b"}, "a", term=3, seq=2)
@@ -349,7 +350,7 @@ def test_messages_of_an_attempt_that_is_over_are_dropped(chain, key):
         Commit(key=key, step=0, switch=None, total=Contribution()),
     ):
         assert chain.syncs["b"].handle(Received("c", message, "bytes")) == []
-    assert chain.syncs["b"].early == []
+    assert chain.syncs["b"].early.events == []
 
 
 def test_messages_from_the_next_step_wait_for_it(chain):
