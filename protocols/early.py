@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 from .events import Received
-from .messages import Commit, Down, Up
+from .messages import Commit, Down, Ready, Up, ViewKey
 
 # What is kept of one peer. In chunks a neighbour can be one step ahead.
 EARLY_STEPS = 4
@@ -39,13 +39,18 @@ class Early:
         return len({event.message.step for event in self.events if isinstance(event.message, Commit)})
 
     def keep(self, event: Received) -> bool:
-        """Until `take`. If its sender is too far ahead, all are dropped. Returns whether it was kept."""
-        is_bulk = isinstance(event.message, Up | Down)
-        self.count[event.peer, is_bulk] += 1
+        """Until `take`. Returns whether it was: if its sender is too far ahead, those of a view are dropped.
+
+        Of the oldest that waits for more. A joiner that asks anew still hears of the view it was in, and must not
+        lose what it hears of its next one.
+        """
         self.events.append(event)
-        if self.count[event.peer, is_bulk] <= (self.most_bulk if is_bulk else self.most_commits):
+        self.count[_kind(event)] += 1
+        if self.count[_kind(event)] <= (self.most_bulk if _kind(event)[1] else self.most_commits):
             return True
-        self.take()
+        oldest = min(_key(each) for each in self.events if _kind(each) == _kind(event))
+        self.events = [each for each in self.events if _key(each) > oldest]
+        self.count = Counter(map(_kind, self.events))
         return False
 
     def take(self) -> list[Received]:
@@ -56,4 +61,14 @@ class Early:
 
     def check_invariants(self) -> None:
         """What holds between any two events."""
-        assert len(self.events) <= len(self.count) * max(self.most_commits, self.most_bulk)
+        assert self.count == Counter(map(_kind, self.events))
+        assert max(self.count.values(), default=0) <= max(self.most_commits, self.most_bulk)
+
+
+def _kind(event: Received) -> tuple[str, bool]:
+    return event.peer, isinstance(event.message, Up | Down)
+
+
+def _key(event: Received) -> ViewKey:
+    assert isinstance(event.message, Up | Down | Ready | Commit)
+    return event.message.key

@@ -57,7 +57,9 @@ class Flushes:
         return [*self.tenure.send(EVERYONE, self._message()), *self.install_if_complete()]
 
     def leave(self, node: str, reason: str, now_s: float) -> list[Effect]:
-        """It wants out, and no vote will let it go soon."""
+        """It wants out, and no vote will let it go soon. Who alone has a vote stays: others still need its state."""
+        if not {*self.tenure.view.voter_ids} - {node}:
+            return []
         self.leaving_at_flush = node
         return self.start(f"{node} leaves and {reason}", now_s)
 
@@ -259,12 +261,13 @@ class Flushes:
         return Happened("left" if asked_to else "expelled", node, reason, step)
 
     def _without_leaver(self, alive: set[str], base: View, holder: str) -> set[str]:
-        """Let the leaver go with this flush, unless the rest needs it: for its links, or its result."""
+        """Let the leaver go with this flush, unless the rest needs it: for its links, its result, or its vote."""
         leaver, self.leaving_at_flush, self.stateless = self.leaving_at_flush, "", ""
         rest = alive - {leaver}
         members = rest & set(base.member_ids)
         links = [each for each in self.tenure.overlay.live_links() if members.issuperset(each)]
-        return rest if members and leaver != holder and views.is_connected(members, links) else alive
+        goes = rest & {*base.voter_ids} and leaver != holder and views.is_connected(members, links)
+        return rest if goes else alive
 
     def _unpark(self) -> list[Effect]:
         was, self.cut_off = self.tenure.parked, frozenset()

@@ -19,6 +19,7 @@ from chaosnet.protocols.messages import (
     Flush,
     FlushOk,
     Install,
+    Joining,
     LinkNews,
     LinkReading,
     Member,
@@ -331,6 +332,24 @@ def test_when_nobody_trains_a_leaver_goes_with_a_flush(bench):
     bench.scheduler.tick(LEAVE_PATIENCE_S + 0.1)
     assert any(isinstance(body, Flush) for _, body in bench.take_sent())
     assert bench.scheduler.flushes.leaving_at_flush == "c"
+
+
+def test_who_alone_has_a_vote_stays_whatever_is_late():
+    """b pulls the state still; o has it, and hangs on a alone."""
+    bench = Bench("ab", [("a", "b"), ("a", "o")], "o")
+    without_vote = (Joining(node="b", sources=(), blocking=True),)
+    bench.enter(replace(bench.sync.view, seq=2, joining=without_vote), 11)
+    bench.receive("a", ScaleInRequest(node="a"))
+    bench.take_sent()
+    bench.scheduler.tick(LEAVE_PATIENCE_S + 0.1)
+    assert {type(body) for _, body in bench.take_sent()} == {Prepare}
+    # So it does if a vote was there when the flush began.
+    bench.scheduler.flushes.leaving_at_flush = "a"
+    bench.scheduler.flushes.start("a leaves", 0.0)
+    bench.flush_ok("a", key=(1, 2), step=11)
+    bench.flush_ok("b", key=(1, 2), step=11, began_here=True)
+    _, sent = bench.flush_ok("o", key=(1, 2), step=11)
+    assert installs(sent)[0].view.member_ids == ("a", "b")
 
 
 def test_a_leaver_waits_for_the_vote_as_long_as_steps_take(bench):
