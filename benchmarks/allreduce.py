@@ -31,6 +31,7 @@ from ..node.lanes import chunk_bytes_of
 from ..node.loop import NodeLoop
 from ..node.outcomes import Admitted, Ended, StepOutcome
 from ..node.transport import Transport
+from ..node.turns import Sink
 from ..outputs import json_option, write_json
 from ..protocols.events import Contributed, LocalReady
 from ..protocols.keyring import Keyring
@@ -90,8 +91,8 @@ class Ours:
 
         keyring = Keyring(keys.public) if keys else None
 
-        def make_transport(loop: NodeLoop) -> Transport:
-            return Transport(name, listen, loop, keys=keys, keyring=keyring)
+        def make_transport(sink: Sink) -> Transport:
+            return Transport(name, listen, sink, keys=keys, keyring=keyring)
 
         self.loop = NodeLoop(make_agent, make_transport, vector)
         self.address = self.loop.start()[0]

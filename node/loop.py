@@ -3,6 +3,7 @@
 The training thread hands over chunks and waits for outcomes; it never touches a socket. Everything here is
 I/O and clocks; what to do is decided by `Agent` (core.py). The loop calls upon
 
+    incoming.py     for what the transport brings, as events
     performer.py    to do what the agent wants done, with the transport, all_reduce.py and replica.py
     link_tests.py   to measure links, and to see whether an address refuses
     telling.py      to tell people
@@ -24,28 +25,27 @@ from concurrent.futures import Future
 from typing import Any
 
 import torch
-import zmq
 
 from ..protocols import effects as fx
 from ..protocols import events as ev
-from ..protocols.codec import decode
-from ..protocols.errors import ChaosnetError, MalformedMessage, RemoteProtocolError
-from ..protocols.messages import EVERYONE, Down, Envelope, Notice, Up, View
+from ..protocols.errors import ChaosnetError, RemoteProtocolError
+from ..protocols.messages import Notice, View
 from ..protocols.scale_out import Otherwise
 from ..protocols.status import Status
 from . import clock, interfaces
 from .all_reduce import AllReduce, ChunkStore
 from .core import Agent, Phase
 from .flat_state import Snapshot
+from .incoming import Incoming
 from .link_tests import LinkTests
 from .memory import keep_freed_frames
 from .outcomes import Ended, Outcome, Rates
 from .performer import Performer, backlog_limit
 from .replica import Replica
-from .shared_memory import Payload
 from .step_history import StepHistory
 from .telling import Telling
 from .transport import Transport
+from .turns import Sink
 from .vitals import Vitals
 
 log = logging.getLogger("chaosnet")
@@ -67,7 +67,7 @@ class NodeLoop:
     def __init__(
         self,
         make_agent: Callable[[tuple[str, ...], int], Agent],
-        transport: Callable[[NodeLoop], Transport],
+        transport: Callable[[Sink], Transport],
         store: ChunkStore,
         on_notice: Callable[[Notice], None] = lambda notice: None,
         on_parked: Callable[[str | None], None] = lambda reason: None,
@@ -77,13 +77,14 @@ class NodeLoop:
         counters: Counter[str] | None = None,
     ) -> None:
         self._make_agent, self._make_transport, self._store = make_agent, transport, store
-        self._guards, self._on_notice = guarded, on_notice
+        self._guards = guarded
         self._telling = Telling(
             on_notice, on_parked, on_view, on_progress, lambda: self.agent.why_it_waits(clock.now_s())
         )
         self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self.rates = Rates()
         self.counters: Counter[str] = Counter() if counters is None else counters
+        self._incoming = Incoming(self._event, self._catching, on_notice, self.counters)
         self._vitals = Vitals()
         self._thread = threading.Thread(target=self._run, name="chaosnet", daemon=True)
         self._started: Future[tuple[str, ...]] = Future()
@@ -228,7 +229,7 @@ class NodeLoop:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
-        self.transport = self._make_transport(self)
+        self.transport = self._make_transport(self._incoming)
         self._tests = LinkTests(self.transport, self.post, self._at_once)
         await self.transport.start()
         self._addresses = interfaces.advertised(self.transport.address)
@@ -242,6 +243,7 @@ class NodeLoop:
         self.agent = self._make_agent(self._addresses, least)
         self.all_reduce = AllReduce(self._store, self.transport.send_bulk, self._guards, self.counters)
         self.replica = Replica(self.transport.send_bulk)
+        self._incoming.begin_life(self.agent, self.all_reduce, self._tests)
         self.steps = StepHistory()
         self._performer = Performer(
             self.agent, self.all_reduce, self.replica, self.steps, self.transport, self._tests, self._telling,
@@ -303,54 +305,6 @@ class NodeLoop:
             self.transport.bound_unsent(peer, rate_bps)
         if not self._ended.done():
             self._loop.call_later(READ_EVERY_S, self._take_readings)
-
-    # --- the transport's sink ---
-
-    def opened(self, peer: str, address: str, dialled: bool, client: bool) -> None:
-        self._at_once(ev.PeerOpened(peer, address, client, dialled))
-
-    def closed(self, peer: str, clean: bool) -> None:
-        self._at_once(ev.PeerClosed(peer, clean))
-
-    def dial_failed(self, address: str, reason: str, final: bool) -> None:
-        self._at_once(ev.DialFailed(address, reason, final))
-
-    def checked(self, address: str, peer: str, reason: str) -> None:
-        if peer:
-            self._at_once(ev.Reached(address, peer))
-        else:
-            self._tests.look(address, reason)
-
-    def control(self, peer: str, body: bytes) -> None:
-        self._catching(lambda: self._receive(peer, body, None))
-
-    def bulk(self, peer: str, header: bytes, payload: zmq.Frame | Payload | None) -> None:
-        self._catching(lambda: self._receive(peer, header, payload))
-
-    def foreign(self, where: str, reason: str) -> None:
-        self.counters["foreign"] += 1
-
-    def _receive(self, peer: str, body: bytes, payload: zmq.Frame | Payload | None) -> None:
-        try:
-            message = decode(body)
-        except MalformedMessage as error:
-            self.counters["malformed"] += 1
-            if self.counters["malformed"] == 1:
-                log.warning("dropped a malformed frame from %s: %s", peer, error)
-            return
-        if isinstance(message, Envelope):
-            self._overhear(message)
-        if payload is not None and not payload.buffer.nbytes:
-            payload = None
-        if isinstance(message, Up | Down):
-            self.all_reduce.check(message, payload)
-        self._event(ev.Received(peer, message, payload))
-
-    def _overhear(self, envelope: Envelope) -> None:
-        """Notices to all are for people here, too."""
-        notice = envelope.body
-        if isinstance(notice, Notice) and envelope.target == EVERYONE and self.agent.relay.is_new(envelope):
-            self._on_notice(notice)
 
 
 class _Alarm:

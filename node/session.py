@@ -182,7 +182,9 @@ class Session:
         self._offer = engine.offer()
         self._opened_s = time.monotonic()
         self._loop = NodeLoop(
-            self.make_agent, self._make_transport, engine.store, hooks.notice, hooks.parked,
+            self.make_agent,
+            lambda sink: Transport(name, self.settings.listen, sink, keys=self.settings.keys, keyring=self._keyring),
+            engine.store, hooks.notice, hooks.parked,
             guarded=guarded, on_view=hooks.view, on_progress=lambda text: self.say(f"{name} {text}"),
             counters=self.counters,
         )  # fmt: skip
@@ -223,11 +225,6 @@ class Session:
             keyring=self._keyring,
         )
         return Agent(self.name, settings, random.Random())
-
-    def _make_transport(self, loop: NodeLoop) -> Transport:
-        return Transport(
-            self.name, self.settings.listen, loop, keys=self.settings.keys, keyring=self._keyring
-        )
 
     def _ask_to_join(self) -> None:
         s, at = self.settings, ", ".join(self._addresses)
