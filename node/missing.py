@@ -75,7 +75,7 @@ class Missing:
         found = [member for member in members if member]
         effects: list[Effect] = [Dial(way) for member in found for way in node.book.ways_to(member)]
         # Of whom a later life was heard for so long, it may be an earlier one whose clock had been wrong.
-        doubted, self.doubted = self.doubted & missing & node.overlay.reborn, missing
+        doubted, self.doubted = self.doubted & missing & node.overlay.lives.reborn, missing
         for member in found:
             if member.id in doubted:
                 effects += node.reporter.tell_outlived(member.id, member.life)

@@ -91,7 +91,7 @@ class Parking:
             member = view.find(name)
             if name != node.me and member is not None and member.life == life:
                 self.missing.declare(member)
-            node.overlay.declare(name, life)
+            node.overlay.lives.declare(name, life)
         return self.missing.overlay_changed(now_s)
 
     def on_status_request(self, event: Received, now_s: float) -> list[Effect]:

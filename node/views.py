@@ -187,5 +187,5 @@ class Views:
         node.relay.takes(view.scheduler, view.to_scheduler(node.me))
         node.lost_links.entered(view)
         node.book.keep(view.node_set, node.relay.peers)
-        node.closer.switched(before, view, node.overlay.reborn)
+        node.closer.switched(before, view, node.overlay.lives.reborn)
         node.monitor.entered(view)

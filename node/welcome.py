@@ -40,7 +40,7 @@ class Welcome:
         assert isinstance(request, ScaleOutRequest)
         if node.sync.view is None:
             return self.joining.hear(event, now_s)  # It may found the cluster that we look for.
-        if node.overlay.is_outlived(request.node, request.life):
+        if node.overlay.lives.is_outlived(request.node, request.life):
             return node.reporter.tell_outlived(request.node, request.life)
         here: list[Effect] = []
         if node.parked and node.phase is Phase.MEMBER:

@@ -41,7 +41,7 @@ class LinkReporter:
             state=state.value,
             key=key,
             life=self.life,
-            peer_life=self.overlay.latest_life(peer) if peer_life is None else peer_life,
+            peer_life=self.overlay.lives.newest(peer)[1] if peer_life is None else peer_life,
         )
         return self.relay.send(EVERYONE, news)
 
@@ -68,7 +68,7 @@ class LinkReporter:
 
     def tell_outlived(self, node: str, life: int) -> list[Effect]:
         """Whoever lives in `life` under that name is to know that a later one was heard of."""
-        return self.relay.send(node, Outlived(life=life, later=self.overlay.life_of(node)))
+        return self.relay.send(node, Outlived(life=life, later=self.overlay.lives.greatest(node)))
 
     def _tell_open(self, key: ViewKey) -> list[Effect]:
         neighbors = sorted(self.relay.peers - self.relay.leaves)

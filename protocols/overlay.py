@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from .lives import Lives
 from .messages import Electorate, Link, LinkNews, View, ViewKey, link
 
 MAX_STRANGERS = 1024  # Nodes of no view, and links of theirs, that something is remembered of.
@@ -75,14 +76,13 @@ class Overlay:
 
     News of a link comes from its two ends, numbered by the reporter, and may arrive out of order. A link of
     the view lives until one end has lost it; any other connection is found when one end says so and the
-    other does not deny it. A process that was started again under the id of a member is not that member: it
-    lives in a later `life`. Its number is greater; if its clock was set back, what it tells is numbered after
-    all that it has heard of others (`LinkReporter.outdo`), and so is later than they.
+    other does not deny it.
     """
 
     def __init__(self, me: str) -> None:
         self.me = me
         self.view = View(term=0, seq=0, scheduler="", members=())
+        self.lives = Lives(self.view)
         self.news: dict[tuple[str, str], News] = {}  # (reporter, peer)
         self.told: dict[str, set[str]] = {}  # Node: the other ends of its links that there is news of.
         self.denials: set[Link] = set()  # Links that one end has lost.
@@ -90,13 +90,7 @@ class Overlay:
         self.lost: set[Link] = set()  # Links of the view that one end has lost.
         self.found: set[Link] = set()  # Extra ones between nodes of the view.
         self.closed: set[tuple[str, str]] = set()  # Of the news, who saw whom die.
-        self.left: dict[str, tuple[int, ViewKey]] = {}  # Who said farewell: the life, and its last view.
-        self.declared: dict[str, int] = {}  # Who is dead, says a person: the life.
         self.left_behind = False  # Somebody acts in a newer view, without us.
-        self.past_life: dict[str, int] = {}  # Of each node that was in an earlier view.
-        self.latest: dict[str, tuple[int, int]] = {}  # Of each node heard of: its newest news, and the life.
-        self.reborn: set[str] = set()  # Nodes of the view, or an earlier one, whose name a later process has.
-        self.departed: set[str] = set()  # Nodes of earlier views.
         self.reachable: Set[str] = {me}
 
     @property
@@ -107,13 +101,7 @@ class Overlay:
         """Take over the links of a new view; news about them stays, for it may be newer than the view."""
         before, self.view = self.view, view
         self.left_behind = False
-        gone = before.node_set - view.node_set
-        self.departed = (self.departed | gone) - view.node_set
-        for node, life in before.lives - view.lives:
-            self.past_life[node] = life
-            self._compare_lives(node)
-        for node, _ in view.lives - before.lives:
-            self._compare_lives(node)
+        self.lives.enter(view)
         for each in before.link_set ^ view.link_set:
             self._sort(each)
         self.lost = self.denials & view.link_set
@@ -121,16 +109,8 @@ class Overlay:
         self._explore()
 
     def listens(self, view: View) -> None:
-        """We begin to listen in a view. It knows better who lives in it than we, who may have been away for long.
-
-        A process whose clock was set back lives in an earlier life than the one before it, if all others have
-        forgotten that.
-        """
-        for node, life in view.lives:
-            self.latest[node] = (max(self.life_of(node), life), life)
-        self.reborn -= view.node_set
-        for node in view.node_set.intersection(self.left):
-            del self.left[node]
+        """We begin to listen in a view. It knows better who lives in it than we, who may have been away for long."""
+        self.lives.listens(view)
         self.closed = {(by, peer) for by, peer in self.closed if peer not in view.node_set}
 
     def is_left_behind(self) -> None:
@@ -139,15 +119,11 @@ class Overlay:
 
     def settled(self) -> None:
         """Nobody acts in an older view any more: what is known of nodes that have gone can go."""
-        back = self.reborn
-        gone, self.departed = self.departed - back, self.departed & back
-        for node in gone:
+        for node in self.lives.settled():
             for peer in sorted(self.told.get(node, ())):
                 for ends in ((node, peer), (peer, node)):
                     if ends in self.news:
                         self._forget(ends)
-            for known in (self.left, self.past_life, self.latest, self.declared):
-                known.pop(node, None)
 
     def heard(self, told: LinkNews) -> bool:
         """One end tells of a link; True if that changes what can be reached, or who is known to have died."""
@@ -165,44 +141,30 @@ class Overlay:
         else:
             self.closed.discard(ends)
         changed = self._settle(link(a, b))
-        if told.life and told.version > self._newest(a)[0]:
-            self.latest[a] = (told.version, told.life)
-            if self._compare_lives(a):
-                changed = True
-                self._explore()
+        if self.lives.heard(a, told.version, told.life):
+            changed = True
+            self._explore()
         self._forget_strangers()
         return changed or crashed != self.crashed
 
     def farewell(self, node: str, life: int, key: ViewKey) -> None:
         """A node has left for good; `key`: of the last view that it acted in."""
-        told = [(life, key), self.left.pop(node, (0, (0, 0)))]
-        self.left[node] = max(told, key=lambda each: (each[0] == self._life(node), each))
+        self.lives.farewell(node, life, key)
         self._forget_strangers()
 
     def missing_of(self, members: Set[str]) -> tuple[tuple[str, int], ...]:
         """Those of `members` that are out of reach, of whom no person has spoken, with the life that is meant."""
-        return tuple((node, self._life(node)) for node in sorted(members - self.reachable - self._declared))
-
-    def declare(self, node: str, life: int) -> None:
-        """A person says that this life of it is over."""
-        self.declared[node] = life
+        missing = members - self.reachable - self.lives.declared_dead
+        return tuple((node, self.lives.of(node)) for node in sorted(missing))
 
     def _forget_strangers(self) -> None:
         """Who is in no view, and may never be, was heard of by others; there is no end to names."""
         most = 2 * MAX_STRANGERS
         if len(self.news) > most + 2 * len(self.view.links):
-            odd = [ends for ends in self.news if not all(self._was_in_view(end) for end in ends)]
+            odd = [ends for ends in self.news if not all(map(self.lives.was_in_view, ends))]
             for ends in odd[:-MAX_STRANGERS]:
                 self._forget(ends)
-        for known in (self.left, self.latest):
-            if len(known) > most + len(self.view.node_set) + len(self.past_life):
-                odd_names = [node for node in known if not self._was_in_view(node)]
-                for node in odd_names[:-MAX_STRANGERS]:
-                    del known[node]
-
-    def _was_in_view(self, node: str) -> bool:
-        """Is it in the view, or was it in an earlier one?"""
-        return node in self.view.node_set or node in self.past_life
+        self.lives.forget_strangers(MAX_STRANGERS)
 
     def _forget(self, ends: tuple[str, str]) -> None:
         """What one end said of a link."""
@@ -237,8 +199,8 @@ class Overlay:
     def _rebirths(self) -> tuple[LinkNews, ...]:
         """Of each node that lives again, its newest news: it names the life."""
         found = []
-        for node in sorted(self.reborn):
-            version, life = self._newest(node)
+        for node in sorted(self.lives.reborn):
+            version, life = self.lives.newest(node)
             for peer in sorted(self.told.get(node, ())):
                 news = self.known(node, peer)
                 if news is not None and news.version == version:
@@ -258,60 +220,18 @@ class Overlay:
         died = {
             peer
             for by, peer in self.closed
-            if by in self.reachable and self.news[by, peer].peer_life == self._life(peer)
+            if by in self.reachable and self.news[by, peer].peer_life == self.lives.of(peer)
         }
-        left = {
-            node for node, (life, key) in self.left.items() if life == self._life(node) and key <= self.key
-        }
-        return (died | left | self._declared) - self.reachable
-
-    @property
-    def _declared(self) -> set[str]:
-        return {node for node, life in self.declared.items() if life == self._life(node)}
+        return (died | self.lives.left_by(self.key) | self.lives.declared_dead) - self.reachable
 
     @property
     def has_word(self) -> bool:
         """Has a person said of some that are out of reach that they are dead?"""
-        return bool(self._declared - self.reachable)
+        return bool(self.lives.declared_dead - self.reachable)
 
     def live_links(self) -> set[Link]:
         """Links between nodes in reach: of the view and not lost, or found."""
         return {each for each in (self.view.link_set - self.lost) | self.found if self.reachable >= {*each}}
-
-    def _life(self, node: str) -> int:
-        member = self.view.find(node)
-        return member.life if member is not None else self.past_life.get(node, 0)
-
-    def _compare_lives(self, node: str) -> bool:
-        """Has a later process taken the name of this node of a view? True if that is new, or no longer so."""
-        was_reborn = node in self.reborn
-        mine = self._life(node)
-        newest, latest = self._newest(node)
-        known = self.view.find(node) is not None or node in self.past_life
-        is_reborn = known and newest > mine and latest != mine
-        (self.reborn.add if is_reborn else self.reborn.discard)(node)
-        return is_reborn is not was_reborn
-
-    def latest_life(self, node: str) -> int:
-        """The life that told the newest news of that name; 0 if none."""
-        return self._newest(node)[1]
-
-    def is_outlived(self, node: str, life: int) -> bool:
-        """Has another life a greater number than that one, or told something under one, as far as it counts here?"""
-        newest, latest = self._newest(node)
-        return life < max(self._left_in(node), self._life(node), newest if latest != life else 0)
-
-    def life_of(self, node: str) -> int:
-        """A number that no life of that name, nor what one itself has told us, exceeds; 0 if none was heard of."""
-        return max(self._left_in(node), self._life(node), *self._newest(node))
-
-    def _newest(self, node: str) -> tuple[int, int]:
-        """The number of its newest news, and the life that told it."""
-        return self.latest.get(node, (0, 0))
-
-    def _left_in(self, node: str) -> int:
-        """In which life it said farewell."""
-        return self.left.get(node, (0, (0, 0)))[0]
 
     def denied(self, a: str, b: str) -> bool:
         """Does one end say that the link is lost?"""
@@ -353,7 +273,7 @@ class Overlay:
 
     def _explore(self) -> None:
         """Who is in reach. Observers are at the edge: no path leads through them."""
-        if self.view.is_whole and not self.lost and not self.reborn and self.me in self.view.node_set:
+        if self.view.is_whole and not self.lost and not self.lives.reborn and self.me in self.view.node_set:
             self.reachable = self.view.node_set
         else:
             self.reachable = self._part_of(self.me)
@@ -361,7 +281,7 @@ class Overlay:
     def _part_of(self, node: str) -> set[str]:
         found, edge = {node}, [node]
         while edge:
-            around = set(self._around(edge.pop())) - found - self.reborn
+            around = set(self._around(edge.pop())) - found - self.lives.reborn
             found |= around
             edge.extend(around - self.view.observer_set)
         return found
@@ -369,7 +289,7 @@ class Overlay:
     def _cut(self, a: str, b: str) -> None:
         """A link between two nodes in reach is gone. Searching from both ends shows what hung on it."""
         observers = self.view.observer_set
-        if self.reborn or observers & {a, b, self.me}:
+        if self.lives.reborn or observers & {a, b, self.me}:
             self._explore()
             return
         sides, edges = ({a}, {b}), ([a], [b])

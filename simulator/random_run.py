@@ -503,7 +503,7 @@ class RandomRun:
         """Does it still wait, for nobody but those who were declared dead?"""
         waits = self._waits_for(node)
         votes = node.name in node.view.voter_ids  # Else it has no state.
-        return votes and bool(waits) and all(name in node.agent.overlay.declared for name in waits)
+        return votes and bool(waits) and all(name in node.agent.overlay.lives.declared for name in waits)
 
     def _note_pairs(self) -> None:
         """Which pairs wait for a person, and why."""

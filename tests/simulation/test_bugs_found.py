@@ -260,7 +260,7 @@ def test_observers_tell_a_newcomer_of_an_earlier_life_of_its_name(trio):
     until(trio, lambda: "n4" in trio.nodes and trio.agent("n4").sync.view is not None)
     n4 = trio.agent("n4")
     assert n4.phase is Phase.JOINING
-    n4.overlay.latest["n9"] = (9, 9)
+    n4.overlay.lives.latest["n9"] = (9, 9)
     request = Envelope(source="n9", target=EVERYONE, serial=1, body=ScaleOutRequest(node="n9", life=5))
     sent = [getattr(each, "message", None) for each in n4.handle(Received("n1", request), trio.now_s)]
     assert Outlived(life=5, later=9) in [each.body for each in sent if isinstance(each, Envelope)]
@@ -378,7 +378,7 @@ def test_a_member_whose_clock_was_set_back_is_asked_until_it_has_shown_that_it_l
     late = LinkNews(reporter="n1", peer="n9", version=later + 1, state=LinkState.OPEN.value, life=later)
     heard = Envelope(source="n9", target="n2", serial=1, body=late)
     duo._perform_all(duo.nodes["n2"], n2.handle(Received("n1", heard), duo.now_s))
-    assert n2.overlay.reborn == {"n1"}
+    assert n2.overlay.lives.reborn == {"n1"}
     assert_settled(duo, "n1", "n2")
     assert n2.overlay.reachable == {"n1", "n2"}
     assert n2.parked is None

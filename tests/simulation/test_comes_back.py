@@ -153,7 +153,7 @@ def test_nobody_takes_a_process_of_an_earlier_clock_for_the_member_that_died():
         cluster.heal("n3", other)
     cluster.add("n3", seeds=["n1"], clock_s=1.0)
     assert_one_cluster(cluster, "n1", "n2", "n3")
-    lives = {cluster.agent(name).overlay.latest_life("n3") for name in ("n1", "n2")}
+    lives = {cluster.agent(name).overlay.lives.newest("n3")[1] for name in ("n1", "n2")}
     assert lives == {cluster.agent("n3").life}
 
 

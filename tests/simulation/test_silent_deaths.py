@@ -77,7 +77,7 @@ def test_a_connection_that_broke_at_one_end_first_makes_nobody_go_on_alone(pair)
 def test_a_node_that_does_not_wait_is_not_told_to_go_on(pair):
     pair.go_on("n2")
     assert pair.members("n2") == ("n1", "n2")
-    assert not pair.agent("n2").overlay.declared
+    assert not pair.agent("n2").overlay.lives.declared
 
 
 def test_if_the_person_was_wrong_one_of_the_two_parts_joins_the_other_anew():

@@ -180,11 +180,11 @@ def test_whose_clock_was_set_back_shows_that_it_lives_by_what_it_tells():
     overlay = Overlay("a")
     overlay.enter(view("ab", [("a", "b")], lives={"b": 5}))
     overlay.heard(news("b", "c", "open", version=12, life=9))
-    assert overlay.reborn == {"b"}
+    assert overlay.lives.reborn == {"b"}
     assert overlay.heard(news("b", "a", "open", version=14, life=5))
     assert overlay.reachable == {"a", "b"}
     overlay.heard(news("b", "d", "open", version=13, life=9))  # It was long under way.
-    assert overlay.reborn == set()
+    assert overlay.lives.reborn == set()
     overlay.heard(news("a", "b", "closed", version=1, peer_life=9))
     assert overlay.reachable == {"a"}
     assert overlay.crashed == set()
