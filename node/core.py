@@ -27,10 +27,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from ..protocols.asking import Otherwise
 from ..protocols.effects import Effect, Left, Out
 from ..protocols.events import Event, Received, Tick
 from ..protocols.messages import EVERYONE, Envelope, LinkNews, Routed, View
-from ..protocols.scale_out import Otherwise
 from .joining import Joining
 from .leaving import Leaving
 from .missing import Missing

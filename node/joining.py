@@ -7,6 +7,7 @@ joiner is a member before it has the state, a streaming one after.
 
 from __future__ import annotations
 
+from ..protocols.asking import JoinState, Otherwise
 from ..protocols.effects import ClosePeer, DiscardState, Effect, Founded, Joined
 from ..protocols.events import (
     BacklogFull,
@@ -35,8 +36,7 @@ from ..protocols.messages import (
     Shard,
     View,
 )
-from ..protocols.scale_out import LIFE_STEP, Joiner, Otherwise
-from ..protocols.scale_out import State as JoinerState
+from ..protocols.scale_out import LIFE_STEP, Joiner
 from ..scheduler.views import with_trees
 from .node import Node, Phase
 from .recovery import Recovery
@@ -124,7 +124,7 @@ class Joining:
     def hear(self, event: Event, now_s: float) -> list[Effect]:
         """To the joiner's core, if this node is one."""
         joiner = self.node.joiner
-        if joiner is None or joiner.state in (JoinerState.JOINED, JoinerState.FAILED):
+        if joiner is None or joiner.state in (JoinState.JOINED, JoinState.FAILED):
             return []
         effects = joiner.handle(event, now_s)
         if self.news:
@@ -173,7 +173,7 @@ class Joining:
 
     def _end_if_ready(self, now_s: float) -> None:
         joiner = self.node.joiner
-        if joiner and joiner.state is JoinerState.READY and self.node.phase is Phase.MEMBER:
+        if joiner and joiner.state is JoinState.READY and self.node.phase is Phase.MEMBER:
             joiner.joined()
             if self.news:
                 self.news.note(now_s)

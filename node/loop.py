@@ -28,9 +28,9 @@ import torch
 
 from ..protocols import effects as fx
 from ..protocols import events as ev
+from ..protocols.asking import Otherwise
 from ..protocols.errors import ChaosnetError, RemoteProtocolError
 from ..protocols.messages import Notice, View
-from ..protocols.scale_out import Otherwise
 from ..protocols.status import Status
 from . import clock, interfaces
 from .all_reduce import AllReduce, ChunkStore

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..protocols.addresses import AddressBook, DialBacks
+from ..protocols.asking import JoinState
 from ..protocols.connect_link import LinkOpener
 from ..protocols.deaths import Deaths
 from ..protocols.disconnect_link import LinkCloser
@@ -27,7 +28,6 @@ from ..protocols.readings import Readings
 from ..protocols.relay import Relay
 from ..protocols.scale_in import Leaver
 from ..protocols.scale_out import LIFE_STEP, Joiner
-from ..protocols.scale_out import State as JoinerState
 from ..protocols.serving import Serving
 from ..protocols.step_sync import StepSync
 from ..protocols.waiting import StepClock
@@ -136,12 +136,12 @@ class Node:
     @property
     def is_joining(self) -> bool:
         """Has it begun to join, and is not in yet with all of the state?"""
-        return self.joiner is not None and self.joiner.state is not JoinerState.JOINED
+        return self.joiner is not None and self.joiner.state is not JoinState.JOINED
 
     @property
     def asks_again(self) -> bool:
         """Does its joiner look for a cluster, or for another plan?"""
-        return self.joiner is not None and self.joiner.state in (JoinerState.KNOCKING, JoinerState.ASKED)
+        return self.joiner is not None and self.joiner.state in (JoinState.KNOCKING, JoinState.ASKED)
 
     @property
     def member_key(self) -> ViewKey:

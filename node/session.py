@@ -17,10 +17,10 @@ from typing import Any, NoReturn, Protocol, cast
 
 import torch
 
+from ..protocols.asking import Otherwise
 from ..protocols.errors import ChaosnetError, Expelled, ReplicasDiffer, ScaleOutFailed, describe
 from ..protocols.events import CaughtUp, Contributed, Crashed, Event, LeaveWanted, LocalReady, StateRejected
 from ..protocols.messages import Contribution, Deal, Notice, Range, View
-from ..protocols.scale_out import Otherwise
 from ..protocols.status import Status
 from ..scheduler.sync_plan import POLICIES, custom
 from .all_reduce import ChunkStore

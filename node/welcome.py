@@ -6,11 +6,10 @@ half of the replication is protocols/serving.py.
 
 from __future__ import annotations
 
+from ..protocols.asking import HERE, JoinState
 from ..protocols.effects import Effect, StateWhole
 from ..protocols.events import ManifestKnown, Received, SnapshotReady
 from ..protocols.messages import Answer, Have, ManifestRequest, ReplicationDone, ScaleOutRequest, ShardRequest
-from ..protocols.scale_out import HERE
-from ..protocols.scale_out import State as JoinerState
 from .joining import Joining
 from .node import Node, Phase
 from .parking import Parking
@@ -57,7 +56,7 @@ class Welcome:
     def on_have(self, event: Received, now_s: float) -> list[Effect]:
         """Those who join at once pass on what has arrived; who has all of it serves as any source."""
         joiner = self.node.joiner
-        fetches = joiner is not None and joiner.state is JoinerState.FETCHING
+        fetches = joiner is not None and joiner.state is JoinState.FETCHING
         return self.joining.hear(event, now_s) if fetches else self.on_asked(event, now_s)
 
     def on_ready(self, event: SnapshotReady | ManifestKnown, now_s: float) -> list[Effect]:

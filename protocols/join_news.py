@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .asking import JoinState, Otherwise
 from .effects import Effect, Progress
-from .scale_out import Joiner, Otherwise, State
+from .scale_out import Joiner
 
 FIRST_S = (2.0, 5.0, 10.0)  # Then each time after twice as long, ...
 MOST_APART_S = 300.0  # ... but at least so often.
@@ -33,57 +34,59 @@ class JoinNews:
     def tick(self, now_s: float) -> list[Effect]:
         """A line, if one is due."""
         took_s = now_s - self.began_s
-        if self.joiner.state in (State.JOINED, State.FAILED) or took_s < self._next_s:
+        if self.joiner.state in (JoinState.JOINED, JoinState.FAILED) or took_s < self._next_s:
             return []
         later = [each for each in FIRST_S if each > took_s]
         self._next_s = later[0] if later else took_s + min(took_s, MOST_APART_S)
         return [Progress(self._doing(now_s))]
 
     def _doing(self, now_s: float) -> str:
-        joiner = self.joiner
+        joiner, asking = self.joiner, self.joiner.asking
         match joiner.state:
-            case State.KNOCKING:
+            case JoinState.KNOCKING:
                 said = "; ".join(
-                    f"{seed} ({joiner.refusals.get(seed, 'no answer')})"
-                    for seed in joiner.seeds
-                    if seed not in joiner.mine
+                    f"{seed} ({asking.refusals.get(seed, 'no answer')})"
+                    for seed in asking.seeds
+                    if seed not in asking.mine
                 )
                 return f"still knocking at {said or 'nobody but itself'}; {self._otherwise(now_s)}"
-            case State.ASKED if not joiner.scheduler:
-                reached = ", ".join(sorted(joiner.relay.peers - joiner.relay.leaves)) or "nobody any more"
+            case JoinState.ASKED if not asking.scheduler:
+                reached = ", ".join(sorted(asking.relay.peers - asking.relay.leaves)) or "nobody any more"
                 return f"asks to be let in, and no scheduler answers (reaches {reached}); {self._otherwise(now_s)}"
-            case State.ASKED:
-                return f"asks {joiner.scheduler} again to be let in{_because(joiner.last_end)}"
-            case State.LINKING:
+            case JoinState.ASKED:
+                return f"asks {asking.scheduler} again to be let in{_because(asking.vain.last_end)}"
+            case JoinState.LINKING:
                 return f"opens and measures the links to {', '.join(sorted(joiner.links.open))}"
-            case State.WAITING:
-                return f"waits for {joiner.scheduler} to plan how it gets the state"
-            case State.FETCHING:
+            case JoinState.WAITING:
+                return f"waits for {asking.scheduler} to plan how it gets the state"
+            case JoinState.FETCHING:
                 return self._pulling(now_s)
-            case State.LOADING:
+            case JoinState.LOADING:
                 return "has the state, and catches up with the steps since"
         return "has the state, and becomes a member after the step under way"
 
     def _otherwise(self, now_s: float) -> str:
-        joiner = self.joiner
-        if joiner.otherwise is Otherwise.KEEP_TRYING:
+        asking = self.joiner.asking
+        if asking.otherwise is Otherwise.KEEP_TRYING:
             return "goes on trying"
-        if joiner.otherwise is Otherwise.FOUND and (earlier := joiner.waits_for(now_s)):
+        if asking.otherwise is Otherwise.FOUND and (earlier := asking.waits_for(now_s)):
             return f"waits for {earlier} to found the cluster"
-        left_s = max((joiner.give_up_at_s or now_s) - now_s, 0.0)
-        return f"{'founds a cluster' if joiner.may_found else 'gives up'} in {left_s:.0f} s"
+        left_s = max((asking.give_up_at_s or now_s) - now_s, 0.0)
+        return f"{'founds a cluster' if asking.may_found else 'gives up'} in {left_s:.0f} s"
 
     def _pulling(self, now_s: float) -> str:
         pull = self.joiner.replication
         if pull is None or pull.total_bytes is None:
-            return f"asks for the list of what belongs to the state{_because(self.joiner.last_end)}"
+            return (
+                f"asks for the list of what belongs to the state{_because(self.joiner.asking.vain.last_end)}"
+            )
         before_s, attempt, before = self._before
         came = pull.stored_bytes - (before if attempt == pull.attempt else 0)
         rate = came / max(now_s - before_s, 1e-3)
         self._before = (now_s, pull.attempt, pull.stored_bytes)
         again = (
-            f" (attempt {self.joiner.attempts}{_because(self.joiner.last_end)})"
-            if self.joiner.last_end
+            f" (attempt {self.joiner.attempts}{_because(self.joiner.asking.vain.last_end)})"
+            if self.joiner.asking.vain.last_end
             else ""
         )
         return (

@@ -15,6 +15,7 @@ from typing import Any
 from ..node.core import Agent, Phase, Settings
 from ..protocols import effects as fx
 from ..protocols import events as ev
+from ..protocols.asking import Otherwise
 from ..protocols.data_cursor import DataCursor
 from ..protocols.errors import RemoteProtocolError
 from ..protocols.messages import (
@@ -35,7 +36,7 @@ from ..protocols.messages import (
     View,
 )
 from ..protocols.scale_in import State as LeaverState
-from ..protocols.scale_out import LIFE_STEP, Otherwise
+from ..protocols.scale_out import LIFE_STEP
 from ..scheduler.monitor import ClusterMonitor
 from ..scheduler.sync_plan import POLICIES, Bundler, bundle
 from ..scheduler.views import with_trees

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..node.core import Agent
 from ..node.recovery import Recovery
-from ..protocols import election, messages, scale_in, scale_out
+from ..protocols import asking, election, messages, scale_in
 from ..protocols.connect_link import LinkOpener
 from ..protocols.flush import FlushFollower
 from ..protocols.healing import _LostLink
@@ -55,7 +55,7 @@ _WATCHED: dict[type, dict[str, str]] = {  # Core: attribute: what a value that i
     Agent: {"phase": "", "parked": "parked"},
     Recovery: {"torn": "torn"},
     FlushFollower: {"flush": "frozen"},
-    scale_out.Joiner: {"state": ""},
+    asking.Standing: {"state": ""},
     scale_in.Leaver: {"state": ""},
     election.Election: {"role": ""},
     Scheduler: {"flush": "flushing", "proposal": "proposing", "parked": "parked"},
@@ -124,7 +124,7 @@ _LEADS_TO = {  # Every transition that the code allows, by core; "x" and "not x"
     },
     "Recovery": {"not torn": "torn", "torn": "not torn"},
     "FlushFollower": {"not frozen": "frozen", "frozen": "not frozen"},
-    "Joiner": {
+    "Standing": {
         "knocking": "asked failed joined",
         "asked": "linking fetching knocking failed",
         "linking": "waiting asked knocking failed",

@@ -62,7 +62,7 @@ class History(Network[SimNode]):
         """Nobody who was not refused may end while a cluster that it knows, and reaches, goes on."""
         since_s = max(self.now_s - PATIENT_S, node.was_away_s)
         joiner = node.agent.joiner
-        known = {*node.ways, *(joiner.seeds if joiner else ())}
+        known = {*node.ways, *(joiner.asking.seeds if joiner else ())}
         for other in self.active():
             if other.paused or other.agent.parked or self._left_behind(other):
                 continue

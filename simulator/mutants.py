@@ -34,7 +34,7 @@ from ..node.parking import Parking
 from ..node.recovery import Recovery
 from ..node.role import Role
 from ..node.views import Views
-from ..protocols import contributions, early, election, overlay, relay, scale_out, step_sync, sums
+from ..protocols import asking, contributions, early, election, overlay, relay, scale_out, step_sync, sums
 from ..protocols import liveness as liveness_module
 from ..protocols.data_cursor import DataCursor
 from ..protocols.deaths import Deaths
@@ -465,14 +465,14 @@ def _long_pulls_are_given_up(patch: Patch) -> None:
 
     def replicate(self: Any, event: Any, now_s: float) -> Any:
         late = now_s > began_s.setdefault(id(self.replication), now_s) + TOO_LONG_S
-        return self._fail("the state takes too long") if late else original(self, event, now_s)
+        return self.asking.fail("the state takes too long") if late else original(self, event, now_s)
 
     patch(scale_out.Joiner, "_replicate", replicate)
 
 
 @_mutant("A joiner that was not answered for a few seconds ends, though the cluster goes on.")
 def _joiners_ask_twice(patch: Patch) -> None:
-    patch(scale_out, "MAX_UNANSWERED", 2)
+    patch(asking, "MAX_UNANSWERED", 2)
 
 
 @_mutant("What an attempt that is over would have sent stays in the queues.")
@@ -527,7 +527,7 @@ def _a_dead_sources_rest_is_lost(patch: Patch) -> None:
 
 @_mutant("A joiner whose request was lost does not ask again.")
 def _joiners_ask_once(patch: Patch) -> None:
-    patch(scale_out.Joiner, "_ask_again", lambda self, reason, now_s: [])
+    patch(asking.Asking, "again", lambda self, reason, now_s: [])
 
 
 @_mutant("A joiner drops the results that come while it loads the state.")

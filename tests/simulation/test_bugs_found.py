@@ -3,10 +3,10 @@
 from dataclasses import replace as with_
 
 import pytest
-from msgspec.structs import replace
 from scripted import Scripted
 
 from chaosnet.node.core import Phase
+from chaosnet.protocols.asking import MAX_UNANSWERED, JoinState
 from chaosnet.protocols.events import LeaveWanted, Received
 from chaosnet.protocols.messages import (
     EVERYONE,
@@ -19,7 +19,7 @@ from chaosnet.protocols.messages import (
     ScaleOutRequest,
 )
 from chaosnet.protocols.overlay import LinkState
-from chaosnet.protocols.scale_out import LIFE_STEP, MAX_UNANSWERED, Joiner, State
+from chaosnet.protocols.scale_out import LIFE_STEP, Joiner
 
 
 @pytest.fixture
@@ -271,8 +271,8 @@ def test_a_joiner_is_not_let_in_as_of_a_life_that_it_lives_no_more(trio):
     trio.add("n4", seeds=["n1"], degree=3)
     until(trio, lambda: "n4" in trio.nodes and trio.agent("n4").joiner is not None)
     n4 = trio.agent("n4")
-    until(trio, lambda: n4.joiner.state is State.WAITING)
-    n4.joiner.request = replace(n4.joiner.request, life=n4.life + 1)
+    until(trio, lambda: n4.joiner.state is JoinState.WAITING)
+    n4.joiner.asking.say(life=n4.life + 1)
     n4.reporter.outlived(n4.life + 1)  # And nobody hears of it.
     until(trio, lambda: "n4" in trio.members("n1"), within_s=20.0)
     assert trio.agent("n1").sync.view.find("n4").life == n4.life
@@ -389,7 +389,8 @@ def test_a_member_that_asks_to_be_let_in_again_keeps_the_life_that_the_view_name
     trio.add("n4", seeds=["n1"], degree=3, blocking=True)
     until(trio, lambda: "n4" in trio.nodes and trio.agent("n4").phase is Phase.MEMBER, within_s=20.0)
     n4 = trio.agent("n4")
-    life, n4.joiner.state = n4.life, State.ASKED
+    life = n4.life
+    n4.joiner.standing.state = JoinState.ASKED
     envelope = Envelope(source="n1", target="n4", serial=1, body=Outlived(life=life, later=life + 5))
     n4.handle(Received("n1", envelope), trio.now_s)
     assert n4.life == life
@@ -453,8 +454,8 @@ def test_a_joiner_that_the_cluster_has_just_dropped_does_not_end_for_want_of_ans
     """Two lives of links with rates: it had asked for 24 s while it was cut off. The first word was taken for no."""
     trio.add("j", seeds=["n1"])
     joiner = trio.agent("j").joiner
-    until(trio, lambda: joiner.state is State.WAITING)
-    joiner.unanswered = MAX_UNANSWERED
+    until(trio, lambda: joiner.state is JoinState.WAITING)
+    joiner.asking.unanswered = MAX_UNANSWERED
     told = Expelled(node="j", reason="the cluster went on without it", key=trio.agent("n1").sync.view.key)
     trio.ask("n1", told)
     assert_settled(trio, "n1", "n2", "n3", "j")

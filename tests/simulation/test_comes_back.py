@@ -3,9 +3,9 @@
 import pytest
 from scripted import Scripted
 
+from chaosnet.protocols.asking import Otherwise
 from chaosnet.protocols.events import Received
 from chaosnet.protocols.messages import Envelope, Expelled
-from chaosnet.protocols.scale_out import Otherwise
 
 NAMES = ("n1", "n2", "n3", "n4", "n5")
 

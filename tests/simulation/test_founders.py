@@ -5,8 +5,8 @@ import itertools
 import pytest
 from scripted import Scripted
 
+from chaosnet.protocols.asking import Otherwise
 from chaosnet.protocols.messages import Envelope, Notice
-from chaosnet.protocols.scale_out import Otherwise
 
 PATIENCE_S = 20.0  # Of the simulation's joiners.
 
@@ -97,11 +97,11 @@ def test_no_event_of_one_cluster_shows_in_another_though_their_founders_had_a_li
     cluster.settle(0.1)
     assert cluster.agent("n1").relay.peers == {"n2"}
     for name in ("n1", "n2"):  # As it was when both founded: neither had heard of the other's wish.
-        cluster.agent(name).joiner.heard_earlier_s.clear()
-        cluster.agent(name).joiner.seeds = ("n9:1",)
-        cluster.agent(name).joiner.give_up_at_s = cluster.nodes[name].clock.reads(cluster.now_s)
-        cluster.agent(name).joiner.wake_at_s = cluster.agent(name).joiner.give_up_at_s
-        cluster.agent(name).joiner.ask_again_at_s = cluster.agent(name).joiner.give_up_at_s
+        cluster.agent(name).joiner.asking.heard_earlier_s.clear()
+        cluster.agent(name).joiner.asking.seeds = ("n9:1",)
+        cluster.agent(name).joiner.asking.give_up_at_s = cluster.nodes[name].clock.reads(cluster.now_s)
+        cluster.agent(name).joiner.standing.wake_at_s = cluster.agent(name).joiner.asking.give_up_at_s
+        cluster.agent(name).joiner.asking.ask_again_at_s = cluster.agent(name).joiner.asking.give_up_at_s
         cluster._post_tick(cluster.nodes[name])
     cluster.settle(0.5)
     assert {cluster.members(name) for name in ("n1", "n2")} == {("n1",), ("n2",)}

@@ -2,18 +2,18 @@
 
 from test_scale_out import VIEW, A, B, Bench
 
-from chaosnet.protocols.effects import JoinFailed, Parked, Progress
-from chaosnet.protocols.events import DialFailed, ManifestKnown, Received, Tick
-from chaosnet.protocols.join_news import JoinNews
-from chaosnet.protocols.messages import Answer, NoSnapshot, ReplicationPlan
-from chaosnet.protocols.scale_out import (
+from chaosnet.protocols.asking import (
     ASK_EVERY_S,
     MAX_EMPTY_PULLS,
     MAX_PLANLESS,
     MAX_PULLS_ALIKE,
+    JoinState,
     Otherwise,
-    State,
 )
+from chaosnet.protocols.effects import JoinFailed, Parked, Progress
+from chaosnet.protocols.events import DialFailed, ManifestKnown, Received, Tick
+from chaosnet.protocols.join_news import JoinNews
+from chaosnet.protocols.messages import Answer, NoSnapshot, ReplicationPlan
 
 
 def lines(news, until_s):
@@ -29,7 +29,7 @@ def test_knocking_is_told_at_growing_distances_with_what_each_seed_said():
     told = lines(JoinNews(bench.joiner, 0.0), 100)
     assert list(told) == [2, 5, 10, 20, 40, 80]
     assert told[20] == "still knocking at a:1 (refused); x:1 (no answer); gives up in 40 s"
-    bench.joiner.otherwise = Otherwise.FOUND
+    bench.joiner.asking.otherwise = Otherwise.FOUND
     assert lines(JoinNews(bench.joiner, 0.0), 3)[2].endswith("founds a cluster in 58 s")
 
 
@@ -55,12 +55,12 @@ def test_a_cluster_that_waits_tells_who_asks():
     [told] = bench.handle(waits)
     assert told == Progress("the cluster answers: a: the cluster waits: only 1 of 2 members can be reached")
     assert bench.handle(waits) == []
-    assert bench.joiner.cluster_said
+    assert bench.joiner.asking.cluster_said
 
 
 def pull(bench, empty=True):
     """One attempt, which ends as its only source has no copy."""
-    if bench.joiner.state is State.ASKED:
+    if bench.joiner.state is JoinState.ASKED:
         bench.plan(A)
         bench.examined("a", 1e6)
     plan = ReplicationPlan(view=VIEW, step=7, shard_bytes=100, shards_by_source={"a": 1})
@@ -92,12 +92,12 @@ def test_as_long_as_bytes_come_there_is_more_patience():
 
 def test_who_keeps_trying_says_so_and_rests_before_it_does():
     bench = Bench()
-    bench.joiner.otherwise = Otherwise.KEEP_TRYING
+    bench.joiner.asking.otherwise = Otherwise.KEEP_TRYING
     bench.to_waiting()
     for _ in range(MAX_EMPTY_PULLS):
         effects = pull(bench)
     assert any(isinstance(effect, Parked) for effect in effects)
-    assert bench.joiner.state is State.ASKED
+    assert bench.joiner.state is JoinState.ASKED
     assert bench.after(ASK_EVERY_S) == []
     assert bench.after(8.0)
 
@@ -116,9 +116,14 @@ def test_links_that_are_reported_again_and_again_without_a_plan_are_given_up():
 def test_the_time_of_each_phase_is_kept_also_if_the_joiner_comes_into_it_twice():
     bench = Bench()
     news = JoinNews(bench.joiner, 0.0)
-    for at_s, state in (1.0, State.ASKED), (1.5, State.LINKING), (2.0, State.LINKING), (4.0, State.ASKED):
-        bench.joiner.state = state
+    for at_s, state in (
+        (1.0, JoinState.ASKED),
+        (1.5, JoinState.LINKING),
+        (2.0, JoinState.LINKING),
+        (4.0, JoinState.ASKED),
+    ):
+        bench.joiner.standing.go(state)
         news.note(at_s)
-    bench.joiner.state = State.LINKING
+    bench.joiner.standing.go(JoinState.LINKING)
     news.note(4.25)
     assert news.took_s == {"knocking": 1.0, "asked": 0.75, "linking": 2.5}

@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from chaosnet.protocols.addresses import AddressBook
+from chaosnet.protocols.asking import ASK_EVERY_S, KNOCK_EVERY_S, MAX_UNANSWERED, JoinState
 from chaosnet.protocols.effects import (
     Dial,
     DiscardState,
@@ -43,14 +44,7 @@ from chaosnet.protocols.messages import (
 )
 from chaosnet.protocols.relay import Relay
 from chaosnet.protocols.replication import MIN_PIECE_BYTES
-from chaosnet.protocols.scale_out import (
-    ASK_EVERY_S,
-    KNOCK_EVERY_S,
-    LINK_PATIENCE_S,
-    MAX_UNANSWERED,
-    Joiner,
-    State,
-)
+from chaosnet.protocols.scale_out import LINK_PATIENCE_S, Joiner
 
 REQUEST = ScaleOutRequest(node="j", addresses=("j:1",))
 A, B = Member(id="a", addresses=("a:1",)), Member(id="b", addresses=("b:1",))
@@ -131,7 +125,7 @@ def test_it_gives_up_when_nobody_answers_and_says_what_each_seed_said():
     assert bench.after(5.0) == [
         JoinFailed("nobody answers (a:1: connection refused; x:1: no answer; tried for 5 s)")
     ]
-    assert bench.joiner.state is State.FAILED
+    assert bench.joiner.state is JoinState.FAILED
 
 
 def test_it_gives_up_at_once_if_the_seeds_speak_another_version(bench):
@@ -144,7 +138,7 @@ def test_it_gives_up_at_once_if_the_seeds_speak_another_version(bench):
 def test_it_asks_whoever_answers_first(bench):
     bench.handle(Tick())
     assert bodies(bench.open("a")) == [replace(REQUEST, linked=("a",))]
-    assert bench.joiner.state is State.ASKED
+    assert bench.joiner.state is JoinState.ASKED
 
 
 @pytest.mark.parametrize("fails_first", [True, False])
@@ -161,7 +155,7 @@ def test_it_goes_on_dialling_seeds_that_were_not_there_when_others_have_answered
         assert not any(isinstance(each, Dial) for each in bench.after(KNOCK_EVERY_S)), "it is under way"
         bench.handle(DialFailed("a:1", "connection refused"))
     bench.plan(A)
-    assert bench.joiner.state is State.LINKING
+    assert bench.joiner.state is JoinState.LINKING
 
 
 def test_it_asks_soon_again_until_it_is_heard(bench):
@@ -189,7 +183,7 @@ def test_who_streams_and_is_dropped_twice_asks_the_cluster_to_wait(bench):
 
 def test_a_result_that_comes_shows_that_the_cluster_goes_on(bench):
     bench.to_fetching()
-    bench.joiner.unanswered = MAX_UNANSWERED
+    bench.joiner.asking.unanswered = MAX_UNANSWERED
     bench.joiner.heard_of_step()
     assert not any(isinstance(each, JoinFailed) for each in bench.joiner.orphaned("cut off", bench.now_s))
 
@@ -301,12 +295,12 @@ def test_it_does_not_wait_for_a_slow_link_for_ever(bench):
 def test_with_the_plan_it_pulls_the_state_and_becomes_ready_when_it_has_caught_up(bench):
     effects = bench.to_fetching()
     assert effects[0] == DiscardState()
-    assert bench.joiner.state is State.FETCHING
+    assert bench.joiner.state is JoinState.FETCHING
     done = bench.handle(ManifestKnown(7, 0, 1))
     assert StateWhole(7) in done
-    assert bench.joiner.state is State.LOADING
+    assert bench.joiner.state is JoinState.LOADING
     assert bodies(bench.handle(CaughtUp())) == [ScaleOutReady(node="j")]
-    assert bench.joiner.state is State.READY
+    assert bench.joiner.state is JoinState.READY
 
 
 def test_it_says_once_when_the_state_will_be_whole_within_a_step(bench):
@@ -356,7 +350,7 @@ def test_it_gives_up_on_a_cluster_that_does_not_go_on(bench):
     bench.handle(Tick())
     bench.open("a")
     for _ in range(MAX_UNANSWERED):
-        assert bench.joiner.state is State.ASKED
+        assert bench.joiner.state is JoinState.ASKED
         bench.after(ASK_EVERY_S)
     [failed] = bench.after(ASK_EVERY_S)
     assert failed == JoinFailed("the cluster does not go on: asked 8 times (no answer)")
@@ -385,7 +379,7 @@ def test_dropped_by_the_cluster_it_starts_over_and_forgets_the_state(bench):
     bench.to_fetching()
     effects = bench.joiner.orphaned("it is not in the view any more", 1.0)
     assert effects[0] == DiscardState()
-    assert bench.joiner.state is State.ASKED
+    assert bench.joiner.state is JoinState.ASKED
     assert bench.joiner.replication is None
 
 
@@ -393,7 +387,7 @@ def test_with_all_connections_gone_it_knocks_again(bench):
     bench.to_fetching()
     effects = bench.close("a")
     assert effects == [DiscardState(), DiscardState()]
-    assert bench.joiner.state is State.KNOCKING
+    assert bench.joiner.state is JoinState.KNOCKING
     assert bench.handle(Tick()) == [Dial("a:1"), Dial("x:1")]
 
 
@@ -401,7 +395,7 @@ def test_a_state_that_it_cannot_use_is_asked_for_again(bench):
     bench.to_fetching()
     bench.handle(ManifestKnown(7, 0, 1))
     assert bench.handle(StateRejected("another dtype"))[0] == DiscardState()
-    assert bench.joiner.state is State.ASKED
+    assert bench.joiner.state is JoinState.ASKED
 
 
 def test_short_of_memory_it_asks_to_join_in_blocking_mode(bench):
@@ -416,7 +410,7 @@ def test_with_more_results_to_come_than_the_state_is_it_asks_for_that_anew_and_t
     bench.handle(ManifestKnown(7, MIN_PIECE_BYTES, 1))
     bench.waiting_bytes = MIN_PIECE_BYTES + 1
     bench.handle(ShardStored("a", 0, MIN_PIECE_BYTES, 1))
-    assert bench.joiner.state is State.LOADING
+    assert bench.joiner.state is JoinState.LOADING
     [discards, again] = bench.handle(CaughtUp())
     assert discards == DiscardState()
     assert again.message.body.blocking
@@ -457,7 +451,7 @@ def test_a_source_whose_link_has_closed_is_not_waited_for(bench):
     bench.handle(Received("b", plan))
     assert list(bench.joiner.replication.sources) == ["b"]
     bench.close("b")
-    assert bench.joiner.state is State.KNOCKING
+    assert bench.joiner.state is JoinState.KNOCKING
 
 
 def test_without_a_link_to_any_source_it_asks_again(bench):
@@ -466,12 +460,12 @@ def test_without_a_link_to_any_source_it_asks_again(bench):
     bench.close("a")
     plan = ReplicationPlan(view=VIEW, step=7, shard_bytes=100, shards_by_source={"a": 1})
     bench.handle(Received("b", plan))
-    assert bench.joiner.state is State.ASKED
+    assert bench.joiner.state is JoinState.ASKED
 
 
 def test_results_that_came_before_the_plan_of_their_view_are_kept(bench):
     bench.to_waiting()
     plan = ReplicationPlan(view=VIEW, step=7, shard_bytes=100, shards_by_source={"a": 1})
     assert DiscardState() not in bench.joiner.overtaken("a", plan, bench.now_s)
-    assert bench.joiner.state is State.FETCHING
+    assert bench.joiner.state is JoinState.FETCHING
     assert bench.joiner.overtaken("a", plan, bench.now_s) == []  # It has been heard.

@@ -1,0 +1,359 @@
+"""Who lets a joiner in: it knocks at the addresses that it was given, and asks whoever answers, until a plan comes.
+
+Instead of failing for want of an answer, a joiner may found a cluster, or keep trying (`Otherwise`). Of several that
+reach each other and would found one, it is the one that comes first in the list they all ask, or by its id; the
+others hear its requests, and wait for it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from .effects import Dial, DiscardState, Effect, Founded, JoinFailed, Parked, Progress
+from .events import ITSELF, DialFailed, Event, PeerClosed, PeerOpened, Received, Tick
+from .messages import EVERYONE, Answer, ScaleOutRequest
+from .relay import Relay
+
+HERE = "there is a cluster"  # What a member answers who would found one beside it.
+KNOCK_EVERY_S = 0.5
+MAX_KNOCK_EVERY_S = 8.0  # Of who keeps trying.
+MAX_PATIENCE_S = 300.0  # So often it says at least that it still waits.
+MAX_KNOCKS = 32  # Seeds dialled at once, in turn.
+HEAR_OUT_S = 1.0  # Time to answer for whom a founder has reached at the last moment.
+ASK_EVERY_S = 3.0  # Without any progress the request is made again.
+MAX_UNANSWERED = 8  # Then the cluster behind the seeds is dead or parked, and the joiner says so.
+DEAD = f"the cluster does not go on: asked {MAX_UNANSWERED} times"
+EARLIER_HEARD_S = 7.0  # Who is to found before us has said so no longer ago: two of its requests, and a bit.
+MAX_EMPTY_PULLS = 12  # Attempts in a row to pull the state that have ended before anything of it had come.
+MAX_PULLS_ALIKE = 50  # That have ended for the same reason, though some of it had.
+MAX_PLANLESS = 40  # Times that links were reported, and no plan came.
+MAX_LINKED = 64  # Neighbours that are named in a request.
+MAX_FOUND = 256  # Addresses of members that are known from plans.
+
+
+class Otherwise(enum.Enum):
+    """What a joiner does if nobody lets it in, but nobody refuses it for good either."""
+
+    FAIL = "fail"
+    FOUND = "found"  # Unless there is a cluster, if only one that waits.
+    KEEP_TRYING = "keep trying"
+
+
+class JoinState(enum.Enum):
+    """How far a join has come (scale_out.py)."""
+
+    KNOCKING = "knocking"
+    ASKED = "asked"
+    LINKING = "linking"
+    WAITING = "waiting"
+    FETCHING = "fetching"
+    LOADING = "loading"
+    READY = "ready"
+    JOINED = "joined"
+    FAILED = "failed"
+
+
+class Standing:
+    """How far a join has come, and when whoever has its turn wants a Tick."""
+
+    def __init__(self, now_s: float) -> None:
+        self.state = JoinState.KNOCKING
+        self.wake_at_s: float | None = now_s
+
+    def go(self, state: JoinState, wake_at_s: float | None = None) -> None:
+        """Stand there, until something happens or that time has come."""
+        self.state, self.wake_at_s = state, wake_at_s
+
+    def is_due(self, now_s: float) -> bool:
+        return self.wake_at_s is not None and now_s >= self.wake_at_s
+
+
+class Vain:
+    """Attempts in a row that have come to nothing.
+
+    Attributes:
+        last_end: Why the last one to pull the state ended.
+    """
+
+    def __init__(self) -> None:
+        self.last_end = ""
+        self.forget()
+
+    def forget(self) -> None:
+        """Count anew."""
+        self.empty, self.alike, self.planless = 0, 0, 0
+
+    def no_plan(self) -> bool:
+        """Links were reported, or could not be, and no plan came. Returns: whether that was too often."""
+        self.planless += 1
+        return self.planless >= MAX_PLANLESS
+
+    def pull_ended(self, reason: str, stored_bytes: int) -> str:
+        """With so much of the state. Returns: how many have, if they are too many, and why; else ""."""
+        self.empty = 0 if stored_bytes else self.empty + 1
+        self.alike = self.alike + 1 if reason == self.last_end else 1
+        self.last_end, self.planless = reason, 0
+        if self.empty < MAX_EMPTY_PULLS and self.alike < MAX_PULLS_ALIKE:
+            return ""
+        return f"{max(self.empty, self.alike)} attempts in a row to pull the state have ended so: {reason}"
+
+
+class Asking:
+    """A joiner in KNOCKING and ASKED, and what it comes back to when anything later has failed.
+
+    Attributes:
+        request: What is asked.
+        seeds: Addresses of members: those that the user has named, and what plans of the cluster told since.
+        mine: Those of them that are this node's own.
+        refusals: Why each did not answer.
+        scheduler: Who has planned for us; "" as long as nobody has.
+        waits: Why the cluster cannot let us in, says one of its members.
+        cluster_said: What whoever answered has to say of it.
+        unanswered: So often it was asked since it last showed that it goes on.
+        vain: What was planned and has come to nothing.
+    """
+
+    def __init__(
+        self, relay: Relay, standing: Standing, seeds: tuple[str, ...], request: ScaleOutRequest,
+        patience_s: float, now_s: float, otherwise: Otherwise,
+    ) -> None:  # fmt: skip
+        self.relay, self.standing, self.request, self.otherwise = relay, standing, request, otherwise
+        self.seeds, self.most_seeds = seeds, len(seeds) + MAX_FOUND
+        self.patience_s = patience_s
+        self.give_up_at_s: float | None = now_s + patience_s
+        self.ask_again_at_s = now_s
+        self.refusals: dict[str, str] = {}
+        self.missed: set[str] = set()  # Seeds to dial again: they did not answer, but others did.
+        self.final: set[str] = set()  # Seeds that will not have us.
+        self.mine: set[str] = set()
+        self.heard_earlier_s: dict[str, float] = {}  # Who is to found before us: when it asked last.
+        self.knocks, self.knock_every_s = 0, KNOCK_EVERY_S
+        self.waits = ""
+        self.found_member = ""  # Who says that there is a cluster; then we found none.
+        self.scheduler = ""
+        self.cluster_said = ""
+        self.unanswered = 0
+        self.vain = Vain()
+
+    def handle(self, event: Event, now_s: float) -> list[Effect]:
+        """A way to the cluster opens, fails, or is quiet."""
+        is_due = self.standing.is_due(now_s)
+        match self.standing.state, event:
+            case _, Received(_, ScaleOutRequest(founds=True) as rival):
+                if self.otherwise is Otherwise.FOUND and _rank(rival) < _rank(self.request):
+                    self.heard_earlier_s[rival.node] = now_s
+            case JoinState.KNOCKING, Tick() if is_due:
+                return self._knock(now_s)
+            case _, DialFailed(address, reason) if reason == ITSELF and address in self.seeds:
+                return self._found_itself_at(address)
+            case JoinState.KNOCKING, DialFailed(address, reason, final) if address in self.seeds:
+                return self._refused_at(address, reason, final) or self._give_up_if_late(now_s)
+            case JoinState.KNOCKING, PeerOpened(client=False):
+                return self.ask(now_s)
+            case JoinState.ASKED, PeerOpened(client=False) if not self.scheduler:
+                return self.ask(now_s)  # This way may lead to the cluster.
+            case JoinState.ASKED, PeerClosed() if not self.scheduler:
+                return self._hung_up_on(now_s)
+            case JoinState.ASKED, DialFailed(address, reason) if address in self.seeds and not self.scheduler:
+                # It was not there yet. Whoever else has answered may want to join, too.
+                self.refusals[address] = reason
+                self.missed.add(address)
+                self.standing.wake_at_s = min(self.ask_again_at_s, now_s + KNOCK_EVERY_S)
+            case JoinState.ASKED, Tick() if is_due and now_s < self.ask_again_at_s:
+                return self._knock_again(now_s)
+            case JoinState.ASKED, Tick() if is_due:
+                return self.again(self.waits or "no answer", now_s)
+        return []
+
+    # --- what others have to say ---
+
+    def answered(self, member: str, answer: Answer) -> list[Effect]:
+        """The cluster goes on, or a member that is no scheduler says why none answers."""
+        self.found_member, self.waits = member, "" if answer.ok else f"{member}: {answer.text}"
+        if answer.ok:
+            self.unanswered = 0
+        said = f"{member}: {answer.text}"
+        if answer.text == HERE or said == self.cluster_said:
+            return []
+        self.cluster_said = said
+        return [Progress(f"the cluster answers: {said}")]
+
+    def waits_for(self, now_s: float) -> str:
+        """Who is to found before us, if anybody is."""
+        heard = self.heard_earlier_s.items()
+        return min((node for node, at_s in heard if now_s < at_s + EARLIER_HEARD_S), default="")
+
+    def planned_by(self, scheduler: str) -> None:
+        """It has an answer for us."""
+        self.scheduler = scheduler
+
+    def goes_on(self) -> None:
+        """The cluster has just shown that it does."""
+        self.unanswered = 0
+
+    def is_unanswered_again(self) -> bool:
+        """Once more nobody has answered. Returns: whether that was too often."""
+        self.unanswered += 1
+        return self.unanswered > MAX_UNANSWERED
+
+    def learn(self, ways: Iterable[str]) -> None:
+        """More addresses of members. If the cluster drops us, they lead back, also where the seeds are gone."""
+        self.seeds = tuple(dict.fromkeys((*self.seeds, *ways)))[: self.most_seeds]
+
+    # --- knocking ---
+
+    def _knock(self, now_s: float) -> list[Effect]:
+        self.standing.wake_at_s = now_s + self.knock_every_s
+        if self.otherwise is Otherwise.KEEP_TRYING:
+            self.knock_every_s = min(1.5 * self.knock_every_s, MAX_KNOCK_EVERY_S)
+        return self._give_up_if_late(now_s) or self._dial_seeds()
+
+    def _dial_seeds(self) -> list[Effect]:
+        """All of them, or the next few of many."""
+        count = min(len(self.seeds), MAX_KNOCKS)
+        first, self.knocks = self.knocks, (self.knocks + count) % len(self.seeds)
+        dialled = [self.seeds[(first + index) % len(self.seeds)] for index in range(count)]
+        self.missed -= set(dialled)
+        return [Dial(seed) for seed in dialled]
+
+    def _knock_again(self, now_s: float) -> list[Effect]:
+        """Whom we have reached may have had no way to a member when we asked, and have one now."""
+        self.standing.wake_at_s = self._soon(now_s)
+        knocks: list[Effect] = [Dial(seed) for seed in self.seeds if seed in self.missed]
+        self.missed.clear()
+        return knocks[:MAX_KNOCKS] + (self._send() if self._is_unheard else [])
+
+    @property
+    def _is_unheard(self) -> bool:
+        return not self.scheduler and not self.found_member
+
+    def _soon(self, now_s: float) -> float:
+        """When to knock or ask again, though the time to ask anew has not come."""
+        quick = self._is_unheard or (self.missed and not self.scheduler)
+        return min(self.ask_again_at_s, now_s + KNOCK_EVERY_S) if quick else self.ask_again_at_s
+
+    def _refused_at(self, address: str, reason: str, final: bool) -> list[Effect]:
+        """One seed that will not have us may be another cluster's; all of them are the end."""
+        self.refusals[address] = reason
+        self.missed.add(address)
+        (self.final.add if final else self.final.discard)(address)
+        patient = self.otherwise is Otherwise.KEEP_TRYING
+        return self.fail(f"{address}: {reason}") if self._unwanted and not patient else []
+
+    @property
+    def _unwanted(self) -> bool:
+        others = set(self.seeds) - self.mine
+        return self.final >= others and (bool(others) or self.otherwise is not Otherwise.FOUND)
+
+    def _found_itself_at(self, address: str) -> list[Effect]:
+        """One list may be for all nodes. Who shall found is told by its order."""
+        known, self.mine = self.mine, self.mine | {address}
+        self.say(place=min(self.seeds.index(each) for each in self.mine) + 1)
+        if self._unwanted:
+            return self.fail(f"{address}: {ITSELF}, and no other is named")
+        asked = self.standing.state is JoinState.ASKED
+        news = asked and self.otherwise is Otherwise.FOUND and self.mine != known
+        return self.relay.send(EVERYONE, self.request) if news else []
+
+    def _hung_up_on(self, now_s: float) -> list[Effect]:
+        """It may have founded a cluster: then it wants to be greeted anew."""
+        if self.relay.peers - self.relay.leaves:
+            return self._dial_seeds()
+        self.standing.go(JoinState.KNOCKING, now_s + KNOCK_EVERY_S)
+        self.give_up_at_s = now_s + self.patience_s
+        return []
+
+    def _give_up_if_late(self, now_s: float) -> list[Effect]:
+        if self.give_up_at_s is None or now_s < self.give_up_at_s or self.waits_for(now_s):
+            return []
+        why = "; ".join(f"{seed}: {self.refusals.get(seed, 'no answer')}" for seed in self.seeds)
+        return self.give_up(f"nobody answers ({why}; tried for {self.patience_s:g} s)", now_s)
+
+    # --- asking ---
+
+    def say(self, **fields: Any) -> None:
+        """Ask for this from now on: fields of `ScaleOutRequest`."""
+        self.request = msgspec.structs.replace(self.request, **fields)
+
+    def ask(self, now_s: float) -> list[Effect]:
+        """Everybody we reach."""
+        at_s = now_s + ASK_EVERY_S
+        if self.otherwise is Otherwise.FOUND and self.give_up_at_s is not None:
+            at_s = min(at_s, max(self.give_up_at_s, now_s + HEAR_OUT_S))
+        self.ask_again_at_s = at_s
+        self.standing.go(JoinState.ASKED, self._soon(now_s))
+        return self._send()
+
+    def _send(self) -> list[Effect]:
+        self.say(linked=tuple(sorted(self.relay.peers - self.relay.leaves)[:MAX_LINKED]))
+        return self.relay.send(EVERYONE, self.request)
+
+    def again(self, reason: str, now_s: float) -> list[Effect]:
+        """It has led to nothing, for this reason: ask anew, unless that was in vain too often."""
+        unanswered = self.is_unanswered_again()
+        late = self.give_up_at_s is None or now_s >= self.give_up_at_s
+        if late and self.may_found:
+            if not self.waits_for(now_s):
+                return self._found()
+            self.unanswered, unanswered = 0, False
+        if unanswered and (late or self.scheduler):
+            return self.give_up(f"{DEAD} ({self.cluster_said or reason})", now_s)
+        return self._start_over(now_s)
+
+    def _start_over(self, now_s: float) -> list[Effect]:
+        if not self.relay.peers - self.relay.leaves:
+            self.standing.go(JoinState.KNOCKING, now_s)
+            self.give_up_at_s = now_s + self.patience_s
+            return [DiscardState()]
+        # Whom we have reached may be joiners, too, and reach nobody else: then we go on knocking at the others.
+        answered = self.scheduler and self.unanswered < 2
+        knocks = [] if answered else self._dial_seeds()
+        return [DiscardState(), *knocks, *self.ask(now_s)]
+
+    def rest(self, until_s: float) -> None:
+        """Ask again then."""
+        self.ask_again_at_s = until_s
+        self.standing.go(JoinState.ASKED, until_s)
+
+    # --- the end ---
+
+    def give_up(self, reason: str, now_s: float, rest_s: float = 0.0) -> list[Effect]:
+        """Nobody lets us in, so far. `rest_s`: before who keeps trying asks again."""
+        if self.may_found:
+            return self._found()
+        if self.otherwise is not Otherwise.KEEP_TRYING or self._unwanted:
+            return self.fail(reason)
+        self.patience_s = min(2 * self.patience_s, MAX_PATIENCE_S)
+        self.scheduler, self.unanswered = "", 0
+        self.vain.forget()
+        if not rest_s:
+            return [Parked(reason), *self._start_over(now_s)]
+        self.rest(now_s + rest_s)
+        return [Parked(reason), DiscardState()]
+
+    @property
+    def may_found(self) -> bool:
+        return self.otherwise is Otherwise.FOUND and not self.scheduler and not self.found_member
+
+    def _found(self) -> list[Effect]:
+        self.joined()
+        return [Founded()]
+
+    def joined(self) -> None:
+        """We are in a cluster."""
+        self.standing.go(JoinState.JOINED)
+        self.give_up_at_s = None
+
+    def fail(self, reason: str, spec: bytes = b"") -> list[Effect]:
+        """For good. `spec`: as of ScaleOutRefused."""
+        self.standing.go(JoinState.FAILED)
+        return [JoinFailed(reason, spec)]
+
+
+def _rank(request: ScaleOutRequest) -> tuple[bool, int, str]:
+    """Of all who would found a cluster, the least does."""
+    return (request.place == 0, request.place, request.node)
