@@ -84,7 +84,7 @@ class Joiner:
         self.warned = False
         self.replication: Replication | None = None
         self.step_s = (
-            0.0  # What a step takes, said the plan; 0 once we have said that the state is about to be whole.
+            0.0  # What a step takes, said the plan; 0 once we have said that we are about to be ready.
         )
         self.attempts = 0  # To pull the state.
         self.dropped = 0  # How often the cluster has gone on without us.

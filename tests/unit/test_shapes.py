@@ -21,8 +21,6 @@ ROOT = Path(__file__).parent.parent.parent
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION, METHODS = 600, 60, 30
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
-# What is too large today, and how large: it may only shrink. Once small enough, it must leave this table.
-TOO_LARGE = {}
 # Cores whose `handle` is not (event, now_s) -> effects, and what it is.
 OTHER_HANDLES = {
     "sync": "(event) -> list[Effect]",
@@ -60,17 +58,9 @@ def found_too_large() -> Iterator[tuple[str, str, int, str]]:
 
 
 def test_nothing_is_too_large():
-    new = [
-        f"{file}: {name or 'the file'} has {count} {of}"
-        for file, name, count, of in found_too_large()
-        if count > TOO_LARGE.get((file, name), 0)
+    assert not [
+        f"{file}: {name or 'the file'} has {count} {of}" for file, name, count, of in found_too_large()
     ]
-    assert not new, "\n".join(new)
-
-
-def test_what_is_no_longer_too_large_is_no_exception():
-    shrunk = TOO_LARGE.keys() - {(file, name) for file, name, _, _ in found_too_large()}
-    assert not shrunk, f"TOO_LARGE in this file names what is not too large any more: {sorted(shrunk)}"
 
 
 # --- cores ---
