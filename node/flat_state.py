@@ -312,15 +312,17 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def device_runs(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Cut `tensors` into runs of neighbors on one device, small enough to gather in one call each."""
     run: list[torch.Tensor] = []
-    room = 0
+    device, room = torch.device("cpu"), 0
     for tensor in tensors:
-        if run and (tensor.device != run[0].device or tensor.nbytes > room):
+        size = tensor.nbytes
+        if run and (size > room or tensor.device != device):
             yield run
             run = []
         if not run:
-            room = CPU_RUN_BYTES if tensor.device.type == "cpu" else ACCELERATOR_RUN_BYTES
+            device = tensor.device
+            room = CPU_RUN_BYTES if device.type == "cpu" else ACCELERATOR_RUN_BYTES
         run.append(tensor)
-        room -= tensor.nbytes
+        room -= size
     if run:
         yield run
 

@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,18 +25,26 @@ from torch import nn
 from ..protocols.errors import ConfigError, MalformedMessage
 from ..protocols.sums import bundles
 from .compression import Compression, Encoding, encoding_of
-from .lanes import MAX_CHUNK_BYTES, Layout, chunk_bytes_of, int_like, stage
+from .lanes import MAX_CHUNK_BYTES, Layout, Place, chunk_bytes_of, int_like, stage
 
 COMPARED_AT_ONCE = 1 << 17  # Elements: with what they are compared with, they fit into a cache.
-LARGE = 16384  # Elements of a gradient from which on a digest is faster than a copy.
+LARGE = 16384  # Elements of a gradient from which on a digest is faster than a copy to compare it with.
 
 
-class _AsSent(NamedTuple):
-    """What a gradient was when it was handed over."""
+_AsSent = tuple[torch.Tensor | None, int, int]
+"""What a gradient was when it was handed over: itself, its version, and its digest."""
 
-    grad: torch.Tensor | None
-    version: int
-    digest: int
+
+@dataclass(slots=True)
+class _Run:
+    """Of gradients [first, last), which lie in elements [start, stop) of a lane; or of a part of one."""
+
+    lane: int
+    start: int
+    stop: int
+    first: int
+    last: int
+    cut: slice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,10 @@ class Gradients:
         self._layout = layout = Layout(model, chunk_bytes)
         self.lanes, self.chunks = layout.lanes, layout.chunks
         self._parameters, self._buffers = layout.parameters, layout.buffers
+        self._holders = [place.holder for place in self._parameters if isinstance(place.holder, nn.Parameter)]
+        self._known_runs: dict[tuple[tuple[int, ...], int], list[_Run]] = {}
+        self._is_large = [place.stop - place.start >= LARGE for place in self._parameters]
+        self._parameter_bits = np.array([place.bit for place in self._parameters], dtype=np.int64)
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._on_chunks_ready = on_chunks_ready
         self._bundles_of: list[list[int]] = [[] for _ in self._parameters]
@@ -110,9 +121,8 @@ class Gradients:
         self._as_sent: dict[int, _AsSent] = {}  # By parameter; keeps alive no gradient of an earlier step.
         self._lock = threading.Lock()  # Backward has one thread per device.
         self._hooks = [
-            place.holder.register_post_accumulate_grad_hook(self._hook(index))
-            for index, place in enumerate(self._parameters)
-            if isinstance(place.holder, nn.Parameter)
+            holder.register_post_accumulate_grad_hook(self._hook(index))
+            for index, holder in enumerate(self._holders)
         ]
         self._agreed: list[torch.Tensor] = []
         self.rebase()
@@ -172,8 +182,10 @@ class Gradients:
 
     def _hand_over(self, number: int, weight: float) -> None:
         indices = [index for index in self._parameters_in[number] if not self._written[index]]
-        self._write(indices, weight)
-        self._as_sent |= {index: _as_sent(self._grad(index)) for index in indices}
+        grads = self._write(indices, weight)
+        for index, grad in zip(indices, grads, strict=True):
+            digest = _digest(grad) if self._is_large[index] else 0
+            self._as_sent[index] = (grad, 0 if grad is None else grad._version, digest)
         chunks = self._bundles[number]
         self._handed_over[chunks.start : chunks.stop] = b"\1" * len(chunks)
         self._on_chunks_ready(chunks)
@@ -228,27 +240,26 @@ class Gradients:
         expected = (self._layout.bits + 7) // 8
         if len(present) != expected:
             raise MalformedMessage(f"{len(present)} bytes of gradient mask; expected {expected}")
-        bits = np.unpackbits(np.frombuffer(present, dtype=np.uint8), bitorder="little").tolist()
-        places, targets = [], []
-        for place in self._parameters:
-            parameter = place.holder
-            assert isinstance(parameter, nn.Parameter)
-            if not bits[place.bit]:
-                parameter.grad = None
+        bits = np.unpackbits(np.frombuffer(present, dtype=np.uint8), bitorder="little").astype(bool)
+        wanted = bits[self._parameter_bits].tolist()
+        places: list[Place] = []
+        targets: list[torch.Tensor] = []
+        for place, holder, yes in zip(self._parameters, self._holders, wanted, strict=True):
+            grad = holder.grad
+            if not yes:
+                holder.grad = None
                 continue
-            if parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter)
+            if grad is None:
+                grad = holder.grad = torch.empty_like(holder)
             places.append(place)
-            targets.append(parameter.grad)
+            targets.append(grad)
+        gradients = len(places)
         for place in itertools.chain(*self._buffers):
             if place.bit < 0 or bits[place.bit]:
                 places.append(place)
                 targets.append(place.buffer())
         self._layout.spread(places, targets, results)
-        changed = itertools.dropwhile(
-            lambda pair: isinstance(pair[0].holder, nn.Parameter), zip(places, targets, strict=True)
-        )
-        for place, value in changed:
+        for place, value in zip(places[gradients:], targets[gradients:], strict=True):
             agreed, buffers = self._agreed[place.lane], self._buffers[place.lane]
             if agreed.numel():
                 start = place.start - buffers[0].start
@@ -276,7 +287,7 @@ class Gradients:
 
     def is_zero(self) -> bool:
         """Whether no parameter has a gradient that is not all zeros; reads them until it finds one."""
-        grads = [self._grad(index) for index in range(len(self._parameters))]
+        grads = self._grads(range(len(self._holders)))
         return not any(grad is not None and bool(grad.count_nonzero()) for grad in grads)
 
     def agreed(self) -> list[tuple[str, torch.Tensor]]:
@@ -317,81 +328,100 @@ class Gradients:
 
     # Moving values.
 
-    def _grad(self, index: int) -> torch.Tensor | None:
-        parameter = self._parameters[index].holder
-        assert isinstance(parameter, nn.Parameter)
-        return parameter.grad
+    def _grads(self, indices: Iterable[int]) -> list[torch.Tensor | None]:
+        return [self._holders[index].grad for index in indices]
 
     def _outdated(self, weight: float) -> bool:
         """Whether a gradient has changed since it was handed over: by another backward, or by the script.
 
         Values are looked at, too: GradScaler.unscale_, and who changes `.grad.data`, leave the version alone.
         """
-        now = {index: self._grad(index) for index in self._as_sent}
-        for index, grad in now.items():
-            sent = self._as_sent[index]
-            if grad is not sent.grad or (grad is not None and grad._version != sent.version):
+        indices = list(self._as_sent)
+        now = self._grads(indices)
+        for grad, (sent, version, _) in zip(now, self._as_sent.values(), strict=True):
+            if grad is not sent or (grad is not None and grad._version != version):
                 return True
         if not weight:
             return False
-        if any(_digest(grad) != self._as_sent[index].digest for index, grad in now.items()):
+        hashed = [digest for _, _, digest in self._as_sent.values()]
+        if any(digest and _digest(grad) != digest for grad, digest in zip(now, hashed, strict=True)):
             return True
-        return self._differs(
-            [index for index, grad in now.items() if grad is not None and not _has_digest(grad)], weight
-        )
+        small = [index for index, digest in zip(indices, hashed, strict=True) if not digest]
+        return self._differs(small, self._grads(small), weight)
 
-    def _differs(self, indices: Sequence[int], weight: float) -> bool:
+    def _differs(self, indices: Sequence[int], grads: Sequence[torch.Tensor | None], weight: float) -> bool:
         """Is what was written for these not what they are? Slower than digests, which would take another copy."""
         if not indices:
             return False
         scratch = [torch.empty(COMPARED_AT_ONCE, dtype=lane.dtype) for lane in self.lanes]
-        for number, start, group in self._runs(indices, COMPARED_AT_ONCE):
-            size, as_int = sum(map(torch.Tensor.numel, group)), int_like(self.lanes[number].dtype)
-            written, expected = self.lanes[number].contribution[start : start + size], scratch[number][:size]
+        for number, start, stop, group in self._runs(indices, grads, COMPARED_AT_ONCE):
+            as_int = int_like(self.lanes[number].dtype)
+            written, expected = self.lanes[number].contribution[start:stop], scratch[number][: stop - start]
             stage(expected, group, weight)
             if not np.array_equal(written.view(as_int).numpy(), expected.view(as_int).numpy()):
                 return True  # numpy's takes a third of the time of torch.equal.
         return False
 
-    def _write(self, indices: Sequence[int], weight: float) -> None:
-        """Write weight * gradient for these parameters; zeros where there is none."""
-        for index in indices:
-            place, grad = self._parameters[index], self._grad(index)
-            if grad is not None and grad.layout != torch.strided:
-                raise ConfigError(
-                    f"parameter {place.name!r} has a sparse gradient; expected a dense one "
-                    "(for nn.Embedding, pass sparse=False)"
-                )
+    def _write(self, indices: Sequence[int], weight: float) -> list[torch.Tensor | None]:
+        """Write weight * gradient for these parameters; zeros where there is none. Returns: the gradients."""
+        grads = self._grads(indices)
+        for index, grad in zip(indices, grads, strict=True):
             self._written[index] = 1
             if grad is None or weight == 0:  # 0 * inf would be nan.
+                place = self._parameters[index]
                 self.lanes[place.lane].contribution[place.start : place.stop].zero_()
-        for lane, start, group in self._runs(indices) if weight else ():
-            stage(self.lanes[lane].contribution[start:], group, weight)
+            if grad is not None and grad.layout is not torch.strided:
+                raise ConfigError(
+                    f"parameter {self._parameters[index].name!r} has a sparse gradient; expected a dense one "
+                    "(for nn.Embedding, pass sparse=False)"
+                )
+        for lane, start, stop, group in self._runs(indices, grads) if weight else ():
+            stage(self.lanes[lane].contribution[start:stop], group, weight)
+        return grads
 
     def _runs(
-        self, indices: Iterable[int], elements: int = sys.maxsize
-    ) -> Iterator[tuple[int, int, list[torch.Tensor]]]:
-        """The gradients of these parameters: lane, first element, and tensors that lie one behind the other.
+        self, indices: Sequence[int], grads: Sequence[torch.Tensor | None], most: int = sys.maxsize
+    ) -> Iterator[tuple[int, int, int, list[torch.Tensor]]]:
+        """The gradients of these parameters: lane, first element, the one after the last, and the tensors, in a row.
 
-        At most `elements` at once; what is larger is cut.
+        At most so many elements at once; what is larger is cut.
         """
-        group: list[torch.Tensor] = []
-        lane, start, stop = 0, 0, 0
-        for index in indices:
-            place, grad = self._parameters[index], self._grad(index)
-            if grad is None:
+        here = [grad for grad in grads if grad is not None]
+        if len(here) < len(indices):
+            indices = [index for index, grad in zip(indices, grads, strict=True) if grad is not None]
+        key = (tuple(indices), most)
+        runs = self._known_runs.get(key)
+        if runs is None:  # Steps are alike, and there may be thousands of parameters.
+            if len(self._known_runs) > 2 * len(self.chunks) + 2:
+                self._known_runs.clear()
+            runs = self._known_runs[key] = self._plan_runs(indices, most)
+        for run in runs:
+            group = here[run.first : run.last]
+            if run.cut is not None:
+                group = [group[0].detach().reshape(-1)[run.cut]]
+            yield run.lane, run.start, run.stop, group
+
+    def _plan_runs(self, indices: Sequence[int], most: int) -> list[_Run]:
+        runs: list[_Run] = []
+        for number, index in enumerate(indices):
+            place = self._parameters[index]
+            size = place.stop - place.start
+            if size > most:
+                for at in range(0, size, most):
+                    cut = slice(at, min(at + most, size))
+                    runs.append(
+                        _Run(place.lane, place.start + at, place.start + cut.stop, number, number + 1, cut)
+                    )
                 continue
-            at = place.start
-            for piece in (grad,) if grad.numel() <= elements else grad.detach().reshape(-1).split(elements):
-                if group and (place.lane != lane or at != stop or stop - start + piece.numel() > elements):
-                    yield lane, start, group
-                    group = []
-                if not group:
-                    lane, start = place.lane, at
-                group.append(piece)
-                at = stop = at + piece.numel()
-        if group:
-            yield lane, start, group
+            last = runs[-1] if runs else None
+            if (
+                last is None or last.cut is not None or (last.lane, last.stop) != (place.lane, place.start)
+                or place.stop - last.start > most
+            ):  # fmt: skip
+                runs.append(_Run(place.lane, place.start, place.stop, number, number + 1))
+            else:
+                last.stop, last.last = place.stop, number + 1
+        return runs
 
     def _write_buffers(self, weight: float) -> list[int]:
         """Write the buffers' contributions. Returns: the bits of those that changed since all agreed."""
@@ -416,26 +446,16 @@ class Gradients:
         bits = np.zeros(self._layout.bits, dtype=bool)
         bits[list(changed)] = True
         if weight > 0:
-            for place in self._parameters:
-                if isinstance(place.holder, nn.Parameter) and place.holder.grad is not None:
-                    bits[place.bit] = True
+            here = [holder.grad is not None for holder in self._holders]
+            bits[self._parameter_bits[here]] = True
         return np.packbits(bits, bitorder="little").tobytes()
 
 
-def _has_digest(grad: torch.Tensor) -> bool:
-    """In this machine's memory, and large: many small ones are compared faster than hashed."""
-    return grad.device.type == "cpu" and grad.numel() >= LARGE
-
-
 def _digest(grad: torch.Tensor | None) -> int:
-    """Of the bytes of a gradient; 0 if there is none, or it is compared instead."""
-    if grad is None or not _has_digest(grad):
+    """Of the bytes of a gradient in this machine's memory; 0 of others, which are compared instead."""
+    if grad is None or grad.device.type != "cpu":
         return 0
     flat = grad.detach().resolve_neg().reshape(-1)
     if flat.stride(0) != 1:  # One element of a slice: torch takes that for contiguous.
         flat = flat.clone(memory_format=torch.contiguous_format)
     return xxhash.xxh3_64_intdigest(flat.view(torch.uint8).numpy().data)
-
-
-def _as_sent(grad: torch.Tensor | None) -> _AsSent:
-    return _AsSent(grad, 0 if grad is None else grad._version, _digest(grad))

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 from torch import nn
-from torch._utils import _unflatten_dense_tensors
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from ..protocols.errors import ConfigError
 from .flat_state import device_runs
@@ -19,6 +19,7 @@ from .training_state import BufferSlot, buffer_slots, check_parameter
 # As small as slow links need them, to be busy from the first to the last. Where links are fast, several travel as one
 # message (protocols/sums.py), for each message costs its handling.
 USUAL_CHUNKS, LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 256, 64 << 10, 2 << 20
+SMALL = 4096  # Elements.
 MAX_CHUNK_BYTES = 32 << 20  # One frame: half of what a peer takes (sockets.py).
 
 
@@ -63,6 +64,11 @@ class Place:
     start: int
     stop: int
 
+    @property
+    def is_flat(self) -> bool:
+        """Has it one dimension, for as long as it lives?"""
+        return isinstance(self.holder, nn.Parameter) and self.holder.dim() == 1
+
     def buffer(self) -> torch.Tensor:
         """The numbers of the tensor there now; modules may put in another one at any forward."""
         assert isinstance(self.holder, BufferSlot)
@@ -74,6 +80,27 @@ class Place:
                 f"now {now}, so it cannot be averaged; register it with persistent=False if it is a cache"
             )
         return _reals(tensor)
+
+
+@dataclass(slots=True)
+class _Way:
+    """Elements [begin, stop) of a chunk are what targets [first, last) are to be; or part of one, from `at` on.
+
+    Attributes:
+        sizes: Of those targets.
+        is_flat: Have all of them one dimension?
+    """
+
+    chunk: int
+    device: torch.device
+    begin: int
+    stop: int
+    first: int
+    last: int
+    is_part: bool
+    at: int
+    sizes: list[int]
+    is_flat: bool
 
 
 class Layout:
@@ -124,6 +151,8 @@ class Layout:
                 (self.parameters if isinstance(holder, nn.Parameter) else self.buffers[lane]).append(place)
                 start += elements
             self._add_lane(dtype, border, start, chunk_bytes // dtype.itemsize, pinned)
+        self._ways: list[_Way] = []  # Of the last `spread`.
+        self._ways_of: tuple[list[Place], list[torch.device]] = [], []
         places = itertools.chain(self.parameters, *self.buffers)
         self._chunks_of = {place: [chunk.index for chunk in self.chunks_at(place)] for place in places}
 
@@ -161,50 +190,55 @@ class Layout:
         return values
 
     def spread(
-        self, places: Sequence[Place], targets: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
+        self, places: list[Place], targets: list[torch.Tensor], results: Sequence[torch.Tensor]
     ) -> None:
-        """Copy results to `targets`, which lie at `places`. What goes to a device crosses chunk by chunk.
+        """Copy results to `targets`, which lie at `places`. What goes to a device crosses chunk by chunk."""
+        wanted = ([*places], [target.device for target in targets])
+        if self._ways_of != wanted:  # Hardly ever: steps are alike, and there may be thousands of places.
+            self._ways_of, self._ways = wanted, self._plan(*wanted)
+        halves: dict[int, torch.Tensor] = {}  # What lies in several chunks, and is put together first.
+        for way in self._ways:
+            result = results[way.chunk].to(way.device)[way.begin : way.stop]
+            if not way.is_part:
+                run = targets[way.first : way.last]
+                # Splitting takes a third of the time, and fits as long as all of them are flat.
+                values = result.split(way.sizes) if way.is_flat else _unflatten_dense_tensors(result, run)
+                torch._foreach_copy_(run, list(values))
+                continue
+            target = targets[way.first]
+            flat = halves.get(way.first)
+            if flat is None:
+                flat = target.view(-1) if target.is_contiguous() else target.new_empty(target.numel())
+                halves[way.first] = flat
+            flat[way.at : way.at + result.numel()] = result
+        for index, flat in halves.items():
+            if not targets[index].is_contiguous():
+                targets[index].copy_(flat.view(targets[index].shape))
 
-        Places one behind the other in a chunk are copied together: there may be thousands.
-        """
-        groups: dict[tuple[int, torch.device], list[tuple[Place, torch.Tensor]]] = {}
-        for place, target in zip(places, targets, strict=True):
+    def _plan(self, places: Sequence[Place], devices: Sequence[torch.device]) -> list[_Way]:
+        """How results get to these places: those one behind the other in a chunk, and on one device, together."""
+        ways: list[_Way] = []
+        for number, (place, device) in enumerate(zip(places, devices, strict=True)):
             for index in self._chunks_of[place]:
-                groups.setdefault((index, target.device), []).append((place, target))
-        halves: list[tuple[torch.Tensor, torch.Tensor]] = []
-        flat_of: dict[Place, torch.Tensor] = {}  # Of what lies in several chunks, and is put together first.
-        for (index, device), group in groups.items():
-            chunk, result = self.chunks[index], results[index].to(device)
-            run: list[torch.Tensor] = []
-            begin = stop = chunk.start
-            for place, target in group:
-                whole = chunk.start <= place.start and place.stop <= chunk.stop
-                if run and (not whole or place.start != stop):
-                    _unpack(result[begin - chunk.start : stop - chunk.start], run)
-                    run = []
-                if whole:
-                    begin, stop = (begin if run else place.start), place.stop
-                    run.append(target)
-                    continue
-                if place not in flat_of:
-                    flat_of[place] = (
-                        target.view(-1) if target.is_contiguous() else target.new_empty(target.numel())
-                    )
-                    halves.append((target, flat_of[place]))
+                chunk, before = self.chunks[index], ways[-1] if ways else None
                 first, last = max(chunk.start, place.start), min(chunk.stop, place.stop)
-                flat_of[place][first - place.start : last - place.start] = result[
-                    first - chunk.start : last - chunk.start
-                ]
-            if run:
-                _unpack(result[begin - chunk.start : stop - chunk.start], run)
-        for target, flat in halves:
-            if not target.is_contiguous():
-                target.copy_(flat.view(target.shape))
-
-
-def _unpack(values: torch.Tensor, targets: list[torch.Tensor]) -> None:
-    """Values that lie one behind the other, to tensors of one device."""
-    torch._foreach_copy_(targets, _unflatten_dense_tensors(values, targets))
+                is_part = last - first < place.stop - place.start
+                if (
+                    before is not None and not is_part and not before.is_part
+                    and (before.chunk, before.device, before.last) == (index, device, number)
+                    and before.stop == first - chunk.start
+                ):  # fmt: skip
+                    before.last, before.stop = number + 1, last - chunk.start
+                    before.sizes.append(last - first)
+                    before.is_flat &= place.is_flat
+                    continue
+                ways.append(
+                    _Way(
+                        index, device, first - chunk.start, last - chunk.start, number, number + 1, is_part,
+                        first - place.start, [last - first], place.is_flat,
+                    )
+                )  # fmt: skip
+        return ways
 
 
 @torch.no_grad()
@@ -215,16 +249,21 @@ def stage(contribution: torch.Tensor, tensors: Sequence[torch.Tensor], weight: f
     """
     start, dtype = 0, contribution.dtype
     for run in device_runs(tensors):
-        flat = [tensor.detach().reshape(-1) for tensor in run]
-        stop = start + sum(map(torch.Tensor.numel, flat))
+        stop = start + sum(map(torch.Tensor.numel, run))
         target = contribution[start:stop]
-        if run[0].device.type != "cpu":
-            joined = torch.cat(flat) if len(flat) > 1 else flat[0]
-            target.copy_(joined.to(dtype) * weight)
-        elif len(flat) == 1 and flat[0].dtype == dtype:
-            torch.mul(flat[0], weight, out=target)
-        else:
-            torch.cat(flat, out=target)
+        # A view of each small one would take longer than what it is for.
+        small = stop - start < SMALL * len(run)
+        on_device = run[0].device.type != "cpu"
+        if len(run) == 1 or small or on_device:
+            joined = run[0].detach().reshape(-1) if len(run) == 1 else _flatten_dense_tensors(run)
+            if on_device:
+                target.copy_(joined.to(dtype) * weight)
+            elif joined.dtype == dtype:
+                torch.mul(joined, weight, out=target)
+            else:
+                torch.mul(target.copy_(joined), weight, out=target)
+        else:  # In place, for fresh memory costs more than another pass.
+            torch.cat([tensor.detach().reshape(-1) for tensor in run], out=target)
             if weight != 1:
                 target.mul_(weight)
         start = stop
