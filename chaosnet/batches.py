@@ -99,6 +99,42 @@ class Batches:
         finally:
             ahead.end()
 
+    def evaluate(
+        self, dataset: Any, batch_size: int | None, collate_fn: Collate | None
+    ) -> Iterator[Batch | NamedBatch]:
+        """See `Trainer.evaluate`."""
+        loader = dataset if isinstance(dataset, DataLoader) else None
+        if loader is not None:
+            for what, value in {"batch_size": batch_size, "collate_fn": collate_fn}.items():
+                expect(value is None, what, value, "none beside a DataLoader, whose own counts")
+            check_loader(loader, "evaluate")
+            dataset, batch_size = loader.dataset, loader.batch_size
+        expect(_counts(batch_size), "batch_size", batch_size, "a whole number from 1")
+        assert batch_size is not None
+        check_dataset(dataset, collate_fn, "evaluate")
+        expect(len(dataset) > 0, "dataset", dataset, "one with samples")
+        steps, evaluation, session = self._steps, self._engine.evaluation, self._session
+        fetched: Fetch = partial(_fetch, dataset, collate_fn)
+        if loader is not None:
+            ahead = Ahead(loader, f"{session.name}, evaluation")
+            ahead.begin(evaluation.ahead)
+            fetched = ahead.fetch
+        steps.await_round()
+        evaluation.enter(len(dataset), int(batch_size))
+        try:
+            if not session.done:
+                steps.skip()  # With it, all hear of the evaluation.
+            while evaluation.under_way and not session.done:
+                if indices := evaluation.take():
+                    batch = fetched(indices, lambda number: None)
+                    steps.in_hand = float(batch.samples)
+                    yield batch
+                steps.skip()
+        finally:
+            evaluation.leave()
+            if loader is not None:
+                ahead.end()
+
     def _until(self, target: int, order: EpochOrder, accumulate: int, fetched: Fetch) -> Iterator[Any]:
         """To the end of that epoch."""
         while self._share.epoch < target and not self._session.done:

@@ -81,21 +81,23 @@ class NamedBatch(dict[Any, Any]):
         return moved
 
 
-def check_dataset(dataset: Any, collate_fn: Any = None) -> None:
+def check_dataset(dataset: Any, collate_fn: Any = None, caller: str = "batches") -> None:
     """Raises: ConfigError for what cannot be dealt out by index, and says what to give instead."""
     if isinstance(dataset, IterableDataset):
         raise ConfigError(
-            f"batches: {type(dataset).__name__} is an IterableDataset, so no sample of it can be dealt again when a "
+            f"{caller}: {type(dataset).__name__} is an IterableDataset, so no sample of it can be dealt again when a "
             "node dies (expected len() and [index]; or iterate over it in the script, a part of it on each node, and "
             "call trainer.update(samples=...))"
         )
     for what in ("__len__", "__getitem__"):
         if not hasattr(dataset, what):
             raise ConfigError(
-                f"batches: {type(dataset).__name__} has no {what} (expected a data set with len() and [index])"
+                f"{caller}: {type(dataset).__name__} has no {what} (expected a data set with len() and [index])"
             )
     if collate_fn is not None and not callable(collate_fn):
-        raise ConfigError(f"batches: collate_fn is {collate_fn!r} (expected a function of a list of samples)")
+        raise ConfigError(
+            f"{caller}: collate_fn is {collate_fn!r} (expected a function of a list of samples)"
+        )
 
 
 class EpochOrder:

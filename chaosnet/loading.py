@@ -22,7 +22,7 @@ from .protocols.errors import ConfigError
 WHY = "Trainer divides the data among the nodes by itself"
 
 
-def check_loader(loader: DataLoader[Any]) -> bool:
+def check_loader(loader: DataLoader[Any], caller: str = "batches") -> bool:
     """Can its order be dealt out?
 
     Returns: does it shuffle?
@@ -34,7 +34,7 @@ def check_loader(loader: DataLoader[Any]) -> bool:
     if loader.batch_size is None or type(batches) is not BatchSampler:
         named = type(batches).__name__ if batches is not None else "no batch_size"
         raise ConfigError(
-            f"batches: the DataLoader has {named} ({WHY}; expected DataLoader(dataset, batch_size=...))"
+            f"{caller}: the DataLoader has {named} ({WHY}; expected DataLoader(dataset, batch_size=...))"
         )
     if type(sampler) is SequentialSampler:
         return False
@@ -44,7 +44,7 @@ def check_loader(loader: DataLoader[Any]) -> bool:
             return True
         how = " that draws with replacement, or not as many samples as there are"
     raise ConfigError(
-        f"batches: the DataLoader has a {type(sampler).__name__}{how} ({WHY}; expected shuffle=True or False and no "
+        f"{caller}: the DataLoader has a {type(sampler).__name__}{how} ({WHY}; expected shuffle=True or False and no "
         "sampler)"
     )
 

@@ -62,8 +62,12 @@ class ScriptSteps:
         engine.gradients.arm(None if later else self._engine.own_weight)
 
     def await_round(self) -> None:
-        """Enter where the first update of a round is due; until then take part without samples."""
-        while not self._engine.named.is_settled and not self._session.done:
+        """Enter where the first update of a round is due; until then take part without samples.
+
+        Also while others evaluate something, as when this node has joined meanwhile.
+        """
+        engine = self._engine
+        while (not engine.named.is_settled or engine.evaluation.under_way) and not self._session.done:
             self.skip()
 
     # --- what the script calls ---

@@ -279,6 +279,23 @@ class Trainer(RunFacts):
             dataset, batch_size, epochs, accumulate, drop_last, min_samples, collate_fn, shuffle, global_batch
         )
 
+    def evaluate(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> Iterator[Any]:
+        """This node's share of an evaluation: all nodes together see each sample of a data set once.
+
+        What the script averages in the loop, with `mean`, is in `metrics` after it: the same on all nodes, over all
+        samples. Nothing is trained meanwhile. What a node that dies had in hand is dealt to the others.
+        Args:
+            dataset, batch_size, collate_fn: As of `batches`; also a DataLoader. Nothing is shuffled.
+        Batches are as `batches` gives them. Gradients are the script's matter (torch.no_grad(), model.eval()).
+        """
+        yield from self._attached().batches.evaluate(dataset, batch_size, collate_fn)
+
     def mean(self, value: Any, name: str = "loss", weight: float | None = None) -> ClusterMean:
         """Average a number over the cluster, with the next update(); costs no message of its own.
 

@@ -15,10 +15,12 @@ NAMED = 8
 def merge(parts: list[Contribution]) -> Contribution:
     """What several nodes bring to a step, together."""
     shares: dict[str, int] = {}
+    evaluates: dict[str, int] = {}
     metrics: dict[str, tuple[float, float]] = {}
     present = 0
     for part in parts:
         shares |= part.shares
+        evaluates |= part.evaluates
         present |= int.from_bytes(part.present, "little")
         for name, (total, weight) in part.metrics.items():
             old = metrics.get(name, (0.0, 0.0))
@@ -38,6 +40,9 @@ def merge(parts: list[Contribution]) -> Contribution:
         in_order=any(part.in_order for part in parts),
         global_batch=max(part.global_batch for part in parts),
         strikes=merge_strikes([part.strikes for part in parts]),
+        evaluation=max(part.evaluation for part in parts),
+        evaluates=evaluates,
+        evaluated=tuple(sorted(each for part in parts for each in part.evaluated)),
         update=max(part.update for part in parts),  # Those that have one have the same.
     )
 

@@ -13,6 +13,7 @@ from ..agreement import Agreement, Verdict
 from ..callbacks import Callbacks, EpochDone, StateLoaded, StepDone
 from ..checkpointing import Checkpointing
 from ..data import DataShare
+from ..evaluation import Evaluation
 from ..guard import Guard
 from ..lr_schedule import LRSchedule
 from ..means import Means
@@ -73,6 +74,7 @@ class DataParallel:
     ) -> None:
         self.session, self.share, self.means, self._told = session, share, means, told
         self._callbacks = told.callbacks or Callbacks()
+        self.evaluation = Evaluation(session.name)
         self.round = self.step = 0
         self.samples = 0.0
         self.weight: float | None = None
@@ -211,6 +213,7 @@ class DataParallel:
         self.agreement.forget()
         self.random.key = runtime.get("rng_key", self.random.key)
         self.named.phase = runtime.get("phase", 0)
+        self.evaluation.from_plain(runtime.get("evaluation"))
         cursor = runtime["cursor"]
         self.share.cursor = None if cursor is None else DataCursor.from_plain(cursor)
         self._loaded = StateLoaded(self.round, self.step, arrival.manifest.total_bytes)
@@ -227,6 +230,7 @@ class DataParallel:
             "phase": self.named.phase,
             "cursor": None if cursor is None else cursor.to_plain(),
             "lr_schedule": self.schedule.to_plain(),
+            "evaluation": self.evaluation.to_plain(),
         }
 
     def _capture(self, outcome: StepOutcome, applied: bool) -> None:
@@ -294,6 +298,7 @@ class DataParallel:
             leaving=leaving,
             digests=digests,
             accounts=accounts,
+            **({} if leaving else self.evaluation.contribution()),
         )
 
     def withdrawal(self) -> Contribution:
@@ -323,7 +328,7 @@ class DataParallel:
         if self.checkpointing is not None:
             self.checkpointing.next_step_done()
         applied = bool(total.weight) and self._is_acceptable(outcome)
-        self.means.came(total.metrics)  # First, as after_step may look at them.
+        self._average(outcome)  # First, as after_step may look at them.
         if applied:
             self._apply(total, outcome.results)
             self.step += 1
@@ -348,6 +353,15 @@ class DataParallel:
         if self.share.epoch != epoch:
             with self.rules.within("on_epoch"):
                 self._callbacks.on_epoch(EpochDone(done.epoch, done.step, done.samples, done.metrics))
+
+    def _average(self, outcome: StepOutcome) -> None:
+        """What scripts averaged: with this step, or over an evaluation once that is complete."""
+        total, was_under_way = outcome.commit.total, self.evaluation.under_way
+        sums = self.evaluation.completed(total, [name for name, _ in outcome.deal])
+        if not was_under_way:
+            self.means.came(total.metrics)
+        elif sums is not None:
+            self.means.came(sums)
 
     def _apply(self, total: Contribution, results: list[torch.Tensor]) -> None:
         """The optimizer steps with the cluster's mean gradient."""

@@ -73,6 +73,9 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     in_order: bool = False  # Not shuffled.
     global_batch: Count = 0  # Samples of all in a step; 0: as many as they take.
     strikes: tuple[Strike, ...] = ()  # Of nodes that are gone.
+    evaluation: Count = 0  # Samples of the data set that is to be evaluated; 0: none.
+    evaluates: dict[Id, Count] = {}  # How many samples each member takes that does.
+    evaluated: tuple[Range, ...] = ()  # What was, as the data set numbers it.
     update: Annotated[str, Meta(max_length=64)] = ""  # Name of the update() behind it, if they have names.
 
 

@@ -55,6 +55,9 @@ BROUGHT = m.Contribution(
     metrics={"loss": (1.5, 16.0)},
     present=b"\x07",
     dataset=60000,
+    evaluation=10000,
+    evaluates={"a": 64},
+    evaluated=((128, 192),),
 )
 COMMIT = m.Commit(key=(2, 9), step=57, switch=(2, 10), total=BROUGHT)
 

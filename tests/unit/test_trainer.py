@@ -1,6 +1,7 @@
 """`Trainer` on its own: a cluster of one, in this process. More nodes: tests/integration."""
 
 import gc
+import re
 import signal
 import socket
 import threading
@@ -757,3 +758,31 @@ def test_what_a_callback_of_notices_raises_is_told_and_no_more(capsys):
 def test_callbacks_of_another_type_are_refused(start):
     with pytest.raises(ConfigError, match=r"callbacks: .* \(expected chaosnet.Callbacks\(\.\.\.\)\)"):
         start(callbacks=print)
+
+
+def test_an_evaluation_by_one_node_averages_over_all_samples_and_trains_nothing(start, data):
+    trainer = start()
+    before, seen = trainer.state_hash(), []
+    for x, _, indices in trainer.evaluate(data, 24):
+        seen += indices.tolist()
+        trainer.mean(x.mean(), "x")
+    assert seen == list(range(LENGTH))
+    whole = torch.stack([x for x, _, _ in data])
+    assert trainer.metrics == {"x": pytest.approx(whole.mean().item(), rel=1e-5)}
+    assert (trainer.step, trainer.samples, trainer.state_hash()) == (0, 0.0, before)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"batch_size": 0}, "batch_size: 0 (expected a whole number from 1)"),
+        ({}, "batch_size: None (expected a whole number from 1)"),
+        ({"dataset": [], "batch_size": 4}, "dataset: [] (expected one with samples)"),
+        ({"dataset": iter([1]), "batch_size": 4}, "evaluate: list_iterator has no __len__"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_what_cannot_be_evaluated_is_named(start, data, given, message):
+    trainer = start()
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        list(trainer.evaluate(**{"dataset": data, **given}))

@@ -1,0 +1,60 @@
+"""`trainer.evaluate` among real processes: one joins and one is killed in the middle, and the result is that of all."""
+
+import signal
+
+import pytest
+from scripts import scripts_in
+
+pytestmark = pytest.mark.realtime
+
+SCRIPT = """
+import time, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from chaosnet import Trainer
+torch.set_num_threads(1)
+torch.manual_seed(0)
+x = torch.randn(264, 8)
+data = TensorDataset(x, x.sum(1, keepdim=True).sin())
+train, valid = TensorDataset(*data[:64]), TensorDataset(*data[64:])
+model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 1))
+trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.1))
+loader = DataLoader(valid, 5, num_workers=1)
+for epoch in trainer.epochs(4):
+    for x, y in trainer.batches(train, 8):
+        nn.functional.mse_loss(model(x), y).backward()
+        trainer.update()
+    model.eval()
+    step = trainer.step
+    with torch.no_grad():
+        for x, y in trainer.evaluate(loader):
+            print("evaluating", epoch, len(trainer.members))
+            time.sleep(0.08)
+            trainer.mean(nn.functional.mse_loss(model(x), y), "loss")
+        alone = nn.functional.mse_loss(model(valid[:][0]), valid[:][1])
+    assert trainer.step == step, "nothing is trained meanwhile"
+    model.train()
+    print("result", epoch, trainer.metrics["loss"], alone.item(), trainer.state_hash())
+print("end", trainer.samples, trainer.state_hash())
+"""
+
+
+def test_all_nodes_have_the_result_of_all_samples_whoever_joins_and_dies_meanwhile(tmp_path):
+    with scripts_in(tmp_path) as scripts:
+        first = scripts.start("n0", SCRIPT)
+        first.address()
+        second = scripts.start("n1", SCRIPT)
+        first.says("evaluating 0 2")
+        late = scripts.start("n2", SCRIPT)
+        first.says("evaluating 1 3")
+        second.signal(signal.SIGKILL)
+        assert [first.exit_code(), late.exit_code()] == [0, 0], scripts.story()
+        mine, others = first.lines("result"), late.lines("result")
+        assert len(mine) == 4 and others == mine[-len(others) :], scripts.story()
+        assert len(others) >= 2, scripts.story()
+        for _, result, alone, _ in mine:
+            assert float(result) == pytest.approx(float(alone), rel=1e-5)
+        assert first.lines("end") == late.lines("end") == [["256.0", mine[-1][-1]]], scripts.story()
+        both = [len(each.lines("evaluating")) for each in (first, late)]
+        assert both[0] < 4 * 40, "n0 has not evaluated all by itself"
+        assert both[1] >= 10, scripts.story()
