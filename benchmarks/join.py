@@ -36,16 +36,18 @@ STATUS = Path("/proc/self/status")
 
 
 class FineTuned(nn.Module):
-    """A frozen matrix and a small head that is trained; or all of it trained, with Adam's two moments."""
+    """Frozen vectors and a small head that is trained; or all of it trained, with Adam's two moments."""
 
-    def __init__(self, size_bytes: int, trained: bool) -> None:
+    def __init__(self, size_bytes: int, trained: bool, vectors: int) -> None:
         super().__init__()
-        elements = size_bytes // 4 // (3 if trained else 1)
-        self.base = nn.Parameter(torch.zeros(elements), requires_grad=trained)
+        elements = max(size_bytes // 4 // (3 if trained else 1) // vectors, 1)
+        self.base = nn.ParameterList(
+            nn.Parameter(torch.zeros(elements), requires_grad=trained) for _ in range(vectors)
+        )
         self.head = nn.Linear(256, 64)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(x) + self.base[0]
+        return self.head(x) + torch.stack([vector[0] for vector in self.base]).mean()
 
 
 def _peak() -> int:
@@ -58,14 +60,22 @@ def _peak() -> int:
 
 
 def _worker(
-    pipe: Pipe, name: str, size_bytes: int, join: str, neighbors: int, blocking: bool, trained: bool
+    pipe: Pipe,
+    name: str,
+    size_bytes: int,
+    join: str,
+    neighbors: int,
+    blocking: bool,
+    trained: bool,
+    vectors: int,
 ) -> dict[str, Any]:
     """Trains until told to stop. Returns: times of steps, and of the join."""
     from chaosnet.trainer import Trainer
 
     torch.set_num_threads(1)
-    model = FineTuned(size_bytes, trained)
-    nn.init.constant_(model.base, 0.5 if join else 1.5)  # Memory that is really there.
+    model = FineTuned(size_bytes, trained, vectors)
+    for vector in model.base:
+        nn.init.constant_(vector, 0.5 if join else 1.5)  # Memory that is really there.
     optimizer = torch.optim.Adam(model.parameters() if trained else model.head.parameters(), 1e-3)
     x, y = torch.randn(64, 256), torch.randn(64, 64)
     pipe.send("ready")
@@ -97,13 +107,15 @@ def _worker(
     }
 
 
-def measure(size_bytes: int, sources: int, blocking: bool, trained: bool, joiners: int) -> dict[str, Any]:
+def measure(
+    size_bytes: int, sources: int, blocking: bool, trained: bool, joiners: int, vectors: int = 1
+) -> dict[str, Any]:
     """`joiners` at once into a cluster of `sources` nodes."""
     with Workers() as workers:
         join = ""
         for index in range(sources):
             name = f"source{index}"
-            workers.start(name, _worker, name, size_bytes, join, sources, False, trained)
+            workers.start(name, _worker, name, size_bytes, join, sources, False, trained, vectors)
             workers.receive(name)
             workers.tell(name, "join")
             address = workers.receive(name)
@@ -111,7 +123,7 @@ def measure(size_bytes: int, sources: int, blocking: bool, trained: bool, joiner
         joining = [f"joiner{index}" for index in range(joiners)]
         for name in joining:
             links = sources + joiners - 1
-            workers.start(name, _worker, name, size_bytes, join, links, blocking, trained)
+            workers.start(name, _worker, name, size_bytes, join, links, blocking, trained, vectors)
             workers.receive(name)
         time.sleep(WARM_UP_S)
         for name in joining:

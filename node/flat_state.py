@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
+from torch._utils import _flatten_dense_tensors
 
 from ..protocols.errors import ChaosnetError, MalformedMessage
 from . import plain
@@ -35,6 +36,7 @@ MAX_DIMENSIONS = 64
 # memory of its own before it crosses the bus, enough to make the crossing worth while.
 CPU_RUN_BYTES = 1 << 20
 ACCELERATOR_RUN_BYTES = 64 << 20
+SMALL_BYTES = 16 << 10  # Making a view of such a tensor takes longer than copying it.
 STILL_BLOCK_BYTES = 1 << 20  # Hashed as one.
 
 Row = tuple[str, str, tuple[int, ...]]  # Name, dtype, shape.
@@ -88,12 +90,12 @@ class Manifest:
     @cached_property
     def layout(self) -> bytes:
         """Hash of which tensors lie where: caches and the user's own may differ in shape from node to node."""
-        rows = [(entry.name, entry.dtype, entry.shape) for entry in self.entries]
-        return xxhash.xxh3_64_digest(plain.encode(rows, "layout"))
+        rows = "\n".join(f"{entry.name!r} {entry.dtype} {entry.shape}" for entry in self.entries)
+        return xxhash.xxh3_64_digest(rows.encode())
 
     def to_bytes(self) -> bytes:
-        tensors = [[entry.name, entry.dtype, list(entry.shape)] for entry in self.entries]
-        return plain.encode([self.step, tensors, self.plain], "manifest")
+        tensors = [(entry.name, entry.dtype, entry.shape) for entry in self.entries]
+        return plain.encode_arrays([self.step, tensors, self.plain], "manifest")
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
@@ -119,6 +121,19 @@ def lay_out(rows: Iterable[Row]) -> Iterator[Entry]:
         stop = start + math.prod(shape) * DTYPES[dtype].itemsize
         yield Entry(name, dtype, shape, start, stop)
         start = stop
+
+
+def merged(entries: Iterable[Entry]) -> Iterator[tuple[int, int]]:
+    """The bytes [start, stop) of `entries`, those one behind the other as one."""
+    start = stop = 0
+    for entry in entries:
+        if entry.start != stop:
+            if stop > start:
+                yield start, stop
+            start = entry.start
+        stop = entry.stop
+    if stop > start:
+        yield start, stop
 
 
 def _checked_row(fields: Any) -> Row:
@@ -164,22 +179,21 @@ class Still:
 
 
 class Snapshot:
-    """The training state at one step boundary, tensor by tensor.
+    """The training state at one step boundary, as parts by the byte at which each begins.
 
-    A part is a copy (uint8, 1-D, on the CPU), or a parameter that stands still. It is None for a tensor that was
-    not to be copied. The first `alike` tensors are so on all nodes.
+    A part is a copy (uint8, 1-D, on the CPU), perhaps of many tensors, or a parameter that stands still. There is
+    none of what was not to be copied. The first `alike` tensors are so on all nodes.
     """
 
     def __init__(
-        self, manifest: Manifest, parts: Sequence[torch.Tensor | Still | None], alike: int = 0
+        self, manifest: Manifest, parts: Mapping[int, torch.Tensor | Still], alike: int = 0
     ) -> None:
         self.manifest, self.alike = manifest, alike
-        self._starts: list[int] = []
-        self._parts: list[memoryview | Still] = []
-        for entry, part in zip(manifest.entries, parts, strict=True):
-            if part is not None and entry.stop > entry.start:
-                self._starts.append(entry.start)
-                self._parts.append(part if isinstance(part, Still) else memoryview(part.numpy().data))
+        self._starts = sorted(parts)
+        self._parts = [
+            part if isinstance(part, Still) else memoryview(part.numpy().data)
+            for part in map(parts.__getitem__, self._starts)
+        ]
 
     def slice(self, start: int, stop: int) -> memoryview:
         """Bytes [start, stop) of the state; copied only where parts meet. Raises: StateChanged."""
@@ -284,7 +298,8 @@ class Arrival:
 
     def snapshot(self) -> Snapshot:
         """What has arrived, where it lies: as long as nobody writes into the tensors."""
-        return Snapshot(self.manifest, [as_bytes(tensor) for tensor in self.tensors])
+        filled = (as_bytes(tensor) for tensor in self.tensors if tensor.numel())
+        return Snapshot(self.manifest, dict(zip(self._starts, filled, strict=True)))
 
     @property
     def missing(self) -> list[tuple[int, int]]:
@@ -335,10 +350,12 @@ def gather(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
     """
     start = 0
     for run in device_runs(tensors):
-        parts = [as_bytes(tensor) for tensor in run]
         stop = start + sum(tensor.nbytes for tensor in run)
-        if run[0].device.type == "cpu":
-            torch.cat(parts, out=out[start:stop])
+        small = stop - start < SMALL_BYTES * len(run)
+        if small and len({tensor.dtype for tensor in run}) == 1:
+            out[start:stop].copy_(as_bytes(_flatten_dense_tensors(run)))
+        elif run[0].device.type == "cpu":
+            torch.cat([as_bytes(tensor) for tensor in run], out=out[start:stop])
         else:
-            out[start:stop].copy_(torch.cat(parts))
+            out[start:stop].copy_(torch.cat([as_bytes(tensor) for tensor in run]))
         start = stop

@@ -31,6 +31,7 @@ from .flat_state import (
     dtype_name,
     gather,
     lay_out,
+    merged,
     row_of,
 )
 from .plain import TensorTable
@@ -259,22 +260,24 @@ class TrainingState:
         every = range(len(table.tensors))
         sizes = [entry.stop - entry.start for entry in manifest.entries]
         wanted = every if only is None else sorted(only(sizes, alike))
-        parts: list[torch.Tensor | Still | None] = [None] * len(every)
+        parts: dict[int, torch.Tensor | Still] = {}
         late, now = list[int](), list[int]()
         for index in wanted:
             name = table.names[index]
+            if not sizes[index]:
+                continue
             if still := self._standing_still(name):
-                parts[index] = still
+                parts[manifest.entries[index].start] = still
             elif index < only_stepped and name not in self._frozen and not self._at_once:
                 late.append(index)
             else:
                 now.append(index)
-        copied = torch.empty(sum(table.tensors[index].nbytes for index in late + now), dtype=torch.uint8)
+        late_bytes = sum(sizes[index] for index in late)
+        copied = torch.empty(late_bytes + sum(sizes[index] for index in now), dtype=torch.uint8)
         offset = 0
-        for index in late + now:
-            parts[index] = copied[offset : offset + table.tensors[index].nbytes]
-            offset += table.tensors[index].nbytes
-        late_bytes = sum(table.tensors[index].nbytes for index in late)
+        for start, stop in merged(manifest.entries[index] for index in late + now):
+            parts[start] = copied[offset : offset + stop - start]
+            offset += stop - start
         if now:
             gather([table.tensors[index] for index in now], copied[late_bytes:])
         snapshot = Snapshot(manifest, parts, alike)
@@ -361,6 +364,7 @@ class TrainingState:
             for key, value in group.items():  # An lr may be a tensor; torch leaves it where it arrived.
                 if isinstance(value, torch.Tensor) and isinstance(mine.get(key), torch.Tensor):
                     group[key] = value.to(mine[key].device)
+            group["params"] = _as_range(group["params"])
         self.optimizer.load_state_dict({**rest, "state": state})
         loaded = self.optimizer.state
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -451,6 +455,12 @@ def _restore(mine: Any, theirs: Any) -> Any:
         mine[:] = [_restore(mine[i] if i < len(mine) else None, value) for i, value in enumerate(theirs)]
         return mine
     return theirs
+
+
+def _as_range(indices: Sequence[int]) -> Sequence[int]:
+    """The same, as a range if they are one: torch looks for each tensor that it loads in them, from the front."""
+    expected = range(indices[0], indices[0] + len(indices)) if indices else range(0)
+    return expected if list(indices) == list(expected) else indices
 
 
 def _laid_out_as(parameter: Any, state: Any) -> Any:

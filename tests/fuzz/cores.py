@@ -204,7 +204,7 @@ def snapshot(step):
     entries = (Entry("w", "float32", (8,), 0, 32), Entry("b", "uint8", (5,), 32, 37))
     return Snapshot(
         Manifest(entries, b"\x80", step),
-        [torch.zeros(32, dtype=torch.uint8), torch.zeros(5, dtype=torch.uint8)],
+        {0: torch.zeros(32, dtype=torch.uint8), 32: torch.zeros(5, dtype=torch.uint8)},
     )
 
 
