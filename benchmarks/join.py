@@ -10,7 +10,8 @@ to join is that of the state (`--trained`: all of it is trained). Measured among
                                     the median time between its steps before
     source_memory_bytes             by how much the most memory that a source has had grew during the join (Linux)
 
-Of several joiners that are started at once (`--joiners`) it is the last to come in.
+Of several joiners that are started at once (`--joiners`) it is the last to come in. With `--parameters` the state
+is cut into so many, and in turns into a few of the same bytes: what a join takes for each tensor, not for each byte.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from .processes import Pipe, Workers
 
 WARM_UP_S = 2.0
 AFTER_S = 0.5
+FEW = 5  # Parameters, beside which many are measured.
 STATUS = Path("/proc/self/status")
 
 
@@ -108,7 +110,7 @@ def _worker(
 
 
 def measure(
-    size_bytes: int, sources: int, blocking: bool, trained: bool, joiners: int, vectors: int = 1
+    size_bytes: int, sources: int, blocking: bool, trained: bool, joiners: int, vectors: int
 ) -> dict[str, Any]:
     """`joiners` at once into a cluster of `sources` nodes."""
     with Workers() as workers:
@@ -181,6 +183,26 @@ def _told(growth_bytes: int | None) -> str:
     return "unknown here" if growth_bytes is None else f"{growth_bytes / 1e6:+.0f} MB"
 
 
+def _print(run: dict[str, Any], sources: int) -> None:
+    click.echo(
+        f"{run['bytes'] / 1e6:.0f} MB from {sources} sources: {run['seconds']:.2f} s to the first step "
+        f"({run['ratio_to_bound']:.2f} x the bound of {run['bound_seconds']:.2f} s), "
+        f"longest extra gap of a survivor {run['survivor_longest_gap_seconds']:.3f} s, "
+        f"memory of a source at most {_told(run['source_memory_bytes'])}"
+    )
+
+
+def _against_few(run: dict[str, Any], few: dict[str, Any], parameters: int) -> None:
+    """Adds to `run` what the same bytes take in few parameters, and prints both."""
+    ours_s, few_s = run["seconds_to_membership"], few["seconds_to_membership"]
+    steps_s = [each["survivor_median_step_seconds"] for each in (run, few)]
+    run |= {"few_seconds_to_membership": few_s, "ratio_to_few": ours_s / few_s}
+    click.echo(
+        f"to membership: {ours_s:.2f} s in {parameters} parameters, {few_s:.2f} s in {FEW}: "
+        f"{run['ratio_to_few']:.1f} x (a step before: {steps_s[0]:.3f} s, {steps_s[1]:.3f} s)"
+    )
+
+
 @click.command("join")
 @click.option(
     "--bytes", "size_bytes", default=524_288_000, show_default=True, help="Size of the training state."
@@ -189,6 +211,12 @@ def _told(growth_bytes: int | None) -> str:
 @click.option("--blocking", is_flag=True, help="The paper's mode: sources wait.")
 @click.option("--trained", is_flag=True, help="Train all of it: the state is copied while it changes.")
 @click.option("--joiners", type=Whole(1, 64), default=1, show_default=True, help="Nodes that join at once.")
+@click.option(
+    "--parameters",
+    type=Whole(0, 1_000_000),
+    default=0,
+    help=f"Cut the state into so many, and in turns into {FEW} of the same bytes.",
+)
 @click.option("--repeat", default=1, show_default=True)
 @json_option
 def join_command(
@@ -197,18 +225,19 @@ def join_command(
     blocking: bool,
     trained: bool,
     joiners: int,
+    parameters: int,
     repeat: int,
     json_file: Path | None,
 ) -> None:
     """A node joins a training cluster over loopback."""
-    runs = [measure(size_bytes, sources, blocking, trained, joiners) for _ in range(repeat)]
-    for run in runs:
-        click.echo(
-            f"{run['bytes'] / 1e6:.0f} MB from {sources} sources: {run['seconds']:.2f} s to the first step "
-            f"({run['ratio_to_bound']:.2f} x the bound of {run['bound_seconds']:.2f} s), "
-            f"longest extra gap of a survivor {run['survivor_longest_gap_seconds']:.3f} s, "
-            f"memory of a source at most {_told(run['source_memory_bytes'])}"
-        )
+    runs = []
+    for _ in range(repeat):
+        run = measure(size_bytes, sources, blocking, trained, joiners, parameters or 1)
+        _print(run, sources)
+        if parameters:
+            few = measure(size_bytes, sources, blocking, trained, joiners, FEW)
+            _against_few(run, few, parameters)
+        runs.append(run)
     best = min(runs, key=lambda run: float(run["seconds"]))
     write_json(json_file, best if repeat == 1 else {**best, "runs": runs})
 

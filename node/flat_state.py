@@ -185,9 +185,7 @@ class Snapshot:
     none of what was not to be copied. The first `alike` tensors are so on all nodes.
     """
 
-    def __init__(
-        self, manifest: Manifest, parts: Mapping[int, torch.Tensor | Still], alike: int = 0
-    ) -> None:
+    def __init__(self, manifest: Manifest, parts: Mapping[int, torch.Tensor | Still], alike: int = 0) -> None:
         self.manifest, self.alike = manifest, alike
         self._starts = sorted(parts)
         self._parts = [

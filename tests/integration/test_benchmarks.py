@@ -61,6 +61,15 @@ def test_a_join_is_measured(tmp_path, how):
 
 
 @pytest.mark.slow
+def test_a_join_of_many_small_parameters_is_compared_with_one_of_few(tmp_path):
+    args = ("--bytes", "300000", "--sources", "1", "--trained", "--parameters", "100")
+    found = bench(tmp_path / "found.json", "join", *args)
+    many_s, few_s = found["seconds_to_membership"], found["few_seconds_to_membership"]
+    assert 0 < many_s < found["seconds"] and few_s > 0
+    assert found["ratio_to_few"] == pytest.approx(many_s / few_s)
+
+
+@pytest.mark.slow
 def test_the_cost_of_checkpoints_is_measured(tmp_path):
     args = ("--bytes", "2000000", "--nodes", "2", "--steps", "10", "--pairs", "2", "--dir", str(tmp_path))
     found = bench(tmp_path / "found.json", "checkpoint", *args)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaosnet.node import plain
-from chaosnet.node.flat_state import Arrival, Manifest, Snapshot
+from chaosnet.node.flat_state import Arrival, Entry, Manifest, Snapshot, as_bytes, gather, lay_out, merged
 from chaosnet.protocols.errors import MalformedMessage
 
 SMALL_MANIFEST = Manifest((), plain.encode({"a": (1, [2.0], Counter("x"))}, "v"), 3).to_bytes()
@@ -19,6 +19,54 @@ def test_a_model_without_tensors_is_complete_from_the_start():
     snapshot = Snapshot(Manifest((), b"", 0), {})
     assert Arrival(snapshot.manifest).complete
     assert len(snapshot.slice(0, 0)) == 0
+
+
+PHASES = torch.randn(3, dtype=torch.complex64)
+ALIKE = {
+    "scalars": [torch.tensor(1.5), torch.tensor(-0.0), torch.tensor(float("nan"))],
+    "narrow, turned": [torch.randn(3, 2).bfloat16().t(), torch.randn(()).bfloat16()],
+    "channels last": [torch.randn(1, 3, 2, 2).to(memory_format=torch.channels_last), torch.randn(2)],
+    "conjugate": [PHASES.conj(), PHASES],
+    "negative": [PHASES.conj().imag, torch.randn(3)],
+    "one, negative": [PHASES.conj().imag],
+    "bool, empty": [torch.tensor([True, False]), torch.empty(0, dtype=torch.bool)],
+    "of two types": [torch.ones(3), torch.ones(3, dtype=torch.int64)],
+    "parameters": [torch.nn.Parameter(torch.randn(5)) for _ in range(3)],
+    "small and large": [torch.randn(3), torch.randn(50_000), torch.randn(3)],
+}
+
+
+@pytest.mark.parametrize("kind", ALIKE)
+def test_many_tensors_gathered_at_once_have_the_bytes_of_each(kind):
+    expected = torch.cat([as_bytes(tensor) for tensor in ALIKE[kind]])
+    out = torch.zeros(len(expected) + 1, dtype=torch.uint8)
+    gather(ALIKE[kind], out)
+    assert torch.equal(out[:-1], expected) and not out[-1]
+
+
+def test_entries_one_behind_the_other_are_one_run_of_bytes():
+    entries = [
+        Entry("e", "uint8", (b - a,), a, b) for a, b in ((2, 4), (4, 4), (4, 9), (10, 11), (0, 0), (0, 2))
+    ]
+    assert list(merged(entries)) == [(2, 9), (10, 11), (0, 2)]
+
+
+def test_a_manifest_is_on_the_wire_what_the_encoder_of_any_data_makes_of_it():
+    rows = [("w", "float32", (2, 70_000)), ("nur ein \ud800", "uint8", ()), ("b", "bool", (0,))]
+    manifest = Manifest(tuple(lay_out(rows)), b"plain", 1 << 40)
+    fields = [1 << 40, [[name, dtype, list(shape)] for name, dtype, shape in rows], b"plain"]
+    assert manifest.to_bytes() == plain.encode(fields, "manifest")
+    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+
+
+def test_layouts_are_alike_exactly_where_the_rows_are():
+    rows = [("a", "uint8", (2,)), ("b", "uint8", (3,))]
+    others = ([("a", "uint8", (3,)), ("b", "uint8", (2,))], [("b", "uint8", (2,)), ("a", "uint8", (3,))],
+              [("a", "int8", (2,)), ("b", "uint8", (3,))], [("a", "uint8", (2, 1)), ("b", "uint8", (3,))],
+              [("a' uint8 (2,)\n'b", "uint8", (5,))], rows[:1])  # fmt: skip
+    layouts = [Manifest(tuple(lay_out(each)), b"", 0).layout for each in (rows, *others)]
+    assert len(set(layouts)) == len(layouts)
+    assert Manifest(tuple(lay_out(rows)), b"other", 7).layout == layouts[0]
 
 
 @settings(max_examples=300)

@@ -292,6 +292,32 @@ def test_a_slice_of_a_snapshot_is_no_copy():
     assert part[0] == again[4]
 
 
+def test_nor_is_one_of_many_tensors_that_are_copied():
+    """There may be thousands of small ones in a piece."""
+    snapshot = snapshot_of(Run().state)
+    total = snapshot.manifest.total_bytes
+    whole, last = snapshot.slice(0, total), snapshot.slice(total - 1, total)
+    whole[total - 1] = last[0] ^ 1
+    assert last[0] == whole[total - 1] and len(snapshot.manifest.entries) > 3
+
+
+def test_loading_an_optimizer_takes_no_longer_for_each_of_many_parameters(monkeypatch):
+    """torch looks for each tensor's index in its group's: where that is a list, from the front."""
+    seen = []
+    load = torch.optim.Adam.load_state_dict
+    monkeypatch.setattr(
+        torch.optim.Adam,
+        "load_state_dict",
+        lambda self, told: (seen.append(told["param_groups"]), load(self, told)),
+    )
+    there, here = Run("adam"), Run("adam")
+    there.train(1, seed=1)
+    here.state.load(arrival_of(snapshot_of(there.state)))
+    (groups,) = seen
+    assert [group["params"] for group in groups] == [range(len(there.optimizer.param_groups[0]["params"]))]
+    assert here.state.state_hash() == there.state.state_hash()
+
+
 def test_a_frozen_parameter_is_served_from_where_it_lies_and_a_trained_one_from_a_copy():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].weight.requires_grad_(False)
