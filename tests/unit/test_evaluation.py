@@ -1,4 +1,4 @@
-"""`chaosnet.evaluation`: each sample once, whoever comes, dies or goes his own way meanwhile, and one result for all."""
+"""`chaosnet.evaluation`: each sample once, whoever comes, dies or does something else, and one result for all."""
 
 import pytest
 
