@@ -23,6 +23,7 @@ KNOCK_EVERY_S = 0.5
 MAX_KNOCK_EVERY_S = 8.0  # Of who keeps trying.
 MAX_PATIENCE_S = 300.0  # So often it says at least that it still waits.
 MAX_KNOCKS = 32  # Seeds dialled at once, in turn.
+STALL_S = 5.0  # It wanted to be woken so much earlier: it was stopped.
 HEAR_OUT_S = 1.0  # Time to answer for whom a founder has reached at the last moment.
 ASK_EVERY_S = 3.0  # Without any progress the request is made again.
 MAX_UNANSWERED = 8  # Then the cluster behind the seeds is dead or parked, and the joiner says so.
@@ -141,6 +142,7 @@ class Asking:
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """A way to the cluster opens, fails, or is quiet."""
+        self._forgive_stall(now_s)
         is_due = self.standing.is_due(now_s)
         match self.standing.state, event:
             case _, Received(_, ScaleOutRequest(founds=True) as rival):
@@ -168,6 +170,13 @@ class Asking:
             case JoinState.ASKED, Tick() if is_due:
                 return self.again(self.waits or "no answer", now_s)
         return []
+
+    def _forgive_stall(self, now_s: float) -> None:
+        """A process that was stopped, or a machine that slept, has not knocked meanwhile."""
+        late_s = now_s - (now_s if self.standing.wake_at_s is None else self.standing.wake_at_s)
+        if late_s > STALL_S and self.give_up_at_s is not None:
+            self.give_up_at_s += late_s
+            self.standing.wake_at_s = now_s
 
     # --- what others have to say ---
 

@@ -1,4 +1,4 @@
-"""`trainer.evaluate` among real processes: one joins and one is killed meanwhile; the result is that of all samples."""
+"""`trainer.evaluate` among real processes: one joins and one is killed meanwhile; the result is of all samples."""
 
 import signal
 

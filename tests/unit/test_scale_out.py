@@ -469,3 +469,16 @@ def test_results_that_came_before_the_plan_of_their_view_are_kept(bench):
     assert DiscardState() not in bench.joiner.overtaken("a", plan, bench.now_s)
     assert bench.joiner.state is JoinState.FETCHING
     assert bench.joiner.overtaken("a", plan, bench.now_s) == []  # It has been heard.
+
+
+def test_time_in_which_a_joiner_was_stopped_is_none_of_its_patience():
+    bench = Bench(seeds=("a:1",), patience_s=20.0)
+    bench.handle(Tick())
+    bench.now_s = 40.0
+    assert bench.handle(DialFailed("a:1", "timed out")) == []
+    for _ in range(2):  # It has 20 s left, less what it was awake.
+        assert bench.handle(Tick()) == [Dial("a:1")]
+        bench.now_s += KNOCK_EVERY_S
+    while not (effects := bench.handle(Tick())) or not isinstance(effects[0], JoinFailed):
+        bench.now_s += KNOCK_EVERY_S
+    assert bench.now_s == pytest.approx(40.0 + 20.0, abs=1.0)
