@@ -319,7 +319,10 @@ def _place_for(entry: Entry, place: torch.Tensor | None) -> torch.Tensor:
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Its values in row-major order as uint8 [nbytes]; a view where they lie so in memory."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+    if flat.numel() and flat.stride(0) != 1:  # One element of a slice: torch takes that for contiguous.
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def device_runs(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

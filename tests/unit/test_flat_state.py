@@ -106,3 +106,9 @@ def test_damaged_manifests_are_only_ever_malformed(data):
 def test_manifests_that_make_no_sense_are_malformed(fields):
     with pytest.raises(MalformedMessage):
         Manifest.from_bytes(plain.encode(fields, "manifest"))
+
+
+def test_one_element_of_a_slice_has_bytes_as_any_other():
+    value = torch.tensor([1.5, 2.5])[::2]
+    assert value.stride() == (2,)
+    assert as_bytes(value).numpy().tobytes() == torch.tensor([1.5]).numpy().tobytes()
