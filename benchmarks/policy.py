@@ -13,7 +13,7 @@ import click
 from ..outputs import json_option, write_json
 from ..scheduler.elastic.cluster import alike
 from ..scheduler.elastic.plan import Pipeline, cuts_of, even
-from ..scheduler.elastic.policy import Policy
+from ..scheduler.elastic.policy import RecoveryPolicy
 from ..scheduler.elastic.profile import llama2
 from ..scheduler.elastic.recoveries import Recoveries
 from ..scheduler.elastic.state import State
@@ -29,7 +29,7 @@ def measure(pipelines: int, stages: int, losses: int, micro_batches: int, seed: 
     rows = tuple(Pipeline(tuple(f"p{i}s{s}" for s in range(stages)), cuts) for i in range(pipelines))
     workers = [worker for each in rows for worker in each.workers]
     state = State(rows, (micro_batches,) * pipelines, 1)
-    policy = Policy(Recoveries(profile, alike(workers, MEMORY_BYTES)), state)
+    policy = RecoveryPolicy(Recoveries(profile, alike(workers, MEMORY_BYTES)), state)
     started_s = time.perf_counter()
     kinds = max(policy.prepare(losses))
     prepared_s = time.perf_counter() - started_s

@@ -36,7 +36,7 @@ from ..netem.topology import GOODPUT, LinkSpec, Topology, mesh, random_overlay
 from ..options import OneOf, Several, Whole
 from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
-from ..scheduler.sync_plan import POLICIES, Policy
+from ..scheduler.sync_plan import POLICIES, SyncPolicy
 from ..scheduler.trees import Tree
 from ..trainer import Trainer
 from .figures import table
@@ -243,7 +243,7 @@ def _serve() -> None:
         times_s.append(time.monotonic())
 
 
-def _knowing(rates_bps: list[tuple[str, str, float]]) -> Policy | None:
+def _knowing(rates_bps: list[tuple[str, str, float]]) -> SyncPolicy | None:
     """The usual trees for links with these rates; None: for links as they are measured."""
 
     def plan(graph: nx.Graph) -> list[Tree]:

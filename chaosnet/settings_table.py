@@ -274,7 +274,7 @@ NODE = (
         more="If it falls too far behind nevertheless, they wait from then on",
     ),
     Setting(
-        name="sync_policy", annotation="str | Policy | None", check=OneOfOrCallable(POLICIES),
+        name="sync_policy", annotation="str | SyncPolicy | None", check=OneOfOrCallable(POLICIES),
         default="packed", variable="CHAOSNET_POLICY", option="--policy",
         option_help="Trees of the all-reduce, while this node is the scheduler: packed, fapt, single, ring.",
         help='Trees of the all-reduce, while this node is the scheduler: "packed", "fapt", "single", "ring"; in a '

@@ -21,7 +21,7 @@ from .protocols.errors import ConfigError, describe
 from .protocols.status import Status
 from .remembered import Remembered
 from .run_facts import Run, RunFacts
-from .scheduler.sync_plan import Policy
+from .scheduler.sync_plan import SyncPolicy
 from .script_node import ScriptNode
 from .script_rules import UPDATE
 from .settings import checkpoint_settings, node_settings, step_settings
@@ -133,7 +133,7 @@ class Trainer(RunFacts):
         neighbors: int | None = None,
         links: tuple[str, ...] | None = None,
         blocking: bool | None = None,
-        sync_policy: str | Policy | None = None,
+        sync_policy: str | SyncPolicy | None = None,
         compression: str | None = None,
         probe: str | None = None,
         key: str | None = None,

@@ -19,7 +19,7 @@ from .curve import MALFORMED
 from .endpoint import Endpoint
 from .foreign import Foreign
 from .greeting import Identity, advertised, parse_hello
-from .link import Conn, Link, Port, State
+from .link import Conn, Link, LinkStage, Port
 from .links import Links
 from .local import host_of
 from .outgoing import Rank
@@ -101,7 +101,7 @@ class Acceptor:
             return
         route = conn.route or b""
         del self.conns[route]
-        if conn.link.state is State.GREETING:
+        if conn.link.state is LinkStage.GREETING:
             self._halves.pop(route[1:], None)
         self._links.lost(conn)
 

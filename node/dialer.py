@@ -12,7 +12,7 @@ from ..protocols.keyring import Verdict
 from ..protocols.messages import Hello
 from .endpoint import Endpoint
 from .greeting import Identity
-from .link import Conn, Link, Port, State
+from .link import Conn, Link, LinkStage, Port
 from .links import Links
 from .sockets import Sockets
 from .turns import Sink, Turns
@@ -61,7 +61,7 @@ class Dialer:
         """The other end has said who it is; with the first answer it has heard both our Hellos."""
         link = conn.link
         conn.hello = hello
-        if link.state is not State.GREETING:
+        if link.state is not LinkStage.GREETING:
             return  # The second answer.
         if refusal := self._identity.refusal(hello):
             self.failed(link, refusal, final=True)
@@ -80,13 +80,13 @@ class Dialer:
 
     def failed(self, link: Link, reason: str, final: bool = False) -> None:
         """It does not open. `final`: nor would another dial."""
-        if link.state is State.GREETING:
+        if link.state is LinkStage.GREETING:
             self._links.bury(link)
             self._report_failure(link, reason, final)
 
     def lost(self, conn: Conn) -> None:
         """The connection, of a link that we dialled, is gone, and all that came over it has been read."""
-        greeted = conn.link.state is not State.GREETING
+        greeted = conn.link.state is not LinkStage.GREETING
         self._links.lost(conn)
         if not greeted:
             self._report_failure(conn.link, _why_lost(conn.port))

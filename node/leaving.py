@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ..protocols.effects import Effect, Left, Out
 from ..protocols.events import Crashed, LeaveWanted, Received, Tick
 from ..protocols.messages import EVERYONE, Answer, Expelled, Farewell, LeaveCommand
-from ..protocols.scale_in import State as LeaverState
+from ..protocols.scale_in import LeaverState
 from .missing import Missing
 from .node import Node, Phase
 from .recovery import Recovery

@@ -17,7 +17,7 @@ from .strangers import Accepted
 OURS = b""  # First frame of the transport's own words; bodies and headers are never empty.
 
 
-class State(Enum):
+class LinkStage(Enum):
     GREETING = "greeting"  # Not both Hellos yet.
     OPEN = "open"
     CLOSING = "closing"  # We said Bye: nothing is delivered any more, its Bye is awaited.
@@ -77,7 +77,7 @@ class Link:
     key: str = ""  # That the other end has proved to hold.
     spare: bool = False  # Its other end has said Bye to it because there is another.
     invited: bool = False  # By an invite's key: it may introduce somebody, and nothing else.
-    state: State = State.GREETING
+    state: LinkStage = LinkStage.GREETING
     control: Conn | None = None
     bulk: Conn | None = None
     peer: Peer | None = None
@@ -92,7 +92,7 @@ class Link:
         return any(conn.hello.client for conn in self.conns() if conn.hello)
 
     def usable(self) -> bool:
-        return self.state is State.OPEN and not any(conn.lost or conn.said_bye for conn in self.conns())
+        return self.state is LinkStage.OPEN and not any(conn.lost or conn.said_bye for conn in self.conns())
 
     def set_timer(self, timer: asyncio.TimerHandle | None) -> None:
         if self.timer:

@@ -13,7 +13,7 @@ from functools import partial
 from ..protocols.messages import Bye, Hello
 from . import lending
 from .greeting import Identity
-from .link import Conn, Link, Peer, State
+from .link import Conn, Link, LinkStage, Peer
 from .sender import Sender
 from .sockets import Sockets
 from .turns import Sink, Turns
@@ -55,8 +55,8 @@ class Links:
 
     def open(self, link: Link, hello: Hello) -> None:
         """Both ends have greeted, and nothing speaks against it."""
-        assert link.state is State.GREETING, f"a link that is {link.state.value} opens once more"
-        link.state = State.OPEN
+        assert link.state is LinkStage.GREETING, f"a link that is {link.state.value} opens once more"
+        link.state = LinkStage.OPEN
         link.set_timer(None)
         peer = self.peers.get(hello.node)
         if peer:
@@ -79,21 +79,21 @@ class Links:
     def say_bye(self, link: Link, reason: str, spare: bool = False) -> None:
         for conn in link.conns():
             self.sender.bye(conn, reason[:1000], spare)
-        self._finish(link, clean=True, state=State.CLOSING)
+        self._finish(link, clean=True, state=LinkStage.CLOSING)
         link.set_timer(self._turns.later(LINGER_S, self.bury, link))
 
     def heard_bye(self, conn: Conn, spare: bool) -> None:
         link = conn.link
         conn.said_bye, link.spare = True, spare
-        if link.state is State.OPEN:
+        if link.state is LinkStage.OPEN:
             conn.queue.clear()  # Whoever has said Bye delivers nothing any more.
             self.sender.bye(conn, "you said so")
         everything = all(each.said_bye for each in link.conns())
-        if link.state is State.OPEN and everything:
+        if link.state is LinkStage.OPEN and everything:
             self._finish(link, clean=True)
-        elif link.state is State.OPEN:
+        elif link.state is LinkStage.OPEN:
             link.set_timer(self._turns.later(LINGER_S, self._end, link))
-        elif link.state is State.CLOSING and everything:
+        elif link.state is LinkStage.CLOSING and everything:
             self.bury(link)
 
     def lost(self, conn: Conn) -> None:
@@ -103,16 +103,16 @@ class Links:
         conn.lost = True
         self.sender.forget(conn)
         link = conn.link
-        if link.state is State.GREETING:  # Also in the middle of our answer: it must not be opened then.
+        if link.state is LinkStage.GREETING:  # Also in the middle of our answer: it must not be opened then.
             self.bury(link)
         elif all(each.lost for each in link.conns()):
             self._end(link)
-        elif link.state is State.OPEN:
+        elif link.state is LinkStage.OPEN:
             link.set_timer(self._turns.later(GRACE_S, self._end, link))
 
     def bury(self, link: Link) -> None:
         """Nothing more comes of it: let go of what it holds."""
-        link.state = State.GONE
+        link.state = LinkStage.GONE
         link.set_timer(None)
         for conn in link.conns():
             lending.give_back(conn)
@@ -137,14 +137,14 @@ class Links:
     def _end(self, link: Link) -> None:
         """A connection of this link was lost; by now the other one is, too, or had time to be."""
         for conn in link.conns():
-            if link.state is State.OPEN:  # To be rid of it: only its dialer can close it.
+            if link.state is LinkStage.OPEN:  # To be rid of it: only its dialer can close it.
                 self.sender.bye(conn, "the other connection of this link is gone")
         self._finish(link, clean=bool(link.control and link.control.said_bye))
 
-    def _finish(self, link: Link, clean: bool, state: State = State.GONE) -> None:
+    def _finish(self, link: Link, clean: bool, state: LinkStage = LinkStage.GONE) -> None:
         """Nothing more is sent or delivered over `link`; report if it was its peer's last."""
-        was_open = link.state is State.OPEN
-        if state is State.GONE:
+        was_open = link.state is LinkStage.OPEN
+        if state is LinkStage.GONE:
             self.bury(link)
         else:
             link.state = state
@@ -155,7 +155,7 @@ class Links:
         if not peer.links:
             del self.peers[peer.name]
             self._turns.tell(partial(self._sink.closed, peer.name, clean))
-        elif not link.spare and state is State.GONE:
+        elif not link.spare and state is LinkStage.GONE:
             self._turns.later(GRACE_S, self._open_again, peer, clean)
 
     def _open_again(self, peer: Peer, clean: bool) -> None:

@@ -33,7 +33,7 @@ from ..protocols.step_sync import StepSync
 from ..protocols.waiting import StepClock
 from ..scheduler.core import Scheduler
 from ..scheduler.monitor import ClusterMonitor
-from ..scheduler.sync_plan import POLICIES, Bundler, Policy, bundle
+from ..scheduler.sync_plan import POLICIES, Bundler, SyncPolicy, bundle
 from ..scheduler.waits import Waits
 
 
@@ -56,7 +56,7 @@ class Settings:
     result_bytes: int = 0  # Of what a step sums.
     digest: str = ""  # Of the model; "" agrees with any.
     spec: bytes = b""
-    policy: Policy = POLICIES["fapt"]
+    policy: SyncPolicy = POLICIES["fapt"]
     bundler: Bundler = bundle
     strategy: str = "adaptive"  # How a joiner's shards are assigned (scheduler/shard_plan.py).
     steals: bool = True  # As of Replication.

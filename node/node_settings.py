@@ -12,7 +12,7 @@ from .endpoint import Endpoint
 from .keys import KeyPair
 
 if TYPE_CHECKING:  # `chaosnet run` reads the settings before it loads torch.
-    from ..scheduler.sync_plan import Policy
+    from ..scheduler.sync_plan import SyncPolicy
     from .compression import Compression
 
 
@@ -37,7 +37,7 @@ class NodeSettings:
     neighbors: int
     links: tuple[str, ...]
     blocking: bool
-    sync_policy: str | Policy
+    sync_policy: str | SyncPolicy
     compression: Compression
     probe: Kind
     peers_at: Mapping[str, str]

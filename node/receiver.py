@@ -18,7 +18,7 @@ from .acceptor import Acceptor
 from .dialer import Dialer
 from .foreign import Foreign
 from .greeting import introduces
-from .link import OURS, Conn, Peer, Port, State, where
+from .link import OURS, Conn, LinkStage, Peer, Port, where
 from .links import Links
 from .shared_memory import Arena, Payload
 from .sockets import Sockets
@@ -86,11 +86,11 @@ class Receiver:
         second = frames[1] if len(frames) > 1 else None
         if first == OURS:
             self._own_words(conn, second)
-        elif conn.link.state is State.GREETING:
+        elif conn.link.state is LinkStage.GREETING:
             self._drop(conn, "the first item is no Hello")
         elif second is not None and not conn.bulk:
             self._drop(conn, "a control message of two frames")
-        elif conn.link.state is State.OPEN:
+        elif conn.link.state is LinkStage.OPEN:
             self._take(conn, first, second)
 
     def _take(self, conn: Conn, first: bytes, second: zmq.Frame | Payload | None) -> None:
@@ -113,7 +113,7 @@ class Receiver:
 
     def _own_words(self, conn: Conn, frame: zmq.Frame | None) -> None:
         link = conn.link
-        greets = link.dialled and link.state is State.GREETING
+        greets = link.dialled and link.state is LinkStage.GREETING
         try:
             message = decode(frame.buffer if frame else b"")
         except (MalformedMessage, VersionMismatch) as error:
@@ -129,14 +129,14 @@ class Receiver:
                 self._dialer.failed(link, f"it hung up: {message.reason}", message.final)
             case Bye():
                 self._links.heard_bye(conn, message.spare)
-            case Lend() | Mapped() | Laid() if link.state in (State.CLOSING, State.GONE):
+            case Lend() | Mapped() | Laid() if link.state in (LinkStage.CLOSING, LinkStage.GONE):
                 pass  # It has crossed our Bye.
-            case Lend() if conn.bulk and link.state is State.OPEN and not link.invited:
+            case Lend() if conn.bulk and link.state is LinkStage.OPEN and not link.invited:
                 if answer := lending.borrow(conn, message):
                     self._links.sender.say(conn, answer)
             case Mapped() if conn.lent:
                 conn.lent.mapped()
-            case Laid() if conn.borrowed and link.state is State.OPEN:
+            case Laid() if conn.borrowed and link.state is LinkStage.OPEN:
                 self._take_laid(conn, conn.borrowed, message)
             case _:
                 self._drop(conn, f"{type(message).__name__} is no word of the transport's here")

@@ -29,7 +29,7 @@ from ..protocols.messages import (
     VoteRequest,
 )
 from ..protocols.overlay import lacking
-from ..protocols.scale_in import State as LeaverState
+from ..protocols.scale_in import LeaverState
 from ..scheduler.core import Scheduler
 from .node import Node, Phase
 from .routes import Routes, all_to

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ..protocols.effects import Effect, Parked, StepCompleted
 from ..protocols.events import Contributed, Event, LocalReady, Retracted
-from ..protocols.scale_in import State as LeaverState
+from ..protocols.scale_in import LeaverState
 from ..protocols.step_sync import STEP_MESSAGES
 from .node import Node
 from .recovery import Recovery

@@ -43,7 +43,7 @@ from .dialer import Dialer
 from .foreign import Foreign
 from .greeting import Identity, new_incarnation
 from .keys import KeyPair
-from .link import Peer, State
+from .link import LinkStage, Peer
 from .links import GRACE_S, LINGER_S, Links
 from .outgoing import Rank, size_of
 from .receiver import Receiver
@@ -201,7 +201,7 @@ class Transport:
         links = self.links.all()
         for name in list(self.links.peers):
             self.close_peer(name, reason)
-        return lambda: all(link.state is State.GONE for link in links)
+        return lambda: all(link.state is LinkStage.GONE for link in links)
 
     def restart(self, reason: str) -> None:
         """Go on at the same address as a later process of this node would: without links, unknown to its peers.

@@ -20,7 +20,7 @@ ASK_EVERY_S = 1.0  # The scheduler may have changed, or be out of reach for a mo
 PARKED_PATIENCE_S = 1.0  # With too few members left to decide anything, nobody can let us go.
 
 
-class State(enum.Enum):
+class LeaverState(enum.Enum):
     STAYING = "staying"
     LEAVING = "leaving"
     LEFT = "left"
@@ -31,7 +31,7 @@ class Leaver:
 
     def __init__(self, me: str, relay: Relay) -> None:
         self.me, self.relay = me, relay
-        self.state = State.STAYING
+        self.state = LeaverState.STAYING
         self.wake_at_s: float | None = None
         self.asked_at_s = 0.0
 
@@ -39,9 +39,9 @@ class Leaver:
         """Ask to leave, and again until it has happened."""
         due = self.wake_at_s is not None and now_s >= self.wake_at_s
         match self.state, event:
-            case (State.STAYING, LeaveWanted()):
-                self.state, self.asked_at_s = State.LEAVING, now_s
-            case (State.LEAVING, Tick()) if due:
+            case (LeaverState.STAYING, LeaveWanted()):
+                self.state, self.asked_at_s = LeaverState.LEAVING, now_s
+            case (LeaverState.LEAVING, Tick()) if due:
                 pass
             case _:
                 return []
@@ -50,8 +50,8 @@ class Leaver:
 
     def overdue(self, now_s: float) -> bool:
         """Has it waited long enough for a cluster that is parked?"""
-        return self.state is State.LEAVING and now_s >= self.asked_at_s + PARKED_PATIENCE_S
+        return self.state is LeaverState.LEAVING and now_s >= self.asked_at_s + PARKED_PATIENCE_S
 
     def left(self) -> None:
         """The view without us is active."""
-        self.state, self.wake_at_s = State.LEFT, None
+        self.state, self.wake_at_s = LeaverState.LEFT, None

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from ..protocols.messages import LinkReading, View
 from . import views
 from .trees import DEFAULT_RATE_BPS
-from .views import Joiner
+from .views import Entrant
 
 # Of several that ask at once, those who are quick with their links wait for the others: together they fetch faster.
 # So long at least, also from when the last has asked, and at most; and this share of the time in which the slowest
@@ -35,7 +35,7 @@ Costs = Callable[[], tuple[int, float | None]]
 class Wanting:
     """A joiner that can be let in. The monitor forgets links that are not in the next view."""
 
-    joiner: Joiner
+    joiner: Entrant
     blocking: bool  # Its user's wish.
     measured_s: float
     links: Mapping[str, LinkReading]
@@ -97,7 +97,7 @@ class Admission:
             waits_s = alone_s if len(view.members) == 1 else 0.0
         return self.since_s + min(waits_s, GATHER_S[1])
 
-    def admissible(self, view: View) -> tuple[Joiner, ...]:
+    def admissible(self, view: View) -> tuple[Entrant, ...]:
         """Who can be let in now. If the cluster has to wait for one, it does for all."""
         shares = {node: self._share_of_results(each, view) for node, each in self.wanting.items()}
         most = MAX_RESULTS_SHARE[len(self.wanting) > 1]
@@ -128,7 +128,7 @@ class Admission:
         return f"waits for {', '.join(around)} to be let in"
 
 
-def mode(joiner: Joiner) -> str:
+def mode(joiner: Entrant) -> str:
     """How it joins, and why so, for people."""
     if not joiner.blocking:
         return "streaming"

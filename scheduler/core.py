@@ -61,7 +61,7 @@ class Scheduler(Tenure):
         overlay: Overlay,
         monitor: ClusterMonitor,
         send: Send,
-        policy: sync_plan.Policy,
+        policy: sync_plan.SyncPolicy,
         bundler: sync_plan.Bundler = sync_plan.bundle,
         digest: str = "",
         spec: bytes = b"",

@@ -30,7 +30,7 @@ from .changes import Changes
 from .flushes import Flushes
 from .repairs import Repairs
 from .tenure import MAX_QUEUE, Tenure
-from .views import Joiner, Promote
+from .views import Entrant, Promote
 
 NAMESAKE_S = (
     2.5  # Less than until a joiner asks again, more than until a death shows; as RIVAL_S of the transport.
@@ -179,7 +179,7 @@ class Joins:
         if request is None:
             return []
         self.repairs.tried(message.node, (link(message.node, peer) for peer in message.failed))
-        joiner = Joiner(message.node, message.addresses, tuple(sorted(message.links)), life=request.life)
+        joiner = Entrant(message.node, message.addresses, tuple(sorted(message.links)), life=request.life)
         self.tenure.admission.opened(Wanting(joiner, request.blocking, now_s, message.links))
         return self.tick(now_s)
 

@@ -15,7 +15,7 @@ import networkx as nx
 
 from ..protocols.errors import PlanInfeasible
 from ..protocols.messages import Link, View
-from .sync_plan import Policy
+from .sync_plan import SyncPolicy
 from .sync_time import SyncTime
 from .trees import Tree
 
@@ -39,7 +39,7 @@ class Replanning:
         self.look_at_s, self.seen_bps, self.worth = now_s + SETTLE_S, {}, ""
 
     def look(
-        self, view: View, graph: nx.Graph, policy: Policy, result_bytes: int, step_s: float, now_s: float
+        self, view: View, graph: nx.Graph, policy: SyncPolicy, result_bytes: int, step_s: float, now_s: float
     ) -> str:
         """What another plan would bring, for people; "" if that is not worth it, or not sure yet.
 
@@ -64,7 +64,7 @@ class Replanning:
         )
 
 
-def _gain(view: View, graph: nx.Graph, policy: Policy, result_bytes: int, step_s: float) -> str:
+def _gain(view: View, graph: nx.Graph, policy: SyncPolicy, result_bytes: int, step_s: float) -> str:
     chunks = graph.graph["result"][1]
     present = [Tree(tree.root, tree.parent, tree.share) for tree in view.trees]
     now_s = SyncTime(present, graph).expected_s(result_bytes, math.ceil(chunks / view.bundle))

@@ -17,7 +17,7 @@ from .sync_time import SyncTime
 from .tree_packing import pack
 from .trees import Tree, measured, throughput_bps, validate
 
-Policy = Callable[[nx.Graph], list[Tree]]
+SyncPolicy = Callable[[nx.Graph], list[Tree]]
 Bundler = Callable[[Sequence[Tree], nx.Graph], int]
 
 MAX_PACKED_NODES, MAX_PACKED_LINKS = 64, 160
@@ -143,7 +143,7 @@ def _packed(overlay: nx.Graph, best_bps: float) -> list[Tree]:
     return pack(overlay, _Paths(overlay, "seconds_per_bit").centres(PACKED_ROOTS), best_bps)
 
 
-def custom(plan_trees: Callable[[nx.Graph], Iterable[Tree]]) -> Policy:
+def custom(plan_trees: Callable[[nx.Graph], Iterable[Tree]]) -> SyncPolicy:
     """A policy of the user's own: what `plan_trees` returns, once it has passed `validate`."""
 
     def checked(graph: nx.Graph) -> list[Tree]:
@@ -154,7 +154,7 @@ def custom(plan_trees: Callable[[nx.Graph], Iterable[Tree]]) -> Policy:
     return checked
 
 
-POLICIES: dict[str, Policy] = {"single": best_single_tree, "ring": ring, "fapt": fapt, "packed": packed}
+POLICIES: dict[str, SyncPolicy] = {"single": best_single_tree, "ring": ring, "fapt": fapt, "packed": packed}
 """Policies by the name that a user gives."""
 
 

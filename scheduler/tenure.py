@@ -18,7 +18,7 @@ from ..protocols.step_sync import StepSync
 from . import views
 from .admission import Admission, Costs
 from .monitor import ClusterMonitor
-from .sync_plan import Bundler, Policy
+from .sync_plan import Bundler, SyncPolicy
 from .views import Change, Replan
 
 REPEAT_EVERY_S = 0.5  # PREPARE and FLUSH are sent again to make up for what was lost with a connection.
@@ -57,7 +57,7 @@ class Tenure:
 
     def __init__(
         self, me: str, term: int, sync: StepSync, overlay: Overlay, monitor: ClusterMonitor, send: Send,
-        policy: Policy, bundler: Bundler, costs: Costs,
+        policy: SyncPolicy, bundler: Bundler, costs: Costs,
     ) -> None:  # fmt: skip
         self.me, self.term = me, term
         self.sync, self.overlay, self.monitor, self.send = sync, overlay, monitor, send

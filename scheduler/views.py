@@ -25,7 +25,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Joiner:
+class Entrant:
     """One that wants in. `neighbors`: to whom its links are open, members or others that want in.
 
     It listens to results, or (blocking) is a member at once.
@@ -43,7 +43,7 @@ class Joiner:
 class AddJoiners(Change):
     """Scale-out, first half, of all who want in and can be let in together."""
 
-    joiners: tuple[Joiner, ...] = ()
+    joiners: tuple[Entrant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def survivors(
 
 
 def with_trees(
-    view: View, graph: nx.Graph, policy: sync_plan.Policy, bundler: sync_plan.Bundler = sync_plan.bundle
+    view: View, graph: nx.Graph, policy: sync_plan.SyncPolicy, bundler: sync_plan.Bundler = sync_plan.bundle
 ) -> View:
     """The view with its sync plan: trees over the members, observers hung on as leaves; messages of a suitable size.
 
@@ -205,7 +205,7 @@ def is_connected(nodes: Iterable[str], links: Iterable[Link]) -> bool:
     return len(parts({*nodes}, links)) <= 1
 
 
-def admissible(view: View, wanting: Iterable[Joiner]) -> tuple[Joiner, ...]:
+def admissible(view: View, wanting: Iterable[Entrant]) -> tuple[Entrant, ...]:
     """Those of `wanting` who can be let in together, each with the neighbours that it then has.
 
     Who is blocking may hang on others that are: they pass the state on. Who listens needs a member.
@@ -216,7 +216,7 @@ def admissible(view: View, wanting: Iterable[Joiner]) -> tuple[Joiner, ...]:
         for peer in each.neighbors:
             if peer in around:
                 around[peer].add(name)
-    inside, found = {*view.member_ids}, dict[str, Joiner]()
+    inside, found = {*view.member_ids}, dict[str, Entrant]()
     most = MAX_JOINING - len(_not_voting(view))
     while fresh := [name for name in by_name if name not in found and around[name] & inside][
         : most - len(found)
@@ -229,7 +229,7 @@ def admissible(view: View, wanting: Iterable[Joiner]) -> tuple[Joiner, ...]:
     )
 
 
-def _add_joiners(view: View, joiners: tuple[Joiner, ...], key: tuple[int, int], step: int) -> View:
+def _add_joiners(view: View, joiners: tuple[Entrant, ...], key: tuple[int, int], step: int) -> View:
     new = admissible(view, joiners)
     if not new:
         raise Nothing("nobody who wants in has a link to a member any more")

@@ -35,7 +35,7 @@ from ..protocols.messages import (
     Up,
     View,
 )
-from ..protocols.scale_in import State as LeaverState
+from ..protocols.scale_in import LeaverState
 from ..protocols.scale_out import LIFE_STEP
 from ..scheduler.monitor import ClusterMonitor
 from ..scheduler.sync_plan import POLICIES, Bundler, bundle

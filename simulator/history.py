@@ -14,7 +14,7 @@ from ..node.core import Phase
 from ..protocols import events as ev
 from ..protocols.messages import Down, Up, link
 from ..protocols.overlay import lacking
-from ..protocols.scale_in import State as LeaverState
+from ..protocols.scale_in import LeaverState
 from .network import Network
 from .nodes import SimNode
 

@@ -25,7 +25,7 @@ from ..protocols.messages import (
     Report,
     link,
 )
-from ..protocols.scale_in import State as LeaverState
+from ..protocols.scale_in import LeaverState
 from .cluster import SimCluster
 from .nodes import SimNode
 

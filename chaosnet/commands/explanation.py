@@ -15,7 +15,7 @@ from rich.table import Table
 from ..console import console
 from ..protocols.errors import ConfigError
 from ..scheduler.elastic.estimator import Estimator
-from ..scheduler.elastic.policy import FaultClock, Policy
+from ..scheduler.elastic.policy import FaultClock, RecoveryPolicy
 from ..scheduler.elastic.recoveries import Recoveries
 from ..scheduler.elastic.state import State
 from ..simulator.scenario import profile_named, read_yaml
@@ -31,7 +31,7 @@ def explain(cluster_path: Path, profile_name: str, failed: Sequence[str], as_jso
         if worker not in cluster.workers:
             raise ConfigError(f"--fail {worker}: unknown (expected one of {', '.join(cluster.workers)})")
     recoveries = Recoveries(profile, cluster)
-    choice = Policy(recoveries, state, FaultClock(between_s)).lost(*failed)
+    choice = RecoveryPolicy(recoveries, state, FaultClock(between_s)).lost(*failed)
     after = choice.recovery.state
     found = {
         "before": _figures(recoveries.estimator, state),

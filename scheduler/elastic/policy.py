@@ -107,7 +107,7 @@ def choose(
     return Choice(tuple(recoveries), refusals, between_s, together, names or {})
 
 
-class Policy:
+class RecoveryPolicy:
     """Recoveries from one state, ready for the loss of any of its workers.
 
     `prepare` is a generator, to be run in the background; what it has not come to is worked out when asked for.

@@ -8,7 +8,7 @@ import zmq
 from chaosnet.node.acceptor import Acceptor
 from chaosnet.node.foreign import Foreign
 from chaosnet.node.greeting import Identity
-from chaosnet.node.link import Port, State
+from chaosnet.node.link import LinkStage, Port
 from chaosnet.node.links import Links
 from chaosnet.node.strangers import Door
 from chaosnet.protocols.codec import encode
@@ -79,4 +79,4 @@ def test_a_link_whose_dialer_has_gone_before_our_answer_is_never_opened(gone, an
     assert router.answered == answered
     assert list(links.peers) == [name for _, name in told]
     states = {conn.link.state for conn in acceptor.conns.values()}
-    assert states == {State.OPEN if told else State.GONE}
+    assert states == {LinkStage.OPEN if told else LinkStage.GONE}

@@ -8,7 +8,7 @@ import pytest
 from chaosnet.protocols.errors import PlanInfeasible
 from chaosnet.scheduler.elastic.cluster import Cluster, alike
 from chaosnet.scheduler.elastic.plan import Pipeline, check, cuts_of, even
-from chaosnet.scheduler.elastic.policy import Choice, FaultClock, Policy, choose
+from chaosnet.scheduler.elastic.policy import Choice, FaultClock, RecoveryPolicy, choose
 from chaosnet.scheduler.elastic.profile import uniform
 from chaosnet.scheduler.elastic.recoveries import Recoveries, Refusal
 from chaosnet.scheduler.elastic.state import State
@@ -25,7 +25,7 @@ def state_of(dp, pp, idle=()):
 
 
 def policy_of(state, **options):
-    return Policy(Recoveries(PROFILE, alike(list(state.held)), **options), state)
+    return RecoveryPolicy(Recoveries(PROFILE, alike(list(state.held)), **options), state)
 
 
 def test_faults_seen_so_far_say_how_long_until_the_next():
@@ -81,7 +81,7 @@ def test_kinds_of_losses_do_not_grow_with_the_number_of_pipelines():
 def test_measured_links_make_every_worker_one_of_its_own():
     state = state_of(3, 2)
     cluster = Cluster(alike(list(state.held)).workers, rates_bps={("p0s0", "p0s1"): 1e9})
-    policy = Policy(Recoveries(PROFILE, cluster, families=("reroute",)), state)
+    policy = RecoveryPolicy(Recoveries(PROFILE, cluster, families=("reroute",)), state)
     assert [*policy.prepare(1)][-1] == 6
 
 
@@ -121,6 +121,6 @@ def test_without_any_way_to_go_on_all_reasons_are_told():
 
 def test_whoever_comes_is_given_a_role():
     state = state_of(2, 2)
-    policy = Policy(Recoveries(PROFILE, alike([*state.held, "new"])), state)
+    policy = RecoveryPolicy(Recoveries(PROFILE, alike([*state.held, "new"])), state)
     choice = policy.came("new")
     assert isinstance(choice, Choice) and {each.family for each in choice.ranking} >= {"stay", "layout"}

@@ -5,7 +5,7 @@ import pytest
 from chaosnet.protocols.events import LeaveWanted, Tick
 from chaosnet.protocols.messages import ScaleInRequest
 from chaosnet.protocols.relay import Relay
-from chaosnet.protocols.scale_in import ASK_EVERY_S, PARKED_PATIENCE_S, Leaver, State
+from chaosnet.protocols.scale_in import ASK_EVERY_S, PARKED_PATIENCE_S, Leaver, LeaverState
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def bodies(effects):
 def test_it_asks_the_scheduler_wherever_that_is(leaver):
     assert bodies(leaver.handle(LeaveWanted(), 0.0)) == [ScaleInRequest(node="me")]
     assert leaver.relay.local == [ScaleInRequest(node="me")]  # It may be the scheduler itself.
-    assert leaver.state is State.LEAVING
+    assert leaver.state is LeaverState.LEAVING
 
 
 def test_it_asks_again_until_it_is_out(leaver):

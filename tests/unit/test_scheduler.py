@@ -47,7 +47,7 @@ from chaosnet.scheduler.joins import NAMESAKE_S
 from chaosnet.scheduler.monitor import ClusterMonitor
 from chaosnet.scheduler.sync_plan import POLICIES
 from chaosnet.scheduler.tenure import REPEAT_EVERY_S
-from chaosnet.scheduler.views import AddJoiners, AddLink, Joiner, Nothing, Promote, Remove, RemoveLink
+from chaosnet.scheduler.views import AddJoiners, AddLink, Entrant, Nothing, Promote, Remove, RemoveLink
 
 TRIANGLE = [("a", "b"), ("a", "c"), ("b", "c")]
 
@@ -474,7 +474,7 @@ def test_who_was_about_to_have_it_and_asks_anew_is_not_waited_for():
 
 
 def test_a_view_names_no_more_without_a_vote_than_a_message_takes():
-    crowd = [Joiner(f"j{index}", neighbors=("a",), blocking=True) for index in range(views.MAX_JOINING)]
+    crowd = [Entrant(f"j{index}", neighbors=("a",), blocking=True) for index in range(views.MAX_JOINING)]
     view = views.apply_change(
         make_view("a", [("a", "o")], observers="o"), AddJoiners(joiners=tuple(crowd)), (1, 2), 5
     )
@@ -982,7 +982,7 @@ def test_those_that_came_in_together_get_a_vote_one_after_the_other():
 
 def test_a_view_names_no_more_joiners_than_a_message_takes():
     base = make_view("a", [])
-    crowd = [Joiner(f"j{index}", neighbors=("a",), blocking=True) for index in range(100)]
+    crowd = [Entrant(f"j{index}", neighbors=("a",), blocking=True) for index in range(100)]
     first = views.apply_change(base, AddJoiners(joiners=tuple(crowd)), (1, 2), 5)
     assert len(first.joining) == views.MAX_JOINING
     voted = views.apply_change(first, Promote(node="j0"), (1, 3), 6)
@@ -1012,8 +1012,8 @@ def test_seniority_is_the_order_in_which_members_joined():
 @pytest.mark.parametrize(
     "change",
     [
-        AddJoiners(joiners=(Joiner("b", neighbors=("a",)),)),
-        AddJoiners(joiners=(Joiner("j", neighbors=("gone",)),)),
+        AddJoiners(joiners=(Entrant("b", neighbors=("a",)),)),
+        AddJoiners(joiners=(Entrant("j", neighbors=("gone",)),)),
         Promote(node="j"),
         Remove(node="x"),
         AddLink(link=("a", "b")),

@@ -13,7 +13,7 @@ from chaosnet.protocols.messages import Envelope, Member, Prepare, Tree, View, V
 from chaosnet.protocols.view_change import applied, told_against
 from chaosnet.scheduler import views
 from chaosnet.scheduler.sync_plan import POLICIES
-from chaosnet.scheduler.views import AddJoiners, AddLink, Joiner, Nothing, Promote, Remove, RemoveLink
+from chaosnet.scheduler.views import AddJoiners, AddLink, Entrant, Nothing, Promote, Remove, RemoveLink
 
 
 def planned(view):
@@ -34,7 +34,7 @@ def let_in(*joiners):
 
 
 def two_that_hang_together(first, second, member):
-    return Joiner(first, neighbors=(member,), blocking=True), Joiner(
+    return Entrant(first, neighbors=(member,), blocking=True), Entrant(
         second, neighbors=(first,), blocking=True
     )
 
@@ -48,8 +48,8 @@ def next_views(view, rng, count):
         pair = tuple(sorted(rng.sample(nodes, 2)))
         change = rng.choice(
             [
-                let_in(Joiner(f"o{next(numbers)}", neighbors=view.member_ids[:2])),
-                let_in(Joiner(again, neighbors=view.member_ids[:1], life=next(numbers))),
+                let_in(Entrant(f"o{next(numbers)}", neighbors=view.member_ids[:2])),
+                let_in(Entrant(again, neighbors=view.member_ids[:1], life=next(numbers))),
                 let_in(
                     *two_that_hang_together(f"b{next(numbers)}", f"c{next(numbers)}", view.member_ids[-1])
                 ),
@@ -96,7 +96,7 @@ def test_views_that_no_scheduler_makes_one_of_the_other_are_told_whole():
 def test_a_change_is_as_large_as_what_has_happened():
     def sizes(nodes):
         base = ring(nodes)
-        joined = views.apply_change(base, let_in(Joiner("j", neighbors=base.member_ids[:2])), (1, 2), 5)
+        joined = views.apply_change(base, let_in(Entrant("j", neighbors=base.member_ids[:2])), (1, 2), 5)
         view = planned(joined)
         assert isinstance(told_against(base, view), ViewChange)
         return len(encode(Prepare(view=view))), len(encode(Prepare(view=told_against(base, view))))
