@@ -328,7 +328,7 @@ class DataParallel:
         if self.checkpointing is not None:
             self.checkpointing.next_step_done()
         applied = bool(total.weight) and self._is_acceptable(outcome)
-        self._average(outcome)  # First, as after_step may look at them.
+        evaluates = self._average(outcome)  # First, as after_step may look at them.
         if applied:
             self._apply(total, outcome.results)
             self.step += 1
@@ -348,20 +348,25 @@ class DataParallel:
             round=outcome.step, step=self.step, applied=applied, weight=total.weight, samples=self.samples,
             epoch=self.share.epoch, members=tuple(sorted(total.shares)), metrics=dict(self.means.last),
         )  # fmt: skip
-        with self.rules.within("on_step"):
-            self._callbacks.on_step(done)
+        if applied or not evaluates:
+            with self.rules.within("on_step"):
+                self._callbacks.on_step(done)
         if self.share.epoch != epoch:
             with self.rules.within("on_epoch"):
                 self._callbacks.on_epoch(EpochDone(done.epoch, done.step, done.samples, done.metrics))
 
-    def _average(self, outcome: StepOutcome) -> None:
-        """What scripts averaged: with this step, or over an evaluation once that is complete."""
+    def _average(self, outcome: StepOutcome) -> bool:
+        """What scripts averaged: with this step, or over an evaluation once that is complete.
+
+        Returns: whether the step belongs to an evaluation.
+        """
         total, was_under_way = outcome.commit.total, self.evaluation.under_way
         sums = self.evaluation.completed(total, [name for name, _ in outcome.deal])
         if not was_under_way:
             self.means.came(total.metrics)
         elif sums is not None:
             self.means.came(sums)
+        return was_under_way or self.evaluation.under_way
 
     def _apply(self, total: Contribution, results: list[torch.Tensor]) -> None:
         """The optimizer steps with the cluster's mean gradient."""

@@ -761,7 +761,8 @@ def test_callbacks_of_another_type_are_refused(start):
 
 
 def test_an_evaluation_by_one_node_averages_over_all_samples_and_trains_nothing(start, data):
-    trainer = start()
+    told = []
+    trainer = start(callbacks=Callbacks(on_step=told.append))
     before, seen = trainer.state_hash(), []
     for x, _, indices in trainer.evaluate(data, 24):
         seen += indices.tolist()
@@ -770,6 +771,7 @@ def test_an_evaluation_by_one_node_averages_over_all_samples_and_trains_nothing(
     whole = torch.stack([x for x, _, _ in data])
     assert trainer.metrics == {"x": pytest.approx(whole.mean().item(), rel=1e-5)}
     assert (trainer.step, trainer.samples, trainer.state_hash()) == (0, 0.0, before)
+    assert told == []
 
 
 @pytest.mark.parametrize(
