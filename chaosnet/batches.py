@@ -27,7 +27,8 @@ class Batches:
 
     def __init__(self, session: Session, engine: DataParallel, steps: ScriptSteps) -> None:
         self._session, self._engine, self._steps, self._share = session, engine, steps, engine.share
-        self._ahead: Ahead | None = None  # Of the last pass: workers may be persistent.
+        self._trained: Ahead | None = None  # Of the last passes: workers may be persistent.
+        self._evaluated: Ahead | None = None
 
     def epochs(self, count: int) -> Iterator[int]:
         """See `Trainer.epochs`."""
@@ -90,9 +91,9 @@ class Batches:
         if loader is None:
             yield from self._until(target, order, accumulate, partial(_fetch, dataset, collate_fn))
             return
-        if self._ahead is None or self._ahead.loader is not loader:
-            self._ahead = Ahead(loader, f"{self._session.name}, {share.seed}")
-        ahead = self._ahead
+        if self._trained is None or self._trained.loader is not loader:
+            self._trained = Ahead(loader, f"{self._session.name}, {share.seed}")
+        ahead = self._trained
         ahead.begin(lambda: share.ahead(target, accumulate))
         try:
             yield from self._until(target, order, accumulate, ahead.fetch)
@@ -116,9 +117,10 @@ class Batches:
         steps, evaluation, session = self._steps, self._engine.evaluation, self._session
         fetched: Fetch = partial(_fetch, dataset, collate_fn)
         if loader is not None:
-            ahead = Ahead(loader, f"{session.name}, evaluation")
-            ahead.begin(evaluation.ahead)
-            fetched = ahead.fetch
+            if self._evaluated is None or self._evaluated.loader is not loader:
+                self._evaluated = Ahead(loader, f"{session.name}, evaluation")
+            self._evaluated.begin(evaluation.ahead)
+            fetched = self._evaluated.fetch
         steps.await_round()
         evaluation.enter(len(dataset), int(batch_size))
         try:
@@ -132,8 +134,8 @@ class Batches:
                 steps.skip()
         finally:
             evaluation.leave()
-            if loader is not None:
-                ahead.end()
+            if self._evaluated is not None:
+                self._evaluated.end()
 
     def _until(self, target: int, order: EpochOrder, accumulate: int, fetched: Fetch) -> Iterator[Any]:
         """To the end of that epoch."""
