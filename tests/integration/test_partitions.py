@@ -16,6 +16,7 @@ from chaosnet.netem.topology import LinkSpec, mesh
 
 WORKER = Path(__file__).with_name("overlay_worker.py")
 SLEEP_S = 8.0
+HASH_EVERY = 25  # Steps; as the worker does.
 START_S = 120.0  # All of them import torch at the same time.
 
 pytestmark = [
@@ -119,6 +120,8 @@ class Run:
 
     def check(self):
         """All are members; nobody has missed a step but who was away; equal states wherever two tell of one."""
+        # However few steps there were before the split, each node is to tell three hashes.
+        self.until(lambda: all(self.step(node) > 3 * HASH_EVERY for node in self.nodes), "enough steps")
         assert self.stop() == list(self.nodes)
         hashes = {}
         for node in self.nodes:
