@@ -81,7 +81,7 @@ class Joining:
         self.role.found(view)
         self._begin(now_s)
         nothing_yet = tuple((member, 0) for member in view.member_ids)
-        return [*hang_up, *node.sync.begin(view, step), Joined(step, nothing_yet)]
+        return [*hang_up, *node.sync.begin(view, step), Joined(step, nothing_yet, view)]
 
     def on_founded(self, effect: Founded, now_s: float) -> list[Effect]:
         """The joiner has found no cluster."""
@@ -164,11 +164,11 @@ class Joining:
         life = told.later + LIFE_STEP + node.rng.randrange(LIFE_STEP)
         return node.reporter.outlived(life) + node.joiner.outlived(life, now_s)
 
-    def become_member(self, step: int, now_s: float) -> list[Effect]:
-        """The view that makes it one is active."""
+    def become_member(self, view: View, step: int, now_s: float) -> list[Effect]:
+        """`view`, which makes it one, is active."""
         self._begin(now_s)
         self._end_if_ready(now_s)
-        effects: list[Effect] = [Joined(step, self.node.sync.deal)]
+        effects: list[Effect] = [Joined(step, self.node.sync.deal, view)]
         return effects + (self.recovery.go_without_me(now_s) if self.node.asks_again else [])
 
     def _end_if_ready(self, now_s: float) -> None:

@@ -38,6 +38,7 @@ from .core import Agent, Phase
 from .flat_state import Snapshot
 from .incoming import Incoming
 from .link_tests import LinkTests
+from .mailbox import Mailbox
 from .memory import keep_freed_frames
 from .outcomes import Ended, Outcome, Rates
 from .performer import Performer, backlog_limit
@@ -82,6 +83,7 @@ class NodeLoop:
             on_notice, on_parked, on_view, on_progress, lambda: self.agent.why_it_waits(clock.now_s())
         )
         self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self.mailbox = Mailbox(lambda: not self.outcomes.empty())
         self.rates = Rates()
         self.counters: Counter[str] = Counter() if counters is None else counters
         self._incoming = Incoming(self._event, self._catching, on_notice, self.counters)
@@ -225,6 +227,7 @@ class NodeLoop:
                 self._started.set_exception(error)
             else:
                 self.outcomes.put(Ended("broken", f"{type(error).__name__}: {error}", error=error))
+                self.mailbox.wake()
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -247,7 +250,7 @@ class NodeLoop:
         self.steps = StepHistory()
         self._performer = Performer(
             self.agent, self.all_reduce, self.replica, self.steps, self.transport, self._tests, self._telling,
-            self.outcomes, self.counters, self._addresses, self._backlog_limit, self._soon, self.status,
+            self.outcomes, self.mailbox, self.counters, self._addresses, self._backlog_limit, self._soon, self.status,
         )  # fmt: skip
 
     def _stop(self, linger_s: float) -> None:

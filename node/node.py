@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from ..protocols.addresses import AddressBook, DialBacks
 from ..protocols.asking import JoinState
 from ..protocols.connect_link import LinkOpener
+from ..protocols.courier import Courier
 from ..protocols.deaths import Deaths
 from ..protocols.disconnect_link import LinkCloser
 from ..protocols.election import Election
@@ -54,6 +55,7 @@ class Settings:
     chunks: int = 1
     borders: tuple[int, ...] = ()  # Chunks that begin something else: no message goes over them.
     result_bytes: int = 0  # Of what a step sums.
+    recomputes: bool = False  # As of StepSync.
     digest: str = ""  # Of the model; "" agrees with any.
     spec: bytes = b""
     policy: SyncPolicy = POLICIES["fapt"]
@@ -76,7 +78,10 @@ class Node:
         self.liveness = Liveness()
         self.overlay = Overlay(me)
         self.reporter = LinkReporter(me, settings.life, self.relay, self.overlay)
-        self.sync = StepSync(me, settings.chunks, settings.result_bytes, settings.borders)
+        self.sync = StepSync(
+            me, settings.chunks, settings.result_bytes, settings.borders, settings.recomputes
+        )  # fmt: skip
+        self.courier = Courier(me)
         self.follower = FlushFollower(me, self.sync, self.relay)
         self.election = Election(me, rng, self.relay.send)
         self.monitor = ClusterMonitor()
@@ -164,6 +169,7 @@ class Node:
         self.sync.check_invariants()
         self.relay.check_invariants()
         self.serving.check_invariants()
+        self.courier.check_invariants()
         if self.joiner is not None:
             self.joiner.check_invariants()
         if self.scheduler is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..protocols.effects import TakeSnapshot
-from ..protocols.messages import Commit, Deal
+from ..protocols.messages import Commit, Deal, View
 from .flat_state import Arrival
 
 
@@ -15,14 +15,14 @@ from .flat_state import Arrival
 class StepOutcome:
     """A step is complete. `results`: its values by chunk, to be read only; [] if nobody had samples.
 
-    `bundle`: so many chunks travel as one message in the next.
+    `view`: of the next.
     """
 
     step: int
     commit: Commit
     deal: Deal
     results: list[torch.Tensor]
-    bundle: int = 1
+    view: View
     snapshot: TakeSnapshot | None = None  # To be taken once this step has been applied.
 
 
@@ -49,10 +49,18 @@ class Founded:
 
 @dataclass(slots=True)
 class Admitted:
-    """This node is a member from `step` on."""
+    """This node is a member from `step` on, in `view`."""
 
     step: int
     deal: Deal
+    view: View
+
+
+@dataclass(slots=True)
+class Redo:
+    """What was computed of the step under way is void: it begins anew in `view` (StepSync, `recomputes`)."""
+
+    view: View
 
 
 @dataclass(slots=True)
@@ -69,7 +77,7 @@ class Ended:
     last: bool = False
 
 
-Outcome = StepOutcome | StateArrived | StateDiscarded | Founded | Admitted | Ended
+Outcome = StepOutcome | StateArrived | StateDiscarded | Founded | Admitted | Redo | Ended
 
 
 @dataclass(slots=True)

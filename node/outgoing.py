@@ -17,9 +17,10 @@ import zmq
 class Rank(IntEnum):
     """Lower goes first."""
 
-    STATE = 0  # Its pieces, and probes: a joiner waits for them, and they are few beside a training's chunks.
-    CHUNK = 1
-    BYE = 2  # After all that is queued.
+    TENSOR = 0  # A training thread waits for it.
+    STATE = 1  # Its pieces, and probes: a joiner waits for them, and they are few beside a training's chunks.
+    CHUNK = 2
+    BYE = 3  # After all that is queued.
 
 
 class Item(NamedTuple):

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 
@@ -15,13 +16,15 @@ from ..protocols import effects as fx
 from ..protocols import events as ev
 from ..protocols.codec import encode
 from ..protocols.errors import LocalProtocolError
-from ..protocols.messages import NoSnapshot, Notice, StatusReply
+from ..protocols.messages import NoSnapshot, Notice, StatusReply, Tensor
 from ..protocols.status import Status, to_json
 from . import clock
 from .all_reduce import AllReduce
 from .core import Agent, Phase
 from .link_tests import LinkTests
-from .outcomes import Admitted, Ended, Founded, Outcome, StateArrived, StateDiscarded, StepOutcome
+from .mailbox import Mailbox
+from .outcomes import Admitted, Ended, Founded, Outcome, Redo, StateArrived, StateDiscarded, StepOutcome
+from .outgoing import Rank
 from .replica import Replica
 from .step_history import StepHistory
 from .telling import Telling
@@ -58,6 +61,7 @@ class Performer:
     tests: LinkTests
     telling: Telling
     outcomes: queue.SimpleQueue[Outcome]
+    mailbox: Mailbox
     counters: Counter[str]
     addresses: tuple[str, ...]
     backlog_limit: int
@@ -75,6 +79,8 @@ class Performer:
         only_chunks = self._perform_each(effects, took_ms)
         for outcome in self._pending:
             self.outcomes.put(outcome)
+        if self._pending:
+            self.mailbox.wake()
         self._pending.clear()
         return only_chunks
 
@@ -107,6 +113,10 @@ class Performer:
             case fx.AnswerStatus(asker, history):
                 reply = StatusReply(status=to_json(self.status(history)))
                 self._perform_each(self.agent.relay.send(asker, reply), 0.0)
+            case fx.PassOn(peer, message, payload):
+                self._pass_on(peer, message, payload)
+            case fx.HandOver(message, payload):
+                self.mailbox.put(message, payload)
             case fx.FellBehind():
                 self.counters["fell_behind"] += 1
             case fx.MeasureLink() | fx.Measured():
@@ -146,9 +156,11 @@ class Performer:
             case fx.Founded():
                 self.transport.found()
                 self._pending.append(Founded(self.addresses))
-            case fx.Joined(step, deal):
+            case fx.Joined(step, deal, view):
                 self.member = True
-                self._pending.append(Admitted(step, deal))
+                self._pending.append(Admitted(step, deal, view))
+            case fx.Recompute(view):
+                self._pending.append(Redo(view))
             case fx.Left(reason):
                 self._pending.append(Ended("left", reason, last=self.agent.was_last))
             case fx.Out(reason, final):
@@ -185,12 +197,15 @@ class Performer:
             case _:
                 raise LocalProtocolError(f"nobody performs {effect!r}")
 
+    def _pass_on(self, peer: str, message: Tensor, payload: Any) -> None:
+        turn = message.step, message.micro_batch
+        self.transport.send_bulk(peer, encode(message), payload, rank=Rank.TENSOR, turn=turn, tag=message)
+
     def _step_completed(self, effect: fx.StepCompleted) -> None:
         """To the training thread; what a joiner is told waits there until it has the state."""
-        view, results = self.agent.sync.view, self.all_reduce.completed(effect.step)
+        results = self.all_reduce.completed(effect.step)
         self.steps.completed(effect.step, effect.commit.total, clock.now_s(), time.time())
-        bundle = view.bundle if view else 1
-        outcome = StepOutcome(effect.step, effect.commit, effect.deal, results, bundle=bundle)
+        outcome = StepOutcome(effect.step, effect.commit, effect.deal, results, effect.view)
         if not self.member:
             self.backlog_bytes += sum(result.nbytes for result in outcome.results)
             if self.backlog_bytes > self.backlog_limit:

@@ -20,7 +20,7 @@ import torch
 from ..protocols.asking import Otherwise
 from ..protocols.errors import ChaosnetError, Expelled, ReplicasDiffer, ScaleOutFailed, describe
 from ..protocols.events import CaughtUp, Contributed, Crashed, Event, LeaveWanted, LocalReady, StateRejected
-from ..protocols.messages import Contribution, Deal, Notice, Range, View
+from ..protocols.messages import Contribution, Deal, Notice, Range, View, ViewKey
 from ..protocols.status import Status
 from ..scheduler.sync_plan import POLICIES, custom
 from .all_reduce import ChunkStore
@@ -28,7 +28,7 @@ from .core import Agent, Settings
 from .flat_state import Arrival, Snapshot
 from .loop import NodeLoop
 from .node_settings import NodeSettings
-from .outcomes import Admitted, Ended, Founded, Rates, StateArrived, StateDiscarded, StepOutcome
+from .outcomes import Admitted, Ended, Founded, Rates, Redo, StateArrived, StateDiscarded, StepOutcome
 from .plain import decode, encode
 from .training_state import first_difference
 from .transport import Transport
@@ -46,6 +46,7 @@ class Offer:
         chunks: How many pieces the values of a step are summed in; `borders`: those that begin another vector.
         result_bytes: Of the sum of a step.
         state_bytes: Of the state that a joiner receives; `layer_bytes`: of its smallest and largest layer.
+        recomputes: Must a step that is done over be computed anew, as its values hang on who is there?
     """
 
     digest: str
@@ -55,6 +56,7 @@ class Offer:
     result_bytes: int
     state_bytes: int
     layer_bytes: tuple[int, int]
+    recomputes: bool = False
 
 
 class Engine(Protocol):
@@ -92,6 +94,9 @@ class Engine(Protocol):
 
     def admitted(self, deal: Deal) -> None:
         """This node is a member from the next step on."""
+
+    def acts_in(self, view: View) -> None:
+        """The step that is due is done in `view`. Told whenever it may be another one; an older one may be told late."""
 
     def entered(self, fetched: int | None) -> None:
         """It is one, with its state complete. `fetched`: the step whose state came, which others may ask for."""
@@ -217,6 +222,7 @@ class Session:
             chunks=offer.chunks,
             borders=offer.borders,
             result_bytes=offer.result_bytes,
+            recomputes=offer.recomputes,
             digest=offer.digest,
             spec=encode(offer.spec, "spec"),
             policy=self._policy,
@@ -279,9 +285,12 @@ class Session:
                         self._adopt_if_new(outcome)
                     else:
                         waiting.append(outcome)
-                case Admitted(step, deal):
+                case Admitted(step, deal, view):
                     admitted, self.joined_step = True, step
                     self.engine.admitted(deal)
+                    self.engine.acts_in(view)
+                case Redo(view):
+                    self.engine.acts_in(view)
                 case Ended() as ended:
                     return ended
         self.join_phases = self.loop.ask(lambda: self.loop.agent.join_phases)
@@ -334,21 +343,30 @@ class Session:
         """Hand an event to the cores."""
         self.loop.post(event)
 
-    def contribute(self, chunks: range | tuple[int, ...], weight: float) -> None:
-        """The engine's values of these chunks may leave, each times `weight`."""
-        self.post(Contributed(tuple(chunks), weight))
+    def contribute(self, chunks: range | tuple[int, ...], weight: float, key: ViewKey | None = None) -> None:
+        """The engine's values of these chunks may leave, each times `weight`.
 
-    def step(self, contribution: Contribution) -> StepOutcome | None:
+        `key`: of the view that they were computed in, if the engine's offer says `recomputes`.
+        """
+        self.post(Contributed(tuple(chunks), weight, key))
+
+    def step(self, contribution: Contribution, key: ViewKey | None = None) -> StepOutcome | None:
         """Take part in the step under way with what was contributed, and wait until it is complete.
 
         Returns: its outcome, to `adopt`; None if what this node had does not count, as it is out (`ended`), or was
-            and has rejoined.
+            and has rejoined, or the step is to be computed anew.
         Raises: Expelled if the cluster went on without this node and does not take it back.
         """
-        self.post(LocalReady(contribution))
+        self.post(LocalReady(contribution, key))
+        return self.hear()
+
+    def hear(self) -> StepOutcome | None:
+        """Wait for what becomes of the step under way. Returns and raises: as `step`."""
         match self.loop.outcomes.get():
             case StepOutcome() as outcome:
                 return outcome
+            case Redo(view):
+                self.engine.acts_in(view)
             case Ended("out", reason) if self.hooks.wants_exit() or self.leaving:
                 self.end(Ended("left", reason))
             case Ended("out", reason) if self.settings.rejoin:
@@ -364,6 +382,7 @@ class Session:
         """Have the engine adopt it. Raises: ReplicasDiffer, after those who are about to join have been told."""
         try:
             self.engine.adopt(outcome)
+            self.engine.acts_in(outcome.view)
         except ReplicasDiffer as error:
             leaving = self.leaving or self.hooks.wants_exit()
             if not leaving:  # To those who are about to join, and have not compared anything.

@@ -8,7 +8,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from ..protocols.effects import Effect, Parked, StepCompleted
-from ..protocols.events import Contributed, Event, LocalReady, Retracted
+from ..protocols.events import Contributed, Event, LocalReady, Received, Retracted, TensorMade
+from ..protocols.messages import Tensor
 from ..protocols.scale_in import LeaverState
 from ..protocols.step_sync import STEP_MESSAGES
 from .node import Node
@@ -25,14 +26,23 @@ class Steps:
 
     def routes(self) -> Routes:
         return Routes(
-            events={Contributed: self.on_part, LocalReady: self.on_ready, Retracted: self.on_retracted},
-            messages=all_to(self.on_part, *STEP_MESSAGES),
+            events={
+                Contributed: self.on_part,
+                LocalReady: self.on_ready,
+                Retracted: self.on_retracted,
+                TensorMade: self.on_tensor,
+            },
+            messages=all_to(self.on_part, *STEP_MESSAGES) | {Tensor: self.on_tensor},
             effects={StepCompleted: self.on_completed},
         )
 
     def on_part(self, event: Event, now_s: float) -> list[Effect]:
         """Of a sum, or of the vote."""
         return self.node.sync.handle(event)
+
+    def on_tensor(self, event: TensorMade | Received, now_s: float) -> list[Effect]:
+        """Of one holder of layers for the next."""
+        return self.node.courier.handle(event, now_s)
 
     def on_ready(self, event: LocalReady, now_s: float) -> list[Effect]:
         """The training thread has called update()."""
@@ -41,7 +51,8 @@ class Steps:
         # Its script may not know yet. Who is alone, or whose peers all leave, gets out by this.
         leaving = event.contribution.leaving or node.leaver.state is LeaverState.LEAVING
         strikes = tuple(self.strikes.open.values())
-        return node.sync.handle(LocalReady(replace(event.contribution, leaving=leaving, strikes=strikes)))
+        contribution = replace(event.contribution, leaving=leaving, strikes=strikes)
+        return node.sync.handle(LocalReady(contribution, event.key))
 
     def on_retracted(self, event: Retracted, now_s: float) -> list[Effect]:
         """What it had contributed has changed."""

@@ -162,9 +162,9 @@ class Views:
         effects: list[Effect] = [] if node.parked is None else [Parked(None)]
         self.role.adopt_term(view.term)
         if node.me in view.member_set and node.phase is Phase.JOINING and node.joiner:
-            effects += self.joining.become_member(step, now_s)
+            effects += self.joining.become_member(view, step, now_s)
         node.clock.counts(not any(joining.blocking and joining.sources for joining in view.joining))
-        effects += node.serving.entered(view, step)
+        effects += node.courier.enter(view) + node.serving.entered(view, step)
         if node.scheduler:
             if view.scheduler not in (node.me, "") or node.me not in view.member_set:
                 node.schedule_by(None)

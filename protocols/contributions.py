@@ -17,8 +17,10 @@ def merge(parts: list[Contribution]) -> Contribution:
     shares: dict[str, int] = {}
     evaluates: dict[str, int] = {}
     metrics: dict[str, tuple[float, float]] = {}
+    paces: dict[str, float] = {}
     present = 0
     for part in parts:
+        paces |= part.paces
         shares |= part.shares
         evaluates |= part.evaluates
         present |= int.from_bytes(part.present, "little")
@@ -44,6 +46,8 @@ def merge(parts: list[Contribution]) -> Contribution:
         evaluates=evaluates,
         evaluated=tuple(sorted(each for part in parts for each in part.evaluated)),
         update=max(part.update for part in parts),  # Those that have one have the same.
+        paces=paces,
+        wish=max(part.wish for part in parts),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .messages import Commit, Deal, Message, RateSource, View, ViewKey
+from .messages import Commit, Deal, Message, RateSource, Tensor, View, ViewKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +165,37 @@ ChunkEffect = Accumulate | SendUp | FinishChunks | AdoptChunks | SendDown  # Man
 
 @dataclass(frozen=True, slots=True)
 class StepCompleted(Effect):
-    """All results of `step` are here. `deal`: who gets samples in the step after it."""
+    """All results of `step` are here. `deal`: who gets samples in the step after it; `view`: in which that is done."""
 
     step: int
     commit: Commit
     deal: Deal
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute(Effect):
+    """A flush has left the step under way undone: what was computed of it is void, and it begins anew in `view`."""
+
+    view: View
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassOn(Effect):
+    """Send a tensor to `peer`, which is on the way to its target, or is that."""
+
+    peer: str
+    message: Tensor
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver(Effect):
+    """A tensor has come that this node's training thread waits for, or will."""
+
+    message: Tensor
+    payload: Any
 
 
 # --- membership ---
@@ -185,10 +211,11 @@ class ViewEntered(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Joined(Effect):
-    """This node is a member from `step` on; `deal` as in StepCompleted."""
+    """This node is a member from `step` on; `deal` and `view` as in StepCompleted."""
 
     step: int
     deal: Deal
+    view: View
 
 
 @dataclass(frozen=True, slots=True)

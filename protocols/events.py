@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .messages import Contribution, Message, Range, RateSource
+from .messages import Contribution, Message, Range, RateSource, Tensor, ViewKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +110,30 @@ class Received(Event):
 
 @dataclass(frozen=True, slots=True)
 class Contributed(Event):
-    """These chunks of the step under way hold this node's weighted sum. Weight 0: nothing, no data."""
+    """These chunks of the step under way hold this node's weighted sum. Weight 0: nothing, no data.
+
+    `key`: the view that they were computed in, if that matters (StepSync, `recomputes`).
+    """
 
     chunks: tuple[int, ...]
     weight: float
+    key: ViewKey | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LocalReady(Event):
-    """The training thread called update(): this is all that this node brings to the step."""
+    """The training thread called update(): this is all that this node brings to the step. `key`: as of Contributed."""
 
     contribution: Contribution
+    key: ViewKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMade(Event):
+    """The training thread has computed what another node waits for. `payload`: its bytes, which stay as they are."""
+
+    message: Tensor
+    payload: Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from .effects import (
     FellBehind,
     Left,
     Out,
+    Recompute,
     ResetAttempt,
     StepCompleted,
     Transmit,
@@ -81,10 +82,19 @@ class StepSync:
 
     `chunks` is the same on all nodes of one model, and so are `borders`, over which no bundle goes.
     `result_bytes`: of what a step sums, 0 if that is not known.
+    `recomputes`: what a node contributes hangs on the view that it was computed in, as where members compute different
+    layers: it is void with its attempt. Else it is kept for the next.
     """
 
-    def __init__(self, me: str, chunks: int, result_bytes: int = 0, borders: tuple[int, ...] = ()) -> None:
-        self.me, self.result_bytes = me, result_bytes
+    def __init__(
+        self,
+        me: str,
+        chunks: int,
+        result_bytes: int = 0,
+        borders: tuple[int, ...] = (),
+        recomputes: bool = False,
+    ) -> None:
+        self.me, self.result_bytes, self.recomputes = me, result_bytes, recomputes
         self.sums, self.early = Sums(me, chunks, borders), Early(chunks, result_bytes)
         self.view: View | None = None
         self.priors: tuple[Electorate, ...] = ()  # Views that others may still be in, older than ours.
@@ -122,9 +132,12 @@ class StepSync:
         return [ResetAttempt(), *self.enter(view, step), *self._replay_early()]
 
     def freeze(self) -> list[Effect]:
-        """A flush: the attempt under way is void. Own contributions are kept for the next."""
+        """A flush: the attempt under way is void. Own contributions are kept for the next, unless they are, too."""
         self.frozen, self.attempt = True, _Attempt()
         self.sums.freeze()
+        if self.recomputes:
+            self.local = None
+            self.sums.forget_own()
         return [ResetAttempt()]
 
     def start_installed(self, install: Install, view: View) -> list[Effect]:
@@ -144,6 +157,8 @@ class StepSync:
             if install.holder == self.me:
                 assert self.last_commit is not None
                 effects += self.sums.serve_last_result(self.last_commit.total.weight)
+            if self.recomputes:
+                effects.append(Recompute(view, self.step))
             effects += self.sums.resume() + self._forward_ready()
         return effects + self._replay_early()
 
@@ -154,6 +169,8 @@ class StepSync:
         match event:
             case Received(_, message) if isinstance(message, STEP_MESSAGES):
                 return self._received(event)
+            case Contributed(key=key) | LocalReady(key=key) if self._is_void(key):
+                return []
             case Contributed(chunks, weight):
                 touched = self.sums.contributed(chunks, weight)
                 return [] if self.frozen else self.sums.send_up(touched) + self._complete_if_done()
@@ -165,6 +182,10 @@ class StepSync:
             case Retracted(weight, _):
                 return self.sums.retracted(weight, self.frozen)
         raise LocalProtocolError(f"{self.me}: {type(event).__name__} is not for the all-reduce")
+
+    def _is_void(self, key: ViewKey | None) -> bool:
+        """Was it computed in a view that this node has left, or is about to leave?"""
+        return self.recomputes and (self.frozen or self.view is None or key != self.view.key)
 
     def _received(self, event: Received) -> list[Effect]:
         message = event.message
@@ -242,7 +263,7 @@ class StepSync:
         if settled:
             ids, shares = following.member_ids, commit.total.shares
             self.deal = tuple(zip(ids, map(shares.get, ids, repeat(0)), strict=True))
-        effects: list[Effect] = [StepCompleted(self.step - 1, commit, self.deal)]
+        effects: list[Effect] = [StepCompleted(self.step - 1, commit, self.deal, following)]
         if commit.total.leaving:
             self.frozen = True
             return [*effects, Left("all have finished")]
@@ -288,6 +309,8 @@ class StepSync:
         assert self.view is not None
         if self.frozen or (peer in self.view.observer_ids and peer not in self.view.member_set):
             return False
+        if self.recomputes and peer in self.view.member_set:
+            return True  # A tensor may have been lost on the link to it.
         return self.sums.depends_on(peer)
 
     def told_of(self, strike: Strike) -> None:

@@ -129,6 +129,10 @@ class Sums:
         self.tainted = False
         self.restart(self.step)
 
+    def forget_own(self) -> None:
+        """What we have contributed to this step is void."""
+        self.own_weight = {}
+
     def go_on(self, behind: bool, recovering: bool) -> None:
         """After a flush. `behind`: our own part stays, and goes out if the step is done over."""
         self.catching_up, self.recovering = behind, recovering

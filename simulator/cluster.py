@@ -34,6 +34,7 @@ from ..protocols.messages import (
     Shard,
     Up,
     View,
+    ViewKey,
 )
 from ..protocols.scale_in import LeaverState
 from ..protocols.scale_out import LIFE_STEP
@@ -43,6 +44,7 @@ from ..scheduler.views import with_trees
 from . import coverage
 from .history import History
 from .nodes import DATASET, Applied, Clock, Result, SimNode
+from .tensors import Tensors
 
 PROBE_PARTS, PROBE_PART = 2, bytes(64 << 10)
 WHOLE_PROBE_PART = bytes(512 << 10)  # Where bytes take time; together as many as in production.
@@ -68,8 +70,13 @@ class SimCluster(History):
         self.clocks: Callable[[], Clock] = Clock  # Of the machines to come.
         self.slowness: Callable[[], float] = lambda: 1.0  # So much longer they take for a step.
         self.result_bytes = 0  # That a step sums; 0: nobody knows, so nobody plans by it.
+        self.tensors: Tensors | None = None  # Of lives in which nodes need each other's within a step.
         # By sender and receiver, as links are timed.
         self.carried: dict[tuple[str, str], tuple[int, float]] = {}
+
+    def compute_together(self) -> None:
+        """Nodes that are added from now on need tensors of each other within a step."""
+        self.tensors = Tensors(self.later, self._event)
 
     # --- building ---
 
@@ -119,6 +126,7 @@ class SimCluster(History):
             policy=POLICIES[self.policy],
             bundler=self.bundler,
             result_bytes=self.result_bytes,
+            recomputes=self.tensors is not None,
             life=life,
         )
         agent = Agent(name, settings, random.Random(self.rng.random()))
@@ -320,14 +328,22 @@ class SimCluster(History):
                 self._check_view(node, view)
             case fx.Founded():
                 node.loaded = True
-            case fx.Joined(step, deal):
+            case fx.Joined(step, deal, view):
                 node.training = True
                 if self.rates is not None and self.now_s - node.was_away_s > 100 * self.compute_s:
                     self.met.add(coverage.LONG_JOIN)
                 if node.loaded:
-                    self._compute(node, step, deal)
+                    self._compute(node, step, deal, view)
             case fx.StepCompleted():
                 self._completed(node, effect)
+            case fx.Recompute(view, step):
+                if node.loaded and node.training:
+                    self._compute(node, step, node.agent.sync.deal, view)
+            case fx.PassOn(peer, message, payload):
+                self._send(node.name, peer, message, payload)
+            case fx.HandOver(message):
+                assert self.tensors is not None
+                self.tensors.handed_over(node, message)
             case fx.AnswerStatus():
                 pass
             case fx.ResetAttempt(before):
@@ -350,7 +366,7 @@ class SimCluster(History):
                 assert not old & payload, f"{sorted(old & payload)} counted twice"
                 node.sums[chunks] = old | payload
             case fx.SendUp(key, step, chunks, parent, weight, own):
-                payload = self._sum(node, step, chunks, own)
+                payload = self._sum(node, step, chunks, own, key)
                 up = Up(key=key, step=step, chunk=chunks.start, count=len(chunks), weight=weight)
                 self._send(node.name, parent, up, payload if weight else None)
             case fx.FinishChunks(step, chunks, _, own):
@@ -372,8 +388,12 @@ class SimCluster(History):
         assert len(kept) == 1, f"chunks of one message differ in who contributed: {kept}"
         return kept.pop()
 
-    def _sum(self, node: SimNode, step: int, chunks: range, own: bool) -> frozenset[str]:
+    def _sum(
+        self, node: SimNode, step: int, chunks: range, own: bool, key: ViewKey | None = None
+    ) -> frozenset[str]:
         total = node.sums.pop(chunks, frozenset())
+        if own and self.tensors is not None:
+            self.tensors.check_part(node, step, key)
         if own:
             early = [chunk for chunk in chunks if (step, chunk) not in node.contributed]
             assert not early, (
@@ -427,7 +447,7 @@ class SimCluster(History):
                         self._apply(node, completed, who)
                 self._soon(node, ev.CaughtUp())
                 if node.training:
-                    self._compute(node, len(node.log), node.agent.sync.deal)
+                    self._compute(node, len(node.log), node.agent.sync.deal, node.view)
             case fx.DiscardState():
                 node.loaded, node.training, node.backlog, node.log, node.arrived = False, False, [], [], None
             case _:
@@ -464,7 +484,7 @@ class SimCluster(History):
             return
         self._apply(node, effect, who)
         if node.training and node.agent.phase is Phase.MEMBER:
-            self._compute(node, effect.step + 1, effect.deal)
+            self._compute(node, effect.step + 1, effect.deal, effect.view)
 
     def _check_result(self, node: SimNode, effect: fx.StepCompleted) -> frozenset[str]:
         weight, node.completed = effect.commit.total.weight, effect.step
@@ -488,7 +508,7 @@ class SimCluster(History):
         so_far = (node.cursor.epoch + 1) * DATASET - node.cursor.remaining
         assert node.samples == so_far, f"{node.samples} samples were used, and {so_far} count as used"
 
-    def _compute(self, node: SimNode, step: int, deal: Deal) -> None:
+    def _compute(self, node: SimNode, step: int, deal: Deal, view: View) -> None:
         """Forward and backward: some chunks are handed over before the step is ready."""
         ranges = tuple(node.cursor.deal(deal).get(node.name, ())) if deal else ()
         weight = float(sum(stop - start for start, stop in ranges))
@@ -505,6 +525,9 @@ class SimCluster(History):
         eager = self.rng.randint(0, self.chunks)
         first, rest = tuple(range(eager)), tuple(range(eager, self.chunks))
         took_s = self.rng.uniform(0.2, 1.0) * self.compute_s * node.slowness
+        if self.tensors is not None:
+            self.tensors.compute(node, view, step, self.chunks, contribution, took_s)
+            return
         if weight:
             self._train(node, took_s * 0.7, step, ev.Contributed(first, weight))
             if first and self.rng.random() < self.retract_odds:

@@ -28,6 +28,7 @@ class Summary:
     nodes: tuple[int, int] = NODES
     hard: bool = False
     rates: bool = False
+    tensors: bool = False
     runs: int = 0
     totals: Counter[str] = field(default_factory=Counter)  # Of those that kept all rules.
     waited: Counter[str] = field(default_factory=Counter)  # Why a pair waited for a person: in how many runs.
@@ -61,12 +62,13 @@ class Summary:
     @property
     def where(self) -> str:
         """The options with which these runs were made."""
-        return " --nodes {}..{}".format(*self.nodes) + " --hard" * self.hard + " --rates" * self.rates
+        options = " --hard" * self.hard + " --rates" * self.rates + " --tensors" * self.tensors
+        return " --nodes {}..{}".format(*self.nodes) + options
 
     def describe(self, most: int = 3) -> str:
         """How many broke a rule; the stories of the first of them, and how to see them again."""
         told = [self.violations[seed] for seed in sorted(self.violations)[:most]]
-        where = "" if (self.nodes, self.hard, self.rates) == (NODES, False, False) else self.where
+        where = "" if self.where == Summary().where else self.where
         again = [
             f"replay with: chaosnet simulate --seed {seed}{where}" for seed in sorted(self.violations)[:1]
         ]
@@ -80,6 +82,7 @@ def run_many(
     nodes: tuple[int, int] = NODES,
     hard: bool = False,
     rates: bool = False,
+    tensors: bool = False,
 ) -> Summary:
     """Run each seed once. `on_progress` is called after each run, in the calling process.
 
@@ -88,9 +91,10 @@ def run_many(
         nodes: the least and the most that a life may begin with.
         hard: with more faults.
         rates: bytes take time in all of them.
+        tensors: in all of them nodes need each other's within a step.
     """
-    summary = Summary(nodes, hard, rates)
-    run_one = functools.partial(_run, nodes=nodes, hard=hard, rates=rates)
+    summary = Summary(nodes, hard, rates, tensors)
+    run_one = functools.partial(_run, nodes=nodes, hard=hard, rates=rates, tensors=tensors)
     for seed, result in in_processes(run_one, _listed(seeds), processes):
         summary.add(seed, result)
         if on_progress is not None:
@@ -120,8 +124,10 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _run(seed: int, nodes: tuple[int, int], hard: bool, rates: bool) -> tuple[int, Outcome | str]:
+def _run(
+    seed: int, nodes: tuple[int, int], hard: bool, rates: bool, tensors: bool
+) -> tuple[int, Outcome | str]:
     try:
-        return seed, run(seed, nodes=nodes, hard=hard, rates=rates)
+        return seed, run(seed, nodes=nodes, hard=hard, rates=rates, tensors=tensors)
     except Violation as violation:
         return seed, str(violation)

@@ -24,6 +24,7 @@ from ..protocols.messages import (
     Message,
     Probe,
     Shard,
+    Tensor,
     Up,
     ViewKey,
     link,
@@ -31,7 +32,7 @@ from ..protocols.messages import (
 from . import coverage
 from .rates import CONTROL_BYTES, Lane, Rates
 
-BULK = {Up, Down, Shard, ManifestReply, Probe}
+BULK = {Up, Down, Shard, ManifestReply, Probe, Tensor}
 ROUNDING_S = 1e-9
 REACH_TIMEOUT_S = 1.5  # As node/dialer.py has it.
 LINGER_S = 1.0  # As node/links.py has it: what waits for longer when its sender says Bye is lost.

@@ -31,8 +31,9 @@ AIMS = (
     "ReplicationPlan", "ScaleOutReady", "ScaleInRequest", "Up", "Down", "Ready", "Commit", "Shard", "ManifestReply",
     "LinkNews",
 )  # fmt: skip
-FREQUENT = {"Up", "Down", "Ready", "Commit", "Shard", "LinkNews"}
+FREQUENT = {"Up", "Down", "Ready", "Commit", "Shard", "LinkNews", "Tensor"}
 RATED = 0.15  # Of lives have links with rates.
+TENSORS = 0.1  # Of lives have nodes that need each other's tensors within a step.
 CHANGES_ODDS, TRANSFER_ODDS, MORE_ODDS = 0.3, 0.3, 0.1  # In those, at each fault.
 JOIN_TIMES = (
     8.0  # A join may take longer than the state over its fastest link: others fetch before it and beside it.
@@ -75,6 +76,7 @@ class RandomRun:
         nodes: tuple[int, int] = NODES,
         hard: bool = False,
         rates: bool = False,
+        tensors: bool = False,
     ) -> None:
         self.seed = seed
         self.rng = random.Random(f"run {seed}")
@@ -95,6 +97,10 @@ class RandomRun:
         self.max_crashes = self.rng.choice([0, 1, 2, 4])
         self.hunted = set(self.rng.sample(AIMS, 3))
         self.hunt_odds = self.rng.choice([0.0, 0.01, 0.1])
+        aims = random.Random(f"tensors {seed}")
+        if aims.random() < (1.0 if tensors else TENSORS):
+            self.sim.compute_together()
+            self.hunted |= set(aims.choice([(), ("Tensor",)]))
         self.struck: set[str] = set()
         self.sim.on_message = self._maybe_strike
         self.faults = self.rng.choice([3, 5, 8, 12])
@@ -221,6 +227,7 @@ class RandomRun:
             "a person": self.person_odds > 0,
             "one-way partitions": self.one_sided,
             "crowds of joiners": self.crowds,
+            "tensors of each other": self.sim.tensors is not None,
         }
         if self.rates is not None:
             kinds["links with rates"] = True
@@ -541,6 +548,7 @@ def run(
     nodes: tuple[int, int] = NODES,
     hard: bool = False,
     rates: bool = False,
+    tensors: bool = False,
 ) -> Outcome:
     """One life from one seed.
 
@@ -548,5 +556,6 @@ def run(
         nodes: the least and the most that it may begin with.
         hard: 12 to 24 faults.
         rates: bytes take time; else in some lives only.
+        tensors: nodes need each other's within a step (tensors.py); else in some lives only.
     """
-    return RandomRun(seed, record, nodes, hard, rates).run()
+    return RandomRun(seed, record, nodes, hard, rates, tensors).run()

@@ -12,8 +12,8 @@ from ..outputs import OutputFile, json_option
 MAX_CRASH_NODES = 5  # As in simulator/crash_points.py: there are tens of thousands of points for more.
 # What `chaosnet simulate` can run, and what may be said with it.
 SIMULATED = {
-    "--schedules": ("--from", "--nodes", "--hard", "--rates", "--json"),
-    "--seed": ("--nodes", "--hard", "--rates", "--trace"),
+    "--schedules": ("--from", "--nodes", "--hard", "--rates", "--tensors", "--json"),
+    "--seed": ("--nodes", "--hard", "--rates", "--tensors", "--trace"),
     "--crash-points": ("--nodes", "--seeds", "--restart", "--json"),
     "--crash-point": ("--trace",),
     "--mutants": ("--json",),
@@ -51,6 +51,7 @@ def _check_simulated(ctx: click.Context) -> None:
 )
 @click.option("--hard", is_flag=True, help="Random lives with more faults: 12 to 24 each.")
 @click.option("--rates", is_flag=True, help="Bytes take time in all random lives, not in some.")
+@click.option("--tensors", is_flag=True, help="Nodes need each other's tensors in all random lives, not in some.")
 @click.option("--seed", type=Whole(0, 10**12), metavar="SEED", help="Replay the life of one seed.")
 @click.option("--crash-points", is_flag=True, help="Crash everybody at every message of every negotiation.")
 @click.option(
@@ -74,7 +75,7 @@ def _check_simulated(ctx: click.Context) -> None:
 )
 @json_option
 def simulate(
-    schedules: int | None, first: int, nodes: tuple[int, int] | None, hard: bool, rates: bool,
+    schedules: int | None, first: int, nodes: tuple[int, int] | None, hard: bool, rates: bool, tensors: bool,
     seed: int | None, crash_points: bool, seeds: int, restart: bool, crash_point: str | None, mutants: bool,
     churn: float | None, hours: float, trace: Path | None, json_file: Path | None,
 ) -> None:  # fmt: skip
@@ -96,9 +97,9 @@ def simulate(
     from . import simulation
 
     if schedules is not None:
-        simulation.run_seeds(first, schedules, nodes or (2, 7), json_file, hard, rates)
+        simulation.run_seeds(first, schedules, nodes or (2, 7), json_file, hard, rates, tensors)
     elif seed is not None:
-        simulation.replay_seed(seed, nodes or (2, 7), trace, hard, rates)
+        simulation.replay_seed(seed, nodes or (2, 7), trace, hard, rates, tensors)
     elif crash_points:
         if nodes is not None and nodes[1] > MAX_CRASH_NODES:
             raise click.BadOptionUsage(

@@ -33,10 +33,11 @@ def run_seeds(
     report: Path | None,
     hard: bool = False,
     rates: bool = False,
+    tensors: bool = False,
 ) -> None:
     """Run seeds first, first + 1, ... on all cores; tell what they did. Raises: SimulationFailed."""
     started_s, tell = time.monotonic(), _Teller()
-    so_far, told = [Summary(nodes, hard, rates)], set[int]()
+    so_far, told = [Summary(nodes, hard, rates, tensors)], set[int]()
 
     def progress(summary: Summary) -> None:
         so_far[0] = summary
@@ -47,7 +48,8 @@ def run_seeds(
 
     interrupted = False
     try:
-        run_many(range(first, first + schedules), on_progress=progress, nodes=nodes, hard=hard, rates=rates)
+        seeds = range(first, first + schedules)
+        run_many(seeds, on_progress=progress, nodes=nodes, hard=hard, rates=rates, tensors=tensors)
     except KeyboardInterrupt:
         interrupted = True
     summary, seconds = so_far[0], time.monotonic() - started_s
@@ -94,6 +96,7 @@ def _found(summary: Summary, first: int, seconds: float) -> dict[str, Any]:
         "nodes": list(summary.nodes),
         "hard": summary.hard,
         "rates": summary.rates,
+        "tensors": summary.tensors,
         "kinds": dict(summary.kinds),
         "seconds": round(seconds, 2),
         "rate_per_s": round(summary.runs / seconds, 2),
@@ -110,10 +113,15 @@ def _found(summary: Summary, first: int, seconds: float) -> dict[str, Any]:
 
 
 def replay_seed(
-    seed: int, nodes: tuple[int, int], trace: Path | None, hard: bool = False, rates: bool = False
+    seed: int,
+    nodes: tuple[int, int],
+    trace: Path | None,
+    hard: bool = False,
+    rates: bool = False,
+    tensors: bool = False,
 ) -> None:
     """Run one seed and tell, or write, its story. Raises: SimulationFailed."""
-    life = RandomRun(seed, trace is not None, nodes, hard, rates)
+    life = RandomRun(seed, trace is not None, nodes, hard, rates, tensors)
     try:
         outcome = life.run()
     except Violation as violation:

@@ -26,7 +26,7 @@ from ..node.training_state import TrainingState, get_generators, set_generators
 from ..protocols.data_cursor import DataCursor
 from ..protocols.errors import ConfigError, ReplicasDiffer
 from ..protocols.events import Retracted
-from ..protocols.messages import Contribution, Deal
+from ..protocols.messages import Contribution, Deal, View
 from ..randomness import Randomness
 from ..script_rules import ScriptRules
 from ..settings import CheckpointSettings, StepSettings
@@ -169,6 +169,10 @@ class DataParallel:
     def admitted(self, deal: Deal) -> None:
         """See `Engine`."""
         self.share.deal = deal
+
+    def acts_in(self, view: View) -> None:
+        """See `Engine`."""
+        self.gradients.bundle(view.bundle)
 
     def entered(self, fetched: int | None) -> None:
         """See `Engine`."""
@@ -335,7 +339,6 @@ class DataParallel:
             self.samples += total.weight if was_last else 0.0
         self.round = outcome.step + 1
         self.share.deal = outcome.deal
-        self.gradients.bundle(outcome.bundle)
         epoch = self.share.epoch
         for said in self.share.completed(total, self.named.is_settled):
             self.session.say(said)

@@ -77,6 +77,8 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     evaluates: dict[Id, Count] = {}  # How many samples each member takes that does.
     evaluated: tuple[Range, ...] = ()  # What was, as the data set numbers it.
     update: Annotated[str, Meta(max_length=64)] = ""  # Name of the update() behind it, if they have names.
+    paces: dict[Id, Positive] = {}  # By node: seconds that its computations took, by what they were to take.
+    wish: Annotated[str, Meta(max_length=2000)] = ""  # Pipelines that somebody asks for (docs/pipelines.md).
 
 
 class Ready(Message, frozen=True, kw_only=True):

@@ -38,6 +38,7 @@ from .reports import Answer, Notice, Report, StatusReply, StatusRequest
 from .state import Have, ManifestReply, ManifestRequest, NoSnapshot, ReplicationDone, Shard, ShardRequest
 from .steps import Commit, Down, Ready, Up
 from .succession import AbortRequest, Flush, FlushOk, Install, Prepare, PrepareFailed, VoteReply, VoteRequest
+from .tensors import Tensor
 
 Routed = (
     ScaleOutRequest
@@ -100,6 +101,7 @@ WireMessage = (
     | Down
     | Ready
     | Commit
+    | Tensor
     | ManifestRequest
     | ManifestReply
     | ShardRequest

@@ -11,7 +11,7 @@ from chaosnet.protocols.messages import Contribution
 def test_a_founder_begins_at_the_step_it_is_told_and_goes_on_from_there():
     agent = Agent("a", Settings(chunks=2, first_step=1200), random.Random(0))
     effects = agent.found(0.0)
-    assert Joined(1200, (("a", 0),)) in effects
+    assert Joined(1200, (("a", 0),), agent.sync.view) in effects
     assert agent.sync.view.members[0].joined_step == 1200
     agent.handle(Contributed((0, 1), 4.0), 0.1)
     done = agent.handle(LocalReady(Contribution(weight=4.0, shares={"a": 4})), 0.2)

@@ -9,12 +9,12 @@ import pytest
 from chaosnet.node.outcomes import StepOutcome
 from chaosnet.node.performer import Performer
 from chaosnet.protocols.effects import Happened, StepCompleted, TakeSnapshot
-from chaosnet.protocols.messages import Commit, Contribution
+from chaosnet.protocols.messages import Commit, Contribution, Member, View
 
 
 @pytest.fixture
 def performer():
-    agent = SimpleNamespace(note=lambda notice, now_s: [], sync=SimpleNamespace(view=None))
+    agent = SimpleNamespace(note=lambda notice, now_s: [], sync=None)
     return Performer(
         agent=agent,
         all_reduce=SimpleNamespace(completed=lambda step: []),
@@ -24,6 +24,7 @@ def performer():
         tests=None,
         telling=SimpleNamespace(notice=lambda notice: None),
         outcomes=SimpleQueue(),
+        mailbox=SimpleNamespace(wake=lambda: None),
         counters=Counter(),
         addresses=(),
         backlog_limit=0,
@@ -35,10 +36,11 @@ def performer():
 
 def test_a_step_and_the_copy_that_is_wanted_after_it_come_together_whatever_is_told_in_between(performer):
     """A wait that was over and a view with a joiner, in one step: the scheduler ended with an error."""
+    view = View(term=1, seq=2, scheduler="n0", members=(Member(id="n0"),))
     commit = Commit(key=(1, 1), step=3, switch=(1, 2), total=Contribution())
     told = Happened("waited for", "n2", "3 s; going on", 4)
     copy = TakeSnapshot(4, blocking=False)
-    performer.perform([StepCompleted(3, commit, ()), told, copy], 0.0)
+    performer.perform([StepCompleted(3, commit, (), view), told, copy], 0.0)
     outcome = performer.outcomes.get_nowait()
     assert isinstance(outcome, StepOutcome)
     assert outcome.snapshot == copy

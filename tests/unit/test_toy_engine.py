@@ -37,7 +37,7 @@ class Drift:
 
     def nothing_to_do(self, *told): ...
 
-    founded = admitted = loaded = entered = left_behind = rejoined = nothing_to_do
+    founded = admitted = acts_in = loaded = entered = left_behind = rejoined = nothing_to_do
 
     def load(self, arrival):
         self.round = decode(arrival.manifest.plain)

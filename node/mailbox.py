@@ -1,0 +1,70 @@
+"""Tensors that the training thread waits for, and what tells it to wait no longer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..protocols.messages import Tensor, ViewKey
+
+
+class Name(NamedTuple):
+    """Of what travels within a step: as in the message."""
+
+    way: str
+    micro_batch: int
+    layer: int
+
+
+class Interrupted(Exception):
+    """The step that is being computed is over, or void: the training thread is told something else."""
+
+
+class Mailbox:
+    """Of one node. `put` and `wake` are for the loop's thread, `begin` and `take` for the training thread.
+
+    `is_called`: Does the training thread have something else to hear?
+    """
+
+    def __init__(self, is_called: Callable[[], bool]) -> None:
+        self._is_called = is_called
+        self._changed = threading.Condition()
+        self._at: tuple[ViewKey, int] = ((0, 0), 0)
+        self._parts: dict[tuple[ViewKey, int, Name], dict[int, tuple[Tensor, Any]]] = {}
+        self.waited_s = 0.0
+
+    def begin(self, key: ViewKey, step: int) -> None:
+        """From now on that attempt is computed: what belongs to an earlier one is void."""
+        with self._changed:
+            self._at = key, step
+            self._parts = {name: parts for name, parts in self._parts.items() if name[:2] >= self._at}
+
+    def put(self, message: Tensor, payload: Any) -> None:
+        """A part of a tensor has come."""
+        name = message.key, message.step, Name(message.way, message.micro_batch, message.layer)
+        with self._changed:
+            if name[:2] >= self._at:
+                self._parts.setdefault(name, {})[message.part] = message, payload
+                self._changed.notify()
+
+    def wake(self) -> None:
+        """The training thread may have something else to hear."""
+        with self._changed:
+            self._changed.notify()
+
+    def check(self) -> None:
+        """Raises: Interrupted if it has."""
+        if self._is_called():
+            raise Interrupted
+
+    def take(self, name: Name) -> list[tuple[Tensor, Any]]:
+        """The parts of that tensor of the attempt under way, in order, once all have come. Raises: Interrupted."""
+        with self._changed:
+            while True:
+                self.check()
+                parts = self._parts.get((*self._at, name), {})
+                if parts and len(parts) == next(iter(parts.values()))[0].parts:
+                    del self._parts[(*self._at, name)]
+                    return [parts[index] for index in sorted(parts)]
+                self._changed.wait()

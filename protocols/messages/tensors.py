@@ -1,0 +1,31 @@
+"""Over links that are on the way: what one layer's holder computes and the next one's waits for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from .fields import Count, Id, Message, ViewKey
+
+Shape = Annotated[tuple[Count, ...], Meta(max_length=16)]
+Row = tuple[Annotated[str, Meta(max_length=16)], Shape]
+
+
+class Tensor(Message, frozen=True, kw_only=True):
+    """Holder to holder, bulk: what enters `layer`, or its gradient, of one micro-batch of a step in the view of `key`.
+
+    `way`: "a", activations on the way forward; "g", their gradients on the way back. The payload is the tensors'
+    bytes, one behind the other, cut into `parts`; `rows` say of what type and shape each is. Nodes on the way to
+    `target` pass it on.
+    """
+
+    key: ViewKey
+    step: Count
+    target: Id
+    way: Literal["a", "g"]
+    micro_batch: Count
+    layer: Count
+    part: Count = 0
+    parts: Annotated[int, Meta(ge=1, le=1 << 16)] = 1
+    rows: Annotated[tuple[Row, ...], Meta(max_length=64)] = ()
