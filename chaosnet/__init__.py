@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from .exit_event import capture_exit_event
     from .means import ClusterMean
+    from .pipeline_trainer import PipelineTrainer
     from .trainer import Trainer
 
 _MODULE_BY_NAME = {
@@ -34,6 +35,7 @@ _MODULE_BY_NAME = {
     "ClusterMean": "means",
     "ConfigError": "errors",
     "Expelled": "errors",
+    "PipelineTrainer": "pipeline_trainer",
     "ReplicasDiffer": "errors",
     "ScaleOutFailed": "errors",
     "StateLoaded": "callbacks",
@@ -52,6 +54,7 @@ __all__ = [
     "ConfigError",
     "EpochDone",
     "Expelled",
+    "PipelineTrainer",
     "ReplicasDiffer",
     "ScaleOutFailed",
     "StateLoaded",

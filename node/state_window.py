@@ -11,17 +11,24 @@ import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import xxhash
 
 from .flat_state import as_bytes, dtype_name
-from .gradients import Gradients
 from .training_state import TrainingState
 
 EVERY = 128  # Steps in which all of the state is compared.
 LEAST_BYTES = 64 << 10  # Of a window: small states are read in fewer, larger pieces, which costs less.
+
+
+class Averaged(Protocol):
+    """What is averaged beside gradients."""
+
+    def agreed(self) -> list[tuple[str, torch.Tensor]]:
+        """The buffers as all members hold them between two steps, by name."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +55,8 @@ class Reading:
 class StateWindow:
     """Reads this node's state, a piece at each step."""
 
-    def __init__(self, state: TrainingState, gradients: Gradients) -> None:
-        self._state, self._gradients = state, gradients
+    def __init__(self, state: TrainingState, averaged: Averaged) -> None:
+        self._state, self._averaged = state, averaged
         devices = {parameter.device.type for parameter in state.model.parameters()} - {"cpu", "meta"}
         self._device = min(
             devices, default=_processor()
@@ -141,8 +148,8 @@ class StateWindow:
                         yield f"{name}{_subscript(path)}", find
         for path in _paths(state.extra_state):
             yield f"extra_state{_subscript(path)}", partial(_at, state.extra_state, path)
-        for index, (name, _) in enumerate(self._gradients.agreed()):
-            yield name, partial(_agreed, self._gradients, index)
+        for index, (name, _) in enumerate(self._averaged.agreed()):
+            yield name, partial(_agreed, self._averaged, index)
 
 
 def _processor() -> str:
@@ -165,8 +172,8 @@ def _in_state(optimizer: torch.optim.Optimizer, parameter: Any, path: tuple[Any,
     return _at(optimizer.state[parameter], path)
 
 
-def _agreed(gradients: Gradients, index: int) -> torch.Tensor:
-    return gradients.agreed()[index][1]
+def _agreed(averaged: Averaged, index: int) -> torch.Tensor:
+    return averaged.agreed()[index][1]
 
 
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -5,6 +5,8 @@ Sums, whoever adds them first: a node adds what its children have sent to its ow
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .messages import Contribution, Side, Sides, Strike
 
 # Of replicas that differ (chaosnet/agreement.py): so many different ones, and names of each. More help nobody.
@@ -17,16 +19,14 @@ def merge(parts: list[Contribution]) -> Contribution:
     shares: dict[str, int] = {}
     evaluates: dict[str, int] = {}
     metrics: dict[str, tuple[float, float]] = {}
-    paces: dict[str, float] = {}
+    timings: dict[str, tuple[float, float]] = {}
     present = 0
     for part in parts:
-        paces |= part.paces
         shares |= part.shares
         evaluates |= part.evaluates
         present |= int.from_bytes(part.present, "little")
-        for name, (total, weight) in part.metrics.items():
-            old = metrics.get(name, (0.0, 0.0))
-            metrics[name] = (old[0] + total, old[1] + weight)
+        _add(metrics, part.metrics)
+        _add(timings, part.timings)
     return Contribution(
         weight=sum(part.weight for part in parts),
         ranges=tuple(sorted(each for part in parts for each in part.ranges)),
@@ -46,9 +46,16 @@ def merge(parts: list[Contribution]) -> Contribution:
         evaluates=evaluates,
         evaluated=tuple(sorted(each for part in parts for each in part.evaluated)),
         update=max(part.update for part in parts),  # Those that have one have the same.
-        paces=paces,
+        timings=timings,
         wish=max(part.wish for part in parts),
+        pipelines=max(part.pipelines for part in parts),  # All have the same.
     )
+
+
+def _add(sums: dict[str, tuple[float, float]], more: Mapping[str, tuple[float, float]]) -> None:
+    for name, (total, weight) in more.items():
+        old = sums.get(name, (0.0, 0.0))
+        sums[name] = (old[0] + total, old[1] + weight)
 
 
 def merge_sides(parts: list[Sides]) -> Sides:

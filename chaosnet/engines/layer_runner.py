@@ -1,0 +1,241 @@
+"""Executes one member's part of a step of pipelines: its instructions, one after the other (scheduler/elastic/program.py).
+
+Layers are run one by one, each cut off from the one before it, so that their gradients are the same to the bit
+whichever of them one member has. Before a layer sees a micro-batch, torch's generator is seeded from the step, the
+micro-batch and the layer: dropout draws the same, whoever computes it, and when it is computed again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..node.layer_sums import LayerSums
+from ..node.mailbox import Mailbox, Name
+from ..node.training_state import get_generators, set_generators
+from ..protocols.errors import ConfigError
+from ..protocols.messages import Tensor, ViewKey
+from ..randomness import seed_from
+from ..scheduler.elastic.program import Instruction, Op, Tag
+from . import tensor_bytes
+
+Value = Any  # A tensor, or a tuple of tensors.
+
+
+@dataclass(slots=True)
+class MicroBatches:
+    """Of one step. `inputs`, `targets`: of a micro-batch, on the model's device.
+
+    `samples`: how many each has; those of the end of an epoch may have none, and are left out.
+    """
+
+    samples: Sequence[int]
+    inputs: Callable[[int], Value]
+    targets: Callable[[int], Any]
+
+
+@dataclass(slots=True)
+class Done:
+    """What a member has computed: by layer, seconds of forwards and of backwards, and how many of each there were."""
+
+    forward_s: Counter[int] = field(default_factory=Counter)
+    backward_s: Counter[int] = field(default_factory=Counter)
+    micro_batches: Counter[int] = field(default_factory=Counter)
+
+
+class LayerRunner:
+    """Of one node.
+
+    Args:
+        loss: Of the last layer's output and the targets: the mean over the samples of a micro-batch.
+        send: A tensor to its target; its bytes stay as they are.
+        layer_done: The last backward of these layers is over: what was added to their sums is whole.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        loss: Callable[[Any, Any], torch.Tensor],
+        sums: LayerSums,
+        send: Callable[[Tensor, Any], None],
+        layer_done: Callable[[list[int]], None],
+        accelerator: str | None = None,
+    ) -> None:
+        self.layers, self.loss, self.sums = layers, loss, sums
+        self._send, self._layer_done, self._accelerator = send, layer_done, accelerator
+        # A layer that changes its input in place must not have the leaf that its gradient is read from.
+        self._copies = [any(getattr(m, "inplace", False) for m in layer.modules()) for layer in layers]
+
+    def run(
+        self,
+        lines: Sequence[Instruction],
+        batches: MicroBatches,
+        mailbox: Mailbox,
+        key: ViewKey,
+        step: int,
+        seed: int,
+    ) -> Done:
+        """One attempt at a step, in the view of that `key`: what `due` has left. Raises: Interrupted when it is void."""
+        own = get_generators(self._accelerator)
+        try:
+            return _Attempt(self, batches, mailbox, key, step, seed, lines).run()
+        finally:
+            set_generators(own, self._accelerator)
+
+
+    def draw(self, seed: int) -> None:
+        """What torch draws next comes from `seed`."""
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes 0.7 ms, for devices that are not there.
+        if self._accelerator is not None:
+            torch.get_device_module(self._accelerator).manual_seed(seed)
+
+
+def due(lines: Sequence[Instruction], samples: Sequence[int]) -> list[Instruction]:
+    """Without the micro-batches that have no samples."""
+    return [line for line in lines if all(samples[number] for number in line.micro_batches)]
+
+
+def layers_in(lines: Sequence[Instruction]) -> Counter[int]:
+    """How many micro-batches go back through each layer."""
+    return Counter(layer for line in lines if line.op is Op.BACKWARD for layer in range(*line.layers))
+
+
+class _Attempt:
+    """One step of one member, in one view."""
+
+    def __init__(
+        self,
+        runner: LayerRunner,
+        batches: MicroBatches,
+        mailbox: Mailbox,
+        key: ViewKey,
+        step: int,
+        seed: int,
+        lines: Sequence[Instruction],
+    ) -> None:
+        self.runner, self.batches, self.mailbox = runner, batches, mailbox
+        self.key, self.step, self.seed, self.lines = key, step, seed, lines
+        self.done = Done()
+        self.kept: dict[tuple[int, int], tuple[Value, Value]] = {}  # By micro-batch and layer: what went in, and out.
+        self.here: dict[tuple[str, int, int], Value] = {}  # By way, micro-batch and layer that it enters.
+        self.left = layers_in(lines)
+
+    def run(self) -> Done:
+        for line in self.lines:
+            self.mailbox.check()
+            match line.op:
+                case Op.RECV:
+                    assert line.tag is not None
+                    self._receive(line.tag)
+                case Op.SEND:
+                    assert line.tag is not None
+                    self._hand_on(line.peer, line.tag)
+                case Op.FORWARD:
+                    self._forward(line.micro_batches[0], *line.layers)
+                case Op.BACKWARD:
+                    self._backward(line.micro_batches[0], *line.layers)
+        return self.done
+
+    # --- between members ---
+
+    def _receive(self, tag: Tag) -> None:
+        parts = self.mailbox.take(Name(tag.kind, tag.micro_batch, tag.boundary))
+        self.here[tag.kind, tag.micro_batch, tag.boundary] = tensor_bytes.joined(parts)
+
+    def _hand_on(self, peer: str, tag: Tag) -> None:
+        value = self.here.pop((tag.kind, tag.micro_batch, tag.boundary))
+        rows, parts = tensor_bytes.cut(value)
+        for part, data in enumerate(parts):
+            message = Tensor(
+                key=self.key, step=self.step, target=peer, way="a" if tag.kind == "a" else "g",
+                micro_batch=tag.micro_batch, layer=tag.boundary, part=part, parts=len(parts), rows=rows,
+            )  # fmt: skip
+            self.runner._send(message, data)
+
+    # --- layers ---
+
+    def _forward(self, number: int, start: int, stop: int) -> None:
+        layers, last = self.runner.layers, len(self.runner.layers)
+        value = self.batches.inputs(number) if start == 0 else self.here.pop(("a", number, start))
+        for layer in range(start, stop):
+            began_s = time.perf_counter()
+            value = _leaves(value)
+            self.runner.draw(seed_from("layer", self.seed, self.step, number, layer))
+            out = layers[layer](_copied(value) if self.runner._copies[layer] else value)
+            if layer == last - 1:
+                loss = self.runner.loss(out, self.batches.targets(number))
+                _check_loss(loss)
+                self.runner.sums.tell_loss(number, float(loss.detach()), self.batches.samples[number])
+                out = loss
+            self.kept[number, layer] = value, out
+            value = out
+            self.done.forward_s[layer] += time.perf_counter() - began_s
+        if stop < last:
+            self.here["a", number, stop] = _detached(value)
+
+    def _backward(self, number: int, start: int, stop: int) -> None:
+        layers, samples = self.runner.layers, self.batches.samples[number]
+        gradient = self.here.pop(("g", number, stop), None)
+        finished: list[int] = []
+        for layer in reversed(range(start, stop)):
+            began_s = time.perf_counter()
+            value, out = self.kept.pop((number, layer))
+            _backward(out, gradient)
+            gradient = _gradients(value)
+            self.runner.sums.add(layers[layer], samples)
+            self.done.backward_s[layer] += time.perf_counter() - began_s
+            self.done.micro_batches[layer] += 1
+            self.left[layer] -= 1
+            if not self.left[layer]:
+                finished.append(layer)
+        if start:
+            self.here["g", number, start] = gradient
+        if finished:
+            self.runner._layer_done(finished)
+
+
+def _each(value: Value) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _like(value: Value, each: Sequence[Any]) -> Value:
+    return tuple(each) if isinstance(value, tuple) else each[0]
+
+
+def _leaves(value: Value) -> Value:
+    """The same numbers, cut off from what made them."""
+    return _like(value, [each.detach().requires_grad_(each.is_floating_point()) for each in _each(value)])
+
+
+def _copied(value: Value) -> Value:
+    return _like(value, [each.clone() for each in _each(value)])
+
+
+def _detached(value: Value) -> Value:
+    return _like(value, [each.detach() for each in _each(value)])
+
+
+def _backward(out: Value, gradient: Value) -> None:
+    """Gradients of what goes out become gradients of what went in. None: `out` is the loss."""
+    gradients = _each(gradient) if gradient is not None else (None,)
+    pairs = [(o, g) for o, g in zip(_each(out), gradients, strict=True) if o.requires_grad]
+    if pairs:
+        torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
+
+
+def _gradients(value: Value) -> Value:
+    """Of what a layer was given; zeros where it was not used."""
+    return _like(value, [torch.zeros_like(each) if each.grad is None else each.grad for each in _each(value)])
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise ConfigError(f"loss: {shape} (expected one number, the mean over the samples, with a gradient)")
+

@@ -1,0 +1,94 @@
+"""What layers cost, and how fast members are: measured by all in some steps, agreed with the commit of these.
+
+Costs and speeds choose the pipelines (scheduler/elastic/running.py), so members take them over only where they have
+changed by more than noise would.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from ..scheduler.elastic.running import SPEEDS, Running
+from .layer_runner import Done
+
+EVERY, AT_FIRST = 8, 4  # Steps from one measurement to the next; the first so many are all measured.
+NOTABLE = 1.2  # A cost, or a speed, that has changed by less is as it was.
+STEPS_OF_SPEED = 16.0  # Speeds are told apart by a sixteenth.
+
+
+class Pace:
+    """Of a cluster; equal on all members."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        # Before anything was measured: in proportion to parameters.
+        sizes = [1 + sum(p.numel() for p in layer.parameters()) // 1000 for layer in layers]
+        self.costs_us: tuple[tuple[int, int], ...] = tuple((size, 2 * size) for size in sizes)
+        self.speeds: dict[str, float] = {}
+
+    def tells(self, round: int) -> bool:
+        """Is that a step in which all tell what they measure?"""
+        return round < AT_FIRST or round % EVERY == 0
+
+    def told(self, me: str, done: Done, running: Running) -> dict[str, tuple[float, float]]:
+        """What this node says of a step: (sum, number) by name."""
+        said: dict[str, tuple[float, float]] = {}
+        expected_us = 0.0
+        for layer, count in sorted(done.micro_batches.items()):
+            forward_us, backward_us = self.costs_us[layer]
+            expected_us += count * (forward_us + backward_us)
+            said[f"{layer} forward"] = done.forward_s[layer], float(count)
+            said[f"{layer} backward"] = done.backward_s[layer], float(count)
+        took_us = 1e6 * (sum(done.forward_s.values()) + sum(done.backward_s.values()))
+        if expected_us:
+            said[f"pace {me}"] = took_us / expected_us, 1.0
+        return said
+
+    def heard(self, timings: Mapping[str, tuple[float, float]], members: Sequence[str]) -> None:
+        """What all have said."""
+        self.speeds = {name: speed for name, speed in self.speeds.items() if name in members}
+        paces = {
+            name: timings[f"pace {name}"][0]
+            for name in members
+            if timings.get(f"pace {name}", (0.0, 0.0))[0] > 0
+        }
+        if len(paces) > 1:
+            usual = statistics.median_low(paces.values())
+            for name, pace in paces.items():
+                self._take_speed(name, usual / pace)
+        costs = [
+            (_us(timings.get(f"{layer} forward"), f), _us(timings.get(f"{layer} backward"), b))
+            for layer, (f, b) in enumerate(self.costs_us)
+        ]
+        pairs = [pair for old, new in zip(self.costs_us, costs, strict=True) for pair in zip(old, new, strict=True)]
+        if any(not old / NOTABLE < new < old * NOTABLE for old, new in pairs):
+            self.costs_us = tuple(costs)
+
+    def _take_speed(self, name: str, speed: float) -> None:
+        least, most = SPEEDS
+        speed = max(round(min(max(speed, least), most) * STEPS_OF_SPEED), 1) / STEPS_OF_SPEED
+        old = self.speeds.get(name, 1.0)
+        if not old / NOTABLE < speed < old * NOTABLE:
+            self.speeds[name] = speed
+        if 1 / NOTABLE < self.speeds.get(name, 1.0) < NOTABLE:
+            self.speeds.pop(name, None)
+
+    def to_plain(self) -> list[Any]:
+        """In plain data."""
+        return [[list(each) for each in self.costs_us], dict(self.speeds)]
+
+    def from_plain(self, plain: Any) -> None:
+        """What `to_plain` gave."""
+        costs, speeds = plain
+        self.costs_us, self.speeds = tuple((f, b) for f, b in costs), dict(speeds)
+
+
+def _us(timed: tuple[float, float] | None, before: int) -> int:
+    """Microseconds of one, whole; as before if nobody has measured it."""
+    if timed is None or not timed[1] or not math.isfinite(timed[0]):
+        return before
+    return max(round(1e6 * timed[0] / timed[1]), 1)

@@ -1,0 +1,399 @@
+"""Pipelines times data parallelism: members compute layers, and all hold all of the training state.
+
+    compute   the member's part of a step, by the pipelines that run now (layer_runner.py); its sums leave meanwhile
+    adopt     the cluster's sums are here: the optimizer steps on every member
+
+Which pipelines run is a function of the view and of what all have agreed on (scheduler/elastic/running.py): after a
+loss, a join or a measurement, each member works it out for itself. A step that is torn begins anew; as all hold the
+state, nothing has to move first.
+"""
+
+from __future__ import annotations
+
+import platform
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..agreement import Agreement
+from ..callbacks import Callbacks, EpochDone, StateLoaded, StepDone
+from ..checkpointing import Checkpointing
+from ..layers import device_of, layers_of
+from ..lr_schedule import LRSchedule
+from ..node.flat_state import Arrival
+from ..node.layer_sums import LayerSums
+from ..node.outcomes import StepOutcome
+from ..node.plain import decode, encode
+from ..node.session import Offer, Session
+from ..node.training_state import TrainingState
+from ..protocols.errors import ConfigError, ReplicasDiffer
+from ..protocols.events import TensorMade
+from ..protocols.messages import Contribution, Deal, View, ViewKey
+from ..randomness import Randomness
+from ..scheduler.elastic.running import Facts, Laid, Running, choose, lengths_of
+from ..settings import CheckpointSettings
+from ..state_copies import StateCopies
+from .global_batches import GlobalBatches
+from .layer_runner import Done, LayerRunner, due, layers_in
+from .pace import Pace
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSettings:
+    """How the model is trained; all of it the same on all members, but `callbacks`.
+
+    Attributes:
+        loss: Of the last layer's output and the targets: the mean over the samples that it is given.
+        batch, micro_batch: Samples of a step, and those that go through the layers at once.
+        stages: No pipeline is shorter, if there are members enough.
+        layout: Pipelines that are wanted, as long as there are members enough ("2+2"); "": the fastest.
+        exact: The same to the bit, whoever computes what (node/layer_sums.py).
+    """
+
+    loss: Callable[[Any, Any], torch.Tensor]
+    batch: int
+    micro_batch: int
+    stages: int = 1
+    layout: str = ""
+    exact: bool = True
+    max_grad_norm: float | None = None
+    seed: int = 0
+    lr_scheduler_every: str | int = "step"
+    callbacks: Callbacks | None = None
+
+
+class Pipelines:
+    """A model in layers, its optimizer and all that belongs to them, in one cluster's life.
+
+    Agreed: model, optimizer, LR scheduler, and `_counters`. Local: nothing that outlives a step.
+
+    Attributes:
+        round: Steps of the all-reduce, also those in which nothing was trained.
+        step: Updates of the model since the cluster began; `samples`: behind them.
+        running: The pipelines of the step under way; None before the first, and while nobody wants to train.
+        wants: Epochs that this node wants to see trained in all; 0: none any more.
+        wish: A layout that this node asks for, from the next step on.
+        last: What the last step came to.
+    Raises: ConfigError for what cannot be trained so, CheckpointError if it cannot be resumed.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        model: nn.Module | Sequence[nn.Module],
+        optimizer: torch.optim.Optimizer,
+        lr_scheduler: Any,
+        told: PipelineSettings,
+        checkpoints: CheckpointSettings | None,
+    ) -> None:
+        self.session, self._told = session, told
+        self._callbacks = told.callbacks or Callbacks()
+        self.model, self.layers = layers_of(model)
+        self.optimizer, self._device = optimizer, device_of(self.model)
+        self.batches = GlobalBatches(told.batch, told.micro_batch, told.seed)
+        self.sums = LayerSums(self.layers, self.batches.micro_batches, told.exact)
+        if told.layout:
+            lengths_of(told.layout)
+        self.state = TrainingState(self.model, optimizer, lr_scheduler, None, self._terms())
+        accelerator = self.state.accelerator()
+        self.runner = LayerRunner(
+            self.layers, told.loss, self.sums, self._send, self._layers_done, accelerator
+        )  # fmt: skip
+        self.random = Randomness(False, accelerator)
+        self.schedule = LRSchedule(lr_scheduler, optimizer, told.lr_scheduler_every, session.say)
+        self.agreement = Agreement(self.state, self, session.name, "stop")
+        self.pace = Pace(self.layers)
+        self.round = self.step = 0
+        self.samples = 0.0
+        self.wants = 0
+        self.wish = self._wished = ""
+        self.running: Running | None = None
+        self.view: View | None = None
+        self.key: ViewKey = (0, 0)  # Of the attempt under way.
+        self._step_left = 0  # When the cluster went on without this node.
+        self.deal: Deal = ()
+        self.last: StepDone | None = None
+        self._laid: Laid | None = None  # Of the last step that was trained.
+        self._planned: tuple[Any, Running] | None = None  # Of what it was made, and what came of it.
+        self._loaded: StateLoaded | None = None
+        self._run = secrets.token_hex(8)
+        self.checkpointing: Checkpointing | None = None
+        if checkpoints is not None:
+            self.checkpointing = Checkpointing(checkpoints, session.name, session.say)
+            self.checkpointing.counters = session.counters
+            self._resume(self.checkpointing)
+        self.copies = StateCopies(self.state, session, self.checkpointing, session.say)
+
+    def _terms(self) -> dict[str, str]:
+        """What all members must have set alike."""
+        told = self._told
+        names = ("batch", "micro_batch", "stages", "layout", "exact", "max_grad_norm", "seed", "lr_scheduler_every")
+        terms = {"pipelines": "True"} | {name: str(getattr(told, name)) for name in names}
+        if told.exact:  # What the same numbers may hang on, too.
+            terms |= {"torch": str(torch.__version__), "machine": platform.machine(), "threads": str(torch.get_num_threads())}
+        return terms
+
+    def agreed(self) -> list[tuple[str, torch.Tensor]]:
+        """See `state_window.Averaged`: nothing is averaged beside gradients."""
+        return []
+
+    # --- what the session asks ---
+
+    @property
+    def store(self) -> LayerSums:
+        return self.sums
+
+    def offer(self) -> Offer:
+        """See `Engine`."""
+        return Offer(
+            digest=self.state.spec_digest(),
+            spec=self.state.spec(),
+            chunks=len(self.sums.chunks),
+            borders=self.sums.borders,
+            result_bytes=self.sums.total_bytes,
+            state_bytes=self.state.state_bytes(),
+            layer_bytes=self.state.layer_bytes(),
+            recomputes=True,
+        )
+
+    def places(self) -> dict[str, torch.Tensor]:
+        """See `Engine`."""
+        return self.state.places()
+
+    def founded(self) -> None:
+        """See `Engine`."""
+        self.state.watch()
+        if self._loaded is not None:
+            self.loaded()
+
+    def load(self, arrival: Arrival) -> None:
+        """See `Engine`."""
+        self._load(arrival)
+        self.state.watch()
+
+    def loaded(self) -> None:
+        """See `Engine`."""
+        assert self._loaded is not None
+        self._callbacks.on_loaded(self._loaded)
+
+    def admitted(self, deal: Deal) -> None:
+        """See `Engine`."""
+        self.deal = deal
+
+    def acts_in(self, view: View) -> None:
+        """See `Engine`."""
+        if self.view is None or view.key > self.view.key:
+            self.view = view
+
+    def entered(self, fetched: int | None) -> None:
+        """See `Engine`."""
+        self.copies.serve_fellows(fetched)
+        if self.checkpointing is not None:
+            self.checkpointing.started(self.step, self._run)
+
+    def left_behind(self) -> None:
+        """See `Engine`."""
+        self.copies.finish()
+        self._step_left = self.step
+
+    def rejoined(self) -> None:
+        """See `Engine`."""
+        name, gone = self.session.name, self.step - self._step_left
+        self.session.say(f"{name} is in again at step {self.step}: {gone} steps went by without it")
+
+    # --- the state ---
+
+    def _resume(self, checkpointing: Checkpointing) -> None:
+        """Who founds the cluster goes on from a checkpoint; the others get the state from the cluster."""
+        arrival = checkpointing.to_resume() if self.session.settings.may_found else None
+        if arrival is None:
+            return
+        try:
+            self._load(arrival)
+        except ConfigError as error:
+            raise ConfigError(f"cannot resume from {checkpointing.directory}: {error}") from None
+        self._run = secrets.token_hex(8)
+
+    def _load(self, arrival: Arrival) -> None:
+        runtime = self.state.load(arrival)
+        self.round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
+        self._run, self.random.key = runtime["run"], runtime["rng_key"]
+        self.batches.from_plain(runtime["batches"])
+        self.sums.set_tops(runtime["tops"])
+        self.pace.from_plain(runtime["pace"])
+        self.schedule.from_plain(runtime["lr_schedule"])
+        self._laid = None if runtime["laid"] is None else Laid.from_plain(runtime["laid"])
+        self._wished = runtime["wished"]
+        self.agreement.forget()
+        self._loaded = StateLoaded(self.round, self.step, arrival.manifest.total_bytes)
+
+    def _counters(self) -> dict[str, Any]:
+        """Our part of the training state."""
+        return {
+            "run": self._run,
+            "round": self.round,
+            "step": self.step,
+            "samples": self.samples,
+            "rng_key": self.random.key,
+            "batches": self.batches.to_plain(),
+            "tops": self.sums.tops,
+            "pace": self.pace.to_plain(),
+            "lr_schedule": self.schedule.to_plain(),
+            "laid": None if self._laid is None else self._laid.to_plain(),
+            "wished": self._wished,
+        }
+
+    def _capture(self, outcome: StepOutcome, applied: bool) -> None:
+        """For a joiner, a checkpoint or both: the state as it is now."""
+        final, mark = outcome.commit.total.leaving, None
+        if self.checkpointing is not None and (applied or final):
+            mark = self.checkpointing.due(self.step, self._run, outcome.commit)
+        if outcome.snapshot is not None or mark is not None:
+            self.copies.take(self.round, self._counters(), outcome.snapshot, mark)
+        if final:
+            self.copies.finish()  # The script may change the model as soon as it is out.
+
+    # --- this member's part of a step ---
+
+    @property
+    def is_wanted(self) -> bool:
+        """Does any member want the step that is due to train?"""
+        return any(epochs > self.batches.epoch for _, epochs in self.deal)
+
+    def compute(self) -> Contribution:
+        """Of the step that is due, in the view of now. Raises: Interrupted when that is void."""
+        assert self.view is not None
+        mailbox, key = self.session.loop.mailbox, self.view.key
+        mailbox.begin(key, self.round)
+        self.key = key
+        done = Done()
+        if self.is_wanted:
+            self.running = running = self.plan()
+            batches = self.batches.step(self._device)
+            lines = due(running.program.instructions.get(self.session.name, ()), batches.samples)
+            self._contribute_nothing(self.sums.begin(layers_in(lines)))
+            done = self.runner.run(lines, batches, mailbox, key, self.round, self.random.key)
+        else:
+            self.running = None
+            self._contribute_nothing(self.sums.begin(()))
+        chunks, weight = self.sums.loss_chunks()
+        self.session.contribute(chunks, weight, key)
+        return self._contribution(done)
+
+    def plan(self) -> Running:
+        """The pipelines of the step that is due. Raises: PlanInfeasible."""
+        assert self.view is not None
+        facts = Facts(
+            self.pace.costs_us, self.batches.micro_batches, self._told.stages, self._wished or self._told.layout,
+            self.pace.speeds,
+        )  # fmt: skip
+        made_of = self.view.member_ids, facts, self._laid
+        if self._planned is None or self._planned[0] != made_of:
+            self._planned = made_of, choose(self.view.member_ids, facts, self._laid)
+        return self._planned[1]
+
+    def _contribute_nothing(self, untouched: Sequence[range]) -> None:
+        for chunks in untouched:
+            self.session.contribute(chunks, 0.0, self.key)
+
+    def _layers_done(self, layers: list[int]) -> None:
+        for chunks, weight in self.sums.finish(layers):
+            self.session.contribute(chunks, weight, self.key)
+
+    def _send(self, message: Any, payload: Any) -> None:
+        self.session.post(TensorMade(message, payload))
+
+    def _contribution(self, done: Done) -> Contribution:
+        """What this node says beside its gradients."""
+        session, running = self.session, self.running
+        leaving = session.leaving or session.hooks.wants_exit()
+        metrics: dict[str, tuple[float, float]] = {}
+        if self.checkpointing is not None:
+            self.checkpointing.contribute(metrics)
+        if self.sums.loss_samples:
+            metrics["loss"] = self.sums.loss_sum(), self.sums.loss_samples
+        digests, accounts = ({}, {}) if leaving else self.agreement.tell(self.round, self.step, self.is_wanted)
+        is_new = running is not None and running.laid != self._laid
+        return Contribution(
+            weight=self.sums.loss_samples,
+            shares={session.name: 0 if leaving else self.wants},
+            metrics=metrics,
+            present=self.sums.present,
+            dataset=self.batches.own_length,
+            leaving=leaving,
+            digests=digests,
+            accounts=accounts,
+            pipelines=encode(running.laid.to_plain(), "pipelines") if running is not None and is_new else b"",
+            wish=self.wish,
+            timings=self.pace.told(session.name, done, running) if running and self.pace.tells(self.round) else {},
+        )
+
+    # --- the cluster's step ---
+
+    def adopt(self, outcome: StepOutcome) -> None:
+        """What every member does with a completed step, to the same effect. Raises: ReplicasDiffer."""
+        total = outcome.commit.total
+        if self.checkpointing is not None:
+            self.checkpointing.next_step_done()
+        metrics, ended = {}, False
+        applied = bool(total.weight) and not total.leaving
+        if applied:
+            adopted = self.sums.adopt(total.present, outcome.results, total.weight)
+            applied = adopted.fits
+            if applied:
+                metrics = {"loss": sum(adopted.losses) / total.weight}
+                self._apply(metrics["loss"], total.weight)
+                ended = self.batches.advance()
+        self.round = outcome.step + 1
+        self.deal = outcome.deal
+        self._agree(total)
+        self.schedule.progressed(self.batches.epoch, self.samples)
+        self._judge(outcome)
+        self._capture(outcome, applied)
+        self.last = StepDone(
+            round=outcome.step, step=self.step, applied=applied, weight=total.weight, samples=self.samples,
+            epoch=self.batches.epoch, members=tuple(sorted(total.shares)), metrics=metrics,
+        )  # fmt: skip
+        self._callbacks.on_step(self.last)
+        if ended:
+            self._callbacks.on_epoch(EpochDone(self.batches.epoch, self.step, self.samples, metrics))
+
+    def _apply(self, loss: float, weight: float) -> None:
+        """The optimizer steps with the cluster's mean gradient."""
+        if self._told.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._told.max_grad_norm)
+        self.copies.finish()
+        with self.random.stepping(self.optimizer, self.step):
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self.samples += weight
+        self.schedule.stepped((loss * weight, weight))
+
+    def _agree(self, total: Contribution) -> None:
+        """On what the next pipelines are made of."""
+        self.batches.agree(total.dataset)
+        if total.pipelines:
+            self._laid = Laid.from_plain(decode(total.pipelines))
+        if total.wish:
+            self._wished = total.wish
+            self.wish = "" if self.wish == total.wish else self.wish
+        if total.timings:
+            self.pace.heard(total.timings, sorted(total.shares))
+
+    def _judge(self, outcome: StepOutcome) -> None:
+        verdict = self.agreement.judge(
+            outcome.commit.total, self.step - 1, [name for name, _ in outcome.deal]
+        )  # fmt: skip
+        if verdict is not None:
+            self.session.counters["replicas_differ"] += 1
+            raise ReplicasDiffer(verdict.sentence)
+
+    def close(self, abandon: bool) -> None:
+        """End: with the checkpoint under way, or without it if the cluster went on without this node."""
+        if self.checkpointing is not None:
+            self.checkpointing.close(abandon)

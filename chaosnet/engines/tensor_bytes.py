@@ -1,0 +1,57 @@
+"""Tensors as bytes on the wire, and back: a row of type and shape for each, and their bytes one behind the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..node.flat_state import DTYPES, as_bytes, dtype_name
+from ..protocols.errors import ConfigError, MalformedMessage
+from ..protocols.messages import Row, Tensor
+
+PART_BYTES = 4 << 20  # What travels as one message: others have their turn between.
+SINGLE = "1 "  # Before the type of the first row: it is a tensor by itself, and no tuple of one.
+
+
+def cut(value: Any) -> tuple[tuple[Row, ...], list[Any]]:
+    """Rows and parts of a tensor, or of a tuple of them. Raises: ConfigError for anything else, by its type."""
+    tensors = value if isinstance(value, tuple) else (value,)
+    for each in tensors:
+        if not isinstance(each, torch.Tensor):
+            raise ConfigError(
+                f"a layer gives {type(each).__name__} (expected a tensor, or a tuple of tensors, for the next one)"
+            )
+    rows = [(dtype_name(each), tuple(each.shape)) for each in tensors]
+    if not isinstance(value, tuple):
+        rows[0] = SINGLE + rows[0][0], rows[0][1]
+    flat = [as_bytes(each.detach().cpu().contiguous()) for each in tensors]
+    data = flat[0] if len(flat) == 1 else torch.cat(flat)
+    whole = data.numpy().data
+    return tuple(rows), [whole[at : at + PART_BYTES] for at in range(0, max(len(whole), 1), PART_BYTES)]
+
+
+def joined(parts: Sequence[tuple[Tensor, Any]]) -> Any:
+    """The tensors, in memory of their own. Raises: MalformedMessage if rows and bytes do not fit."""
+    message = parts[0][0]
+    data = np.concatenate([_bytes(payload) for _, payload in parts])
+    tensors, at = [], 0
+    for name, shape in message.rows:
+        dtype = DTYPES.get(name.removeprefix(SINGLE))
+        if dtype is None:
+            raise MalformedMessage(f"a tensor of type {name!r}")
+        stop = at + math.prod(shape) * dtype.itemsize
+        if stop > data.size:
+            raise MalformedMessage(f"a tensor of {stop - at} bytes in {data.size - at}")
+        tensors.append(torch.from_numpy(data[at:stop].copy()).view(dtype).view(shape))
+        at = stop
+    is_single = len(tensors) == 1 and message.rows[0][0].startswith(SINGLE)
+    return tensors[0] if is_single else tuple(tensors)
+
+
+def _bytes(payload: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    buffer = b"" if payload is None else getattr(payload, "buffer", payload)
+    return np.frombuffer(buffer, dtype=np.uint8)

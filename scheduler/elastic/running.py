@@ -1,0 +1,260 @@
+"""Which pipelines the members of a cluster run: a function of what all of them know, so that nobody has to tell.
+
+Members, in their order, come with the view; what layers cost and how fast members are, with the steps (ElasWave,
+Sec. 4, measures both). As every member has all of the training state, to go over to other pipelines moves no bytes:
+of all that could be done after a loss, or a join, what takes the shortest step is best (Chameleon, Eq. 8, without
+what a transition costs).
+
+    stay      as before, if all its workers are there
+    reroute   as before; what went through those who are gone goes through their peers (Chameleon, Sec. IV-A)
+    layout    other pipelines (dynamic parallelism: Chameleon, Sec. IV-B)
+
+Members need not be machines alike, and each decides by itself: so times are whole microseconds, whose sums no machine
+rounds.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...protocols.errors import ConfigError, PlanInfeasible
+from .cluster import Cluster, Worker
+from .estimator import ProfiledCosts, time_program
+from .layouts import best_layout
+from .plan import Pipeline, Plan, cuts_of, even, of_pipelines, without
+from .profile import Layer, Profile
+from .program import Program, compile_plan
+from .splits import PipelineTimes
+
+WORTH = 0.95  # Of the step's time: others are taken on while all are there only if they take less than this.
+SPEEDS = 0.05, 20.0  # No member is taken for slower, or faster, than this.
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a plan is made of.
+
+    Attributes:
+        costs_us: By layer, forward and backward of one micro-batch at speed 1, whole numbers from 1 on.
+        micro_batches: Of a step.
+        least_stages: No pipeline is shorter, if there are as many members.
+        wish: Lengths of pipelines that somebody asks for, e.g. "2+2" (`lengths_of`); "": none.
+        speeds: By member; 1 of those that are not named.
+    """
+
+    costs_us: tuple[tuple[int, int], ...]
+    micro_batches: int
+    least_stages: int = 1
+    wish: str = ""
+    speeds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """Pipelines, how many micro-batches each runs, and those of their workers that are gone."""
+
+    pipelines: tuple[Pipeline, ...]
+    counts: tuple[int, ...]
+    lost: frozenset[str] = frozenset()
+
+    @property
+    def workers(self) -> frozenset[str]:
+        """All of them, gone or not."""
+        return frozenset(worker for each in self.pipelines for worker in each.workers)
+
+    def to_plain(self) -> list[Any]:
+        """In plain data, equal on all members."""
+        return [[[*each.workers], [*each.cuts]] for each in self.pipelines], [*self.counts], sorted(self.lost)
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> Laid:
+        """What `to_plain` gave."""
+        pipelines, counts, lost = plain
+        return cls(
+            tuple(Pipeline(tuple(workers), tuple(cuts)) for workers, cuts in pipelines),
+            tuple(counts),
+            frozenset(lost),
+        )
+
+    def __str__(self) -> str:
+        return " | ".join(
+            " > ".join(
+                f"{stage.worker} {stage.start}-{stage.stop - 1}" + " (gone)" * (stage.worker in self.lost)
+                for stage in pipeline.stages
+            )
+            + f" x{count}"
+            for pipeline, count in zip(self.pipelines, self.counts, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Pipelines that run. `why`: see the module; `predicted_us`: of the computations of a step.
+
+    `others`: what else could be done, and what it would take.
+    """
+
+    laid: Laid
+    why: str
+    predicted_us: float
+    program: Program
+    others: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def plan(self) -> Plan:
+        """Its routes."""
+        return self.program.plan
+
+
+def lengths_of(wish: str) -> tuple[int, ...]:
+    """Stages of each pipeline: "4+2+1", or "2x3" for two of three. Raises: ConfigError for what says neither."""
+    try:
+        if "x" in wish:
+            count, length = map(int, wish.split("x"))
+            lengths = (length,) * count
+        else:
+            lengths = tuple(map(int, wish.split("+")))
+    except ValueError:
+        lengths = ()
+    if not lengths or min(lengths) < 1:
+        raise ConfigError(
+            f"layout: {wish!r} (expected stages of each pipeline, as '2+2' or '4+2+1', or '2x3' for two of three)"
+        )
+    return lengths
+
+
+def choose(members: Sequence[str], facts: Facts, before: Laid | None = None) -> Running:
+    """What takes the shortest step. What runs `before` stays, if nobody is missing and nothing is much better.
+
+    Raises: PlanInfeasible if there is nothing that could run.
+    """
+    found: list[Running] = []
+    reasons: list[str] = []
+    for propose in (_stay, _reroute, _layouts):
+        try:
+            found += propose(members, facts, before)
+        except PlanInfeasible as error:
+            reasons.append(str(error))
+    if not found:
+        raise PlanInfeasible("; ".join(dict.fromkeys(reasons)))
+    best = min(found, key=lambda each: each.predicted_us)
+    stays = [each for each in found if each.why == "stay" and _suits(each.laid, facts)]
+    if stays and best.predicted_us > WORTH * stays[0].predicted_us and not _newcomers(members, stays[0]):
+        best = stays[0]
+    others: dict[str, float] = {}
+    for each in found:
+        if each is not best:
+            others[each.why] = min(each.predicted_us, others.get(each.why, math.inf))
+    return replace(best, others=tuple(sorted(others.items())))
+
+
+def _newcomers(members: Sequence[str], running: Running) -> bool:
+    """Is somebody there who was not when these pipelines were laid out?"""
+    return not {*members} <= running.laid.workers
+
+
+def _suits(laid: Laid, facts: Facts) -> bool:
+    return not facts.wish or tuple(len(each.workers) for each in laid.pipelines) == lengths_of(facts.wish)
+
+
+def _stay(members: Sequence[str], facts: Facts, before: Laid | None) -> Iterator[Running]:
+    if before is not None and not before.lost and before.workers <= {*members}:
+        yield _timed("stay", before, facts)
+
+
+def _reroute(members: Sequence[str], facts: Facts, before: Laid | None) -> Iterator[Running]:
+    if before is None or (facts.wish and not _suits(before, facts)):
+        return
+    lost = before.workers.difference(members)
+    if lost:
+        yield _timed("reroute", Laid(before.pipelines, before.counts, lost), facts)
+
+
+def _layouts(members: Sequence[str], facts: Facts, before: Laid | None) -> Iterator[Running]:
+    """Those that were asked for, else the best; with members in their order, and the fastest first."""
+    shapes = _wished(members, facts) or _best(members, facts)
+    orders = [tuple(members)]
+    if facts.speeds:
+        orders.append(tuple(sorted(members, key=lambda name: (-_speed(facts, name), members.index(name)))))
+    for sizes, counts in shapes:
+        for order in dict.fromkeys(orders):
+            pipelines, at = [], 0
+            for each in sizes:
+                pipelines.append(Pipeline(order[at : at + len(each)], cuts_of(each)))
+                at += len(each)
+            shares = {counts, _by_speed(pipelines, facts)} if facts.speeds else {counts}
+            for share in sorted(shares):
+                yield _timed("layout", Laid(tuple(pipelines), share), facts)
+
+
+def _wished(members: Sequence[str], facts: Facts) -> list[tuple[list[tuple[int, ...]], tuple[int, ...]]]:
+    """The shape that somebody asks for, if there are members enough, and layers."""
+    lengths = lengths_of(facts.wish) if facts.wish else ()
+    layers = len(facts.costs_us)
+    if not lengths or sum(lengths) > len(members) or max(lengths) > layers or len(lengths) > facts.micro_batches:
+        return []
+    return [([_cut(facts, each) for each in lengths], even(facts.micro_batches, len(lengths)))]
+
+
+def _best(members: Sequence[str], facts: Facts) -> list[tuple[list[tuple[int, ...]], tuple[int, ...]]]:
+    layers = len(facts.costs_us)
+    most = min(len(members), layers)
+    least = min(facts.least_stages, most)
+    times = _times(facts.costs_us)
+    layout = best_layout(
+        times, len(members), range(1, len(members) + 1), range(least, most + 1), facts.micro_batches
+    )
+    sizes = [group.sizes for group in layout.groups for _ in range(group.count)]
+    counts = tuple(group.micro_batches for group in layout.groups for _ in range(group.count))
+    return [(sizes, counts)]
+
+
+def _cut(facts: Facts, stages: int) -> tuple[int, ...]:
+    """Layers of each of so many stages, by what they cost."""
+    return _times(facts.costs_us).split(stages, facts.micro_batches)
+
+
+def _by_speed(pipelines: Sequence[Pipeline], facts: Facts) -> tuple[int, ...]:
+    """Micro-batches of each pipeline, so that all end at the same time: one by one to whoever would end first."""
+    slowest = [
+        max(
+            sum(f + b for f, b in facts.costs_us[stage.start : stage.stop]) / _speed(facts, stage.worker)
+            for stage in each.stages
+        )
+        for each in pipelines
+    ]
+    counts = [0] * len(pipelines)
+    for _ in range(facts.micro_batches):
+        counts[min(range(len(counts)), key=lambda i: ((counts[i] + 1) * slowest[i], i))] += 1
+    return tuple(counts)
+
+
+def _speed(facts: Facts, name: str) -> float:
+    least, most = SPEEDS
+    return min(max(facts.speeds.get(name, 1.0), least), most)
+
+
+@functools.lru_cache(maxsize=4)
+def _times(costs_us: tuple[tuple[int, int], ...]) -> PipelineTimes:
+    """Warm tables make the next search a matter of milliseconds."""
+    layers = tuple(Layer({1: (float(f), float(b))}, 0.0, 0.0, 0.0, 0.0, 0.0) for f, b in costs_us)
+    return PipelineTimes(Profile("running", layers))
+
+
+def _timed(why: str, laid: Laid, facts: Facts) -> Running:
+    pipelines, counts = laid.pipelines, laid.counts
+    if sum(counts) != facts.micro_batches:
+        raise PlanInfeasible(f"micro-batches: {sum(counts)} laid out (expected {facts.micro_batches})")
+    plan = (
+        without(pipelines, counts, 1, laid.lost, resize=False)
+        if laid.lost
+        else of_pipelines(pipelines, counts, 1)
+    )
+    workers = {name: Worker(_speed(facts, name)) for name in plan.placement}
+    costs = ProfiledCosts(_times(facts.costs_us).profile, Cluster(workers, latency_s=0.0))
+    program = compile_plan(replace(plan, sync=()), costs)
+    return Running(laid, why, time_program(program, costs).step_s, program)
