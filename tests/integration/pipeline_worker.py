@@ -1,0 +1,125 @@
+"""The script of tests of pipelines: a small language model with tied weights and dropout, in layers."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from worker import CHECKPOINTS, Worker
+
+from chaosnet import Callbacks, PipelineTrainer, StateLoaded, StepDone, capture_exit_event
+from chaosnet.protocols.messages import Notice
+
+WORDS, WIDTH, LENGTH = 32, 16, 12
+BATCH, MICRO_BATCH = 24, 4
+NODE = ("join", "join_patience_s", "listen", "links", "neighbors", "blocking", *CHECKPOINTS)
+
+
+class Embedding(nn.Module):
+    """Words and places; its weights are those of the head, too."""
+
+    def __init__(self, words: nn.Embedding, dropout: float) -> None:
+        super().__init__()
+        self.words, self.places, self.drop = words, nn.Embedding(LENGTH, WIDTH), nn.Dropout(dropout)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.drop(self.words(ids) + self.places(torch.arange(ids.shape[1])))
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward part."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, dropout=dropout, batch_first=True)
+        feed = nn.Linear(WIDTH, 32), nn.ReLU(inplace=True), nn.Dropout(dropout), nn.Linear(32, WIDTH)
+        self.feed = nn.Sequential(*feed)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        normed = self.norm(x)
+        x = x + self.attention(normed, normed, normed, attn_mask=mask, is_causal=True, need_weights=False)[0]
+        return x + self.feed(x)
+
+
+class Head(nn.Module):
+    def __init__(self, words: nn.Embedding) -> None:
+        super().__init__()
+        self.norm, self.words = nn.LayerNorm(WIDTH), words
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x) @ self.words.weight.T
+
+
+def make_layers(blocks: int = 5, dropout: float = 0.1) -> list[nn.Module]:
+    """The same for whoever asks: embedding, blocks, and a head that shares the embedding's weights."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        words = nn.Embedding(WORDS, WIDTH)
+        return [Embedding(words, dropout), *(Block(dropout) for _ in range(blocks)), Head(words)]
+
+
+def next_word(out: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(out.flatten(0, 1), targets.flatten())
+
+
+def make_data(samples: int = 100) -> TensorDataset:
+    """Counting by threes, with some noise. Not a multiple of the batch: the end of an epoch has fewer samples."""
+    generator = torch.Generator().manual_seed(3)
+    start = torch.randint(WORDS, (samples, 1), generator=generator)
+    ids = (start + 3 * torch.arange(LENGTH + 1)) % WORDS
+    noise = torch.rand(ids.shape, generator=generator) < 0.1
+    ids[noise] = torch.randint(WORDS, (int(noise.sum()),), generator=generator)
+    return TensorDataset(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+
+
+def make_optimizer(layers: list[nn.Module]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(nn.ModuleList(layers).parameters(), lr=3e-3)
+
+
+def train(worker: Worker) -> None:
+    """Train until the test says otherwise, and report as worker.train does."""
+    settings = worker.settings
+    layers = make_layers(settings.get("blocks", 5))
+    optimizer = make_optimizer(layers)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 50, 0.9)
+
+    def on_step(event: StepDone) -> None:
+        hash_every = settings.get("hash_every", 1)
+        worker.tell(
+            "step", round=event.round, step=event.step, applied=event.applied, weight=event.weight, by=event.members,
+            means=event.metrics, epoch=event.epoch, is_main=False,
+            hash=trainer_hash() if event.applied and event.step % hash_every == 0 else None,
+        )  # fmt: skip
+
+    def trainer_hash() -> str | None:
+        return here[0].state.state_hash() if here else None  # It catches up while it joins.
+
+    def on_loaded(event: StateLoaded) -> None:
+        worker.tell("loaded", round=event.round)
+
+    def on_notice(notice: Notice) -> None:
+        worker.tell("notice", kind=notice.kind, node=notice.node, detail=notice.detail, step=notice.step)
+
+    here: list = []
+    trainer = PipelineTrainer(
+        layers, optimizer, next_word, schedule, batch=BATCH, micro_batch=MICRO_BATCH, max_grad_norm=1.0,
+        stages=settings.get("stages", 2), layout=settings.get("layout", ""), name=worker.name,
+        callbacks=Callbacks(on_step, on_loaded, on_notice),
+        **{key: settings[key] for key in NODE if key in settings},
+    )  # fmt: skip
+    here.append(trainer.engine)
+    address = trainer.session.loop.transport.address
+    worker.tell("joined", step=trainer.step, hash=trainer.state_hash(), address=address, seconds=0.0, bytes_by_source={})
+    told = ""
+    for _ in trainer.steps(make_data(), epochs=settings.get("epochs", 10**6)):
+        if trainer.layout != told:
+            told = trainer.layout
+            worker.tell("layout", layout=told, why=trainer.engine.running.why if trainer.engine.running else "")
+        if capture_exit_event() or worker.obey():
+            break
+        time.sleep(settings.get("pause_s", 0.05))
+    trainer.request_node_exit()

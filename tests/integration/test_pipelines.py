@@ -1,0 +1,137 @@
+"""Pipelines of real processes: whatever members come, go and die, losses and weights are those of one process."""
+
+from __future__ import annotations
+
+import random
+import signal
+
+import pipeline_worker
+import pytest
+from cluster import Cluster, cluster_of
+from torch import nn
+
+from chaosnet import PipelineTrainer
+from chaosnet.data import EpochOrder
+
+pytestmark = pytest.mark.realtime
+
+BATCH = pipeline_worker.BATCH
+STEPS = 200  # More than any of these clusters trains.
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Step: loss and state of a run of one process."""
+    with cluster_of(0, tmp_path_factory.mktemp("alone"), script=pipeline_worker.train) as cluster:
+        node = cluster.start(pause_s=0.0)
+        cluster.until(lambda: node.step >= STEPS, f"{STEPS} steps of one process", patience_s=120)
+        cluster.leave()
+        return {step: (record["means"]["loss"], record["hash"]) for step, record in cluster.steps().items()}
+
+
+def check(cluster: Cluster, alone: dict[int, tuple[float, str]]) -> None:
+    """No step was lost, and each was the step of one process, to the bit."""
+    cluster.check_steps()
+    steps = cluster.steps()
+    assert len(steps) < len(alone), "the run of one process was too short"
+    for step, record in steps.items():
+        loss, digest = alone[step]
+        assert record["means"]["loss"] == loss, f"step {step}"
+        assert record["hash"] in (digest, None), f"step {step}"
+
+
+def layouts(cluster: Cluster) -> set[str]:
+    return {record["layout"] for node in cluster.nodes for record in node.told("layout")}
+
+
+def test_one_member_alone_trains_as_a_plain_loop_does():
+    data, losses, plain = pipeline_worker.make_data(), [], []
+    layers = pipeline_worker.make_layers(dropout=0.0)
+    with PipelineTrainer(
+        layers, pipeline_worker.make_optimizer(layers), pipeline_worker.next_word, batch=BATCH, micro_batch=4,
+        max_grad_norm=1.0, new=True, listen="127.0.0.1:0", quiet=True,
+    ) as trainer:  # fmt: skip
+        losses += [step.metrics["loss"] for step in trainer.steps(data, epochs=4)]
+    model = nn.Sequential(*pipeline_worker.make_layers(dropout=0.0))
+    optimizer = pipeline_worker.make_optimizer(list(model))
+    order = EpochOrder(len(data), seed=0)
+    for epoch in range(4):
+        for start in range(0, len(data), BATCH):
+            x, y = data[order.indices(epoch, [(start, min(start + BATCH, len(data)))])]
+            loss = pipeline_worker.next_word(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            plain.append(float(loss.detach()))
+    assert losses == pytest.approx(plain, rel=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["2+2", "3+1", "4+2+1"])
+def test_a_layout_trains_as_one_process_does(layout, alone, tmp_path):
+    count = sum(map(int, layout.split("+")))
+    with cluster_of(0, tmp_path, script=pipeline_worker.train, layout=layout) as cluster:
+        cluster.grow(count)
+        wanted = [int(stages) for stages in layout.split("+")]
+        cluster.until(
+            lambda: any([each.count(">") + 1 for each in told.split("|")] == wanted for told in layouts(cluster)),
+            f"pipelines of {layout} stages",
+        )
+        cluster.nodes[-1].advance(10)
+        cluster.leave()
+        check(cluster, alone)
+
+
+def test_members_that_die_join_and_leave_change_no_bit(alone, tmp_path):
+    with cluster_of(3, tmp_path, script=pipeline_worker.train) as cluster:
+        killed = cluster.nodes[1].kill()
+        cluster.without("b", killed)
+        cluster.start().last("joined")
+        cluster.nodes[0].advance(5)
+        cluster.nodes[2].order(leave=True)
+        assert cluster.nodes[2].exit_code() == 0
+        cluster.nodes[0].advance(5)
+        killed = cluster.nodes[0].kill()  # The founder, which has the scheduler.
+        cluster.without("a", killed)
+        cluster.nodes[3].advance(5)
+        cluster.leave()
+        check(cluster, alone)
+
+
+def test_kills_at_random_moments_change_no_bit(alone, tmp_path):
+    rng = random.Random(7)
+    with cluster_of(4, tmp_path, script=pipeline_worker.train) as cluster:
+        for _ in range(4):
+            victim = rng.choice(cluster.live())
+            victim.order(die_in={"all-reduce": rng.randint(1, 60)})
+            cluster.without(victim.name, victim.dies())
+            cluster.start().last("joined")
+        cluster.live()[0].advance(5)
+        cluster.leave()
+        check(cluster, alone)
+
+
+def test_members_without_a_link_between_them_pass_tensors_on(alone, tmp_path):
+    with cluster_of(0, tmp_path, script=pipeline_worker.train, layout="4") as cluster:
+        cluster.start(links=()).last("joined")
+        for _ in range(3):
+            cluster.start(links=("a",)).last("joined")
+        cluster.until(lambda: any(told.count(">") == 3 for told in layouts(cluster)), "a pipeline of four stages")
+        cluster.nodes[0].advance(10)
+        cluster.leave()
+        check(cluster, alone)
+
+
+def test_a_member_that_is_stopped_holds_nobody_up_for_long(alone, tmp_path):
+    with cluster_of(3, tmp_path, script=pipeline_worker.train) as cluster:
+        stopped = cluster.nodes[1].signal(signal.SIGSTOP)
+        try:
+            survivors = [cluster.nodes[0], cluster.nodes[2]]
+            cluster.until(
+                lambda: all(any(r["at_s"] > stopped and "b" not in r["by"] for r in n.told("step")) for n in survivors),
+                "steps without b",
+            )
+        finally:
+            cluster.nodes[1].signal(signal.SIGCONT)
+        cluster.nodes[1].reach(cluster.nodes[0].step + 3)  # It is in again.
+        cluster.leave()
+        check(cluster, alone)
