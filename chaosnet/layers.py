@@ -14,8 +14,8 @@ def layers_of(model: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, list[n
     """The model as one module, and its layers: children of an nn.Sequential, or what a list holds.
 
     A parameter may be used by several layers.
-    Raises: ConfigError for what has no layers, and for layers that keep what they saw (BatchNorm): that would be
-        different on each member, and where it came from would matter.
+    Raises: ConfigError for what has no layers, and for layers that keep what they saw (BatchNorm), which is other on
+        each member.
     """
     if isinstance(model, nn.Sequential | nn.ModuleList):
         whole: nn.Module = model
@@ -31,7 +31,7 @@ def layers_of(model: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, list[n
     if not layers:
         raise ConfigError("model: no layers (expected at least one)")
     for name, module in whole.named_modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+        if getattr(module, "running_mean", None) is not None:
             raise ConfigError(
                 f"{name!r} is a {type(module).__name__}, which averages what this member alone has seen (expected "
                 "nn.GroupNorm or nn.LayerNorm, or track_running_stats=False)"

@@ -31,9 +31,9 @@ OF_THE_NODE = frozenset(each.name for each in (*NODE, *CHECKPOINTS))
 class PipelineTrainer:
     """A member of a cluster that trains one model in pipelines, synchronously, over whatever links there are.
 
-    Every member holds all of the training state, in its own memory; what it computes of a step are the layers that the
-    pipelines of the moment give it. Members may join, leave and die at any time: the others go on with other pipelines,
-    and no step is lost. With `exact`, losses and weights are those of one process, to the bit.
+    Every member holds all of the training state. What it computes of a step are the layers that the pipelines of the
+    moment give it. Members may join, leave and die at any time: the others go on with other pipelines, and no step is
+    lost. With `exact`, losses and weights are those of one process, to the bit.
 
     Args:
         model: An nn.Sequential, or a list of modules: each is a layer that takes what the one before gives, a tensor
@@ -86,7 +86,16 @@ class PipelineTrainer:
         self.driver = threading.current_thread()
         self._pid, self._closed = os.getpid(), False
         told = PipelineSettings(
-            loss, batch, micro_batch, stages, layout, exact, max_grad_norm, seed, lr_scheduler_every, callbacks
+            loss,
+            batch,
+            micro_batch,
+            stages,
+            layout,
+            exact,
+            max_grad_norm,
+            seed,
+            lr_scheduler_every,
+            callbacks,
         )
         self.session = Session(self.settings, self._hooks())
         checkpoints = checkpoint_settings(**_only(settings, CHECKPOINTS))

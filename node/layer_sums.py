@@ -150,7 +150,10 @@ class LayerSums:
         return [group.chunks for group in self.groups if group.chunks and not group.due]
 
     def finish(self, layers: Collection[int]) -> list[tuple[range, float]]:
-        """All has been added of these layers. Returns: the chunks that are whole by that, and the samples behind them."""
+        """All has been added of these layers.
+
+        Returns: the chunks that are whole by that, and the samples behind them.
+        """
         whole = []
         for group in self.groups:
             if group.chunks and group.due:
@@ -190,7 +193,9 @@ class LayerSums:
         if values.data_ptr() == grad.data_ptr():
             values = values.clone()
         unit = 2.0 ** (group.top + self._sum_bits(group) - MANTISSA)
-        turn = 1.5 * 2.0**MANTISSA * unit  # What is added to this, and taken off again, is a multiple of the unit.
+        turn = (
+            1.5 * 2.0**MANTISSA * unit
+        )  # What is added to this, and taken off again, is a multiple of the unit.
         total.add_(values.mul_(samples).add_(turn).sub_(turn))
 
     def _sum_bits(self, group: _Group) -> int:
@@ -286,8 +291,8 @@ def _users(layers: Sequence[nn.Module]) -> dict[nn.Parameter, tuple[int, ...]]:
             if not parameter.requires_grad:
                 continue
             if parameter.dtype == torch.float64:
-                raise ConfigError(f"parameter {name!r} of layer {number} is float64 (expected 32 bits or less)")
+                raise ConfigError(
+                    f"parameter {name!r} of layer {number} is float64 (expected 32 bits or less)"
+                )
             users.setdefault(parameter, []).append(number)
     return {parameter: tuple(numbers) for parameter, numbers in users.items()}
-
-

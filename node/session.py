@@ -96,7 +96,7 @@ class Engine(Protocol):
         """This node is a member from the next step on."""
 
     def acts_in(self, view: View) -> None:
-        """The step that is due is done in `view`. Told whenever it may be another one; an older one may be told late."""
+        """The step that is due is done in `view`. Told whenever it may be another; an older one may be told late."""
 
     def entered(self, fetched: int | None) -> None:
         """It is one, with its state complete. `fetched`: the step whose state came, which others may ask for."""
@@ -203,7 +203,7 @@ class Session:
         """
         founds = not self.settings.seeds
         if founds:
-            self._say_founded(self._addresses)
+            self.say(_founds(self.name, self._addresses))
             self.engine.founded()
             self.loop.found()
         else:
@@ -252,9 +252,6 @@ class Session:
         places = self.engine.places()
         self.loop.join(s.seeds, s.links, s.neighbors, s.blocking, patience_s, places, otherwise)
 
-    def _say_founded(self, addresses: tuple[str, ...]) -> None:
-        self.say(f"{self.name} founds a cluster; join it with CHAOSNET_JOIN={' or '.join(addresses)}")
-
     def _become_member(self, loaded: bool) -> Ended | None:
         """Wait for the state and for membership; adopt what the others trained meanwhile.
 
@@ -277,7 +274,7 @@ class Session:
                 case StateDiscarded():
                     loaded, admitted, waiting = False, False, []
                 case Founded(addresses):
-                    self._say_founded(addresses)
+                    self.say(_founds(self.name, addresses))
                     self.engine.founded()
                     loaded = True
                 case StepOutcome() as outcome:
@@ -467,3 +464,7 @@ class Session:
     def status(self, history: bool = False) -> Status:
         """The cluster as this node sees it. `history`: with all events and steps that this node has kept."""
         return cast(Status, self.loop.ask(lambda: self.loop.status(history)))
+
+
+def _founds(name: str, addresses: tuple[str, ...]) -> str:
+    return f"{name} founds a cluster; join it with CHAOSNET_JOIN={' or '.join(addresses)}"

@@ -165,7 +165,7 @@ ChunkEffect = Accumulate | SendUp | FinishChunks | AdoptChunks | SendDown  # Man
 
 @dataclass(frozen=True, slots=True)
 class StepCompleted(Effect):
-    """All results of `step` are here. `deal`: who gets samples in the step after it; `view`: in which that is done."""
+    """All results of `step` are here. Of the step after it: `deal`, who gets samples; `view`, in which it is done."""
 
     step: int
     commit: Commit

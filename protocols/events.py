@@ -122,7 +122,7 @@ class Contributed(Event):
 
 @dataclass(frozen=True, slots=True)
 class LocalReady(Event):
-    """The training thread called update(): this is all that this node brings to the step. `key`: as of Contributed."""
+    """The training thread called update(): all that this node brings to the step. `key`: as of Contributed."""
 
     contribution: Contribution
     key: ViewKey | None = None

@@ -82,8 +82,8 @@ class StepSync:
 
     `chunks` is the same on all nodes of one model, and so are `borders`, over which no bundle goes.
     `result_bytes`: of what a step sums, 0 if that is not known.
-    `recomputes`: what a node contributes hangs on the view that it was computed in, as where members compute different
-    layers: it is void with its attempt. Else it is kept for the next.
+    `recomputes`: what a node contributes hangs on the view that it was computed in, as where members compute
+    different layers: it is void with its attempt. Else it is kept for the next.
     """
 
     def __init__(

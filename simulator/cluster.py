@@ -336,14 +336,8 @@ class SimCluster(History):
                     self._compute(node, step, deal, view)
             case fx.StepCompleted():
                 self._completed(node, effect)
-            case fx.Recompute(view, step):
-                if node.loaded and node.training:
-                    self._compute(node, step, node.agent.sync.deal, view)
-            case fx.PassOn(peer, message, payload):
-                self._send(node.name, peer, message, payload)
-            case fx.HandOver(message):
-                assert self.tensors is not None
-                self.tensors.handed_over(node, message)
+            case fx.Recompute() | fx.PassOn() | fx.HandOver():
+                self._perform_tensors(node, effect)
             case fx.AnswerStatus():
                 pass
             case fx.ResetAttempt(before):
@@ -356,6 +350,17 @@ class SimCluster(History):
                     self.forget_bulk(node.name, before, peers)
             case _:
                 self._perform_replication(node, effect)
+
+    def _perform_tensors(self, node: SimNode, effect: fx.Recompute | fx.PassOn | fx.HandOver) -> None:
+        match effect:
+            case fx.Recompute(view, step):
+                if node.loaded and node.training:
+                    self._compute(node, step, node.agent.sync.deal, view)
+            case fx.PassOn(peer, message, payload):
+                self._send(node.name, peer, message, payload)
+            case fx.HandOver(message):
+                assert self.tensors is not None
+                self.tensors.handed_over(node, message)
 
     def _perform_chunk(self, node: SimNode, effect: fx.Effect) -> None:
         if not node.alive:

@@ -160,7 +160,12 @@ TRANSITIONS = frozenset(
 )
 
 
-def expected(aims: Iterable[str]) -> set[str]:
-    """All there is to come by in random lives that aim crashes at these kinds of messages."""
-    ends = {crashed(end, kind) for kind in aims for end in ("sender", "receiver")}
-    return {delivered(kind) for kind in KINDS} | ends | OF_RATES | (set() if IS_COMPILED else TRANSITIONS)
+def expected(aims: Iterable[str], tensors: bool = False) -> set[str]:
+    """All there is to come by in random lives that aim crashes at these kinds of messages.
+
+    `tensors`: in lives in which nodes need each other's.
+    """
+    of_tensors = {"Tensor"} if tensors else set[str]()
+    ends = {crashed(end, kind) for kind in {*aims} | of_tensors for end in ("sender", "receiver")}
+    kinds = KINDS - {"Tensor"} | of_tensors
+    return {delivered(kind) for kind in kinds} | ends | OF_RATES | (set() if IS_COMPILED else TRANSITIONS)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from . import network
+from . import network, tensor_mutants  # noqa: F401  The second registers more mutants.
 from .crash_points import play, points
 from .many_runs import in_processes
 from .mutants import MUTANTS
@@ -28,6 +28,7 @@ SEEDS = 1000  # The budget of random lives of each.
 # Seeds that have caught one before.
 KNOWN = (0, 6, 13, 27, 28, 56, 174, 195, 244, 283, 327, 423, 427, 586, 30960)
 KNOWN_WITH_RATES = (6, 14, 17, 21, 28, 37, 60, 107, 247, 921)  # The same, of lives in which bytes take time.
+KNOWN_WITH_TENSORS = 0, 2, 3, 15, 56, 61  # The same, of lives in which nodes need each other's tensors.
 NODES = 2, 4  # Small clusters lose their quorum more often, and live faster.
 ACTIONS = 300_000  # A life of a minute takes some 30,000; a flood is to be noticed soon.
 
@@ -64,6 +65,8 @@ def _grounds(seeds: Iterable[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"seed {seed}", functools.partial(run, seed, nodes=NODES)
     for seed in KNOWN_WITH_RATES:
         yield f"seed {seed} --rates", functools.partial(run, seed, nodes=NODES, rates=True)
+    for seed in KNOWN_WITH_TENSORS:
+        yield f"seed {seed} --tensors", functools.partial(run, seed, nodes=NODES, tensors=True)
     for found in recorded:
         for point in found[::EVERY]:
             yield f"crash point {point.name}", functools.partial(play, point)

@@ -57,7 +57,7 @@ class Summary:
 
     def unreached(self) -> list[str]:
         """What no run has come by, by name."""
-        return sorted(expected(AIMS) - self.coverage.keys())
+        return sorted(expected(AIMS, self.tensors) - self.coverage.keys())
 
     @property
     def where(self) -> str:

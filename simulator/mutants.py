@@ -74,7 +74,9 @@ class Mutant:
 MUTANTS: dict[str, Mutant] = {}
 
 
-def _mutant(breaks: str) -> Callable[[Callable[[Patch], None]], None]:
+def mutant(breaks: str) -> Callable[[Callable[[Patch], None]], None]:
+    """Registers a function that breaks a rule; `breaks` says what holds instead."""
+
     def register(patch: Callable[[Patch], None]) -> None:
         name = patch.__name__.lstrip("_").replace("_", "-")
         MUTANTS[name] = Mutant(name, breaks, patch)
@@ -85,12 +87,12 @@ def _mutant(breaks: str) -> Callable[[Callable[[Patch], None]], None]:
 # --- quorums, votes and terms ---
 
 
-@_mutant("Whoever can be reached goes on, in all parts of a partition.")
+@mutant("Whoever can be reached goes on, in all parts of a partition.")
 def _no_quorum(patch: Patch) -> None:
     patch(overlay, "has_quorum", lambda electorate, alive, crashed, word=False: True)
 
 
-@_mutant("A quorum of the present view is enough, whoever may still act in the one before.")
+@mutant("A quorum of the present view is enough, whoever may still act in the one before.")
 def _older_views_do_not_count(patch: Patch) -> None:
     original = overlay.lacking
 
@@ -101,7 +103,7 @@ def _older_views_do_not_count(patch: Patch) -> None:
         patch(module, "lacking", lacking)
 
 
-@_mutant("An exact half goes on without the most senior member and without proof that the others are dead.")
+@mutant("An exact half goes on without the most senior member and without proof that the others are dead.")
 def _any_half_will_do(patch: Patch) -> None:
     def has_quorum(electorate: Any, alive: set[str], crashed: set[str], word: bool = False) -> bool:
         return 2 * sum(voter in alive for voter in electorate.members) >= len(electorate.members)
@@ -109,12 +111,12 @@ def _any_half_will_do(patch: Patch) -> None:
     patch(overlay, "has_quorum", has_quorum)
 
 
-@_mutant("Who cannot be reached passes for dead.")
+@mutant("Who cannot be reached passes for dead.")
 def _silence_proves_a_crash(patch: Patch) -> None:
     patch(overlay.Overlay, "crashed", property(lambda self: self.nodes - self.reachable))
 
 
-@_mutant("A connection that broke passes for a crash, whatever is found where the peer had answered.")
+@mutant("A connection that broke passes for a crash, whatever is found where the peer had answered.")
 def _a_broken_connection_proves_a_crash(patch: Patch) -> None:
     def handle(self: Any, event: Any, now_s: float) -> dict[str, Any]:
         return {peer: look.life for peer, look in self.looking.items() if look.address == event.address}
@@ -122,7 +124,7 @@ def _a_broken_connection_proves_a_crash(patch: Patch) -> None:
     patch(Deaths, "handle", handle)
 
 
-@_mutant("A voter gives its vote to everybody who asks, however often in a term.")
+@mutant("A voter gives its vote to everybody who asks, however often in a term.")
 def _several_votes_a_term(patch: Patch) -> None:
     original = election.Election.on_request
 
@@ -134,7 +136,7 @@ def _several_votes_a_term(patch: Patch) -> None:
     patch(election.Election, "on_request", forgetful)
 
 
-@_mutant("One of the votes is counted twice.")
+@mutant("One of the votes is counted twice.")
 def _a_vote_counts_twice(patch: Patch) -> None:
     original = overlay.lacking
 
@@ -145,7 +147,7 @@ def _a_vote_counts_twice(patch: Patch) -> None:
     patch(election, "lacking", lacking)
 
 
-@_mutant("A change of a view is applied to whatever view one is in.")
+@mutant("A change of a view is applied to whatever view one is in.")
 def _a_change_of_any_view(patch: Patch) -> None:
     def whole(self: Any, told: Any) -> Any:
         view = self.node.sync.view
@@ -156,7 +158,7 @@ def _a_change_of_any_view(patch: Patch) -> None:
     patch(Views, "whole", whole)
 
 
-@_mutant("INSTALL is taken without the FLUSH that it ends, so an older view is entered again.")
+@mutant("INSTALL is taken without the FLUSH that it ends, so an older view is entered again.")
 def _install_without_its_flush(patch: Patch) -> None:
     original = Views.on_install
 
@@ -172,7 +174,7 @@ def _install_without_its_flush(patch: Patch) -> None:
 # --- of two members ---
 
 
-@_mutant("Of two members, a refusal proves the other's death however late, though it may have gone on first.")
+@mutant("Of two members, a refusal proves the other's death however late, though it may have gone on first.")
 def _a_late_refusal_proves_a_death(patch: Patch) -> None:
     original = Deaths.closed
 
@@ -185,29 +187,29 @@ def _a_late_refusal_proves_a_death(patch: Patch) -> None:
     patch(Deaths, "closed", closed)
 
 
-@_mutant("Of two members, who gets no refusal after a break takes it for silence at once.")
+@mutant("Of two members, who gets no refusal after a break takes it for silence at once.")
 def _a_break_passes_for_silence(patch: Patch) -> None:
     patch(liveness_module.Liveness, "hold_until_s", lambda self, peer: 0.0)
 
 
-@_mutant("Of two members each gives the other up long before the other thinks so.")
+@mutant("Of two members each gives the other up long before the other thinks so.")
 def _pairs_lose_patience(patch: Patch) -> None:
     patch(liveness_module, "PAIR_PATIENCE_S", liveness_module.PROBE_PATIENCE_S)
 
 
-@_mutant(
+@mutant(
     "Of two members a proof is taken for as long as the other is patient, whatever the clocks do meanwhile."
 )
 def _clocks_do_not_drift(patch: Patch) -> None:
     patch(liveness_module, "PAIR_PROOF_S", liveness_module.PAIR_PATIENCE_S)
 
 
-@_mutant("Of two members, too, the death of one that was silent for a moment proves nothing.")
+@mutant("Of two members, too, the death of one that was silent for a moment proves nothing.")
 def _pairs_prove_nothing_later(patch: Patch) -> None:
     patch(liveness_module.Liveness, "proof_until_s", lambda self, peer: -math.inf)
 
 
-@_mutant("A node whose script raises vanishes: its connections close, and it tells nobody why.")
+@mutant("A node whose script raises vanishes: its connections close, and it tells nobody why.")
 def _errors_are_not_told(patch: Patch) -> None:
     original = Leaving.say_farewell
 
@@ -218,7 +220,7 @@ def _errors_are_not_told(patch: Patch) -> None:
     patch(Leaving, "say_farewell", say_farewell)
 
 
-@_mutant("A person who says that the others are dead is believed by a node that reaches them.")
+@mutant("A person who says that the others are dead is believed by a node that reaches them.")
 def _anybody_can_be_declared_dead(patch: Patch) -> None:
     def on_go_on(self: Any, event: Any, now_s: float) -> Any:
         node = self.node
@@ -231,18 +233,18 @@ def _anybody_can_be_declared_dead(patch: Patch) -> None:
 # --- views ---
 
 
-@_mutant("The view that somebody is prepared for is switched to, by all.")
+@mutant("The view that somebody is prepared for is switched to, by all.")
 def _views_are_switched_to_unprepared(patch: Patch) -> None:
     patch(step_sync, "merge_votes", lambda votes: max((vote for vote in votes if vote), default=None))
 
 
-@_mutant("Whom the cluster went on without is not told.")
+@mutant("Whom the cluster went on without is not told.")
 def _the_expelled_are_not_told(patch: Patch) -> None:
     patch(Role, "expel_stranger", lambda self, name, key: [])
     patch(Flushes, "expel", lambda self, node: [])
 
 
-@_mutant("News of a link counts though newer news of it has come before.")
+@mutant("News of a link counts though newer news of it has come before.")
 def _older_news_counts(patch: Patch) -> None:
     original = overlay.Overlay.heard
 
@@ -253,12 +255,12 @@ def _older_news_counts(patch: Patch) -> None:
     patch(overlay.Overlay, "heard", heard)
 
 
-@_mutant("Links are never given up, however long they are silent.")
+@mutant("Links are never given up, however long they are silent.")
 def _nothing_is_suspected(patch: Patch) -> None:
     patch(liveness_module.Liveness, "_deadline_s", lambda self, state: math.inf)
 
 
-@_mutant("Whoever lost something of the step under way keeps it to itself.")
+@mutant("Whoever lost something of the step under way keeps it to itself.")
 def _a_torn_step_is_not_told(patch: Patch) -> None:
     original = Recovery.tear
 
@@ -269,7 +271,7 @@ def _a_torn_step_is_not_told(patch: Patch) -> None:
     patch(Recovery, "tear", tear)
 
 
-@_mutant("An envelope that was here before is passed on again.")
+@mutant("An envelope that was here before is passed on again.")
 def _floods_never_end(patch: Patch) -> None:
     original = relay.Relay._note
 
@@ -283,7 +285,7 @@ def _floods_never_end(patch: Patch) -> None:
 # --- step recovery ---
 
 
-@_mutant("What had come in for a step stays when its attempt is over.")
+@mutant("What had come in for a step stays when its attempt is over.")
 def _sums_survive_a_flush(patch: Patch) -> None:
     original = Agent.handle
 
@@ -293,7 +295,7 @@ def _sums_survive_a_flush(patch: Patch) -> None:
     patch(Agent, "handle", handle)
 
 
-@_mutant("Messages count by their step alone, whichever attempt they are of.")
+@mutant("Messages count by their step alone, whichever attempt they are of.")
 def _attempts_have_no_name(patch: Patch) -> None:
     original = step_sync.StepSync._received
 
@@ -306,17 +308,17 @@ def _attempts_have_no_name(patch: Patch) -> None:
     patch(step_sync.StepSync, "_received", received)
 
 
-@_mutant("Messages that are ahead of the receiver are dropped.")
+@mutant("Messages that are ahead of the receiver are dropped.")
 def _nothing_is_kept_for_later(patch: Patch) -> None:
     patch(early.Early, "take", lambda self: [])
 
 
-@_mutant("Who has completed the step that others have not keeps the result for itself.")
+@mutant("Who has completed the step that others have not keeps the result for itself.")
 def _results_are_not_passed_on(patch: Patch) -> None:
     patch(sums.Sums, "serve_last_result", lambda self, weight: [])
 
 
-@_mutant("A result is given up as soon as its step is complete, though others may need it.")
+@mutant("A result is given up as soon as its step is complete, though others may need it.")
 def _results_are_given_up_early(patch: Patch) -> None:
     original = cluster.SimCluster._check_result
 
@@ -328,7 +330,7 @@ def _results_are_given_up_early(patch: Patch) -> None:
     patch(cluster.SimCluster, "_check_result", check_result)
 
 
-@_mutant("A flush asks the others, and not those who are ahead: a completed step is done over.")
+@mutant("A flush asks the others, and not those who are ahead: a completed step is done over.")
 def _completed_steps_are_done_over(patch: Patch) -> None:
     original = Flushes.on_ok
 
@@ -339,7 +341,7 @@ def _completed_steps_are_done_over(patch: Patch) -> None:
     patch(Flushes, "on_ok", on_ok)
 
 
-@_mutant("A flush ends with the first answers, and leaves out who is slower.")
+@mutant("A flush ends with the first answers, and leaves out who is slower.")
 def _flushes_do_not_wait(patch: Patch) -> None:
     original = Flushes.install_if_complete
 
@@ -359,7 +361,7 @@ def _flushes_do_not_wait(patch: Patch) -> None:
 # --- the all-reduce ---
 
 
-@_mutant("A child's part is added twice.")
+@mutant("A child's part is added twice.")
 def _parts_are_added_twice(patch: Patch) -> None:
     original = sums.Sums.on_up
 
@@ -370,7 +372,7 @@ def _parts_are_added_twice(patch: Patch) -> None:
     patch(sums.Sums, "on_up", on_up)
 
 
-@_mutant("A sum goes up before all children's parts have come.")
+@mutant("A sum goes up before all children's parts have come.")
 def _children_are_not_waited_for(patch: Patch) -> None:
     original = sums.Sums._forward_up
 
@@ -382,7 +384,7 @@ def _children_are_not_waited_for(patch: Patch) -> None:
     patch(sums.Sums, "_forward_up", forward_up)
 
 
-@_mutant("A message goes up once its first chunk is there.")
+@mutant("A message goes up once its first chunk is there.")
 def _bundles_go_before_they_are_whole(patch: Patch) -> None:
     original = sums.Sums._forward_up
 
@@ -398,7 +400,7 @@ def _bundles_go_before_they_are_whole(patch: Patch) -> None:
     patch(sums.Sums, "_forward_up", forward_up)
 
 
-@_mutant("Who caught up is served in the bundles of another view.")
+@mutant("Who caught up is served in the bundles of another view.")
 def _recovered_results_keep_their_bundles(patch: Patch) -> None:
     original = sums.Sums.serve_last_result
 
@@ -412,7 +414,7 @@ def _recovered_results_keep_their_bundles(patch: Patch) -> None:
     patch(sums.Sums, "serve_last_result", serve_last_result)
 
 
-@_mutant("What a leaving node's subtree has contributed is not put down as used.")
+@mutant("What a leaving node's subtree has contributed is not put down as used.")
 def _samples_of_a_subtree_are_forgotten(patch: Patch) -> None:
     original = contributions.merge
 
@@ -424,7 +426,7 @@ def _samples_of_a_subtree_are_forgotten(patch: Patch) -> None:
     patch(step_sync, "merge", merge)
 
 
-@_mutant("Every member is dealt the first samples that are left.")
+@mutant("Every member is dealt the first samples that are left.")
 def _samples_are_dealt_twice(patch: Patch) -> None:
     original = DataCursor.deal
 
@@ -434,7 +436,7 @@ def _samples_are_dealt_twice(patch: Patch) -> None:
     patch(DataCursor, "deal", deal)
 
 
-@_mutant("Samples are used up when they are dealt, so those of a crashed node are never dealt again.")
+@mutant("Samples are used up when they are dealt, so those of a crashed node are never dealt again.")
 def _samples_are_used_up_when_dealt(patch: Patch) -> None:
     original = DataCursor.deal
 
@@ -458,7 +460,7 @@ def _commit_what_is_not_used_up(original: Any) -> Any:
 # --- links with rates ---
 
 
-@_mutant("A joiner ends when the state takes long, though it comes.")
+@mutant("A joiner ends when the state takes long, though it comes.")
 def _long_pulls_are_given_up(patch: Patch) -> None:
     original = scale_out.Joiner._replicate
     began_s: dict[int, float] = {}
@@ -470,12 +472,12 @@ def _long_pulls_are_given_up(patch: Patch) -> None:
     patch(scale_out.Joiner, "_replicate", replicate)
 
 
-@_mutant("A joiner that was not answered for a few seconds ends, though the cluster goes on.")
+@mutant("A joiner that was not answered for a few seconds ends, though the cluster goes on.")
 def _joiners_ask_twice(patch: Patch) -> None:
     patch(asking, "MAX_UNANSWERED", 2)
 
 
-@_mutant("What an attempt that is over would have sent stays in the queues.")
+@mutant("What an attempt that is over would have sent stays in the queues.")
 def _revoked_chunks_are_sent(patch: Patch) -> None:
     original = step_sync.StepSync.start_installed
 
@@ -486,7 +488,7 @@ def _revoked_chunks_are_sent(patch: Patch) -> None:
     patch(step_sync.StepSync, "start_installed", start_installed)
 
 
-@_mutant("Control shares a connection with bulk, and waits behind what was there first.")
+@mutant("Control shares a connection with bulk, and waits behind what was there first.")
 def _control_waits_behind_bulk(patch: Patch) -> None:
     def held_up_s(self: Any, connection: Any, sender: str, receiver: str) -> float:
         lane, rate = connection.lanes.get(sender), self.rates.of(sender, receiver)
@@ -498,7 +500,7 @@ def _control_waits_behind_bulk(patch: Patch) -> None:
     patch(network.Network, "_held_up_s", held_up_s)
 
 
-@_mutant("Whoever has too many results for a state it has not got begins anew, and nobody waits for it.")
+@mutant("Whoever has too many results for a state it has not got begins anew, and nobody waits for it.")
 def _nobody_waits_for_joiners(patch: Patch) -> None:
     patch(admission, "MAX_RESULTS_SHARE", (math.inf, math.inf))
     patch(scale_out.Joiner, "is_to_block", lambda self: None)
@@ -507,12 +509,12 @@ def _nobody_waits_for_joiners(patch: Patch) -> None:
 # --- joining ---
 
 
-@_mutant("Pieces of state are not compared with their hash.")
+@mutant("Pieces of state are not compared with their hash.")
 def _hashes_are_not_checked(patch: Patch) -> None:
     patch(cluster, "is_whole", lambda content, digest: True)
 
 
-@_mutant("What a source owes when it dies is asked of nobody else.")
+@mutant("What a source owes when it dies is asked of nobody else.")
 def _a_dead_sources_rest_is_lost(patch: Patch) -> None:
     original = Replication._drop
 
@@ -525,12 +527,12 @@ def _a_dead_sources_rest_is_lost(patch: Patch) -> None:
     patch(Replication, "_drop", drop)
 
 
-@_mutant("A joiner whose request was lost does not ask again.")
+@mutant("A joiner whose request was lost does not ask again.")
 def _joiners_ask_once(patch: Patch) -> None:
     patch(asking.Asking, "again", lambda self, reason, now_s: [])
 
 
-@_mutant("A joiner drops the results that come while it loads the state.")
+@mutant("A joiner drops the results that come while it loads the state.")
 def _results_are_not_set_aside(patch: Patch) -> None:
     original = cluster.SimCluster._completed
 

@@ -33,7 +33,6 @@ AIMS = (
 )  # fmt: skip
 FREQUENT = {"Up", "Down", "Ready", "Commit", "Shard", "LinkNews", "Tensor"}
 RATED = 0.15  # Of lives have links with rates.
-TENSORS = 0.1  # Of lives have nodes that need each other's tensors within a step.
 CHANGES_ODDS, TRANSFER_ODDS, MORE_ODDS = 0.3, 0.3, 0.1  # In those, at each fault.
 JOIN_TIMES = (
     8.0  # A join may take longer than the state over its fastest link: others fetch before it and beside it.
@@ -97,10 +96,9 @@ class RandomRun:
         self.max_crashes = self.rng.choice([0, 1, 2, 4])
         self.hunted = set(self.rng.sample(AIMS, 3))
         self.hunt_odds = self.rng.choice([0.0, 0.01, 0.1])
-        aims = random.Random(f"tensors {seed}")
-        if aims.random() < (1.0 if tensors else TENSORS):
+        if tensors:
             self.sim.compute_together()
-            self.hunted |= set(aims.choice([(), ("Tensor",)]))
+            self.hunted |= set(random.Random(f"tensors {seed}").choice([(), ("Tensor",)]))
         self.struck: set[str] = set()
         self.sim.on_message = self._maybe_strike
         self.faults = self.rng.choice([3, 5, 8, 12])
@@ -556,6 +554,6 @@ def run(
         nodes: the least and the most that it may begin with.
         hard: 12 to 24 faults.
         rates: bytes take time; else in some lives only.
-        tensors: nodes need each other's within a step (tensors.py); else in some lives only.
+        tensors: nodes need each other's within a step (tensors.py).
     """
     return RandomRun(seed, record, nodes, hard, rates, tensors).run()

@@ -222,7 +222,7 @@ class ScaleCluster(SimCluster):
 
     # --- training ---
 
-    def _compute(self, node: SimNode, step: int, deal: Deal) -> None:
+    def _compute(self, node: SimNode, step: int, deal: Deal, view: View) -> None:
         """Every member has `BATCH` samples of the step, at positions that no two of them share."""
         leaving = node.agent.leaver.state.value != "staying"
         at = BATCH * int(node.name[1:])

@@ -51,7 +51,9 @@ def _check_simulated(ctx: click.Context) -> None:
 )
 @click.option("--hard", is_flag=True, help="Random lives with more faults: 12 to 24 each.")
 @click.option("--rates", is_flag=True, help="Bytes take time in all random lives, not in some.")
-@click.option("--tensors", is_flag=True, help="Nodes need each other's tensors in all random lives, not in some.")
+@click.option(
+    "--tensors", is_flag=True, help="Nodes need each other's tensors within a step, as in pipelines."
+)
 @click.option("--seed", type=Whole(0, 10**12), metavar="SEED", help="Replay the life of one seed.")
 @click.option("--crash-points", is_flag=True, help="Crash everybody at every message of every negotiation.")
 @click.option(

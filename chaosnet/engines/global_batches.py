@@ -37,7 +37,9 @@ class GlobalBatches:
         self._dataset: Any = None
         self._collate: Callable[[list[Any]], Any] = default_collate
         self._order: EpochOrder | None = None
-        self._kept: tuple[tuple[int, int, int], Any] | None = None  # Of the last micro-batch that was looked up.
+        self._kept: tuple[tuple[int, int, int], Any] | None = (
+            None  # Of the last micro-batch that was looked up.
+        )
 
     @property
     def micro_batches(self) -> int:

@@ -1,4 +1,4 @@
-"""Executes one member's part of a step of pipelines: its instructions, one after the other (scheduler/elastic/program.py).
+"""Executes one member's part of a step of pipelines: its instructions (scheduler/elastic/program.py), in their order.
 
 Layers are run one by one, each cut off from the one before it, so that their gradients are the same to the bit
 whichever of them one member has. Before a layer sees a micro-batch, torch's generator is seeded from the step, the
@@ -8,7 +8,7 @@ micro-batch and the layer: dropout draws the same, whoever computes it, and when
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,8 +44,8 @@ class MicroBatches:
 class Done:
     """What a member has computed: by layer, seconds of forwards and of backwards, and how many of each there were."""
 
-    forward_s: Counter[int] = field(default_factory=Counter)
-    backward_s: Counter[int] = field(default_factory=Counter)
+    forward_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    backward_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     micro_batches: Counter[int] = field(default_factory=Counter)
 
 
@@ -68,9 +68,9 @@ class LayerRunner:
         accelerator: str | None = None,
     ) -> None:
         self.layers, self.loss, self.sums = layers, loss, sums
-        self._send, self._layer_done, self._accelerator = send, layer_done, accelerator
+        self.send, self.layer_done, self._accelerator = send, layer_done, accelerator
         # A layer that changes its input in place must not have the leaf that its gradient is read from.
-        self._copies = [any(getattr(m, "inplace", False) for m in layer.modules()) for layer in layers]
+        self.copies = [any(getattr(m, "inplace", False) for m in layer.modules()) for layer in layers]
 
     def run(
         self,
@@ -79,19 +79,24 @@ class LayerRunner:
         mailbox: Mailbox,
         key: ViewKey,
         step: int,
-        seed: int,
+        seed: tuple[object, ...],
     ) -> Done:
-        """One attempt at a step, in the view of that `key`: what `due` has left. Raises: Interrupted when it is void."""
+        """One attempt at a step, in the view of that `key`: what `due` has left.
+
+        `seed`: of what layers draw in it.
+        Raises: Interrupted when it is void.
+        """
         own = get_generators(self._accelerator)
         try:
             return _Attempt(self, batches, mailbox, key, step, seed, lines).run()
         finally:
             set_generators(own, self._accelerator)
 
-
     def draw(self, seed: int) -> None:
         """What torch draws next comes from `seed`."""
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes 0.7 ms, for devices that are not there.
+        torch.default_generator.manual_seed(
+            seed
+        )  # torch.manual_seed takes 0.7 ms, for devices that are not there.
         if self._accelerator is not None:
             torch.get_device_module(self._accelerator).manual_seed(seed)
 
@@ -116,13 +121,15 @@ class _Attempt:
         mailbox: Mailbox,
         key: ViewKey,
         step: int,
-        seed: int,
+        seed: tuple[object, ...],
         lines: Sequence[Instruction],
     ) -> None:
         self.runner, self.batches, self.mailbox = runner, batches, mailbox
         self.key, self.step, self.seed, self.lines = key, step, seed, lines
         self.done = Done()
-        self.kept: dict[tuple[int, int], tuple[Value, Value]] = {}  # By micro-batch and layer: what went in, and out.
+        self.kept: dict[
+            tuple[int, int], tuple[Value, Value]
+        ] = {}  # By micro-batch and layer: what went in, and out.
         self.here: dict[tuple[str, int, int], Value] = {}  # By way, micro-batch and layer that it enters.
         self.left = layers_in(lines)
 
@@ -156,7 +163,7 @@ class _Attempt:
                 key=self.key, step=self.step, target=peer, way="a" if tag.kind == "a" else "g",
                 micro_batch=tag.micro_batch, layer=tag.boundary, part=part, parts=len(parts), rows=rows,
             )  # fmt: skip
-            self.runner._send(message, data)
+            self.runner.send(message, data)
 
     # --- layers ---
 
@@ -166,8 +173,8 @@ class _Attempt:
         for layer in range(start, stop):
             began_s = time.perf_counter()
             value = _leaves(value)
-            self.runner.draw(seed_from("layer", self.seed, self.step, number, layer))
-            out = layers[layer](_copied(value) if self.runner._copies[layer] else value)
+            self.runner.draw(seed_from("layer", *self.seed, number, layer))
+            out = layers[layer](_copied(value) if self.runner.copies[layer] else value)
             if layer == last - 1:
                 loss = self.runner.loss(out, self.batches.targets(number))
                 _check_loss(loss)
@@ -197,7 +204,7 @@ class _Attempt:
         if start:
             self.here["g", number, start] = gradient
         if finished:
-            self.runner._layer_done(finished)
+            self.runner.layer_done(finished)
 
 
 def _each(value: Value) -> tuple[Any, ...]:
@@ -238,4 +245,3 @@ def _check_loss(loss: Any) -> None:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
         shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise ConfigError(f"loss: {shape} (expected one number, the mean over the samples, with a gradient)")
-

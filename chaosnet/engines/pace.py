@@ -64,7 +64,9 @@ class Pace:
             (_us(timings.get(f"{layer} forward"), f), _us(timings.get(f"{layer} backward"), b))
             for layer, (f, b) in enumerate(self.costs_us)
         ]
-        pairs = [pair for old, new in zip(self.costs_us, costs, strict=True) for pair in zip(old, new, strict=True)]
+        pairs = [
+            pair for old, new in zip(self.costs_us, costs, strict=True) for pair in zip(old, new, strict=True)
+        ]
         if any(not old / NOTABLE < new < old * NOTABLE for old, new in pairs):
             self.costs_us = tuple(costs)
 

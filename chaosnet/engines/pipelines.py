@@ -131,10 +131,23 @@ class Pipelines:
     def _terms(self) -> dict[str, str]:
         """What all members must have set alike."""
         told = self._told
-        names = ("batch", "micro_batch", "stages", "layout", "exact", "max_grad_norm", "seed", "lr_scheduler_every")
+        names = (
+            "batch",
+            "micro_batch",
+            "stages",
+            "layout",
+            "exact",
+            "max_grad_norm",
+            "seed",
+            "lr_scheduler_every",
+        )
         terms = {"pipelines": "True"} | {name: str(getattr(told, name)) for name in names}
         if told.exact:  # What the same numbers may hang on, too.
-            terms |= {"torch": str(torch.__version__), "machine": platform.machine(), "threads": str(torch.get_num_threads())}
+            terms |= {
+                "torch": str(torch.__version__),
+                "machine": platform.machine(),
+                "threads": str(torch.get_num_threads()),
+            }
         return terms
 
     def agreed(self) -> list[tuple[str, torch.Tensor]]:
@@ -276,7 +289,8 @@ class Pipelines:
             batches = self.batches.step(self._device)
             lines = due(running.program.instructions.get(self.session.name, ()), batches.samples)
             self._contribute_nothing(self.sums.begin(layers_in(lines)))
-            done = self.runner.run(lines, batches, mailbox, key, self.round, self.random.key)
+            seed = self.random.key, self.step  # Whatever rounds there were in which nothing was trained.
+            done = self.runner.run(lines, batches, mailbox, key, self.round, seed)
         else:
             self.running = None
             self._contribute_nothing(self.sums.begin(()))
@@ -316,7 +330,9 @@ class Pipelines:
             self.checkpointing.contribute(metrics)
         if self.sums.loss_samples:
             metrics["loss"] = self.sums.loss_sum(), self.sums.loss_samples
-        digests, accounts = ({}, {}) if leaving else self.agreement.tell(self.round, self.step, self.is_wanted)
+        digests, accounts = (
+            ({}, {}) if leaving else self.agreement.tell(self.round, self.step, self.is_wanted)
+        )
         is_new = running is not None and running.laid != self._laid
         return Contribution(
             weight=self.sums.loss_samples,
@@ -329,7 +345,9 @@ class Pipelines:
             accounts=accounts,
             pipelines=encode(running.laid.to_plain(), "pipelines") if running is not None and is_new else b"",
             wish=self.wish,
-            timings=self.pace.told(session.name, done, running) if running and self.pace.tells(self.round) else {},
+            timings=self.pace.told(session.name, done, running)
+            if running and self.pace.tells(self.round)
+            else {},
         )
 
     # --- the cluster's step ---

@@ -46,7 +46,8 @@ def joined(parts: Sequence[tuple[Tensor, Any]]) -> Any:
         stop = at + math.prod(shape) * dtype.itemsize
         if stop > data.size:
             raise MalformedMessage(f"a tensor of {stop - at} bytes in {data.size - at}")
-        tensors.append(torch.from_numpy(data[at:stop].copy()).view(dtype).view(shape))
+        whole = torch.from_numpy(data[at:stop].copy())
+        tensors.append(whole.view(dtype).view(shape) if stop > at else torch.empty(shape, dtype=dtype))
         at = stop
     is_single = len(tensors) == 1 and message.rows[0][0].startswith(SINGLE)
     return tensors[0] if is_single else tuple(tensors)

@@ -77,8 +77,8 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     evaluates: dict[Id, Count] = {}  # How many samples each member takes that does.
     evaluated: tuple[Range, ...] = ()  # What was, as the data set numbers it.
     update: Annotated[str, Meta(max_length=64)] = ""  # Name of the update() behind it, if they have names.
-    # Of pipelines: which ran, if those of the step before did not; those that somebody asks for; and what computations
-    # took, as (sum, number) by name.
+    # Of pipelines: which ran, if those of the step before did not; those that somebody asks for; and what
+    # computations took, as (sum, number) by name.
     pipelines: Bytes = b""
     wish: Annotated[str, Meta(max_length=200)] = ""
     timings: dict[Annotated[str, Meta(max_length=72)], tuple[float, float]] = {}

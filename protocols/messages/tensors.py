@@ -13,7 +13,7 @@ Row = tuple[Annotated[str, Meta(max_length=16)], Shape]
 
 
 class Tensor(Message, frozen=True, kw_only=True):
-    """Holder to holder, bulk: what enters `layer`, or its gradient, of one micro-batch of a step in the view of `key`.
+    """Holder to holder, bulk: what enters `layer`, or its gradient, of one micro-batch of a step in a view.
 
     `way`: "a", activations on the way forward; "g", their gradients on the way back. The payload is the tensors'
     bytes, one behind the other, cut into `parts`; `rows` say of what type and shape each is. Nodes on the way to

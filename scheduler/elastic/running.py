@@ -68,7 +68,8 @@ class Laid:
 
     def to_plain(self) -> list[Any]:
         """In plain data, equal on all members."""
-        return [[[*each.workers], [*each.cuts]] for each in self.pipelines], [*self.counts], sorted(self.lost)
+        pipelines = [[[*each.workers], [*each.cuts]] for each in self.pipelines]
+        return [pipelines, [*self.counts], sorted(self.lost)]
 
     @classmethod
     def from_plain(cls, plain: Any) -> Laid:
@@ -195,7 +196,12 @@ def _wished(members: Sequence[str], facts: Facts) -> list[tuple[list[tuple[int, 
     """The shape that somebody asks for, if there are members enough, and layers."""
     lengths = lengths_of(facts.wish) if facts.wish else ()
     layers = len(facts.costs_us)
-    if not lengths or sum(lengths) > len(members) or max(lengths) > layers or len(lengths) > facts.micro_batches:
+    if (
+        not lengths
+        or sum(lengths) > len(members)
+        or max(lengths) > layers
+        or len(lengths) > facts.micro_batches
+    ):
         return []
     return [([_cut(facts, each) for each in lengths], even(facts.micro_batches, len(lengths)))]
 

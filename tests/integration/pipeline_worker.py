@@ -113,12 +113,21 @@ def train(worker: Worker) -> None:
     )  # fmt: skip
     here.append(trainer.engine)
     address = trainer.session.loop.transport.address
-    worker.tell("joined", step=trainer.step, hash=trainer.state_hash(), address=address, seconds=0.0, bytes_by_source={})
+    worker.tell(
+        "joined",
+        step=trainer.step,
+        hash=trainer.state_hash(),
+        address=address,
+        seconds=0.0,
+        bytes_by_source={},
+    )
     told = ""
     for _ in trainer.steps(make_data(), epochs=settings.get("epochs", 10**6)):
         if trainer.layout != told:
             told = trainer.layout
-            worker.tell("layout", layout=told, why=trainer.engine.running.why if trainer.engine.running else "")
+            worker.tell(
+                "layout", layout=told, why=trainer.engine.running.why if trainer.engine.running else ""
+            )
         if capture_exit_event() or worker.obey():
             break
         time.sleep(settings.get("pause_s", 0.05))

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.realtime
 BATCH = pipeline_worker.BATCH
 STEPS = 200  # More than any of these clusters trains.
 
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """Step: loss and state of a run of one process."""
@@ -73,7 +74,9 @@ def test_a_layout_trains_as_one_process_does(layout, alone, tmp_path):
         cluster.grow(count)
         wanted = [int(stages) for stages in layout.split("+")]
         cluster.until(
-            lambda: any([each.count(">") + 1 for each in told.split("|")] == wanted for told in layouts(cluster)),
+            lambda: any(
+                [each.count(">") + 1 for each in told.split("|")] == wanted for told in layouts(cluster)
+            ),
             f"pipelines of {layout} stages",
         )
         cluster.nodes[-1].advance(10)
@@ -115,7 +118,9 @@ def test_members_without_a_link_between_them_pass_tensors_on(alone, tmp_path):
         cluster.start(links=()).last("joined")
         for _ in range(3):
             cluster.start(links=("a",)).last("joined")
-        cluster.until(lambda: any(told.count(">") == 3 for told in layouts(cluster)), "a pipeline of four stages")
+        cluster.until(
+            lambda: any(told.count(">") == 3 for told in layouts(cluster)), "a pipeline of four stages"
+        )
         cluster.nodes[0].advance(10)
         cluster.leave()
         check(cluster, alone)
@@ -127,7 +132,9 @@ def test_a_member_that_is_stopped_holds_nobody_up_for_long(alone, tmp_path):
         try:
             survivors = [cluster.nodes[0], cluster.nodes[2]]
             cluster.until(
-                lambda: all(any(r["at_s"] > stopped and "b" not in r["by"] for r in n.told("step")) for n in survivors),
+                lambda: all(
+                    any(r["at_s"] > stopped and "b" not in r["by"] for r in n.told("step")) for n in survivors
+                ),
                 "steps without b",
             )
         finally:

@@ -132,7 +132,15 @@ LINK_LOCAL = [
     m.Down(key=(2, 9), step=57, chunk=3, weight=48.0),
     m.Ready(key=(2, 9), step=57, vote=(2, 10), contribution=BROUGHT),
     m.Tensor(
-        key=(2, 9), step=57, target="c", way="g", micro_batch=3, layer=4, part=1, parts=2, rows=(("float32", (4, 64)),)
+        key=(2, 9),
+        step=57,
+        target="c",
+        way="g",
+        micro_batch=3,
+        layer=4,
+        part=1,
+        parts=2,
+        rows=(("float32", (4, 64)),),
     ),
     COMMIT,
     m.ManifestRequest(step=57),

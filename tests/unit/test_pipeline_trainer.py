@@ -1,0 +1,151 @@
+"""`PipelineTrainer`, with one member: what is refused, and what it does beside computing."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from chaosnet import Callbacks, ConfigError, PipelineTrainer
+
+pytestmark = pytest.mark.realtime
+ONE = {"new": True, "listen": "127.0.0.1:0", "quiet": True}
+SIZES = {"batch": 8, "micro_batch": 2}
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(4, 8), nn.Sequential(nn.ReLU(inplace=True), nn.Dropout(0.2)), nn.Linear(8, 3)
+    )
+
+
+def make_data(samples=20):
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.randn(samples, 4, generator=generator), torch.arange(samples) % 3)
+
+
+def trainer(model=None, optimizer=None, **settings):
+    model = make_model() if model is None else model
+    whole = model if isinstance(model, nn.Module) else nn.ModuleList(model)
+    optimizer = optimizer or torch.optim.Adam(whole.parameters(), lr=0.01)
+    return PipelineTrainer(model, optimizer, nn.functional.cross_entropy, **{**SIZES, **ONE, **settings})
+
+
+def test_epochs_end_steps_and_callbacks_hear_of_both():
+    heard = []
+    callbacks = Callbacks(
+        on_step=lambda event: heard.append(event.step), on_epoch=lambda event: heard.append("epoch")
+    )
+    with trainer(callbacks=callbacks) as t:
+        steps = list(t.steps(make_data(), epochs=2))
+        assert [step.step for step in steps] == [1, 2, 3, 4, 5, 6]
+        assert t.epoch == 2 and t.step == 6 and t.is_main and t.metrics == steps[-1].metrics
+    assert [each for each in heard if each][:9] == [1, 2, 3, "epoch", 4, 5, 6, "epoch", 6][: len(heard)]
+
+
+def test_the_schedule_follows_steps_of_the_cluster():
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    with trainer(model, optimizer, lr_scheduler=schedule, lr_scheduler_every="epoch") as t:
+        list(t.steps(make_data(), epochs=2))
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+def test_a_run_goes_on_from_its_checkpoint_to_the_bit(tmp_path):
+    with trainer() as t:
+        list(t.steps(make_data(), epochs=4))
+        wanted = t.state_hash()
+    with trainer(checkpoint_dir=tmp_path, every=2) as t:
+        for step in t.steps(make_data(), epochs=4):
+            if step.step == 7:
+                break
+    with trainer(checkpoint_dir=tmp_path, every=2, resume=True) as t:
+        assert t.step == 7  # The last that leaves writes one more.
+        list(t.steps(make_data(), epochs=4))
+        assert t.state_hash() == wanted
+
+
+def test_gradients_larger_than_the_grid_cost_a_try_and_no_step():
+    model = make_model()
+    tries = []
+    loss = lambda out, y: 1e9 * nn.functional.cross_entropy(out, y)  # noqa: E731
+    with PipelineTrainer(
+        model, torch.optim.SGD(model.parameters(), lr=1e-12), loss,
+        callbacks=Callbacks(on_step=lambda event: tries.append(event.applied)), **SIZES, **ONE,
+    ) as t:  # fmt: skip
+        steps = list(t.steps(make_data(), epochs=1))
+    assert [step.step for step in steps] == [1, 2, 3]
+    assert tries.count(True) == 3 and False in tries[1:3]
+
+
+def test_sums_in_single_precision_train_as_well():
+    losses = {}
+    for exact in (True, False):
+        with trainer(exact=exact) as t:
+            losses[exact] = [step.metrics["loss"] for step in t.steps(make_data(), epochs=3)]
+    assert losses[True] == pytest.approx(losses[False], rel=1e-4)
+
+
+def test_another_layout_may_be_asked_for_and_one_that_cannot_be_is_refused():
+    with trainer() as t:
+        for step in t.steps(make_data(), epochs=2):
+            if step.step == 1:
+                t.relayout("1")
+                with pytest.raises(ConfigError, match="layout: 'x'"):
+                    t.relayout("x")
+        assert t.layout == f"{t.name} 0-2 x4"
+
+
+class _Pair(nn.Module):
+    def forward(self, pair):
+        return pair[0] + pair[1]
+
+
+class _Split(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.a(x), self.b(x)
+
+
+def test_layers_may_hand_on_several_tensors():
+    with trainer([_Split(), _Pair()]) as t:
+        assert len(list(t.steps(make_data(), epochs=1))) == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "names"),
+    [
+        ({"model": nn.Linear(4, 3)}, "model: Linear .expected an nn.Sequential"),
+        ({"model": nn.Sequential(), "optimizer": torch.optim.SGD(make_model().parameters())}, "no layers"),
+        ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, "'1' is a BatchNorm1d"),
+        ({"layout": "2 and 2"}, "layout: '2 and 2'"),
+        ({"batch": 9}, "micro_batch: 2 does not divide the batch of 9"),
+        ({"no_such": 1}, "no_such: no setting of PipelineTrainer"),
+        ({"optimizer": torch.optim.LBFGS(make_model().parameters())}, "LBFGS"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_what_cannot_be_is_refused_before_anybody_is_joined(wrong, names):
+    with pytest.raises(ConfigError, match=names):
+        trainer(**wrong)
+
+
+def test_a_loss_that_is_no_number_is_refused_by_its_shape():
+    model = make_model()
+    loss = nn.CrossEntropyLoss(reduction="none")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(ConfigError, match=r"loss: \(2,\) \(expected one number"),
+        PipelineTrainer(model, optimizer, loss, **SIZES, **ONE) as t,
+    ):
+        list(t.steps(make_data(), epochs=1))
+
+
+def test_who_leaves_before_it_has_data_holds_nobody_up():
+    t = trainer()
+    t.close()
+    t.close()

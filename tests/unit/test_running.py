@@ -1,0 +1,110 @@
+"""`chaosnet.scheduler.elastic.running`: which pipelines the members of a cluster run."""
+
+import pytest
+
+from chaosnet.protocols.errors import ConfigError, PlanInfeasible
+from chaosnet.scheduler.elastic.plan import check
+from chaosnet.scheduler.elastic.running import Facts, Laid, choose, lengths_of
+
+LAYERS = 9
+COSTS = ((100, 200),) * LAYERS
+
+
+def facts(micro_batches=16, stages=2, **more):
+    return Facts(COSTS, micro_batches, stages, **more)
+
+
+def stages_of(running):
+    return [len(each.workers) for each in running.laid.pipelines]
+
+
+def test_without_a_least_length_every_member_has_all_layers():
+    running = choose("abcd", facts(stages=1))
+    assert stages_of(running) == [1, 1, 1, 1]
+    assert running.predicted_us == 16 / 4 * LAYERS * 300
+
+
+def test_no_pipeline_is_shorter_than_asked_unless_members_are_few():
+    assert stages_of(choose("abcd", facts())) == [2, 2]
+    assert stages_of(choose("a", facts())) == [1]
+
+
+def test_micro_batches_of_all_pipelines_are_those_of_the_step():
+    for members in ("a", "abc", "abcdefg"):
+        running = choose(members, facts())
+        check(running.plan, 16)
+        assert sum(running.laid.counts) == 16
+
+
+def test_after_a_loss_what_takes_the_shortest_step_runs_and_the_rest_is_told():
+    before = choose("abcd", facts())
+    after = choose("abd", facts(), before.laid)
+    ways = {after.why: after.predicted_us, **dict(after.others)}
+    assert ways.keys() == {"layout", "reroute"}
+    assert after.predicted_us == min(ways.values())
+    assert "c" not in after.program.instructions
+
+
+def test_a_loss_is_rerouted_around_where_that_is_fastest():
+    wanted = facts(stages=4, wish="4+4")
+    before = choose("abcdefgh", wanted)
+    after = choose("abcdefg", wanted, before.laid)
+    assert after.why == "reroute"
+    assert after.laid.lost == {"h"}
+
+
+def test_what_runs_stays_while_nobody_comes_or_goes_and_nothing_is_much_better():
+    before = choose("abcd", facts())
+    assert choose("abcd", facts(), before.laid).laid == before.laid
+    assert choose("abcd", facts(speeds={"a": 0.97}), before.laid).why == "stay"
+
+
+def test_who_comes_is_given_work():
+    before = choose("ab", facts())
+    after = choose("abcd", facts(), before.laid)
+    assert {*after.program.instructions} == {*"abcd"}
+
+
+def test_a_slow_member_gets_less():
+    before = choose("abcd", facts())
+    after = choose("abcd", facts(speeds={"a": 0.5}), before.laid)
+    slow = next(i for i, each in enumerate(after.laid.pipelines) if "a" in each.workers)
+    assert after.laid.counts[slow] < after.laid.counts[1 - slow]
+    kept = dict(after.others)["stay"]
+    assert after.predicted_us < 0.85 * kept
+
+
+def test_pipelines_that_are_asked_for_run_if_there_are_members_enough():
+    wanted = facts(wish="4+2+1")
+    assert stages_of(choose("abcdefg", wanted)) == [4, 2, 1]
+    assert stages_of(choose("abc", wanted)) != [4, 2, 1]
+
+
+def test_all_members_come_to_the_same_whatever_they_have_planned_before():
+    """A joiner has planned nothing yet, and tables of others are warm."""
+    before = choose("abcdef", facts())
+    here = choose("abcde", facts(), before.laid)
+    there = choose(tuple("abcde"), facts(), Laid.from_plain(before.laid.to_plain()))
+    assert here.laid == there.laid and here.program == there.program
+
+
+def test_more_pipelines_than_micro_batches_are_not_asked_for():
+    assert sum(choose("abcdefgh", facts(micro_batches=2, stages=1)).laid.counts) == 2
+
+
+@pytest.mark.parametrize(
+    ("wish", "lengths"), [("2+2", (2, 2)), ("4+2+1", (4, 2, 1)), ("2x3", (3, 3)), ("5", (5,))]
+)
+def test_a_wish_says_how_long_pipelines_are(wish, lengths):
+    assert lengths_of(wish) == lengths
+
+
+@pytest.mark.parametrize("wish", ["", "2+", "two", "0+2", "2x", "2x2x2", "-1"])
+def test_a_wish_that_says_nothing_is_refused_by_its_text(wish):
+    with pytest.raises(ConfigError, match="layout: "):
+        lengths_of(wish)
+
+
+def test_nothing_that_could_run_is_an_error():
+    with pytest.raises(PlanInfeasible):
+        choose((), facts())

@@ -1,0 +1,51 @@
+"""`chaosnet.engines.tensor_bytes`: tensors on the wire."""
+
+import pytest
+import torch
+
+from chaosnet.engines.tensor_bytes import PART_BYTES, cut, joined
+from chaosnet.protocols.errors import ConfigError, MalformedMessage
+from chaosnet.protocols.messages import Tensor
+
+
+def over_the_wire(value):
+    rows, parts = cut(value)
+    messages = [
+        Tensor(
+            key=(1, 1), step=0, target="b", way="a", micro_batch=0, layer=1, part=index, parts=len(parts), rows=rows
+        )
+        for index in range(len(parts))
+    ]  # fmt: skip
+    return joined([(message, bytes(part)) for message, part in zip(messages, parts, strict=True)])
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(3, 4), torch.randn(3, 4).t(), torch.arange(5), torch.tensor(True), torch.empty(0, 3),
+        torch.randn(7).to(torch.bfloat16), torch.randn(PART_BYTES // 2 + 3),
+    ],
+    ids=["matrix", "transposed", "integers", "scalar", "empty", "bfloat16", "larger than a part"],
+)  # fmt: skip
+def test_a_tensor_comes_as_it_was(tensor):
+    came = over_the_wire(tensor)
+    assert came.dtype == tensor.dtype and torch.equal(came, tensor)
+
+
+def test_a_tuple_comes_as_a_tuple_also_of_one():
+    first, second = torch.randn(2, 2), torch.arange(3)
+    came = over_the_wire((first, second))
+    assert isinstance(came, tuple) and torch.equal(came[0], first) and torch.equal(came[1], second)
+    assert isinstance(over_the_wire((first,)), tuple)
+
+
+def test_what_is_no_tensor_is_refused_by_its_type():
+    with pytest.raises(ConfigError, match="a layer gives dict"):
+        cut({"hidden": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("rows", [(("float32", (9,)),), (("no such type", (1,)),)])
+def test_rows_that_do_not_fit_the_bytes_are_malformed(rows):
+    message = Tensor(key=(1, 1), step=0, target="b", way="a", micro_batch=0, layer=1, rows=rows)
+    with pytest.raises(MalformedMessage):
+        joined([(message, bytes(8))])
