@@ -48,6 +48,8 @@ def headline(status: Status) -> Text:
         *metrics(status.metrics),
     ]
     text = Text("  ".join(parts), style="bold")
+    for pipeline in status.pipelines.split(" | ") if status.pipelines else ():
+        text.append(f"\npipeline: {pipeline}", style="cyan")
     if status.parked:
         text.append(f"\nwaiting: {status.parked}", style="bold red")
     if waiting := status.waiting:

@@ -25,8 +25,8 @@ def layers_of(model: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, list[n
         whole = nn.ModuleList(layers)
     else:
         raise ConfigError(
-            f"model: {type(model).__name__} (expected an nn.Sequential, or a list of modules, each a layer that takes "
-            "what the one before gives)"
+            f"model: {type(model).__name__} (expected an nn.Sequential, or a list of modules, each a layer that "
+            "takes what the one before gives)"
         )
     if not layers:
         raise ConfigError("model: no layers (expected at least one)")

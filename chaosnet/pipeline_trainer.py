@@ -188,7 +188,7 @@ class PipelineTrainer:
         running = self.engine.running
         if running is None or str(running.laid) == self._ran:
             return
-        self._ran = str(running.laid)
+        self._ran = self.session.rates.pipelines = str(running.laid)
         others = "".join(f"; {why} {us / 1000:.1f} ms" for why, us in running.others if why != running.why)
         self._teller.say(
             f"pipelines ({running.why}): {running.laid}; predicted {running.predicted_us / 1000:.1f} ms of computing"

@@ -71,6 +71,7 @@ class Vitals:
             step=agent.sync.step,
             samples_per_s=round(_samples_per_s(agent), 1),
             metrics=dict(steps.metrics),
+            pipelines=rates.pipelines,
             **rates.left_out,
             parked=agent.why_it_waits(now_s),
             waiting=agent.waits.row(now_s),

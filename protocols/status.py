@@ -107,6 +107,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     step: int  # The one under way.
     samples_per_s: float  # Of all members together.
     metrics: dict[str, float | None]  # Of the last completed step.
+    pipelines: str = ""  # That run: "a 0-3 > b 4-7 x8 | ...", layers of each member and micro-batches.
     samples_dropped: int = 0  # Over all epochs, by `drop_last` rules and the like.
     samples_set_aside: int = 0  # As scripts ended with an error over them.
     parked: str | None  # Why training waits, and what a person can do; None: it does not.

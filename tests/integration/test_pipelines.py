@@ -10,7 +10,7 @@ import pytest
 from cluster import Cluster, cluster_of
 from torch import nn
 
-from chaosnet import PipelineTrainer
+from chaosnet import PipelineTrainer, client
 from chaosnet.data import EpochOrder
 
 pytestmark = pytest.mark.realtime
@@ -80,6 +80,8 @@ def test_a_layout_trains_as_one_process_does(layout, alone, tmp_path):
             f"pipelines of {layout} stages",
         )
         cluster.nodes[-1].advance(10)
+        told = client.status(cluster.nodes[-1].last("joined")["address"]).pipelines
+        assert [each.count(">") + 1 for each in told.split("|")] == wanted
         cluster.leave()
         check(cluster, alone)
 
