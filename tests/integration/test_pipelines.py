@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
+import time
 
 import pipeline_worker
 import pytest
@@ -16,7 +18,8 @@ from chaosnet.data import EpochOrder
 pytestmark = pytest.mark.realtime
 
 BATCH = pipeline_worker.BATCH
-STEPS = 200  # More than any of these clusters trains.
+KILLS = int(os.environ.get("CHAOSNET_TEST_KILLS", "4"))
+STEPS = max(200, 30 * KILLS)  # More than any of these clusters trains.
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,7 @@ def alone(tmp_path_factory):
     """Step: loss and state of a run of one process."""
     with cluster_of(0, tmp_path_factory.mktemp("alone"), script=pipeline_worker.train) as cluster:
         node = cluster.start(pause_s=0.0)
-        cluster.until(lambda: node.step >= STEPS, f"{STEPS} steps of one process", patience_s=120)
+        cluster.until(lambda: node.step >= STEPS, f"{STEPS} steps of one process", patience_s=STEPS)
         cluster.leave()
         return {step: (record["means"]["loss"], record["hash"]) for step, record in cluster.steps().items()}
 
@@ -104,11 +107,18 @@ def test_members_that_die_join_and_leave_change_no_bit(alone, tmp_path):
 
 def test_kills_at_random_moments_change_no_bit(alone, tmp_path):
     rng = random.Random(7)
-    with cluster_of(4, tmp_path, script=pipeline_worker.train) as cluster:
-        for _ in range(4):
+    with cluster_of(
+        4, tmp_path, script=pipeline_worker.train, pause_s=0.05 if KILLS <= 4 else 0.2
+    ) as cluster:
+        for number in range(KILLS):
             victim = rng.choice(cluster.live())
-            victim.order(die_in={"all-reduce": rng.randint(1, 60)})
-            cluster.without(victim.name, victim.dies())
+            if number % 2:
+                victim.order(die_in={"all-reduce": rng.randint(1, 60)})
+                died_s = victim.dies()
+            else:
+                time.sleep(rng.uniform(0, 0.5))
+                died_s = victim.kill()
+            cluster.without(victim.name, died_s)
             cluster.start().last("joined")
         cluster.live()[0].advance(5)
         cluster.leave()
