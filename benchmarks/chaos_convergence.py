@@ -51,6 +51,7 @@ class Learning(NamedTuple):
 
 def _learn(pipe: Pipe, what: Learning, index: int, first: int, verdicts: bool) -> dict[str, Any]:
     """Until the last epoch, or the word to leave. `first`: nodes that there are when it begins."""
+    from chaosnet.setting_groups import Cluster
     from chaosnet.trainer import Trainer
 
     torch.set_num_threads(1)
@@ -62,9 +63,8 @@ def _learn(pipe: Pipe, what: Learning, index: int, first: int, verdicts: bool) -
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], what.rate)
     pipe.send("ready")
     join = pipe.receive()
-    trainer = Trainer(
-        model, optimizer, join=join, name=f"node{index}", quiet=True, seed=what.seed, new=not join
-    )
+    cluster = Cluster(join=join, name=f"node{index}", new=not join)
+    trainer = Trainer(model, optimizer, cluster=cluster, quiet=True, seed=what.seed)
     began = trainer.step
     pipe.send(trainer.status().members[-1].addresses[0] if not join else "in")
     while trainer.step == 0 and len(trainer.status().members) < first:

@@ -38,6 +38,7 @@ from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
 from ..scheduler.sync_plan import POLICIES, SyncPolicy
 from ..scheduler.trees import Tree
+from ..setting_groups import Cluster
 from ..trainer import Trainer
 from .figures import table
 from .machines import free_port
@@ -223,7 +224,7 @@ def _serve() -> None:
     print("{}", flush=True)
     sys.stdin.readline()
     called_s = time.monotonic()
-    trainer = Trainer(model, optimizer, sync_policy=_knowing(told["rates_bps"]))
+    trainer = Trainer(model, optimizer, cluster=Cluster(sync_policy=_knowing(told["rates_bps"])))
     print(json.dumps({"called_s": called_s, "member_s": time.monotonic()}), flush=True)
     times_s: list[float] = []  # Of the last steps in a row with as many members.
     members = 0

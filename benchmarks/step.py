@@ -92,6 +92,7 @@ def _worker(
     join: str,
 ) -> list[tuple[float, float]]:
     """Returns: seconds a step of ours and of DDP's, block by block."""
+    from chaosnet.setting_groups import Cluster
     from chaosnet.trainer import Trainer
 
     place.enter()
@@ -100,10 +101,14 @@ def _worker(
     ours, x = net(parameter_bytes, parameters)
     theirs, _ = net(parameter_bytes, parameters)
     optimizers = [torch.optim.Adam(each.parameters(), 1e-4) for each in (ours, theirs)]
-    trainer = Trainer(
-        ours, optimizers[0], join=join, name=f"n{rank}", listen=f"{place.address}:0", insecure=bool(place.namespace),
-        neighbors=nodes, quiet=True,
-    )  # fmt: skip
+    cluster = Cluster(
+        join=join,
+        name=f"n{rank}",
+        listen=f"{place.address}:0",
+        insecure=bool(place.namespace),
+        neighbors=nodes,
+    )
+    trainer = Trainer(ours, optimizers[0], cluster=cluster, quiet=True)
     pipe.send(trainer.status().members[0].addresses[0] if not join else "in")
 
     def our_step() -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from .exit_event import capture_exit_event
     from .means import ClusterMean
+    from .setting_groups import Checkpoints, Cluster
     from .trainer import Trainer
 
 _MODULE_BY_NAME = {
@@ -31,6 +32,8 @@ _MODULE_BY_NAME = {
     "Callbacks": "callbacks",
     "ChaosnetError": "errors",
     "CheckpointError": "errors",
+    "Checkpoints": "setting_groups",
+    "Cluster": "setting_groups",
     "ClusterMean": "means",
     "ConfigError": "errors",
     "Expelled": "errors",
@@ -48,6 +51,8 @@ __all__ = [
     "Callbacks",
     "ChaosnetError",
     "CheckpointError",
+    "Checkpoints",
+    "Cluster",
     "ClusterMean",
     "ConfigError",
     "EpochDone",

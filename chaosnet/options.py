@@ -10,7 +10,6 @@ from typing import Any, ClassVar, NoReturn
 
 import click
 
-from .callbacks import Callbacks
 from .node.endpoint import KEY, SECRET, shown
 
 
@@ -266,14 +265,16 @@ class Function(Expecting):
         return value if callable(value) else self.refuse(value)
 
 
-class CallbacksOnly(Expecting):
-    """Of scripts only."""
+class Made(Expecting):
+    """Of scripts only: an object of one of chaosnet's own classes."""
 
-    name = "CALLBACKS"
-    expected = "chaosnet.Callbacks(...)"
+    name = "OBJECT"
+
+    def __init__(self, kind: type) -> None:
+        self.kind, self.expected = kind, f"chaosnet.{kind.__name__}(...)"
 
     def of_script(self, value: Any) -> Any:
-        return value if isinstance(value, Callbacks) else self.refuse(value)
+        return value if isinstance(value, self.kind) else self.refuse(value)
 
 
 class StepEpochOrSamples(Expecting):

@@ -116,7 +116,7 @@ def check_writable(directory: Path) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise ConfigError(
-            f"checkpoint_dir: {str(directory)!r} cannot be written: {error.strerror} (expected a folder "
+            f"directory: {str(directory)!r} cannot be written: {error.strerror} (expected a folder "
             "with free space that this process may write)"
         ) from None
 

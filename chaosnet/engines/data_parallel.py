@@ -86,8 +86,8 @@ class DataParallel:
         self.model, self.optimizer, self.lr_scheduler, self.named = named(
             model, optimizer, lr_scheduler, told.updates
         )
-        compression = session.settings.compression
-        self.gradients = Gradients(self.model, told.chunk_bytes, self._chunks_ready, compression)
+        compression, chunk_bytes = session.settings.compression, session.settings.chunk_bytes
+        self.gradients = Gradients(self.model, chunk_bytes, self._chunks_ready, compression)
         self.guard = None if told.guard is None else Guard(told.guard, told.guard_factor)
         self.state = TrainingState(
             self.model, self.optimizer, self.lr_scheduler, extra_state, self._terms(compression)

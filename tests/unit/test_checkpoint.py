@@ -296,7 +296,7 @@ def test_a_folder_that_somebody_removes_meanwhile_is_an_error_that_names_it(tmp_
 
 def test_a_directory_that_cannot_be_written_is_refused_at_the_start(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"checkpoint_dir: '.*file' cannot be written: "):
+    with pytest.raises(ConfigError, match=r"directory: '.*file' cannot be written: "):
         disk.check_writable(tmp_path / "file")
     disk.check_writable(tmp_path / "new" / "folder")
     assert list((tmp_path / "new" / "folder").iterdir()) == []
