@@ -83,7 +83,7 @@ class Planned(Trainer):
         loop.ask(change)
 
 
-class Worker:
+class ChaosWorker:
     """One node, from its membership on."""
 
     def __init__(self, told: Mapping[str, Any]) -> None:
@@ -190,7 +190,7 @@ def _told_now() -> dict[str, Any] | None:
 def serve() -> None:
     """Until told to leave."""
     torch.set_num_threads(1)
-    worker = Worker(json.loads(sys.stdin.readline()))
+    worker = ChaosWorker(json.loads(sys.stdin.readline()))
     _say({})
     sys.stdin.readline()
     _say(worker.begin())

@@ -64,7 +64,7 @@ def net(parameter_bytes: int, parameters: int) -> tuple[nn.Module, torch.Tensor]
     return nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS))), torch.randn(BATCH, width)
 
 
-class Place(NamedTuple):
+class StepPlace(NamedTuple):
     """Where a worker runs."""
 
     address: str
@@ -83,7 +83,7 @@ class Place(NamedTuple):
 
 def _worker(
     pipe: Pipe,
-    place: Place,
+    place: StepPlace,
     rank: int,
     nodes: int,
     parameter_bytes: int,
@@ -150,22 +150,22 @@ def _block(step: Callable[[], None], count: int) -> float:
 
 
 @contextmanager
-def places(nodes: int, rate_mbit: float) -> Iterator[Sequence[Place]]:
+def places(nodes: int, rate_mbit: float) -> Iterator[Sequence[StepPlace]]:
     """So many: on loopback, or (if `rate_mbit` is not 0) each with a link of that rate to a switch."""
     names = [f"n{rank}" for rank in range(nodes)]
     if not rate_mbit:
         here = Loopback()
-        yield [Place(here.address(name), here.variables(name)) for name in names]
+        yield [StepPlace(here.address(name), here.variables(name)) for name in names]
         return
     with switched(names, rate_mbit) as on:
         yield [
-            Place(on.address(name), on.variables(name), commands.namespace(on.testbed, name))
+            StepPlace(on.address(name), on.variables(name), commands.namespace(on.testbed, name))
             for name in names
         ]
 
 
 def measure(
-    parameter_bytes: int, parameters: int, nodes: int, folder: Path, at: Sequence[Place]
+    parameter_bytes: int, parameters: int, nodes: int, folder: Path, at: Sequence[StepPlace]
 ) -> dict[str, Any]:
     """Compare among `nodes` processes. A block takes as long as its slowest process."""
     store = folder / f"gloo-{nodes}-{time.time_ns()}"

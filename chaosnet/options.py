@@ -74,7 +74,7 @@ class Addresses(Expecting):
         return ",".join(Address().convert(part, param, ctx) for part in parts)
 
 
-class Peer(Expecting):
+class PeerName(Expecting):
     """An address, or the id that a node has in the cluster."""
 
     name = "HOST:PORT|ID"
@@ -86,16 +86,16 @@ class Peer(Expecting):
         return str(value)
 
 
-class Peers(Expecting):
+class PeerNames(Expecting):
     """Text: with commas in between. A script gives a tuple or a list."""
 
-    name = Peer.name
+    name = PeerName.name
     expected = "names or addresses, e.g. ('n1', '10.0.0.2:5555')"
     given = (tuple, list)
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, ...]:
         parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-        return tuple(Peer().convert(part, param, ctx) for part in parts if part)
+        return tuple(PeerName().convert(part, param, ctx) for part in parts if part)
 
     def of_script(self, value: Any) -> tuple[str, ...]:
         if not isinstance(value, self.given) or not all(isinstance(each, str) for each in value):

@@ -26,7 +26,8 @@ class Cluster:
             nodes may be given it, and the same `join`, their own addresses among them: of those that reach
             each other one founds, the one that is named first.
         new: Start a cluster, even if this node was in one when it last ran at its port, which may live still.
-        rejoin: Come back when the cluster has gone on without this node; else `update()` raises `Expelled`.
+        rejoin: Come back when the cluster has gone on without this node; else `update()` raises
+            `NodeExpelled`.
         name: Unique in the cluster.
         neighbors: Number of links to ask for, up to 64.
         links: Whom to link to instead: names or addresses of members.

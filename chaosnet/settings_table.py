@@ -31,7 +31,7 @@ from .options import (
     Name,
     OneOf,
     OneOfOrCallable,
-    Peers,
+    PeerNames,
     StepEpochOrSamples,
     Switch,
     Whole,
@@ -258,7 +258,7 @@ NODE = (  # `Cluster(...)`.
         name="rejoin", annotation="bool | None", check=Switch(), default=True,
         variable="CHAOSNET_REJOIN", option="--no-rejoin",
         option_help="End with an error when the cluster has gone on without this node.",
-        help="Come back when the cluster has gone on without this node; else `update()` raises `Expelled`.",
+        help="Come back when the cluster has gone on without this node; else `update()` raises `NodeExpelled`.",
     ),
     Setting(
         name="name", annotation="str | None", check=Name(),
@@ -272,7 +272,7 @@ NODE = (  # `Cluster(...)`.
         help="Number of links to ask for, up to 64.",
     ),
     Setting(
-        name="links", annotation="tuple[str, ...] | None", check=Peers(), default=(),
+        name="links", annotation="tuple[str, ...] | None", check=PeerNames(), default=(),
         default_text="none", variable="CHAOSNET_LINKS", option="--link",
         option_help="A member to link to; may be repeated. Instead of --neighbors.",
         help="Whom to link to instead: names or addresses of members.",

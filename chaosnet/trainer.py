@@ -170,7 +170,7 @@ class Trainer(RunFacts):
             samples: Behind this node's gradients since the last update. Default: those of the batches that
                 `batches` gave out; with your own loader 1, so that all nodes count the same.
             name: Of the optimizer that it steps, if there are several.
-        Raises: Expelled if the cluster went on without this node and does not take it back (or with
+        Raises: NodeExpelled if the cluster went on without this node and does not take it back (or with
             rejoin=False); ConfigError for a gradient that cannot be averaged.
         """
         self._attached().steps.by(UPDATE, samples, name)

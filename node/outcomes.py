@@ -41,7 +41,7 @@ class StateDiscarded:
 
 
 @dataclass(slots=True)
-class Founded:
+class FoundedAt:
     """Nobody was there to join: the state is what this node began with. `addresses`: where others join it."""
 
     addresses: tuple[str, ...]
@@ -69,7 +69,7 @@ class Ended:
     last: bool = False
 
 
-Outcome = StepOutcome | StateArrived | StateDiscarded | Founded | Admitted | Ended
+Outcome = StepOutcome | StateArrived | StateDiscarded | FoundedAt | Admitted | Ended
 
 
 @dataclass(slots=True)

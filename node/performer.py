@@ -21,7 +21,7 @@ from . import clock
 from .all_reduce import AllReduce
 from .core import Agent, Phase
 from .link_tests import LinkTests
-from .outcomes import Admitted, Ended, Founded, Outcome, StateArrived, StateDiscarded, StepOutcome
+from .outcomes import Admitted, Ended, FoundedAt, Outcome, StateArrived, StateDiscarded, StepOutcome
 from .replica import Replica
 from .step_history import StepHistory
 from .telling import Telling
@@ -145,7 +145,7 @@ class Performer:
                 self._step_completed(effect)
             case fx.Founded():
                 self.transport.found()
-                self._pending.append(Founded(self.addresses))
+                self._pending.append(FoundedAt(self.addresses))
             case fx.Joined(step, deal):
                 self.member = True
                 self._pending.append(Admitted(step, deal))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..agreement import Agreement, Verdict
+from ..agreement import Agreement, Divergence
 from ..callbacks import Callbacks, EpochDone, StateLoaded, StepDone
 from ..checkpointing import Checkpointing
 from ..data import DataShare
@@ -82,7 +82,7 @@ class DataParallel:
         self._loaded: StateLoaded | None = None
         self._step_left = 0  # When the cluster went on without this node.
         self._run = secrets.token_hex(8)  # Of the cluster since it was founded or resumed.
-        self.healing: Verdict | None = None
+        self.healing: Divergence | None = None
         self.model, self.optimizer, self.lr_scheduler, self.named = named(
             model, optimizer, lr_scheduler, told.updates
         )

@@ -24,7 +24,7 @@ from chaosnet import (
     capture_exit_event,
     exit_event,
 )
-from chaosnet.agreement import Verdict
+from chaosnet.agreement import Divergence
 from chaosnet.data import fetch
 from chaosnet.invite import Token
 from chaosnet.node.keys import KeyPair
@@ -635,7 +635,7 @@ def test_of_a_node_that_is_to_heal_when_nobody_else_is_left_no_state_passes_for_
     with pytest.raises(ReplicasDiffer, match="Nobody is left whose state this node could pull"):
         for batch in trainer.batches(data, batch_size=8, min_samples=4, drop_last=True):
             loss_of(trainer.model, batch).backward()
-            trainer.engine.healing = Verdict("state", "x", "x differs", here=True)
+            trainer.engine.healing = Divergence("state", "x", "x differs", here=True)
             trainer.update()
 
 
