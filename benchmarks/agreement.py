@@ -35,13 +35,14 @@ def _large(size_bytes: int) -> nn.Module:
 
 def _worker(pipe: Pipe, name: str, join: str, megabytes: float, steps: int, pairs: int) -> dict[str, Any]:
     """Trains `pairs` pairs of blocks. Returns: seconds of each block, and microseconds spent on comparing."""
+    from chaosnet.setting_groups import Cluster
     from chaosnet.trainer import Trainer
 
     torch.set_num_threads(1)
     model = _large(int(megabytes * 1e6)) if megabytes else _digits()
     first = next(model.parameters()).shape[1]
     x, optimizer = torch.randn(BATCH, first), torch.optim.Adam(model.parameters(), 1e-4)
-    trainer = Trainer(model, optimizer, join=join, name=name, quiet=True)
+    trainer = Trainer(model, optimizer, cluster=Cluster(join=join, name=name), quiet=True)
     agreement, rules, spent = trainer.engine.agreement, trainer.engine.rules, list[float]()
     tell, judge, check, read = agreement.tell, agreement.judge, rules.check, agreement.window.read
     in_window = list[float]()

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from ..node.compression import Encoding, Exact
-from ..node.core import Agent, Settings
+from ..node.core import Agent, CoreSettings
 from ..node.keys import KeyPair
 from ..node.lanes import chunk_bytes_of
 from ..node.loop import NodeLoop
@@ -83,7 +83,7 @@ class Ours:
         self, name: str, vector: Vector, listen: str = "127.0.0.1:0", keys: KeyPair | None = None
     ) -> None:
         self.vector, self.name = vector, name
-        settings = Settings(chunks=len(vector.chunks))
+        settings = CoreSettings(chunks=len(vector.chunks))
 
         def make_agent(addresses: tuple[str, ...], life: int) -> Agent:
             settings.addresses = addresses

@@ -18,7 +18,7 @@ import msgspec
 
 from ..simulator.many_runs import in_processes
 from ..simulator.scenario import Failures, Overhead, Scenario, events_of, interval, run, summary
-from ..simulator.training import HOUR_S, Run
+from ..simulator.training import HOUR_S, TrainingRun
 from .figures import COLOURS, Found, outputs, publish, table
 
 PAPER = {"chameleon/oobleck": 1.229, "chameleon/recycle": 1.355}
@@ -122,7 +122,7 @@ def measure_fig8(
     return {**parts, "parameters": parameters, "sweep": sweep, "paper": PAPER, "open": OPEN_8}
 
 
-def _against_best(runs: dict[str, Run]) -> float:
+def _against_best(runs: dict[str, TrainingRun]) -> float:
     """Of ours over the better one of Chameleon and ElasWave, in one seed."""
     return runs["chaosnet"].samples / max(runs["chameleon"].samples, runs["elaswave"].samples)
 

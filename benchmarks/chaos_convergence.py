@@ -51,6 +51,7 @@ class Learning(NamedTuple):
 
 def _learn(pipe: Pipe, what: Learning, index: int, first: int, verdicts: bool) -> dict[str, Any]:
     """Until the last epoch, or the word to leave. `first`: nodes that there are when it begins."""
+    from chaosnet.setting_groups import Cluster
     from chaosnet.trainer import Trainer
 
     torch.set_num_threads(1)
@@ -62,9 +63,8 @@ def _learn(pipe: Pipe, what: Learning, index: int, first: int, verdicts: bool) -
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], what.rate)
     pipe.send("ready")
     join = pipe.receive()
-    trainer = Trainer(
-        model, optimizer, join=join, name=f"node{index}", quiet=True, seed=what.seed, new=not join
-    )
+    cluster = Cluster(join=join, name=f"node{index}", new=not join)
+    trainer = Trainer(model, optimizer, cluster=cluster, quiet=True, seed=what.seed)
     began = trainer.step
     pipe.send(trainer.status().members[-1].addresses[0] if not join else "in")
     while trainer.step == 0 and len(trainer.status().members) < first:
@@ -146,7 +146,7 @@ def worst_rise(loss: Sequence[float], after: int) -> float:
 # --- commands ---
 
 
-class Figure(NamedTuple):
+class ConvergenceFigure(NamedTuple):
     """One of the four."""
 
     number: int
@@ -159,7 +159,7 @@ class Figure(NamedTuple):
     rate: float
 
 
-def _options(figure: Figure) -> options.Option:
+def _options(figure: ConvergenceFigure) -> options.Option:
     files = "; ".join(f"{task}: {FILES[task]}" for task in figure.tasks[1:])
     return options.add(
         options.shown("--models", type=Several(OneOf(figure.models)), default=",".join(figure.models)),
@@ -175,7 +175,7 @@ def _options(figure: Figure) -> options.Option:
     )
 
 
-def _command(figure: Figure, text: str) -> click.Command:
+def _command(figure: ConvergenceFigure, text: str) -> click.Command:
     @click.command(f"chaos-fig{figure.number}", help=text)
     @_options(figure)
     def command(
@@ -204,8 +204,8 @@ def _command(figure: Figure, text: str) -> click.Command:
 
 
 def _show(
-    figure: Figure, found: Mapping[str, Mapping[str, Mapping[str, Any]]], change_at: int, json_file: Path | None,
-    plot_file: Path | None,
+    figure: ConvergenceFigure, found: Mapping[str, Mapping[str, Mapping[str, Any]]], change_at: int,
+    json_file: Path | None, plot_file: Path | None,
 ) -> None:  # fmt: skip
     rows = []
     for model, by_name in found.items():
@@ -241,7 +241,15 @@ def _show(
 
 VISION = (tuple(VISION_MODELS), ("digits", "cifar-10"), "accuracy", 30, 15, 2e-3)
 TEXT = (("GPT",), ("made", "wikitext-2", "dailydialog"), "loss", 8, 3, 2e-3)
-fig11_command = _command(Figure(11, True, *VISION), "Chaos, Fig. 11: accuracy with a node that joins.")
-fig12_command = _command(Figure(12, False, *VISION), "Chaos, Fig. 12: accuracy with a node that leaves.")
-fig13_command = _command(Figure(13, True, *TEXT), "Chaos, Fig. 13: fine-tuning with a node that joins.")
-fig14_command = _command(Figure(14, False, *TEXT), "Chaos, Fig. 14: fine-tuning with a node that leaves.")
+fig11_command = _command(
+    ConvergenceFigure(11, True, *VISION), "Chaos, Fig. 11: accuracy with a node that joins."
+)
+fig12_command = _command(
+    ConvergenceFigure(12, False, *VISION), "Chaos, Fig. 12: accuracy with a node that leaves."
+)
+fig13_command = _command(
+    ConvergenceFigure(13, True, *TEXT), "Chaos, Fig. 13: fine-tuning with a node that joins."
+)
+fig14_command = _command(
+    ConvergenceFigure(14, False, *TEXT), "Chaos, Fig. 14: fine-tuning with a node that leaves."
+)

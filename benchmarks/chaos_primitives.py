@@ -28,7 +28,7 @@ from ..protocols.errors import ConfigError
 from ..protocols.status import Status
 from . import chaos_options as options
 from .chaos_models import say_sizes
-from .chaos_stage import Joined, Pull, Stage, Work, as_root, cases, idle_s, stage
+from .chaos_stage import Pull, ScaleOutTimes, Stage, Work, as_root, cases, idle_s, stage
 from .figures import bars, legend_below, publish, table
 from .overlay import PATIENCE_S
 
@@ -44,7 +44,7 @@ NOTHING_S = 0.3
 OPEN = "what its delays are counted from and to: its text says that they are hidden behind sums and computing"
 
 
-class Event(NamedTuple):
+class PrimitiveTimes(NamedTuple):
     """One that was measured."""
 
     kind: str
@@ -52,21 +52,21 @@ class Event(NamedTuple):
     held_s: float  # Mean of the members.
 
 
-def events(on: Stage, repeat: int, seed: int) -> Iterator[Event]:
+def events(on: Stage, repeat: int, seed: int) -> Iterator[PrimitiveTimes]:
     """All kinds in turn."""
     rng = random.Random(seed)
     for _ in range(repeat):
         joined, left = _come_and_go(on)
-        yield Event("scale-out", joined.delay_s, statistics.fmean(joined.idle_by_member.values()))
-        yield Event("scale-in", *left)
+        yield PrimitiveTimes("scale-out", joined.delay_s, statistics.fmean(joined.idle_by_member.values()))
+        yield PrimitiveTimes("scale-in", *left)
         a, b = _unlinked(on, rng)
         for kind, connect in (("connect-link", True), ("disconnect-link", False)):
             on.warm_up()
-            yield Event(kind, *_asked(on, a, {"do": "link", "peer": b, "connect": connect}))
+            yield PrimitiveTimes(kind, *_asked(on, a, {"do": "link", "peer": b, "connect": connect}))
         on.warm_up()
         began_s = time.monotonic()
         time.sleep(NOTHING_S)
-        yield Event(NOTHING, NOTHING_S, _held_s(on, began_s, time.monotonic()))
+        yield PrimitiveTimes(NOTHING, NOTHING_S, _held_s(on, began_s, time.monotonic()))
 
 
 def _unlinked(on: Stage, rng: random.Random) -> tuple[str, str]:
@@ -88,7 +88,7 @@ def _status(on: Stage) -> Status:
     return next(status for status in found if status.scheduler == status.node)
 
 
-def _come_and_go(on: Stage) -> tuple[Joined, tuple[float, float]]:
+def _come_and_go(on: Stage) -> tuple[ScaleOutTimes, tuple[float, float]]:
     joined = on.join(Pull())
     asked_s, left_s = on.left_s
     return joined, (left_s - asked_s, _held_s(on, asked_s, left_s))

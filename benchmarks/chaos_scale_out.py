@@ -26,7 +26,7 @@ from ..options import Amount, OneOf, Several, Whole
 from . import chaos_options as options
 from .chaos_models import TEXT, say_sizes
 from .chaos_stage import Work, as_root, bound_s, cases
-from .chaos_systems import FIG15, FIG16, SYSTEMS, System, measure, plain
+from .chaos_systems import FIG15, FIG16, SYSTEMS, ScaleOutSystem, measure, plain
 from .figures import bars, legend_below, publish, table
 
 MB = 1e6
@@ -50,7 +50,7 @@ class Figure(NamedTuple):
     """Which of the two is drawn, and what the paper's text says of it."""
 
     number: int
-    systems: Mapping[str, System]
+    systems: Mapping[str, ScaleOutSystem]
     idle: bool = False
     paper: Mapping[str, str] | None = None
 

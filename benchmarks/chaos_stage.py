@@ -22,7 +22,7 @@ from ..netem.netns import PORT, Netns
 from ..netem.topology import GOODPUT, Topology, random_overlay
 from ..protocols.errors import ConfigError
 from ..scheduler.shard_plan import Source, water_filling_bound
-from .overlay import PATIENCE_S, Node, namespaces, scaled
+from .overlay import PATIENCE_S, PlacedNode, namespaces, scaled
 
 WORKER = "chaos_worker"
 WARM_UP_STEPS = 10  # Before a node joins; their median is what a step takes usually.
@@ -65,7 +65,7 @@ class Pull(NamedTuple):
     blocking: bool = False
 
 
-class Joined(NamedTuple):
+class ScaleOutTimes(NamedTuple):
     """A scale-out: how long the new node waited, and how long every member was held up beyond its usual steps."""
 
     delay_s: float
@@ -114,7 +114,7 @@ class Stage:
     testbed: Netns
     work: Work
     folder: Path
-    members: dict[str, Node] = field(default_factory=dict)
+    members: dict[str, PlacedNode] = field(default_factory=dict)
     left_s: tuple[float, float] = (0.0, 0.0)  # When the last one that joined asked to leave, and was out.
 
     # --- nodes ---
@@ -131,9 +131,9 @@ class Stage:
             node.tell({})
             node.hear(PATIENCE_S)
 
-    def start(self, name: str, links: Sequence[str], pull: Pull, **told: Any) -> Node:
+    def start(self, name: str, links: Sequence[str], pull: Pull, **told: Any) -> PlacedNode:
         """A process that loads what it needs, says so, and waits for a word to join."""
-        node = Node(self.testbed, name, WORKER)
+        node = PlacedNode(self.testbed, name, WORKER)
         first = self.testbed.endpoints(name, self.case.topology.nodes[0], PORT)[1]
         node.tell(
             {
@@ -170,7 +170,7 @@ class Stage:
 
     # --- a join ---
 
-    def join(self, pull: Pull, barrier: bool = False) -> Joined:
+    def join(self, pull: Pull, barrier: bool = False) -> ScaleOutTimes:
         """The case's joiner joins by such a way, and leaves again. `barrier`: nobody trains meanwhile."""
         self.ask_members(do="plan", strategy=pull.strategy)
         near = self.case.topology.graph[self.case.joiner]
@@ -198,7 +198,7 @@ class Stage:
             )
         called_s = joined["called_s"]
         idle = {name: idle_s(each["times_s"], called_s, first_step_s) for name, each in reports.items()}
-        return Joined(joined["member_s"] - called_s, idle, joined["bytes"], joined["phases_s"])
+        return ScaleOutTimes(joined["member_s"] - called_s, idle, joined["bytes"], joined["phases_s"])
 
     def warm_up(self) -> None:
         """Until all members have made some steps with nobody who starts a process beside them."""
@@ -218,7 +218,7 @@ class Stage:
                 )
             time.sleep(POLL_S)
 
-    def _trains(self, node: Node) -> float:
+    def _trains(self, node: PlacedNode) -> float:
         """Wait until a new node has taken part in steps. Returns: when it had in its first."""
         end_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < end_s:

@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..protocols.errors import ConfigError
-from .chaos_stage import Case, Joined, Pull, Stage, Work, stage
-from .overlay import PATIENCE_S, Node
+from .chaos_stage import Case, Pull, ScaleOutTimes, Stage, Work, stage
+from .overlay import PATIENCE_S, PlacedNode
 
 
-class System(Protocol):
+class ScaleOutSystem(Protocol):
     """A way to scale out."""
 
     @property
     def on_disk(self) -> bool:
         """Is the state loaded from a checkpoint by every node for itself?"""
 
-    def scale_out(self, on: Stage) -> Joined:
+    def scale_out(self, on: Stage) -> ScaleOutTimes:
         """Add the case's joiner, and let it leave again."""
 
 
@@ -41,7 +41,7 @@ class StopFree:
     barrier: bool = False
     on_disk: bool = False
 
-    def scale_out(self, on: Stage) -> Joined:
+    def scale_out(self, on: Stage) -> ScaleOutTimes:
         """As of System."""
         return on.join(self.pull, self.barrier)
 
@@ -52,7 +52,7 @@ class StopResume:
 
     on_disk: bool = True
 
-    def scale_out(self, on: Stage) -> Joined:
+    def scale_out(self, on: Stage) -> ScaleOutTimes:
         """As of System. From the word to stop until all nodes, the new one too, can train again."""
         on.warm_up()
         file = on.folder / "checkpoint.pt"
@@ -64,7 +64,7 @@ class StopResume:
         joiner.tell({"do": "leave"})
         joiner.hear(PATIENCE_S)
         joiner.kill()
-        return Joined(delay_s, idle, file.stat().st_size, {})
+        return ScaleOutTimes(delay_s, idle, file.stat().st_size, {})
 
 
 def _stop(on: Stage, file: Path) -> dict[str, list[float]]:
@@ -78,13 +78,13 @@ def _stop(on: Stage, file: Path) -> dict[str, list[float]]:
     return times
 
 
-def _restart(on: Stage, file: Path) -> tuple[Node, dict[str, float]]:
+def _restart(on: Stage, file: Path) -> tuple[PlacedNode, dict[str, float]]:
     """All, and one more. Returns: the new one, and when each could train.
 
     Who names neighbours is refused until they are members, so nodes come in as many turns as that takes.
     """
     order = [*on.case.members, on.case.joiner]
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, PlacedNode] = {}
     turns: dict[str, int] = {}
     for place, name in enumerate(order):
         links = [peer for peer in order[:place] if on.case.topology.graph.has_edge(name, peer)]
@@ -103,20 +103,20 @@ def _restart(on: Stage, file: Path) -> tuple[Node, dict[str, float]]:
     return joiner, again_s
 
 
-SYSTEMS: dict[str, System] = {
+SYSTEMS: dict[str, ScaleOutSystem] = {
     "Pollux": StopResume(),
     "EDL+": StopFree(Pull("single", steals=False, blocking=True), barrier=True),
     "Autoscaling": StopFree(Pull("even", from_all=True, steals=False, blocking=True)),
     "Chaos": StopFree(Pull("adaptive", steals=False, blocking=True)),
     "chaosnet": StopFree(Pull()),
 }
-FIG15: dict[str, System] = {
+FIG15: dict[str, ScaleOutSystem] = {
     "single source": StopFree(Pull("single", steals=False)),
     "multi-source": StopFree(Pull("even", from_all=True, steals=False)),
     "multi-neighbour": StopFree(Pull("even", steals=False)),
     "chaosnet": StopFree(Pull()),
 }
-FIG16: dict[str, System] = {
+FIG16: dict[str, ScaleOutSystem] = {
     "even": StopFree(Pull("even", steals=False)),
     "greedy": StopFree(Pull("greedy", steals=False)),
     "optimal": StopFree(Pull("optimal", steals=False)),
@@ -124,9 +124,11 @@ FIG16: dict[str, System] = {
 }
 
 
-def measure(case: Case, work: Work, systems: Mapping[str, System], repeat: int) -> dict[str, list[Joined]]:
+def measure(
+    case: Case, work: Work, systems: Mapping[str, ScaleOutSystem], repeat: int
+) -> dict[str, list[ScaleOutTimes]]:
     """So many scale-outs by each. Those that need no restart take turns; the others come after them."""
-    took: dict[str, list[Joined]] = {name: [] for name in systems}
+    took: dict[str, list[ScaleOutTimes]] = {name: [] for name in systems}
     for on_disk in (False, True):
         some = {name: each for name, each in systems.items() if each.on_disk == on_disk}
         if some and on_disk and work.trained_bytes:
@@ -143,7 +145,7 @@ def measure(case: Case, work: Work, systems: Mapping[str, System], repeat: int) 
     return took
 
 
-def plain(took: Mapping[str, list[Joined]]) -> dict[str, Any]:
+def plain(took: Mapping[str, list[ScaleOutTimes]]) -> dict[str, Any]:
     """For JSON: delays, idle times and bytes, by system."""
     return {
         "delay_s": {name: [each.delay_s for each in joins] for name, joins in took.items()},

@@ -24,6 +24,7 @@ from ..node.core import Agent
 from ..node.node_settings import NodeSettings
 from ..node.session import Hooks, Session
 from ..protocols.status import Status, to_json
+from ..setting_groups import Cluster
 from ..trainer import Trainer
 
 REST_S = 0.02  # Between two empty steps of a node that must not train.
@@ -82,7 +83,7 @@ class Planned(Trainer):
         loop.ask(change)
 
 
-class Worker:
+class ChaosWorker:
     """One node, from its membership on."""
 
     def __init__(self, told: Mapping[str, Any]) -> None:
@@ -103,10 +104,11 @@ class Worker:
         """Become a member. Returns: when this was asked for, when it was so, and what came."""
         called_s = time.monotonic()
         told = self.told
-        self.trainer = Planned(
-            told, self.model, self.optimizer, join=told["join"], links=tuple(told["links"]),
-            blocking=told["blocking"], join_patience_s=JOIN_PATIENCE_S, new=not told["join"], quiet=True,
+        cluster = Cluster(
+            join=told["join"], links=tuple(told["links"]), blocking=told["blocking"],
+            join_patience_s=JOIN_PATIENCE_S, new=not told["join"],
         )  # fmt: skip
+        self.trainer = Planned(told, self.model, self.optimizer, cluster=cluster, quiet=True)
         came = sum(self.trainer.join_bytes_by_source.values())
         member_s, phases = time.monotonic(), dict(self.trainer.join_phases)
         return {"called_s": called_s, "member_s": member_s, "bytes": came, "phases_s": phases}
@@ -188,7 +190,7 @@ def _told_now() -> dict[str, Any] | None:
 def serve() -> None:
     """Until told to leave."""
     torch.set_num_threads(1)
-    worker = Worker(json.loads(sys.stdin.readline()))
+    worker = ChaosWorker(json.loads(sys.stdin.readline()))
     _say({})
     sys.stdin.readline()
     _say(worker.begin())

@@ -33,6 +33,7 @@ def _worker(
     """Trains until all pairs of blocks are done. Returns: when each step was, and what the writes took."""
     import time
 
+    from chaosnet.setting_groups import Checkpoints, Cluster
     from chaosnet.trainer import Trainer
 
     torch.set_num_threads(1)
@@ -40,8 +41,8 @@ def _worker(
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS)))
     optimizer = torch.optim.Adam(model.parameters(), 1e-4)
     x, y = torch.randn(BATCH, width), torch.randn(BATCH, width)
-    settings: dict[str, Any] = {"checkpoint_dir": folder, "every": 2 * steps, "checkpoint_copies": copies}
-    trainer = Trainer(model, optimizer, join=join, name=name, quiet=True, **settings)
+    cluster, checkpoints = Cluster(join=join, name=name), Checkpoints(folder, every=2 * steps, copies=copies)
+    trainer = Trainer(model, optimizer, cluster=cluster, checkpoints=checkpoints, quiet=True)
     pipe.send(trainer.status().members[-1].addresses[0] if not join else "in")
     start, wanted = None, False
     at_s: dict[int, float] = {}

@@ -72,6 +72,7 @@ def _worker(
     vectors: int,
 ) -> dict[str, Any]:
     """Trains until told to stop. Returns: times of steps, and of the join."""
+    from chaosnet.setting_groups import Cluster
     from chaosnet.trainer import Trainer
 
     torch.set_num_threads(1)
@@ -83,9 +84,8 @@ def _worker(
     pipe.send("ready")
     pipe.receive()  # Model and data are there: join now (Chaos, Sec. IV-B: "finishes initialization").
     called_s = time.monotonic()
-    trainer = Trainer(
-        model, optimizer, join=join, name=name, neighbors=neighbors, blocking=blocking, quiet=True
-    )
+    cluster = Cluster(join=join, name=name, neighbors=neighbors, blocking=blocking)
+    trainer = Trainer(model, optimizer, cluster=cluster, quiet=True)
     member_s = time.monotonic()
     pipe.send(trainer.status().members[-1].addresses[0] if not join else "in")
     times: list[float] = []

@@ -126,16 +126,16 @@ def measured(topology: Topology) -> nx.Graph:
 # --- the parent ---
 
 
-class Place(Protocol):
+class Host(Protocol):
     """Where programs are started, such as a testbed."""
 
     def start(self, node: str, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]: ...
 
 
-class Node:
+class PlacedNode:
     """A worker in its place, which answers each line that it is told with one. `options`: of its process."""
 
-    def __init__(self, place: Place, name: str, module: str = "overlay", **options: Any) -> None:
+    def __init__(self, place: Host, name: str, module: str = "overlay", **options: Any) -> None:
         self.name, self.module = name, module
         command = [sys.executable, "-m", f"chaosnet.benchmarks.{module}", name]
         self._process = place.start(
@@ -177,10 +177,10 @@ class Node:
         self._process.communicate()
 
 
-class Cluster:
+class OverlayWorkers:
     """One worker per node, with a vector of its own that each variant sums."""
 
-    def __init__(self, nodes: list[Node]) -> None:
+    def __init__(self, nodes: list[PlacedNode]) -> None:
         self.nodes = nodes
 
     def ask(self, patience_s: float = PATIENCE_S, **command: Any) -> list[dict[str, Any]]:
@@ -222,12 +222,14 @@ def namespaces(topology: Topology, routes: bool = False) -> Iterator[Netns]:
 
 
 @contextmanager
-def cluster(testbed: Netns, graph: nx.Graph, elements: int, variants: Sequence[Variant]) -> Iterator[Cluster]:
+def cluster(
+    testbed: Netns, graph: nx.Graph, elements: int, variants: Sequence[Variant]
+) -> Iterator[OverlayWorkers]:
     """Workers with a cluster of its own for each variant, linked up and in its first view."""
     with ExitStack() as stack:
         nodes = []
         for name in graph:
-            nodes.append(Node(testbed, name))
+            nodes.append(PlacedNode(testbed, name))
             stack.callback(nodes[-1].kill)
         for rank, node in enumerate(nodes):
             told = [
@@ -245,7 +247,7 @@ def cluster(testbed: Netns, graph: nx.Graph, elements: int, variants: Sequence[V
             )
         for node in nodes:
             node.hear(PATIENCE_S)  # It listens.
-        made = Cluster(nodes)
+        made = OverlayWorkers(nodes)
         made.ask(do="connect")
         yield made
 

@@ -38,8 +38,8 @@ from ..outputs import write_json
 from ..protocols.errors import ConfigError
 from .figures import bars, legend_below, outputs, picture, table
 from .machines import Loopback, Machines, switched
-from .peers_life import COORDINATOR, Life, Outcome, Settings, Unsettled, members
-from .peers_systems import SYSTEMS, System, default_folder, environment, version_of
+from .peers_life import COORDINATOR, LifeSettings, SystemLife, TimeOrWhy, Unsettled, members
+from .peers_systems import SYSTEMS, PeerSystem, default_folder, environment, version_of
 
 EVENTS = {  # What is measured, and what its column is called.
     "join": "a node joins, s",
@@ -52,12 +52,16 @@ LIVES = (("join", "kill"), ("stop",), ("coordinator",))
 """What happens in one life of a cluster, in order: after a member that hangs, others are not as they were."""
 
 
-Found = dict[str, dict[str, list[Outcome]]]
+Found = dict[str, dict[str, list[TimeOrWhy]]]
 """By system and event, one outcome a round; `step` is the usual step before each event."""
 
 
 def measure(
-    pythons: Mapping[str, Path], events: Sequence[str], machines: Machines, settings: Settings, repeat: int
+    pythons: Mapping[str, Path],
+    events: Sequence[str],
+    machines: Machines,
+    settings: LifeSettings,
+    repeat: int,
 ) -> Found:
     """Systems take turns, life by life."""
     found: Found = {name: {event: [] for event in ("step", *EVENTS)} for name in pythons}
@@ -79,16 +83,16 @@ def lives(events: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def live(
-    system: System, python: Path, events: Sequence[str], machines: Machines, settings: Settings
-) -> list[tuple[str, Outcome]]:
+    system: PeerSystem, python: Path, events: Sequence[str], machines: Machines, settings: LifeSettings
+) -> list[tuple[str, TimeOrWhy]]:
     """One cluster, and what happens to it. What does not begin to train is shown, and gives no number."""
-    done: list[tuple[str, Outcome]] = []
+    done: list[tuple[str, TimeOrWhy]] = []
     with tempfile.TemporaryDirectory(prefix="chaosnet-peers-") as folder, ExitStack() as stack:
-        life = Life(system, python, machines, settings, Path(folder))
+        life = SystemLife(system, python, machines, settings, Path(folder))
         stack.callback(life.kill)
         try:
             life.begin()
-            done.append(("step", Outcome(life.usual_s())))
+            done.append(("step", TimeOrWhy(life.usual_s())))
             for event in events:
                 if event == "join":
                     done += zip(("join", "gap"), life.join(), strict=True)
@@ -97,19 +101,19 @@ def live(
         except Unsettled as error:
             click.echo(str(error), err=True)
             seen = {event for event, _ in done}
-            done += [(each, Outcome(None, "no start")) for each in events if each not in seen]
+            done += [(each, TimeOrWhy(None, "no start")) for each in events if each not in seen]
     return done
 
 
-def median(outcomes: Sequence[Outcome]) -> Outcome:
+def median(outcomes: Sequence[TimeOrWhy]) -> TimeOrWhy:
     """Who has no number is slower than all who have. Of an even count the slower of the two in the middle."""
     if not outcomes:
-        return Outcome(None, "")
+        return TimeOrWhy(None, "")
     ranked = sorted(outcomes, key=lambda each: float("inf") if each.seconds is None else each.seconds)
     return ranked[len(ranked) // 2]
 
 
-def cell(outcome: Outcome) -> str:
+def cell(outcome: TimeOrWhy) -> str:
     """For the table."""
     return outcome.why or "-" if outcome.seconds is None else f"{outcome.seconds:.2f}"
 
@@ -171,7 +175,7 @@ def peers_command(
     try:
         with ExitStack() as stack:
             machines = Loopback() if loopback or not repeat else stack.enter_context(switched(names, rate))
-            settings = Settings(mb, pause_s, count, patience_s)
+            settings = LifeSettings(mb, pause_s, count, patience_s)
             for name, rows in measure(pythons, events, machines, settings, repeat).items():
                 for event, outcomes in rows.items():
                     found.setdefault(name, {}).setdefault(event, []).extend(outcomes)
@@ -186,7 +190,7 @@ def peers_command(
         counts = {len(found[name][event]) for event in EVENTS if found[name][event]}
         click.echo(f"{name}: {SYSTEMS[name].configured}. Coordinator: {SYSTEMS[name].coordinator}.")
         click.echo(f"    medians of {' or '.join(map(str, sorted(counts))) or 0}")
-    result["medians"] = _plain(medians, Outcome._asdict)
+    result["medians"] = _plain(medians, TimeOrWhy._asdict)
     result["rounds"] = _plain(found, lambda outcomes: [each._asdict() for each in outcomes])
     write_json(json_file, result)
     if plot_file is not None:
@@ -198,7 +202,7 @@ def earlier(file: Path, settings: Mapping[str, Any]) -> Found:
     try:
         told = json.loads(file.read_text())
         rounds = {
-            name: {event: [Outcome(**each) for each in rows[event]] for event in ("step", *EVENTS)}
+            name: {event: [TimeOrWhy(**each) for each in rows[event]] for event in ("step", *EVENTS)}
             for name, rows in told["rounds"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -20,7 +20,7 @@ import click
 
 from .join import extra_gap
 from .machines import Machines, free_port
-from .peers_systems import LOG_LINES, System
+from .peers_systems import LOG_LINES, PeerSystem
 
 WORKERS = Path(__file__).parent / "peers_workers"
 START_PATIENCE_S = 180.0  # Until all members train with each other.
@@ -31,7 +31,7 @@ COORDINATOR = "coordinator"  # A machine beside the members'.
 
 
 @dataclass(frozen=True)
-class Settings:
+class LifeSettings:
     """Of all lives."""
 
     mb: float  # Of parameters.
@@ -40,7 +40,7 @@ class Settings:
     patience_s: float
 
 
-class Outcome(NamedTuple):
+class TimeOrWhy(NamedTuple):
     """Seconds; or None, and why there is no number, in a word or two."""
 
     seconds: float | None
@@ -51,7 +51,7 @@ class Unsettled(Exception):
     """A cluster that does not begin to train, or a worker that ends; the text has the last lines of its log."""
 
 
-class Step(NamedTuple):
+class WorkerStep(NamedTuple):
     """One that a worker has completed."""
 
     number: int
@@ -59,7 +59,7 @@ class Step(NamedTuple):
     members: int  # Whose gradients were in it.
 
 
-class Process:
+class WorkerProgram:
     """A program on a machine; what it says is kept."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Process:
         self.name, self._heard = name, heard
         self.log = folder / f"{name}.log"
         self.said: dict[str, Any] = {}
-        self.steps: list[Step] = []
+        self.steps: list[WorkerStep] = []
         env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHFT_LIGHTHOUSE": "", **machines.variables(name)}
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -88,7 +88,7 @@ class Process:
 
     def _take(self, what: dict[str, Any]) -> None:
         if "step" in what:
-            self.steps.append(Step(what["step"], what["at_s"], what["members"]))
+            self.steps.append(WorkerStep(what["step"], what["at_s"], what["members"]))
         else:
             self.said |= what
         self._heard.notify_all()
@@ -120,11 +120,11 @@ class Process:
         return "\n".join(f"    {line[:LINE_LETTERS]}" for line in lines) or "    (its log is empty)"
 
 
-class Life:
+class SystemLife:
     """One cluster of one system, from its start until it is killed."""
 
     def __init__(
-        self, system: System, python: Path, machines: Machines, settings: Settings, folder: Path
+        self, system: PeerSystem, python: Path, machines: Machines, settings: LifeSettings, folder: Path
     ) -> None:
         self.system, self.python, self.machines, self.settings, self.folder = (
             system,
@@ -134,8 +134,8 @@ class Life:
             folder,
         )
         self.heard = threading.Condition()
-        self.workers: dict[str, Process] = {}
-        self.lighthouse: Process | None = None
+        self.workers: dict[str, WorkerProgram] = {}
+        self.lighthouse: WorkerProgram | None = None
 
     # --- the beginning ---
 
@@ -155,14 +155,14 @@ class Life:
             each.begin(first.said["address"])
         self.until(self._together, START_PATIENCE_S, "all to train together")
 
-    def start(self, name: str) -> Process:
+    def start(self, name: str) -> WorkerProgram:
         """A worker, which waits once it has loaded."""
         told = {
             "name": name, "address": self.machines.address(name), "mb": self.settings.mb,
             "pause_s": self.settings.pause_s, "members": self.settings.members,
         }  # fmt: skip
         command = [str(self.python), str(WORKERS / f"with_{self.system.name}.py"), json.dumps(told)]
-        self.workers[name] = Process(self.machines, name, command, self.folder, self.heard)
+        self.workers[name] = WorkerProgram(self.machines, name, command, self.folder, self.heard)
         return self.workers[name]
 
     def _start_lighthouse(self) -> str:
@@ -170,7 +170,7 @@ class Life:
         address = self.machines.address(COORDINATOR)
         at = f"{address}:{LIGHTHOUSE_PORT if self.machines.prefix(COORDINATOR) else free_port()}"
         command = [str(self.python.parent / program), *arguments, "--bind", at]
-        self.lighthouse = Process(self.machines, COORDINATOR, command, self.folder, self.heard)
+        self.lighthouse = WorkerProgram(self.machines, COORDINATOR, command, self.folder, self.heard)
         return f"http://{at}"
 
     def _together(self) -> bool:
@@ -182,7 +182,7 @@ class Life:
 
     # --- what happens to it ---
 
-    def join(self) -> tuple[Outcome, Outcome]:
+    def join(self) -> tuple[TimeOrWhy, TimeOrWhy]:
         """One more. Returns: the join, and the gap of the others."""
         joiner = self.start("joiner")
         old = [each for each in self.workers.values() if each is not joiner]
@@ -194,19 +194,19 @@ class Life:
             in_time = self._wait(lambda: joiner.ended or bool(shared(joiner.steps)), self.settings.patience_s)
             if joiner.ended or not in_time:
                 self._show(joiner)
-                why = Outcome(None, "ended" if joiner.ended else self._beyond)
+                why = TimeOrWhy(None, "ended" if joiner.ended else self._beyond)
                 return why, why
             called_s, first_s = joiner.said["called_s"], shared(joiner.steps)[0].at_s
             if not self._wait(
                 lambda: all(each.steps[-1].at_s >= first_s for each in old), self.settings.patience_s
             ):
-                return Outcome(first_s - called_s), Outcome(None, self._beyond)
+                return TimeOrWhy(first_s - called_s), TimeOrWhy(None, self._beyond)
             gaps = [extra_gap([step.at_s for step in each.steps], called_s, first_s)[0] for each in old]
-            return Outcome(first_s - called_s), Outcome(max(gaps))
+            return TimeOrWhy(first_s - called_s), TimeOrWhy(max(gaps))
         finally:
             self.workers["joiner"] = joiner
 
-    def fault(self, event: str) -> Outcome:
+    def fault(self, event: str) -> TimeOrWhy:
         """Something happens to one of them right after a step. Returns: when the others had made the next one."""
         victim = self._victim(event)
         survivors = [each for each in self.workers.values() if each is not victim and not each.ended]
@@ -227,10 +227,10 @@ class Life:
         for each in survivors:
             if each.ended:
                 self._show(each)
-                return Outcome(None, "ended")
-        return Outcome(max(next_steps()) - at_s) if in_time else Outcome(None, self._beyond)
+                return TimeOrWhy(None, "ended")
+        return TimeOrWhy(max(next_steps()) - at_s) if in_time else TimeOrWhy(None, self._beyond)
 
-    def _victim(self, event: str) -> Process:
+    def _victim(self, event: str) -> WorkerProgram:
         if event == "coordinator":
             leads = [each for each in self.workers.values() if each.said.get("leads")]
             return self.lighthouse or leads[0]
@@ -264,7 +264,7 @@ class Life:
                 self.heard.wait(0.5)
         return True
 
-    def _after_a_step(self, of: Process) -> Step:
+    def _after_a_step(self, of: WorkerProgram) -> WorkerStep:
         """Wait for the next that it completes, with others."""
         done = len(shared(of.steps))
         self.until(lambda: len(shared(of.steps)) > done, START_PATIENCE_S, "the next step")
@@ -275,7 +275,7 @@ class Life:
         first = next(iter(self.workers.values()))
         return statistics.median(b.at_s - a.at_s for a, b in pairwise(first.steps[-STEPS_BEFORE:]))
 
-    def _show(self, each: Process) -> None:
+    def _show(self, each: WorkerProgram) -> None:
         click.echo(f"{self.system.name}: {each.name} says last:\n{each.last_words()}", err=True)
 
     def kill(self) -> None:
@@ -289,6 +289,6 @@ def members(count: int) -> list[str]:
     return [f"n{index}" for index in range(count)]
 
 
-def shared(steps: Sequence[Step]) -> list[Step]:
+def shared(steps: Sequence[WorkerStep]) -> list[WorkerStep]:
     """Those that were not made alone."""
     return [step for step in steps if step.members > 1]

@@ -19,7 +19,7 @@ LOG_LINES = 20  # Of what pip says, or a worker that has ended, shown.
 
 
 @dataclass(frozen=True)
-class System:
+class PeerSystem:
     """One of those that are compared."""
 
     name: str
@@ -32,8 +32,8 @@ class System:
 SYSTEMS = {
     each.name: each
     for each in (
-        System("chaosnet", None, "as it comes, without keys", "the node with the elected scheduler"),
-        System(
+        PeerSystem("chaosnet", None, "as it comes, without keys", "the node with the elected scheduler"),
+        PeerSystem(
             "torchft",
             "torchft-nightly",  # As its README has it. 0.2.0 ends when an all-reduce over Gloo fails (ddp.py).
             "as in its train_ddp.py: fault-tolerant DDP over Gloo (timeout 5 s), state over the process group "
@@ -41,7 +41,7 @@ SYSTEMS = {
             "the lighthouse, on a machine of its own, which nothing starts again",
             ("torchft_lighthouse", "--min_replicas", "1", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000"),
         ),
-        System(
+        PeerSystem(
             "hivemind",
             "hivemind",
             "hivemind.Optimizer, synchronous; matchmaking 3 s, averaging timeout 10 s as in its quick start; a step "

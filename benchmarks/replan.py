@@ -25,7 +25,7 @@ from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
 from .figures import table
 from .overlay import scaled
-from .start import Case, measure, started, steps_of
+from .start import StartCase, measure, started, steps_of
 
 KNOWN_STEPS = 16  # Of each cluster that knows: until all have a vote there is another view at every step.
 
@@ -63,7 +63,7 @@ def draws(nodes: int, count: int, seed: int, scale: float) -> list[Topology]:
 def run(overlays: list[Topology], mb: float, pause_s: float, every_s: float) -> list[Draw]:
     """One cluster through all of them."""
     first = Topology(overlays[0].links, overlays[0].nodes)  # Of its own: a testbed notes changes in it.
-    with started(Case("", mb, pause_s, first, routes=False)) as (testbed, nodes, _):
+    with started(StartCase("", mb, pause_s, first, routes=False)) as (testbed, nodes, _):
         steps_of(nodes[0], len(nodes))
         began_s = [time.monotonic()]
         for following in [*overlays[1:], None]:
@@ -112,7 +112,7 @@ def replan_command(
         found = run(overlays, mb, pause_s, every_s)
         for draw, overlay in zip(found, overlays, strict=True):
             draw.known_s = measure(
-                Case("", mb, pause_s, overlay, routes=False, knows=True), KNOWN_STEPS
+                StartCase("", mb, pause_s, overlay, routes=False, knows=True), KNOWN_STEPS
             ).step_s
     except TestbedError as error:
         raise ConfigError(f"bench replan: {error}") from None

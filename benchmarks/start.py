@@ -37,11 +37,12 @@ from ..options import OneOf, Several, Whole
 from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
 from ..scheduler.sync_plan import POLICIES, SyncPolicy
-from ..scheduler.trees import Tree
+from ..scheduler.trees import SpanningTree
+from ..setting_groups import Cluster
 from ..trainer import Trainer
 from .figures import table
 from .machines import free_port
-from .overlay import PATIENCE_S, Node, Place, namespaces, scaled
+from .overlay import PATIENCE_S, Host, PlacedNode, namespaces, scaled
 from .overlay import measured as rates
 
 LIMIT_S = 30.0
@@ -52,7 +53,7 @@ LAYERS = 8
 CASES = ("mesh", "mesh-slow", "overlay", "routes", "quarter", "twelve", "loopback")
 
 
-class Case(NamedTuple):
+class StartCase(NamedTuple):
     """Machines and when they are started."""
 
     told: str
@@ -79,16 +80,16 @@ class Found:
         return min(TIMES_BOUND * self.bound_s + STEPS * self.step_s, LIMIT_S) if self.bound_s else LIMIT_S
 
 
-def cases(file: Path) -> dict[str, Case]:
+def cases(file: Path) -> dict[str, StartCase]:
     """With the overlay of this file. Raises: TestbedError if it is none."""
     fast = mesh(4, LinkSpec(rate_mbit=1000.0))
     overlay = Topology.read(file)
     found = (
-        Case("3 of a mesh of 4 at 1 Gbit/s, 1 s apart", 45, 0.05, fast, True, 3, 1.0),
-        Case("the same, with longer steps", 45, 0.3, fast, True, 3, 1.0),
-        Case(f"{file.name} without routes, at once", 45, 0.3, overlay, False),
-        Case(f"{file.name}, at once", 45, 0.3, overlay),
-        Case(
+        StartCase("3 of a mesh of 4 at 1 Gbit/s, 1 s apart", 45, 0.05, fast, True, 3, 1.0),
+        StartCase("the same, with longer steps", 45, 0.3, fast, True, 3, 1.0),
+        StartCase(f"{file.name} without routes, at once", 45, 0.3, overlay, False),
+        StartCase(f"{file.name}, at once", 45, 0.3, overlay),
+        StartCase(
             f"{file.name} at a quarter without routes, 0.5 s apart",
             20,
             0.8,
@@ -97,8 +98,8 @@ def cases(file: Path) -> dict[str, Case]:
             0,
             0.5,
         ),
-        Case("a random overlay of 12, at once", 45, 0.3, random_overlay(12, 0)),
-        Case("loopback, 8 at once", 45, 0.3, nodes=8),
+        StartCase("a random overlay of 12, at once", 45, 0.3, random_overlay(12, 0)),
+        StartCase("loopback, 8 at once", 45, 0.3, nodes=8),
     )
     return dict(zip(CASES, found, strict=True))
 
@@ -120,7 +121,7 @@ class OneMachine:
 
 
 @contextmanager
-def machines(case: Case) -> Iterator[tuple[Place, list[str]]]:
+def machines(case: StartCase) -> Iterator[tuple[Host, list[str]]]:
     """And the names of those that are started, the first that founds the cluster."""
     if case.topology is None:
         yield OneMachine(), [f"n{index}" for index in range(case.nodes)]
@@ -129,7 +130,7 @@ def machines(case: Case) -> Iterator[tuple[Place, list[str]]]:
         yield testbed, case.topology.nodes[: case.nodes or None]
 
 
-def bound_s(case: Case) -> float:
+def bound_s(case: StartCase) -> float:
     """For the state of the first to be with all that are started; 0 on loopback."""
     if case.topology is None:
         return 0.0
@@ -160,13 +161,13 @@ def quiet() -> Iterator[tuple[dict[str, str], IO[bytes]]]:
 
 
 @contextmanager
-def started(case: Case) -> Iterator[tuple[Any, list[Node], dict[str, dict[str, float]]]]:
+def started(case: StartCase) -> Iterator[tuple[Any, list[PlacedNode], dict[str, dict[str, float]]]]:
     """Where they are, the nodes, and of each when it called Trainer() and was a member.
 
     Raises: ConfigError if a node ends, or is in no cluster in time.
     """
     with machines(case) as (place, names), quiet() as (env, said), ExitStack() as stack:
-        nodes = [Node(place, name, "start", stderr=said, env=env) for name in names]
+        nodes = [PlacedNode(place, name, "start", stderr=said, env=env) for name in names]
         for node in nodes:
             stack.callback(node.kill)
             node.tell({"mb": case.mb, "pause_s": case.pause_s, "rates_bps": _rates_bps(case)})
@@ -178,14 +179,14 @@ def started(case: Case) -> Iterator[tuple[Any, list[Node], dict[str, dict[str, f
         yield place, nodes, {node.name: node.hear(PATIENCE_S) for node in nodes}
 
 
-def _rates_bps(case: Case) -> list[tuple[str, str, float]]:
+def _rates_bps(case: StartCase) -> list[tuple[str, str, float]]:
     """Of the slower direction of each link, if nodes are to know that."""
     if case.topology is None or not case.knows:
         return []
     return [(a, b, rate_bps) for a, b, rate_bps in rates(case.topology).edges(data="rate_bps")]
 
 
-def measure(case: Case, steps: int = AFTER_STEPS) -> Found:
+def measure(case: StartCase, steps: int = AFTER_STEPS) -> Found:
     """One start. `steps`: of all together, before the last of which are timed. Raises: ConfigError as `started`."""
     with started(case) as (_, nodes, joins):
         times_s = steps_of(nodes[0], len(nodes), steps)
@@ -197,7 +198,7 @@ def measure(case: Case, steps: int = AFTER_STEPS) -> Found:
     return Found(took_s, bound_s(case), step_s, each_s)
 
 
-def steps_of(first: Node, members: int, least: int = AFTER_STEPS) -> list[float]:
+def steps_of(first: PlacedNode, members: int, least: int = AFTER_STEPS) -> list[float]:
     """When the first node has completed its last steps with all of them, so many or more."""
     end_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < end_s:
@@ -223,7 +224,7 @@ def _serve() -> None:
     print("{}", flush=True)
     sys.stdin.readline()
     called_s = time.monotonic()
-    trainer = Trainer(model, optimizer, sync_policy=_knowing(told["rates_bps"]))
+    trainer = Trainer(model, optimizer, cluster=Cluster(sync_policy=_knowing(told["rates_bps"])))
     print(json.dumps({"called_s": called_s, "member_s": time.monotonic()}), flush=True)
     times_s: list[float] = []  # Of the last steps in a row with as many members.
     members = 0
@@ -246,7 +247,7 @@ def _serve() -> None:
 def _knowing(rates_bps: list[tuple[str, str, float]]) -> SyncPolicy | None:
     """The usual trees for links with these rates; None: for links as they are measured."""
 
-    def plan(graph: nx.Graph) -> list[Tree]:
+    def plan(graph: nx.Graph) -> list[SpanningTree]:
         known = graph.copy()
         known.add_weighted_edges_from(
             [each for each in rates_bps if known.has_edge(*each[:2])], weight="rate_bps"

@@ -64,7 +64,7 @@ def net(parameter_bytes: int, parameters: int) -> tuple[nn.Module, torch.Tensor]
     return nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS))), torch.randn(BATCH, width)
 
 
-class Place(NamedTuple):
+class StepPlace(NamedTuple):
     """Where a worker runs."""
 
     address: str
@@ -83,7 +83,7 @@ class Place(NamedTuple):
 
 def _worker(
     pipe: Pipe,
-    place: Place,
+    place: StepPlace,
     rank: int,
     nodes: int,
     parameter_bytes: int,
@@ -92,6 +92,7 @@ def _worker(
     join: str,
 ) -> list[tuple[float, float]]:
     """Returns: seconds a step of ours and of DDP's, block by block."""
+    from chaosnet.setting_groups import Cluster
     from chaosnet.trainer import Trainer
 
     place.enter()
@@ -100,10 +101,14 @@ def _worker(
     ours, x = net(parameter_bytes, parameters)
     theirs, _ = net(parameter_bytes, parameters)
     optimizers = [torch.optim.Adam(each.parameters(), 1e-4) for each in (ours, theirs)]
-    trainer = Trainer(
-        ours, optimizers[0], join=join, name=f"n{rank}", listen=f"{place.address}:0", insecure=bool(place.namespace),
-        neighbors=nodes, quiet=True,
-    )  # fmt: skip
+    cluster = Cluster(
+        join=join,
+        name=f"n{rank}",
+        listen=f"{place.address}:0",
+        insecure=bool(place.namespace),
+        neighbors=nodes,
+    )
+    trainer = Trainer(ours, optimizers[0], cluster=cluster, quiet=True)
     pipe.send(trainer.status().members[0].addresses[0] if not join else "in")
 
     def our_step() -> None:
@@ -145,22 +150,22 @@ def _block(step: Callable[[], None], count: int) -> float:
 
 
 @contextmanager
-def places(nodes: int, rate_mbit: float) -> Iterator[Sequence[Place]]:
+def places(nodes: int, rate_mbit: float) -> Iterator[Sequence[StepPlace]]:
     """So many: on loopback, or (if `rate_mbit` is not 0) each with a link of that rate to a switch."""
     names = [f"n{rank}" for rank in range(nodes)]
     if not rate_mbit:
         here = Loopback()
-        yield [Place(here.address(name), here.variables(name)) for name in names]
+        yield [StepPlace(here.address(name), here.variables(name)) for name in names]
         return
     with switched(names, rate_mbit) as on:
         yield [
-            Place(on.address(name), on.variables(name), commands.namespace(on.testbed, name))
+            StepPlace(on.address(name), on.variables(name), commands.namespace(on.testbed, name))
             for name in names
         ]
 
 
 def measure(
-    parameter_bytes: int, parameters: int, nodes: int, folder: Path, at: Sequence[Place]
+    parameter_bytes: int, parameters: int, nodes: int, folder: Path, at: Sequence[StepPlace]
 ) -> dict[str, Any]:
     """Compare among `nodes` processes. A block takes as long as its slowest process."""
     store = folder / f"gloo-{nodes}-{time.time_ns()}"

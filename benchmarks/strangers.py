@@ -142,12 +142,14 @@ def _node(pipe: Pipe, name: str, join: str, key: str, allowed: str) -> None:
     import torch
     from torch import nn
 
+    from chaosnet.setting_groups import Cluster
     from chaosnet.trainer import Trainer
 
     torch.set_num_threads(1)
     model = nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    trainer = Trainer(model, optimizer, join=join, name=name, key=key, allowed_keys=allowed, quiet=True)
+    cluster = Cluster(join=join, name=name, key=key, allowed_keys=allowed)
+    trainer = Trainer(model, optimizer, cluster=cluster, quiet=True)
     pipe.send(trainer.status().members[-1].addresses[0])
     while True:
         model(torch.randn(8, 64)).square().mean().backward()

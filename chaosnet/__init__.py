@@ -18,13 +18,14 @@ if TYPE_CHECKING:
         ChaosnetError,
         CheckpointError,
         ConfigError,
-        Expelled,
+        NodeExpelled,
         ReplicasDiffer,
         ScaleOutFailed,
     )
     from .exit_event import capture_exit_event
     from .means import ClusterMean
     from .pipeline_trainer import PipelineTrainer
+    from .setting_groups import Checkpoints, Cluster
     from .trainer import Trainer
 
 _MODULE_BY_NAME = {
@@ -32,9 +33,11 @@ _MODULE_BY_NAME = {
     "Callbacks": "callbacks",
     "ChaosnetError": "errors",
     "CheckpointError": "errors",
+    "Checkpoints": "setting_groups",
+    "Cluster": "setting_groups",
     "ClusterMean": "means",
     "ConfigError": "errors",
-    "Expelled": "errors",
+    "NodeExpelled": "errors",
     "PipelineTrainer": "pipeline_trainer",
     "ReplicasDiffer": "errors",
     "ScaleOutFailed": "errors",
@@ -50,10 +53,12 @@ __all__ = [
     "Callbacks",
     "ChaosnetError",
     "CheckpointError",
+    "Checkpoints",
+    "Cluster",
     "ClusterMean",
     "ConfigError",
     "EpochDone",
-    "Expelled",
+    "NodeExpelled",
     "PipelineTrainer",
     "ReplicasDiffer",
     "ScaleOutFailed",

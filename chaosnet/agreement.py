@@ -49,7 +49,7 @@ ADVICE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Divergence:
     """What differs, the same on every node. `here`: whether this node is one of those to change."""
 
     kind: str
@@ -146,7 +146,7 @@ class Agreement:
 
     # --- after it ---
 
-    def judge(self, total: Contribution, step: int, order: Sequence[str]) -> Verdict | None:
+    def judge(self, total: Contribution, step: int, order: Sequence[str]) -> Divergence | None:
         """What the cluster's sums say after a step.
 
         Args:
@@ -175,7 +175,9 @@ class Agreement:
             self._open = {kind for kind in self._open if kind.split(" ")[0] not in self._warned}
         return verdict
 
-    def _verdict(self, kind: str, sides: dict[str, Side], step: int, order: Sequence[str]) -> Verdict | None:
+    def _verdict(
+        self, kind: str, sides: dict[str, Side], step: int, order: Sequence[str]
+    ) -> Divergence | None:
         base = kind.split(" ")[0]
         if len(sides) < 2 or base in self._warned:
             return None
@@ -196,7 +198,7 @@ class Agreement:
             text = "is " + ", ".join(f"{value} on {who}" for value, who in said)
         after = mine.step if mine else step
         sentence = f"replicas differ after step {after}: {name} {text}. {_advice(name)}"
-        return Verdict(base, name, sentence, mine is not None and mine.digest != right)
+        return Divergence(base, name, sentence, mine is not None and mine.digest != right)
 
     # --- what is compared ---
 

@@ -20,7 +20,7 @@ from .node import plain
 from .node.checkpoint import (
     FOLDER,
     Index,
-    Tensor,
+    StoredTensor,
     check_writable,
     mark_of,
     open_checkpoint,
@@ -74,13 +74,13 @@ class Checkpointing:
         found, settings = scan(self.directory), self.settings
         if FOLDER.fullmatch(self.directory.name):
             raise ConfigError(
-                f"checkpoint_dir: {str(self.directory)!r} is a checkpoint itself "
+                f"directory: {str(self.directory)!r} is a checkpoint itself "
                 f"(expected the folder that holds it: {str(self.directory.parent)!r})"
             )
         if not settings.resume:
             if found:
                 raise ConfigError(
-                    f"checkpoint_dir: {str(self.directory)!r} holds checkpoints up to step {found[-1].step} already "
+                    f"directory: {str(self.directory)!r} holds checkpoints up to step {found[-1].step} already "
                     "(expected --resume to go on from the newest, or another folder)"
                 )
             return None
@@ -258,7 +258,7 @@ class Checkpointing:
         for position in self.tensors_of(mark)(sizes, snapshot.alike):
             entry = entries[position]
             tensors.append(
-                Tensor(
+                StoredTensor(
                     position=position,
                     name=entry.name,
                     dtype=entry.dtype,
@@ -290,7 +290,7 @@ class Checkpointing:
         else:
             why = (
                 "each node needs the same `every` and the same folder: where machines share no file system, set "
-                'checkpoint_copies="whole"'
+                'copies="whole"'
             )
         self.say(f"the checkpoint of step {last.step} lacks the part of {', '.join(silent)} ({why})")
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, NoReturn
 
 import click
 
-from .callbacks import Callbacks
 from .node.endpoint import KEY, SECRET, shown
 
 
@@ -75,7 +74,7 @@ class Addresses(Expecting):
         return ",".join(Address().convert(part, param, ctx) for part in parts)
 
 
-class Peer(Expecting):
+class PeerName(Expecting):
     """An address, or the id that a node has in the cluster."""
 
     name = "HOST:PORT|ID"
@@ -87,16 +86,16 @@ class Peer(Expecting):
         return str(value)
 
 
-class Peers(Expecting):
+class PeerNames(Expecting):
     """Text: with commas in between. A script gives a tuple or a list."""
 
-    name = Peer.name
+    name = PeerName.name
     expected = "names or addresses, e.g. ('n1', '10.0.0.2:5555')"
     given = (tuple, list)
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, ...]:
         parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-        return tuple(Peer().convert(part, param, ctx) for part in parts if part)
+        return tuple(PeerName().convert(part, param, ctx) for part in parts if part)
 
     def of_script(self, value: Any) -> tuple[str, ...]:
         if not isinstance(value, self.given) or not all(isinstance(each, str) for each in value):
@@ -266,14 +265,16 @@ class Function(Expecting):
         return value if callable(value) else self.refuse(value)
 
 
-class CallbacksOnly(Expecting):
-    """Of scripts only."""
+class Made(Expecting):
+    """Of scripts only: an object of one of chaosnet's own classes."""
 
-    name = "CALLBACKS"
-    expected = "chaosnet.Callbacks(...)"
+    name = "OBJECT"
+
+    def __init__(self, kind: type) -> None:
+        self.kind, self.expected = kind, f"chaosnet.{kind.__name__}(...)"
 
     def of_script(self, value: Any) -> Any:
-        return value if isinstance(value, Callbacks) else self.refuse(value)
+        return value if isinstance(value, self.kind) else self.refuse(value)
 
 
 class StepEpochOrSamples(Expecting):

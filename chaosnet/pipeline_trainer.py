@@ -21,11 +21,9 @@ from .protocols.errors import ConfigError, ScaleOutFailed, describe
 from .protocols.status import Status
 from .remembered import Remembered
 from .scheduler.elastic.running import lengths_of
+from .setting_groups import Checkpoints, Cluster
 from .settings import checkpoint_settings, node_settings
-from .settings_table import CHECKPOINTS, NODE
 from .teller import Teller
-
-OF_THE_NODE = frozenset(each.name for each in (*NODE, *CHECKPOINTS))
 
 
 class PipelineTrainer:
@@ -52,8 +50,8 @@ class PipelineTrainer:
         lr_scheduler_every: "step", "epoch", or whenever so many samples more were trained.
         callbacks: As of `Trainer`.
         quiet: Print nothing.
-        settings: Those of the node, and of checkpoints, as of `Trainer`.
-    All but `callbacks`, `quiet` and `settings` are the same on all members.
+        cluster, checkpoints: As of `Trainer`.
+    All but the last four are the same on all members.
     Raises: As `Trainer`.
     """
 
@@ -74,12 +72,11 @@ class PipelineTrainer:
         lr_scheduler_every: str | int = "step",
         callbacks: Callbacks | None = None,
         quiet: bool = False,
-        **settings: Any,
+        cluster: Cluster | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
-        if unknown := settings.keys() - OF_THE_NODE:
-            raise ConfigError(f"{min(unknown)}: no setting of PipelineTrainer (see docs/pipelines.md)")
         endings.check_alone()
-        self.settings = node_settings(**_only(settings, NODE))
+        self.settings = node_settings(cluster)
         self.name = self.settings.name
         self._teller = Teller(quiet, callbacks or Callbacks())
         self._members = Remembered(self.name, self.settings.listen, self._teller.say)
@@ -98,8 +95,8 @@ class PipelineTrainer:
             callbacks,
         )
         self.session = Session(self.settings, self._hooks())
-        checkpoints = checkpoint_settings(**_only(settings, CHECKPOINTS))
-        self.engine = Pipelines(self.session, model, optimizer, lr_scheduler, told, checkpoints)
+        to_disk = checkpoint_settings(checkpoints)
+        self.engine = Pipelines(self.session, model, optimizer, lr_scheduler, told, to_disk)
         self.model = self.engine.model
         self._ran = ""
         self._enter()
@@ -141,7 +138,7 @@ class PipelineTrainer:
                 layer and targets of the loss.
             epochs: Of all members together. A late joiner begins with the present one.
             collate_fn: Makes such a pair of a list of samples. Default: as torch's DataLoader does.
-        Raises: Expelled if the cluster went on without this node and does not take it back.
+        Raises: NodeExpelled if the cluster went on without this node and does not take it back.
         """
         if not isinstance(epochs, int) or epochs < 1:
             raise ConfigError(f"epochs: {epochs!r} (expected a whole number from 1 on)")
@@ -298,8 +295,3 @@ class PipelineTrainer:
     def status(self, history: bool = False) -> Status:
         """As of `Trainer`."""
         return self.session.status(history)
-
-
-def _only(given: dict[str, Any], table: tuple[Any, ...]) -> dict[str, Any]:
-    names = {each.name for each in table}
-    return {name: value for name, value in given.items() if name in names}

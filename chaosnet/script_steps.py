@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from . import endings
-from .agreement import HEALS_COUNT_STEPS, MAX_HEALS, Verdict
+from .agreement import HEALS_COUNT_STEPS, MAX_HEALS, Divergence
 from .engines.data_parallel import DataParallel
 from .guard import Guard
 from .means import MAX_WEIGHT
 from .node.outcomes import Ended
 from .node.session import Session
-from .protocols.errors import ConfigError, Expelled, ReplicasDiffer
+from .protocols.errors import ConfigError, NodeExpelled, ReplicasDiffer
 from .protocols.messages import Contribution
 from .script_rules import SCHEDULE, STEP
 
@@ -150,7 +150,7 @@ class ScriptSteps:
         if verdict.action == "evict":
             engine.share.ranges = []  # Others are to have these samples: it may not be the data.
             self._node.request_node_exit()
-            raise Expelled(f"{session.name} has put itself out of the cluster: {verdict.reason}")
+            raise NodeExpelled(f"{session.name} has put itself out of the cluster: {verdict.reason}")
         return 0.0
 
     def skip(self) -> bool:
@@ -186,7 +186,7 @@ class ScriptSteps:
         rates.samples_per_s = RATE_MEMORY * rates.samples_per_s + (1 - RATE_MEMORY) * weight / took_s
         self.updates_here += weight > 0
 
-    def _heal(self, verdict: Verdict) -> None:
+    def _heal(self, verdict: Divergence) -> None:
         """Leave the cluster, which goes on, and come back with its state. Raises: ReplicasDiffer if in vain."""
         session, engine = self._session, self._engine
         engine.copies.finish()

@@ -19,6 +19,7 @@ from .node.keys import KeyPair, load_allowed
 from .node.node_settings import NodeSettings
 from .protocols.errors import ConfigError
 from .remembered import recall
+from .setting_groups import Checkpoints, Cluster, said
 from .settings_table import CHECKPOINTS, MAX_LINKS, NODE, SETTINGS, STEP, Setting
 
 
@@ -57,7 +58,6 @@ class StepSettings:
     same_rng: bool
     guard: str | None
     guard_factor: float
-    chunk_bytes: int | None
     quiet: bool
 
 
@@ -66,31 +66,31 @@ def step_settings(**given: Any) -> StepSettings:
     return StepSettings(**_merged(STEP, given))
 
 
-def checkpoint_settings(**given: Any) -> CheckpointSettings | None:
+def checkpoint_settings(given: Checkpoints | None = None) -> CheckpointSettings | None:
     """None for no checkpoints. Raises: ConfigError as `node_settings`."""
-    found = _merged(CHECKPOINTS, given)
-    folder, step = found["checkpoint_dir"], found["resume_from"]
+    found = _merged(CHECKPOINTS, said(SETTINGS["checkpoints"].of(given) or Checkpoints()))
+    folder, step = found["directory"], found["resume_from"]
     resuming = found["resume"] or step is not None
     if folder is None:
         if resuming:
-            raise ConfigError("resume: no checkpoint_dir (expected the folder that the checkpoints are in)")
+            raise ConfigError("resume: no directory (expected the one that the checkpoints are in)")
         return None
     return CheckpointSettings(
         directory=os.fspath(folder),
         every=found["every"],
-        copies=found["checkpoint_copies"],
-        kept=found["checkpoints_kept"],
+        copies=found["copies"],
+        kept=found["kept"],
         resume=resuming,
         resume_from=step,
     )
 
 
-def node_settings(**given: Any) -> NodeSettings:
-    """Merge arguments and environment, by the table. Raises: ConfigError that names the setting and its value.
+def node_settings(given: Cluster | None = None) -> NodeSettings:
+    """Merge what the script says with the environment. Raises: ConfigError that names the setting and its value.
 
     One who comes with an invite and has no key gets one.
     """
-    found = _merged(NODE, given)
+    found = _merged(NODE, said(SETTINGS["cluster"].of(given) or Cluster()))
     joined, new, insecure = (found.pop(name) for name in ("join", "new", "insecure"))
     key, allowed = found.pop("key"), found.pop("allowed_keys")
     if new and joined:
@@ -116,8 +116,8 @@ def node_settings(**given: Any) -> NodeSettings:
 
 
 def _merged(settings: tuple[Setting, ...], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What holds of these. Of what is `given`, the rest is for others."""
-    assert given.keys() <= SETTINGS.keys(), given.keys() - SETTINGS.keys()
+    """What holds of these."""
+    assert given.keys() <= {each.name for each in settings}, given.keys()
     return {each.name: each.of(given.get(each.name, each.signature_default)) for each in settings}
 
 

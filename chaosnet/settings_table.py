@@ -1,8 +1,9 @@
 """Every setting, once: what a script, an option or the environment may say, and what holds if nobody does.
 
 From this table come the options of `chaosnet run` (commands/node_options.py) and the checks of what is given
-(settings.py). `Trainer`'s signature and docstring and the tables of docs/ repeat it, as editors and people read
-those: tests/unit/test_settings.py compares them, and CHAOSNET_REWRITE_TRACES=1 writes all but the signature anew.
+(settings.py). `Trainer`'s signature, its groups (setting_groups.py), their docstrings and the tables of docs/ repeat
+it, as editors and people read those: tests/unit/test_settings.py compares them, and CHAOSNET_REWRITE_TRACES=1 writes
+the docstrings and the docs anew.
 
 Nothing here imports torch or a planner, for which --help would have to wait.
 """
@@ -15,26 +16,28 @@ from typing import Any, Literal
 
 import click
 
+from .callbacks import Callbacks
 from .options import (
     Above,
     Address,
     AddressByName,
     Addresses,
     Amount,
-    CallbacksOnly,
     Expecting,
     File,
     Folder,
     Function,
+    Made,
     Name,
     OneOf,
     OneOfOrCallable,
-    Peers,
+    PeerNames,
     StepEpochOrSamples,
     Switch,
     Whole,
 )
 from .protocols.errors import ConfigError
+from .setting_groups import Checkpoints, Cluster
 
 MAX_LINKS = 64  # That a joiner may ask for (ScaleOutRequest).
 MOST = 10**9
@@ -52,7 +55,7 @@ class Setting:
     """One row.
 
     Attributes:
-        name: The argument of `Trainer`; none if `annotation` is "".
+        name: The argument of `Trainer`, or of the group that it belongs to; none if `annotation` is "".
         annotation: Its type, as the signature has it.
         check: What may be given; None: what takes it checks it.
         default: What holds if nobody says anything; None: nothing, or what `default_text` says.
@@ -171,7 +174,7 @@ STEP = (
         "([examples/accumulate.py](../examples/accumulate.py)). `trainer.metrics` is that of the step already",
     ),
     Setting(
-        name="callbacks", annotation="Callbacks | None", check=CallbacksOnly(), default_text="none",
+        name="callbacks", annotation="Callbacks | None", check=Made(Callbacks), default_text="none",
         help="Functions of yours that are told of steps, of the state that has come, of what happens in the cluster.",
         more="[Callbacks](#callbacks)",
     ),
@@ -202,16 +205,25 @@ STEP = (
         name="guard_factor", annotation="float", check=Above(1), default=10.0,
         help='So many times the median norm of late is "far larger".',
     ),
-    Setting(
-        name="chunk_bytes", annotation="int | None", check=Whole(8, 32 << 20),
-        default_text="a 256th of the gradients, 64 KiB to 2 MiB",
-        help="Size of the smallest piece of the gradients that travels by itself. The same on all nodes.",
-        more="Where links are fast, several travel together",
-    ),
     Setting(name="quiet", annotation="bool", check=Switch(), default=False, help="Print nothing."),
 )  # fmt: skip
 
-NODE = (
+GROUPS = (  # What is more often said where a node is started than in its script.
+    Setting(
+        name="cluster", annotation="Cluster | None", check=Made(Cluster),
+        default_text="what `chaosnet run` and the environment say",
+        help="How this node meets the others, and what goes over its links.",
+        more="[Below](#the-node-and-its-cluster)",
+    ),
+    Setting(
+        name="checkpoints", annotation="Checkpoints | None", check=Made(Checkpoints),
+        default_text="what `chaosnet run` and the environment say",
+        help="Where and when the state goes to disk, and whether training goes on from there.",
+        more="[docs/checkpoints.md](checkpoints.md)",
+    ),
+)  # fmt: skip
+
+NODE = (  # `Cluster(...)`.
     Setting(
         name="listen", annotation="str | None", check=Address(any_port=True), default="127.0.0.1:0",
         variable="CHAOSNET_LISTEN", option="--listen",
@@ -246,7 +258,7 @@ NODE = (
         name="rejoin", annotation="bool | None", check=Switch(), default=True,
         variable="CHAOSNET_REJOIN", option="--no-rejoin",
         option_help="End with an error when the cluster has gone on without this node.",
-        help="Come back when the cluster has gone on without this node; else `update()` raises `Expelled`.",
+        help="Come back when the cluster has gone on without this node; else `update()` raises `NodeExpelled`.",
     ),
     Setting(
         name="name", annotation="str | None", check=Name(),
@@ -260,7 +272,7 @@ NODE = (
         help="Number of links to ask for, up to 64.",
     ),
     Setting(
-        name="links", annotation="tuple[str, ...] | None", check=Peers(), default=(),
+        name="links", annotation="tuple[str, ...] | None", check=PeerNames(), default=(),
         default_text="none", variable="CHAOSNET_LINKS", option="--link",
         option_help="A member to link to; may be repeated. Instead of --neighbors.",
         help="Whom to link to instead: names or addresses of members.",
@@ -288,6 +300,12 @@ NODE = (
         help='What float32 gradients are on the wire: "none" (as they are), "bf16" (half the bytes) or '
         '"int8" (a quarter). The same on all nodes.',
         more="[More](#compression)",
+    ),
+    Setting(
+        name="chunk_bytes", annotation="int | None", check=Whole(8, 32 << 20),
+        default_text="a 256th of the gradients, 64 KiB to 2 MiB",
+        help="Size of the smallest piece of the gradients that travels by itself. The same on all nodes.",
+        more="Where links are fast, several travel together",
     ),
     Setting(
         name="probe", annotation="str | None", check=OneOf(PROBES), default="in-band",
@@ -319,9 +337,9 @@ NODE = (
     ),
 )  # fmt: skip
 
-CHECKPOINTS = (
+CHECKPOINTS = (  # `Checkpoints(...)`.
     Setting(
-        name="checkpoint_dir", annotation="str | os.PathLike[str] | None", check=Folder(),
+        name="directory", annotation="str | os.PathLike[str] | None", check=Folder(),
         default_text="nowhere", variable="CHAOSNET_CHECKPOINT_DIR", option="--checkpoint-dir",
         help="Write the state there, so that training survives the death of all nodes.",
         more="The same option on every node",
@@ -333,7 +351,7 @@ CHECKPOINTS = (
         more="The same on every node",
     ),
     Setting(
-        name="checkpoint_copies", annotation="str | None", check=OneOf(COPIES), default="shard",
+        name="copies", annotation="str | None", check=OneOf(COPIES), default="shard",
         variable="CHAOSNET_CHECKPOINT_COPIES", option="--checkpoint-copies",
         option_help="shard: each node writes a part, to a folder that all share; whole: each writes all of it.",
         help='"shard": each node writes a part, into one folder that all share. "whole": each node writes all of the '
@@ -341,7 +359,7 @@ CHECKPOINTS = (
         more="[More](#one-shared-directory-or-a-disk-each)",
     ),
     Setting(
-        name="checkpoints_kept", annotation="int | None", check=Whole(1, MOST), default=2,
+        name="kept", annotation="int | None", check=Whole(1, MOST), default=2,
         variable="CHAOSNET_CHECKPOINTS_KEPT",
         help="Complete ones to keep.",
         more="If the newest turns out to be damaged, there is another",
@@ -361,4 +379,4 @@ CHECKPOINTS = (
     ),
 )  # fmt: skip
 
-SETTINGS = {setting.name: setting for setting in (*MODEL, *STEP, *NODE, *CHECKPOINTS)}
+SETTINGS = {setting.name: setting for setting in (*MODEL, *STEP, *GROUPS, *NODE, *CHECKPOINTS)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,11 +20,11 @@ from .protocols.errors import ConfigError, describe
 from .protocols.status import Status
 from .remembered import Remembered
 from .run_facts import Run, RunFacts
-from .scheduler.sync_plan import SyncPolicy
 from .script_node import ScriptNode
 from .script_rules import UPDATE
+from .setting_groups import Checkpoints, Cluster
 from .settings import checkpoint_settings, node_settings, step_settings
-from .settings_table import SETTINGS
+from .settings_table import STEP
 from .teller import Teller
 
 
@@ -66,40 +65,9 @@ class Trainer(RunFacts):
         guard: What to do with a gradient that is not finite, or far larger than usual: "skip", "clip" or
             "evict". The same on all nodes.
         guard_factor: So many times the median norm of late is "far larger".
-        chunk_bytes: Size of the smallest piece of the gradients that travels by itself. The same on all
-            nodes.
         quiet: Print nothing.
-        listen: Where others reach this node. Port 0: any free one; host 0.0.0.0: all interfaces.
-        join: Addresses of members of the cluster to join, or an invite.
-        join_patience_s: How long to knock where nobody answers yet.
-        found: Start a cluster if none of the addresses of `join` leads into one within `join_patience_s`. All
-            nodes may be given it, and the same `join`, their own addresses among them: of those that reach
-            each other one founds, the one that is named first.
-        new: Start a cluster, even if this node was in one when it last ran at its port, which may live still.
-        rejoin: Come back when the cluster has gone on without this node; else `update()` raises `Expelled`.
-        name: Unique in the cluster.
-        neighbors: Number of links to ask for, up to 64.
-        links: Whom to link to instead: names or addresses of members.
-        blocking: Join as the Chaos paper does: neighbours wait until they have sent the state. Else they
-            train on meanwhile, unless the results of their steps would take more than half of this node's
-            links.
-        sync_policy: Trees of the all-reduce, while this node is the scheduler: "packed", "fapt", "single",
-            "ring"; in a script also a callable from the overlay (a networkx graph, edges with `rate_bps` and
-            `rtt_s` where known) to trees (scheduler/sync_plan.py).
-        compression: What float32 gradients are on the wire: "none" (as they are), "bf16" (half the bytes) or
-            "int8" (a quarter). The same on all nodes.
-        probe: How new links are measured: "in-band", "iperf3".
-        key: File with the key of this node or user.
-        allowed_keys: File with public keys of others that may join, one a line.
-        insecure: Use no key: everybody who reaches the port can join.
-        checkpoint_dir: Write the state there, so that training survives the death of all nodes.
-        every: Steps from one checkpoint to the next.
-        checkpoint_copies: "shard": each node writes a part, into one folder that all share. "whole": each
-            node writes all of the state, to a disk of its own.
-        checkpoints_kept: Complete ones to keep.
-        resume: Start the cluster with the newest complete checkpoint, if there is any. Who joins a cluster
-            gets the state from there.
-        resume_from: Or with the checkpoint of this step.
+        cluster: How this node meets the others, and what goes over its links.
+        checkpoints: Where and when the state goes to disk, and whether training goes on from there.
     Raises: ScaleOutFailed if the cluster cannot be reached or refuses, ConfigError for a setting or model
         that cannot work, CheckpointError if it cannot be resumed. SystemExit after Ctrl+C while it joins.
     """
@@ -121,33 +89,13 @@ class Trainer(RunFacts):
         same_rng: bool = False,
         guard: str | None = None,
         guard_factor: float = 10.0,
-        chunk_bytes: int | None = None,
         quiet: bool = False,
-        listen: str | None = None,
-        join: str | None = None,
-        join_patience_s: float | None = None,
-        found: bool | None = None,
-        new: bool | None = None,
-        rejoin: bool | None = None,
-        name: str | None = None,
-        neighbors: int | None = None,
-        links: tuple[str, ...] | None = None,
-        blocking: bool | None = None,
-        sync_policy: str | SyncPolicy | None = None,
-        compression: str | None = None,
-        probe: str | None = None,
-        key: str | None = None,
-        allowed_keys: str | None = None,
-        insecure: bool | None = None,
-        checkpoint_dir: str | os.PathLike[str] | None = None,
-        every: int | None = None,
-        checkpoint_copies: str | None = None,
-        checkpoints_kept: int | None = None,
-        resume: bool | None = None,
-        resume_from: int | None = None,
+        cluster: Cluster | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name in SETTINGS}
-        self.settings, self._checkpoints = node_settings(**given), checkpoint_settings(**given)
+        arguments = locals()
+        given = {setting.name: arguments[setting.name] for setting in STEP}
+        self.settings, self._checkpoints = node_settings(cluster), checkpoint_settings(checkpoints)
         if callable(after_step):
             given["after_step"] = given_trainer(after_step, self)
         self._told = step_settings(**given)
@@ -222,7 +170,7 @@ class Trainer(RunFacts):
             samples: Behind this node's gradients since the last update. Default: those of the batches that
                 `batches` gave out; with your own loader 1, so that all nodes count the same.
             name: Of the optimizer that it steps, if there are several.
-        Raises: Expelled if the cluster went on without this node and does not take it back (or with
+        Raises: NodeExpelled if the cluster went on without this node and does not take it back (or with
             rejoin=False); ConfigError for a gradient that cannot be averaged.
         """
         self._attached().steps.by(UPDATE, samples, name)

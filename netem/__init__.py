@@ -2,6 +2,6 @@
 
 from .backend import Backend, TestbedError
 from .topology import LinkSpec, Topology
-from .trace import Change, Trace
+from .trace import SpecChange, Trace
 
-__all__ = ["Backend", "Change", "LinkSpec", "TestbedError", "Topology", "Trace"]
+__all__ = ["Backend", "LinkSpec", "SpecChange", "TestbedError", "Topology", "Trace"]

@@ -29,7 +29,7 @@ MARK = "CHAOSNET_TESTBED"  # In the environment of all that runs on a node, so t
 ANSWER_MS = 5000
 
 
-class Relay:
+class RelayTestbed:
     """One testbed."""
 
     kind: ClassVar[str] = "relay"

@@ -20,7 +20,7 @@ CUT = "cut"  # Of a link; value 1 cuts, 0 heals.
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SpecChange:
     """At `time_s` after the start, `field` of `link` becomes `value`. Fields: those of LinkSpec, and "cut"."""
 
     time_s: float
@@ -33,7 +33,7 @@ class Change:
 class Trace:
     """Changes in the order of their times."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[SpecChange, ...]
 
     @classmethod
     def random_rates(
@@ -44,7 +44,7 @@ class Trace:
         times = [period_s * number for number in range(1, math.floor(until_s / period_s) + 1)]
         return cls(
             tuple(
-                Change(time_s, link, "rate_mbit", random_rate(rng))
+                SpecChange(time_s, link, "rate_mbit", random_rate(rng))
                 for time_s in times
                 for link in topology.links
             )
@@ -76,9 +76,9 @@ class Trace:
             writer.writerow([f"{change.time_s:g}", *change.link, change.field, f"{change.value:g}"])
         return out.getvalue()
 
-    def moments(self) -> Iterator[tuple[float, list[Change]]]:
+    def moments(self) -> Iterator[tuple[float, list[SpecChange]]]:
         """Changes that come at the same time, together."""
-        moment: list[Change] = []
+        moment: list[SpecChange] = []
         for change in self.changes:
             if moment and change.time_s != moment[0].time_s:
                 yield moment[0].time_s, moment
@@ -88,7 +88,7 @@ class Trace:
             yield moment[0].time_s, moment
 
 
-def specs_after(topology: Topology, changes: list[Change]) -> dict[Link, LinkSpec]:
+def specs_after(topology: Topology, changes: list[SpecChange]) -> dict[Link, LinkSpec]:
     """The links whose properties these changes touch, as they are afterwards; cuts and heals aside."""
     specs: dict[Link, LinkSpec] = {}
     for change in changes:
@@ -98,7 +98,7 @@ def specs_after(topology: Topology, changes: list[Change]) -> dict[Link, LinkSpe
     return specs
 
 
-def _change(row: list[str], topology: Topology, where: str) -> Change:
+def _change(row: list[str], topology: Topology, where: str) -> SpecChange:
     if len(row) != len(HEADER):
         raise TestbedError(f"{where}: {len(row)} columns (expected {len(HEADER)}: {','.join(HEADER)})")
     time_text, a, b, field, value_text = (cell.strip() for cell in row)
@@ -122,4 +122,4 @@ def _change(row: list[str], topology: Topology, where: str) -> Change:
         raise TestbedError(
             f"{where}: {field} has a direction, and links are named in order (name this one {b},{a})"
         )
-    return Change(time_s, link_name(a, b), field, value)
+    return SpecChange(time_s, link_name(a, b), field, value)

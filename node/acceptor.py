@@ -12,14 +12,14 @@ import time
 import zmq
 
 from ..protocols.errors import ConfigError, MalformedMessage, VersionMismatch
-from ..protocols.keyring import Verdict
+from ..protocols.keyring import KeyVerdict
 from ..protocols.messages import Hello
 from . import curve, descriptors
 from .curve import MALFORMED
 from .endpoint import Endpoint
 from .foreign import Foreign
 from .greeting import Identity, advertised, parse_hello
-from .link import Conn, Link, LinkStage, Port
+from .link import Conn, LinkStage, PeerLink, Port
 from .links import Links
 from .local import host_of
 from .outgoing import Rank
@@ -40,7 +40,7 @@ class Acceptor:
         self._identity, self._turns, self._sockets = identity, turns, sockets
         self._door = sockets.door
         self._links, self._foreign = links, foreign
-        self._halves: dict[bytes, Link] = {}  # Links that still greet, by the routes' common part.
+        self._halves: dict[bytes, PeerLink] = {}  # Links that still greet, by the routes' common part.
         self._zap: curve.Zap | None = None
 
     def listen(self, listen: str) -> str:
@@ -84,7 +84,7 @@ class Acceptor:
             return
         # Answer, so that the dialer can name what does not fit: both versions, both clusters. If there is room: who
         # asks without end and reads nothing fills no queue.
-        answered = Conn(port, False, Link(False, host), route)
+        answered = Conn(port, False, PeerLink(False, host), route)
         self._links.sender.say(answered, self._identity.hello())
         self._links.sender.forget(answered)
         if accepted and hello and (hello.incarnation == self._identity.incarnation or not reason):
@@ -120,7 +120,7 @@ class Acceptor:
     ) -> None:
         """A dialer said Hello on one connection; with both, the link is open."""
         address = advertised(hello.address, host, key)
-        link = self._halves.setdefault(route[1:], Link(False, "", key=key))
+        link = self._halves.setdefault(route[1:], PeerLink(False, "", key=key))
         conn = Conn(port, route.startswith(b"b"), link, route, accepted, hello)
         if conn.bulk:
             link.bulk = conn
@@ -139,7 +139,7 @@ class Acceptor:
             return
         self._answer(link, hello)
 
-    def _answer(self, link: Link, hello: Hello) -> None:
+    def _answer(self, link: PeerLink, hello: Hello) -> None:
         """It has said the same Hello on both connections."""
         if rival := self._links.rival(hello):
             for each in link.conns():
@@ -161,7 +161,7 @@ class Acceptor:
             self._door.strangers.refuse(accepted, kind, time.monotonic())
         self._foreign.drop(place, reason)
 
-    def _turned_away(self, host: str, verdict: Verdict) -> None:
+    def _turned_away(self, host: str, verdict: KeyVerdict) -> None:
         self._door.strangers.turned_away(host_of(host), verdict.value, time.monotonic())
         self._foreign.drop(host_of(host), verdict.value)
 

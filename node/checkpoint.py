@@ -45,7 +45,7 @@ SAFETENSORS_NAMES = {
 }  # fmt: skip
 
 
-class Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StoredTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One tensor of a shard; `position`: in the order of the whole state's manifest."""
 
     position: int
@@ -79,7 +79,7 @@ class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     shard: int
     node: str
     count: int
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[StoredTensor, ...]
     plain: bytes = b""
     digest: str = ""
 
@@ -98,7 +98,7 @@ class Opened:
     indexes: tuple[Index, ...]  # By shard.
 
     @property
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[StoredTensor]:
         """Of all shards, by position."""
         return sorted((t for index in self.indexes for t in index.tensors), key=lambda t: t.position)
 
@@ -116,7 +116,7 @@ def check_writable(directory: Path) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise ConfigError(
-            f"checkpoint_dir: {str(directory)!r} cannot be written: {error.strerror} (expected a folder "
+            f"directory: {str(directory)!r} cannot be written: {error.strerror} (expected a folder "
             "with free space that this process may write)"
         ) from None
 
@@ -193,7 +193,7 @@ def mark_of(checkpoint: Checkpoint) -> Mark | None:
 
 
 def write_shard(
-    directory: Path, index: Index, tensors: Sequence[Tensor], read: Callable[[int], memoryview]
+    directory: Path, index: Index, tensors: Sequence[StoredTensor], read: Callable[[int], memoryview]
 ) -> int:
     """Write one shard so that it is there whole or not at all.
 
@@ -267,7 +267,7 @@ def _stem(shard: int, shards: int) -> str:
     return f"{shard:05}-of-{shards:05}"
 
 
-def _header(tensors: Sequence[Tensor]) -> bytes:
+def _header(tensors: Sequence[StoredTensor]) -> bytes:
     """The front of a safetensors file: the length of a JSON text, 8 bytes little endian, and that text."""
     fields: dict[str, object] = {"__metadata__": {"format": "pt", "written_by": "chaosnet"}}
     start = 0

@@ -35,9 +35,9 @@ from .joining import Joining
 from .leaving import Leaving
 from .missing import Missing
 from .neighbors import Neighbors
-from .node import Node, Phase, Settings
+from .node import CoreSettings, Node, Phase
 from .parking import Parking
-from .recovery import Recovery
+from .recovery import StepRecovery
 from .reports import Reports
 from .role import Role
 from .routes import Part, merged
@@ -46,16 +46,16 @@ from .strikes import Strikes
 from .views import Views
 from .welcome import Welcome
 
-__all__ = ["Agent", "Phase", "Settings"]
+__all__ = ["Agent", "CoreSettings", "Phase"]
 
 
 class Agent(Node):
     """One node's decisions. `handle(event, now_s)` says what to do; `wake_at_s` when to send a Tick."""
 
-    def __init__(self, me: str, settings: Settings, rng: random.Random) -> None:
+    def __init__(self, me: str, settings: CoreSettings, rng: random.Random) -> None:
         super().__init__(me, settings, rng)
         self.strikes = Strikes()
-        self.recovery = Recovery(self)
+        self.recovery = StepRecovery(self)
         self.role = Role(self)
         self.reports = Reports(self)
         self.missing = Missing(self, self.recovery)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import zmq
 
-from ..protocols.keyring import Keyring, Verdict
+from ..protocols.keyring import Keyring, KeyVerdict
 from . import clock
 from .keys import KeyPair, key_bytes, key_text
 
@@ -19,10 +19,10 @@ ZAP_PLACE = "inproc://zeromq.zap.01"
 # The dialer learns no more than the code, so it tells which of two mistakes to name.
 ACCEPTED, UNKNOWN, SPENT = b"200", b"400", b"500"
 CODES = {
-    Verdict.MEMBER: ACCEPTED,
-    Verdict.INVITED: ACCEPTED,
-    Verdict.USED: SPENT,
-    Verdict.EXPIRED: SPENT,
+    KeyVerdict.MEMBER: ACCEPTED,
+    KeyVerdict.INVITED: ACCEPTED,
+    KeyVerdict.USED: SPENT,
+    KeyVerdict.EXPIRED: SPENT,
 }
 
 MALFORMED = "malformed, oversized or without a Hello"
@@ -51,7 +51,7 @@ class Zap:
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         keyring: Keyring,
-        refused: Callable[[str, Verdict], None],
+        refused: Callable[[str, KeyVerdict], None],
     ) -> None:
         self.keyring, self.refused = keyring, refused
         self.socket = context.socket(zmq.REP)

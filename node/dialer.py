@@ -8,11 +8,11 @@ from functools import partial
 import zmq
 
 from ..protocols.errors import ConfigError
-from ..protocols.keyring import Verdict
+from ..protocols.keyring import KeyVerdict
 from ..protocols.messages import Hello
 from .endpoint import Endpoint
 from .greeting import Identity
-from .link import Conn, Link, LinkStage, Port
+from .link import Conn, LinkStage, PeerLink, Port
 from .links import Links
 from .sockets import Sockets
 from .turns import Sink, Turns
@@ -29,9 +29,11 @@ class Dialer:
         self.timeout_s = timeout_s
         self._identity, self._turns, self._sockets = identity, turns, sockets
         self._links, self._sink = links, sink
-        self._dialling: dict[tuple[str, bool], Link] = {}  # By address and check, until it opens or fails.
+        self._dialling: dict[
+            tuple[str, bool], PeerLink
+        ] = {}  # By address and check, until it opens or fails.
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[PeerLink]:
         """Those that are being opened."""
         return list(self._dialling.values())
 
@@ -42,7 +44,7 @@ class Dialer:
         """Adds nothing to a dial of the same kind that is under way."""
         if self._turns.closed or (address, check) in self._dialling:
             return
-        link = self._dialling[address, check] = Link(dialled=True, address=address, check=check)
+        link = self._dialling[address, check] = PeerLink(dialled=True, address=address, check=check)
         try:
             there = self._dialable(address)
             link.key = there.key
@@ -78,7 +80,7 @@ class Dialer:
             )  # Whom a joiner dials, it belongs to.
             self._links.open(link, hello)
 
-    def failed(self, link: Link, reason: str, final: bool = False) -> None:
+    def failed(self, link: PeerLink, reason: str, final: bool = False) -> None:
         """It does not open. `final`: nor would another dial."""
         if link.state is LinkStage.GREETING:
             self._links.bury(link)
@@ -108,25 +110,25 @@ class Dialer:
             )
         if there.key and not keys:
             raise ConfigError(f"{address!r} names a key, and this node has none (chaosnet keygen makes one)")
-        if self._identity.keyring and (verdict := self._identity.verdict(there.key)) is not Verdict.MEMBER:
+        if self._identity.keyring and (verdict := self._identity.verdict(there.key)) is not KeyVerdict.MEMBER:
             raise ConfigError(f"{address!r} is not dialled: {verdict.value}")
         return there
 
-    def _connect(self, link: Link, there: Endpoint, route: bytes) -> Conn:
+    def _connect(self, link: PeerLink, there: Endpoint, route: bytes) -> Conn:
         bulk = route.startswith(b"b")
         port = self._sockets.dial(there, route, bulk)
         port.conn = Conn(port, bulk, link)
         return port.conn
 
-    def _timed_out(self, link: Link, patience_s: float) -> None:
+    def _timed_out(self, link: PeerLink, patience_s: float) -> None:
         self._say_bye(link, "your answer came too late")
         self.failed(link, f"no answer in {patience_s:g} s")
 
-    def _say_bye(self, link: Link, reason: str) -> None:
+    def _say_bye(self, link: PeerLink, reason: str) -> None:
         for conn in link.conns():  # It may have opened the link by now.
             self._links.sender.bye(conn, reason)
 
-    def _report_failure(self, link: Link, reason: str, final: bool = False) -> None:
+    def _report_failure(self, link: PeerLink, reason: str, final: bool = False) -> None:
         self._dialling.pop((link.address, link.check), None)
         if link.check:
             self._turns.tell(partial(self._sink.checked, link.address, "", reason))

@@ -25,7 +25,7 @@ from torch import nn
 from ..protocols.errors import ConfigError, MalformedMessage
 from ..protocols.sums import bundles
 from .compression import Compression, Encoding, encoding_of
-from .lanes import MAX_CHUNK_BYTES, Layout, Place, chunk_bytes_of, int_like, stage
+from .lanes import MAX_CHUNK_BYTES, LaneLayout, Place, chunk_bytes_of, int_like, stage
 
 COMPARED_AT_ONCE = 1 << 17  # Elements: with what they are compared with, they fit into a cache.
 LARGE = 16384  # Elements of a gradient from which on a digest is faster than a copy to compare it with.
@@ -68,7 +68,7 @@ class Gradients:
 
         arm -> backward: chunks become ready -> finish or empty -> (all-reduce) -> adopt
 
-    What lies where in the chunks is a function of the model alone: `Layout` (lanes.py).
+    What lies where in the chunks is a function of the model alone: `LaneLayout` (lanes.py).
 
     Buffers are averaged only if some member's forward changed them since the last `adopt`. Averaging equal
     values is not harmless: (x + x + x) / 3 may differ from x in the last bit, and a constant would drift.
@@ -99,7 +99,7 @@ class Gradients:
                 f"chunk_bytes: {chunk_bytes!r} (expected a whole number from 8 to {MAX_CHUNK_BYTES})"
             )
         self.chunk_bytes, self.compression = chunk_bytes, compression
-        self._layout = layout = Layout(model, chunk_bytes)
+        self._layout = layout = LaneLayout(model, chunk_bytes)
         self.lanes, self.chunks = layout.lanes, layout.chunks
         self._parameters, self._buffers = layout.parameters, layout.buffers
         self._holders = [place.holder for place in self._parameters if isinstance(place.holder, nn.Parameter)]

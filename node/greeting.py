@@ -10,7 +10,7 @@ import zmq
 from ..protocols.codec import decode
 from ..protocols.errors import MalformedMessage, VersionMismatch
 from ..protocols.events import ITSELF
-from ..protocols.keyring import Keyring, Verdict
+from ..protocols.keyring import Keyring, KeyVerdict
 from ..protocols.messages import Envelope, Hello, Introduction
 from . import clock
 from .endpoint import ANY_HOST, Endpoint
@@ -56,14 +56,14 @@ class Identity:
             return f"it belongs to cluster {hello.cluster!r}, this node to {self.cluster!r}"
         return ""
 
-    def verdict(self, key: str) -> Verdict:
+    def verdict(self, key: str) -> KeyVerdict:
         """What the keyring, which there must be, says of `key` now."""
         assert self.keyring
         return self.keyring.verdict(key, clock.now_s())
 
     def invited(self, key: str) -> bool:
         """Has somebody come by this key who is no member's? It is an invite's then; "" is nobody's."""
-        return bool(key) and self.verdict(key) is not Verdict.MEMBER
+        return bool(key) and self.verdict(key) is not KeyVerdict.MEMBER
 
     def uninvited(self, hello: Hello, key: str) -> str:
         """Who comes by an invite must say so, in a name that nobody else has. Returns: what is wrong, or ""."""

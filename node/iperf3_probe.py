@@ -30,7 +30,7 @@ _serving = threading.Semaphore(MAX_SERVING)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class IperfResult:
     """Rates in bit/s of what came and what went; or why there are none."""
 
     in_bps: float = 0.0
@@ -56,7 +56,7 @@ def serve(on_port: Callable[[int], None]) -> None:
         _serving.release()
 
 
-def run(address: str) -> Outcome:
+def run(address: str) -> IperfResult:
     """Measure both directions against the server at HOST:PORT."""
     host, _, port = address.rpartition(":")
     with _process("run", host, port) as running:
@@ -64,10 +64,10 @@ def run(address: str) -> Outcome:
             out, err = running.communicate(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             _end(running)
-            return Outcome(error=f"no result in {PATIENCE_S:g} s")
+            return IperfResult(error=f"no result in {PATIENCE_S:g} s")
     if running.returncode != 0:
-        return Outcome(error=(err.strip().splitlines() or ["iperf3 failed"])[-1])
-    return Outcome(**json.loads(out.splitlines()[-1]))
+        return IperfResult(error=(err.strip().splitlines() or ["iperf3 failed"])[-1])
+    return IperfResult(**json.loads(out.splitlines()[-1]))
 
 
 def _process(*arguments: str) -> subprocess.Popen[str]:

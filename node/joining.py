@@ -39,7 +39,7 @@ from ..protocols.messages import (
 from ..protocols.scale_out import LIFE_STEP, Joiner
 from ..scheduler.views import with_trees
 from .node import Node, Phase
-from .recovery import Recovery
+from .recovery import StepRecovery
 from .reports import Reports
 from .role import Role
 from .routes import Routes, all_to
@@ -51,7 +51,7 @@ OF_THE_STATE = (BacklogFull, CaughtUp, StateRejected, ManifestKnown, ManifestBad
 class Joining:
     """Of one node."""
 
-    def __init__(self, node: Node, role: Role, recovery: Recovery, reports: Reports) -> None:
+    def __init__(self, node: Node, role: Role, recovery: StepRecovery, reports: Reports) -> None:
         self.node, self.role, self.recovery, self.reports = node, role, recovery, reports
         self.news: JoinNews | None = None
         self.seeds: tuple[str, ...] = ()  # Where the user told it to ask.

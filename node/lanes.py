@@ -103,7 +103,7 @@ class _Way:
     is_flat: bool
 
 
-class Layout:
+class LaneLayout:
     """What lies where; a function of the model alone.
 
     Parameters lie in the reverse of their order in `model.parameters()`, as backward reaches the last layers

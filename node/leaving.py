@@ -17,7 +17,7 @@ from ..protocols.messages import EVERYONE, Answer, Expelled, Farewell, LeaveComm
 from ..protocols.scale_in import LeaverState
 from .missing import Missing
 from .node import Node, Phase
-from .recovery import Recovery
+from .recovery import StepRecovery
 from .routes import Routes
 from .strikes import Strikes
 from .views import Views
@@ -27,7 +27,7 @@ class Leaving:
     """Of one node."""
 
     def __init__(
-        self, node: Node, recovery: Recovery, missing: Missing, views: Views, strikes: Strikes
+        self, node: Node, recovery: StepRecovery, missing: Missing, views: Views, strikes: Strikes
     ) -> None:
         self.node, self.recovery, self.missing = node, recovery, missing
         self.views, self.strikes = views, strikes

@@ -50,7 +50,7 @@ class Conn:
 
     port: Port
     bulk: bool
-    link: Link
+    link: PeerLink
     route: bytes | None = None  # At the ROUTER; None for a DEALER of our own.
     accepted: Accepted | None = None
     hello: Hello | None = None  # What it said.
@@ -68,7 +68,7 @@ class Conn:
 
 
 @dataclass(eq=False, slots=True)
-class Link:
+class PeerLink:
     """Two connections. `address`: what we dialled, or where the dialer says it can be dialled."""
 
     dialled: bool
@@ -104,7 +104,7 @@ class Link:
 class Peer:
     name: str
     incarnation: str
-    links: list[Link] = field(default_factory=list)
+    links: list[PeerLink] = field(default_factory=list)
     messages_in: int = 0
     messages_out: int = 0
     bytes_in: int = 0
@@ -112,7 +112,7 @@ class Peer:
     queued: int = 0  # Bulk items received and not yet given to the sink.
     rivals: dict[str, float] = field(default_factory=dict)  # Incarnation of the same name: first refused at.
 
-    def link(self) -> Link | None:
+    def link(self) -> PeerLink | None:
         return next((link for link in self.links if link.usable()), None)
 
 

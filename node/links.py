@@ -13,7 +13,7 @@ from functools import partial
 from ..protocols.messages import Bye, Hello
 from . import lending
 from .greeting import Identity
-from .link import Conn, Link, LinkStage, Peer
+from .link import Conn, LinkStage, Peer, PeerLink
 from .sender import Sender
 from .sockets import Sockets
 from .turns import Sink, Turns
@@ -32,10 +32,10 @@ class Links:
         self.sender = Sender(turns, sockets, self.lost)
         self._identity, self._turns, self._sockets, self._sink = identity, turns, sockets, sink
 
-    def all(self) -> list[Link]:
+    def all(self) -> list[PeerLink]:
         return [link for peer in self.peers.values() for link in peer.links]
 
-    def to(self, name: str) -> Link | None:
+    def to(self, name: str) -> PeerLink | None:
         """One that can be used now."""
         peer = self.peers.get(name)
         return peer.link() if peer else None
@@ -53,7 +53,7 @@ class Links:
         reason = f"a node named {hello.node!r} is in the cluster already; choose another with --name"
         return Bye(reason=reason, final=now_s > first_s + RIVAL_S)
 
-    def open(self, link: Link, hello: Hello) -> None:
+    def open(self, link: PeerLink, hello: Hello) -> None:
         """Both ends have greeted, and nothing speaks against it."""
         assert link.state is LinkStage.GREETING, f"a link that is {link.state.value} opens once more"
         link.state = LinkStage.OPEN
@@ -76,7 +76,7 @@ class Links:
         self._lend(link)
         self._report_opened(peer.name, link)
 
-    def say_bye(self, link: Link, reason: str, spare: bool = False) -> None:
+    def say_bye(self, link: PeerLink, reason: str, spare: bool = False) -> None:
         for conn in link.conns():
             self.sender.bye(conn, reason[:1000], spare)
         self._finish(link, clean=True, state=LinkStage.CLOSING)
@@ -110,7 +110,7 @@ class Links:
         elif link.state is LinkStage.OPEN:
             link.set_timer(self._turns.later(GRACE_S, self._end, link))
 
-    def bury(self, link: Link) -> None:
+    def bury(self, link: PeerLink) -> None:
         """Nothing more comes of it: let go of what it holds."""
         link.state = LinkStage.GONE
         link.set_timer(None)
@@ -121,7 +121,7 @@ class Links:
             elif conn.accepted and not conn.lost and not self._turns.closed:  # Its dialer is to close it.
                 self._turns.later(LINGER_S, self._sockets.door.hang_up, conn.accepted)
 
-    def _lend(self, link: Link) -> None:
+    def _lend(self, link: PeerLink) -> None:
         """Offer memory to who is on this machine: what is sent then goes by way of that."""
         conn = link.bulk
         if conn is None or link.invited or link.of_client or self._identity.client:
@@ -131,17 +131,17 @@ class Links:
         if offer := lending.lend(conn):
             self.sender.say(conn, offer)
 
-    def _report_opened(self, name: str, link: Link) -> None:
+    def _report_opened(self, name: str, link: PeerLink) -> None:
         self._sink.opened(name, link.address, link.dialled, link.of_client)
 
-    def _end(self, link: Link) -> None:
+    def _end(self, link: PeerLink) -> None:
         """A connection of this link was lost; by now the other one is, too, or had time to be."""
         for conn in link.conns():
             if link.state is LinkStage.OPEN:  # To be rid of it: only its dialer can close it.
                 self.sender.bye(conn, "the other connection of this link is gone")
         self._finish(link, clean=bool(link.control and link.control.said_bye))
 
-    def _finish(self, link: Link, clean: bool, state: LinkStage = LinkStage.GONE) -> None:
+    def _finish(self, link: PeerLink, clean: bool, state: LinkStage = LinkStage.GONE) -> None:
         """Nothing more is sent or delivered over `link`; report if it was its peer's last."""
         was_open = link.state is LinkStage.OPEN
         if state is LinkStage.GONE:

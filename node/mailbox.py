@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..protocols.messages import Tensor, ViewKey
 
 
-class Name(NamedTuple):
+class TensorName(NamedTuple):
     """Of what travels within a step: as in the message."""
 
     way: str
@@ -31,7 +31,7 @@ class Mailbox:
         self._is_called = is_called
         self._changed = threading.Condition()
         self._at: tuple[ViewKey, int] = ((0, 0), 0)
-        self._parts: dict[tuple[ViewKey, int, Name], dict[int, tuple[Tensor, Any]]] = {}
+        self._parts: dict[tuple[ViewKey, int, TensorName], dict[int, tuple[Tensor, Any]]] = {}
         self.waited_s = 0.0
 
     def begin(self, key: ViewKey, step: int) -> None:
@@ -42,7 +42,7 @@ class Mailbox:
 
     def put(self, message: Tensor, payload: Any) -> None:
         """A part of a tensor has come."""
-        name = message.key, message.step, Name(message.way, message.micro_batch, message.layer)
+        name = message.key, message.step, TensorName(message.way, message.micro_batch, message.layer)
         with self._changed:
             if name[:2] >= self._at:
                 self._parts.setdefault(name, {})[message.part] = message, payload
@@ -58,7 +58,7 @@ class Mailbox:
         if self._is_called():
             raise Interrupted
 
-    def take(self, name: Name) -> list[tuple[Tensor, Any]]:
+    def take(self, name: TensorName) -> list[tuple[Tensor, Any]]:
         """The parts of that tensor of the attempt under way, in order, once all have come. Raises: Interrupted."""
         with self._changed:
             while True:

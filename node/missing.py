@@ -7,7 +7,7 @@ from collections.abc import Set
 from ..protocols.effects import Dial, Effect
 from ..protocols.messages import Member, View
 from .node import Node, Phase
-from .recovery import Recovery
+from .recovery import StepRecovery
 
 DECLARED_EVERY_S = 5.0  # Who is said to be dead is dialled so often, in case that it lives after all.
 REDIAL_EVERY_S = 1.0  # Members out of reach are tried directly, in case another way leads to them.
@@ -16,7 +16,7 @@ REDIAL_EVERY_S = 1.0  # Members out of reach are tried directly, in case another
 class Missing:
     """Of one node."""
 
-    def __init__(self, node: Node, recovery: Recovery) -> None:
+    def __init__(self, node: Node, recovery: StepRecovery) -> None:
         self.node, self.recovery = node, recovery
         self.wake_at_s: float | None = None
         self.lost_at_s: dict[str, float] = {}  # Since when each of them is.

@@ -43,7 +43,7 @@ from ..protocols.overlay import LinkState
 from .joining import Joining
 from .missing import Missing
 from .node import Node, Phase
-from .recovery import Recovery
+from .recovery import StepRecovery
 from .role import Role
 from .routes import Routes, all_to, ignored
 
@@ -55,7 +55,7 @@ class Neighbors:
     """Of one node."""
 
     def __init__(
-        self, node: Node, role: Role, recovery: Recovery, joining: Joining, missing: Missing
+        self, node: Node, role: Role, recovery: StepRecovery, joining: Joining, missing: Missing
     ) -> None:
         self.node, self.role, self.recovery = node, role, recovery
         self.joining, self.missing = joining, missing

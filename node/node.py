@@ -46,7 +46,7 @@ class Phase(enum.Enum):
 
 
 @dataclass(slots=True)
-class Settings:
+class CoreSettings:
     """What a core needs to know of its node."""
 
     addresses: tuple[str, ...] = ()  # Where others may dial it.
@@ -70,7 +70,7 @@ class Settings:
 class Node:
     """Node `me`: its cores, and how far it has come."""
 
-    def __init__(self, me: str, settings: Settings, rng: random.Random) -> None:
+    def __init__(self, me: str, settings: CoreSettings, rng: random.Random) -> None:
         self.me, self.settings, self.rng = me, settings, rng
         self.phase = Phase.OUTSIDE
         self.parked: str | None = None  # Why nothing moves here.

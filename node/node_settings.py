@@ -39,6 +39,7 @@ class NodeSettings:
     blocking: bool
     sync_policy: str | SyncPolicy
     compression: Compression
+    chunk_bytes: int | None
     probe: Kind
     peers_at: Mapping[str, str]
     remembered: tuple[str, ...]

@@ -41,7 +41,7 @@ class StateDiscarded:
 
 
 @dataclass(slots=True)
-class Founded:
+class FoundedAt:
     """Nobody was there to join: the state is what this node began with. `addresses`: where others join it."""
 
     addresses: tuple[str, ...]
@@ -77,7 +77,7 @@ class Ended:
     last: bool = False
 
 
-Outcome = StepOutcome | StateArrived | StateDiscarded | Founded | Admitted | Redo | Ended
+Outcome = StepOutcome | StateArrived | StateDiscarded | FoundedAt | Admitted | Redo | Ended
 
 
 @dataclass(slots=True)

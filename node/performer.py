@@ -23,7 +23,7 @@ from .all_reduce import AllReduce
 from .core import Agent, Phase
 from .link_tests import LinkTests
 from .mailbox import Mailbox
-from .outcomes import Admitted, Ended, Founded, Outcome, Redo, StateArrived, StateDiscarded, StepOutcome
+from .outcomes import Admitted, Ended, FoundedAt, Outcome, Redo, StateArrived, StateDiscarded, StepOutcome
 from .outgoing import Rank
 from .replica import Replica
 from .step_history import StepHistory
@@ -155,7 +155,7 @@ class Performer:
                 self._step_completed(effect)
             case fx.Founded():
                 self.transport.found()
-                self._pending.append(Founded(self.addresses))
+                self._pending.append(FoundedAt(self.addresses))
             case fx.Joined(step, deal, view):
                 self.member = True
                 self._pending.append(Admitted(step, deal, view))

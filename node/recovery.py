@@ -17,7 +17,7 @@ from .routes import Routes
 ABORT_EVERY_S = 1.0
 
 
-class Recovery:
+class StepRecovery:
     """Of one node."""
 
     def __init__(self, node: Node) -> None:

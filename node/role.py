@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from ..protocols.effects import Effect, Happened, Parked
-from ..protocols.election import Role as ElectionRole
+from ..protocols.election import ElectionRole
 from ..protocols.events import Received
 from ..protocols.messages import (
     AbortRequest,

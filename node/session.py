@@ -18,17 +18,17 @@ from typing import Any, NoReturn, Protocol, cast
 import torch
 
 from ..protocols.asking import Otherwise
-from ..protocols.errors import ChaosnetError, Expelled, ReplicasDiffer, ScaleOutFailed, describe
+from ..protocols.errors import ChaosnetError, NodeExpelled, ReplicasDiffer, ScaleOutFailed, describe
 from ..protocols.events import CaughtUp, Contributed, Crashed, Event, LeaveWanted, LocalReady, StateRejected
 from ..protocols.messages import Contribution, Deal, Notice, Range, View, ViewKey
 from ..protocols.status import Status
 from ..scheduler.sync_plan import POLICIES, custom
 from .all_reduce import ChunkStore
-from .core import Agent, Settings
+from .core import Agent, CoreSettings
 from .flat_state import Arrival, Snapshot
 from .loop import NodeLoop
 from .node_settings import NodeSettings
-from .outcomes import Admitted, Ended, Founded, Rates, Redo, StateArrived, StateDiscarded, StepOutcome
+from .outcomes import Admitted, Ended, FoundedAt, Rates, Redo, StateArrived, StateDiscarded, StepOutcome
 from .plain import decode, encode
 from .training_state import first_difference
 from .transport import Transport
@@ -215,7 +215,7 @@ class Session:
     def make_agent(self, addresses: tuple[str, ...], least_life: int) -> Agent:
         """The cores of one life."""
         offer = self._offer
-        settings = Settings(
+        settings = CoreSettings(
             addresses=addresses,
             peers_at=self.settings.peers_at,
             probe=self.settings.probe,
@@ -273,7 +273,7 @@ class Session:
                         self.post(CaughtUp())
                 case StateDiscarded():
                     loaded, admitted, waiting = False, False, []
-                case Founded(addresses):
+                case FoundedAt(addresses):
                     self.say(_founds(self.name, addresses))
                     self.engine.founded()
                     loaded = True
@@ -352,7 +352,7 @@ class Session:
 
         Returns: its outcome, to `adopt`; None if what this node had does not count, as it is out (`ended`), or was
             and has rejoined, or the step is to be computed anew.
-        Raises: Expelled if the cluster went on without this node and does not take it back.
+        Raises: NodeExpelled if the cluster went on without this node and does not take it back.
         """
         self.post(LocalReady(contribution, key))
         return self.hear()
@@ -413,7 +413,7 @@ class Session:
     # --- coming back ---
 
     def rejoin(self, reason: str) -> None:
-        """The cluster went on without us: pull its state, and go on as if we had been there. Raises: Expelled."""
+        """The cluster went on without us: pull its state, and go on as if we had been there. Raises: NodeExpelled."""
         self.engine.left_behind()
         settings = self.settings
         ways = self.loop.rejoin(settings.neighbors, settings.blocking, settings.join_patience_s)
@@ -427,7 +427,7 @@ class Session:
     # --- the end ---
 
     def end(self, ended: Ended) -> None:
-        """It is out for good. Raises: the error of it, else Expelled; nothing if it has left."""
+        """It is out for good. Raises: the error of it, else NodeExpelled; nothing if it has left."""
         self.ended = ended
         self.hooks.ended(ended)
         if ended.how == "left":
@@ -435,7 +435,7 @@ class Session:
         if ended.error is not None:
             raise ended.error
         again = " and cannot rejoin" if ended.how == "refused" else ""
-        raise Expelled(f"{self.name} is out of the cluster{again}: {self._reason(ended)}")
+        raise NodeExpelled(f"{self.name} is out of the cluster{again}: {self._reason(ended)}")
 
     def leave(self) -> None:
         """Go, with the next steps, until `ended`. What this node contributes to them counts for nothing."""

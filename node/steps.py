@@ -13,7 +13,7 @@ from ..protocols.messages import Tensor
 from ..protocols.scale_in import LeaverState
 from ..protocols.step_sync import STEP_MESSAGES
 from .node import Node
-from .recovery import Recovery
+from .recovery import StepRecovery
 from .routes import Routes, all_to
 from .strikes import Strikes
 
@@ -21,7 +21,7 @@ from .strikes import Strikes
 class Steps:
     """Of one node."""
 
-    def __init__(self, node: Node, recovery: Recovery, strikes: Strikes) -> None:
+    def __init__(self, node: Node, recovery: StepRecovery, strikes: Strikes) -> None:
         self.node, self.recovery, self.strikes = node, recovery, strikes
 
     def routes(self) -> Routes:

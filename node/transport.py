@@ -36,7 +36,7 @@ from typing import Any
 import zmq
 
 from ..protocols.errors import LocalProtocolError
-from ..protocols.keyring import Keyring, Verdict
+from ..protocols.keyring import Keyring, KeyVerdict
 from . import descriptors
 from .acceptor import Acceptor
 from .dialer import Dialer
@@ -128,7 +128,7 @@ class Transport:
     def enforce_keys(self) -> None:
         """Say Bye to all whose keys are not allowed any more, and hang up on who does not go."""
         for link in self.links.all() if self.identity.keyring else []:
-            if not link.invited and self.identity.verdict(link.key) is not Verdict.MEMBER:
+            if not link.invited and self.identity.verdict(link.key) is not KeyVerdict.MEMBER:
                 self.links.say_bye(link, "your key is not allowed any more")
 
     def send(self, peer: str, body: bytes) -> bool:

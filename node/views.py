@@ -17,7 +17,7 @@ from .joining import Joining
 from .missing import Missing
 from .neighbors import Neighbors
 from .node import Node, Phase
-from .recovery import Recovery
+from .recovery import StepRecovery
 from .role import Role
 from .routes import Routes
 
@@ -26,7 +26,7 @@ class Views:
     """Of one node."""
 
     def __init__(
-        self, node: Node, role: Role, recovery: Recovery, joining: Joining, neighbors: Neighbors, missing: Missing
+        self, node: Node, role: Role, recovery: StepRecovery, joining: Joining, neighbors: Neighbors, missing: Missing
     ) -> None:  # fmt: skip
         self.node, self.role, self.recovery = node, role, recovery
         self.joining, self.neighbors, self.missing = joining, neighbors, missing

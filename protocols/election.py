@@ -30,7 +30,7 @@ STAGGER_S = 0.02  # Times the rank in seniority: the head start of the more seni
 ROUND_S = 0.25  # Answers that take longer do not count; then the next attempt.
 
 
-class Role(enum.Enum):
+class ElectionRole(enum.Enum):
     FOLLOWER = "follower"
     TRIAL = "trial"
     CANDIDATE = "candidate"
@@ -42,7 +42,7 @@ class Election:
 
     def __init__(self, me: str, rng: random.Random, send: Callable[[str, Routed], list[Effect]]) -> None:
         self.me, self.rng, self.send = me, rng, send
-        self.role = Role.FOLLOWER
+        self.role = ElectionRole.FOLLOWER
         self.term = 0
         self.voted_term = 0  # The last term in which a vote was given away.
         self.votes: set[str] = set()
@@ -54,22 +54,22 @@ class Election:
         """A cluster begins in that term. `elected`: with us as its scheduler."""
         self.term = self.voted_term = term
         if elected:
-            self.role = Role.ELECTED
+            self.role = ElectionRole.ELECTED
 
     def adopt(self, term: int) -> None:
         """A message of a higher term: whatever we were, we follow."""
         if term > self.term:
-            self.term, self.role, self.wake_at_s = term, Role.FOLLOWER, None
+            self.term, self.role, self.wake_at_s = term, ElectionRole.FOLLOWER, None
 
     def stand_down(self) -> None:
         """There is a scheduler, or we may not stand."""
-        if self.role in (Role.TRIAL, Role.CANDIDATE):
-            self.role = Role.FOLLOWER
+        if self.role in (ElectionRole.TRIAL, ElectionRole.CANDIDATE):
+            self.role = ElectionRole.FOLLOWER
         self.wake_at_s, self.rounds = None, 0
 
     def scheduler_missing(self, rank: int, now_s: float) -> None:
         """The scheduler is out of reach: stand after a time that grows with `rank` (0: most senior alive)."""
-        if self.role is Role.FOLLOWER and self.wake_at_s is None:
+        if self.role is ElectionRole.FOLLOWER and self.wake_at_s is None:
             self.wake_at_s = now_s + STAGGER_S * rank
 
     def tick(
@@ -78,7 +78,7 @@ class Election:
         """Stand, or stand again, when it is time. `voters`: all members that can be reached, and we."""
         if self.wake_at_s is None or now_s < self.wake_at_s:
             return []
-        self.role, self.votes = Role.TRIAL, {self.me}
+        self.role, self.votes = ElectionRole.TRIAL, {self.me}
         self.rounds += 1
         self.wake_at_s = now_s + ROUND_S * self.rng.uniform(1.0, 2.0)
         self.standing_for = self._next_term(electorates, voters)
@@ -122,7 +122,7 @@ class Election:
             if reply.term > self.term:
                 self.adopt(reply.term)
             return []
-        if (self.role, reply.trial) not in ((Role.TRIAL, True), (Role.CANDIDATE, False)):
+        if (self.role, reply.trial) not in ((ElectionRole.TRIAL, True), (ElectionRole.CANDIDATE, False)):
             return []
         if reply.term != self.standing_for:
             return []
@@ -138,7 +138,7 @@ class Election:
         word: bool = False,
     ) -> list[Effect]:
         """Look whether the votes suffice; also called after standing, for a cluster of one."""
-        if self.role not in (Role.TRIAL, Role.CANDIDATE):
+        if self.role not in (ElectionRole.TRIAL, ElectionRole.CANDIDATE):
             return []
         proven = crashed if self.standing_for % 2 == 0 else set[str]()
         proven_now = crashed if self.standing_for % 4 == 2 else set[str]()
@@ -146,11 +146,11 @@ class Election:
             return []
         if lacking(electorates, self.votes, proven, word):
             return []
-        if self.role is Role.CANDIDATE:
-            self.role, self.wake_at_s, self.rounds = Role.ELECTED, None, 0
+        if self.role is ElectionRole.CANDIDATE:
+            self.role, self.wake_at_s, self.rounds = ElectionRole.ELECTED, None, 0
             return []
         self.term = self.standing_for
-        self.role, self.voted_term, self.votes = Role.CANDIDATE, self.term, {self.me}
+        self.role, self.voted_term, self.votes = ElectionRole.CANDIDATE, self.term, {self.me}
         effects = self._ask(key, voters, self.term, trial=False)
         return effects + self.count(key, electorates, voters, crashed, word)
 

@@ -47,7 +47,7 @@ class CheckpointError(ChaosnetError):
     """A checkpoint cannot be written, read or found; the text names the file and what is wrong with it."""
 
 
-class Expelled(ChaosnetError):
+class NodeExpelled(ChaosnetError):
     """The cluster went on without this node (it was silent for too long, or cut off)."""
 
 

@@ -23,7 +23,7 @@ MAX_INVITE_S = 7 * 24 * 3600.0
 ASK_FOR_ANOTHER = "ask a member for another (chaosnet invite)"
 
 
-class Verdict(enum.Enum):
+class KeyVerdict(enum.Enum):
     """On a key that somebody has proved to hold."""
 
     MEMBER = "allowed"
@@ -52,17 +52,17 @@ class Keyring:
         self.invites: dict[str, float] = {}  # Until when they are good.
         self.admitted: set[str] = set()  # Values of `used`.
 
-    def verdict(self, key: str, now_s: float) -> Verdict:
+    def verdict(self, key: str, now_s: float) -> KeyVerdict:
         """Whether its holder may connect, and as what."""
         if key in self.revoked:
-            return Verdict.REVOKED
+            return KeyVerdict.REVOKED
         if key in self.allowed or key in self.admitted or key in self.named:
-            return Verdict.MEMBER
+            return KeyVerdict.MEMBER
         if key in self.used:
-            return Verdict.USED
+            return KeyVerdict.USED
         if key in self.invites:
-            return Verdict.INVITED if now_s < self.invites[key] else Verdict.EXPIRED
-        return Verdict.UNKNOWN
+            return KeyVerdict.INVITED if now_s < self.invites[key] else KeyVerdict.EXPIRED
+        return KeyVerdict.UNKNOWN
 
     def all_known(self, now_s: float) -> KeyringNews:
         """Everything, for a member that may know nothing of it."""
@@ -92,16 +92,16 @@ class Keyring:
         if self.used.get(invite) == key and key not in self.revoked:
             return ""  # Asked again.
         match self.verdict(invite, now_s):
-            case Verdict.INVITED if key in self.revoked:
+            case KeyVerdict.INVITED if key in self.revoked:
                 return "the key that it introduces was revoked; make a new one (chaosnet keygen)"
-            case Verdict.INVITED:
+            case KeyVerdict.INVITED:
                 self._use(invite, key)
                 return (
                     "" if invite in self.used else f"{MAX_KEYS} invites have been used, and no more are kept"
                 )
-            case Verdict.USED:
+            case KeyVerdict.USED:
                 return f"this invite was used already; {ASK_FOR_ANOTHER}"
-            case Verdict.EXPIRED:
+            case KeyVerdict.EXPIRED:
                 return f"this invite has expired; {ASK_FOR_ANOTHER}"
         return f"the cluster does not know this invite; {ASK_FOR_ANOTHER}"
 

@@ -17,7 +17,7 @@ from ..protocols.errors import PlanInfeasible
 from ..protocols.messages import Link, View
 from .sync_plan import SyncPolicy
 from .sync_time import SyncTime
-from .trees import Tree
+from .trees import SpanningTree
 
 LOOK_EVERY_S = 2.0  # Rates are reported every second.
 SETTLE_S = 4.0  # After a change of view: what was measured before it says little of what it loads.
@@ -66,7 +66,7 @@ class Replanning:
 
 def _gain(view: View, graph: nx.Graph, policy: SyncPolicy, result_bytes: int, step_s: float) -> str:
     chunks = graph.graph["result"][1]
-    present = [Tree(tree.root, tree.parent, tree.share) for tree in view.trees]
+    present = [SpanningTree(tree.root, tree.parent, tree.share) for tree in view.trees]
     now_s = SyncTime(present, graph).expected_s(result_bytes, math.ceil(chunks / view.bundle))
     if now_s <= GAIN_OF_STEP * step_s:
         return ""

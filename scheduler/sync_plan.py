@@ -15,10 +15,10 @@ from scipy.sparse.csgraph import dijkstra
 from ..protocols.errors import ConfigError, PlanInfeasible
 from .sync_time import SyncTime
 from .tree_packing import pack
-from .trees import Tree, measured, throughput_bps, validate
+from .trees import SpanningTree, measured, throughput_bps, validate
 
-SyncPolicy = Callable[[nx.Graph], list[Tree]]
-Bundler = Callable[[Sequence[Tree], nx.Graph], int]
+SyncPolicy = Callable[[nx.Graph], list[SpanningTree]]
+Bundler = Callable[[Sequence[SpanningTree], nx.Graph], int]
 
 MAX_PACKED_NODES, MAX_PACKED_LINKS = 64, 160
 """Packing takes 10 to 25 ms for 8 nodes, and up to 60 for as much as this; beyond, "packed" is "fapt"."""
@@ -57,7 +57,7 @@ MAX_RING_STEPS = 1_000
 """Nodes tried in one search for a Hamiltonian cycle before we say that there is none."""
 
 
-def best_single_tree(graph: nx.Graph) -> list[Tree]:
+def best_single_tree(graph: nx.Graph) -> list[SpanningTree]:
     """One tree whose slowest link is as fast as any spanning tree's, and of these the least deep.
 
     The bottleneck is that of a maximum spanning tree. Of the links that are no slower, the root is the
@@ -72,7 +72,7 @@ def best_single_tree(graph: nx.Graph) -> list[Tree]:
     return [fast.tree(root, 1.0) for root in fast.centres(1)]
 
 
-def ring(graph: nx.Graph) -> list[Tree]:
+def ring(graph: nx.Graph) -> list[SpanningTree]:
     """As ring all-reduce: N paths along one Hamiltonian cycle, one ending at each node, of share 1/N.
 
     Each link of the cycle carries (N - 1)/N of the gradient in each direction. Of the cycles found, the one
@@ -83,7 +83,7 @@ def ring(graph: nx.Graph) -> list[Tree]:
     return [_path(cycle[at:] + cycle[:at], 1 / len(cycle)) for at in range(len(cycle))]
 
 
-def fapt(graph: nx.Graph, roots: int = FAPT_ROOTS) -> list[Tree]:
+def fapt(graph: nx.Graph, roots: int = FAPT_ROOTS) -> list[SpanningTree]:
     """NetStorm's R-rooted FAPT: trees of fastest paths from `roots` roots, the gradient shared equally.
 
     The length of a link is the time of one bit, 1 / rate. Per root the tree of shortest paths; the R roots
@@ -100,7 +100,7 @@ def fapt(graph: nx.Graph, roots: int = FAPT_ROOTS) -> list[Tree]:
     return [paths.tree(root, 1 / len(chosen)) for root in chosen]
 
 
-def packed(graph: nx.Graph) -> list[Tree]:
+def packed(graph: nx.Graph) -> list[SpanningTree]:
     """Trees packed so that all links carry what they can (tree_packing.py), or one tree where that takes no longer.
 
     `graph.graph["result"]` may tell the bytes that are summed in a step, and in how many chunks: with little to sum
@@ -126,7 +126,7 @@ def packed(graph: nx.Graph) -> list[Tree]:
     return min(plans, key=lambda trees: SyncTime(trees, overlay).best_bundle(result_bytes, chunks)[0])
 
 
-def bundle(trees: Sequence[Tree], graph: nx.Graph) -> int:
+def bundle(trees: Sequence[SpanningTree], graph: nx.Graph) -> int:
     """How many neighbouring chunks are to travel as one message, by `graph.graph["result"]` as of `packed`."""
     result_bytes, chunks = graph.graph.get("result", (0, 1))
     if not result_bytes or len(graph) < 2:
@@ -134,19 +134,19 @@ def bundle(trees: Sequence[Tree], graph: nx.Graph) -> int:
     return SyncTime(trees, graph).best_bundle(result_bytes, chunks)[1]
 
 
-def _both_ways(a: str, b: str) -> list[Tree]:
+def _both_ways(a: str, b: str) -> list[SpanningTree]:
     """Each is the root of one half: with few messages, both directions of the link are busy from the start."""
-    return [Tree(a, {b: a}, 0.5), Tree(b, {a: b}, 0.5)]
+    return [SpanningTree(a, {b: a}, 0.5), SpanningTree(b, {a: b}, 0.5)]
 
 
-def _packed(overlay: nx.Graph, best_bps: float) -> list[Tree]:
+def _packed(overlay: nx.Graph, best_bps: float) -> list[SpanningTree]:
     return pack(overlay, _Paths(overlay, "seconds_per_bit").centres(PACKED_ROOTS), best_bps)
 
 
-def custom(plan_trees: Callable[[nx.Graph], Iterable[Tree]]) -> SyncPolicy:
+def custom(plan_trees: Callable[[nx.Graph], Iterable[SpanningTree]]) -> SyncPolicy:
     """A policy of the user's own: what `plan_trees` returns, once it has passed `validate`."""
 
-    def checked(graph: nx.Graph) -> list[Tree]:
+    def checked(graph: nx.Graph) -> list[SpanningTree]:
         trees = list(plan_trees(graph))
         validate(trees, graph)
         return trees
@@ -158,7 +158,7 @@ POLICIES: dict[str, SyncPolicy] = {"single": best_single_tree, "ring": ring, "fa
 """Policies by the name that a user gives."""
 
 
-def attach_leaf(trees: Sequence[Tree], leaf: str, neighbours: Iterable[str]) -> list[Tree]:
+def attach_leaf(trees: Sequence[SpanningTree], leaf: str, neighbours: Iterable[str]) -> list[SpanningTree]:
     """`trees` with an observer hung under one of its neighbours in each: it hears every broadcast.
 
     Each tree takes the neighbour that carries least for `leaf` so far, ties by name, so the neighbours
@@ -286,7 +286,7 @@ class _Paths:
         stay = [root for root in best if root in kept and longest[root] <= limit][:count]
         return [self.nodes[root] for root in (stay + [root for root in best if root not in stay])[:count]]
 
-    def tree(self, root: str, share: float) -> Tree:
+    def tree(self, root: str, share: float) -> SpanningTree:
         """The shortest paths from `root`. A node with several parents on such takes the one that sorts first."""
         distances = self.distances(self.nodes.index(root))
         parents, children = self.ends.T
@@ -297,12 +297,12 @@ class _Paths:
             for child, at in zip(nodes.tolist(), first.tolist(), strict=True)
             if self.nodes[child] != root
         }
-        return Tree(root, parent, share)
+        return SpanningTree(root, parent, share)
 
 
-def _path(nodes: list[str], share: float) -> Tree:
+def _path(nodes: list[str], share: float) -> SpanningTree:
     """The path through `nodes`, rooted at the first."""
-    return Tree(nodes[0], dict(zip(nodes[1:], nodes, strict=False)), share)
+    return SpanningTree(nodes[0], dict(zip(nodes[1:], nodes, strict=False)), share)
 
 
 def _fastest_cycle(overlay: nx.Graph) -> list[str]:

@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 
 from ..protocols.sums import chunk_trees
-from .trees import Tree, measured
+from .trees import SpanningTree, measured
 
 MESSAGE_S = 5e-4
 """What one message costs a node's processor, besides its bytes: measured 0.1 to 0.6 ms."""
@@ -24,7 +24,7 @@ MAX_BUNDLE_BYTES = 8 << 20
 class SyncTime:
     """Of `trees` over `graph`, which all messages share by `chunk_trees`."""
 
-    def __init__(self, trees: Sequence[Tree], graph: nx.Graph) -> None:
+    def __init__(self, trees: Sequence[SpanningTree], graph: nx.Graph) -> None:
         overlay = measured(graph)
         at = {frozenset(link): index for index, link in enumerate(overlay.edges)}
         self.trees = trees
@@ -60,7 +60,7 @@ class SyncTime:
         return expected[size], size
 
 
-def _paths(tree: Tree, overlay: nx.Graph) -> tuple[np.ndarray, np.ndarray]:
+def _paths(tree: SpanningTree, overlay: nx.Graph) -> tuple[np.ndarray, np.ndarray]:
     """From each node to the root: seconds for a bit, and for the hops."""
     paths = {tree.root: (0.0, 0.0)}
     for node in tree.parent:

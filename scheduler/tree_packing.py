@@ -22,7 +22,7 @@ import networkx as nx
 import numpy as np
 from scipy.optimize import linprog
 
-from .trees import Tree
+from .trees import SpanningTree
 
 HOP_PRICE = 0.5
 """Of one more hop from the root, as a share of what a link costs on average.
@@ -98,7 +98,7 @@ class _Packing:
                 return
             self.found |= new
 
-    def trees(self) -> list[Tree]:
+    def trees(self) -> list[SpanningTree]:
         """Those that carry most, from their centres."""
         carried, _ = self.solve()
         used = [
@@ -137,14 +137,14 @@ class _Packing:
                     heapq.heappush(border, (prices[way] + hop * depth[node], other, node, way))
         return _Found(parent, tuple(sorted(links)))
 
-    def _from_centre(self, found: _Found, share: float) -> Tree:
+    def _from_centre(self, found: _Found, share: float) -> SpanningTree:
         """Rooted where its farthest leaf is nearest."""
         graph = nx.Graph(found.parent.items())
         root = min(nx.center(graph))
-        return Tree(root, {child: above for above, child in nx.bfs_edges(graph, root)}, float(share))
+        return SpanningTree(root, {child: above for above, child in nx.bfs_edges(graph, root)}, float(share))
 
 
-def pack(overlay: nx.Graph, roots: Sequence[str], best_bps: float) -> list[Tree]:
+def pack(overlay: nx.Graph, roots: Sequence[str], best_bps: float) -> list[SpanningTree]:
     """Trees whose throughput is near the bound, the shallowest first.
 
     Args:
@@ -158,7 +158,7 @@ def pack(overlay: nx.Graph, roots: Sequence[str], best_bps: float) -> list[Tree]
     return sorted(packing.trees(), key=lambda tree: (_depth(tree), -tree.share, tree.root))
 
 
-def _depth(tree: Tree) -> int:
+def _depth(tree: SpanningTree) -> int:
     depths = {tree.root: 0}
     for child, above in tree.parent.items():  # Breadth first: a parent comes before its children.
         depths[child] = depths[above] + 1

@@ -32,7 +32,7 @@ MAX_PACKING_NODES = 8
 """`packing_bound` goes through all partitions of the nodes: 4,140 for eight of them."""
 
 
-class Tree(NamedTuple):
+class SpanningTree(NamedTuple):
     """One spanning tree of the overlay and what it carries."""
 
     root: str
@@ -42,7 +42,7 @@ class Tree(NamedTuple):
     """Of the gradient, > 0; the shares of a plan sum to 1."""
 
 
-def validate(trees: Sequence[Tree], graph: nx.Graph) -> None:
+def validate(trees: Sequence[SpanningTree], graph: nx.Graph) -> None:
     """Raise PlanInfeasible, naming tree, node or link, unless `trees` is a plan for `graph`.
 
     Each tree spans all nodes, uses only links of the overlay and has no cycle; shares sum to 1.
@@ -54,7 +54,7 @@ def validate(trees: Sequence[Tree], graph: nx.Graph) -> None:
         raise PlanInfeasible(f"shares of {len(trees)} trees sum to {total:g} (expected 1)")
 
 
-def throughput_bps(trees: Sequence[Tree], graph: nx.Graph) -> float:
+def throughput_bps(trees: Sequence[SpanningTree], graph: nx.Graph) -> float:
     """Gradient bits per second that `trees` reduce and broadcast once chunks flow; inf for one node.
 
     Each link carries the shares of the trees that use it, once in each direction: the least over links of
@@ -140,7 +140,7 @@ def _partitions(count: int) -> Iterator[list[int]]:
             yield [*part, last]
 
 
-def _check_tree(label: str, tree: Tree, graph: nx.Graph) -> None:
+def _check_tree(label: str, tree: SpanningTree, graph: nx.Graph) -> None:
     if not (math.isfinite(tree.share) and tree.share > 0):
         raise PlanInfeasible(f"{label}: share {tree.share} (expected > 0)")
     if tree.root in tree.parent:
@@ -155,7 +155,7 @@ def _check_tree(label: str, tree: Tree, graph: nx.Graph) -> None:
     _check_acyclic(label, tree)
 
 
-def _check_acyclic(label: str, tree: Tree) -> None:
+def _check_acyclic(label: str, tree: SpanningTree) -> None:
     reaches_root = {tree.root}
     for node in sorted(tree.parent):
         walked = []

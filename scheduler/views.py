@@ -9,10 +9,9 @@ import msgspec
 import networkx as nx
 
 from ..protocols.errors import PlanInfeasible
-from ..protocols.messages import Electorate, Joining, Link, Member, View, link
-from ..protocols.messages import Tree as WireTree
+from ..protocols.messages import Electorate, Entering, Link, Member, Tree, View, link
 from . import sync_plan
-from .trees import Tree, validate
+from .trees import SpanningTree, validate
 
 MAX_JOINING = 64  # Named in one view (messages.View): those that come in, and those that have no vote yet.
 
@@ -175,7 +174,7 @@ def with_trees(
 
     `graph`: the members' part of the overlay, edges with `rate_bps` and `rtt_s` as far as they are known.
     """
-    trees = policy(graph) if len(view.members) > 1 else [Tree(view.members[0].id, {}, 1.0)]
+    trees = policy(graph) if len(view.members) > 1 else [SpanningTree(view.members[0].id, {}, 1.0)]
     validate(trees, graph)
     bundle = bundler(trees, graph)
     members = set(view.member_ids)
@@ -184,7 +183,7 @@ def with_trees(
         if not hosts:
             raise PlanInfeasible(f"the observer {observer} has no link to a member")
         trees = sync_plan.attach_leaf(trees, observer, hosts)
-    wire = tuple(WireTree(root=tree.root, parent=dict(tree.parent), share=tree.share) for tree in trees)
+    wire = tuple(Tree(root=tree.root, parent=dict(tree.parent), share=tree.share) for tree in trees)
     return msgspec.structs.replace(view, trees=wire, bundle=bundle)
 
 
@@ -240,7 +239,7 @@ def _add_joiners(view: View, joiners: tuple[Entrant, ...], key: tuple[int, int],
         each.node: Member(id=each.node, addresses=each.addresses, joined_step=step, life=each.life)
         for each in new
     }
-    joining = (Joining(node=each.node, sources=each.neighbors, blocking=each.blocking) for each in new)
+    joining = (Entering(node=each.node, sources=each.neighbors, blocking=each.blocking) for each in new)
     observers = [each for each in view.observers if each.id not in names]
     return _next(
         view,
@@ -252,10 +251,10 @@ def _add_joiners(view: View, joiners: tuple[Entrant, ...], key: tuple[int, int],
     )
 
 
-def _not_voting(view: View, away: str = "") -> tuple[Joining, ...]:
+def _not_voting(view: View, away: str = "") -> tuple[Entering, ...]:
     """Members who have no vote yet stay so in the next view: from one to the next one gets it at most."""
     return tuple(
-        Joining(node=each.node, sources=(), blocking=True)
+        Entering(node=each.node, sources=(), blocking=True)
         for each in view.joining
         if each.node in view.member_set and each.node != away
     )
@@ -293,7 +292,7 @@ def _promote(view: View, node: str, early: bool, key: tuple[int, int], step: int
     if early and len(voteless) >= MAX_JOINING:
         raise Nothing("as many as a view can name have no vote yet")
     if early:
-        voteless += (Joining(node=node, sources=(), blocking=True),)
+        voteless += (Entering(node=node, sources=(), blocking=True),)
     return _next(
         view, key, view.links, members=(*view.members, member), observers=observers, joining=voteless
     )
@@ -325,7 +324,7 @@ def _next(
     links: tuple[Link, ...],
     members: tuple[Member, ...] | None = None,
     observers: tuple[Member, ...] | None = None,
-    joining: tuple[Joining, ...] | None = None,
+    joining: tuple[Entering, ...] | None = None,
     scheduler: str | None = None,
 ) -> View:
     members = view.members if members is None else members

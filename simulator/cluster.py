@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..node.core import Agent, Phase, Settings
+from ..node.core import Agent, CoreSettings, Phase
 from ..protocols import effects as fx
 from ..protocols import events as ev
 from ..protocols.asking import Otherwise
@@ -43,7 +43,7 @@ from ..scheduler.sync_plan import POLICIES, Bundler, bundle
 from ..scheduler.views import with_trees
 from . import coverage
 from .history import History
-from .nodes import DATASET, Applied, Clock, Result, SimNode
+from .nodes import DATASET, Applied, Clock, SimNode, SimResult
 from .tensors import Tensors
 
 PROBE_PARTS, PROBE_PART = 2, bytes(64 << 10)
@@ -119,7 +119,7 @@ class SimCluster(History):
         self._open(pair, dialler=pair[0])
 
     def _machine(self, name: str, life: int) -> SimNode:
-        settings = Settings(
+        settings = CoreSettings(
             addresses=(f"{name}:1",),
             chunks=self.chunks,
             borders=self.borders,
@@ -375,7 +375,7 @@ class SimCluster(History):
                 up = Up(key=key, step=step, chunk=chunks.start, count=len(chunks), weight=weight)
                 self._send(node.name, parent, up, payload if weight else None)
             case fx.FinishChunks(step, chunks, _, own):
-                self._store(node, chunks, Result(step, self._sum(node, step, chunks, own)))
+                self._store(node, chunks, SimResult(step, self._sum(node, step, chunks, own)))
             case fx.AdoptChunks(step, chunks, payload):
                 assert payload.step == step, f"result of step {payload.step} taken for that of {step}"
                 self._store(node, chunks, payload)
@@ -385,10 +385,10 @@ class SimCluster(History):
                 for peer in peers:
                     self._send(node.name, peer, down, content)
 
-    def _store(self, node: SimNode, chunks: range, result: Result) -> None:
+    def _store(self, node: SimNode, chunks: range, result: SimResult) -> None:
         node.results.setdefault(result.step, {}).update(dict.fromkeys(chunks, result))
 
-    def _kept(self, node: SimNode, step: int, chunks: range) -> Result:
+    def _kept(self, node: SimNode, step: int, chunks: range) -> SimResult:
         kept = {node.results[step][chunk] for chunk in chunks}
         assert len(kept) == 1, f"chunks of one message differ in who contributed: {kept}"
         return kept.pop()

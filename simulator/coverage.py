@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any
 
 from ..node.core import Agent
-from ..node.recovery import Recovery
+from ..node.recovery import StepRecovery
 from ..protocols import asking, election, messages, scale_in
 from ..protocols.connect_link import LinkOpener
 from ..protocols.flush import FlushFollower
@@ -53,7 +53,7 @@ IS_COMPILED = not inspect.getfile(inspect.getmodule(Agent)).endswith(".py")  # t
 
 _WATCHED: dict[type, dict[str, str]] = {  # Core: attribute: what a value that is not an Enum stands for.
     Agent: {"phase": "", "parked": "parked"},
-    Recovery: {"torn": "torn"},
+    StepRecovery: {"torn": "torn"},
     FlushFollower: {"flush": "frozen"},
     asking.Standing: {"state": ""},
     scale_in.Leaver: {"state": ""},
@@ -122,7 +122,7 @@ _LEADS_TO = {  # Every transition that the code allows, by core; "x" and "not x"
         "member": "joining out",
         "not parked": "parked", "parked": "not parked",
     },
-    "Recovery": {"not torn": "torn", "torn": "not torn"},
+    "StepRecovery": {"not torn": "torn", "torn": "not torn"},
     "FlushFollower": {"not frozen": "frozen", "frozen": "not frozen"},
     "Standing": {
         "knocking": "asked failed joined",

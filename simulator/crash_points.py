@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from ..node.core import Phase
 from ..protocols.errors import ConfigError
 from .many_runs import in_processes
-from .negotiations import NEGOTIATIONS, QUIET_S, Negotiation, Point, Sent, Stage, When
+from .negotiations import NEGOTIATIONS, QUIET_S, Negotiation, PlayedNegotiation, Point, Sent, When
 from .nodes import SimNode
 from .random_run import Violation
 
@@ -29,7 +29,7 @@ PARKED_S = 6.0  # Who is parked dials once a second, and waits for as long.
 
 def record(negotiation: Negotiation, nodes: int, seed: int) -> tuple[list[Sent], str]:
     """The messages of the negotiation when nobody crashes, and whom it is about."""
-    stage = Stage(seed)
+    stage = PlayedNegotiation(seed)
     stage.grow(nodes - negotiation.joiners)
     over = negotiation.play(stage)
     stage.until(lambda: over() and stage.rests())
@@ -62,12 +62,14 @@ def point_named(name: str) -> Point:
     raise ConfigError(f"--crash-point: {name!r} is none (expected NEGOTIATION/NODES/SEED/INDEX/WHEN)")
 
 
-def play(point: Point, on_stage: Callable[[Stage], None] = lambda stage: None, record: bool = False) -> Stage:
+def play(
+    point: Point, on_stage: Callable[[PlayedNegotiation], None] = lambda stage: None, record: bool = False
+) -> PlayedNegotiation:
     """One life with one crash, until all have come to rest. Raises: Violation with the story.
 
     `on_stage` gets the stage before anything happens; `record` keeps its whole story.
     """
-    stage = Stage(point.seed, point, record)
+    stage = PlayedNegotiation(point.seed, point, record)
     on_stage(stage)
     try:
         _play(stage, NEGOTIATIONS[point.negotiation], point.nodes)
@@ -77,7 +79,7 @@ def play(point: Point, on_stage: Callable[[Stage], None] = lambda stage: None, r
     return stage
 
 
-def _play(stage: Stage, negotiation: Negotiation, nodes: int) -> None:
+def _play(stage: PlayedNegotiation, negotiation: Negotiation, nodes: int) -> None:
     stage.grow(nodes - negotiation.joiners)
     negotiation.play(stage)
     settled_by_s = stage.now_s + SETTLED_WITHIN_S
@@ -90,7 +92,7 @@ def _play(stage: Stage, negotiation: Negotiation, nodes: int) -> None:
             _check(stage)
 
 
-def _rest(stage: Stage, settled_by_s: float) -> None:
+def _rest(stage: PlayedNegotiation, settled_by_s: float) -> None:
     """Until nothing but training has gone on for a while, or all have been parked for longer."""
     restless_s = parked_s = stage.now_s
     while stage.now_s < settled_by_s:
@@ -103,7 +105,7 @@ def _rest(stage: Stage, settled_by_s: float) -> None:
             return
 
 
-def _check(stage: Stage) -> None:
+def _check(stage: PlayedNegotiation) -> None:
     complaints = stage.unsettled(stage.now_s - QUIET_S)
     assert not complaints, "; ".join(complaints)
     parked = [node for node in stage.living() if node.agent.parked and node.agent.phase is not Phase.JOINING]
@@ -112,7 +114,7 @@ def _check(stage: Stage) -> None:
     assert parked or not stage.living() or stage.rests(), "not all are in one view"
 
 
-def _too_few_live(stage: Stage, node: SimNode) -> bool:
+def _too_few_live(stage: PlayedNegotiation, node: SimNode) -> bool:
     """Of the members of its view, or of one that others may still be in (docs/design.md, "Quorums").
 
     Half is enough: nobody is silent, so all deaths are seen.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from .coverage import expected
-from .random_run import AIMS, NODES, Outcome, Violation, run
+from .random_run import AIMS, NODES, LifeOutcome, Violation, run
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -42,7 +42,7 @@ class Summary:
         """Sum of a count ("steps", "crashes", "joins", "leaves", "rejoins", "returns", "persons") over the runs."""
         return self.totals[what]
 
-    def add(self, seed: int, result: Outcome | str) -> None:
+    def add(self, seed: int, result: LifeOutcome | str) -> None:
         """One more run, and what came of it."""
         self.runs += 1
         if isinstance(result, str):
@@ -126,7 +126,7 @@ def _ignore_interrupts() -> None:
 
 def _run(
     seed: int, nodes: tuple[int, int], hard: bool, rates: bool, tensors: bool
-) -> tuple[int, Outcome | str]:
+) -> tuple[int, LifeOutcome | str]:
     try:
         return seed, run(seed, nodes=nodes, hard=hard, rates=rates, tensors=tensors)
     except Violation as violation:

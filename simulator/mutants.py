@@ -31,7 +31,7 @@ from ..node.core import Agent
 from ..node.leaving import Leaving
 from ..node.node import Phase
 from ..node.parking import Parking
-from ..node.recovery import Recovery
+from ..node.recovery import StepRecovery
 from ..node.role import Role
 from ..node.views import Views
 from ..protocols import asking, contributions, early, election, overlay, relay, scale_out, step_sync, sums
@@ -262,13 +262,13 @@ def _nothing_is_suspected(patch: Patch) -> None:
 
 @mutant("Whoever lost something of the step under way keeps it to itself.")
 def _a_torn_step_is_not_told(patch: Patch) -> None:
-    original = Recovery.tear
+    original = StepRecovery.tear
 
     def tear(self: Any, reason: str, now_s: float, without_me: bool = False) -> Any:
         joining = self.node.phase is Phase.JOINING
         return original(self, reason, now_s, without_me) if joining or without_me else []
 
-    patch(Recovery, "tear", tear)
+    patch(StepRecovery, "tear", tear)
 
 
 @mutant("An envelope that was here before is passed on again.")

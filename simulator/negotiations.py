@@ -1,6 +1,6 @@
 """The negotiations that a crash may hit: each is played, message by message, on a small cluster of its own.
 
-`Stage` numbers the messages of the one that it plays, hop by hop, and lets somebody crash at one of them.
+`PlayedNegotiation` numbers the messages of the one that it plays, hop by hop, and lets somebody crash at one of them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Point:
         return f"{name}/restart" if self.restart else name
 
 
-class Stage(SimCluster):
+class PlayedNegotiation(SimCluster):
     """A small cluster that plays one negotiation; `point` is where somebody crashes."""
 
     def __init__(self, seed: int, point: Point | None = None, record: bool = False) -> None:
@@ -210,7 +210,7 @@ class Negotiation:
 
     name: str
     least: int
-    play: Callable[[Stage], Callable[[], bool]]
+    play: Callable[[PlayedNegotiation], Callable[[], bool]]
     # What it is made of: each of these must be among the messages of some small cluster.
     kinds: frozenset[str]
     joiners: int = 0  # Of the nodes.
@@ -228,7 +228,7 @@ LEAVE = frozenset({"ScaleInRequest", "Farewell"})
 LINK = frozenset({"Prepare", "Answer"})
 
 
-def _step(stage: Stage) -> Callable[[], bool]:
+def _step(stage: PlayedNegotiation) -> Callable[[], bool]:
     """One step of training, no event at all: step recovery begins at each of its messages."""
     stage.until(lambda: len({node.agent.sync.step for node in stage.living()}) == 1)
     until_step = stage.nodes["n1"].agent.sync.step + 1
@@ -236,8 +236,8 @@ def _step(stage: Stage) -> Callable[[], bool]:
     return lambda: all(node.agent.sync.step >= until_step for node in stage.living())
 
 
-def _join(blocking: bool) -> Callable[[Stage], Callable[[], bool]]:
-    def play(stage: Stage) -> Callable[[], bool]:
+def _join(blocking: bool) -> Callable[[PlayedNegotiation], Callable[[], bool]]:
+    def play(stage: PlayedNegotiation) -> Callable[[], bool]:
         stage.expected.add("j")
         stage.begin("j")
         stage.add("j", seeds=stage.founders, degree=2, blocking=blocking)
@@ -246,7 +246,7 @@ def _join(blocking: bool) -> Callable[[Stage], Callable[[], bool]]:
     return play
 
 
-def _join_together(stage: Stage) -> Callable[[], bool]:
+def _join_together(stage: PlayedNegotiation) -> Callable[[], bool]:
     """Two nodes at once: they pass the state on to each other."""
     stage.expected |= {"j", "k"}
     stage.begin("j")
@@ -257,8 +257,8 @@ def _join_together(stage: Stage) -> Callable[[], bool]:
     )
 
 
-def _leave(name: str) -> Callable[[Stage], Callable[[], bool]]:
-    def play(stage: Stage) -> Callable[[], bool]:
+def _leave(name: str) -> Callable[[PlayedNegotiation], Callable[[], bool]]:
+    def play(stage: PlayedNegotiation) -> Callable[[], bool]:
         leaver = stage.founders[-1] if name == "last" else stage.view_of("n1").scheduler
         stage.begin(leaver)
         stage.tell(leaver, ev.LeaveWanted())
@@ -267,7 +267,7 @@ def _leave(name: str) -> Callable[[Stage], Callable[[], bool]]:
     return play
 
 
-def _connect_link(stage: Stage) -> Callable[[], bool]:
+def _connect_link(stage: PlayedNegotiation) -> Callable[[], bool]:
     ends = _a_link(stage)
     stage.ask(ends[0], DisconnectLinkRequest(a=ends[0], b=ends[1], asker=ends[0]))
     stage.until(lambda: ends not in stage.view_of("n1").links and stage.rests())
@@ -277,14 +277,14 @@ def _connect_link(stage: Stage) -> Callable[[], bool]:
     return lambda: ends in stage.view_of("n1").links
 
 
-def _disconnect_link(stage: Stage) -> Callable[[], bool]:
+def _disconnect_link(stage: PlayedNegotiation) -> Callable[[], bool]:
     ends = _a_link(stage)
     stage.begin(ends[1])
     stage.ask(ends[1], DisconnectLinkRequest(a=ends[0], b=ends[1], asker=ends[1]))
     return lambda: ends not in stage.view_of("n1").links
 
 
-def _lose_link(stage: Stage) -> Callable[[], bool]:
+def _lose_link(stage: PlayedNegotiation) -> Callable[[], bool]:
     """It dies without a word, is asked around, dropped, heals, and is taken up again."""
     ends, gone = _a_link(stage), [False]
     stage.begin(ends[1])
@@ -299,7 +299,7 @@ def _lose_link(stage: Stage) -> Callable[[], bool]:
     return over
 
 
-def _replan(stage: Stage) -> Callable[[], bool]:
+def _replan(stage: PlayedNegotiation) -> Callable[[], bool]:
     """A link that the trees use has become slow; the scheduler has seen so once, and waits until it is sure."""
     before = stage.view_of("n1")
     slow = {*next(iter(before.trees[0].parent.items()))}
@@ -313,7 +313,7 @@ def _replan(stage: Stage) -> Callable[[], bool]:
     return lambda: stage.view_of("n1").key > before.key
 
 
-def _switch_twice(stage: Stage) -> Callable[[], bool]:
+def _switch_twice(stage: PlayedNegotiation) -> Callable[[], bool]:
     """A node leaves while another joins: the views follow each other without a pause."""
     leaver = stage.founders[-1]
     stage.expected.add("j")
@@ -323,14 +323,14 @@ def _switch_twice(stage: Stage) -> Callable[[], bool]:
     return lambda: "j" in stage.view_of("n1").member_ids and stage.nodes[leaver].done == "Left"
 
 
-def _election(stage: Stage) -> Callable[[], bool]:
+def _election(stage: PlayedNegotiation) -> Callable[[], bool]:
     scheduler = stage.view_of("n1").scheduler
     stage.begin()
     stage.crash(scheduler)
     return lambda: all(node.view.scheduler not in ("", scheduler) for node in stage.living())
 
 
-def _rejoin(stage: Stage) -> Callable[[], bool]:
+def _rejoin(stage: PlayedNegotiation) -> Callable[[], bool]:
     """The last in seniority is cut off; the others go on, it is told so when the links heal, and comes back."""
     away = stage.founders[-1]
     ways = [link(away, other) for other in stage.founders[:-1]]
@@ -344,7 +344,7 @@ def _rejoin(stage: Stage) -> Callable[[], bool]:
     return lambda: away in stage.view_of("n1").member_ids and stage.nodes[away].loaded
 
 
-def _lose_member(stage: Stage) -> Callable[[], bool]:
+def _lose_member(stage: PlayedNegotiation) -> Callable[[], bool]:
     """The last in seniority dies in the middle of a step."""
     victim = stage.founders[-1]
     stage.until(lambda: bool(stage.nodes[victim].agent.sync.sums.own_weight))
@@ -353,7 +353,7 @@ def _lose_member(stage: Stage) -> Callable[[], bool]:
     return lambda: all(victim not in node.view.member_ids for node in stage.living())
 
 
-def _take_back(stage: Stage) -> Callable[[], bool]:
+def _take_back(stage: PlayedNegotiation) -> Callable[[], bool]:
     """A training thread takes gradients back that have left: step recovery though nobody has died."""
     node = stage.nodes[stage.founders[-1]]
     stage.until(lambda: bool(node.agent.sync.sums.own_weight) and node.agent.sync.local is None)
@@ -363,7 +363,7 @@ def _take_back(stage: Stage) -> Callable[[], bool]:
     return lambda: all(each.view.key > before for each in stage.living())
 
 
-def _a_link(stage: Stage) -> Link:
+def _a_link(stage: PlayedNegotiation) -> Link:
     """One whose loss leaves the overlay connected, not the scheduler's if there is another."""
     scheduler, links = stage.view_of("n1").scheduler, stage.view_of("n1").links
     ends = [each for each in links if scheduler not in each] or links

@@ -30,7 +30,7 @@ from ..protocols.messages import (
     link,
 )
 from . import coverage
-from .rates import CONTROL_BYTES, Lane, Rates
+from .rates import CONTROL_BYTES, BulkQueue, LinkRates
 
 BULK = {Up, Down, Shard, ManifestReply, Probe, Tensor}
 ROUNDING_S = 1e-9
@@ -49,7 +49,7 @@ class Connection:
     open_at: set[str] = field(default_factory=set)  # Ends that may use it.
     last_arrival_s: dict[tuple[str, bool], float] = field(default_factory=dict)  # (receiver, bulk).
     stalled: list[tuple[str, ev.Event]] = field(default_factory=list)  # Held up by a cut: (receiver, event).
-    lanes: dict[str, Lane] = field(default_factory=dict)  # By sender, of links with rates.
+    lanes: dict[str, BulkQueue] = field(default_factory=dict)  # By sender, of links with rates.
 
 
 class Machine:
@@ -80,7 +80,7 @@ class Network(Generic[M]):
         self.connections: dict[Link, Connection] = {}
         self.cuts: set[tuple[str, str]] = set()  # (from, to): one direction each.
         self.healed_s: dict[Link, float] = {}
-        self.rates: Rates | None = None  # None: bytes take no time, messages do.
+        self.rates: LinkRates | None = None  # None: bytes take no time, messages do.
         self.chunks = 1
         self.met: set[str] = set()  # Names of coverage.py.
         self.max_delay_s = self.rng.choice([0.002, 0.01, 0.05])
@@ -268,7 +268,7 @@ class Network(Generic[M]):
         event = ev.Received(sender, message, payload)
         if self.rates is not None and type(message) in BULK:
             size = self.rates.bytes_of(message, payload, self.chunks)
-            lane = connection.lanes.setdefault(sender, Lane())
+            lane = connection.lanes.setdefault(sender, BulkQueue())
             lane.push(event, size)
             self._pump(connection, lane, sender, receiver)
         elif (sender, receiver) in self.cuts:
@@ -313,7 +313,7 @@ class Network(Generic[M]):
         lane.free_at_s += takes_s
         return takes_s + min(lane.free_at_s - self.now_s, self.rates.shows_s)
 
-    def _pump(self, connection: Connection, lane: Lane, sender: str, receiver: str) -> None:
+    def _pump(self, connection: Connection, lane: BulkQueue, sender: str, receiver: str) -> None:
         """The kernel takes of the bulk that waits what it has room for."""
         assert self.rates is not None
         if sender not in connection.open_at or receiver not in connection.open_at:
@@ -340,7 +340,9 @@ class Network(Generic[M]):
             lane.pump_at_s = at_s
             self.later(at_s - self.now_s, pump)
 
-    def _put_through(self, connection: Connection, lane: Lane, way: tuple[str, str], rate: float) -> None:
+    def _put_through(
+        self, connection: Connection, lane: BulkQueue, way: tuple[str, str], rate: float
+    ) -> None:
         size, event = lane.take(self.now_s)
         self._check_sent(way[0], event)
         if coverage.OVERTAKEN not in self.met and type(event.message) is Shard and lane.count_of_chunks:

@@ -16,7 +16,7 @@ DATASET = 997  # Samples of an epoch; prime, so that the last step of an epoch i
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class SimResult:
     """The mean of a chunk: whose contributions, of which step."""
 
     step: int
@@ -65,7 +65,7 @@ class SimNode(Machine):
         self.backlog: list[
             tuple[fx.StepCompleted, frozenset[str]]
         ] = []  # Results that came before the state did.
-        self.results: dict[int, dict[int, Result]] = {}  # Step: chunk: result.
+        self.results: dict[int, dict[int, SimResult]] = {}  # Step: chunk: result.
         self.sums: dict[range, frozenset[str]] = {}
         self.contributed: set[tuple[int, int]] = set()  # Step and chunk, of the step under way.
         self.completed = -1  # The last step that is.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..protocols import events as ev
 from ..protocols.liveness import PAIR_PATIENCE_S
-from .negotiations import Stage
+from .negotiations import PlayedNegotiation
 from .nodes import Clock
 from .random_run import Violation
 
@@ -26,16 +26,16 @@ class Death:
     """How the senior ends, and whether the junior goes on alone after that."""
 
     name: str
-    play: Callable[[Stage], None]
+    play: Callable[[PlayedNegotiation], None]
     goes_on: bool
 
 
-def play(death: Death, seed: int = 0, record: bool = False) -> Stage:
+def play(death: Death, seed: int = 0, record: bool = False) -> PlayedNegotiation:
     """One life of two nodes, until the one that is left makes steps, or waits. Raises: Violation with the story.
 
     `seed`: of the network, so of the delays; `record` keeps the whole story.
     """
-    stage = Stage(seed, record=record)
+    stage = PlayedNegotiation(seed, record=record)
     try:
         stage.grow(2)
         death.play(stage)
@@ -48,7 +48,7 @@ def play(death: Death, seed: int = 0, record: bool = False) -> Stage:
     return stage
 
 
-def _check(stage: Stage, death: Death) -> None:
+def _check(stage: PlayedNegotiation, death: Death) -> None:
     complaints = stage.unsettled(stage.now_s - REST_S / 4)
     assert not complaints, "; ".join(complaints)
     waits = stage.nodes[JUNIOR].agent.parked
@@ -56,35 +56,35 @@ def _check(stage: Stage, death: Death) -> None:
     assert waits or death.goes_on, f"{JUNIOR} goes on, though the other may have gone on first"
 
 
-def _wait(stage: Stage, seconds: float) -> None:
+def _wait(stage: PlayedNegotiation, seconds: float) -> None:
     stage.run(stage.now_s + seconds)
 
 
-def _until_reached(stage: Stage) -> None:
+def _until_reached(stage: PlayedNegotiation) -> None:
     """Up to the event in which a node finds the machine of another there, and not one further."""
     since_s = stage.now_s
     while not any(at_s > since_s and isinstance(what, ev.Reached) for at_s, _, what in stage.told):
         stage.run(stage.queue[0][0])
 
 
-def _falls_silent(seconds: float) -> Callable[[Stage], None]:
+def _falls_silent(seconds: float) -> Callable[[PlayedNegotiation], None]:
     return lambda stage: stage.fall_silent(SENIOR, seconds)
 
 
-def _refused_late(seconds: float) -> Callable[[Stage], None]:
+def _refused_late(seconds: float) -> Callable[[PlayedNegotiation], None]:
     """The machine of the dead one answers slowly."""
 
-    def death(stage: Stage) -> None:
+    def death(stage: PlayedNegotiation) -> None:
         stage.refuses_after_s = lambda: seconds
         stage.crash(SENIOR)
 
     return death
 
 
-def _while_the_junior_sleeps(seconds: float) -> Callable[[Stage], None]:
+def _while_the_junior_sleeps(seconds: float) -> Callable[[PlayedNegotiation], None]:
     """The way between them is gone meanwhile. When the junior wakes, the connection breaks, for nobody is there."""
 
-    def death(stage: Stage) -> None:
+    def death(stage: PlayedNegotiation) -> None:
         stage.cut(SENIOR, JUNIOR)
         stage.pause(JUNIOR, seconds)
         _wait(stage, seconds - 2 * MOMENT_S)
@@ -95,7 +95,7 @@ def _while_the_junior_sleeps(seconds: float) -> Callable[[Stage], None]:
     return death
 
 
-def _on_clocks_that_drift(stage: Stage) -> None:
+def _on_clocks_that_drift(stage: PlayedNegotiation) -> None:
     """The senior's is fast, so it goes on alone early; the junior's is slow. They lose the way just after a Ping."""
     senior, junior = stage.nodes[SENIOR], stage.nodes[JUNIOR]
     for node, rate in ((senior, 1 + DRIFT), (junior, 1 - DRIFT)):
@@ -107,10 +107,10 @@ def _on_clocks_that_drift(stage: Stage) -> None:
     _while_the_junior_sleeps(PAIR_PATIENCE_S + 2 * MOMENT_S)(stage)
 
 
-def _after_a_reset(lag_s: float) -> Callable[[Stage], None]:
+def _after_a_reset(lag_s: float) -> Callable[[PlayedNegotiation], None]:
     """Its end of the connection broke; it found the junior there, and lost the way: it must not go on for that."""
 
-    def death(stage: Stage) -> None:
+    def death(stage: PlayedNegotiation) -> None:
         stage.reset_lag_s = lambda: lag_s
         stage.reset(SENIOR, JUNIOR)
         _until_reached(stage)
@@ -122,12 +122,12 @@ def _after_a_reset(lag_s: float) -> Callable[[Stage], None]:
     return death
 
 
-def _raises(stage: Stage) -> None:
+def _raises(stage: PlayedNegotiation) -> None:
     """Its script ends with an error: whatever was under way, its farewell comes first."""
     stage.tell(SENIOR, ev.Crashed("ValueError: bad record"))
 
 
-def _told_to_go_on_in_vain(stage: Stage) -> None:
+def _told_to_go_on_in_vain(stage: PlayedNegotiation) -> None:
     """A person tells the junior, which does not wait. Later the way is lost, and the senior goes on alone."""
     stage.go_on(JUNIOR)
     _wait(stage, 1.0)

@@ -15,7 +15,7 @@ from ..protocols.messages import ConnectLinkRequest, DisconnectLinkRequest, Enve
 from .cluster import SimCluster
 from .coverage import crashed, delivered, watched
 from .nodes import Clock, SimNode
-from .rates import CHANGES, Rates
+from .rates import CHANGES, LinkRates
 
 NODES = 2, 7  # At first; as many and four more may join.
 PAUSES_S = (0.1, 0.8, 4.0)
@@ -48,7 +48,7 @@ class Violation(AssertionError):
 
 
 @dataclass(slots=True)
-class Outcome:
+class LifeOutcome:
     """What happened in one run."""
 
     seed: int
@@ -84,7 +84,7 @@ class RandomRun:
         self.sim = SimCluster(seed, chunks, policy, record)
         self.sim.clocks = _clocks(random.Random(f"clocks {seed}"))
         self.links = random.Random(f"links {seed}")
-        self.rates: Rates | None = None
+        self.rates: LinkRates | None = None
         if self.links.random() < RATED or rates:  # Bytes take time, and the trees follow what links carry.
             self._lay_links(policy)
         bundles = random.Random(f"bundles {seed}")
@@ -123,7 +123,7 @@ class RandomRun:
     def _lay_links(self, policy: str) -> None:
         """Links with rates."""
         sim = self.sim
-        self.rates = sim.rates = Rates(random.Random(f"rates {self.seed}"))
+        self.rates = sim.rates = LinkRates(random.Random(f"rates {self.seed}"))
         sim.compute_s = self.rates.compute_s
         sim.state_bytes, sim.result_bytes = self.rates.state_bytes, self.rates.result_bytes
         sim.policy = self.links.choice([policy, "packed"])
@@ -194,7 +194,7 @@ class RandomRun:
         lag_s = rng.choice([0.0, 0.0, 1.0])
         self.sim.reset_lag_s = lambda: rng.uniform(0.0, lag_s)
 
-    def run(self) -> Outcome:
+    def run(self) -> LifeOutcome:
         """Grow, suffer, heal, rest. Raises Violation with the story."""
         try:
             with watched() as transitions:
@@ -204,7 +204,7 @@ class RandomRun:
                 f"seed {self.seed}: {type(error).__name__}: {error}\n{self.sim.story()}"
             ) from error
         sim = self.sim
-        return Outcome(
+        return LifeOutcome(
             self.seed,
             len(sim.history),
             self.crashes,
@@ -547,7 +547,7 @@ def run(
     hard: bool = False,
     rates: bool = False,
     tensors: bool = False,
-) -> Outcome:
+) -> LifeOutcome:
     """One life from one seed.
 
     Args:

@@ -50,7 +50,7 @@ def turn_of(message: Message) -> tuple[int, int]:
 
 
 @dataclass(slots=True)
-class Lane:
+class BulkQueue:
     """Bulk on its way over one connection in one direction."""
 
     waiting: list[tuple[int, tuple[int, int], int, int, Received]] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Lane:
         return sum(isinstance(item[4].message, _CHUNKS) for item in self.waiting)
 
 
-class Rates:
+class LinkRates:
     """What the links of one life carry, bytes a second. All is drawn from the life's own generator."""
 
     def __init__(self, rng: random.Random) -> None:

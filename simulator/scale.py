@@ -40,7 +40,7 @@ def overlay(names: list[str], rng: random.Random) -> set[Link]:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class EventCost:
     """What one kind of event costs. Bytes are those on the wire, summed over all links a message takes."""
 
     kind: str
@@ -72,7 +72,7 @@ class Findings:
     heartbeat_bytes_per_node_and_s: float = 0.0
     views: int = 0
     waiting_at_end: int = 0  # Changes in the scheduler's queue.
-    rows: list[Row] = field(default_factory=list)
+    rows: list[EventCost] = field(default_factory=list)
     bytes_by_type: dict[str, dict[str, int]] = field(default_factory=dict)  # Kind of event: type: bytes.
 
     def to_plain(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class ScaleRun:
         self,
         progress: Progress,
         kinds: tuple[str, ...] = KINDS,
-        on_row: Callable[[Row], None] = lambda row: None,
+        on_row: Callable[[EventCost], None] = lambda row: None,
     ) -> Findings:
         """Each kind of event alone, one after the other, then all of them mixed.
 
@@ -226,7 +226,7 @@ class ScaleRun:
         messages = sum(n for name, n in spent.messages.items() if name not in BACKGROUND)
         size = sum(n for name, n in spent.bytes.items() if name not in BACKGROUND)
         took = sorted(each.converged_s for each in happenings if each.converged_s is not None)
-        row = Row(
+        row = EventCost(
             kind=kind,
             events=len(happenings),
             messages_per_event=messages / count,

@@ -33,7 +33,7 @@ from .systems import (
     Oobleck,
     Varuna,
 )
-from .training import HOUR_S, Event, Run, System, failures, read_trace, trace_events, train
+from .training import HOUR_S, Incident, System, TrainingRun, failures, read_trace, trace_events, train
 
 Whole = Annotated[int, msgspec.Meta(ge=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -48,7 +48,7 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trace: str = ""
 
 
-class Slow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SlowWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """At `at_hours`, worker `worker` (a number) has this speed; 1 is the profile's."""
 
     worker: Annotated[int, msgspec.Meta(ge=0)]
@@ -87,7 +87,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_gib: Positive = math.inf
     rate_gbps: Positive = 200.0
     failures: Failures = Failures()
-    slow: tuple[Slow, ...] = ()
+    slow: tuple[SlowWorker, ...] = ()
     overheads: Overhead = Overhead()
     systems: tuple[str, ...] = SYSTEMS
     templates: tuple[int, int] = (2, 16)
@@ -153,11 +153,11 @@ def first_state(scenario: Scenario, profile: Profile) -> State:
     return State(pipelines, even(scenario.micro_batches, scenario.pipelines), scenario.samples)
 
 
-def events_of(scenario: Scenario, seed: int) -> list[Event]:
+def events_of(scenario: Scenario, seed: int) -> list[Incident]:
     """What happens, by seed; the same for all systems."""
     workers = scenario.workers
     slow = [
-        Event(each.at_hours * HOUR_S, slow=((workers[each.worker], each.speed),)) for each in scenario.slow
+        Incident(each.at_hours * HOUR_S, slow=((workers[each.worker], each.speed),)) for each in scenario.slow
     ]
     if scenario.failures.trace:
         size = scenario.workers_per_node
@@ -216,7 +216,7 @@ def _memories(scenario: bytes) -> dict[str, Memory]:
     return {}
 
 
-def run_seed(seed: int, scenario: Scenario) -> dict[str, Run]:
+def run_seed(seed: int, scenario: Scenario) -> dict[str, TrainingRun]:
     """All systems through the same events, by name."""
     events, known = events_of(scenario, seed), _memories(msgspec.json.encode(scenario))
     return {
@@ -225,14 +225,14 @@ def run_seed(seed: int, scenario: Scenario) -> dict[str, Run]:
     }
 
 
-def run(scenario: Scenario, processes: int | None = None) -> list[dict[str, Run]]:
+def run(scenario: Scenario, processes: int | None = None) -> list[dict[str, TrainingRun]]:
     """Every seed from 0 on."""
     return list(
         in_processes(functools.partial(run_seed, scenario=scenario), range(scenario.seeds), processes)
     )
 
 
-def summary(scenario: Scenario, runs: Sequence[dict[str, Run]]) -> dict[str, Any]:
+def summary(scenario: Scenario, runs: Sequence[dict[str, TrainingRun]]) -> dict[str, Any]:
     """Means over seeds, and how chaosnet compares with each: ratios of averages, with their 95 % intervals."""
     systems = {}
     for name in scenario.systems:

@@ -33,7 +33,7 @@ from ..scheduler.elastic.plan import Pipeline, cuts_of, even
 from ..scheduler.elastic.policy import FaultClock, choose, renamed
 from ..scheduler.elastic.recoveries import FAMILIES, Recoveries, Recovery, Refusal
 from ..scheduler.elastic.state import State
-from .training import Decision, Event
+from .training import Decision, Incident
 
 FAMILIES_OF = {
     "chaosnet": FAMILIES,
@@ -59,7 +59,7 @@ class FaultFree:
     def began(self) -> Decision:
         return self.decision
 
-    def met(self, event: Event) -> Decision:
+    def met(self, event: Incident) -> Decision:
         return self.decision
 
 
@@ -96,7 +96,7 @@ class Choosing:
     def began(self) -> Decision:
         return _began(self.memory.recoveries, self.state)
 
-    def met(self, event: Event) -> Decision:
+    def met(self, event: Incident) -> Decision:
         self.faults.watched(event.at_s - self.last_s, len(event.gone))
         self.last_s = event.at_s
         for worker, speed in event.slow:

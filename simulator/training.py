@@ -22,7 +22,7 @@ from ..protocols.errors import ConfigError
 HOUR_S = 3600.0
 
 
-class Event(NamedTuple):
+class Incident(NamedTuple):
     """At `at_s`, `gone` are lost and `come` are there (again); `slow`: by worker, its speed from now on."""
 
     at_s: float
@@ -47,7 +47,7 @@ class System(Protocol):
     def began(self) -> Decision:
         """Before anything has happened."""
 
-    def met(self, event: Event) -> Decision:
+    def met(self, event: Incident) -> Decision:
         """After an event."""
 
 
@@ -60,7 +60,7 @@ class Span(NamedTuple):
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """What a system got done."""
 
     system: str
@@ -76,14 +76,16 @@ class Run:
         return self.samples / self.seconds
 
 
-def train(system: System, workers: Collection[str], events: Sequence[Event], seconds: float) -> Run:
+def train(
+    system: System, workers: Collection[str], events: Sequence[Incident], seconds: float
+) -> TrainingRun:
     """Let `system` train for so long while `events`, in their order, happen."""
-    run = Run(system.name, seconds)
+    run = TrainingRun(system.name, seconds)
     there = {*workers}
     decision, ready_s = system.began(), 0.0
     run.spans.append(Span(0.0, decision.samples_per_s, len(there)))
     last_s = 0.0
-    for event in [*(each for each in events if each.at_s < seconds), Event(seconds)]:
+    for event in [*(each for each in events if each.at_s < seconds), Incident(seconds)]:
         worked_s = max(event.at_s - max(last_s, ready_s), 0.0)
         run.samples += worked_s * decision.samples_per_s
         run.stood_s += event.at_s - last_s - worked_s
@@ -107,7 +109,7 @@ def train(system: System, workers: Collection[str], events: Sequence[Event], sec
 
 def failures(
     workers: Sequence[str], per_hour: float, hours: float, seed: int, repair_hours: float = 0.0
-) -> list[Event]:
+) -> list[Incident]:
     """Each worker fails with probability `per_hour` in any hour, all alike (Chameleon, Sec. V-B: 10 %).
 
     Args:
@@ -119,16 +121,16 @@ def failures(
             " (expected a probability below 1, > 0, >= 0)"
         )
     rng = random.Random(seed)
-    found: list[Event] = []
+    found: list[Incident] = []
     rate = -math.log1p(-per_hour) / HOUR_S
     for worker in workers:
         at_s = rng.expovariate(rate) if rate else float("inf")
         while at_s < hours * HOUR_S:
-            found.append(Event(at_s, gone=(worker,)))
+            found.append(Incident(at_s, gone=(worker,)))
             if not repair_hours:
                 break
             at_s += rng.expovariate(1 / (repair_hours * HOUR_S))
-            found.append(Event(at_s, come=(worker,)))
+            found.append(Incident(at_s, come=(worker,)))
             at_s += rng.expovariate(rate)
     return sorted(each for each in found if each.at_s < hours * HOUR_S)
 
@@ -155,7 +157,7 @@ def read_trace(path: Path) -> list[tuple[float, int]]:
 
 def trace_events(
     trace: Sequence[tuple[float, int]], nodes: Sequence[Sequence[str]], seed: int
-) -> list[Event]:
+) -> list[Incident]:
     """Which workers come and go where a trace only says how many nodes there are: drawn from `seed`.
 
     Args:
@@ -172,7 +174,7 @@ def trace_events(
         there = [each for each in there if each not in going] + coming
         away = [each for each in away if each not in coming] + going
         if going or coming:
-            found.append(Event(at_s, _workers(nodes, going), _workers(nodes, coming)))
+            found.append(Incident(at_s, _workers(nodes, going), _workers(nodes, coming)))
     return found
 
 

@@ -24,8 +24,8 @@ from rich.text import Text
 from .. import client, dashboard
 from . import demo_report as report
 from .demo_picture import draw
-from .demo_report import Happening
-from .demo_stage import FOUNDERS, MIN_STEPS, PAUSE_S, DemoFailed, Node, Stage
+from .demo_report import Deed
+from .demo_stage import FOUNDERS, MIN_STEPS, PAUSE_S, DemoFailed, DemoNode, DemoStage
 from .node_processes import run_folder, sigterm_as_ctrl_c
 
 LAST_EPOCHS_S = 2.0
@@ -34,7 +34,7 @@ LAST_EPOCHS_S = 2.0
 # --- the six things ---
 
 
-def play(stage: Stage) -> dict[str, Any]:
+def play(stage: DemoStage) -> dict[str, Any]:
     """All that happens. Returns: what is known of the join."""
     _start_four(stage)
     join = _scale_out(stage)
@@ -47,7 +47,7 @@ def play(stage: Stage) -> dict[str, Any]:
     return join
 
 
-def _start_four(stage: Stage) -> None:
+def _start_four(stage: DemoStage) -> None:
     stage.say(f"{FOUNDERS} nodes start, each a process that pauses {PAUSE_S * 1e3:.0f} ms per step, to watch")
     for index in range(FOUNDERS):
         stage.start(index, join=stage.addresses[:1] if index else [])
@@ -56,7 +56,7 @@ def _start_four(stage: Stage) -> None:
     stage.wait_until_calm()
 
 
-def _scale_out(stage: Stage) -> dict[str, Any]:
+def _scale_out(stage: DemoStage) -> dict[str, Any]:
     seeds = [node.address for node in stage.alive()][:2]
     old = [node.name for node in stage.alive()]
     node = stage.start(FOUNDERS, join=seeds)
@@ -87,7 +87,7 @@ def _scale_out(stage: Stage) -> dict[str, Any]:
     }
 
 
-def _disconnect_link(stage: Stage) -> tuple[str, str]:
+def _disconnect_link(stage: DemoStage) -> tuple[str, str]:
     """A link whose end the overlay survives, between the nodes that have most."""
     graph = _overlay(stage)
     bridges = {frozenset(bridge) for bridge in nx.bridges(graph)}
@@ -98,7 +98,7 @@ def _disconnect_link(stage: Stage) -> tuple[str, str]:
     return a, b
 
 
-def _connect_link(stage: Stage, removed: tuple[str, str]) -> None:
+def _connect_link(stage: DemoStage, removed: tuple[str, str]) -> None:
     graph = _overlay(stage)
     absent = [edge for edge in nx.non_edges(graph) if set(edge) != set(removed)] or [removed]
     a, b = sorted(min(absent, key=lambda edge: (sum(graph.degree(node) for node in edge), sorted(edge))))
@@ -106,7 +106,7 @@ def _connect_link(stage: Stage, removed: tuple[str, str]) -> None:
     _change_link(stage, a, b, connect=True, happening=happening)
 
 
-def _change_link(stage: Stage, a: str, b: str, connect: bool, happening: Happening) -> None:
+def _change_link(stage: DemoStage, a: str, b: str, connect: bool, happening: Deed) -> None:
     answer = client.change_link(stage.nodes[a].address, b, connect)
     if not answer.ok:
         raise DemoFailed(f"{happening.kind} {a} - {b}: {answer.text}")
@@ -114,7 +114,7 @@ def _change_link(stage: Stage, a: str, b: str, connect: bool, happening: Happeni
     stage.wait_until_calm()
 
 
-def _scale_in(stage: Stage) -> None:
+def _scale_in(stage: DemoStage) -> None:
     node = _worker(stage)
     stage.happens("scale-in", node.name, f"Ctrl+C for {node.name}")
     node.fate = "left"
@@ -125,13 +125,13 @@ def _scale_in(stage: Stage) -> None:
     stage.wait_until_calm()
 
 
-def _kill(stage: Stage) -> None:
+def _kill(stage: DemoStage) -> None:
     node = _worker(stage)
     stage.happens("kill", node.name, f"kill -9 for {node.name}")
     _kill_and_tell(stage, node)
 
 
-def _kill_scheduler(stage: Stage) -> None:
+def _kill_scheduler(stage: DemoStage) -> None:
     stage.wait(stage.poll, "the scheduler says who it is")
     node = stage.nodes[stage.status.scheduler]
     stage.happens("kill-scheduler", node.name, f"kill -9 for {node.name}, which is the scheduler")
@@ -139,7 +139,7 @@ def _kill_scheduler(stage: Stage) -> None:
     stage.say(f"   {stage.status.scheduler} was elected scheduler")
 
 
-def _kill_and_tell(stage: Stage, node: Node) -> None:
+def _kill_and_tell(stage: DemoStage, node: DemoNode) -> None:
     happening, node.fate = stage.happenings[-1], "killed"
     node.process.kill()
     stage.wait_until_calm()
@@ -148,7 +148,7 @@ def _kill_and_tell(stage: Stage, node: Node) -> None:
     stage.say(f"   the others' next common step came {took_s:.2f} s later")
 
 
-def _finish(stage: Stage) -> None:
+def _finish(stage: DemoStage) -> None:
     left = max(MIN_STEPS - max(node.step for node in stage.alive()), 0)
     names = " and ".join(node.name for node in stage.alive())
     stage.say(f"{names} train on" + (f" to step {MIN_STEPS}" if left else ""))
@@ -160,12 +160,12 @@ def _finish(stage: Stage) -> None:
         node.read()
 
 
-def _worker(stage: Stage) -> Node:
+def _worker(stage: DemoStage) -> DemoNode:
     """The second oldest that lives: no scheduler."""
     return next(node for node in stage.alive()[1:] if node.name != stage.status.scheduler)
 
 
-def _overlay(stage: Stage) -> nx.Graph:
+def _overlay(stage: DemoStage) -> nx.Graph:
     stage.wait(stage.poll, "the scheduler shows the links")
     graph = nx.Graph()
     graph.add_edges_from((row.node, other) for row in stage.status.active for other in row.neighbors)
@@ -175,7 +175,7 @@ def _overlay(stage: Stage) -> nx.Graph:
 # --- the summary ---
 
 
-def summarize(stage: Stage, join: dict[str, Any]) -> dict[str, Any]:
+def summarize(stage: DemoStage, join: dict[str, Any]) -> dict[str, Any]:
     """What summary.json holds: all that was measured, and what follows from it."""
     survivors, logs = stage.alive(), stage.logs()
     found = report.audit(logs, killed=[node.name for node in stage.nodes.values() if "kill" in node.fate])
@@ -216,7 +216,7 @@ def summarize(stage: Stage, join: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _handling_ms(stage: Stage) -> dict[str, float | None]:
+def _handling_ms(stage: DemoStage) -> dict[str, float | None]:
     """Median time that the scheduler's core took, by the paper's names (Table I).
 
     Its notices have the time of the very message that started the negotiation; `handling_ms` also has those
@@ -261,7 +261,7 @@ def _show_summary(console: Console, summary: dict[str, Any], out: Path) -> None:
 def run_demo(out: Path, seed: int) -> None:
     """Play, sum up, draw. Raises: DemoFailed if a promise was broken."""
     run_folder(out)
-    with sigterm_as_ctrl_c(), Stage(out, seed) as stage:
+    with sigterm_as_ctrl_c(), DemoStage(out, seed) as stage:
         join = play(stage)
         summary = summarize(stage, join)
     stage.enough.unlink(missing_ok=True)

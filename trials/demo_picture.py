@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .demo_report import Happening, NodeLog, cluster_steps, samples_per_s
+from .demo_report import Deed, NodeLog, cluster_steps, samples_per_s
 from .picture import rows_over_time
 
 LOSS, RATE, LIFE = "#2563eb", "#0d9488", "#64748b"
@@ -29,7 +29,7 @@ LABEL_BY_KIND = {
 }
 
 
-def draw(path: Path, logs: Sequence[NodeLog], happenings: Sequence[Happening], title: str) -> None:
+def draw(path: Path, logs: Sequence[NodeLog], happenings: Sequence[Deed], title: str) -> None:
     """Loss, samples/s and the nodes' lives over time, with what happened."""
     from matplotlib.ticker import MaxNLocator
 
@@ -64,7 +64,7 @@ def _draw_loss(axes: Any, times: Sequence[float], losses: Sequence[float]) -> No
     axes.set_ylabel("training loss, mean over the cluster")
 
 
-def _draw_lives(axes: Any, logs: Sequence[NodeLog], happenings: Sequence[Happening], start_s: float) -> None:
+def _draw_lives(axes: Any, logs: Sequence[NodeLog], happenings: Sequence[Deed], start_s: float) -> None:
     """One bar a node, from its first step to its last, and how it ended."""
     end_by_node = {each.node: each.kind for each in happenings if each.kind in ENDS}
     for row, log in enumerate(logs):
@@ -81,7 +81,7 @@ def _draw_lives(axes: Any, logs: Sequence[NodeLog], happenings: Sequence[Happeni
     axes.set_ylim(len(logs) - 0.4, -0.6)
 
 
-def _label(axes: Any, happenings: Sequence[Happening], start_s: float) -> None:
+def _label(axes: Any, happenings: Sequence[Deed], start_s: float) -> None:
     """Above the frame, on two heights, so that neighbours do not meet."""
     for index, happening in enumerate(happenings):
         axes.annotate(

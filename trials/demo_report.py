@@ -18,7 +18,7 @@ GAP_WINDOW_S = 2.0  # After something happened, in which its longest gap between
 RATE_WINDOW_S = 1.0
 
 
-class Step(NamedTuple):
+class SeenStep(NamedTuple):
     """A committed step as one node saw it."""
 
     step: int
@@ -32,7 +32,7 @@ class NodeLog:
     """What one node wrote down."""
 
     name: str
-    steps: list[Step] = field(default_factory=list)
+    steps: list[SeenStep] = field(default_factory=list)
     joined: dict[str, Any] | None = None
     final: dict[str, Any] | None = None
 
@@ -43,7 +43,7 @@ class NodeLog:
         except ValueError:
             return
         if "step" in found:
-            self.steps.append(Step(found["step"], found["time_s"], found["loss"], found["samples"]))
+            self.steps.append(SeenStep(found["step"], found["time_s"], found["loss"], found["samples"]))
         elif "final_step" in found:
             self.final = found
         else:
@@ -51,7 +51,7 @@ class NodeLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class Deed:
     """Something the demo did. `time_s` by the wall clock."""
 
     kind: str
@@ -60,7 +60,7 @@ class Happening:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class StepAudit:
     """Step numbers that something is wrong with."""
 
     last: int
@@ -69,7 +69,7 @@ class Audit:
     disagreeing: tuple[int, ...]  # Two nodes saw two losses.
 
 
-def audit(logs: Iterable[NodeLog], killed: Sequence[str] = ()) -> Audit:
+def audit(logs: Iterable[NodeLog], killed: Sequence[str] = ()) -> StepAudit:
     """Check the steps of all nodes against each other.
 
     A step without samples for a node (the end of an epoch) is not in its log, so only the union must be
@@ -88,7 +88,7 @@ def audit(logs: Iterable[NodeLog], killed: Sequence[str] = ()) -> Audit:
     last = max(seen, default=0)
     missing = tuple(sorted(set(range(1, last + 1)) - seen))
     disagreeing = tuple(sorted(number for number, values in losses.items() if len(values) > 1))
-    return Audit(last, missing, tuple(sorted(repeated)), disagreeing)
+    return StepAudit(last, missing, tuple(sorted(repeated)), disagreeing)
 
 
 def replicas_identical(survivors: Iterable[NodeLog]) -> bool:
@@ -153,9 +153,9 @@ def broken_promises(summary: Mapping[str, Any]) -> list[str]:
     return broken
 
 
-def cluster_steps(logs: Iterable[NodeLog]) -> list[Step]:
+def cluster_steps(logs: Iterable[NodeLog]) -> list[SeenStep]:
     """Each step once, when its first node had it."""
-    first: dict[int, Step] = {}
+    first: dict[int, SeenStep] = {}
     for log in logs:
         for step in log.steps:
             if step.step not in first or step.time_s < first[step.step].time_s:
@@ -163,7 +163,7 @@ def cluster_steps(logs: Iterable[NodeLog]) -> list[Step]:
     return [first[number] for number in sorted(first)]
 
 
-def samples_per_s(steps: Sequence[Step], window_s: float = RATE_WINDOW_S) -> list[float]:
+def samples_per_s(steps: Sequence[SeenStep], window_s: float = RATE_WINDOW_S) -> list[float]:
     """At each step: samples of the last `window_s` seconds, per second."""
     rates, start = [], 0
     for step in steps:

@@ -18,7 +18,7 @@ from rich.text import Text
 from .. import client, dashboard
 from ..protocols.errors import ChaosnetError, PeerUnreachable
 from ..protocols.status import MemberRow, Status
-from .demo_report import Happening, NodeLog
+from .demo_report import Deed, NodeLog
 from .node_processes import NodeProcess, end_all, lines_of, run_command
 
 FOUNDERS = 4
@@ -35,7 +35,7 @@ class DemoFailed(ChaosnetError):
     """A promise was broken, or a node did what it should not."""
 
 
-class Node(NodeProcess):
+class DemoNode(NodeProcess):
     """One process, and what it writes down."""
 
     def __init__(self, name: str, address: str, out: Path, command: list[str]) -> None:
@@ -49,13 +49,13 @@ class Node(NodeProcess):
         return self.log.steps[-1].step if self.log.steps else 0
 
 
-class Stage:
+class DemoStage:
     """The processes and the screen. `tick` keeps both up to date; leaving the block ends every process."""
 
     def __init__(self, out: Path, seed: int) -> None:
         self.out, self.seed = out, seed
-        self.nodes: dict[str, Node] = {}
-        self.happenings: list[Happening] = []
+        self.nodes: dict[str, DemoNode] = {}
+        self.happenings: list[Deed] = []
         self.lines: list[tuple[float, str]] = []
         self.newest: Status | None = None
         self.status_s = 0.0  # When it was asked for.
@@ -70,7 +70,7 @@ class Stage:
             self.console.width = PLAIN_WIDTH
         self.live: Live | None = None
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> DemoStage:
         if self.console.is_terminal:
             self.live = Live(self._table(), console=self.console, auto_refresh=False)
             self.live.start()
@@ -86,21 +86,21 @@ class Stage:
 
     # --- processes ---
 
-    def start(self, index: int, join: list[str]) -> Node:
+    def start(self, index: int, join: list[str]) -> DemoNode:
         """Start a node as a user would: `chaosnet run --listen ... --join ... demo_digits.py`."""
         name, address = f"node-{index + 1}", self.addresses[index]
         options = ["--name", name, "--listen", address, *(["--join", ",".join(join)] if join else [])]
         command = run_command(Path(__file__).with_name("demo_digits.py"), *options)
         command += ["--log", str(lines_of(self.out, name)), "--until", str(self.enough)]
         command += ["--steps", str(MIN_STEPS), "--pause", str(PAUSE_S), "--seed", str(self.seed)]
-        node = self.nodes[name] = Node(name, address, self.out, command)
+        node = self.nodes[name] = DemoNode(name, address, self.out, command)
         return node
 
     @property
     def enough(self) -> Path:
         return self.out / "enough"
 
-    def alive(self) -> list[Node]:
+    def alive(self) -> list[DemoNode]:
         """The nodes that the demo has done nothing to."""
         return [node for node in self.nodes.values() if not node.fate]
 
@@ -171,9 +171,9 @@ class Stage:
 
     # --- telling ---
 
-    def happens(self, kind: str, node: str, text: str, time_s: float | None = None) -> Happening:
+    def happens(self, kind: str, node: str, text: str, time_s: float | None = None) -> Deed:
         """Note one of the six."""
-        happening = Happening(kind, node, time.time() if time_s is None else time_s)
+        happening = Deed(kind, node, time.time() if time_s is None else time_s)
         self.happenings.append(happening)
         self.say(f"{len(self.happenings)}. {text}", happening.time_s)
         return happening
@@ -206,7 +206,7 @@ class Stage:
         return Group(Text(head, style="bold"), Text(), table, Text(), *lines)
 
 
-def _cells(node: Node, row: MemberRow | None, scheduler: str) -> list[Text | str]:
+def _cells(node: DemoNode, row: MemberRow | None, scheduler: str) -> list[Text | str]:
     state = row.state if row else ""
     style = dashboard.STYLE_BY_STATE.get(state, "")
     if node.fate:

@@ -23,7 +23,7 @@ from typing import Any
 import click
 
 from .. import client
-from ..netem.relay import Relay
+from ..netem.relay import RelayTestbed
 from ..netem.topology import link_name, mesh
 from ..protocols.errors import ChaosnetError, PeerUnreachable
 from ..protocols.status import Status
@@ -31,7 +31,7 @@ from . import soak_report as report
 from .node_processes import NodeProcess, end_all, lines_of, run_command, run_folder, sigterm_as_ctrl_c
 from .soak_faults import MAX_RUNNING, USUAL, Fault, Kind, Situation, choose
 from .soak_picture import draw
-from .soak_report import Life
+from .soak_report import ProcessLife
 
 SCRIPT = Path(__file__).with_name("soak_digits.py")
 RESTART_S = 1.0  # Until one that was killed is started again.
@@ -52,10 +52,10 @@ class SoakFailed(ChaosnetError):
     """A promise was broken, or the cluster does not go on."""
 
 
-class Process(NodeProcess):
+class SoakProcess(NodeProcess):
     """One life of a node."""
 
-    def __init__(self, life: Life, address: str, out: Path, **how: Any) -> None:
+    def __init__(self, life: ProcessLife, address: str, out: Path, **how: Any) -> None:
         self.life, self.address = life, address
         self.born_s = time.time()
         self.stopped = False
@@ -77,9 +77,9 @@ class Pending:
     scheduler: str
     members: int
     step: int
-    survivors: list[Process]
+    survivors: list[SoakProcess]
     life: str = ""
-    joins: Process | None = None
+    joins: SoakProcess | None = None
     told: dict[str, Any] = field(default_factory=dict)
 
 
@@ -89,10 +89,10 @@ class Soak:
     def __init__(self, out: Path, seed: int, every_s: float, say: Callable[[str], None]) -> None:
         self.out, self.seed, self.every_s, self.say = out, seed, every_s, say
         self.rng = random.Random(seed)
-        self.testbed = Relay(f"soak{os.getpid()}", mesh(MAX_RUNNING), routes=False)
+        self.testbed = RelayTestbed(f"soak{os.getpid()}", mesh(MAX_RUNNING), routes=False)
         self.names = tuple(self.testbed.topology.nodes)
-        self.processes: dict[str, Process] = {}  # The running one of each node.
-        self.lives: list[Life] = []
+        self.processes: dict[str, SoakProcess] = {}  # The running one of each node.
+        self.lives: list[ProcessLife] = []
         self.faults: list[dict[str, Any]] = []
         self.unasked: list[str] = []  # Left behind, or failed to join, without a fault of ours.
         self.due: list[tuple[float, int, Callable[[], None]]] = []
@@ -121,7 +121,7 @@ class Soak:
 
     # --- processes ---
 
-    def start(self, name: str) -> Process:
+    def start(self, name: str) -> SoakProcess:
         """Start a node; it joins through those that run."""
         at = self.testbed.environment(name)
         ways = dict(each.split("=") for each in at["CHAOSNET_PEERS_AT"].split(","))
@@ -130,11 +130,13 @@ class Soak:
             raise SoakFailed(f"nobody is left for {name} to join")
         options = ["--name", name, "--listen", at["CHAOSNET_LISTEN"]]
         options += ["--join", ",".join(join), "--neighbors", "3"] if join else []
-        life = Life(name, 1 + sum(each.node == name for each in self.lives))
+        life = ProcessLife(name, 1 + sum(each.node == name for each in self.lives))
         command = run_command(SCRIPT, *options)
         command += ["--log", str(lines_of(self.out, life.label)), "--until", str(self.enough)]
         command += ["--seed", str(self.seed), "--workers", str(self.names.index(name) % 2)]
-        process = Process(life, at["CHAOSNET_LISTEN"], self.out, command=command, start=self._starter(name))
+        process = SoakProcess(
+            life, at["CHAOSNET_LISTEN"], self.out, command=command, start=self._starter(name)
+        )
         self.lives.append(life)
         self.processes[name] = process
         return process
@@ -171,7 +173,7 @@ class Soak:
             self._ask()
         time.sleep(POLL_S)
 
-    def _ended(self, process: Process) -> None:
+    def _ended(self, process: SoakProcess) -> None:
         process.close()
         life, code = process.life, process.process.returncode
         del self.processes[life.node]
@@ -269,7 +271,7 @@ class Soak:
             self._strike(fault, process)
         self._changed_s = time.time()
 
-    def _strike(self, fault: Fault, process: Process) -> None:
+    def _strike(self, fault: Fault, process: SoakProcess) -> None:
         match fault.kind:
             case Kind.KILL | Kind.KILL_SCHEDULER | Kind.KILL_JOINER:
                 process.life.fate = "killed"
@@ -288,7 +290,7 @@ class Soak:
                 process.frozen |= fault.kind is Kind.FREEZE
                 self.later(fault.seconds, lambda: self._continue(process))
 
-    def _continue(self, process: Process) -> None:
+    def _continue(self, process: SoakProcess) -> None:
         process.stopped = False
         process.born_s = time.time()  # So long it has time to come back.
         process.process.send_signal(signal.SIGCONT)
@@ -343,7 +345,7 @@ class Soak:
             raise SoakFailed(f"{process.label} differed, and {', '.join(silent)} did not say so")
         return True
 
-    def _recent(self) -> list[Life]:
+    def _recent(self) -> list[ProcessLife]:
         """Lives that can have written something lately."""
         return self.lives[-4 * MAX_RUNNING :] if len(self.lives) > 4 * MAX_RUNNING else self.lives
 

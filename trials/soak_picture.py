@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .picture import rows_over_time
-from .soak_report import Life
+from .soak_report import ProcessLife
 
 COLOR_BY_KIND = {
     "kill": "#dc2626", "kill-scheduler": "#7f1d1d", "kill-joiner": "#f87171", "pause": "#94a3b8",
@@ -20,7 +20,7 @@ MARK_BY_KIND = {
 
 
 def draw(
-    path: Path, lives: Sequence[Life], faults: Sequence[Mapping[str, Any]], start_s: float, title: str
+    path: Path, lives: Sequence[ProcessLife], faults: Sequence[Mapping[str, Any]], start_s: float, title: str
 ) -> None:
     """Step over time, the processes' lives with what happened to them, and their memory."""
     with rows_over_time(path, title, (12, 9), (1.6, 1.6, 1.2), dpi=120) as (top, middle, bottom):
@@ -38,7 +38,7 @@ def draw(
         bottom.set_xlabel("seconds")
 
 
-def _draw_lives(axes: Any, lives: Sequence[Life], names: Sequence[str], start_s: float) -> None:
+def _draw_lives(axes: Any, lives: Sequence[ProcessLife], names: Sequence[str], start_s: float) -> None:
     for life in lives:
         if life.steps:
             times = [life.times_s[0] - start_s, life.times_s[-1] - start_s]

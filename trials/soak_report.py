@@ -19,7 +19,7 @@ DEAD = ("killed", "expelled", "raised")
 
 
 @dataclass(slots=True)
-class Life:
+class ProcessLife:
     """One process of a node, as it wrote it down. Times by the wall clock.
 
     `steps` counts steps of the all-reduce from 0 (the trainer's rounds). A process that was out and has come
@@ -124,7 +124,7 @@ class Audit:
     hashes_compared: int
 
 
-def audit(lives: Iterable[Life]) -> Audit:
+def audit(lives: Iterable[ProcessLife]) -> Audit:
     """Check the steps of all processes against each other."""
     ledger: dict[int, tuple[float, float, str]] = {}  # Step: loss, samples, who saw it first.
     states: dict[int, tuple[str, str]] = {}  # Step: hash, who had it first.
@@ -172,7 +172,7 @@ def audit(lives: Iterable[Life]) -> Audit:
     )
 
 
-def _skipped_at_loads(life: Life) -> list[str]:
+def _skipped_at_loads(life: ProcessLife) -> list[str]:
     """Where it went on from a state that it had loaded to another step than the next."""
     return [
         f"{life.label}: {life.steps[index]} after the state before {step}"
@@ -183,7 +183,7 @@ def _skipped_at_loads(life: Life) -> list[str]:
 
 
 def _compare_hashes(
-    life: Life, dead_ends: set[int], states: dict[int, tuple[str, str]], compared: set[int]
+    life: ProcessLife, dead_ends: set[int], states: dict[int, tuple[str, str]], compared: set[int]
 ) -> list[str]:
     """Compare its states with those of processes before it, but for `dead_ends`. Returns: which differ.
 
@@ -201,7 +201,9 @@ def _compare_hashes(
     return differ
 
 
-def recovery_s(lives: Iterable[Life], survivors: Sequence[Life], fault_s: float) -> float | None:
+def recovery_s(
+    lives: Iterable[ProcessLife], survivors: Sequence[ProcessLife], fault_s: float
+) -> float | None:
     """From the fault until every survivor had a step that nobody had before it; None while some have not."""
     before = max((life.step_at(fault_s) for life in lives), default=-1)
     firsts = [life.first_after(before, fault_s) for life in survivors]
@@ -209,7 +211,7 @@ def recovery_s(lives: Iterable[Life], survivors: Sequence[Life], fault_s: float)
     return max(known) - fault_s if known and len(known) == len(firsts) else None
 
 
-def elected_after(lives: Iterable[Life], fault_s: float) -> tuple[float, str] | None:
+def elected_after(lives: Iterable[ProcessLife], fault_s: float) -> tuple[float, str] | None:
     """Who was elected first after a fault, and how many seconds after."""
     later = [each for life in lives for each in life.elections if each[0] > fault_s]
     first = min(later, default=None)
@@ -230,7 +232,7 @@ class Growth:
         return self.last_mb / self.first_mb - 1
 
 
-def growths(lives: Iterable[Life]) -> list[Growth]:
+def growths(lives: Iterable[ProcessLife]) -> list[Growth]:
     """Of all processes that lived `JUDGED_S` beyond `WARM_UP_S`, counted from their first step."""
     found = []
     for life in lives:
@@ -248,13 +250,13 @@ def growths(lives: Iterable[Life]) -> list[Growth]:
     return found
 
 
-def replicas_identical(ended: Iterable[Life]) -> bool:
+def replicas_identical(ended: Iterable[ProcessLife]) -> bool:
     """Did all that lived to the end stop after the same step with the same state, to the bit?"""
     finals = [life.final for life in ended]
     return bool(finals) and None not in finals and len(set(finals)) == 1
 
 
-def summarize(lives: Sequence[Life], faults: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summarize(lives: Sequence[ProcessLife], faults: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """All that is promised, from what was written down."""
     found, grown = audit(lives), growths(lives)
     ended = [life for life in lives if not life.fate and life.joined]

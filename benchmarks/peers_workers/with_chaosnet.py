@@ -3,16 +3,16 @@
 import torch
 from peer import Bench, Layers
 
-from chaosnet import Trainer
+from chaosnet import Cluster, Trainer
 
 bench = Bench()
 model = Layers(bench.told["mb"])
 optimizer = torch.optim.Adam(model.parameters(), 1e-4)
 x = torch.ones(1, 1)
-trainer = Trainer(
-    model, optimizer, join=bench.begin() or "", listen=f"{bench.told['address']}:0", name=bench.told["name"],
-    insecure=True,
-)  # fmt: skip
+cluster = Cluster(
+    join=bench.begin() or "", listen=f"{bench.told['address']}:0", name=bench.told["name"], insecure=True
+)
+trainer = Trainer(model, optimizer, cluster=cluster)
 status = trainer.status()
 (own,) = (each for each in status.members if each.node == trainer.name)
 bench.say(address=own.addresses[0], leads=status.scheduler == trainer.name)

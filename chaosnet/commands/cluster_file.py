@@ -15,7 +15,7 @@ Whole = Annotated[int, msgspec.Meta(ge=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
-class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MachineEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is special about a worker."""
 
     speed: Positive = 1.0
@@ -44,7 +44,7 @@ class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     samples: Whole = 1
     layers: tuple[tuple[Whole, ...], ...] = ()
     idle: tuple[str, ...] = ()
-    workers: dict[str, Machine] = {}
+    workers: dict[str, MachineEntry] = {}
     memory_gib: Positive = float("inf")
     rate_gbps: Positive = 200.0
     links: tuple[MeasuredLink, ...] = ()
@@ -75,7 +75,7 @@ def read(data: object, layers: int, name: str = "cluster") -> tuple[Cluster, Sta
 
 
 def _worker(file: ClusterFile, name: str) -> Worker:
-    machine = file.workers.get(name, Machine())
+    machine = file.workers.get(name, MachineEntry())
     nic_bps = (machine.nic_gbps or float("inf")) * 1e9
     memory_gib = file.memory_gib if machine.memory_gib is None else machine.memory_gib
     return Worker(machine.speed, memory_gib * 2**30, nic_bps, nic_bps)

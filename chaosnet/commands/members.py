@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from ..options import Address, Peer
+from ..options import Address, PeerName
 from ..protocols.errors import ConfigError
 from .groups import Unsorted
 from .node_options import keyed
@@ -46,7 +46,7 @@ def link() -> None:
 
 @link.command("add", short_help="Open a link.")
 @click.argument("a", type=Address(), metavar="A")
-@click.argument("b", type=Peer(), metavar="B")
+@click.argument("b", type=PeerName(), metavar="B")
 @keyed
 def link_add(a: str, b: str) -> None:
     """Open a link between the node at A (HOST:PORT) and B (HOST:PORT or name)."""
@@ -55,7 +55,7 @@ def link_add(a: str, b: str) -> None:
 
 @link.command("remove", short_help="Close a link.")
 @click.argument("a", type=Address(), metavar="A")
-@click.argument("b", type=Peer(), metavar="B")
+@click.argument("b", type=PeerName(), metavar="B")
 @keyed
 def link_remove(a: str, b: str) -> None:
     """Close the link between the node at A (HOST:PORT) and B (HOST:PORT or name)."""

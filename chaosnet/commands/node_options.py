@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..options import Peer, Peers, Switch
+from ..options import PeerName, PeerNames, Switch
 from ..settings_table import SETTINGS, Setting
 
 Command = Callable[..., None]
@@ -18,18 +18,18 @@ ON_THE_COMMAND_LINE = tuple(setting for setting in SETTINGS.values() if setting.
 def help_of(setting: Setting) -> str:
     """What `--help` says. The default is said of options that take a value and are not repeated."""
     text = setting.option_help or setting.help
-    if isinstance(setting.check, Switch | Peers) or not setting.shown_default:
+    if isinstance(setting.check, Switch | PeerNames) or not setting.shown_default:
         return text
     return f"{text} Default: {setting.shown_default}."
 
 
 def option_of(setting: Setting, **how: Any) -> Callable[[Command], Command]:
     """The option, under the setting's name."""
-    several, flag = isinstance(setting.check, Peers), isinstance(setting.check, Switch)
+    several, flag = isinstance(setting.check, PeerNames), isinstance(setting.check, Switch)
     return click.option(
         setting.option,
         setting.name,
-        type=None if flag else Peer() if several else setting.check,
+        type=None if flag else PeerName() if several else setting.check,
         is_flag=flag,
         multiple=several,
         metavar=setting.metavar,

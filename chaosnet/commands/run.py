@@ -37,7 +37,7 @@ def check_together(given: Mapping[str, Any]) -> None:
         raise click.BadOptionUsage(
             "--link", f"{links[0]!r} beside --neighbors {neighbors} (expected one of them)"
         )
-    if resumes and not (given["checkpoint_dir"] or os.environ.get("CHAOSNET_CHECKPOINT_DIR")):
+    if resumes and not (given["directory"] or os.environ.get("CHAOSNET_CHECKPOINT_DIR")):
         raise click.BadOptionUsage(
             "--resume" if given["resume"] else "--resume-from",
             "without --checkpoint-dir (expected the folder to resume from)",

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ..outputs import write_json
-from ..simulator.scale import CHURN, KINDS, Findings, Row, ScaleRun
+from ..simulator.scale import CHURN, KINDS, EventCost, Findings, ScaleRun
 
 TELL_EVERY_S = 10.0
 STEP_S = 0.5
@@ -68,7 +68,7 @@ def _tell(found: Findings, wall_s: float) -> None:
     )
 
 
-def _line(row: Row) -> str:
+def _line(row: EventCost) -> str:
     return COLUMNS.format(
         row.kind,
         row.events,

@@ -14,7 +14,7 @@ from rich.table import Table
 from ..console import console
 from ..outputs import write_json
 from ..simulator.scenario import Scenario, load, run, summary
-from ..simulator.training import HOUR_S, Run
+from ..simulator.training import HOUR_S, TrainingRun
 
 
 def run_scenario(path: Path, seeds: int | None, report: Path | None, picture: Path | None) -> None:
@@ -44,7 +44,7 @@ def show(found: dict[str, Any]) -> None:
     console().print(table)
 
 
-def draw(scenario: Scenario, runs: Sequence[dict[str, Run]], picture: Path) -> None:
+def draw(scenario: Scenario, runs: Sequence[dict[str, TrainingRun]], picture: Path) -> None:
     """Workers and throughput over time, of the first run."""
     matplotlib.use("Agg")
     from matplotlib import pyplot

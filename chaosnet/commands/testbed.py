@@ -20,19 +20,19 @@ from ..netem.backend import Backend
 from ..netem.docker import Docker
 from ..netem.measure import measure, summary
 from ..netem.netns import Netns, remove
-from ..netem.relay import Relay
+from ..netem.relay import RelayTestbed
 from ..netem.topology import FAST, line, link_name, mesh, random_overlay, ring, star, two_sites
 from ..netem.trace import CUT, MAX_PERIODS, PAPER_PERIOD_S, specs_after
 from ..outputs import OutputFile, json_option, write_json
 from ..protocols.errors import ConfigError
 
 NAME = "default"
-BACKENDS: dict[str, type[Netns] | type[Relay] | type[Docker]] = {
+BACKENDS: dict[str, type[Netns] | type[RelayTestbed] | type[Docker]] = {
     "netns": Netns,
-    "relay": Relay,
+    "relay": RelayTestbed,
     "docker": Docker,
 }
-OWN = (Netns, Relay)  # Back ends that make the nodes as well.
+OWN = (Netns, RelayTestbed)  # Back ends that make the nodes as well.
 OWN_HELP = "netns: network namespaces (root); relay: a process that relays, without root"
 DRY_RUN = "dry-run"
 SHAPES: dict[str, Callable[..., Topology]] = {
@@ -328,7 +328,7 @@ def plot(topology: Path, picture: Path) -> None:
 @click.option("--all", "everything", is_flag=True, help="All testbeds, also what a crashed run has left.")
 def down(name: str, everything: bool) -> None:
     """Remove the overlay, and end what runs on its nodes. Containers stay; only their rates go."""
-    names = {*store.saved(), *Relay.names()} if everything else {name}
+    names = {*store.saved(), *RelayTestbed.names()} if everything else {name}
     removed = sum(_down(each) for each in sorted(names))
     removed += len(remove()) if everything else 0
     click.echo(f"{removed} nodes down")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..agreement import Agreement, Verdict
+from ..agreement import Agreement, Divergence
 from ..callbacks import Callbacks, EpochDone, StateLoaded, StepDone
 from ..checkpointing import Checkpointing
 from ..data import DataShare
@@ -82,12 +82,12 @@ class DataParallel:
         self._loaded: StateLoaded | None = None
         self._step_left = 0  # When the cluster went on without this node.
         self._run = secrets.token_hex(8)  # Of the cluster since it was founded or resumed.
-        self.healing: Verdict | None = None
+        self.healing: Divergence | None = None
         self.model, self.optimizer, self.lr_scheduler, self.named = named(
             model, optimizer, lr_scheduler, told.updates
         )
-        compression = session.settings.compression
-        self.gradients = Gradients(self.model, told.chunk_bytes, self._chunks_ready, compression)
+        compression, chunk_bytes = session.settings.compression, session.settings.chunk_bytes
+        self.gradients = Gradients(self.model, chunk_bytes, self._chunks_ready, compression)
         self.guard = None if told.guard is None else Guard(told.guard, told.guard_factor)
         self.state = TrainingState(
             self.model, self.optimizer, self.lr_scheduler, extra_state, self._terms(compression)

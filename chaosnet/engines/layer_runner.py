@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ..node.layer_sums import LayerSums
-from ..node.mailbox import Mailbox, Name
+from ..node.mailbox import Mailbox, TensorName
 from ..node.training_state import get_generators, set_generators
 from ..protocols.errors import ConfigError
 from ..protocols.messages import Tensor, ViewKey
@@ -152,7 +152,7 @@ class _Attempt:
     # --- between members ---
 
     def _receive(self, tag: Tag) -> None:
-        parts = self.mailbox.take(Name(tag.kind, tag.micro_batch, tag.boundary))
+        parts = self.mailbox.take(TensorName(tag.kind, tag.micro_batch, tag.boundary))
         self.here[tag.kind, tag.micro_batch, tag.boundary] = tensor_bytes.joined(parts)
 
     def _hand_on(self, peer: str, tag: Tag) -> None:

@@ -74,5 +74,5 @@ from .state import Have, ManifestReply, ManifestRequest, NoSnapshot, Replication
 from .steps import Commit, Contribution, Down, Ready, Side, Sides, Strike, Up
 from .succession import AbortRequest, Flush, FlushOk, Install, Prepare, PrepareFailed, VoteReply, VoteRequest
 from .tensors import Row, Tensor
-from .views import Deal, Electorate, Joining, Member, Tree, TreeChange, View, ViewChange
+from .views import Deal, Electorate, Entering, Member, Tree, TreeChange, View, ViewChange
 from .wire import Envelope, Routed, WireMessage

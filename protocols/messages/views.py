@@ -54,7 +54,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return ""
 
 
-class Joining(msgspec.Struct, frozen=True, kw_only=True):
+class Entering(msgspec.Struct, frozen=True, kw_only=True):
     """A node that enters with this view, and the neighbours that serve it the state."""
 
     node: Id
@@ -78,7 +78,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True, tag=True):
     links: Annotated[tuple[Link, ...], Meta(max_length=10 * MAX_NODES)] = ()
     trees: Annotated[tuple[Tree, ...], Meta(max_length=64)] = ()  # None while it is being planned.
     bundle: Bundle = 1
-    joining: Annotated[tuple[Joining, ...], Meta(max_length=64)] = ()
+    joining: Annotated[tuple[Entering, ...], Meta(max_length=64)] = ()
 
     @property
     def key(self) -> ViewKey:
@@ -224,7 +224,7 @@ class ViewChange(msgspec.Struct, frozen=True, kw_only=True, dict=True, tag=True)
     links_gone: Annotated[tuple[Link, ...], Meta(max_length=10 * MAX_NODES)] = ()
     trees: Annotated[tuple[TreeChange, ...], Meta(min_length=1, max_length=64)]
     bundle: Bundle = 1
-    joining: Annotated[tuple[Joining, ...], Meta(max_length=64)] = ()
+    joining: Annotated[tuple[Entering, ...], Meta(max_length=64)] = ()
 
     @property
     def key(self) -> ViewKey:

@@ -22,7 +22,7 @@ from chaosnet.node.endpoint import Endpoint
 from chaosnet.node.flat_state import Entry, Manifest
 from chaosnet.node.replica import Replica, digest
 from chaosnet.node.transport import Transport
-from chaosnet.options import Address, Addresses, Name, Peer
+from chaosnet.options import Address, Addresses, Name, PeerName
 from chaosnet.protocols import effects as fx
 from chaosnet.protocols.codec import decode, encode
 from chaosnet.protocols.errors import ConfigError, MalformedMessage, VersionMismatch
@@ -127,7 +127,7 @@ class State:
 ODD = ["=", ",", "[", "]", ":", "-1", "1e9", "nan", "inf", "\u0663", "a=b:1", " ", "\n", "0", "65536", "*"]
 PARTS = [*TEXTS, *ODD]
 SETTINGS = ("JOIN", "LISTEN", "NAME", "NEIGHBORS", "LINKS", "JOIN_PATIENCE_S", "POLICY", "PROBE", "PEERS_AT")
-OPTIONS = (Address(), Address(any_port=True), Addresses(), Peer(), Name())
+OPTIONS = (Address(), Address(any_port=True), Addresses(), PeerName(), Name())
 
 
 class Texts:

@@ -18,14 +18,16 @@ import pytest
 
 from chaosnet.netem.backend import Backend
 from chaosnet.netem.netns import Netns
-from chaosnet.netem.relay import Relay
+from chaosnet.netem.relay import RelayTestbed
 from chaosnet.netem.topology import Topology
 
 HAS_NAMESPACES = os.geteuid() == 0 and shutil.which("ip") is not None
 NAMESPACES = pytest.param(
     Netns, marks=pytest.mark.skipif(not HAS_NAMESPACES, reason="namespaces need root and iproute2")
 )
-both_backends = pytest.mark.parametrize("backend", [Relay, NAMESPACES], ids=lambda backend: backend.kind)
+both_backends = pytest.mark.parametrize(
+    "backend", [RelayTestbed, NAMESPACES], ids=lambda backend: backend.kind
+)
 
 
 class Run:

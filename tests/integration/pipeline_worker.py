@@ -7,14 +7,21 @@ import time
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
-from worker import CHECKPOINTS, Worker
+from worker import CHECKPOINTS, CLUSTER, Worker
 
-from chaosnet import Callbacks, PipelineTrainer, StateLoaded, StepDone, capture_exit_event
+from chaosnet import (
+    Callbacks,
+    Checkpoints,
+    Cluster,
+    PipelineTrainer,
+    StateLoaded,
+    StepDone,
+    capture_exit_event,
+)
 from chaosnet.protocols.messages import Notice
 
 WORDS, WIDTH, LENGTH = 32, 16, 12
 BATCH, MICRO_BATCH = 24, 4
-NODE = ("join", "join_patience_s", "listen", "links", "neighbors", "blocking", *CHECKPOINTS)
 
 
 class Embedding(nn.Module):
@@ -107,9 +114,10 @@ def train(worker: Worker) -> None:
     here: list = []
     trainer = PipelineTrainer(
         layers, optimizer, next_word, schedule, batch=BATCH, micro_batch=MICRO_BATCH, max_grad_norm=1.0,
-        stages=settings.get("stages", 2), layout=settings.get("layout", ""), name=worker.name,
+        stages=settings.get("stages", 2), layout=settings.get("layout", ""),
         callbacks=Callbacks(on_step, on_loaded, on_notice),
-        **{key: settings[key] for key in NODE if key in settings},
+        cluster=Cluster(name=worker.name, **{key: settings[key] for key in CLUSTER if key in settings}),
+        checkpoints=Checkpoints(**{key: settings[key] for key in CHECKPOINTS if key in settings}),
     )  # fmt: skip
     here.append(trainer.engine)
     address = trainer.session.loop.transport.address

@@ -53,7 +53,7 @@ def go_on(cluster: Cluster, **settings: Any) -> Node:
 
 def test_all_die_at_once_and_fewer_nodes_go_on_and_then_more(tmp_path):
     disk = tmp_path / "disk"
-    with cluster_of(3, tmp_path, checkpoint_dir=str(disk), every=EVERY) as cluster:
+    with cluster_of(3, tmp_path, directory=str(disk), every=EVERY) as cluster:
         await_checkpoint(cluster, disk)
         await_checkpoint(cluster, disk, after=max(complete(disk)))
         saved, reached = max(complete(disk)), kill_all(cluster)
@@ -75,7 +75,7 @@ def test_all_die_at_once_and_fewer_nodes_go_on_and_then_more(tmp_path):
 def test_a_node_that_dies_while_it_writes_leaves_nothing_that_is_loaded_or_stays(tmp_path):
     """Its index is missing, so the checkpoint is passed over; the others' next one is whole."""
     disk = tmp_path / "disk"
-    with cluster_of(3, tmp_path, checkpoint_dir=str(disk), every=EVERY) as cluster:
+    with cluster_of(3, tmp_path, directory=str(disk), every=EVERY) as cluster:
         await_checkpoint(cluster, disk)
         victim = cluster.nodes[1]
         victim.order(die_in={"checkpoint": 2})
@@ -92,34 +92,34 @@ def test_a_node_that_dies_while_it_writes_leaves_nothing_that_is_loaded_or_stays
 
 def test_where_no_disk_is_shared_each_node_can_go_on_alone(tmp_path):
     """ "whole": the founder of the first cluster is lost with its disk."""
-    with cluster_of(0, tmp_path, every=EVERY, checkpoint_copies="whole") as cluster:
-        first = cluster.start(checkpoint_dir=str(tmp_path / "a"))
+    with cluster_of(0, tmp_path, every=EVERY, copies="whole") as cluster:
+        first = cluster.start(directory=str(tmp_path / "a"))
         first.last("joined")
-        cluster.start(checkpoint_dir=str(tmp_path / "b")).last("joined")
+        cluster.start(directory=str(tmp_path / "b")).last("joined")
         await_checkpoint(cluster, tmp_path / "b")
         kill_all(cluster)
-        founder = go_on(cluster, checkpoint_dir=str(tmp_path / "b"))
+        founder = go_on(cluster, directory=str(tmp_path / "b"))
         founder.advance()
         cluster.finish()
 
 
 def test_shards_on_disks_that_are_not_shared_are_a_mistake_that_is_told(tmp_path):
     with cluster_of(0, tmp_path, every=5) as cluster:
-        first = cluster.start(checkpoint_dir=str(tmp_path / "a"))
+        first = cluster.start(directory=str(tmp_path / "a"))
         first.last("joined")
-        second = cluster.start(checkpoint_dir=str(tmp_path / "b"))
+        second = cluster.start(directory=str(tmp_path / "b"))
         second.last("joined")
         for node, other in ((first, "b"), (second, "a")):
             told = f"lacks the part of {other} (each node needs the same `every` and the same folder"
             cluster.until(lambda node=node, told=told: told in node.log.read_text(), f"{node.name} is told")
-        assert 'checkpoint_copies="whole"' in first.log.read_text()
+        assert 'copies="whole"' in first.log.read_text()
         cluster.finish()
 
 
 def test_what_is_on_disk_is_the_state_that_all_had_at_that_step(tmp_path):
     """Shards of three nodes make one state: each of them reads the same hash back."""
     disk = tmp_path / "disk"
-    with cluster_of(3, tmp_path, checkpoint_dir=str(disk), every=EVERY) as cluster:
+    with cluster_of(3, tmp_path, directory=str(disk), every=EVERY) as cluster:
         cluster.until(lambda: any(each.complete and each.shards == 3 for each in scan(disk)), "three write")
         kill_all(cluster)
         newest = [each for each in scan(disk) if each.complete][-1]

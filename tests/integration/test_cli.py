@@ -25,7 +25,7 @@ PATIENCE_S = 30.0
 
 TRAIN = """
 import sys, time, torch
-from chaosnet import Trainer, capture_exit_event
+from chaosnet import Cluster, Trainer, capture_exit_event
 torch.manual_seed(0)
 torch.set_num_threads(1)
 width, pause_s = int(sys.argv[1]), float(sys.argv[2])
@@ -383,7 +383,7 @@ def test_who_asks_nobody_is_told_so(chaosnet: Main) -> None:
 def test_refused_joiners_say_why_and_the_cluster_goes_on(three: tuple[Nodes, str], nodes: Nodes) -> None:
     _, address = three
     before = client.status(address).step
-    quick = CAPTURES.replace("0.01))", "0.01), join_patience_s=1.0)")
+    quick = CAPTURES.replace("0.01))", "0.01), cluster=Cluster(join_patience_s=1.0))")
     nodes.start("wide", "--join", address, width=16)
     nodes.start("clips", "--join", address, script=CAPTURES.replace("0.01))", "0.01), max_grad_norm=0.5)"))
     nodes.start("lost", "--join", "127.0.0.1:9", script=quick)

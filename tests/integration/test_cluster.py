@@ -127,7 +127,7 @@ def test_all_nodes_get_ctrl_c_at_once(tmp_path):
 
 SCRIPTS = """
 import os, sys, time, torch, torch._dynamo, worker
-from chaosnet import Trainer
+from chaosnet import Cluster, Trainer
 pids = {}
 for ending in ("raises", "exits", "ends", "goes on"):  # Four scripts, one import of torch.
     pids[ending] = os.fork()
@@ -141,7 +141,7 @@ else:
 worker.die_with_parent()
 os.dup2(os.open(ending + ".log", os.O_WRONLY | os.O_CREAT), 2)
 model = worker.make_model()
-trainer = Trainer(model, worker.make_optimizer(model), join=sys.argv[1])
+trainer = Trainer(model, worker.make_optimizer(model), cluster=Cluster(join=sys.argv[1]))
 for batch in trainer.batches(worker.Numbered(), batch_size=4, epochs=10**6):
     worker.loss_of(model, batch.x, batch.y).backward()
     trainer.update()

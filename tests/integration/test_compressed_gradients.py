@@ -8,7 +8,7 @@ from cluster import cluster_of
 from overlay import HAS_NAMESPACES, overlay
 
 from chaosnet.netem.netns import Netns
-from chaosnet.netem.relay import Relay
+from chaosnet.netem.relay import RelayTestbed
 from chaosnet.netem.topology import LinkSpec, mesh
 
 WORKER = Path(__file__).with_name("large_worker.py")
@@ -41,7 +41,7 @@ def test_who_compresses_otherwise_is_refused(tmp_path):
 
 def steps_s(folder, compression, monkeypatch):
     """Of a mesh of three over slow links."""
-    topology, backend = mesh(3, LinkSpec(rate_mbit=MBIT)), Netns if HAS_NAMESPACES else Relay
+    topology, backend = mesh(3, LinkSpec(rate_mbit=MBIT)), Netns if HAS_NAMESPACES else RelayTestbed
     folder.mkdir()
     with overlay(backend, topology, folder, monkeypatch, routes=False) as run:
         for node in topology.nodes:

@@ -9,12 +9,12 @@ import pytest
 
 from chaosnet.protocols.status import LinkRow
 from chaosnet.trials import demo_report as report
-from chaosnet.trials.demo_report import NodeLog, Step
+from chaosnet.trials.demo_report import NodeLog, SeenStep
 
 
 def log(name: str, *steps: int, loss: float = 1.0, shift_s: float = 0.0, final: str = "") -> NodeLog:
     """A node that committed these steps, one every 0.1 s; `final`: the hash of its state at the end."""
-    made = NodeLog(name, [Step(step, 0.1 * step + shift_s, loss / step, 64.0 * step) for step in steps])
+    made = NodeLog(name, [SeenStep(step, 0.1 * step + shift_s, loss / step, 64.0 * step) for step in steps])
     if final:
         made.final = {"final_step": steps[-1], "hash": final, "accuracy": 0.98}
     return made
@@ -22,7 +22,7 @@ def log(name: str, *steps: int, loss: float = 1.0, shift_s: float = 0.0, final: 
 
 def test_steps_that_somebody_committed_are_not_lost() -> None:
     found = report.audit([log("a", 1, 2, 3, 4), log("b", 3, 5, 6)])
-    assert found == report.Audit(last=6, missing=(), repeated=(), disagreeing=())
+    assert found == report.StepAudit(last=6, missing=(), repeated=(), disagreeing=())
 
 
 def test_a_lost_step_is_noticed() -> None:
@@ -66,14 +66,14 @@ def test_half_a_line_of_a_killed_node_tells_nothing() -> None:
     ):
         found.add(line)
     assert found.joined is not None
-    assert found.steps == [Step(1, 2.0, 0.5, 32.0)]
+    assert found.steps == [SeenStep(1, 2.0, 0.5, 32.0)]
     assert found.final is None
 
 
 def test_recovery_lasts_until_the_slowest_survivor_has_a_step_nobody_had_before() -> None:
     a, b = log("a", 1, 2, 3, 4, 9), log("b", 1, 2, 3, 9, shift_s=0.02)
     # At 0.45 s node a has step 4; that b commits it later would be no recovery.
-    b.steps.insert(3, Step(4, 0.46, 0.25, 256.0))
+    b.steps.insert(3, SeenStep(4, 0.46, 0.25, 256.0))
     assert report.recovery_s([a, b], ["a", "b"], killed_s=0.45) == pytest.approx(0.92 - 0.45)
     assert report.recovery_s([a, log("b", 1, 2)], ["b"], killed_s=0.45) == float("inf")
 

@@ -21,7 +21,7 @@ TIMES = int(os.environ.get("CHAOSNET_TEST_ENDINGS", "1"))
 # is the mean of the shares that were counted, exactly.
 TRAINS = """
 import os, sys, threading, time, torch
-from chaosnet import Trainer
+from chaosnet import Cluster, Trainer
 torch.set_num_threads(1)
 share = float(sys.argv[1])
 model = torch.nn.Linear(4096, 1, bias=False)
@@ -48,7 +48,7 @@ def step(trainer):
     return True
 """
 PLAIN = """
-trainer = Trainer(model, optimizer, chunk_bytes=4096)
+trainer = Trainer(model, optimizer, cluster=Cluster(chunk_bytes=4096))
 while step(trainer):
     pass
 """
@@ -57,7 +57,7 @@ ENDINGS = {
     "raises": PLAIN + 'raise ValueError("bad record")',
     "exits": PLAIN + "sys.exit(1)",
     "interrupted": PLAIN + "raise KeyboardInterrupt",
-    "with": 'with Trainer(model, optimizer, chunk_bytes=4096) as trainer:\n'
+    "with": 'with Trainer(model, optimizer, cluster=Cluster(chunk_bytes=4096)) as trainer:\n'
             '    while step(trainer):\n        pass\n    raise ValueError("bad record")',
     "lingers": LINGERS + PLAIN + 'raise ValueError("bad record")',
     "lingers-exits": LINGERS + PLAIN + "sys.exit(1)",
@@ -255,13 +255,13 @@ def test_a_trainer_made_after_ctrl_c_ended_the_one_before_begins_anew(tmp_path):
 def test_a_second_trainer_is_refused_by_the_name_of_the_first_and_works_once_that_is_closed(tmp_path):
     twice = """
 from chaosnet import ConfigError
-first = Trainer(model, optimizer, name="first")
+first = Trainer(model, optimizer, cluster=Cluster(name="first"))
 try:
-    Trainer(model, optimizer, name="second")
+    Trainer(model, optimizer, cluster=Cluster(name="second"))
 except ConfigError as error:
     print("refused", error, flush=True)
 first.close()
-trainer = Trainer(model, optimizer, name="third")
+trainer = Trainer(model, optimizer, cluster=Cluster(name="third"))
 print("goes on", step(trainer), flush=True)
 trainer.close()
 """
@@ -353,7 +353,7 @@ def test_a_script_without_a_trainer_is_told_so_and_keeps_its_exit_code(tmp_path,
 SAVES = """
 torch.manual_seed(0)
 data = torch.utils.data.TensorDataset(torch.zeros(30, 1))
-trainer = Trainer(model, optimizer, chunk_bytes=4096)
+trainer = Trainer(model, optimizer, cluster=Cluster(chunk_bytes=4096))
 print("begins", trainer.step, trainer.state_hash(), flush=True)
 for batch in trainer.batches(data, 2, epochs=int(sys.argv[2])):
     torch.rand(1)
@@ -405,7 +405,7 @@ def test_a_main_thread_that_ends_beside_a_daemon_that_trains_leaves_and_the_othe
     text = """
 import threading, time, torch, sys
 from torch import nn
-from chaosnet import Trainer
+from chaosnet import Cluster, Trainer
 torch.set_num_threads(1)
 model = nn.Linear(4, 1)
 def work():

@@ -89,7 +89,7 @@ def test_parts_of_a_node_that_does_not_check_itself_are_dropped_or_the_result_re
 def test_evict_puts_out_the_node_whose_gradients_stay_bad_and_nobody_else(tmp_path):
     with cluster_of(3, tmp_path, script=poisoning, guard="evict", bad_steps=5) as cluster:
         ended = cluster.nodes[1].ended()
-        assert ended["how"] == "Expelled"
+        assert ended["how"] == "NodeExpelled"
         assert (
             "b has put itself out of the cluster: its gradient is not finite, the 3rd time" in ended["reason"]
         )

@@ -12,7 +12,7 @@ import pytest
 from overlay import HAS_NAMESPACES, overlay
 
 from chaosnet.netem.netns import Netns
-from chaosnet.netem.relay import Relay
+from chaosnet.netem.relay import RelayTestbed
 from chaosnet.netem.topology import LinkSpec, mesh
 
 WORKER = Path(__file__).with_name("large_worker.py")
@@ -75,7 +75,7 @@ def pulls(run):
 def test_a_join_goes_on_without_a_source(fault, tmp_path, monkeypatch, times, moments, state_mb):
     monkeypatch.setenv("CHAOSNET_TEST_LAYERS", str(state_mb // 6))
     spec = LinkSpec(rate_mbit=8 * state_mb / len(MEMBERS) / TRANSFER_S)
-    topology, backend = mesh(4, spec), Netns if HAS_NAMESPACES else Relay
+    topology, backend = mesh(4, spec), Netns if HAS_NAMESPACES else RelayTestbed
     rng = random.Random(f"{fault.__name__} {moments}")
     (tmp_path / "go").touch()
     with overlay(backend, topology, tmp_path, monkeypatch) as run:

@@ -12,6 +12,7 @@ import pytest
 from cluster import Cluster, cluster_of
 from torch import nn
 
+from chaosnet import Cluster as ClusterSettings
 from chaosnet import PipelineTrainer, client
 from chaosnet.data import EpochOrder
 
@@ -52,7 +53,7 @@ def test_one_member_alone_trains_as_a_plain_loop_does():
     layers = pipeline_worker.make_layers(dropout=0.0)
     with PipelineTrainer(
         layers, pipeline_worker.make_optimizer(layers), pipeline_worker.next_word, batch=BATCH, micro_batch=4,
-        max_grad_norm=1.0, new=True, listen="127.0.0.1:0", quiet=True,
+        max_grad_norm=1.0, cluster=ClusterSettings(new=True, listen="127.0.0.1:0"), quiet=True,
     ) as trainer:  # fmt: skip
         losses += [step.metrics["loss"] for step in trainer.steps(data, epochs=4)]
     model = nn.Sequential(*pipeline_worker.make_layers(dropout=0.0))

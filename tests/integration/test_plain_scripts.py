@@ -18,7 +18,7 @@ from cluster import Cluster
 from torch import nn
 from worker import Worker
 
-from chaosnet import Trainer
+from chaosnet import Trainer, setting_groups
 
 pytestmark = pytest.mark.realtime
 
@@ -229,9 +229,8 @@ def go_through_all(worker: Worker) -> None:
         where = f"127.0.0.1:{worker.settings['ports'][number]}"
         found = {"listen": where} if worker.name == "a" else {"join": where}
         time.sleep(0.3 * (worker.name == "c"))
-        trainer = Trainer(
-            name=worker.name, neighbors=2, join_patience_s=60.0, quiet=True, **found, **script.settings
-        )
+        cluster = setting_groups.Cluster(name=worker.name, neighbors=2, join_patience_s=60.0, **found)
+        trainer = Trainer(cluster=cluster, quiet=True, **script.settings)
         together = 0
         while together < TOGETHER:
             script.step(trainer)

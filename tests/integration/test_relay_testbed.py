@@ -14,7 +14,7 @@ import pytest
 
 from chaosnet.netem import LinkSpec, TestbedError, Topology
 from chaosnet.netem.measure import measure
-from chaosnet.netem.relay import MARK, Relay
+from chaosnet.netem.relay import MARK, RelayTestbed
 from chaosnet.netem.topology import line, ring
 
 pytestmark = pytest.mark.realtime
@@ -46,7 +46,7 @@ def ours():
 
 @contextlib.contextmanager
 def up(topology, routes=True):
-    made = Relay(NAME, topology, routes)
+    made = RelayTestbed(NAME, topology, routes)
     made.up(topology)
     try:
         yield made

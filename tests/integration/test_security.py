@@ -154,7 +154,7 @@ def test_a_revoked_member_is_expelled_and_does_not_come_back(cluster: Keyed) -> 
     at_s = time.monotonic()
     assert client.command_key(cluster.address, "revoke", cluster.public("c")).ok
     cluster.without("c", at_s)
-    assert c.ended()["how"] == "Expelled" and "revoked" in c.ended()["reason"]
+    assert c.ended()["how"] == "NodeExpelled" and "revoked" in c.ended()["reason"]
     again = cluster.join(cluster.address, "c").ended()
     assert again["how"] == "ScaleOutFailed" and "revoked" in again["reason"]
     b.advance(5)

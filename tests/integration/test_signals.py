@@ -14,10 +14,10 @@ PATIENCE_S = 60.0  # Importing torch takes long on a busy machine.
 
 NODE = """
 import multiprocessing, os, sys, time, torch
-from chaosnet import Trainer
+from chaosnet import Cluster, Trainer
 torch.set_num_threads(1)
 model = torch.nn.Linear(4, 2)
-trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.01), name="solo")
+trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.01), cluster=Cluster(name="solo"))
 fork = multiprocessing.get_context("fork")
 """
 

@@ -10,7 +10,7 @@ import pytest
 from overlay import HAS_NAMESPACES, overlay
 
 from chaosnet.netem.netns import Netns
-from chaosnet.netem.relay import Relay
+from chaosnet.netem.relay import RelayTestbed
 from chaosnet.netem.topology import LinkSpec, mesh
 
 WORKER = Path(__file__).with_name("large_worker.py")
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.realtime, pytest.mark.slow]
 
 
 def test_within_six_steps_the_slow_link_is_not_what_they_wait_for(tmp_path, monkeypatch):
-    topology, backend = mesh(4, LinkSpec(rate_mbit=MBIT)), Netns if HAS_NAMESPACES else Relay
+    topology, backend = mesh(4, LinkSpec(rate_mbit=MBIT)), Netns if HAS_NAMESPACES else RelayTestbed
     nodes = topology.nodes
     with overlay(backend, topology, tmp_path, monkeypatch, routes=False) as run:
         for node in nodes:

@@ -21,7 +21,7 @@ import zmq
 from chaosnet.node import descriptors, local
 from chaosnet.node.descriptors import borrowed
 from chaosnet.node.endpoint import Endpoint
-from chaosnet.node.link import Link
+from chaosnet.node.link import PeerLink
 from chaosnet.node.links import LINGER_S
 from chaosnet.node.sender import LAID_PER_TURN
 from chaosnet.node.shared_memory import LEAST_BYTES, Payload
@@ -695,7 +695,7 @@ async def test_memory_is_shared_though_an_answer_is_read_before_the_monitor_of_i
         with pytest.MonkeyPatch.context() as patched:
             open_link = a[0].links.open
 
-            def read_as_ever(link: Link, hello: Hello) -> None:
+            def read_as_ever(link: PeerLink, hello: Hello) -> None:
                 patched.undo()
                 open_link(link, hello)
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from chaosnet import Callbacks, StateLoaded, StepDone, Trainer, capture_exit_event
+from chaosnet import Callbacks, Checkpoints, Cluster, StateLoaded, StepDone, Trainer, capture_exit_event
 from chaosnet.node import checkpoint
 from chaosnet.node.all_reduce import AllReduce
 from chaosnet.node.replica import Replica
@@ -28,7 +28,11 @@ from chaosnet.protocols.messages import Notice
 
 FEATURES, CLASSES = 8, 4
 PR_SET_PDEATHSIG = 1
-CHECKPOINTS = ("checkpoint_dir", "every", "checkpoint_copies", "resume", "resume_from")
+CLUSTER = (
+    "join", "join_patience_s", "listen", "found", "links", "neighbors", "blocking", "chunk_bytes", "compression",
+    "key", "allowed_keys",
+)  # fmt: skip
+CHECKPOINTS = ("directory", "every", "copies", "resume", "resume_from")
 SABOTAGE = {
     "all-reduce": (AllReduce, "perform"),
     "serve": (Replica, "serve_shard"),
@@ -103,27 +107,11 @@ class Worker:
 class _Reporting(Trainer):
     def __init__(self, worker: Worker, *args: Any, **kwargs: Any) -> None:
         self.worker = worker
-        settings = worker.settings
-        chosen = {
-            key: settings[key]
-            for key in (
-                "join",
-                "join_patience_s",
-                "listen",
-                "found",
-                "links",
-                "neighbors",
-                "blocking",
-                "chunk_bytes",
-                "compression",
-                "key",
-                "allowed_keys",
-                *CHECKPOINTS,
-            )
-            if key in settings
-        }  # fmt: skip
+        told = worker.settings
+        cluster = Cluster(name=worker.name, **{key: told[key] for key in CLUSTER if key in told})
+        checkpoints = Checkpoints(**{key: told[key] for key in CHECKPOINTS if key in told})
         callbacks = Callbacks(self._on_step, self._on_loaded, self._on_told)
-        super().__init__(*args, name=worker.name, callbacks=callbacks, **chosen, **kwargs)
+        super().__init__(*args, cluster=cluster, checkpoints=checkpoints, callbacks=callbacks, **kwargs)
 
     def attach(self, *args: Any, **kwargs: Any) -> None:
         super().attach(*args, **kwargs)

@@ -5,7 +5,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
-from chaosnet import Trainer
+from chaosnet import Checkpoints, Trainer
 
 EPOCHS = 6
 torch.manual_seed(0)
@@ -18,7 +18,8 @@ model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
 scaler = torch.amp.GradScaler("cpu")
-trainer = Trainer(model, optimizer, scheduler, lr_scheduler_every="epoch", checkpoint_dir="last", resume=True)
+last = Checkpoints("last", resume=True)
+trainer = Trainer(model, optimizer, scheduler, lr_scheduler_every="epoch", checkpoints=last)
 
 for epoch in trainer.epochs(EPOCHS):
     for x, y in trainer.batches(loader):

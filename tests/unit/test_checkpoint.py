@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from chaosnet.node import checkpoint as disk
 from chaosnet.node.checkpoint import (
     Index,
-    Tensor,
+    StoredTensor,
     open_checkpoint,
     prune,
     read_index,
@@ -44,7 +44,7 @@ def data_of(tensor):
 
 def rows(tensors=TENSORS):
     return [
-        Tensor(
+        StoredTensor(
             position=position,
             name=name,
             dtype=str(tensor.dtype).removeprefix("torch."),
@@ -296,7 +296,7 @@ def test_a_folder_that_somebody_removes_meanwhile_is_an_error_that_names_it(tmp_
 
 def test_a_directory_that_cannot_be_written_is_refused_at_the_start(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"checkpoint_dir: '.*file' cannot be written: "):
+    with pytest.raises(ConfigError, match=r"directory: '.*file' cannot be written: "):
         disk.check_writable(tmp_path / "file")
     disk.check_writable(tmp_path / "new" / "folder")
     assert list((tmp_path / "new" / "folder").iterdir()) == []

@@ -33,7 +33,7 @@ VIEW = m.View(
     observers=(J,),
     links=(("a", "b"), ("a", "j")),
     trees=(m.Tree(root="a", parent={"b": "a", "j": "a"}, share=1.0),),
-    joining=(m.Joining(node="j", sources=("a",)),),
+    joining=(m.Entering(node="j", sources=("a",)),),
 )
 CHANGE = m.ViewChange(
     base=(2, 9),

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from chaosnet.protocols.effects import Transmit
-from chaosnet.protocols.election import ROUND_S, STAGGER_S, Election, Role
+from chaosnet.protocols.election import ROUND_S, STAGGER_S, Election, ElectionRole
 from chaosnet.protocols.messages import EVERYONE, Electorate, VoteReply, VoteRequest
 
 VIEW = (1, 3)
@@ -54,7 +54,7 @@ def test_the_most_senior_stands_first():
 def test_a_trial_comes_first_and_raises_no_term():
     election = make("a", term=4)
     assert stand(election) == [Transmit(EVERYONE, request("a", 5, trial=True))]
-    assert (election.role, election.term) == (Role.TRIAL, 4)
+    assert (election.role, election.term) == (ElectionRole.TRIAL, 4)
 
 
 def test_a_quorum_of_trial_votes_makes_a_candidate_and_a_quorum_of_votes_elects_it():
@@ -62,9 +62,9 @@ def test_a_quorum_of_trial_votes_makes_a_candidate_and_a_quorum_of_votes_elects_
     stand(election)
     asked = election.on_reply(yes("c", 3, True), VIEW, TRIO, {"a", "b", "c"}, set())
     assert [effect.message.trial for effect in asked] == [False]
-    assert (election.role, election.term) == (Role.CANDIDATE, 3)
+    assert (election.role, election.term) == (ElectionRole.CANDIDATE, 3)
     election.on_reply(yes("b", 3, False), VIEW, TRIO, {"a", "b", "c"}, set())
-    assert election.role is Role.ELECTED
+    assert election.role is ElectionRole.ELECTED
 
 
 def test_votes_of_an_older_attempt_do_not_count():
@@ -73,7 +73,7 @@ def test_votes_of_an_older_attempt_do_not_count():
     election.on_reply(yes("b", 3, True), VIEW, TRIO, {"a", "b", "c"}, set())
     election.on_reply(yes("b", 3, True), VIEW, TRIO, {"a", "b", "c"}, set())  # A trial vote, come late.
     election.on_reply(yes("b", 2, False), VIEW, TRIO, {"a", "b", "c"}, set())  # Of another term.
-    assert election.role is Role.CANDIDATE
+    assert election.role is ElectionRole.CANDIDATE
 
 
 def test_a_candidate_needs_the_quorum_of_every_view_that_may_be_active():
@@ -81,9 +81,9 @@ def test_a_candidate_needs_the_quorum_of_every_view_that_may_be_active():
     election = make("a")
     stand(election)
     election.on_reply(yes("b", 3, True), VIEW, [*TRIO, before], {"a", "b", "c", "d"}, set())
-    assert election.role is Role.TRIAL
+    assert election.role is ElectionRole.TRIAL
     election.on_reply(yes("d", 3, True), VIEW, [*TRIO, before], {"a", "b", "c", "d"}, set())
-    assert election.role is Role.CANDIDATE
+    assert election.role is ElectionRole.CANDIDATE
 
 
 def test_alone_one_is_elected_at_once():
@@ -91,7 +91,7 @@ def test_alone_one_is_elected_at_once():
     alone = [Electorate(key=VIEW, members=("a",))]
     stand(election, "a", alone)
     election.count(VIEW, alone, {"a"}, set())
-    assert election.role is Role.ELECTED
+    assert election.role is ElectionRole.ELECTED
 
 
 def test_of_two_the_senior_and_after_its_crash_the_junior_are_elected_in_different_terms():
@@ -101,9 +101,9 @@ def test_of_two_the_senior_and_after_its_crash_the_junior_are_elected_in_differe
     senior.count(VIEW, pair, {"a"}, set())
     stand(junior, "b", pair)
     junior.count(VIEW, pair, {"b"}, set())
-    assert junior.role is Role.TRIAL  # That a is silent is not enough.
+    assert junior.role is ElectionRole.TRIAL  # That a is silent is not enough.
     junior.count(VIEW, pair, {"b"}, {"a"})
-    assert (senior.role, junior.role) == (Role.ELECTED, Role.ELECTED)
+    assert (senior.role, junior.role) == (ElectionRole.ELECTED, ElectionRole.ELECTED)
     assert senior.term != junior.term
 
 
@@ -114,7 +114,7 @@ def test_so_are_a_senior_by_a_farewell_in_the_view_before_and_the_junior_by_the_
     senior.count(VIEW, two_views, {"a"}, {"x"})
     stand(junior, "b", two_views)
     junior.count(VIEW, two_views, {"b"}, {"a", "x"})
-    assert (senior.role, junior.role) == (Role.ELECTED, Role.ELECTED)
+    assert (senior.role, junior.role) == (ElectionRole.ELECTED, ElectionRole.ELECTED)
     assert (senior.term, junior.term) == (4, 2)
 
 
@@ -124,7 +124,7 @@ def test_proof_of_a_crash_that_comes_late_does_not_count_for_a_term_without_proo
     stand(election, "bcd", four)
     election.on_reply(yes("d", 3, True), VIEW, four, {"b", "c", "d"}, set())
     assert election.count(VIEW, four, {"c", "d"}, {"a", "b"}) == []
-    assert election.role is Role.TRIAL
+    assert election.role is ElectionRole.TRIAL
 
 
 def test_one_vote_is_given_per_term():
@@ -162,15 +162,15 @@ def test_a_refusal_carries_the_higher_term_and_ends_the_candidacy():
     election = make("a")
     stand(election)
     election.on_reply(refusal.message, VIEW, TRIO, {"a", "b", "c"}, set())
-    assert (election.role, election.term) == (Role.FOLLOWER, 7)
+    assert (election.role, election.term) == (ElectionRole.FOLLOWER, 7)
 
 
 def test_an_elected_scheduler_follows_whoever_has_a_higher_term():
     election = make("a")
     elect(election)
-    assert election.role is Role.ELECTED
+    assert election.role is ElectionRole.ELECTED
     election.adopt(9)
-    assert (election.role, election.term) == (Role.FOLLOWER, 9)
+    assert (election.role, election.term) == (ElectionRole.FOLLOWER, 9)
 
 
 def test_who_is_not_elected_tries_again_after_a_random_time():
@@ -196,4 +196,4 @@ def test_nobody_stands_once_the_scheduler_is_back():
     election = make("a")
     stand(election)
     election.stand_down()
-    assert (election.role, election.wake_at_s) == (Role.FOLLOWER, None)
+    assert (election.role, election.wake_at_s) == (ElectionRole.FOLLOWER, None)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaosnet.protocols.effects import Effect, KeysChanged, Out, Transmit
-from chaosnet.protocols.keyring import MAX_INVITES, KeyKeeper, Keyring, Verdict
+from chaosnet.protocols.keyring import MAX_INVITES, KeyKeeper, Keyring, KeyVerdict
 from chaosnet.protocols.messages import Answer, Envelope, Introduction, KeyCommand, KeyringNews
 from chaosnet.protocols.relay import Relay
 
@@ -29,27 +29,27 @@ def with_invite(until_s: float = MINUTES_10) -> Keyring:
 def test_a_key_is_unknown_until_it_is_allowed_and_never_again_once_it_is_revoked():
     ring = Keyring(OWN, given=[B])
     assert [ring.verdict(key, 0.0) for key in (OWN, B, C)] == [
-        Verdict.MEMBER,
-        Verdict.MEMBER,
-        Verdict.UNKNOWN,
+        KeyVerdict.MEMBER,
+        KeyVerdict.MEMBER,
+        KeyVerdict.UNKNOWN,
     ]
     ring.merge(KeyringNews(allowed=(C,)), 0.0)
-    assert ring.verdict(C, 0.0) is Verdict.MEMBER
+    assert ring.verdict(C, 0.0) is KeyVerdict.MEMBER
     ring.merge(KeyringNews(revoked=(C,)), 0.0)
     ring.merge(KeyringNews(allowed=(C,)), 0.0)
-    assert ring.verdict(C, 0.0) is Verdict.REVOKED
+    assert ring.verdict(C, 0.0) is KeyVerdict.REVOKED
 
 
 def test_what_is_no_key_is_unknown():
-    assert Keyring(OWN).verdict("", 0.0) is Verdict.UNKNOWN
+    assert Keyring(OWN).verdict("", 0.0) is KeyVerdict.UNKNOWN
 
 
 def test_the_keys_of_the_addresses_to_join_are_trusted_here_and_told_to_nobody():
     ring = Keyring(OWN, named=[B])
-    assert ring.verdict(B, 0.0) is Verdict.MEMBER
+    assert ring.verdict(B, 0.0) is KeyVerdict.MEMBER
     assert ring.all_known(0.0).allowed == (OWN,)
     ring.merge(KeyringNews(revoked=(B,)), 0.0)
-    assert ring.verdict(B, 0.0) is Verdict.REVOKED
+    assert ring.verdict(B, 0.0) is KeyVerdict.REVOKED
 
 
 # --- invites ---
@@ -57,16 +57,16 @@ def test_the_keys_of_the_addresses_to_join_are_trusted_here_and_told_to_nobody()
 
 def test_an_invite_expires():
     ring = with_invite(until_s=60.0)
-    assert ring.verdict(INVITE, 59.9) is Verdict.INVITED
-    assert ring.verdict(INVITE, 60.0) is Verdict.EXPIRED
+    assert ring.verdict(INVITE, 59.9) is KeyVerdict.INVITED
+    assert ring.verdict(INVITE, 60.0) is KeyVerdict.EXPIRED
     assert "has expired" in ring.admit(INVITE, B, 60.0)
-    assert ring.verdict(B, 60.0) is Verdict.UNKNOWN
+    assert ring.verdict(B, 60.0) is KeyVerdict.UNKNOWN
 
 
 def test_an_invite_that_is_heard_of_again_lives_no_longer():
     ring = with_invite(until_s=60.0)
     ring.merge(KeyringNews(invites=((INVITE, 60.0),)), now_s=50.0)
-    assert ring.verdict(INVITE, 60.0) is Verdict.EXPIRED
+    assert ring.verdict(INVITE, 60.0) is KeyVerdict.EXPIRED
     assert not ring.all_known(60.0).invites, "nobody is told of it any more"
 
 
@@ -75,8 +75,8 @@ def test_an_invite_lets_one_key_in_and_the_second_hears_why_not():
     assert ring.admit(INVITE, B, 1.0) == ""
     assert ring.admit(INVITE, B, 2.0) == "", "asked again"
     assert "was used already" in ring.admit(INVITE, C, 3.0)
-    assert ring.verdict(B, 3.0) is Verdict.MEMBER
-    assert [ring.verdict(key, 3.0) for key in (C, INVITE)] == [Verdict.UNKNOWN, Verdict.USED]
+    assert ring.verdict(B, 3.0) is KeyVerdict.MEMBER
+    assert [ring.verdict(key, 3.0) for key in (C, INVITE)] == [KeyVerdict.UNKNOWN, KeyVerdict.USED]
 
 
 def test_an_invite_that_nobody_made_or_that_was_revoked_lets_nobody_in():
@@ -84,14 +84,14 @@ def test_an_invite_that_nobody_made_or_that_was_revoked_lets_nobody_in():
     assert "does not know this invite" in ring.admit(OTHER, B, 0.0)
     ring.merge(KeyringNews(revoked=(INVITE,)), 0.0)
     assert "does not know this invite" in ring.admit(INVITE, B, 0.0)
-    assert ring.verdict(B, 0.0) is Verdict.UNKNOWN
+    assert ring.verdict(B, 0.0) is KeyVerdict.UNKNOWN
 
 
 def test_an_invite_does_not_bring_a_revoked_key_back():
     ring = with_invite()
     ring.merge(KeyringNews(revoked=(B,)), 0.0)
     assert "was revoked" in ring.admit(INVITE, B, 0.0)
-    assert ring.verdict(INVITE, 0.0) is Verdict.INVITED, "and it is not used up"
+    assert ring.verdict(INVITE, 0.0) is KeyVerdict.INVITED, "and it is not used up"
 
 
 def test_an_invite_used_on_both_sides_of_a_partition_lets_the_same_one_in_on_both():
@@ -101,7 +101,7 @@ def test_an_invite_used_on_both_sides_of_a_partition_lets_the_same_one_in_on_bot
     assert here.merge(told_there, 2.0) is not None
     there.merge(told_here, 2.0)
     for ring in (here, there):
-        assert [ring.verdict(key, 2.0) for key in (B, C)] == [Verdict.MEMBER, Verdict.UNKNOWN]
+        assert [ring.verdict(key, 2.0) for key in (B, C)] == [KeyVerdict.MEMBER, KeyVerdict.UNKNOWN]
 
 
 def test_invites_are_bounded_in_number_and_those_that_expire_first_go_first():
@@ -111,7 +111,9 @@ def test_invites_are_bounded_in_number_and_those_that_expire_first_go_first():
     for index, key in enumerate(keys):
         ring.merge(KeyringNews(invites=((key, 10.0 + index),)), 0.0)
     assert len(ring.invites) == MAX_INVITES
-    assert ring.verdict(keys[0], 0.0) is Verdict.UNKNOWN and ring.verdict(keys[-1], 0.0) is Verdict.INVITED
+    assert (
+        ring.verdict(keys[0], 0.0) is KeyVerdict.UNKNOWN and ring.verdict(keys[-1], 0.0) is KeyVerdict.INVITED
+    )
 
 
 # --- agreement ---
@@ -193,21 +195,21 @@ def test_what_is_told_to_one_is_known_to_all_and_to_who_was_away_when_he_meets_a
     members = Members("a", "b", "c", "d")
     members.cut = {"d"}
     members.do("b", KeyCommand(verb="allow", key=OTHER, asker="cli"))
-    assert [members.rings[name].verdict(OTHER, 0.0) for name in "abcd"] == 3 * [Verdict.MEMBER] + [
-        Verdict.UNKNOWN
+    assert [members.rings[name].verdict(OTHER, 0.0) for name in "abcd"] == 3 * [KeyVerdict.MEMBER] + [
+        KeyVerdict.UNKNOWN
     ]
     members.cut = set()
     members.meet("c", "d")
-    assert members.agree() and members.rings["d"].verdict(OTHER, 0.0) is Verdict.MEMBER
+    assert members.agree() and members.rings["d"].verdict(OTHER, 0.0) is KeyVerdict.MEMBER
 
 
 def test_only_the_scheduler_decides_on_an_introduction_and_all_hear_of_it():
     members = Members("a", "b", "c")
     members.do("b", KeyCommand(verb="invite", key=INVITE, asker="cli", seconds=60.0))
     members.do("c", Introduction(invite=INVITE, key=OTHER, asker="guest"))
-    assert members.rings["c"].verdict(OTHER, 0.0) is Verdict.UNKNOWN
+    assert members.rings["c"].verdict(OTHER, 0.0) is KeyVerdict.UNKNOWN
     members.do("a", Introduction(invite=INVITE, key=OTHER, asker="guest"))
-    assert members.agree() and members.rings["c"].verdict(OTHER, 0.0) is Verdict.MEMBER
+    assert members.agree() and members.rings["c"].verdict(OTHER, 0.0) is KeyVerdict.MEMBER
 
 
 def test_a_new_scheduler_knows_which_invites_are_used():
@@ -249,4 +251,4 @@ def test_a_revoked_key_cannot_be_allowed_again_and_the_asker_hears_it():
     keeper.handle(KeyCommand(verb="revoke", key=B, asker="cli"), 0.0, scheduling=True)
     [sent] = keeper.handle(KeyCommand(verb="allow", key=B, asker="cli"), 0.0, scheduling=True)
     assert "was revoked" in sent.message.body.text and not sent.message.body.ok
-    assert ring.verdict(B, 0.0) is Verdict.REVOKED
+    assert ring.verdict(B, 0.0) is KeyVerdict.REVOKED

@@ -13,6 +13,7 @@ from chaosnet.identity import completed, completed_peer, default_file, identity,
 from chaosnet.invite import MARK, MAX_SEEDS, Token, is_token
 from chaosnet.node.endpoint import KEY, Endpoint
 from chaosnet.node.keys import KeyPair, key_bytes, key_text, load, load_allowed, save
+from chaosnet.setting_groups import Cluster
 from chaosnet.settings import node_settings
 
 PAIR = KeyPair.new()
@@ -37,7 +38,7 @@ def test_a_key_is_52_letters_and_digits_and_back(raw):
 
 def test_the_public_key_follows_from_the_secret_one_which_is_never_shown():
     assert KeyPair.of(PAIR.secret) == PAIR
-    for shown in (repr(PAIR), str(PAIR), repr(node_settings(insecure=True)), repr(Token(PAIR, ()))):
+    for shown in (repr(PAIR), str(PAIR), repr(node_settings(Cluster(insecure=True))), repr(Token(PAIR, ()))):
         assert key_text(PAIR.secret) not in shown and repr(PAIR.secret)[2:-1] not in shown
     assert PAIR.public in repr(PAIR)
 
@@ -145,23 +146,23 @@ def test_an_address_without_a_key_is_one_of_this_users_own_nodes():
 @pytest.mark.parametrize("listen", ["10.0.0.2:5555", "0.0.0.0:5555", "[::]:5555", "lab.example:5555", "*:0"])
 def test_to_be_reached_from_elsewhere_takes_a_key_or_insecure_and_the_error_says_both(listen):
     with pytest.raises(ConfigError, match=r"chaosnet keygen.*--insecure") as error:
-        node_settings(listen=listen)
+        node_settings(Cluster(listen=listen))
     assert listen in str(error.value)
-    assert node_settings(listen=listen, insecure=True).keys is None
+    assert node_settings(Cluster(listen=listen, insecure=True)).keys is None
     save(PAIR, default_file())
-    assert node_settings(listen=listen).keys == PAIR
+    assert node_settings(Cluster(listen=listen)).keys == PAIR
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:5555", "[::1]:5555", "127.8.8.8:1"])
 def test_loopback_needs_neither(listen):
-    assert is_loopback(Endpoint.parse(listen).host) and node_settings(listen=listen).keys is None
+    assert is_loopback(Endpoint.parse(listen).host) and node_settings(Cluster(listen=listen)).keys is None
 
 
 def test_iperf3_whose_port_is_open_to_everybody_takes_insecure():
     save(PAIR, default_file())
     with pytest.raises(ConfigError, match=r"'iperf3' opens a port to everybody.*--insecure"):
-        node_settings(probe="iperf3")
-    assert node_settings(probe="iperf3", insecure=True).probe == "iperf3"
+        node_settings(Cluster(probe="iperf3"))
+    assert node_settings(Cluster(probe="iperf3", insecure=True)).probe == "iperf3"
 
 
 def test_who_comes_with_an_invite_and_has_no_key_gets_one_that_is_introduced(monkeypatch):
@@ -170,25 +171,27 @@ def test_who_comes_with_an_invite_and_has_no_key_gets_one_that_is_introduced(mon
         "chaosnet.settings.introduce", lambda token, keys: introduced.append((token.keys, keys))
     )
     seed = f"{KeyPair.new().public}@10.0.0.2:5555"
-    found = node_settings(join=Token(PAIR, (seed,)).encode())
+    found = node_settings(Cluster(join=Token(PAIR, (seed,)).encode()))
     assert found.join == (seed,)
     assert found.keys == load(default_file())
     assert found.introduce is not None
     found.introduce()
     assert introduced == [(PAIR, found.keys)]
-    assert node_settings(join=Token(PAIR, (seed,)).encode()).keys == found.keys, "and keeps it"
+    assert node_settings(Cluster(join=Token(PAIR, (seed,)).encode())).keys == found.keys, "and keeps it"
 
 
 def test_allowed_keys_without_an_own_one_is_an_error(tmp_path):
     (tmp_path / "allowed").write_text(PAIR.public)
     with pytest.raises(ConfigError, match="no key of its own"):
-        node_settings(allowed_keys=str(tmp_path / "allowed"))
+        node_settings(Cluster(allowed_keys=str(tmp_path / "allowed")))
 
 
 def test_a_node_trusts_whom_its_user_names_and_tells_only_of_whom_it_allows(tmp_path):
     save(PAIR, default_file())
     seed, allowed = KeyPair.new().public, KeyPair.new().public
     Path(tmp_path / "allowed").write_text(allowed)
-    ring = node_settings(join=f"{seed}@10.0.0.2:5555", allowed_keys=str(tmp_path / "allowed")).keyring()
+    ring = node_settings(
+        Cluster(join=f"{seed}@10.0.0.2:5555", allowed_keys=str(tmp_path / "allowed"))
+    ).keyring()
     assert ring is not None
     assert ring.all_known(0.0).allowed == tuple(sorted((PAIR.public, allowed))) and ring.named == {seed}

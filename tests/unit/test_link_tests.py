@@ -14,7 +14,7 @@ from chaosnet.protocols.probing import PROBE_BYTES
 
 def test_both_ends_of_an_iperf3_tell_the_core(monkeypatch):
     monkeypatch.setattr(iperf3_probe, "serve", lambda on_port: on_port(5201))
-    monkeypatch.setattr(iperf3_probe, "run", lambda address: iperf3_probe.Outcome(1e6, 2e6))
+    monkeypatch.setattr(iperf3_probe, "run", lambda address: iperf3_probe.IperfResult(1e6, 2e6))
     posted = SimpleQueue()
     tests = LinkTests(None, posted.put, None)
     tests.serve_iperf3("b")

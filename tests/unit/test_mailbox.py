@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
-from chaosnet.node.mailbox import Interrupted, Mailbox, Name
+from chaosnet.node.mailbox import Interrupted, Mailbox, TensorName
 from chaosnet.protocols.messages import Tensor
 
-NAME = Name("a", 3, 2)
+NAME = TensorName("a", 3, 2)
 
 
 def part(index=0, of=1, seq=1, step=5):

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from chaosnet.benchmarks.machines import Switched
 from chaosnet.benchmarks.peers import EVENTS, cell, earlier, lives, median
-from chaosnet.benchmarks.peers_life import WORKERS, Outcome, Process, Step, shared
+from chaosnet.benchmarks.peers_life import WORKERS, TimeOrWhy, WorkerProgram, WorkerStep, shared
 from chaosnet.benchmarks.peers_systems import LOG_LINES, SYSTEMS, environment, reason_of
 from chaosnet.cli import cli
 from chaosnet.netem.topology import LinkSpec, Topology
@@ -31,23 +31,25 @@ class Here:
 
 
 def test_who_has_no_number_is_slower_than_all_who_have():
-    assert median([Outcome(3.0), Outcome(None, "> 60"), Outcome(1.0)]) == Outcome(3.0)
-    assert median([Outcome(None, "ended"), Outcome(None, "ended"), Outcome(1.0)]) == Outcome(None, "ended")
+    assert median([TimeOrWhy(3.0), TimeOrWhy(None, "> 60"), TimeOrWhy(1.0)]) == TimeOrWhy(3.0)
+    assert median([TimeOrWhy(None, "ended"), TimeOrWhy(None, "ended"), TimeOrWhy(1.0)]) == TimeOrWhy(
+        None, "ended"
+    )
 
 
 def test_of_an_even_count_the_slower_one_in_the_middle_counts():
-    assert median([Outcome(4.0), Outcome(1.0), Outcome(2.0), Outcome(3.0)]) == Outcome(3.0)
-    assert median([Outcome(1.0), Outcome(None, "> 60")]) == Outcome(None, "> 60")
+    assert median([TimeOrWhy(4.0), TimeOrWhy(1.0), TimeOrWhy(2.0), TimeOrWhy(3.0)]) == TimeOrWhy(3.0)
+    assert median([TimeOrWhy(1.0), TimeOrWhy(None, "> 60")]) == TimeOrWhy(None, "> 60")
 
 
 def test_a_cell_has_seconds_or_a_reason():
-    assert cell(Outcome(1.234)) == "1.23"
-    assert cell(Outcome(None, "> 60")) == "> 60"
+    assert cell(TimeOrWhy(1.234)) == "1.23"
+    assert cell(TimeOrWhy(None, "> 60")) == "> 60"
     assert cell(median([])) == "-"
 
 
 def test_steps_that_a_member_made_alone_do_not_count():
-    steps = [Step(1, 0.1, 1), Step(2, 0.2, 2), Step(3, 0.3, 1), Step(4, 0.4, 3)]
+    steps = [WorkerStep(1, 0.1, 1), WorkerStep(2, 0.2, 2), WorkerStep(3, 0.3, 1), WorkerStep(4, 0.4, 3)]
     assert [step.number for step in shared(steps)] == [2, 4]
 
 
@@ -115,7 +117,7 @@ def test_rounds_of_an_earlier_run_are_taken_up(tmp_path):
         json.dumps({"mb": 45.0, "versions": {"chaosnet": "1", "x": "2"}, "rounds": rounds(kill=kills)})
     )
     settings = {"mb": 45.0, "versions": {"chaosnet": "1", "y": "3"}}
-    assert earlier(file, settings) == rounds(kill=[Outcome(1.5), Outcome(None, "> 60")])
+    assert earlier(file, settings) == rounds(kill=[TimeOrWhy(1.5), TimeOrWhy(None, "> 60")])
     with pytest.raises(ConfigError, match=r"was measured with mb 45.0 \(expected 20.0\)"):
         earlier(file, settings | {"mb": 20.0})
     with pytest.raises(ConfigError, match="versions"):
@@ -160,12 +162,12 @@ def test_a_worker_that_ends_is_seen_and_its_last_words_are_kept(tmp_path):
     )
     program += f"; sys.exit(chr(10).join('line %d' % i for i in range({LOG_LINES + 5})))"
     heard = threading.Condition()
-    process = Process(Here(), "n0", [sys.executable, "-c", program], Path(tmp_path), heard)
+    process = WorkerProgram(Here(), "n0", [sys.executable, "-c", program], Path(tmp_path), heard)
     with heard:
         assert heard.wait_for(lambda: process.ended, 60)
         assert heard.wait_for(lambda: process.steps, 60)
     assert process.said == {"ready": True}
-    assert process.steps == [Step(3, 1.5, 2)]
+    assert process.steps == [WorkerStep(3, 1.5, 2)]
     assert process.last_words().split("\n") == [f"    line {i}" for i in range(5, LOG_LINES + 5)]
     process.kill()
 

@@ -103,7 +103,7 @@ def test_while_somebody_joins_the_trees_stay(kind):
     view = planned(overlay())
     newcomer = {
         "observers": {"observers": (Member(id="e"),)},
-        "joining": {"joining": (views.Joining(node="d", sources=()),)},
+        "joining": {"joining": (views.Entering(node="d", sources=()),)},
     }[kind]
     watch = Watch(view)
     watch.view = views.msgspec.structs.replace(view, **newcomer)

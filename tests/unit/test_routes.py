@@ -6,7 +6,7 @@ import typing
 
 import pytest
 
-from chaosnet.node.core import Agent, Settings
+from chaosnet.node.core import Agent, CoreSettings
 from chaosnet.node.routes import merged
 from chaosnet.protocols import events, messages
 from chaosnet.protocols.effects import Effect, Left
@@ -21,7 +21,7 @@ def names(kinds):
 
 
 def made():
-    return Agent("a", Settings(), random.Random(0))
+    return Agent("a", CoreSettings(), random.Random(0))
 
 
 def test_every_event_has_a_handler():

@@ -15,11 +15,11 @@ from chaosnet.protocols.messages import (
     Contribution,
     DisconnectLinkRequest,
     Electorate,
+    Entering,
     Expelled,
     Flush,
     FlushOk,
     Install,
-    Joining,
     LinkNews,
     LinkReading,
     Member,
@@ -337,7 +337,7 @@ def test_when_nobody_trains_a_leaver_goes_with_a_flush(bench):
 def test_who_alone_has_a_vote_stays_whatever_is_late():
     """b pulls the state still; o has it, and hangs on a alone."""
     bench = Bench("ab", [("a", "b"), ("a", "o")], "o")
-    without_vote = (Joining(node="b", sources=(), blocking=True),)
+    without_vote = (Entering(node="b", sources=(), blocking=True),)
     bench.enter(replace(bench.sync.view, seq=2, joining=without_vote), 11)
     bench.receive("a", ScaleInRequest(node="a"))
     bench.take_sent()

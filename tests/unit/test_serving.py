@@ -6,8 +6,8 @@ from msgspec.structs import replace
 from chaosnet.protocols.effects import DropSnapshot, ServeManifest, ServeShard, TakeSnapshot, Transmit
 from chaosnet.protocols.events import Received
 from chaosnet.protocols.messages import (
+    Entering,
     Have,
-    Joining,
     ManifestRequest,
     Member,
     NoSnapshot,
@@ -22,7 +22,7 @@ MANIFEST, SHARD = ManifestRequest(step=7), ShardRequest(step=7, start=0, stop=10
 
 def view(*joiners, blocking=False, sources=("a",)):
     members = tuple(Member(id=name, addresses=(f"{name}:1",)) for name in ("a", "b", *joiners))
-    joining = tuple(Joining(node=name, sources=sources, blocking=blocking) for name in joiners)
+    joining = tuple(Entering(node=name, sources=sources, blocking=blocking) for name in joiners)
     return View(term=1, seq=4, scheduler="a", members=members, joining=joining)
 
 
@@ -106,7 +106,7 @@ def test_who_joins_serves_those_that_join_with_it_as_soon_as_it_knows_how_the_st
 
 def test_who_joined_a_moment_ago_and_has_no_vote_yet_copies_for_those_who_join_now():
     serving, now = Serving("b"), view("j", sources=("a", "b"))
-    no_vote = Joining(node="b", sources=(), blocking=True)
+    no_vote = Entering(node="b", sources=(), blocking=True)
     assert serving.entered(replace(now, joining=(no_vote, *now.joining)), 9) == [
         TakeSnapshot(9, blocking=False)
     ]

@@ -1,8 +1,9 @@
-"""The table of settings, and what repeats it: a signature, a docstring, tables in docs/.
+"""The table of settings, and what repeats it: signatures, docstrings, tables in docs/.
 
-Write the docstring and the docs anew with CHAOSNET_REWRITE_TRACES=1, and read the difference.
+Write the docstrings and the docs anew with CHAOSNET_REWRITE_TRACES=1, and read the difference.
 """
 
+import dataclasses
 import inspect
 import os
 import re
@@ -12,7 +13,7 @@ from typing import get_args
 
 import pytest
 
-from chaosnet import Trainer
+from chaosnet import Checkpoints, Cluster, Trainer
 from chaosnet.commands.node_options import into_environment
 from chaosnet.commands.run import run
 from chaosnet.errors import ConfigError
@@ -20,11 +21,22 @@ from chaosnet.node.compression import COMPRESSIONS as ENCODINGS
 from chaosnet.protocols.probing import Kind
 from chaosnet.scheduler.sync_plan import POLICIES as PLANS
 from chaosnet.settings import checkpoint_settings, node_settings, step_settings
-from chaosnet.settings_table import CHECKPOINTS, COMPRESSIONS, MODEL, NODE, POLICIES, PROBES, SETTINGS, STEP
+from chaosnet.settings_table import (
+    CHECKPOINTS,
+    COMPRESSIONS,
+    GROUPS,
+    MODEL,
+    NODE,
+    POLICIES,
+    PROBES,
+    SETTINGS,
+    STEP,
+)
 
 ROOT = Path(__file__).parents[2]
 REWRITE = os.environ.get("CHAOSNET_REWRITE_TRACES") == "1"
-ARGUMENTS = [setting for setting in SETTINGS.values() if setting.annotation]
+ARGUMENTS = (*MODEL, *STEP, *GROUPS)
+BY_GROUP = {Cluster: [each for each in NODE if each.annotation], Checkpoints: CHECKPOINTS}
 VARIABLES = [setting for setting in SETTINGS.values() if setting.variable]
 OPTIONS = [setting for setting in SETTINGS.values() if setting.option]
 
@@ -51,6 +63,17 @@ def test_the_signature_of_trainer_is_that_of_the_table():
     assert by_position == [each.name for each in MODEL]
 
 
+@pytest.mark.parametrize("group", BY_GROUP)
+def test_the_fields_of_a_group_are_those_of_the_table(group):
+    found = [(each.name, each.type, each.default) for each in dataclasses.fields(group)]
+    assert found == [(each.name, each.annotation, each.signature_default) for each in BY_GROUP[group]]
+
+
+def test_a_setting_can_be_said_in_one_place_only():
+    everywhere = [each.name for each in (*MODEL, *STEP, *GROUPS, *NODE, *CHECKPOINTS)]
+    assert len({*everywhere}) == len(everywhere)
+
+
 def test_every_option_of_run_is_in_the_table():
     options = {option: param.name for param in run.params for option in param.opts if option.startswith("--")}
     assert options == {each.option: each.name for each in OPTIONS}
@@ -67,28 +90,37 @@ def repeats(path, pattern, text):
 
 
 def test_the_docstring_of_trainer_is_that_of_the_table():
+    pattern = r"\n    Args:\n(        model: .*?)    Raises: ScaleOutFailed"
+    repeats(ROOT / "chaosnet" / "trainer.py", pattern, described(ARGUMENTS))
+
+
+@pytest.mark.parametrize("group", BY_GROUP)
+def test_the_docstring_of_a_group_is_that_of_the_table(group):
+    pattern = rf"class {group.__name__}:[^@]*?\n    Attributes:\n([^@]*?)    \"\"\"\n"
+    repeats(ROOT / "chaosnet" / "setting_groups.py", pattern, described(BY_GROUP[group]))
+
+
+def described(settings):
+    """Lines of a docstring."""
     lines = [
         textwrap.fill(f"{each.name}: {each.help}", 110, initial_indent=8 * " ", subsequent_indent=12 * " ",
                       break_long_words=False, break_on_hyphens=False)
-        for each in ARGUMENTS
+        for each in settings
     ]  # fmt: skip
-    said = "".join(f"{line}\n" for line in lines)
-    repeats(
-        ROOT / "chaosnet" / "trainer.py", r"\n    Args:\n(        model: .*?)    Raises: ScaleOutFailed", said
-    )
+    return "".join(f"{line}\n" for line in lines)
 
 
 TABLES = {
-    "step": ("docs/trainer.md", (*MODEL, *STEP), False),
-    "node": ("docs/trainer.md", NODE, True),
-    "checkpoints": ("docs/checkpoints.md", CHECKPOINTS, True),
+    "step": ("docs/trainer.md", "Trainer", ARGUMENTS, False),
+    "node": ("docs/trainer.md", "Cluster", NODE, True),
+    "checkpoints": ("docs/checkpoints.md", "Checkpoints", CHECKPOINTS, True),
 }
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_docs_are_those_of_the_table(name):
-    file, settings, three_ways = TABLES[name]
-    heads = ["`Trainer(...)`", *(["`chaosnet run`", "environment"] if three_ways else []), "default", ""]
+    file, where, settings, three_ways = TABLES[name]
+    heads = [f"`{where}(...)`", *(["`chaosnet run`", "environment"] if three_ways else []), "default", ""]
     rows = [heads, ["---"] * len(heads), *(row(each, three_ways) for each in settings)]
     text = "".join("|" + "|".join(f" {cell} " if cell else " " for cell in each) + "|\n" for each in rows)
     text = text.replace("| --- ", "|---").replace("|--- ", "|---")
@@ -143,9 +175,9 @@ SAID = {  # On the command line, as the Trainer then has it.
     "key": ("file", "file"),
     "allowed_keys": ("file", "file"),
     "insecure": (None, True),
-    "checkpoint_dir": ("folder", Path("folder")),
+    "directory": ("folder", Path("folder")),
     "every": ("7", 7),
-    "checkpoint_copies": ("whole", "whole"),
+    "copies": ("whole", "whole"),
     "resume": (None, True),
     "resume_from": ("0", 0),
 }
@@ -166,7 +198,7 @@ def test_an_option_reaches_the_trainer_by_the_environment_and_the_script_wins(se
 
 def test_several_links_reach_the_trainer():
     into_environment({"links": ("n1", "10.0.0.2:5555")})
-    assert node_settings(insecure=True).links == ("n1", "10.0.0.2:5555")
+    assert node_settings(Cluster(insecure=True)).links == ("n1", "10.0.0.2:5555")
 
 
 @pytest.mark.parametrize(
@@ -190,30 +222,43 @@ def test_an_address_that_cannot_be_is_named(monkeypatch):
     ):
         node_settings()
     monkeypatch.setenv("CHAOSNET_PEERS_AT", "n2=,n1=10.0.0.2:5555")
-    assert node_settings(insecure=True).peers_at == {"n2": "", "n1": "10.0.0.2:5555"}
+    assert node_settings(Cluster(insecure=True)).peers_at == {"n2": "", "n1": "10.0.0.2:5555"}
 
 
 def test_a_whole_number_that_no_float_holds_is_out_of_range():
     with pytest.raises(ConfigError, match=r"chunk_bytes: .*out of range"):
-        Trainer(chunk_bytes=10**400)
+        Trainer(cluster=Cluster(chunk_bytes=10**400))
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("guard", "trust"), ("guard_factor", 1.0), ("guard_factor", float("nan")), ("on_divergence", "go"),
-     ("lr_scheduler_every", 0), ("chunk_bytes", 7), ("seed", 0.5), ("same_rng", "no"), ("quiet", 2)],
+     ("lr_scheduler_every", 0), ("seed", 0.5), ("same_rng", "no"), ("quiet", 2)],
 )  # fmt: skip
 def test_what_only_a_script_says_is_checked(name, value):
     with pytest.raises(ConfigError, match=rf"{name}: {value!r} .*\(expected "):
         step_settings(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("cluster", {"join": "h:1"}), ("cluster", Checkpoints()), ("checkpoints", "folder")]
+)
+def test_a_group_that_is_none_is_named(name, value):
+    expected = re.escape(f"{name}: {value!r} (expected chaosnet.{name.capitalize()}(...))")
+    with pytest.raises(ConfigError, match=expected):
+        Trainer(**{name: value})
+
+
+def test_an_invite_is_not_shown_with_the_rest_of_its_group():
+    assert "secret" not in repr(Cluster(join="chaosnet-invite-secret"))
+
+
 def test_a_script_may_join_nobody_whatever_the_environment_says(monkeypatch):
     monkeypatch.setenv("CHAOSNET_JOIN", "10.0.0.2:5555")
     assert node_settings().join == ("10.0.0.2:5555",)
-    assert node_settings(join="").join == ()
+    assert node_settings(Cluster(join="")).join == ()
 
 
 def test_a_whole_number_may_come_as_a_float_and_a_policy_as_a_function():
-    assert checkpoint_settings(checkpoint_dir="d", every=1e3).every == 1000
-    assert node_settings(sync_policy=len).sync_policy is len
+    assert checkpoint_settings(Checkpoints("d", every=1e3)).every == 1000
+    assert node_settings(Cluster(sync_policy=len)).sync_policy is len

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from chaosnet.node.core import Agent, Settings
+from chaosnet.node.core import Agent, CoreSettings
 
 ROOT = Path(__file__).parent.parent.parent
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION, METHODS = 600, 60, 30
@@ -63,12 +63,29 @@ def test_nothing_is_too_large():
     ]
 
 
+# --- names ---
+
+# The planner of pipelines and the study of their step have words of their own (docs/glossary.md).
+OF_PIPELINES = ("scheduler/elastic/", "simulator/pipeline_")
+
+
+def test_a_public_class_has_a_name_of_its_own():
+    places: dict[str, list[str]] = {}
+    for file, text in sources().items():
+        if file.startswith(OF_PIPELINES):
+            continue
+        for each in ast.parse(text).body:
+            if isinstance(each, ast.ClassDef) and not each.name.startswith("_"):
+                places.setdefault(each.name, []).append(file)
+    assert not {name: files for name, files in places.items() if len(files) > 1}
+
+
 # --- cores ---
 
 
 @pytest.fixture
 def agent():
-    return Agent("n1", Settings(addresses=("n1:1",)), random.Random(1))
+    return Agent("n1", CoreSettings(addresses=("n1:1",)), random.Random(1))
 
 
 def those_with(agent, name):

@@ -5,14 +5,14 @@ import json
 import pytest
 
 from chaosnet.trials import soak_report as report
-from chaosnet.trials.soak_report import Life
+from chaosnet.trials.soak_report import ProcessLife
 
 MB = 1_000_000
 
 
 def life(node="a", steps=(0, 1, 2, 3), *, shift_s=0.0, fate="", number=1, state="s", loss=1.0, **final):
     """A process that did these steps, one every 0.1 s, with the hash of its state after even ones."""
-    made = Life(node, number, fate=fate)
+    made = ProcessLife(node, number, fate=fate)
     for step in steps:
         told = {
             "time_s": 0.1 * step + shift_s,
@@ -85,7 +85,7 @@ def test_who_was_out_goes_on_from_the_state_that_it_was_sent():
 
 def test_a_joiner_whose_first_state_was_overtaken_begins_with_the_next():
     """The scheduler died while it pulled; nothing was applied on top of the first state."""
-    joiner = Life("b")
+    joiner = ProcessLife("b")
     for step in (1, 3):
         joiner.add(json.dumps({"time_s": 0.3, "loaded": step, "hash": f"x{step}"}))
     joiner.add(json.dumps({"time_s": 0.4, "step": 3, "loss": 1 / 4, "samples": 24.0}))
@@ -137,7 +137,7 @@ def test_the_first_election_after_a_fault_counts():
 
 
 def remembered(seconds, megabytes_at):
-    made = Life("a")
+    made = ProcessLife("a")
     made.rss = [(1000.0 + t, int(megabytes_at(t) * MB)) for t in range(seconds)]
     return report.growths([made])
 

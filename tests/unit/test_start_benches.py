@@ -7,7 +7,7 @@ import pytest
 
 from chaosnet.benchmarks.overlay import measured as rates
 from chaosnet.benchmarks.replan import Draw, draws
-from chaosnet.benchmarks.start import CASES, LIMIT_S, Case, Found, _knowing, _rates_bps, bound_s, cases
+from chaosnet.benchmarks.start import CASES, LIMIT_S, Found, StartCase, _knowing, _rates_bps, bound_s, cases
 from chaosnet.netem.topology import GOODPUT, LinkSpec, Topology, mesh
 from chaosnet.scheduler.sync_plan import POLICIES
 
@@ -28,13 +28,13 @@ def mbit(links):
     ],
 )
 def test_no_state_gets_to_all_faster_than_the_least_flow_to_any(topology, least_mbit):
-    assert bound_s(Case("", 10.0, 0.1, topology)) == pytest.approx(8 * 3 * 10 / (GOODPUT * least_mbit))
+    assert bound_s(StartCase("", 10.0, 0.1, topology)) == pytest.approx(8 * 3 * 10 / (GOODPUT * least_mbit))
 
 
 def test_only_those_that_are_started_count():
     four = mesh(4, LinkSpec(rate_mbit=100.0))
-    assert bound_s(Case("", 10.0, 0.1, four, nodes=2)) == pytest.approx(
-        3 * bound_s(Case("", 10.0, 0.1, four))
+    assert bound_s(StartCase("", 10.0, 0.1, four, nodes=2)) == pytest.approx(
+        3 * bound_s(StartCase("", 10.0, 0.1, four))
     )
 
 
@@ -53,7 +53,7 @@ def test_every_case_has_an_overlay_or_is_on_loopback():
 
 def test_trees_can_be_planned_for_the_rates_that_are_set_whatever_is_measured():
     links = {("a", "b"): 10.0, ("b", "c"): 900.0, ("a", "c"): 900.0}
-    case = Case("", 10.0, 0.1, mbit(links), knows=True)
+    case = StartCase("", 10.0, 0.1, mbit(links), knows=True)
     seen = nx.Graph()
     seen.add_weighted_edges_from([("a", "b", 1e9), ("b", "c", 1e9), ("a", "c", 1e6)], weight="rate_bps")
     seen.graph["result"] = 10_000_000, 40

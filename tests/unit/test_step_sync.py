@@ -16,8 +16,8 @@ from chaosnet.protocols.messages import (
     Commit,
     Contribution,
     Down,
+    Entering,
     Install,
-    Joining,
     Member,
     Ready,
     Tree,
@@ -587,7 +587,7 @@ def test_an_observer_knows_by_commits_whether_more_results_wait_than_the_state_i
 def test_results_of_before_are_not_sent_to_observers_that_have_gone_or_begin_anew(stays):
     parent, links = {"b": "a", "o": "b", "p": "b"}, (("a", "b"), ("b", "o"), ("b", "p"))
     cluster = Cluster(view("ab", parent, "a", observers="op", links=links))
-    anew = Joining(node="o", sources=("b",))
+    anew = Entering(node="o", sources=("b",))
     left = {} if stays else {"p": "b"}
     tree = {node: parent[node] for node in parent if node not in left}
     observers = "op" if stays else "o"

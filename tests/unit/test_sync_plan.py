@@ -22,7 +22,7 @@ from chaosnet.scheduler.sync_plan import (
 )
 from chaosnet.scheduler.trees import (
     DEFAULT_RATE_BPS,
-    Tree,
+    SpanningTree,
     packing_bound,
     throughput_bps,
     validate,
@@ -61,11 +61,11 @@ def rate_bps(graph: nx.Graph, u: str, v: str) -> float:
     return graph.edges[u, v].get("rate_bps", DEFAULT_RATE_BPS)
 
 
-def bottleneck_bps(tree: Tree, graph: nx.Graph) -> float:
+def bottleneck_bps(tree: SpanningTree, graph: nx.Graph) -> float:
     return min((rate_bps(graph, child, parent) for child, parent in tree.parent.items()), default=math.inf)
 
 
-def depth(tree: Tree) -> int:
+def depth(tree: SpanningTree) -> int:
     """Links from the root to the deepest leaf."""
 
     def height(node: str) -> int:
@@ -74,14 +74,14 @@ def depth(tree: Tree) -> int:
     return max(height(node) for node in [tree.root, *tree.parent])
 
 
-def rooted_spanning_trees(graph: nx.Graph) -> list[Tree]:
+def rooted_spanning_trees(graph: nx.Graph) -> list[SpanningTree]:
     """All of them, by brute force."""
     trees = []
     for links in itertools.combinations(graph.edges, len(graph) - 1):
         candidate = nx.Graph(links)
         if len(candidate) == len(graph) and nx.is_connected(candidate):
             for root in graph:
-                trees.append(Tree(root, dict(nx.bfs_predecessors(candidate, root)), 1.0))
+                trees.append(SpanningTree(root, dict(nx.bfs_predecessors(candidate, root)), 1.0))
     return trees
 
 
@@ -121,7 +121,7 @@ def test_a_plan_does_not_depend_on_the_order_in_which_links_were_added(name, gra
 def test_a_node_alone_needs_no_links(name):
     graph = nx.Graph()
     graph.add_node("a")
-    assert POLICIES[name](graph) == [Tree("a", {}, 1.0)]
+    assert POLICIES[name](graph) == [SpanningTree("a", {}, 1.0)]
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
@@ -153,7 +153,7 @@ def test_a_link_not_measured_yet_counts_with_the_default_rate():
     graph = overlay(("a", "b", 2 * DEFAULT_RATE_BPS / MBIT), ("b", "c", 0.5 * DEFAULT_RATE_BPS / MBIT))
     graph.add_edge("a", "c")
     graph.add_edge("a", "d", rate_bps=None)
-    assert best_single_tree(graph) == [Tree("a", {"b": "a", "c": "a", "d": "a"}, 1.0)]
+    assert best_single_tree(graph) == [SpanningTree("a", {"b": "a", "c": "a", "d": "a"}, 1.0)]
     assert throughput_bps(best_single_tree(graph), graph) == DEFAULT_RATE_BPS
 
 
@@ -183,7 +183,7 @@ def test_of_trees_as_fast_the_single_tree_takes_the_near_links():
     graph.edges["a", "b"].update(rtt_s=0.001)
     graph.edges["b", "c"].update(rtt_s=0.001)
     graph.edges["a", "c"].update(rtt_s=0.100)
-    assert best_single_tree(graph) == [Tree("b", {"a": "b", "c": "b"}, 1.0)]
+    assert best_single_tree(graph) == [SpanningTree("b", {"a": "b", "c": "b"}, 1.0)]
 
 
 # --- Ring --------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_a_ring_is_found_if_there_is_one_and_its_slowest_link_is_the_fastest_pos
 
 def test_fapt_takes_the_fastest_path_even_if_it_has_more_hops():
     graph = overlay(("a", "b", 10), ("b", "c", 10), ("a", "c", 4))
-    assert fapt(graph, roots=1) == [Tree("b", {"a": "b", "c": "b"}, 1.0)]
+    assert fapt(graph, roots=1) == [SpanningTree("b", {"a": "b", "c": "b"}, 1.0)]
     by_root = {tree.root: tree.parent for tree in fapt(graph, roots=3)}
     assert by_root["a"] == {"b": "a", "c": "b"}  # 1/10 + 1/10 < 1/4.
 
@@ -283,7 +283,7 @@ def test_the_packing_bound_is_for_small_graphs():
 # --- Validation and policies of one's own ------------------------------------------------------------
 
 SQUARE = overlay(("a", "b", 1), ("b", "c", 1), ("c", "d", 1), ("d", "a", 1))
-GOOD = Tree("a", {"b": "a", "c": "b", "d": "a"}, 1.0)
+GOOD = SpanningTree("a", {"b": "a", "c": "b", "d": "a"}, 1.0)
 
 
 def test_a_policy_of_the_users_own_is_a_callable_from_overlay_to_trees():

@@ -12,6 +12,7 @@ from chaosnet.node.flat_state import Manifest, Snapshot, as_bytes, lay_out, row_
 from chaosnet.node.plain import decode, encode
 from chaosnet.node.session import Hooks, Offer, Session
 from chaosnet.protocols.messages import Contribution
+from chaosnet.setting_groups import Cluster
 from chaosnet.settings import node_settings
 
 pytestmark = pytest.mark.realtime
@@ -65,7 +66,8 @@ class Drift:
 def live(name, join, push, entered):
     """One member's life. Returns: where it came in, and the vector at its end."""
     where = {"join": join} if join else {"new": True}
-    session = Session(node_settings(name=name, listen="127.0.0.1:0", **where), Hooks(say=lambda text: None))
+    cluster = Cluster(name=name, listen="127.0.0.1:0", **where)
+    session = Session(node_settings(cluster), Hooks(say=lambda text: None))
     engine = Drift(session, push)
     session.open(engine)
     session.enter()

@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from chaosnet import (
     Callbacks,
+    Checkpoints,
+    Cluster,
     ConfigError,
     EpochDone,
     ScaleOutFailed,
@@ -22,7 +24,7 @@ from chaosnet import (
     capture_exit_event,
     exit_event,
 )
-from chaosnet.agreement import Verdict
+from chaosnet.agreement import Divergence
 from chaosnet.data import fetch
 from chaosnet.invite import Token
 from chaosnet.node.keys import KeyPair
@@ -239,10 +241,10 @@ def test_epochs_ends_when_the_loop_inside_was_left(start, data):
 
 
 def test_a_node_alone_is_the_main_one_from_the_beginning(start, data):
-    trainer = Trainer(name="a")
+    trainer = Trainer(cluster=Cluster(name="a"))
     with pytest.raises(ConfigError, match="no model yet"):
         assert trainer.is_main
-    trainer = start(name="a")
+    trainer = start(cluster=Cluster(name="a"))
     assert (trainer.is_main, trainer.world_size, trainer.members) == (True, 1, ("a",))
     train(trainer, trainer.batches(data, batch_size=8))
     assert trainer.is_main and trainer.world_size == 1
@@ -306,16 +308,12 @@ def test_another_data_set_is_refused(start, data):
 def test_numbers_are_within_what_the_cluster_takes(settings):
     [name] = settings
     with pytest.raises(ConfigError, match=rf"{name}: .* \(expected "):
-        Trainer(**settings)
+        Trainer(cluster=Cluster(**settings))
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"links": "h:1"}, {"links": (1,)}, {"join": ("h:1",)}, {"listen": 5555}, {"name": 7}, {"neighbors": "2"},
-     {"sync_policy": 5}, {"probe": 5}, {"blocking": "no"}, {"insecure": "no"}, {"key": 7}, {"allowed_keys": 7},
-     {"seed": "x"}, {"chunk_bytes": 0.5}, {"max_grad_norm": "1"}, {"max_grad_norm": 0},
-     {"after_step": 5},
-     {"checkpoint_dir": 7}, {"checkpoint_dir": "d", "every": [1]}, {"checkpoint_dir": "d", "resume": "no"},
+    [{"seed": "x"}, {"max_grad_norm": "1"}, {"max_grad_norm": 0}, {"after_step": 5},
      {"guard": 5}, {"guard": "skip", "guard_factor": "10"}],
     ids=str,
 )  # fmt: skip
@@ -326,9 +324,26 @@ def test_a_setting_that_cannot_be_is_named_with_its_value_and_what_was_expected(
     assert str(refused.value).startswith(f"{name}: {value!r} (expected ")
 
 
+@pytest.mark.parametrize(
+    ("group", "settings"),
+    [(Cluster, {"links": "h:1"}), (Cluster, {"links": (1,)}), (Cluster, {"join": ("h:1",)}),
+     (Cluster, {"listen": 5555}), (Cluster, {"name": 7}), (Cluster, {"neighbors": "2"}),
+     (Cluster, {"sync_policy": 5}), (Cluster, {"probe": 5}), (Cluster, {"blocking": "no"}),
+     (Cluster, {"insecure": "no"}), (Cluster, {"key": 7}), (Cluster, {"allowed_keys": 7}),
+     (Cluster, {"chunk_bytes": 0.5}), (Checkpoints, {"directory": 7}),
+     (Checkpoints, {"directory": "d", "every": [1]}), (Checkpoints, {"directory": "d", "resume": "no"})],
+    ids=str,
+)  # fmt: skip
+def test_so_is_one_of_a_group(group, settings):
+    *_, (name, value) = settings.items()
+    with pytest.raises(ConfigError) as refused:
+        Trainer(**{group.__name__.lower(): group(**settings)})
+    assert str(refused.value).startswith(f"{name}: {value!r} (expected ")
+
+
 def test_an_invite_in_the_wrong_place_is_not_repeated():
     with pytest.raises(ConfigError, match=r"join: \('\.\.\.',\) \(expected") as refused:
-        Trainer(join=("chaosnet-invite-" + "A1b-" * 30,))
+        Trainer(cluster=Cluster(join=("chaosnet-invite-" + "A1b-" * 30,)))
     assert "A1b" not in str(refused.value)
 
 
@@ -417,7 +432,7 @@ def test_whatever_is_called_before_attach_says_what_is_missing(data, call):
 
 def test_an_address_that_answers_nothing_is_named(start, free_address):
     with pytest.raises(ScaleOutFailed, match=f"cannot join {free_address}: nobody answers"):
-        start(join=free_address, join_patience_s=0.3)
+        start(cluster=Cluster(join=free_address, join_patience_s=0.3))
 
 
 @pytest.fixture
@@ -431,7 +446,7 @@ def free_address():
 
 
 def test_leaving_says_what_was_done_here(start, data, capsys):
-    trainer = start(name="solo")
+    trainer = start(cluster=Cluster(name="solo"))
     train(trainer, trainer.batches(data, batch_size=8))
     trainer.request_node_exit()
     assert "solo left after step 3" in capsys.readouterr().err
@@ -497,7 +512,7 @@ def test_when_the_last_trainer_has_closed_signals_do_what_they_did_before(start)
 def test_a_trainer_that_fails_to_join_catches_no_signals(start, free_address):
     before = handlers()
     with pytest.raises(ScaleOutFailed):
-        start(join=free_address, join_patience_s=0.1)
+        start(cluster=Cluster(join=free_address, join_patience_s=0.1))
     assert handlers() == before
 
 
@@ -512,7 +527,7 @@ def test_a_trainer_whose_invite_is_refused_catches_no_signals_and_leaves_no_thre
     token = Token(KeyPair.new(), (f"{KeyPair.new().public}@{free_address}",)).encode()
     before = handlers()
     with pytest.raises(ScaleOutFailed, match=rf"cannot join .*{free_address}: the invite does not"):
-        start(join=token)
+        start(cluster=Cluster(join=token))
     assert handlers() == before
     assert [t.name for t in threading.enumerate() if t.name.startswith("chaosnet")] == []
 
@@ -577,7 +592,7 @@ def test_a_closed_trainer_leaves_no_thread_behind(start, data):
 
 
 def test_status_shows_the_cluster(start, data):
-    trainer = start(name="solo")
+    trainer = start(cluster=Cluster(name="solo"))
     train(trainer, trainer.batches(data, batch_size=8))
     status = trainer.status()
     assert (status.node, status.scheduler, status.phase) == ("solo", "solo", "member")
@@ -606,7 +621,7 @@ def test_a_trainer_that_cannot_listen_leaves_the_script_as_it_was_and_may_try_ag
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        trainer = Trainer(listen=f"127.0.0.1:{taken.getsockname()[1]}", quiet=True)
+        trainer = Trainer(cluster=Cluster(listen=f"127.0.0.1:{taken.getsockname()[1]}"), quiet=True)
         with pytest.raises(ConfigError, match="cannot listen"):
             trainer.attach(model, optimizer)
         optimizer.step()  # It is the script's again.
@@ -620,7 +635,7 @@ def test_of_a_node_that_is_to_heal_when_nobody_else_is_left_no_state_passes_for_
     with pytest.raises(ReplicasDiffer, match="Nobody is left whose state this node could pull"):
         for batch in trainer.batches(data, batch_size=8, min_samples=4, drop_last=True):
             loss_of(trainer.model, batch).backward()
-            trainer.engine.healing = Verdict("state", "x", "x differs", here=True)
+            trainer.engine.healing = Divergence("state", "x", "x differs", here=True)
             trainer.update()
 
 

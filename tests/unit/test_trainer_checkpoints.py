@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from chaosnet import CheckpointError, ConfigError, Trainer, checkpointing
+from chaosnet import CheckpointError, Checkpoints, Cluster, ConfigError, Trainer, checkpointing
 from chaosnet.node.checkpoint import scan
 
 pytestmark = [pytest.mark.realtime, pytest.mark.usefixtures("fresh_exit_events")]
@@ -95,7 +95,7 @@ def start():
 
 def trained(start, directory, steps, every=5, **settings):
     """A script that has trained, and whose checkpoints are all written."""
-    script = start(checkpoint_dir=directory, every=every, **settings)
+    script = start(checkpoints=Checkpoints(directory, every=every), **settings)
     script.train(steps)
     script.close()
     return script
@@ -110,7 +110,7 @@ def test_twenty_steps_are_ten_and_ten_more_after_resuming_to_the_bit(start, tmp_
     expected = straight.train(20)
     straight.close()
     trained(start, tmp_path, 10, same_rng=same_rng)
-    second = start(checkpoint_dir=tmp_path, every=5, resume=True, same_rng=same_rng)
+    second = start(checkpoints=Checkpoints(tmp_path, every=5, resume=True), same_rng=same_rng)
     assert (second.trainer.step, second.trainer.epoch) == (10, 1)
     assert second.train(20) == expected
     assert second.losses == straight.losses[10:]
@@ -125,13 +125,13 @@ def test_the_order_of_samples_is_that_of_the_run_whatever_the_seed_is_now(start,
     straight.train(12)
     straight.close()
     trained(start, tmp_path, 10, seed=3)
-    second = start(checkpoint_dir=tmp_path, every=5, resume=True, seed=4)
+    second = start(checkpoints=Checkpoints(tmp_path, every=5, resume=True), seed=4)
     second.train(12)
     assert second.used == straight.used[10:]
 
 
 def test_to_resume_where_nothing_is_starts_from_scratch_and_says_so(start, tmp_path, capsys):
-    assert start(checkpoint_dir=tmp_path / "new", resume=True).trainer.step == 0
+    assert start(checkpoints=Checkpoints(tmp_path / "new", resume=True)).trainer.step == 0
     assert f"nothing to resume in {tmp_path / 'new'}: starts from scratch" in capsys.readouterr().err
 
 
@@ -139,13 +139,13 @@ def test_a_checkpoint_itself_is_not_the_folder_to_resume_from(start, tmp_path):
     trained(start, tmp_path, 5)
     [checkpoint] = tmp_path.glob("step-*")
     with pytest.raises(ConfigError, match=r"is a checkpoint itself \(expected the folder that holds it"):
-        start(checkpoint_dir=checkpoint, resume=True)
+        start(checkpoints=Checkpoints(checkpoint, resume=True))
 
 
 def test_without_resume_a_directory_with_checkpoints_is_refused(start, tmp_path):
     trained(start, tmp_path, 5)
     with pytest.raises(ConfigError, match=r"holds checkpoints up to step 5 already \(expected --resume"):
-        start(checkpoint_dir=tmp_path)
+        start(checkpoints=Checkpoints(tmp_path))
 
 
 def damage(checkpoint):
@@ -161,9 +161,9 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_named_unless_it_is_the_w
     trained(start, tmp_path, 10)
     file = damage(scan(tmp_path)[-1])
     with pytest.raises(CheckpointError, match=rf"cannot resume: {file} is damaged: .*--resume-from STEP"):
-        start(checkpoint_dir=tmp_path, every=5, resume_from=10)
+        start(checkpoints=Checkpoints(tmp_path, every=5, resume_from=10))
     assert "passed over" not in capsys.readouterr().err
-    script = start(checkpoint_dir=tmp_path, every=5, resume=True)
+    script = start(checkpoints=Checkpoints(tmp_path, every=5, resume=True))
     told = capsys.readouterr().err
     assert f"passed over: {file} is damaged: " in told
     assert "goes on from step 5 in" in told
@@ -172,14 +172,14 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_named_unless_it_is_the_w
     script.train(10)
     script.close()
     assert [each.step for each in scan(tmp_path)] == [5, 10]
-    assert start(checkpoint_dir=tmp_path, every=5, resume=True).trainer.step == 10
+    assert start(checkpoints=Checkpoints(tmp_path, every=5, resume=True)).trainer.step == 10
 
 
 def test_if_all_are_damaged_the_newest_is_named(start, tmp_path):
     trained(start, tmp_path, 10)
     _, file = map(damage, scan(tmp_path))
     with pytest.raises(CheckpointError, match=rf"cannot resume: {file} is damaged"):
-        start(checkpoint_dir=tmp_path, every=5, resume=True)
+        start(checkpoints=Checkpoints(tmp_path, every=5, resume=True))
 
 
 def test_a_damaged_checkpoint_changes_nothing_in_the_model(start, tmp_path, monkeypatch):
@@ -189,37 +189,37 @@ def test_a_damaged_checkpoint_changes_nothing_in_the_model(start, tmp_path, monk
     model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 2))
     before = [value.clone() for value in model.state_dict().values()]
     with pytest.raises(CheckpointError, match="is damaged"):
-        Trainer(model, torch.optim.Adam(model.parameters()), checkpoint_dir=tmp_path, resume=True)
+        Trainer(model, torch.optim.Adam(model.parameters()), checkpoints=Checkpoints(tmp_path, resume=True))
     assert all(map(torch.equal, before, model.state_dict().values()))
 
 
 def test_the_checkpoint_of_another_model_is_refused_by_the_name_of_the_difference(start, tmp_path):
     trained(start, tmp_path, 5)
     with pytest.raises(ConfigError, match=r"'0.weight' is float32 \[8, 4\] here, float32 \[16, 4\] there"):
-        start(width=8, checkpoint_dir=tmp_path, resume=True)
+        start(checkpoints=Checkpoints(tmp_path, resume=True), width=8)
 
 
 def test_a_step_that_is_not_there_is_refused_with_those_that_are(start, tmp_path):
     trained(start, tmp_path, 10)
     with pytest.raises(CheckpointError, match="no checkpoint of step 7; complete: step 5, step 10"):
-        start(checkpoint_dir=tmp_path, resume_from=7)
+        start(checkpoints=Checkpoints(tmp_path, resume_from=7))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"resume": True}, "resume: no checkpoint_dir"),
-        ({"checkpoint_dir": "x", "every": 0}, "every: 0"),
-        ({"checkpoint_dir": "x", "every": 1.5}, r"every: 1.5 \(expected a whole number from 1"),
-        ({"checkpoint_dir": "x", "resume_from": -1}, "resume_from: -1"),
-        ({"checkpoint_dir": "x", "checkpoint_copies": "some"}, "checkpoint_copies: 'some'"),
-        ({"checkpoint_dir": "x", "checkpoints_kept": 0}, "checkpoints_kept: 0"),
-        ({"checkpoint_dir": __file__}, r"checkpoint_dir: .* is a file \(expected a folder"),
+        ({"resume": True}, "resume: no directory"),
+        ({"directory": "x", "every": 0}, "every: 0"),
+        ({"directory": "x", "every": 1.5}, r"every: 1.5 \(expected a whole number from 1"),
+        ({"directory": "x", "resume_from": -1}, "resume_from: -1"),
+        ({"directory": "x", "copies": "some"}, "copies: 'some'"),
+        ({"directory": "x", "kept": 0}, "kept: 0"),
+        ({"directory": __file__}, r"directory: .* is a file \(expected a folder"),
     ],
 )
 def test_settings_that_cannot_work_are_named(start, settings, message):
     with pytest.raises(ConfigError, match=message):
-        start(**settings)
+        start(checkpoints=Checkpoints(**settings))
 
 
 # --- the last one ---
@@ -231,7 +231,7 @@ def test_the_last_state_is_on_disk_whatever_its_step_and_resuming_goes_on_to_the
     straight.close()
     trained(start, tmp_path, 13)
     assert f"the state after step 13 is in {tmp_path}" in capsys.readouterr().err
-    second = start(checkpoint_dir=tmp_path, every=5, resume=True)
+    second = start(checkpoints=Checkpoints(tmp_path, every=5, resume=True))
     assert second.trainer.step == 13
     assert second.train(20) == expected
     assert second.losses == straight.losses[13:]
@@ -242,11 +242,11 @@ def test_what_a_forward_pass_that_is_not_counted_has_changed_is_not_in_it(start,
     straight = start()
     expected = straight.train(20)
     straight.close()
-    first = start(checkpoint_dir=tmp_path, every=5)
+    first = start(checkpoints=Checkpoints(tmp_path, every=5))
     first.train(13)
     first.model(torch.randn(8, 4)).sum().backward()
     first.close()
-    second = start(checkpoint_dir=tmp_path, every=5, resume=True)
+    second = start(checkpoints=Checkpoints(tmp_path, every=5, resume=True))
     assert second.train(20) == expected
 
 
@@ -257,7 +257,7 @@ def test_what_is_on_disk_already_is_not_written_again(start, tmp_path, capsys):
 
 
 def test_who_has_not_trained_writes_none(start, tmp_path):
-    start(checkpoint_dir=tmp_path, every=5).close()
+    start(checkpoints=Checkpoints(tmp_path, every=5)).close()
     assert not scan(tmp_path)
 
 
@@ -281,12 +281,12 @@ def test_what_the_optimizer_changes_while_a_checkpoint_is_written_does_not_get_i
         return original(*args)
 
     monkeypatch.setattr(checkpointing, "write_shard", slow)
-    script = start(checkpoint_dir=tmp_path, every=5)
+    script = start(checkpoints=Checkpoints(tmp_path, every=5))
     expected = script.train(5)
     script.train(8)
     go_on.set()
     script.close()
-    resumed = start(checkpoint_dir=tmp_path, every=5, resume_from=5)
+    resumed = start(checkpoints=Checkpoints(tmp_path, every=5, resume_from=5))
     assert (resumed.trainer.step, resumed.trainer.state_hash()) == (5, expected)
 
 
@@ -300,7 +300,7 @@ def test_a_checkpoint_that_is_due_while_one_is_written_is_left_out_and_said(
         return original(*args)
 
     monkeypatch.setattr(checkpointing, "write_shard", slow)
-    script = start(checkpoint_dir=tmp_path, every=2, name="solo", patient=False)
+    script = start(checkpoints=Checkpoints(tmp_path, every=2), cluster=Cluster(name="solo"), patient=False)
     script.train(7)
     go_on.set()
     assert script.counters()["checkpoints_left_out"] == 2
@@ -319,7 +319,7 @@ def test_a_directory_that_cannot_be_read_for_a_while_does_not_keep_a_node_from_t
     def fails(path):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    script = start(checkpoint_dir=tmp_path, every=5)
+    script = start(checkpoints=Checkpoints(tmp_path, every=5))
     script.train(2)
     with monkeypatch.context() as patched:
         patched.setattr(os, "listdir", fails)
@@ -339,7 +339,7 @@ def test_a_full_disk_is_told_and_training_goes_on_and_later_checkpoints_succeed(
     if mounted.returncode:
         pytest.skip("no tmpfs can be mounted here")
     try:
-        script = start(checkpoint_dir=disk, every=5, width=4000)
+        script = start(checkpoints=Checkpoints(disk, every=5), width=4000)
         script.train(9)
         said = capsys.readouterr().err
         assert "no checkpoint at step 5: " in said

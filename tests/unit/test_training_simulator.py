@@ -21,7 +21,7 @@ from chaosnet.simulator.systems import SYSTEMS, canonical
 from chaosnet.simulator.training import (
     HOUR_S,
     Decision,
-    Event,
+    Incident,
     Span,
     failures,
     made_trace,
@@ -64,7 +64,7 @@ class Scripted:
 
 def test_samples_are_speed_times_time_without_transitions():
     system = Scripted(Decision(10, 0, "stay"), Decision(5, 4, "layout"), Decision(8, 0, "reroute"))
-    run = train(system, ["a", "b"], [Event(10, gone=("a",)), Event(20, come=("a",))], 30)
+    run = train(system, ["a", "b"], [Incident(10, gone=("a",)), Incident(20, come=("a",))], 30)
     assert run.samples == 10 * 10 + (10 - 4) * 5 + 10 * 8
     assert run.stood_s == 4 and run.samples_per_s == run.samples / 30
     assert [each.workers for each in run.spans] == [2, 1, 1, 2]
@@ -72,7 +72,7 @@ def test_samples_are_speed_times_time_without_transitions():
 
 def test_an_event_during_a_transition_begins_another():
     system = Scripted(Decision(10, 0, "stay"), Decision(5, 8, "layout"), Decision(8, 6, "layout"))
-    run = train(system, ["a"], [Event(10), Event(15)], 30)
+    run = train(system, ["a"], [Incident(10), Incident(15)], 30)
     assert run.samples == 100 + 0 + (30 - 21) * 8 and run.stood_s == 11
 
 
@@ -80,7 +80,7 @@ def test_a_transition_is_not_shorter_because_another_event_comes_in_between():
     system = Scripted(
         Decision(1.0, 0.0, "stay"), Decision(1.0, 60.0, "checkpoint"), Decision(0.5, 2.0, "fill")
     )
-    run = train(system, ["a", "b"], [Event(10.0, gone=("b",)), Event(20.0, come=("b",))], 100.0)
+    run = train(system, ["a", "b"], [Incident(10.0, gone=("b",)), Incident(20.0, come=("b",))], 100.0)
     assert run.stood_s == pytest.approx(60) and run.samples == pytest.approx(10 + 0.5 * 30)
     assert [span.from_s for span in run.spans] == sorted(span.from_s for span in run.spans)
     assert run.spans[-1] == Span(70.0, 0.5, 2)

@@ -1,0 +1,94 @@
+"""Settings that belong together: `Trainer(model, optimizer, cluster=Cluster(...), checkpoints=Checkpoints(...))`.
+
+What is not said here may be said by `chaosnet run` or the environment. The fields are those of the table
+(settings_table.py), which checks what they are given when a Trainer is made.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # `chaosnet run` has the table before it loads a planner.
+    from .scheduler.sync_plan import SyncPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """How a node meets the others, and what goes over its links.
+
+    Attributes:
+        listen: Where others reach this node. Port 0: any free one; host 0.0.0.0: all interfaces.
+        join: Addresses of members of the cluster to join, or an invite.
+        join_patience_s: How long to knock where nobody answers yet.
+        found: Start a cluster if none of the addresses of `join` leads into one within `join_patience_s`. All
+            nodes may be given it, and the same `join`, their own addresses among them: of those that reach
+            each other one founds, the one that is named first.
+        new: Start a cluster, even if this node was in one when it last ran at its port, which may live still.
+        rejoin: Come back when the cluster has gone on without this node; else `update()` raises
+            `NodeExpelled`.
+        name: Unique in the cluster.
+        neighbors: Number of links to ask for, up to 64.
+        links: Whom to link to instead: names or addresses of members.
+        blocking: Join as the Chaos paper does: neighbours wait until they have sent the state. Else they
+            train on meanwhile, unless the results of their steps would take more than half of this node's
+            links.
+        sync_policy: Trees of the all-reduce, while this node is the scheduler: "packed", "fapt", "single",
+            "ring"; in a script also a callable from the overlay (a networkx graph, edges with `rate_bps` and
+            `rtt_s` where known) to trees (scheduler/sync_plan.py).
+        compression: What float32 gradients are on the wire: "none" (as they are), "bf16" (half the bytes) or
+            "int8" (a quarter). The same on all nodes.
+        chunk_bytes: Size of the smallest piece of the gradients that travels by itself. The same on all
+            nodes.
+        probe: How new links are measured: "in-band", "iperf3".
+        key: File with the key of this node or user.
+        allowed_keys: File with public keys of others that may join, one a line.
+        insecure: Use no key: everybody who reaches the port can join.
+    """
+
+    listen: str | None = None
+    join: str | None = field(default=None, repr=False)  # May be an invite: who reads it can join.
+    join_patience_s: float | None = None
+    found: bool | None = None
+    new: bool | None = None
+    rejoin: bool | None = None
+    name: str | None = None
+    neighbors: int | None = None
+    links: tuple[str, ...] | None = None
+    blocking: bool | None = None
+    sync_policy: str | SyncPolicy | None = None
+    compression: str | None = None
+    chunk_bytes: int | None = None
+    probe: str | None = None
+    key: str | None = None
+    allowed_keys: str | None = None
+    insecure: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """Where and when the training state goes to disk, and whether training goes on from there.
+
+    Attributes:
+        directory: Write the state there, so that training survives the death of all nodes.
+        every: Steps from one checkpoint to the next.
+        copies: "shard": each node writes a part, into one folder that all share. "whole": each node writes
+            all of the state, to a disk of its own.
+        kept: Complete ones to keep.
+        resume: Start the cluster with the newest complete checkpoint, if there is any. Who joins a cluster
+            gets the state from there.
+        resume_from: Or with the checkpoint of this step.
+    """
+
+    directory: str | os.PathLike[str] | None = field(default=None, kw_only=False)
+    every: int | None = None
+    copies: str | None = None
+    kept: int | None = None
+    resume: bool | None = None
+    resume_from: int | None = None
+
+
+def said(group: Cluster | Checkpoints) -> dict[str, Any]:
+    """By the names of settings."""
+    return {each.name: getattr(group, each.name) for each in fields(group)}
