@@ -110,6 +110,7 @@ class Pipelines:
         self.round = self.step = 0
         self.samples = 0.0
         self.wants = 0
+        self._goal = 0  # Epochs that members want to see trained, the most of them. Agreed.
         self.wish = self._wished = ""
         self.running: Running | None = None
         self.view: View | None = None
@@ -240,7 +241,7 @@ class Pipelines:
         self.pace.from_plain(runtime["pace"])
         self.schedule.from_plain(runtime["lr_schedule"])
         self._laid = None if runtime["laid"] is None else Laid.from_plain(runtime["laid"])
-        self._wished = runtime["wished"]
+        self._goal, self._wished = runtime["goal"], runtime["wished"]
         self.agreement.forget()
         self._loaded = StateLoaded(self.round, self.step, arrival.manifest.total_bytes)
 
@@ -257,6 +258,7 @@ class Pipelines:
             "pace": self.pace.to_plain(),
             "lr_schedule": self.schedule.to_plain(),
             "laid": None if self._laid is None else self._laid.to_plain(),
+            "goal": self._goal,
             "wished": self._wished,
         }
 
@@ -274,8 +276,8 @@ class Pipelines:
 
     @property
     def is_wanted(self) -> bool:
-        """Does any member want the step that is due to train?"""
-        return any(epochs > self.batches.epoch for _, epochs in self.deal)
+        """Does any member want the step that is due to train, as they said with the last one?"""
+        return self._goal > self.batches.epoch
 
     def compute(self) -> Contribution:
         """Of the step that is due, in the view of now. Raises: Interrupted when that is void."""
@@ -393,7 +395,8 @@ class Pipelines:
         self.schedule.stepped((loss * weight, weight))
 
     def _agree(self, total: Contribution) -> None:
-        """On what the next pipelines are made of."""
+        """On whether to train, and what the next pipelines are made of."""
+        self._goal = max(total.shares.values(), default=0)
         self.batches.agree(total.dataset)
         if total.pipelines:
             self._laid = Laid.from_plain(decode(total.pipelines))

@@ -106,6 +106,17 @@ def test_members_that_die_join_and_leave_change_no_bit(alone, tmp_path):
         check(cluster, alone)
 
 
+def test_who_joins_while_the_others_wait_takes_part_in_the_same_step(alone, tmp_path):
+    """All must know alike whether the step trains: one that does not would leave the others waiting for tensors."""
+    with cluster_of(1, tmp_path, script=pipeline_worker.train) as cluster:
+        new = [cluster.start(blocking=True) for _ in range(2)]
+        for node in new:
+            node.last("joined")
+        cluster.nodes[0].advance(5)
+        cluster.leave()
+        check(cluster, alone)
+
+
 def test_kills_at_random_moments_change_no_bit(alone, tmp_path):
     rng = random.Random(7)
     with cluster_of(
