@@ -112,10 +112,18 @@ class Shown:
             for join in row["phases_s"][name]
         )
 
-    def to_bound(self, name: str) -> float:
-        """Of each overlay's median delay, in the middle."""
+    def to_bound(self, name: str, steps: int = 0) -> float:
+        """Each overlay's median delay by what its links allow, and so many steps; in the middle."""
         return statistics.median(
-            statistics.median(row["delay_s"][name]) / row["bound_s"] for row in self.rows
+            statistics.median(row["delay_s"][name])
+            / (row["bound_s"] + steps * statistics.median(row["member_step_s"][name]))
+            for row in self.rows
+        )
+
+    def step_s(self) -> float:
+        """What a step takes while nobody joins."""
+        return statistics.median(
+            took_s for row in self.rows for each in row["member_step_s"].values() for took_s in each
         )
 
 
@@ -151,6 +159,14 @@ def _print(shown: Sequence[Shown], names: Sequence[str], idle: bool) -> None:
         for each in shown
     ]
     table(["", *names, "bound", *(f"{name} / bound" for name in names)], rows)
+    click.echo(
+        "divided by that and one step: a state exists when a step ends, and membership begins when one does, so that "
+        "a join waits for half a step twice, in the mean"
+    )
+    table(
+        ["", "a step", *(f"{name} / (bound + step)" for name in names)],
+        [[each.label, each.step_s(), *(each.to_bound(n, steps=1) for n in names)] for each in shown],
+    )
     _paper(PAPER_7, names)
 
 

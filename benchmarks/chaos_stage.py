@@ -72,6 +72,7 @@ class ScaleOutTimes(NamedTuple):
     idle_by_member: dict[str, float]
     bytes: int
     phases_s: dict[str, float]  # What the delay went into; empty where it cannot be told.
+    step_s: float  # What a member's step took before.
 
     @property
     def idle_s(self) -> float:
@@ -197,8 +198,10 @@ class Stage:
                 f"bench chaos: {joined['bytes']} bytes came (expected {self.work.state_bytes} or more)"
             )
         called_s = joined["called_s"]
-        idle = {name: idle_s(each["times_s"], called_s, first_step_s) for name, each in reports.items()}
-        return ScaleOutTimes(joined["member_s"] - called_s, idle, joined["bytes"], joined["phases_s"])
+        times = {name: each["times_s"] for name, each in reports.items()}
+        idle = {name: idle_s(each, called_s, first_step_s) for name, each in times.items()}
+        step_s = statistics.median(usual_s(each, called_s) for each in times.values())
+        return ScaleOutTimes(joined["member_s"] - called_s, idle, joined["bytes"], joined["phases_s"], step_s)
 
     def warm_up(self) -> None:
         """Until all members have made some steps with nobody who starts a process beside them."""

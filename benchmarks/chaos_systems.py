@@ -11,6 +11,7 @@ All are ours underneath: the same transport, sums, probes and testbed, so what d
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..protocols.errors import ConfigError
-from .chaos_stage import Case, Pull, ScaleOutTimes, Stage, Work, stage
+from .chaos_stage import Case, Pull, ScaleOutTimes, Stage, Work, stage, usual_s
 from .overlay import PATIENCE_S, PlacedNode
 
 
@@ -64,7 +65,8 @@ class StopResume:
         joiner.tell({"do": "leave"})
         joiner.hear(PATIENCE_S)
         joiner.kill()
-        return ScaleOutTimes(delay_s, idle, file.stat().st_size, {})
+        step_s = statistics.median(usual_s(each, began_s) for each in times.values())
+        return ScaleOutTimes(delay_s, idle, file.stat().st_size, {}, step_s)
 
 
 def _stop(on: Stage, file: Path) -> dict[str, list[float]]:
@@ -152,5 +154,6 @@ def plain(took: Mapping[str, list[ScaleOutTimes]]) -> dict[str, Any]:
         "idle_s": {name: [each.idle_s for each in joins] for name, joins in took.items()},
         "idle_by_member_s": {name: [each.idle_by_member for each in joins] for name, joins in took.items()},
         "bytes": {name: [each.bytes for each in joins] for name, joins in took.items()},
+        "member_step_s": {name: [each.step_s for each in joins] for name, joins in took.items()},
         "phases_s": {name: [each.phases_s for each in joins] for name, joins in took.items()},
     }

@@ -7,7 +7,9 @@ to join is that of the state (`--trained`: all of it is trained). Measured among
     seconds                         from calling Trainer() to the first step that the joiner took part in
     bound_seconds                   water-filling bound with the measured rates of its links
     survivor_longest_gap_seconds    longest time between two steps of a survivor during the join, less
-                                    the median time between its steps before
+                                    the median time between its steps before, which is
+    survivor_median_step_seconds    what a step takes
+    allowed_seconds                 four steps and twice the bound: what we want a join of a trained state to take
     source_memory_bytes             by how much the most memory that a source has had grew during the join (Linux)
 
 Of several joiners that are started at once (`--joiners`) it is the last to come in. With `--parameters` the state
@@ -33,6 +35,7 @@ from .processes import Pipe, Workers
 
 WARM_UP_S = 2.0
 AFTER_S = 0.5
+ALLOWED_STEPS, ALLOWED_BOUNDS = 4, 2
 FEW = 5  # Parameters, beside which many are measured.
 STATUS = Path("/proc/self/status")
 
@@ -148,6 +151,7 @@ def _figures(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     gaps = {name: extra_gap(result["times_s"], begin_s, end_s) for name, result in results.items()}
     links = [each for each in results["source0"]["links"] if last in (each.a, each.b)]
     bound_s = join_bound_s(joiner["bytes"], links, last) or float("nan")
+    step_s = max(usual for _, usual in gaps.values())
     grown = [_growth(result, begin_s, end_s) for result in results.values()]
     return {
         "seconds": end_s - begin_s,
@@ -157,7 +161,8 @@ def _figures(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "bound_seconds": bound_s,
         "ratio_to_bound": (end_s - begin_s) / bound_s,
         "survivor_longest_gap_seconds": max(gap for gap, _ in gaps.values()),
-        "survivor_median_step_seconds": max(usual for _, usual in gaps.values()),
+        "survivor_median_step_seconds": step_s,
+        "allowed_seconds": ALLOWED_STEPS * step_s + ALLOWED_BOUNDS * bound_s,
         "source_memory_bytes": max((each for each in grown if each is not None), default=None),
         "link_rates_mbit": {f"{each.a} - {each.b}": [each.rate_mbit, each.rate_back_mbit] for each in links},
     }
@@ -186,8 +191,10 @@ def _told(growth_bytes: int | None) -> str:
 def _print(run: dict[str, Any], sources: int) -> None:
     click.echo(
         f"{run['bytes'] / 1e6:.0f} MB from {sources} sources: {run['seconds']:.2f} s to the first step "
-        f"({run['ratio_to_bound']:.2f} x the bound of {run['bound_seconds']:.2f} s), "
-        f"longest extra gap of a survivor {run['survivor_longest_gap_seconds']:.3f} s, "
+        f"({run['ratio_to_bound']:.2f} x the bound of {run['bound_seconds']:.2f} s; "
+        f"{ALLOWED_STEPS} steps + {ALLOWED_BOUNDS} bounds are {run['allowed_seconds']:.2f} s), longest extra gap of "
+        f"a survivor {run['survivor_longest_gap_seconds']:.3f} s beside a step of "
+        f"{run['survivor_median_step_seconds']:.3f} s, "
         f"memory of a source at most {_told(run['source_memory_bytes'])}"
     )
 

@@ -3,6 +3,8 @@
 A random overlay, whose links all get another rate of 100 to 1000 Mbit/s every so often, as in the paper's testbed.
 The nodes are told nothing: they measure what links carry, and plan anew. After that, for each draw, a cluster is
 started whose scheduler is told the rates: what its steps take is what a plan allows that knew them.
+
+With --one-link it is a mesh, of which one link becomes ten times as slow.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 import click
 
 from ..netem.backend import TestbedError
-from ..netem.topology import LinkSpec, Topology, random_overlay, random_rate
+from ..netem.topology import LinkSpec, Topology, mesh, random_overlay, random_rate
 from ..options import Amount, Whole
 from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
@@ -60,6 +62,13 @@ def draws(nodes: int, count: int, seed: int, scale: float) -> list[Topology]:
     return [scaled(each, scale) for each in found]
 
 
+def one_slow_link(nodes: int, mbit: float) -> list[Topology]:
+    """A mesh, and the same with a tenth of the rate between two of its nodes."""
+    before = mesh(nodes, LinkSpec(rate_mbit=mbit))
+    slow = {min(before.links): LinkSpec(rate_mbit=mbit / 10)}
+    return [before, Topology({**before.links, **slow}, before.nodes)]
+
+
 def run(overlays: list[Topology], mb: float, pause_s: float, every_s: float) -> list[Draw]:
     """One cluster through all of them."""
     first = Topology(overlays[0].links, overlays[0].nodes)  # Of its own: a testbed notes changes in it.
@@ -93,6 +102,10 @@ def run(overlays: list[Topology], mb: float, pause_s: float, every_s: float) -> 
     "--scale", type=Amount(0.001, 100), default=0.25, show_default=True,
     help="Times all rates, so that links and not processors are the limit.",
 )  # fmt: skip
+@click.option(
+    "--one-link", "mesh_mbit", type=Amount(1, 10_000), metavar="MBIT",
+    help="Instead: a mesh with so many Mbit/s, not scaled, of which one link gets a tenth.",
+)  # fmt: skip
 @json_option
 def replan_command(
     nodes: int,
@@ -102,13 +115,14 @@ def replan_command(
     pause_s: float,
     seed: int,
     scale: float,
+    mesh_mbit: float | None,
     json_file: Path | None,
 ) -> None:
     """Training while the rates of all links change, beside plans that knew them."""
     if os.geteuid() != 0:
         raise ConfigError("bench replan: network namespaces need root")
     try:
-        overlays = draws(nodes, count, seed, scale)
+        overlays = one_slow_link(nodes, mesh_mbit) if mesh_mbit else draws(nodes, count, seed, scale)
         found = run(overlays, mb, pause_s, every_s)
         for draw, overlay in zip(found, overlays, strict=True):
             draw.known_s = measure(

@@ -94,6 +94,8 @@ def test_a_join_goes_on_without_a_source(fault, tmp_path, monkeypatch, times, mo
                 f"{number}: {source} after {after_s:.1f} s{' (too late)' * had_joined}: joined in "
                 f"{joined['took_s']:.1f} s, pulled {pulls(run)} times, {joined['from']}"
             )
+            if pulls(run) > 1:
+                print((run.folder / f"{JOINER}.err").read_text())
             assert sum(joined["from"].values()) >= joined["bytes"] > 0.9e6 * state_mb, run.story()
             assert pulls(run) <= 2, run.story()  # Once more where results of several steps were lost, too.
             fault.end(run, source, spec)

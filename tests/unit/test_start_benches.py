@@ -6,7 +6,7 @@ import networkx as nx
 import pytest
 
 from chaosnet.benchmarks.overlay import measured as rates
-from chaosnet.benchmarks.replan import Draw, draws
+from chaosnet.benchmarks.replan import Draw, draws, one_slow_link
 from chaosnet.benchmarks.start import CASES, LIMIT_S, Found, StartCase, _knowing, _rates_bps, bound_s, cases
 from chaosnet.netem.topology import GOODPUT, LinkSpec, Topology, mesh
 from chaosnet.scheduler.sync_plan import POLICIES
@@ -75,3 +75,10 @@ def test_draws_have_the_same_links_and_other_rates():
     assert first.links.keys() == second.links.keys()
     assert first.links != second.links
     assert all(50 <= spec.rate_mbit <= 500 for each in (first, second) for spec in each.links.values())
+
+
+def test_one_link_of_a_mesh_becomes_ten_times_as_slow():
+    before, after = one_slow_link(4, 200.0)
+    changed = {pair: spec for pair, spec in after.links.items() if spec != before.links[pair]}
+    assert len(before.links) == 6 and before.links.keys() == after.links.keys()
+    assert [spec.rate_mbit for spec in changed.values()] == [20.0]
