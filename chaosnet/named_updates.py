@@ -301,4 +301,8 @@ def _parameters(part: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def _shifted(group: Mapping[str, Any], by: int) -> dict[str, Any]:
-    return {**group, "params": [index + by for index in group["params"]]}
+    """A group whose parameters have other numbers. A range stays one: torch looks for each number in it."""
+    indices = group["params"]
+    if isinstance(indices, range):
+        return {**group, "params": range(indices.start + by, indices.stop + by)}
+    return {**group, "params": [index + by for index in indices]}

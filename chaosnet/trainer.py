@@ -14,6 +14,7 @@ from .callbacks import Callbacks, given_trainer
 from .data import DataShare
 from .engines.data_parallel import DataParallel
 from .means import ClusterMean, Means
+from .node.collector import held_off
 from .node.outcomes import Ended
 from .node.session import Hooks, Session
 from .protocols.errors import ConfigError, describe
@@ -109,6 +110,7 @@ class Trainer(RunFacts):
         elif model is not None or optimizer is not None:
             raise ConfigError("Trainer: expected a model and an optimizer, or neither (then call attach)")
 
+    @held_off()
     def attach(
         self,
         model: nn.Module | dict[str, nn.Module],

@@ -258,10 +258,10 @@ class Arrival:
 
     def __init__(self, manifest: Manifest, places: Mapping[str, torch.Tensor] | None = None) -> None:
         self.manifest = manifest
-        self.tensors = [_place_for(entry, (places or {}).get(entry.name)) for entry in manifest.entries]
-        filled = [entry for entry in manifest.entries if entry.stop > entry.start]
-        self._starts = [entry.start for entry in filled]
-        self._bytes = [as_bytes(tensor).numpy() for tensor in self.tensors if tensor.numel()]
+        made = [_place_for(entry, (places or {}).get(entry.name)) for entry in manifest.entries]
+        self.tensors = [tensor for tensor, _ in made]
+        self._starts = [entry.start for entry in manifest.entries if entry.stop > entry.start]
+        self._bytes = [data for _, data in made if data.size]
         self._have: list[tuple[int, int]] = []  # Disjoint, not adjacent, in order.
 
     def write(self, start: int, data: bytes | bytearray | memoryview) -> None:
@@ -310,11 +310,16 @@ class Arrival:
         return not self.missing
 
 
-def _place_for(entry: Entry, place: torch.Tensor | None) -> torch.Tensor:
+def _place_for(entry: Entry, place: torch.Tensor | None) -> tuple[torch.Tensor, np.ndarray]:
+    """A tensor to fill, and its bytes."""
     dtype = DTYPES[entry.dtype]
     if place is not None and place.dtype == dtype and tuple(place.shape) == entry.shape:
-        return place
-    return torch.empty(entry.shape, dtype=dtype)
+        return place, as_bytes(place).numpy()
+    if 0 < entry.stop - entry.start < SMALL_BYTES:  # Calls count here, and this takes the fewest.
+        data = np.empty(entry.stop - entry.start, np.uint8)
+        return torch.from_numpy(data).view(dtype).view(entry.shape), data
+    tensor = torch.empty(entry.shape, dtype=dtype)
+    return tensor, as_bytes(tensor).numpy()
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

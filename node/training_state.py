@@ -19,6 +19,7 @@ from torch import nn
 
 from ..protocols.errors import ConfigError, MalformedMessage
 from . import plain
+from .collector import held_off
 from .flat_state import (
     DTYPES,
     Arrival,
@@ -233,6 +234,7 @@ class TrainingState:
             if parameter.device.type == "cpu" and parameter.is_contiguous()
         }
 
+    @held_off()
     def begin_capture(
         self,
         step: int,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler as schedules
 
+from chaosnet.named_updates import NamedOptimizers
 from chaosnet.node.flat_state import Arrival, Manifest, StateChanged
 from chaosnet.node.training_state import TrainingState, first_difference
 from chaosnet.protocols.errors import ConfigError, MalformedMessage
@@ -316,6 +317,24 @@ def test_loading_an_optimizer_takes_no_longer_for_each_of_many_parameters(monkey
     (groups,) = seen
     assert [group["params"] for group in groups] == [range(len(there.optimizer.param_groups[0]["params"]))]
     assert here.state.state_hash() == there.state.state_hash()
+
+
+def test_nor_does_loading_optimizers_that_have_names(monkeypatch):
+    seen = []
+    load = torch.optim.Adam.load_state_dict
+    monkeypatch.setattr(
+        torch.optim.Adam,
+        "load_state_dict",
+        lambda self, told: (seen.extend(each["params"] for each in told["param_groups"]), load(self, told)),
+    )
+    states = []
+    for _ in range(2):
+        models = nn.ModuleDict({name: nn.Linear(3, 2) for name in ("D", "G")})
+        parts = {name: torch.optim.Adam(model.parameters()) for name, model in models.items()}
+        states.append(TrainingState(models, NamedOptimizers(parts)))
+    states[1].load(arrival_of(snapshot_of(states[0])))
+    assert seen == [range(2), range(2)]
+    assert states[1].state_hash() == states[0].state_hash()
 
 
 def test_a_frozen_parameter_is_served_from_where_it_lies_and_a_trained_one_from_a_copy():
