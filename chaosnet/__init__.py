@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .callbacks import Callbacks, EpochDone, StateLoaded, StepDone
     from .data import Batch
+    from .emulated import Emulated
     from .errors import (
         ChaosnetError,
         CheckpointError,
@@ -37,6 +38,7 @@ _MODULE_BY_NAME = {
     "Cluster": "setting_groups",
     "ClusterMean": "means",
     "ConfigError": "errors",
+    "Emulated": "emulated",
     "NodeExpelled": "errors",
     "PipelineTrainer": "pipeline_trainer",
     "ReplicasDiffer": "errors",
@@ -57,6 +59,7 @@ __all__ = [
     "Cluster",
     "ClusterMean",
     "ConfigError",
+    "Emulated",
     "EpochDone",
     "NodeExpelled",
     "PipelineTrainer",
