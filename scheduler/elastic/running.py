@@ -142,6 +142,8 @@ def choose(members: Sequence[str], facts: Facts, before: Laid | None = None) -> 
             reasons.append(str(error))
     if not found:
         raise PlanInfeasible("; ".join(dict.fromkeys(reasons)))
+    if any(each.why == "layout" and _suits(each.laid, facts) for each in found):
+        found = [each for each in found if _suits(each.laid, facts)]  # Also if it is slower: it was asked for.
     best = min(found, key=lambda each: each.predicted_us)
     stays = [each for each in found if each.why == "stay" and _suits(each.laid, facts)]
     if stays and best.predicted_us > WORTH * stays[0].predicted_us and not _newcomers(members, stays[0]):
