@@ -1,4 +1,4 @@
-"""Layers that take a given time and hardly any processor: how a cluster behaves with what this machine cannot compute."""
+"""Layers that take a given time and hardly any processor, to try pipelines that this machine could not compute."""
 
 from __future__ import annotations
 
