@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .callbacks import Callbacks, EpochDone, StateLoaded, StepDone
+    from .callbacks import Callbacks, EpochDone, LayersComputed, StateLoaded, StepDone
     from .data import Batch
     from .emulated import Emulated
     from .errors import (
@@ -39,6 +39,7 @@ _MODULE_BY_NAME = {
     "ClusterMean": "means",
     "ConfigError": "errors",
     "Emulated": "emulated",
+    "LayersComputed": "callbacks",
     "NodeExpelled": "errors",
     "PipelineTrainer": "pipeline_trainer",
     "ReplicasDiffer": "errors",
@@ -61,6 +62,7 @@ __all__ = [
     "ConfigError",
     "Emulated",
     "EpochDone",
+    "LayersComputed",
     "NodeExpelled",
     "PipelineTrainer",
     "ReplicasDiffer",
