@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing as mp
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -45,6 +46,12 @@ class Workers:
     def tell(self, name: str, value: Any) -> None:
         """Send something to a worker."""
         self.pipes[name].send(value)
+
+    def kill(self, name: str) -> float:
+        """With SIGKILL. Returns: the time just before (monotonic)."""
+        at_s = time.monotonic()
+        next(each for each in self._processes if each.name == name).kill()
+        return at_s
 
     def __enter__(self) -> Workers:
         return self

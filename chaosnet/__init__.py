@@ -12,8 +12,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .callbacks import Callbacks, EpochDone, StateLoaded, StepDone
+    from .callbacks import Callbacks, EpochDone, LayersComputed, StateLoaded, StepDone
     from .data import Batch
+    from .emulated import Emulated
     from .errors import (
         ChaosnetError,
         CheckpointError,
@@ -37,6 +38,8 @@ _MODULE_BY_NAME = {
     "Cluster": "setting_groups",
     "ClusterMean": "means",
     "ConfigError": "errors",
+    "Emulated": "emulated",
+    "LayersComputed": "callbacks",
     "NodeExpelled": "errors",
     "PipelineTrainer": "pipeline_trainer",
     "ReplicasDiffer": "errors",
@@ -57,7 +60,9 @@ __all__ = [
     "Cluster",
     "ClusterMean",
     "ConfigError",
+    "Emulated",
     "EpochDone",
+    "LayersComputed",
     "NodeExpelled",
     "PipelineTrainer",
     "ReplicasDiffer",

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from .protocols.errors import ConfigError
-from .protocols.messages import Notice
+from .protocols.messages import Notice, ViewKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,27 @@ class StateLoaded:
     total_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class LayersComputed:
+    """This member of pipelines has computed layers of a micro-batch.
+
+    Attributes:
+        round: Of the step, as in its StepDone; `view`: it was computed in. Of a step that was torn, what belongs to
+            the last view counts, and the rest was for nothing.
+        backward: Or forward.
+        layers: [start, stop); `micro_batch`: of the step.
+        began_s, ended_s: By time.monotonic(), which processes of one machine have in common on Linux.
+    """
+
+    round: int
+    view: ViewKey
+    backward: bool
+    layers: tuple[int, int]
+    micro_batch: int
+    began_s: float
+    ended_s: float
+
+
 def _nothing(event: Any) -> None:
     """Nobody wants to hear of it."""
 
@@ -71,8 +92,8 @@ class Callbacks:
     """Functions of the script's own, each called with one event.
 
     Those on the training thread are called in the middle of a step, perhaps before `Trainer(...)` has returned: they
-    may ask the trainer, and have it leave after the step, but not step. What they raise, the step raises. The other
-    two are called on the thread that serves the links, so be quick; what they raise is told.
+    may ask the trainer, and have it leave after the step, but not step. What they raise, the step raises.
+    on_notice and on_parked are called on the thread that serves the links, so be quick; what they raise is told.
 
     Attributes:
         on_step: After each step of the cluster, also those that a joiner catches up with. On the training thread.
@@ -80,6 +101,7 @@ class Callbacks:
         on_loaded: The state has come from others, or from a checkpoint. On the training thread.
         on_notice: Something happened in the cluster: somebody joined, left, failed.
         on_parked: Training waits, for the reason given, or goes on (None).
+        on_computed: With PipelineTrainer, after layers of a micro-batch were computed here. On the training thread.
     """
 
     on_step: Callable[[StepDone], None] = _nothing
@@ -87,6 +109,7 @@ class Callbacks:
     on_notice: Callable[[Notice], None] = _nothing
     on_parked: Callable[[str | None], None] = _nothing
     on_epoch: Callable[[EpochDone], None] = _nothing
+    on_computed: Callable[[LayersComputed], None] = _nothing
 
 
 def given_trainer(function: Callable[..., None], trainer: Any) -> Callable[[], None]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..callbacks import LayersComputed
 from ..node.layer_sums import LayerSums
 from ..node.mailbox import Mailbox, TensorName
 from ..node.training_state import get_generators, set_generators
@@ -56,6 +57,7 @@ class LayerRunner:
         loss: Of the last layer's output and the targets: the mean over the samples of a micro-batch.
         send: A tensor to its target; its bytes stay as they are.
         layer_done: The last backward of these layers is over: what was added to their sums is whole.
+        computed: Is told of each forward and backward of a micro-batch.
     """
 
     def __init__(
@@ -65,10 +67,12 @@ class LayerRunner:
         sums: LayerSums,
         send: Callable[[Tensor, Any], None],
         layer_done: Callable[[list[int]], None],
+        computed: Callable[[LayersComputed], None],
         accelerator: str | None = None,
     ) -> None:
         self.layers, self.loss, self.sums = layers, loss, sums
-        self.send, self.layer_done, self._accelerator = send, layer_done, accelerator
+        self.send, self.layer_done, self.computed = send, layer_done, computed
+        self._accelerator = accelerator
         # A layer that changes its input in place must not have the leaf that its gradient is read from.
         self.copies = [any(getattr(m, "inplace", False) for m in layer.modules()) for layer in layers]
 
@@ -143,10 +147,8 @@ class _Attempt:
                 case Op.SEND:
                     assert line.tag is not None
                     self._hand_on(line.peer, line.tag)
-                case Op.FORWARD:
-                    self._forward(line.micro_batches[0], *line.layers)
-                case Op.BACKWARD:
-                    self._backward(line.micro_batches[0], *line.layers)
+                case Op.FORWARD | Op.BACKWARD:
+                    self._compute(line)
         return self.done
 
     # --- between members ---
@@ -166,6 +168,13 @@ class _Attempt:
             self.runner.send(message, data)
 
     # --- layers ---
+
+    def _compute(self, line: Instruction) -> None:
+        began_s, number, backward = time.monotonic(), line.micro_batches[0], line.op is Op.BACKWARD
+        (self._backward if backward else self._forward)(number, *line.layers)
+        self.runner.computed(
+            LayersComputed(self.step, self.key, backward, line.layers, number, began_s, time.monotonic())
+        )
 
     def _forward(self, number: int, start: int, stop: int) -> None:
         layers, last = self.runner.layers, len(self.runner.layers)

@@ -101,7 +101,8 @@ class Pipelines:
         self.state = TrainingState(self.model, optimizer, lr_scheduler, None, self._terms())
         accelerator = self.state.accelerator()
         self.runner = LayerRunner(
-            self.layers, told.loss, self.sums, self._send, self._layers_done, accelerator
+            self.layers, told.loss, self.sums, self._send, self._layers_done, self._callbacks.on_computed,
+            accelerator,
         )  # fmt: skip
         self.random = Randomness(False, accelerator)
         self.schedule = LRSchedule(lr_scheduler, optimizer, told.lr_scheduler_every, session.say)

@@ -30,6 +30,12 @@ from .profile import Layer, Profile
 from .program import Program, compile_plan
 from .splits import PipelineTimes
 
+AHEAD = 1
+"""Forwards that a member may begin beyond those of 1F1B, whose activations it keeps.
+
+Without, neighbours wait for each other in every micro-batch, there and back: in four stages with 16 micro-batches a
+hop of a thirtieth of a forward and backward makes a step 5 % longer; with it, 1 % to 2 %.
+"""
 WORTH = 0.95  # Of the step's time: others are taken on while all are there only if they take less than this.
 SPEEDS = 0.05, 20.0  # No member is taken for slower, or faster, than this.
 
@@ -142,6 +148,10 @@ def choose(members: Sequence[str], facts: Facts, before: Laid | None = None) -> 
             reasons.append(str(error))
     if not found:
         raise PlanInfeasible("; ".join(dict.fromkeys(reasons)))
+    if any(each.why == "layout" and _suits(each.laid, facts) for each in found):
+        found = [
+            each for each in found if _suits(each.laid, facts)
+        ]  # Also if it is slower: it was asked for.
     best = min(found, key=lambda each: each.predicted_us)
     stays = [each for each in found if each.why == "stay" and _suits(each.laid, facts)]
     if stays and best.predicted_us > WORTH * stays[0].predicted_us and not _newcomers(members, stays[0]):
@@ -262,5 +272,5 @@ def _timed(why: str, laid: Laid, facts: Facts) -> Running:
     )
     workers = {name: Worker(_speed(facts, name)) for name in plan.placement}
     costs = ProfiledCosts(_times(facts.costs_us).profile, Cluster(workers, latency_s=0.0))
-    program = compile_plan(replace(plan, sync=()), costs)
+    program = compile_plan(replace(plan, sync=()), costs, more_in_flight=AHEAD)
     return Running(laid, why, time_program(program, costs).step_s, program)

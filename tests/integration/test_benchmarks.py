@@ -164,6 +164,26 @@ def test_what_cannot_be_an_overlay_is_told(args, told):
 
 
 @pytest.mark.slow
+def test_steps_of_pipelines_are_compared_with_what_they_could_be(tmp_path):
+    found = bench(tmp_path / "found.json", "pipelines", "--quick")
+    program, two, kill = (found[part] for part in ("program", "two", "kill"))
+    low, high = program["middle_half"]
+    assert 0.99 < low <= program["ratio"] <= high  # Nothing is faster than the layers.
+    assert program["ratio"] == pytest.approx(program["measured_s"] / program["compiled_s"])
+    assert two["bound"] == pytest.approx(16 / 9) and two["speedup"] == pytest.approx(
+        two["one_s"] / two["two_s"]
+    )
+    assert two["speedup_over_plain"] > 0 < two["plain_s"]
+    assert kill["kills"] == len(kill["seconds"]) == 1
+    assert kill["median_s"] > -kill["step_after_s"]
+
+
+def test_what_is_no_part_of_the_pipelines_bench_is_told():
+    done = CliRunner().invoke(cli, ["bench", "pipelines", "--parts", "program,three"])
+    assert done.exit_code == 2 and "'three' (expected some of program, two, kill)" in done.output
+
+
+@pytest.mark.slow
 def test_joins_and_deaths_of_chaosnet_are_measured_as_those_of_others(tmp_path):
     picture = tmp_path / "found.png"
     args = ("--systems", "chaosnet", "--loopback", "--mb", "1", "--pause", "0.1", "--repeat", "1", "--plot")

@@ -1,5 +1,7 @@
 """`PipelineTrainer`, with one member: what is refused, and what it does beside computing."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -41,6 +43,21 @@ def test_epochs_end_steps_and_callbacks_hear_of_both():
         assert [step.step for step in steps] == [1, 2, 3, 4, 5, 6]
         assert t.epoch == 2 and t.step == 6 and t.is_main and t.metrics == steps[-1].metrics
     assert [each for each in heard if each][:9] == [1, 2, 3, "epoch", 4, 5, 6, "epoch", 6][: len(heard)]
+
+
+def test_every_computation_is_told_with_its_step_and_its_time():
+    told = []
+    with trainer(callbacks=Callbacks(on_computed=told.append)) as t:
+        steps = list(t.steps(make_data(), epochs=1))
+    assert [each.round for each in told] == sorted(each.round for each in told)
+    first = [each for each in told if each.round == steps[0].round]
+    assert {(each.micro_batch, each.backward) for each in first} == {
+        (number, backward) for number in range(4) for backward in (False, True)
+    }
+    assert all(each.layers == (0, 3) and each.began_s < each.ended_s for each in first)
+    assert all(a.ended_s <= b.began_s for a, b in itertools.pairwise(told))
+    last = {each.micro_batch for each in told if each.round == steps[-1].round}
+    assert last == {0, 1}  # The last step of an epoch has the samples that are left.
 
 
 def test_the_schedule_follows_steps_of_the_cluster():

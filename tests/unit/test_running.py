@@ -108,3 +108,11 @@ def test_a_wish_that_says_nothing_is_refused_by_its_text(wish):
 def test_nothing_that_could_run_is_an_error():
     with pytest.raises(PlanInfeasible):
         choose((), facts())
+
+
+@pytest.mark.parametrize("wish", ["1", "2", "1+1", "3", "2+1"])
+def test_a_layout_that_is_asked_for_runs_also_if_what_runs_is_faster(wish):
+    slow = {"b": 0.1, "c": 0.1}
+    alone = choose("abc", facts(wish="1", speeds=slow)).laid
+    asked = choose("abc", facts(wish=wish, speeds=slow), alone)
+    assert stages_of(asked) == list(lengths_of(wish))

@@ -1,0 +1,372 @@
+"""Steps of pipelines among real processes on loopback, beside what they could be at best.
+
+    program   four stages of emulated layers: a step by the time that the compiled program takes with these layers
+    two       two stages of real layers on two processors, by one process with the same layers. In turns, within one
+              cluster; and so is a plain loop of the same micro-batches, without a cluster
+    kill      kill -9 in the middle of a step, until the next one is committed, less a step of the pipelines that are
+              left: what it takes to notice, to agree, and to begin anew
+
+`program` and `kill` need little of a processor. `two` needs two that nobody else uses.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import torch
+from torch import nn
+
+from ..outputs import json_option, write_json
+from ..scheduler.elastic.cluster import Cluster, Worker
+from ..scheduler.elastic.estimator import ProfiledCosts, time_program
+from ..scheduler.elastic.profile import Layer, Profile
+from ..scheduler.elastic.program import Program
+from .processes import Pipe, Workers
+
+PARTS = ("program", "two", "kill")
+FORWARD_S, BACKWARD_S = 0.010, 0.020
+TOKENS, WIDTH = 64, 256  # Of what goes from one emulated layer to the next, for one micro-batch: 64 kB.
+ROWS, QUICK_ROWS, REAL_WIDTH = 1024, 32, 512  # Of a real one: 2 MB, or less if it is to be quick.
+CALM_STEPS = 3  # After a change, before steps count.
+PATIENCE_S = 120.0
+
+
+class Task(NamedTuple):
+    """What a cluster trains.
+
+    `rows`: of what real layers are given; 0: they are emulated. `blocks`: layouts that take turns, each for so many
+    steps; "": a plain loop.
+    """
+
+    layout: str
+    micro_batches: int
+    rows: int = 0
+    stages: int = 1
+    blocks: tuple[str, ...] = ()
+    block_steps: int = 0
+
+    def layers(self) -> list[nn.Module]:
+        """The same on all members."""
+        if not self.rows:
+            from ..emulated import Emulated
+
+            return [Emulated(FORWARD_S, BACKWARD_S) for _ in range(4)]
+        torch.manual_seed(0)
+        width = REAL_WIDTH
+        return [nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)) for _ in range(2)]
+
+    def data(self) -> Repeated:
+        """Each sample is a matrix, and a micro-batch has one."""
+        shape = (self.rows, REAL_WIDTH) if self.rows else (TOKENS, WIDTH)
+        torch.manual_seed(1)
+        return Repeated(1000 * self.micro_batches, (torch.randn(shape), torch.randn(shape)))
+
+
+class Repeated:
+    """A data set of one sample, many times."""
+
+    def __init__(self, length: int, sample: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self._length, self._sample = length, sample
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._sample
+
+
+class Seen(NamedTuple):
+    """A step that is committed. `layout`: as it was computed; `compiled_s`: what its program takes, if emulated."""
+
+    at_s: float
+    step: int
+    members: int
+    layout: str
+    compiled_s: float
+
+    @property
+    def stages(self) -> list[int]:
+        """Of each pipeline."""
+        return [each.count(">") + 1 for each in self.layout.split("|")]
+
+
+def _worker(pipe: Pipe, name: str, join: str, task: Task) -> list[tuple[str, float]]:
+    """Trains until it is told to leave. The founder sends what it has seen of each step.
+
+    Returns: blocks of steps, and the seconds of a step in each.
+    """
+    from ..pipeline_trainer import PipelineTrainer
+    from ..setting_groups import Cluster as At
+
+    torch.set_num_threads(1)
+    layers = task.layers()
+    optimizer = torch.optim.SGD(nn.ModuleList(layers).parameters(), 1e-3)
+    trainer = PipelineTrainer(
+        layers, optimizer, nn.functional.mse_loss, batch=task.micro_batches, micro_batch=1, layout=task.layout,
+        stages=task.stages, cluster=At(join=join, name=name, listen="127.0.0.1:0", new=not join), quiet=True,
+    )  # fmt: skip
+    pipe.send("in" if join else trainer.status().members[0].addresses[0])
+    data = task.data()
+    plain = _plain_loop(layers, optimizer, data, task.micro_batches)
+    turns = _turns(trainer, task, plain) if task.blocks and not join else None
+    blocks: list[tuple[str, float]] = []
+    for done in trainer.steps(data, epochs=10**9):
+        if not join:
+            running = trainer.engine.running
+            compiled_s = _compiled_s(running.program, len(layers)) if running else 0.0
+            pipe.send(Seen(time.monotonic(), done.step, len(done.members), trainer.layout, compiled_s))
+        if pipe.poll():
+            break
+        if turns is not None and len(done.members) > 1:
+            blocks += next(turns)
+    trainer.request_node_exit()
+    return blocks
+
+
+def _compiled_s(program: Program, layers: int) -> float:
+    """Of emulated layers, without what it takes to send anything."""
+    profile = Profile("emulated", (Layer({1: (FORWARD_S, BACKWARD_S)}, 0, 0, 0, 0, 0),) * layers)
+    workers = {name: Worker() for name in program.plan.placement}
+    return time_program(program, ProfiledCosts(profile, Cluster(workers, latency_s=0.0))).step_s
+
+
+def _plain_loop(
+    layers: Sequence[nn.Module], optimizer: torch.optim.Optimizer, data: Repeated, micro_batches: int
+) -> Callable[[], None]:
+    """A step of one process that knows of no cluster. It leaves the weights as they are."""
+    model = nn.Sequential(*layers)
+
+    def step() -> None:
+        for number in range(micro_batches):
+            x, y = (each.unsqueeze(0) for each in data[number])
+            nn.functional.mse_loss(model(x), y).backward()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _turns(trainer: Any, task: Task, plain: Callable[[], None]) -> Iterator[list[tuple[str, float]]]:
+    """Is asked after each step for what comes next. Gives the blocks that are over."""
+    for layout in itertools.cycle(task.blocks):
+        if not layout:
+            began_s = time.monotonic()
+            for _ in range(task.block_steps):
+                plain()
+            yield [("", (time.monotonic() - began_s) / task.block_steps)]
+            continue
+        trainer.relayout(layout)
+        while len(trainer.layout.split(">")) != int(layout):
+            yield []
+        yield []  # What changes, changes in the step before.
+        began_s = time.monotonic()
+        for _ in range(task.block_steps - 1):
+            yield []
+        yield [(layout, (time.monotonic() - began_s) / (task.block_steps - 1))]
+
+
+class Group:
+    """The processes of a cluster; `with` ends them. `seen`: by the founder."""
+
+    def __init__(self, task: Task, count: int) -> None:
+        self.task, self.workers = task, Workers()
+        self.names: list[str] = []
+        self.seen: list[Seen] = []
+        self._number = itertools.count()
+        self._address = ""
+        self._count = count
+
+    def __enter__(self) -> Group:
+        self.workers.__enter__()
+        for _ in range(self._count):
+            self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.workers.__exit__(*exc_info)
+
+    def start(self) -> None:
+        """One more. The founder is waited for."""
+        name = f"n{next(self._number)}"
+        self.workers.start(name, _worker, name, self._address, self.task)
+        if not self.names:
+            self._address = self.workers.receive(name)
+        self.names.append(name)
+
+    def next(self) -> Seen:
+        """The next step."""
+        self.seen.append(Seen(*self.workers.receive(self.names[0], PATIENCE_S)))
+        return self.seen[-1]
+
+    def until(self, wanted: Callable[[Seen], bool], patience_s: float = PATIENCE_S) -> None:
+        """Let it train until a step is as wanted, and some more so that it is calm."""
+        began_s = time.monotonic()
+        while not wanted(self.next()):
+            if time.monotonic() - began_s > patience_s:
+                raise TimeoutError(f"it trains as {self.seen[-1].layout!r} after {patience_s:g} s")
+        for _ in range(CALM_STEPS):
+            self.next()
+
+    def run(self, steps: int) -> list[Seen]:
+        """So many steps, and the one before."""
+        first = len(self.seen) - 1
+        for _ in range(steps):
+            self.next()
+        return self.seen[first:]
+
+    def leave(self) -> list[tuple[str, float]]:
+        """All. Returns: what the founder has measured."""
+        for name in self.names:
+            self.workers.tell(name, "leave")
+        while isinstance(told := self.workers.receive(self.names[0], PATIENCE_S), Seen):
+            pass
+        found: list[tuple[str, float]] = told
+        return found
+
+
+def _lengths(seen: Sequence[Seen]) -> list[float]:
+    """Of steps that ran as the one before them did."""
+    return [b.at_s - a.at_s for a, b in itertools.pairwise(seen) if a.layout == b.layout]
+
+
+def _middle_half(values: Sequence[float]) -> list[float]:
+    ordered = sorted(values)
+    return [ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]]
+
+
+# --- the three ---
+
+
+def measure_program(steps: int) -> dict[str, Any]:
+    """Four emulated stages, 16 micro-batches."""
+    with Group(Task("4", micro_batches=16), 4) as group:
+        group.until(lambda seen: seen.stages == [4])
+        seen = group.run(steps)
+        group.leave()
+    compiled_s = seen[-1].compiled_s
+    ratios = [took_s / compiled_s for took_s in _lengths(seen)]
+    return {
+        "steps": len(ratios),
+        "compiled_s": compiled_s,
+        "measured_s": statistics.median(ratios) * compiled_s,
+        "ratio": statistics.median(ratios),
+        "middle_half": _middle_half(ratios),
+    }
+
+
+def measure_two(rounds: int, steps: int, rows: int) -> dict[str, Any]:
+    """Two real stages, 8 micro-batches, beside one process."""
+    micro_batches = 8
+    task = Task("2", micro_batches, rows, blocks=("2", "1", ""), block_steps=steps)
+    with Group(task, 2) as group:
+        group.until(lambda seen: seen.stages == [2])
+        changes = 0
+        while changes <= 2 * (rounds + 1):
+            before = group.seen[-1].stages
+            changes += group.next().stages != before
+        blocks = group.leave()
+    found = {layout: [took_s for name, took_s in blocks if name == layout][1:] for layout in task.blocks}
+    ones = [one / two for one, two in zip(found["1"], found["2"], strict=False)]
+    plains = [plain / two for plain, two in zip(found[""], found["2"], strict=False)]
+    return {
+        "rounds": len(ones),
+        "one_s": statistics.median(found["1"]),
+        "two_s": statistics.median(found["2"]),
+        "plain_s": statistics.median(found[""]),
+        "speedup": statistics.median(ones),
+        "speedup_over_plain": statistics.median(plains),
+        "middle_half": _middle_half(ones),
+        "bound": 2 * micro_batches / (micro_batches + 1),
+    }
+
+
+def measure_kill(kills: int, steps: int) -> dict[str, Any]:
+    """Two emulated pipelines of two; each loss is made good before the next."""
+    took_s, step_s = [], []
+    with Group(Task("2x2", micro_batches=8, stages=2), 4) as group:
+        for index in range(kills):
+            if index:
+                group.start()
+            group.until(lambda seen: seen.stages == [2, 2])
+            usual_s = statistics.median(_lengths(group.run(steps)))
+            victim = group.names.pop(1 + index % 3)
+            time.sleep(max(group.seen[-1].at_s + usual_s / 2 - time.monotonic(), 0.0))
+            killed_s = group.workers.kill(victim)
+            while group.next().at_s < killed_s:
+                pass
+            next_s = group.seen[-1].at_s
+            for _ in range(CALM_STEPS):
+                group.next()
+            step_s.append(statistics.median(_lengths(group.run(steps))))
+            took_s.append(next_s - killed_s - step_s[-1])
+        group.leave()
+    return {
+        "kills": kills,
+        "seconds": took_s,
+        "median_s": statistics.median(took_s),
+        "step_after_s": statistics.median(step_s),
+    }
+
+
+# --- the command ---
+
+
+def _line(part: str, found: dict[str, Any]) -> str:
+    if part == "program":
+        low, high = found["middle_half"]
+        return (
+            f"program: 4 stages, 16 micro-batches: a step {1e3 * found['measured_s']:.1f} ms, compiled "
+            f"{1e3 * found['compiled_s']:.1f} ms, ratio {found['ratio']:.3f} "
+            f"(middle half of {found['steps']}: {low:.3f} to {high:.3f})"
+        )
+    if part == "two":
+        low, high = found["middle_half"]
+        return (
+            f"two: 2 stages, 8 micro-batches: a step {1e3 * found['two_s']:.0f} ms, of one member "
+            f"{1e3 * found['one_s']:.0f} ms: {found['speedup']:.2f} times as fast "
+            f"(middle half of {found['rounds']}: {low:.2f} to {high:.2f}; at most {found['bound']:.2f}); a plain "
+            f"loop {1e3 * found['plain_s']:.0f} ms: {found['speedup_over_plain']:.2f} times as fast"
+        )
+    each = ", ".join(f"{seconds:.3f}" for seconds in sorted(found["seconds"]))
+    return (
+        f"kill: kill -9 to the next committed step, less a step ({1e3 * found['step_after_s']:.0f} ms): "
+        f"{found['median_s']:.3f} s (median of {each})"
+    )
+
+
+@click.command("pipelines")
+@click.option(
+    "--parts",
+    default=",".join(PARTS),
+    show_default=True,
+    help="What to measure; `two` needs a quiet machine.",
+)
+@click.option("--quick", is_flag=True, help="Few steps, and one kill: to see that it runs.")
+@json_option
+def pipelines_command(parts: str, quick: bool, json_file: Path | None) -> None:
+    """Steps of pipelines beside their program, one process, and a step without a loss."""
+    wanted = parts.split(",")
+    for part in wanted:
+        if part not in PARTS:
+            raise click.UsageError(f"--parts: {part!r} (expected some of {', '.join(PARTS)})")
+    measures: dict[str, Callable[[], dict[str, Any]]] = {
+        "program": lambda: measure_program(5 if quick else 60),
+        "two": lambda: measure_two(*(1, 3, QUICK_ROWS) if quick else (8, 10, ROWS)),
+        "kill": lambda: measure_kill(1 if quick else 5, 3 if quick else 8),
+    }
+    figures: dict[str, Any] = {"processors": os.cpu_count(), "load_before": os.getloadavg()[0]}
+    click.echo(f"{figures['processors']} processors, load {figures['load_before']:.1f} before")
+    for part in wanted:
+        figures[part] = measures[part]()
+        click.echo(_line(part, figures[part]))
+    write_json(json_file, figures)
+
+
+if __name__ == "__main__":
+    pipelines_command()
