@@ -29,6 +29,7 @@ class Pace:
         sizes = [1 + sum(p.numel() for p in layer.parameters()) // 1000 for layer in layers]
         self.costs_us: tuple[tuple[int, int], ...] = tuple((size, 2 * size) for size in sizes)
         self.speeds: dict[str, float] = {}
+        self._seen: dict[str, float] = {}  # In the last measurement: a speed counts when two in a row agree.
 
     def tells(self, round: int) -> bool:
         """Is that a step in which all tell what they measure?"""
@@ -51,6 +52,10 @@ class Pace:
     def heard(self, timings: Mapping[str, tuple[float, float]], members: Sequence[str]) -> None:
         """What all have said."""
         self.speeds = {name: speed for name, speed in self.speeds.items() if name in members}
+        self._seen = {name: speed for name, speed in self._seen.items() if name in members}
+        if self._take_costs(timings):
+            self._seen.clear()  # Paces were by other costs, which members with other layers feel otherwise.
+            return
         paces = {
             name: timings[f"pace {name}"][0]
             for name in members
@@ -60,33 +65,44 @@ class Pace:
             usual = statistics.median_low(paces.values())
             for name, pace in paces.items():
                 self._take_speed(name, usual / pace)
+
+    def _take_costs(self, timings: Mapping[str, tuple[float, float]]) -> bool:
+        """Returns: whether they were others."""
         costs = [
             (_us(timings.get(f"{layer} forward"), f), _us(timings.get(f"{layer} backward"), b))
             for layer, (f, b) in enumerate(self.costs_us)
         ]
-        pairs = [
-            pair for old, new in zip(self.costs_us, costs, strict=True) for pair in zip(old, new, strict=True)
-        ]
-        if any(not old / NOTABLE < new < old * NOTABLE for old, new in pairs):
+        pairs = [pair for each in zip(self.costs_us, costs, strict=True) for pair in zip(*each, strict=True)]
+        changed = any(_differ(old, new) for old, new in pairs)
+        if changed:
             self.costs_us = tuple(costs)
+        return changed
 
     def _take_speed(self, name: str, speed: float) -> None:
         least, most = SPEEDS
         speed = max(round(min(max(speed, least), most) * STEPS_OF_SPEED), 1) / STEPS_OF_SPEED
-        old = self.speeds.get(name, 1.0)
-        if not old / NOTABLE < speed < old * NOTABLE:
+        before, self._seen[name] = self._seen.get(name), speed
+        if before is None or _differ(before, speed):
+            return
+        if _differ(self.speeds.get(name, 1.0), speed):
             self.speeds[name] = speed
-        if 1 / NOTABLE < self.speeds.get(name, 1.0) < NOTABLE:
+        if not _differ(1.0, self.speeds.get(name, 1.0)):
             self.speeds.pop(name, None)
 
     def to_plain(self) -> list[Any]:
         """In plain data."""
-        return [[list(each) for each in self.costs_us], dict(self.speeds)]
+        return [[list(each) for each in self.costs_us], dict(self.speeds), dict(self._seen)]
 
     def from_plain(self, plain: Any) -> None:
         """What `to_plain` gave."""
-        costs, speeds = plain
-        self.costs_us, self.speeds = tuple((f, b) for f, b in costs), dict(speeds)
+        costs, speeds, seen = plain
+        self.costs_us = tuple((f, b) for f, b in costs)
+        self.speeds, self._seen = dict(speeds), dict(seen)
+
+
+def _differ(old: float, new: float) -> bool:
+    """By more than noise would."""
+    return not old / NOTABLE < new < old * NOTABLE
 
 
 def _us(timed: tuple[float, float] | None, before: int) -> int:

@@ -45,29 +45,51 @@ def test_noise_changes_nothing():
     assert pace.speeds == {}
 
 
-def test_a_member_that_takes_twice_as_long_has_half_the_speed():
+def of_three(pace, slow_s=0.002):
+    """What three members tell, of whom c takes so long."""
+    return together(pace, a=done(0.001, 0.002), b=done(0.001, 0.002), c=done(slow_s / 2, slow_s))
+
+
+def known():
+    """Costs are as they are; c is as fast as the others."""
     pace = make()
-    pace.heard(
-        together(pace, a=done(0.001, 0.002), b=done(0.001, 0.002), c=done(0.002, 0.004)), ["a", "b", "c"]
-    )
-    assert pace.speeds == {"c": 0.5}
-    pace.heard(
-        together(pace, a=done(0.001, 0.002), b=done(0.001, 0.002), c=done(0.001, 0.002)), ["a", "b", "c"]
-    )
+    pace.heard(of_three(pace), ["a", "b", "c"])
+    return pace
+
+
+def test_a_member_that_takes_longer_twice_in_a_row_has_a_lower_speed():
+    pace = known()
+    slower = of_three(pace, slow_s=0.003)  # Its third of the costs raises them by less than noise would.
+    pace.heard(slower, ["a", "b", "c"])
+    assert pace.speeds == {}
+    pace.heard(slower, ["a", "b", "c"])
+    assert pace.speeds == {"c": 0.6875}
+    for _ in range(2):
+        pace.heard(of_three(pace), ["a", "b", "c"])
+    assert pace.speeds == {}
+
+
+def test_paces_by_costs_that_are_found_to_be_wrong_say_nothing_of_speeds():
+    pace = make()
+    for _ in range(3):  # b has the second layer, which is dear, and nobody knew.
+        cheap, dear = Done(), Done()
+        cheap.forward_s[0], cheap.backward_s[0], cheap.micro_batches[0] = 0.001, 0.002, 1
+        dear.forward_s[1], dear.backward_s[1], dear.micro_batches[1] = 0.01, 0.02, 1
+        pace.heard(together(pace, a=cheap, b=dear), ["a", "b"])
+    assert pace.costs_us == ((1000, 2000), (10000, 20000))
     assert pace.speeds == {}
 
 
 def test_who_is_gone_has_no_speed():
-    pace = make()
-    pace.heard(
-        together(pace, a=done(0.001, 0.002), b=done(0.001, 0.002), c=done(0.002, 0.004)), ["a", "b", "c"]
-    )
+    pace = known()
+    for _ in range(2):
+        pace.heard(of_three(pace, slow_s=0.003), ["a", "b", "c"])
     pace.heard({}, ["a", "b"])
     assert pace.speeds == {}
 
 
 def test_what_all_know_a_joiner_knows_too():
-    pace, joiner = make(), make()
-    pace.heard(together(pace, a=done(0.001, 0.002), b=done(0.002, 0.004)), ["a", "b"])
+    pace, joiner = known(), make()
+    pace.heard(of_three(pace, slow_s=0.003), ["a", "b", "c"])
     joiner.from_plain(pace.to_plain())
     assert joiner.to_plain() == pace.to_plain()
