@@ -65,7 +65,7 @@ class _Timed(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         until_s = time.perf_counter() + ctx.backward_s
         taken, gain = ctx.saved_tensors
-        gradient = gradients[0] if taken.shape == ctx.shape else gradients[0].sum(-1, keepdim=True)
+        gradient = gradients[0] if taken.shape == gradients[0].shape else gradients[0].sum(-1, keepdim=True)
         of_gain = (gradient * taken).sum().reshape(1)
         of_x = (gradient * gain * (taken.shape[-1] / ctx.shape[-1])).expand(ctx.shape).contiguous()
         _wait(until_s)
