@@ -34,7 +34,7 @@ FILES = {
 }
 
 
-class Task(NamedTuple):
+class LearningTask(NamedTuple):
     """Samples to learn from and to be judged by; `x` and `y` of one length."""
 
     x: torch.Tensor
@@ -50,7 +50,7 @@ class Task(NamedTuple):
 # --- pictures ---
 
 
-def digits() -> Task:
+def digits() -> LearningTask:
     """1797 of 8 x 8 pixels."""
     from sklearn.datasets import load_digits
 
@@ -59,11 +59,11 @@ def digits() -> Task:
     return _held_out(x, torch.tensor(found.target))
 
 
-def cifar_10(folder: Path) -> Task:
+def cifar_10(folder: Path) -> LearningTask:
     """60,000 of 3 x 32 x 32. Raises: ConfigError if they are not there."""
     at = folder / "cifar-10-batches-bin"
     x, y = zip(*(_cifar(at / f"data_batch_{number}.bin") for number in range(1, 6)), strict=True)
-    return Task(torch.cat(x), torch.cat(y), *_cifar(at / "test_batch.bin"))
+    return LearningTask(torch.cat(x), torch.cat(y), *_cifar(at / "test_batch.bin"))
 
 
 def _cifar(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,13 +89,13 @@ def made(seed: int) -> bytes:
     return "\n".join(lines).encode()
 
 
-def wikitext_2(folder: Path) -> Task:
+def wikitext_2(folder: Path) -> LearningTask:
     """Raises: ConfigError if it is not there."""
     train, test = (folder / "wikitext-2" / f"wiki.{name}.tokens" for name in ("train", "valid"))
-    return Task(*_windows(_text(train, "wikitext-2")), *_windows(_text(test, "wikitext-2")))
+    return LearningTask(*_windows(_text(train, "wikitext-2")), *_windows(_text(test, "wikitext-2")))
 
 
-def dailydialog(folder: Path) -> Task:
+def dailydialog(folder: Path) -> LearningTask:
     """Raises: ConfigError if it is not there."""
     return _held_out(*_windows(_text(folder / "dailydialog" / "dialogues_text.txt", "dailydialog")))
 
@@ -112,10 +112,10 @@ def _windows(text: bytes) -> tuple[torch.Tensor, torch.Tensor]:
     return pieces[:, :-1], pieces[:, 1:]
 
 
-def _held_out(x: torch.Tensor, y: torch.Tensor) -> Task:
+def _held_out(x: torch.Tensor, y: torch.Tensor) -> LearningTask:
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     cut = int(len(x) * (1 - HELD_OUT))
-    return Task(x[order[:cut]], y[order[:cut]], x[order[cut:]], y[order[cut:]])
+    return LearningTask(x[order[:cut]], y[order[:cut]], x[order[cut:]], y[order[cut:]])
 
 
 def _expect(file: Path, task: str) -> None:
@@ -123,7 +123,7 @@ def _expect(file: Path, task: str) -> None:
         raise ConfigError(f"--data: there is no {file} (expected {FILES[task]})")
 
 
-def load(task: str, folder: Path | None) -> Task:
+def load(task: str, folder: Path | None) -> LearningTask:
     """By its name. Raises: ConfigError if it needs files that are not there."""
     if task == "digits":
         return digits()
@@ -131,7 +131,7 @@ def load(task: str, folder: Path | None) -> Task:
         return _held_out(*_windows(made(1)))
     if folder is None:
         raise ConfigError(f"--data: {task} is read from local files (expected a folder with {FILES[task]})")
-    readers: dict[str, Callable[[Path], Task]] = {
+    readers: dict[str, Callable[[Path], LearningTask]] = {
         "cifar-10": cifar_10, "wikitext-2": wikitext_2, "dailydialog": dailydialog,
     }  # fmt: skip
     return readers[task](folder)
@@ -249,7 +249,7 @@ def pretrained(file: Path) -> None:
 VISION_MODELS: dict[str, Callable[[int], nn.Module]] = {"ResNet": resnet, "AlexNet": alexnet, "VGG": vgg}
 
 
-def make(model: str, task: Task, weights: Path | None) -> nn.Module:
+def make(model: str, task: LearningTask, weights: Path | None) -> nn.Module:
     """By its name; a GPT with these weights, and LoRA."""
     if model in VISION_MODELS:
         return VISION_MODELS[model](task.x.shape[1])
@@ -259,7 +259,7 @@ def make(model: str, task: Task, weights: Path | None) -> nn.Module:
     return gpt.adapt()
 
 
-def judge(model: nn.Module, task: Task, most: int = 2000) -> tuple[float, float]:
+def judge(model: nn.Module, task: LearningTask, most: int = 2000) -> tuple[float, float]:
     """Loss and accuracy on (some of) what was held out."""
     model.eval()
     with torch.no_grad():

@@ -144,20 +144,28 @@ _STATUS = msgspec.json.Decoder(Status)
 
 def to_json(status: Status) -> bytes:
     """On one line. What does not fit into MAX_BYTES is left out, and counted in `cut`: the ends of long details of
-    events first, then the oldest steps, the oldest events, links, and the last of the members.
+    events first, then the oldest steps, the oldest events, links, and the last of the members. Where the members
+    would not fit alone, some of them go first: the rest need not go for them in vain.
     """
     text = msgspec.json.encode(status)
     if len(text) > MAX_BYTES:
         status = _with_short_details(status)
+        while len(msgspec.json.encode(status.members)) > MAX_BYTES:
+            status = _with_half(status, "members", newest_last=False)
         text = msgspec.json.encode(status)
     for field, newest_last in (("steps", True), ("events", True), ("links", False), ("members", False)):
-        while len(text) > MAX_BYTES and (rows := getattr(status, field)):
-            half = len(rows) // 2
-            kept = rows[-half:] if newest_last and half else rows[:half]
-            cut = status.cut + len(rows) - half
-            status = msgspec.structs.replace(status, **{field: kept, "cut": cut})
+        while len(text) > MAX_BYTES and getattr(status, field):
+            status = _with_half(status, field, newest_last)
             text = msgspec.json.encode(status)
     return text
+
+
+def _with_half(status: Status, field: str, newest_last: bool) -> Status:
+    """Of the rows of this field."""
+    rows = getattr(status, field)
+    half = len(rows) // 2
+    kept = rows[-half:] if newest_last and half else rows[:half]
+    return msgspec.structs.replace(status, **{field: kept, "cut": status.cut + len(rows) - half})
 
 
 def _with_short_details(status: Status) -> Status:

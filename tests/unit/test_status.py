@@ -75,6 +75,13 @@ def test_a_reply_fits_into_a_message_however_many_rows_it_has(field):
     assert told.cut == sum(len(getattr(status, each)) - len(getattr(told, each)) for each in fields) > 0
 
 
+def test_links_do_not_go_in_vain_for_members_that_would_not_fit_alone():
+    members = STATUS.members * (3 * MAX_BYTES // len(msgspec.json.encode(STATUS.members)))
+    told = from_json(to_json(msgspec.structs.replace(STATUS, cut=0, members=members)))
+    assert told.links == STATUS.links and told.events == STATUS.events and told.steps == STATUS.steps
+    assert 0 < len(told.members) < len(members) == told.cut + len(told.members)
+
+
 def test_what_was_written_is_read_back():
     assert from_json(to_json(STATUS)) == STATUS
 
