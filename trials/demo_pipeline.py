@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -186,24 +186,31 @@ class Play:
 
     # --- losses ---
 
-    def stages(self) -> dict[tuple[int, int], list[Stager]]:
-        """Who computes which layers now."""
+    def middle(self) -> tuple[tuple[int, int], list[Stager]] | None:
+        """The layers between the first and the last ones, and who computes them. None: other pipelines run."""
         found: dict[tuple[int, int], list[Stager]] = defaultdict(list)
         for node in self.alive():
             if node.computed and node.computed[-1].round >= node.steps[-1].round:
                 found[node.computed[-1].layers].append(node)
-        return dict(sorted(found.items()))
+        stages = sorted(found.items())
+        return stages[1] if [len(nodes) for _, nodes in stages] == [PIPELINES] * STAGES else None
 
-    def kill(self, kind: str, victims: Sequence[Stager]) -> None:
-        """All at once, in the middle of a step; then wait until the others have done a step."""
+    def kill(self, kind: str, most: int) -> None:
+        """So many of the middle stage at once, in the middle of a step. Then wait until the others have done one."""
         usual_s = statistics.median(b.at_s - a.at_s for a, b in pairwise(self.alive()[0].steps[-CALM_STEPS:]))
         before = self.alive()[0].step
         self.wait(lambda: self.alive()[0].step > before, "a step begins")
-        time.sleep(max(self.alive()[0].steps[-1].at_s + usual_s / 2 - time.monotonic(), 0.0))
+        middle_s = self.alive()[0].steps[-1].at_s + usual_s / 2
+        self.wait(lambda: time.monotonic() > middle_s and self.middle() is not None, "all compute")
+        (first, stop), victims = self.middle() or ((0, 0), [])
+        victims = victims[-most:]
         self.losses.append(Loss(kind, tuple(node.name for node in victims), time.monotonic()))
         for node in victims:
             node.process.kill()
             node.fate = "killed"
+        who = " and ".join(node.name for node in victims)
+        who += f" at once, all who compute layers {first} to {stop - 1}" if most > 1 else ""
+        self.say(f"{len(self.losses)}. kill -9 of {who}, in the middle of step {self.alive()[0].step + 1}")
         killed_s = self.losses[-1].at_s
         last = max(step.step for node in self.nodes for step in node.steps if step.at_s <= killed_s)
 
@@ -227,19 +234,14 @@ def play(on: Play) -> Stager:
             on.wait(lambda: on.nodes[0].step > 0, "the first trains")
     on.wait_for_steps(1, members=count)
     on.wait_for_pipelines()
-    (_, middle, _) = on.stages().values()
-    on.say(f"1. kill -9 of {middle[-1].name}, in the middle of a step")
-    on.kill("worker", middle[-1:])
+    on.kill("worker", 1)
     on.wait_for_steps(CALM_STEPS, members=count - 1)
     joiner = on.start()
     on.say(f"   {joiner.name} starts in its place (Python and torch take a moment)")
     on.wait_for_steps(1, members=count)
     on.wait_for_pipelines()
-    (layers, victims) = list(on.stages().items())[1]
-    names = " and ".join(node.name for node in victims)
-    on.say(f"2. kill -9 of {names} at once: all who compute layers {layers[0]} to {layers[1] - 1}")
-    on.kill("stage", victims)
-    on.wait_for_steps(CALM_STEPS, members=count - len(victims))
+    on.kill("stage", PIPELINES)
+    on.wait_for_steps(CALM_STEPS, members=count - PIPELINES)
     last = on.alive()[0].step + LAST_STEPS
     _write_whole(on.last_step, str(last))
     survivors = on.alive()
