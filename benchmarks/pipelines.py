@@ -38,7 +38,7 @@ CALM_STEPS = 3  # After a change, before steps count.
 PATIENCE_S = 120.0
 
 
-class Task(NamedTuple):
+class Training(NamedTuple):
     """What a cluster trains.
 
     `rows`: of what real layers are given; 0: they are emulated. `blocks`: layouts that take turns, each for so many
@@ -97,7 +97,7 @@ class Seen(NamedTuple):
         return [each.count(">") + 1 for each in self.layout.split("|")]
 
 
-def _worker(pipe: Pipe, name: str, join: str, task: Task) -> list[tuple[str, float]]:
+def _worker(pipe: Pipe, name: str, join: str, task: Training) -> list[tuple[str, float]]:
     """Trains until it is told to leave. The founder sends what it has seen of each step.
 
     Returns: blocks of steps, and the seconds of a step in each.
@@ -152,7 +152,7 @@ def _plain_loop(
     return step
 
 
-def _turns(trainer: Any, task: Task, plain: Callable[[], None]) -> Iterator[list[tuple[str, float]]]:
+def _turns(trainer: Any, task: Training, plain: Callable[[], None]) -> Iterator[list[tuple[str, float]]]:
     """Is asked after each step for what comes next. Gives the blocks that are over."""
     for layout in itertools.cycle(task.blocks):
         if not layout:
@@ -174,7 +174,7 @@ def _turns(trainer: Any, task: Task, plain: Callable[[], None]) -> Iterator[list
 class Group:
     """The processes of a cluster; `with` ends them. `seen`: by the founder."""
 
-    def __init__(self, task: Task, count: int) -> None:
+    def __init__(self, task: Training, count: int) -> None:
         self.task, self.workers = task, Workers()
         self.names: list[str] = []
         self.seen: list[Seen] = []
@@ -245,7 +245,7 @@ def _middle_half(values: Sequence[float]) -> list[float]:
 
 def measure_program(steps: int) -> dict[str, Any]:
     """Four emulated stages, 16 micro-batches."""
-    with Group(Task("4", micro_batches=16), 4) as group:
+    with Group(Training("4", micro_batches=16), 4) as group:
         group.until(lambda seen: seen.stages == [4])
         seen = group.run(steps)
         group.leave()
@@ -263,7 +263,7 @@ def measure_program(steps: int) -> dict[str, Any]:
 def measure_two(rounds: int, steps: int, rows: int) -> dict[str, Any]:
     """Two real stages, 8 micro-batches, beside one process."""
     micro_batches = 8
-    task = Task("2", micro_batches, rows, blocks=("2", "1", ""), block_steps=steps)
+    task = Training("2", micro_batches, rows, blocks=("2", "1", ""), block_steps=steps)
     with Group(task, 2) as group:
         group.until(lambda seen: seen.stages == [2])
         changes = 0
@@ -289,7 +289,7 @@ def measure_two(rounds: int, steps: int, rows: int) -> dict[str, Any]:
 def measure_kill(kills: int, steps: int) -> dict[str, Any]:
     """Two emulated pipelines of two; each loss is made good before the next."""
     took_s, step_s = [], []
-    with Group(Task("2x2", micro_batches=8, stages=2), 4) as group:
+    with Group(Training("2x2", micro_batches=8, stages=2), 4) as group:
         for index in range(kills):
             if index:
                 group.start()

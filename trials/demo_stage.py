@@ -60,7 +60,7 @@ class DemoStage:
         self.newest: Status | None = None
         self.status_s = 0.0  # When it was asked for.
         self.handling_ms: dict[str, list[float]] = {}
-        self.addresses = [f"127.0.0.1:{port}" for port in _free_ports(FOUNDERS + 1)]
+        self.addresses = [f"127.0.0.1:{port}" for port in free_ports(FOUNDERS + 1)]
         self.recovery_s: dict[str, float] = {}  # By kind of happening.
         self.started_s = time.time()
         self._asked_s = 0.0
@@ -226,7 +226,7 @@ def _cells(node: DemoNode, row: MemberRow | None, scheduler: str) -> list[Text |
     ]
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

@@ -11,17 +11,26 @@ from ..options import Amount, Whole
 
 @click.command(short_help="See it work on this machine (half a minute).")
 @click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("runs/demo"), show_default=True,
-    help="Folder for the summary, the picture and the nodes' logs.",
+    "--out", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+    help="Folder for the summary, the picture and the nodes' logs. [default: runs/demo, or runs/demo-pipeline]",
 )  # fmt: skip
 @click.option(
     "--seed", type=Whole(0, 2**31), default=0, show_default=True, help="Of the model and the data split."
 )
-def demo(out: Path, seed: int) -> None:
+@click.option(
+    "--pipeline", is_flag=True,
+    help="Instead: six processes compute a GPT as two pipelines of three, and lose a worker, then a whole stage.",
+)  # fmt: skip
+def demo(out: Path | None, seed: int, pipeline: bool) -> None:
     """Train on this machine with nodes that join, leave and are killed. Takes half a minute."""
+    if pipeline:
+        from ..trials.demo_pipeline import run_demo as run_pipelines
+
+        run_pipelines(out or Path("runs/demo-pipeline"), seed)
+        return
     from ..trials.demo import run_demo
 
-    run_demo(out, seed)
+    run_demo(out or Path("runs/demo"), seed)
 
 
 @click.command(short_help="Harm a cluster on this machine for a long time, and check that nothing is lost.")

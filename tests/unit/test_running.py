@@ -1,12 +1,19 @@
 """`chaosnet.scheduler.elastic.running`: which pipelines the members of a cluster run."""
 
+from dataclasses import replace
+
 import pytest
 
 from chaosnet.protocols.errors import ConfigError, PlanInfeasible
+from chaosnet.scheduler.elastic.cluster import Cluster, Worker
+from chaosnet.scheduler.elastic.estimator import ProfiledCosts
 from chaosnet.scheduler.elastic.plan import check
+from chaosnet.scheduler.elastic.profile import Layer, Profile
+from chaosnet.scheduler.elastic.program import compile_plan
 from chaosnet.scheduler.elastic.running import Facts, Laid, choose, lengths_of
 
 LAYERS = 9
+CLUSTER = Cluster({name: Worker() for name in "abcd"}, latency_s=0.0)
 COSTS = ((100, 200),) * LAYERS
 
 
@@ -116,3 +123,16 @@ def test_a_layout_that_is_asked_for_runs_also_if_what_runs_is_faster(wish):
     alone = choose("abc", facts(wish="1", speeds=slow)).laid
     asked = choose("abc", facts(wish=wish, speeds=slow), alone)
     assert stages_of(asked) == list(lengths_of(wish))
+
+
+@pytest.mark.parametrize("costs", [(3, 2, 2, 2), (2, 3, 2, 2), (1, 1, 1, 1), (1, 4, 2, 1)])
+def test_one_more_forward_in_flight_never_makes_a_step_longer(costs):
+    told = Facts(tuple((100 * each, 200 * each) for each in costs), 8, wish="4")
+    running = choose("abcd", told)
+    plain = compile_plan(replace(running.plan, sync=()), costs_of(costs)).computed_s
+    assert running.predicted_us <= plain
+
+
+def costs_of(layers):
+    made = tuple(Layer({1: (100.0 * each, 200.0 * each)}, 0.0, 0.0, 0.0, 0.0, 0.0) for each in layers)
+    return ProfiledCosts(Profile("equal", made), CLUSTER)
