@@ -97,8 +97,10 @@ class PlayedNegotiation(SimCluster):
 
     # --- building ---
 
-    def grow(self, nodes: int) -> None:
-        """`nodes` members, n1 the first; two links each as far as there are others."""
+    def grow(self, nodes: int, tensors: bool = False) -> None:
+        """`nodes` members, n1 the first; two links each as far as there are others. `tensors`: as of Negotiation."""
+        if tensors:
+            self.compute_together()
         self.add("n1")
         for index in range(2, nodes + 1):
             name = f"n{index}"
@@ -214,6 +216,7 @@ class Negotiation:
     # What it is made of: each of these must be among the messages of some small cluster.
     kinds: frozenset[str]
     joiners: int = 0  # Of the nodes.
+    tensors: bool = False  # They need each other's within a step.
 
 
 TRAINING = frozenset({"Up", "Down", "Ready", "Commit"})
@@ -388,5 +391,8 @@ NEGOTIATIONS = {
         Negotiation("lost-member", 3, _lose_member, FLUSH | {"AbortRequest", "LinkNews"}),
         Negotiation("rejoin", 3, _rejoin, TRAINING | JOIN | {"Expelled"}),
         Negotiation("taken-back", 2, _take_back, FLUSH | {"AbortRequest"}),
+        Negotiation("pipeline-step", 2, _step, TRAINING | {"Tensor"}, tensors=True),
+        Negotiation("pipeline-join", 3, _join(blocking=False), TRAINING | STREAMING, joiners=1, tensors=True),
+        Negotiation("pipeline-lost-member", 3, _lose_member, FLUSH | {"AbortRequest"}, tensors=True),
     )
 }  # fmt: skip
