@@ -18,6 +18,7 @@ from .node.mailbox import Interrupted
 from .node.outcomes import Ended
 from .node.session import Hooks, Session
 from .protocols.errors import ConfigError, ScaleOutFailed, describe
+from .protocols.messages import Contribution
 from .protocols.status import Status
 from .remembered import Remembered
 from .scheduler.elastic.running import lengths_of
@@ -82,6 +83,7 @@ class PipelineTrainer:
         self._members = Remembered(self.name, self.settings.listen, self._teller.say)
         self.driver = threading.current_thread()
         self._pid, self._closed = os.getpid(), False
+        self._turn = threading.RLock()  # The main thread may end beside the one that trains.
         told = PipelineSettings(
             loss,
             batch,
@@ -162,23 +164,33 @@ class PipelineTrainer:
     def _step(self) -> StepDone | None:
         """Take part in the step that is due. None: what this node had for it does not count."""
         self.driver = threading.current_thread()
+        with self._turn:
+            done = None if self.session.ended else self._take_part()
+        endings.rest_if_all_ends()
+        return done
+
+    def _take_part(self) -> StepDone | None:
         session, engine = self.session, self.engine
         before, began_s = engine.step, time.monotonic()
-        try:
-            contribution = engine.compute()
-        except Interrupted:
-            outcome = session.hear()
-        else:
-            self._tell_pipelines()
-            waited_s = time.monotonic()
-            outcome = session.step(contribution, engine.key)
-            session.rates.sync_delay_s = time.monotonic() - waited_s
+        contribution = self._compute()
+        waited_s = time.monotonic()
+        outcome = session.hear() if contribution is None else session.step(contribution, engine.key)
         if outcome is None or session.ended is not None:
             return None
+        session.rates.sync_delay_s = time.monotonic() - waited_s
         session.adopt(outcome)
         took_s = max(time.monotonic() - began_s, 1e-6)
         session.rates.samples_per_s = engine.sums.loss_samples / took_s if engine.step > before else 0.0
         return engine.last
+
+    def _compute(self) -> Contribution | None:
+        """This node's part of the step. None: it is void, and something else is to be heard."""
+        try:
+            contribution = self.engine.compute()
+        except Interrupted:
+            return None
+        self._tell_pipelines()
+        return contribution
 
     def _tell_pipelines(self) -> None:
         """Those of the step under way, if they are others."""
@@ -236,11 +248,13 @@ class PipelineTrainer:
         if self._closed or self._pid != os.getpid():
             return
         session, engine = self.session, self.engine
-        if engine.is_wanted and not engine.batches.own_length:
-            self.crash("it has no data")
-            return
         session.leave()
+        if engine.calling.under_way and threading.current_thread() is self.driver:
+            return  # A callback has asked for it: the step under way ends first, and then `steps`.
         while session.ended is None:
+            if engine.is_wanted and not engine.batches.own_length:
+                self.crash("it has no data")
+                return
             self._step()
         self._closed = True
         engine.close(abandon=False)

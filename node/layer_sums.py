@@ -140,6 +140,8 @@ class LayerSums:
 
         Returns: the chunks that get nothing here.
         """
+        for parameter in self._place:
+            parameter.grad = None  # The script may have gone back through the model by itself.
         self._present[:] = False
         self.loss_samples = 0.0
         self.lanes[1].contribution.zero_()
@@ -180,6 +182,10 @@ class LayerSums:
             if grad is not None:
                 self._present[place.bit] = True
                 self._add(group, place, grad.detach(), samples)
+
+    def has_strays(self) -> bool:
+        """Is there a gradient that `add` has not taken?"""
+        return any(parameter.grad is not None for parameter in self._place)
 
     def _add(self, group: _Group, place: _Place, grad: torch.Tensor, samples: int) -> None:
         total = self.lanes[0].contribution[place.start : place.stop]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .effects import Effect, HandOver, PassOn
+from .effects import Effect, FellBehind, HandOver, PassOn
 from .errors import RemoteProtocolError
 from .events import Event, Received, TensorMade
 from .messages import Tensor, View, ViewKey
@@ -25,7 +25,7 @@ class Courier:
     def __init__(self, me: str) -> None:
         self.me = me
         self.view: View | None = None
-        self.early: list[tuple[Tensor, Any]] = []
+        self.early: list[tuple[str, Tensor, Any]] = []  # With the neighbour that each came from.
         self._hops: dict[str, str] = {}  # By target: the neighbour that is next on a shortest way there.
 
     @property
@@ -39,20 +39,23 @@ class Courier:
             self._hops = first_hops(view, self.me)
         self.view = view
         early, self.early = self.early, []
-        return [effect for message, payload in early for effect in self._forward(message, payload)]
+        return [
+            effect for peer, message, payload in early for effect in self._forward(peer, message, payload)
+        ]
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """One of ours, or one that has come."""
         assert isinstance(event, TensorMade | Received) and isinstance(event.message, Tensor)
-        return self._forward(event.message, event.payload)
+        peer = event.peer if isinstance(event, Received) else self.me
+        return self._forward(peer, event.message, event.payload)
 
-    def _forward(self, message: Tensor, payload: Any) -> list[Effect]:
+    def _forward(self, peer: str, message: Tensor, payload: Any) -> list[Effect]:
         if message.key < self.key:
             return []  # Of a step that was done over: normal after a flush.
         if message.key > self.key:
             if len(self.early) >= MOST_EARLY:
-                raise RemoteProtocolError(f"{self.me}: {MOST_EARLY} tensors of later views (expected fewer)")
-            self.early.append((message, payload))
+                return [FellBehind(peer)]  # It is lost, so the step has to begin anew.
+            self.early.append((peer, message, payload))
             return []
         if message.target == self.me:
             return [HandOver(message, payload)]
@@ -63,7 +66,7 @@ class Courier:
 
     def check_invariants(self) -> None:
         """What holds between any two events."""
-        assert all(message.key > self.key for message, _ in self.early)
+        assert all(message.key > self.key for _, message, _ in self.early)
         assert self.me not in self._hops
 
 

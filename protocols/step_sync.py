@@ -309,7 +309,7 @@ class StepSync:
         assert self.view is not None
         if self.frozen or (peer in self.view.observer_ids and peer not in self.view.member_set):
             return False
-        if self.recomputes and peer in self.view.member_set:
+        if self.recomputes and peer in self.view.member_set.intersection(self.view.neighbors(self.me)):
             return True  # A tensor may have been lost on the link to it.
         return self.sums.depends_on(peer)
 

@@ -51,16 +51,16 @@ def _lost_tensors_tear_nothing(patch: Patch) -> None:
 def _early_tensors_are_lost(patch: Patch) -> None:
     original = courier.Courier._forward
 
-    def forward(self: Any, message: Tensor, payload: Any) -> list[Effect]:
-        return original(self, message, payload) if message.key == self.key else []
+    def forward(self: Any, peer: str, message: Tensor, payload: Any) -> list[Effect]:
+        return original(self, peer, message, payload) if message.key == self.key else []
 
     patch(courier.Courier, "_forward", forward)
 
 
 @mutant("Tensors go to neighbours only.")
 def _tensors_are_not_passed_on(patch: Patch) -> None:
-    def drop(self: Any, message: Tensor, payload: Any) -> list[Effect]:
-        effects = original(self, message, payload)
+    def drop(self: Any, peer: str, message: Tensor, payload: Any) -> list[Effect]:
+        effects = original(self, peer, message, payload)
         return [] if self.view and message.target not in (self.me, *self.view.neighbors(self.me)) else effects
 
     original = courier.Courier._forward

@@ -10,6 +10,7 @@ from torch.utils.data import default_collate
 
 from ..data import EpochOrder, check_dataset
 from ..protocols.errors import ConfigError
+from ..randomness import seed_from, seed_generators
 from .layer_runner import MicroBatches
 
 STEPS = "PipelineTrainer.steps"
@@ -77,14 +78,18 @@ class GlobalBatches:
             min(max(left - at, 0), self.micro_batch) for at in range(0, self.batch, self.micro_batch)
         ]  # fmt: skip
 
-    def step(self, device: torch.device) -> MicroBatches:
-        """Those of the step that is due. Raises: ConfigError if this node has no data set."""
+    def step(self, device: torch.device, key: int) -> MicroBatches:
+        """Those of the step that is due. Raises: ConfigError if this node has no data set.
+
+        `key`: of what the data set draws: the same for a micro-batch, on whatever member, however often. Generators
+        are left as that leaves them.
+        """
         if self._dataset is None:
             raise ConfigError("PipelineTrainer: this node has a part of the model, and no data (call steps)")
         return MicroBatches(
             self.samples(),
-            lambda number: _to(self._pair(number)[0], device),
-            lambda number: _to(self._pair(number)[1], device),
+            lambda number: _to(self._pair(number, key)[0], device),
+            lambda number: _to(self._pair(number, key)[1], device),
         )
 
     def advance(self) -> bool:
@@ -95,7 +100,7 @@ class GlobalBatches:
         self.epoch, self.position = self.epoch + 1, 0
         return True
 
-    def _pair(self, number: int) -> tuple[Any, Any]:
+    def _pair(self, number: int, key: int) -> tuple[Any, Any]:
         """Inputs and targets of a micro-batch."""
         name = self.epoch, self.position, number
         if self._kept is not None and self._kept[0] == name:
@@ -104,6 +109,7 @@ class GlobalBatches:
             self._order = EpochOrder(self.length, self.seed)
         start = self.position + number * self.micro_batch
         indices = self._order.indices(self.epoch, [(start, start + self.samples()[number])])
+        seed_generators(seed_from("data", key, self.epoch, start))
         pair = self._collate([self._dataset[index] for index in indices])
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ConfigError(

@@ -27,6 +27,7 @@ from ..scheduler.elastic.program import Instruction, Op, Tag
 from . import tensor_bytes
 
 Value = Any  # A tensor, or a tuple of tensors.
+CACHE_LINE = 64  # Bytes: torch begins what it allocates on the CPU at one.
 
 
 @dataclass(slots=True)
@@ -72,7 +73,7 @@ class LayerRunner:
     ) -> None:
         self.layers, self.loss, self.sums = layers, loss, sums
         self.send, self.layer_done, self.computed = send, layer_done, computed
-        self._accelerator = accelerator
+        self._accelerator, self._checked = accelerator, set[int]()
         # A layer that changes its input in place must not have the leaf that its gradient is read from.
         self.copies = [any(getattr(m, "inplace", False) for m in layer.modules()) for layer in layers]
 
@@ -96,11 +97,20 @@ class LayerRunner:
         finally:
             set_generators(own, self._accelerator)
 
+    def check_strays(self, layer: int) -> None:
+        """At first: has the backward of that layer reached parameters of others? Raises: ConfigError."""
+        if layer in self._checked:
+            return
+        self._checked.add(layer)
+        if self.sums.has_strays():
+            raise ConfigError(
+                f"layer {layer}, or the loss, uses a parameter of another layer: who adds that gradient would hang "
+                "on the pipelines (expected each layer to use parameters that it has itself, if only shared ones)"
+            )
+
     def draw(self, seed: int) -> None:
         """What torch draws next comes from `seed`."""
-        torch.default_generator.manual_seed(
-            seed
-        )  # torch.manual_seed takes 0.7 ms, for devices that are not there.
+        torch.default_generator.manual_seed(seed)  # manual_seed of torch takes 0.7 ms, for devices not there.
         if self._accelerator is not None:
             torch.get_device_module(self._accelerator).manual_seed(seed)
 
@@ -181,9 +191,10 @@ class _Attempt:
         value = self.batches.inputs(number) if start == 0 else self.here.pop(("a", number, start))
         for layer in range(start, stop):
             began_s = time.perf_counter()
-            value = _leaves(value)
+            value = _leaves(value, wants_gradient=layer > 0)
             self.runner.draw(seed_from("layer", *self.seed, number, layer))
             out = layers[layer](_copied(value) if self.runner.copies[layer] else value)
+            tensor_bytes.check(out, layer)
             if layer == last - 1:
                 loss = self.runner.loss(out, self.batches.targets(number))
                 _check_loss(loss)
@@ -205,6 +216,7 @@ class _Attempt:
             _backward(out, gradient)
             gradient = _gradients(value)
             self.runner.sums.add(layers[layer], samples)
+            self.runner.check_strays(layer)
             self.done.backward_s[layer] += time.perf_counter() - began_s
             self.done.micro_batches[layer] += 1
             self.left[layer] -= 1
@@ -224,9 +236,19 @@ def _like(value: Value, each: Sequence[Any]) -> Value:
     return tuple(each) if isinstance(value, tuple) else each[0]
 
 
-def _leaves(value: Value) -> Value:
-    """The same numbers, cut off from what made them."""
-    return _like(value, [each.detach().requires_grad_(each.is_floating_point()) for each in _each(value)])
+def _leaves(value: Value, wants_gradient: bool) -> Value:
+    """The same numbers, cut off from what made them, and laid out as they are when they come over a link.
+
+    Kernels add in another order where strides, or the place in a cache line, are others.
+    """
+    return _like(value, [_leaf(each, wants_gradient) for each in _each(value)])
+
+
+def _leaf(each: torch.Tensor, wants_gradient: bool) -> torch.Tensor:
+    each = each.detach().contiguous()
+    if each.data_ptr() % CACHE_LINE:
+        each = each.clone()
+    return each.requires_grad_(wants_gradient and each.is_floating_point())
 
 
 def _copied(value: Value) -> Value:

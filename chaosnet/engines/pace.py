@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -18,6 +18,7 @@ from .layer_runner import Done
 
 EVERY, AT_FIRST = 8, 4  # Steps from one measurement to the next; the first so many are all measured.
 NOTABLE = 1.2  # A cost, or a speed, that has changed by less is as it was.
+TRIED_AGAIN = 8  # Measurements without a member.
 STEPS_OF_SPEED = 16.0  # Speeds are told apart by a sixteenth.
 
 
@@ -29,6 +30,9 @@ class Pace:
         sizes = [1 + sum(p.numel() for p in layer.parameters()) // 1000 for layer in layers]
         self.costs_us: tuple[tuple[int, int], ...] = tuple((size, 2 * size) for size in sizes)
         self.speeds: dict[str, float] = {}
+        self._idle: dict[
+            str, int
+        ] = {}  # Who was slow, and for how many measurements it has had nothing to do.
         self._seen: dict[str, float] = {}  # In the last measurement: a speed counts when two in a row agree.
 
     def tells(self, round: int) -> bool:
@@ -61,10 +65,18 @@ class Pace:
             for name in members
             if timings.get(f"pace {name}", (0.0, 0.0))[0] > 0
         }
+        self._forget_idle(paces)
         if len(paces) > 1:
             usual = statistics.median_low(paces.values())
             for name, pace in paces.items():
                 self._take_speed(name, usual / pace)
+
+    def _forget_idle(self, paces: Collection[str]) -> None:
+        """Who has had nothing to compute for long, as it was slow, may have become faster: it is tried again."""
+        self._idle = {name: self._idle.get(name, 0) + 1 for name in self.speeds if name not in paces}
+        for name, times in self._idle.items():
+            if times >= TRIED_AGAIN:
+                del self.speeds[name]
 
     def _take_costs(self, timings: Mapping[str, tuple[float, float]]) -> bool:
         """Returns: whether they were others."""
@@ -91,13 +103,14 @@ class Pace:
 
     def to_plain(self) -> list[Any]:
         """In plain data."""
-        return [[list(each) for each in self.costs_us], dict(self.speeds), dict(self._seen)]
+        return [[list(each) for each in self.costs_us], dict(self.speeds), dict(self._seen), dict(self._idle)]
 
     def from_plain(self, plain: Any) -> None:
         """What `to_plain` gave."""
-        costs, speeds, seen = plain
-        self.costs_us = tuple((f, b) for f, b in costs)
-        self.speeds, self._seen = dict(speeds), dict(seen)
+        costs, speeds, seen, idle = plain
+        if len(costs) == len(self.costs_us):  # A checkpoint may be of the same parameters in other layers.
+            self.costs_us = tuple((f, b) for f, b in costs)
+        self.speeds, self._seen, self._idle = dict(speeds), dict(seen), dict(idle)
 
 
 def _differ(old: float, new: float) -> bool:

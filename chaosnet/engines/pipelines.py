@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ..agreement import Agreement
-from ..callbacks import Callbacks, EpochDone, StateLoaded, StepDone
+from ..callbacks import Callbacks, EpochDone, LayersComputed, StateLoaded, StepDone
 from ..checkpointing import Checkpointing
 from ..layers import device_of, layers_of
 from ..lr_schedule import LRSchedule
@@ -34,6 +34,7 @@ from ..protocols.errors import ConfigError, ReplicasDiffer
 from ..protocols.events import TensorMade
 from ..protocols.messages import Contribution, Deal, View, ViewKey
 from ..randomness import Randomness
+from ..scheduler.elastic.program import Instruction
 from ..scheduler.elastic.running import Facts, Laid, Running, choose, lengths_of
 from ..settings import CheckpointSettings
 from ..state_copies import StateCopies
@@ -64,6 +65,19 @@ class PipelineSettings:
     seed: int = 0
     lr_scheduler_every: str | int = "step"
     callbacks: Callbacks | None = None
+
+
+class Calling:
+    """Inside, a function of the script's runs, in the middle of a step."""
+
+    def __init__(self) -> None:
+        self.under_way = False
+
+    def __enter__(self) -> None:
+        self.under_way = True
+
+    def __exit__(self, *error: object) -> None:
+        self.under_way = False
 
 
 class Pipelines:
@@ -101,7 +115,7 @@ class Pipelines:
         self.state = TrainingState(self.model, optimizer, lr_scheduler, None, self._terms())
         accelerator = self.state.accelerator()
         self.runner = LayerRunner(
-            self.layers, told.loss, self.sums, self._send, self._layers_done, self._callbacks.on_computed,
+            self.layers, told.loss, self.sums, self._send, self._layers_done, self._computed,
             accelerator,
         )  # fmt: skip
         self.random = Randomness(False, accelerator)
@@ -118,6 +132,7 @@ class Pipelines:
         self.key: ViewKey = (0, 0)  # Of the attempt under way.
         self._step_left = 0  # When the cluster went on without this node.
         self.deal: Deal = ()
+        self.calling = Calling()
         self.last: StepDone | None = None
         self._laid: Laid | None = None  # Of the last step that was trained.
         self._planned: tuple[Any, Running] | None = None  # Of what it was made, and what came of it.
@@ -147,7 +162,7 @@ class Pipelines:
         if told.exact:  # What the same numbers may hang on, too.
             terms |= {
                 "torch": str(torch.__version__),
-                "machine": platform.machine(),
+                "machine": _machine(self._device),
                 "threads": str(torch.get_num_threads()),
             }
         return terms
@@ -193,7 +208,8 @@ class Pipelines:
     def loaded(self) -> None:
         """See `Engine`."""
         assert self._loaded is not None
-        self._callbacks.on_loaded(self._loaded)
+        with self.calling:
+            self._callbacks.on_loaded(self._loaded)
 
     def admitted(self, deal: Deal) -> None:
         """See `Engine`."""
@@ -235,6 +251,8 @@ class Pipelines:
 
     def _load(self, arrival: Arrival) -> None:
         runtime = self.state.load(arrival)
+        if "batches" not in runtime:
+            raise ConfigError("the state is one of Trainer (expected one of PipelineTrainer)")
         self.round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
         self._run, self.random.key = runtime["run"], runtime["rng_key"]
         self.batches.from_plain(runtime["batches"])
@@ -286,19 +304,21 @@ class Pipelines:
         mailbox, key = self.session.loop.mailbox, self.view.key
         mailbox.begin(key, self.round)
         self.key = key
-        done = Done()
-        if self.is_wanted:
-            self.running = running = self.plan()
-            batches = self.batches.step(self._device)
-            lines = due(running.program.instructions.get(self.session.name, ()), batches.samples)
-            self._contribute_nothing(self.sums.begin(layers_in(lines)))
+        done, lines, batches = Done(), list[Instruction](), None
+        self.running = None
+        if (
+            self.is_wanted and self.session.name in self.view.member_set
+        ):  # Else it has left, and is told so now.
+            self.running = self.plan()
+            batches = self.batches.step(self._device, self.random.key)
+            lines = due(self.running.program.instructions.get(self.session.name, ()), batches.samples)
+        for chunks in self.sums.begin(layers_in(lines)):
+            self.session.contribute(chunks, 0.0, key)
+        if batches is not None:
             seed = self.random.key, self.step  # Whatever rounds there were in which nothing was trained.
             done = self.runner.run(lines, batches, mailbox, key, self.round, seed)
-        else:
-            self.running = None
-            self._contribute_nothing(self.sums.begin(()))
-        chunks, weight = self.sums.loss_chunks()
-        self.session.contribute(chunks, weight, key)
+        losses, weight = self.sums.loss_chunks()
+        self.session.contribute(losses, weight, key)
         return self._contribution(done)
 
     def plan(self) -> Running:
@@ -313,13 +333,13 @@ class Pipelines:
             self._planned = made_of, choose(self.view.member_ids, facts, self._laid)
         return self._planned[1]
 
-    def _contribute_nothing(self, untouched: Sequence[range]) -> None:
-        for chunks in untouched:
-            self.session.contribute(chunks, 0.0, self.key)
-
     def _layers_done(self, layers: list[int]) -> None:
         for chunks, weight in self.sums.finish(layers):
             self.session.contribute(chunks, weight, self.key)
+
+    def _computed(self, event: LayersComputed) -> None:
+        with self.calling:
+            self._callbacks.on_computed(event)
 
     def _send(self, message: Any, payload: Any) -> None:
         self.session.post(TensorMade(message, payload))
@@ -379,9 +399,10 @@ class Pipelines:
             round=outcome.step, step=self.step, applied=applied, weight=total.weight, samples=self.samples,
             epoch=self.batches.epoch, members=tuple(sorted(total.shares)), metrics=metrics,
         )  # fmt: skip
-        self._callbacks.on_step(self.last)
-        if ended:
-            self._callbacks.on_epoch(EpochDone(self.batches.epoch, self.step, self.samples, metrics))
+        with self.calling:
+            self._callbacks.on_step(self.last)
+            if ended:
+                self._callbacks.on_epoch(EpochDone(self.batches.epoch, self.step, self.samples, metrics))
 
     def _apply(self, loss: float, weight: float) -> None:
         """The optimizer steps with the cluster's mean gradient."""
@@ -419,3 +440,10 @@ class Pipelines:
         """End: with the checkpoint under way, or without it if the cluster went on without this node."""
         if self.checkpointing is not None:
             self.checkpointing.close(abandon)
+
+
+def _machine(device: torch.device) -> str:
+    """What numbers may hang on: the kind of processor that torch has kernels for, or of accelerator."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

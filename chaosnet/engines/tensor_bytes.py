@@ -11,20 +11,31 @@ import torch
 
 from ..node.flat_state import DTYPES, as_bytes, dtype_name
 from ..protocols.errors import ConfigError, MalformedMessage
-from ..protocols.messages import Row, Tensor
+from ..protocols.messages import MOST_DIMENSIONS, MOST_TENSORS, Row, Tensor
 
 PART_BYTES = 4 << 20  # What travels as one message: others have their turn between.
 SINGLE = "1 "  # Before the type of the first row: it is a tensor by itself, and no tuple of one.
 
 
-def cut(value: Any) -> tuple[tuple[Row, ...], list[Any]]:
-    """Rows and parts of a tensor, or of a tuple of them. Raises: ConfigError for anything else, by its type."""
+def check(value: Any, layer: int) -> None:
+    """Raises: ConfigError, by the layer that gives it, for what no message holds."""
     tensors = value if isinstance(value, tuple) else (value,)
     for each in tensors:
         if not isinstance(each, torch.Tensor):
             raise ConfigError(
-                f"a layer gives {type(each).__name__} (expected a tensor, or a tuple of tensors, for the next one)"
+                f"layer {layer} gives {type(each).__name__} (expected a tensor, or a tuple of tensors)"
             )
+        if each.dim() > MOST_DIMENSIONS:
+            raise ConfigError(
+                f"layer {layer} gives {each.dim()} dimensions (expected at most {MOST_DIMENSIONS})"
+            )
+    if not 1 <= len(tensors) <= MOST_TENSORS:
+        raise ConfigError(f"layer {layer} gives {len(tensors)} tensors (expected 1 to {MOST_TENSORS})")
+
+
+def cut(value: Any) -> tuple[tuple[Row, ...], list[Any]]:
+    """Rows and parts of a tensor, or of a tuple of them."""
+    tensors = value if isinstance(value, tuple) else (value,)
     rows = [(dtype_name(each), tuple(each.shape)) for each in tensors]
     if not isinstance(value, tuple):
         rows[0] = SINGLE + rows[0][0], rows[0][1]
@@ -46,7 +57,8 @@ def joined(parts: Sequence[tuple[Tensor, Any]]) -> Any:
         stop = at + math.prod(shape) * dtype.itemsize
         if stop > data.size:
             raise MalformedMessage(f"a tensor of {stop - at} bytes in {data.size - at}")
-        whole = torch.from_numpy(data[at:stop].copy())
+        whole = torch.empty(stop - at, dtype=torch.uint8)  # Where torch would have it.
+        whole.numpy()[:] = data[at:stop]
         tensors.append(whole.view(dtype).view(shape) if stop > at else torch.empty(shape, dtype=dtype))
         at = stop
     is_single = len(tensors) == 1 and message.rows[0][0].startswith(SINGLE)

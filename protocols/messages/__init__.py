@@ -73,6 +73,6 @@ from .reports import REFUSED, Answer, Lack, Notice, Report, StatusReply, StatusR
 from .state import Have, ManifestReply, ManifestRequest, NoSnapshot, ReplicationDone, Shard, ShardRequest
 from .steps import Commit, Contribution, Down, Ready, Side, Sides, Strike, Up
 from .succession import AbortRequest, Flush, FlushOk, Install, Prepare, PrepareFailed, VoteReply, VoteRequest
-from .tensors import Row, Tensor
+from .tensors import MOST_DIMENSIONS, MOST_TENSORS, Row, Tensor
 from .views import Deal, Electorate, Entering, Member, Tree, TreeChange, View, ViewChange
 from .wire import Envelope, Routed, WireMessage

@@ -8,8 +8,10 @@ from msgspec import Meta
 
 from .fields import Count, Id, Message, ViewKey
 
-Shape = Annotated[tuple[Count, ...], Meta(max_length=16)]
-Row = tuple[Annotated[str, Meta(max_length=16)], Shape]
+MOST_TENSORS, MOST_DIMENSIONS = 64, 16
+
+Shape = Annotated[tuple[Count, ...], Meta(max_length=MOST_DIMENSIONS)]
+Row = tuple[Annotated[str, Meta(max_length=32)], Shape]
 
 
 class Tensor(Message, frozen=True, kw_only=True):
@@ -28,4 +30,4 @@ class Tensor(Message, frozen=True, kw_only=True):
     layer: Count
     part: Count = 0
     parts: Annotated[int, Meta(ge=1, le=1 << 16)] = 1
-    rows: Annotated[tuple[Row, ...], Meta(max_length=64)] = ()
+    rows: Annotated[tuple[Row, ...], Meta(max_length=MOST_TENSORS)] = ()

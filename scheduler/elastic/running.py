@@ -37,6 +37,7 @@ Without, neighbours wait for each other in every micro-batch, there and back: in
 hop of a thirtieth of a forward and backward makes a step 5 % longer; with one, 1 % to 2 %. So of equals it is one.
 """
 WORTH = 0.95  # Of the step's time: others are taken on while all are there only if they take less than this.
+MOST_SAID, MOST_PIPELINES = 200, 10_000  # Characters of a layout that is asked for.
 SPEEDS = 0.05, 20.0  # No member is taken for slower, or faster, than this.
 
 
@@ -120,9 +121,11 @@ class Running:
 def lengths_of(wish: str) -> tuple[int, ...]:
     """Stages of each pipeline: "4+2+1", or "2x3" for two of three. Raises: ConfigError for what says neither."""
     try:
+        if len(wish) > MOST_SAID:
+            raise ValueError
         if "x" in wish:
             count, length = map(int, wish.split("x"))
-            lengths = (length,) * count
+            lengths = (length,) * min(count, MOST_PIPELINES)
         else:
             lengths = tuple(map(int, wish.split("+")))
     except ValueError:

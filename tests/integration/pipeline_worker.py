@@ -32,7 +32,8 @@ class Embedding(nn.Module):
         self.words, self.places, self.drop = words, nn.Embedding(LENGTH, WIDTH), nn.Dropout(dropout)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.drop(self.words(ids) + self.places(torch.arange(ids.shape[1])))
+        both = self.drop(self.words(ids) + self.places(torch.arange(ids.shape[1])))
+        return both.transpose(1, 2).contiguous().transpose(1, 2)  # Strides that it would not have over a link.
 
 
 class Block(nn.Module):

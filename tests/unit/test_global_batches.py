@@ -1,5 +1,8 @@
 """`chaosnet.engines.global_batches`: which samples a step takes."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
@@ -18,7 +21,7 @@ def make(samples=10, batch=4, micro_batch=2):
 
 
 def taken(batches):
-    step = batches.step(CPU)
+    step = batches.step(CPU, 0)
     return [x for number, count in enumerate(step.samples) if count for x in step.inputs(number).tolist()]
 
 
@@ -42,7 +45,7 @@ def test_the_last_step_of_an_epoch_has_fewer_samples_or_micro_batches_without_an
 
 
 def test_inputs_and_targets_are_of_the_same_samples():
-    step = make().step(CPU)
+    step = make().step(CPU, 0)
     assert torch.equal(step.targets(1), step.inputs(1))
 
 
@@ -94,9 +97,33 @@ def test_a_batch_that_is_no_pair_is_refused_by_its_type():
     batches.give([{"x": 1}] * 10, None)
     batches.agree(10)
     with pytest.raises(ConfigError, match="a batch is dict"):
-        batches.step(CPU).inputs(0)
+        batches.step(CPU, 0).inputs(0)
 
 
 def test_a_member_without_data_says_what_is_missing():
     with pytest.raises(ConfigError, match="call steps"):
-        GlobalBatches(4, 2, seed=0).step(CPU)
+        GlobalBatches(4, 2, seed=0).step(CPU, 0)
+
+
+class _Noisy:
+    """Draws with each sample, from all three generators."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        drawn = torch.rand(1), torch.tensor([random.random(), np.random.rand()])
+        return torch.cat(drawn), torch.cat(drawn)
+
+
+def test_a_data_set_that_draws_gives_both_ends_of_a_pipeline_the_same():
+    def of_a_member():
+        batches = GlobalBatches(4, 2, seed=0)
+        batches.give(_Noisy(), None)
+        batches.agree(10)
+        torch.manual_seed(random.randrange(1000))
+        return batches.step(CPU, 7)
+
+    first, last = of_a_member(), of_a_member()
+    assert torch.equal(first.inputs(1), last.targets(1))
+    assert not torch.equal(first.inputs(0), first.inputs(1))

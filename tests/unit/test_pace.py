@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from torch import nn
 
 from chaosnet.engines.layer_runner import Done
-from chaosnet.engines.pace import Pace
+from chaosnet.engines.pace import TRIED_AGAIN, Pace
 
 
 def make():
@@ -93,3 +93,13 @@ def test_what_all_know_a_joiner_knows_too():
     pace.heard(of_three(pace, slow_s=0.003), ["a", "b", "c"])
     joiner.from_plain(pace.to_plain())
     assert joiner.to_plain() == pace.to_plain()
+
+
+def test_a_slow_member_that_got_nothing_to_do_is_tried_again():
+    pace = known()
+    for _ in range(2):
+        pace.heard(of_three(pace, slow_s=0.003), ["a", "b", "c"])
+    for _ in range(TRIED_AGAIN):
+        assert "c" in pace.speeds
+        pace.heard(together(pace, a=done(0.001, 0.002), b=done(0.001, 0.002)), ["a", "b", "c"])
+    assert pace.speeds == {}

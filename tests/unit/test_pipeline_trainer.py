@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from chaosnet import Callbacks, Checkpoints, Cluster, ConfigError, PipelineTrainer
+from chaosnet import Callbacks, Checkpoints, Cluster, ConfigError, PipelineTrainer, Trainer
 
 pytestmark = pytest.mark.realtime
 ONE = {"cluster": Cluster(new=True, listen="127.0.0.1:0"), "quiet": True}
@@ -165,3 +165,49 @@ def test_who_leaves_before_it_has_data_holds_nobody_up():
     t = trainer()
     t.close()
     t.close()
+
+
+def test_a_callback_may_have_the_node_leave_after_the_step():
+    here = []
+    callbacks = Callbacks(on_step=lambda event: here[0].close() if here and event.step == 2 else None)
+    t = trainer(callbacks=callbacks)
+    here.append(t)
+    assert [step.step for step in t.steps(make_data(), epochs=5)] == [1, 2]
+    t.close()
+    assert t.session.ended is not None
+
+
+def test_what_the_script_goes_back_through_by_itself_changes_nothing():
+    losses = []
+    for own in (False, True):
+        with trainer() as t:
+            found = []
+            for step in t.steps(make_data(), epochs=2):
+                found.append(step.metrics["loss"])
+                if own:
+                    t.model(torch.randn(2, 4)).sum().backward()
+            losses.append(found)
+    assert losses[0] == losses[1]
+
+
+def test_a_loss_that_uses_parameters_of_other_layers_is_refused():
+    model = make_model()
+
+    def loss(out, y):
+        return nn.functional.cross_entropy(out, y) + 0.1 * sum(p.square().sum() for p in model.parameters())
+
+    with (
+        pytest.raises(ConfigError, match="uses a parameter of another layer"),
+        PipelineTrainer(model, torch.optim.SGD(model.parameters(), lr=0.1), loss, **SIZES, **ONE) as t,
+    ):
+        list(t.steps(make_data(), epochs=1))
+
+
+def test_a_checkpoint_of_trainer_is_refused_by_what_it_is(tmp_path):
+    model = make_model()
+    optimizer, to_disk = torch.optim.Adam(model.parameters(), lr=0.01), Checkpoints(tmp_path, every=1)
+    with Trainer(model, optimizer, checkpoints=to_disk, **ONE) as t:
+        nn.functional.cross_entropy(model(torch.randn(2, 4)), torch.tensor([0, 1])).backward()
+        t.update()
+    with pytest.raises(ConfigError, match=r"cannot resume from .* one of Trainer"):
+        trainer(checkpoints=Checkpoints(tmp_path, every=1, resume=True))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from chaosnet.engines.tensor_bytes import PART_BYTES, cut, joined
+from chaosnet.engines.tensor_bytes import PART_BYTES, check, cut, joined
 from chaosnet.protocols.errors import ConfigError, MalformedMessage
 from chaosnet.protocols.messages import Tensor
 
@@ -39,9 +39,19 @@ def test_a_tuple_comes_as_a_tuple_also_of_one():
     assert isinstance(over_the_wire((first,)), tuple)
 
 
-def test_what_is_no_tensor_is_refused_by_its_type():
-    with pytest.raises(ConfigError, match="a layer gives dict"):
-        cut({"hidden": torch.zeros(1)})
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        ({"hidden": torch.zeros(1)}, "layer 3 gives dict"),
+        ([torch.zeros(1)], "layer 3 gives list"),
+        ((torch.zeros(1),) * 65, "layer 3 gives 65 tensors"),
+        (torch.zeros((1,) * 17), "layer 3 gives 17 dimensions"),
+    ],
+    ids=["dict", "list", "many", "deep"],
+)
+def test_what_no_message_holds_is_refused_by_its_layer(value, names):
+    with pytest.raises(ConfigError, match=names):
+        check(value, 3)
 
 
 @pytest.mark.parametrize("rows", [(("float32", (9,)),), (("no such type", (1,)),)])
