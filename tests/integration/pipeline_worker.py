@@ -33,7 +33,8 @@ class Embedding(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         both = self.drop(self.words(ids) + self.places(torch.arange(ids.shape[1])))
-        return both.transpose(1, 2).contiguous().transpose(1, 2)  # Strides that it would not have over a link.
+        # With strides that it would not have over a link.
+        return both.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 class Block(nn.Module):
