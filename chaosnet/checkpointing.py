@@ -65,6 +65,20 @@ class Checkpointing:
 
     # --- going on from one ---
 
+    def resume(self, load: Callable[[Arrival], None]) -> bool:
+        """Who founds the cluster (or may) goes on from a checkpoint; the others get the state from the cluster.
+
+        Returns: whether there was one to `load`. Raises: as `to_resume`; ConfigError for one that does not fit.
+        """
+        arrival = self.to_resume()
+        if arrival is None:
+            return False
+        try:
+            load(arrival)
+        except ConfigError as error:
+            raise ConfigError(f"cannot resume from {self.directory}: {error}") from None
+        return True
+
     def to_resume(self) -> Arrival | None:
         """The state to found the cluster with; None to start from scratch.
 

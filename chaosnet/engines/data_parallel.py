@@ -103,7 +103,8 @@ class DataParallel:
         if checkpoints is not None:
             self.checkpointing = Checkpointing(checkpoints, session.name, session.say)
             self.checkpointing.counters = session.counters
-            self._resume(self.checkpointing)
+            if session.settings.may_found and self.checkpointing.resume(self._load):
+                self._run = secrets.token_hex(8)
         self.copies = StateCopies(self.state, session, self.checkpointing, session.say)
         try:
             self.rules = ScriptRules(
@@ -196,17 +197,6 @@ class DataParallel:
         self.session.say(f"{name} is in again at step {self.step}: {gone} steps went by without it")
 
     # --- the state ---
-
-    def _resume(self, checkpointing: Checkpointing) -> None:
-        """Who founds the cluster (or may) goes on from a checkpoint; the others get the state from the cluster."""
-        arrival = checkpointing.to_resume() if self.session.settings.may_found else None
-        if arrival is None:
-            return
-        try:
-            self._load(arrival)
-        except ConfigError as error:
-            raise ConfigError(f"cannot resume from {checkpointing.directory}: {error}") from None
-        self._run = secrets.token_hex(8)
 
     def _load(self, arrival: Arrival) -> None:
         runtime = self.state.load(arrival)

@@ -62,6 +62,7 @@ class GlobalBatches:
                 f"{STEPS}: a data set of {len(dataset)} samples (expected {self.length}, as the others have)"
             )
         self._dataset, self._collate, self._order = dataset, collate_fn or default_collate, None
+        self._kept = None
 
     def agree(self, length: int) -> None:
         """The members have data sets of so many samples. Raises: ConfigError if ours is another."""

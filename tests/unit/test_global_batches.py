@@ -70,6 +70,13 @@ def test_sizes_that_cannot_be_are_refused(batch, micro_batch, names):
         GlobalBatches(batch, micro_batch, seed=0)
 
 
+def test_another_data_set_takes_the_place_of_the_one_before():
+    batches = make()
+    before = batches.step(CPU, 0).inputs(0)
+    batches.give(TensorDataset(torch.arange(10) + 100, torch.arange(10)), None)
+    assert torch.equal(batches.step(CPU, 0).inputs(0), before + 100)
+
+
 class _Stream(IterableDataset):
     def __iter__(self):
         return iter(())
