@@ -63,8 +63,18 @@ class Mailbox:
         with self._changed:
             while True:
                 self.check()
-                parts = self._parts.get((*self._at, name), {})
-                if parts and len(parts) == next(iter(parts.values()))[0].parts:
+                if parts := self._whole(name):
                     del self._parts[(*self._at, name)]
                     return [parts[index] for index in sorted(parts)]
                 self._changed.wait()
+
+    def has(self, name: TensorName) -> bool:
+        """Would `take` not wait? Raises: Interrupted."""
+        with self._changed:
+            self.check()
+            return bool(self._whole(name))
+
+    def _whole(self, name: TensorName) -> dict[int, tuple[Tensor, Any]]:
+        """The parts of that tensor once all have come; before that, none."""
+        parts = self._parts.get((*self._at, name), {})
+        return parts if parts and len(parts) == next(iter(parts.values()))[0].parts else {}

@@ -38,9 +38,6 @@ class GlobalBatches:
         self._dataset: Any = None
         self._collate: Callable[[list[Any]], Any] = default_collate
         self._order: EpochOrder | None = None
-        self._kept: tuple[tuple[int, int, int], Any] | None = (
-            None  # Of the last micro-batch that was looked up.
-        )
 
     @property
     def micro_batches(self) -> int:
@@ -62,7 +59,6 @@ class GlobalBatches:
                 f"{STEPS}: a data set of {len(dataset)} samples (expected {self.length}, as the others have)"
             )
         self._dataset, self._collate, self._order = dataset, collate_fn or default_collate, None
-        self._kept = None
 
     def agree(self, length: int) -> None:
         """The members have data sets of so many samples. Raises: ConfigError if ours is another."""
@@ -87,11 +83,7 @@ class GlobalBatches:
         """
         if self._dataset is None:
             raise ConfigError("PipelineTrainer: this node has a part of the model, and no data (call steps)")
-        return MicroBatches(
-            self.samples(),
-            lambda number: _to(self._pair(number, key)[0], device),
-            lambda number: _to(self._pair(number, key)[1], device),
-        )
+        return MicroBatches(self.samples(), lambda number: _to(self._pair(number, key), device))
 
     def advance(self) -> bool:
         """The step was trained. Returns: whether that was the last of an epoch."""
@@ -103,9 +95,6 @@ class GlobalBatches:
 
     def _pair(self, number: int, key: int) -> tuple[Any, Any]:
         """Inputs and targets of a micro-batch."""
-        name = self.epoch, self.position, number
-        if self._kept is not None and self._kept[0] == name:
-            return self._kept[1][0], self._kept[1][1]
         if self._order is None or self._order.length != self.length:
             self._order = EpochOrder(self.length, self.seed)
         start = self.position + number * self.micro_batch
@@ -117,7 +106,6 @@ class GlobalBatches:
                 f"{STEPS}: a batch is {type(pair).__name__} (expected a pair, inputs for the first layer and targets "
                 "for the loss; collate_fn can make one)"
             )
-        self._kept = name, pair
         return pair[0], pair[1]
 
     def to_plain(self) -> list[int]:

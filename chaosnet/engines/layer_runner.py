@@ -32,14 +32,13 @@ CACHE_LINE = 64  # Bytes: torch begins what it allocates on the CPU at one.
 
 @dataclass(slots=True)
 class MicroBatches:
-    """Of one step. `inputs`, `targets`: of a micro-batch, on the model's device.
+    """Of one step. `fetch`: inputs and targets of a micro-batch, on the model's device.
 
     `samples`: how many each has; those of the end of an epoch may have none, and are left out.
     """
 
     samples: Sequence[int]
-    inputs: Callable[[int], Value]
-    targets: Callable[[int], Any]
+    fetch: Callable[[int], tuple[Value, Any]]
 
 
 @dataclass(slots=True)
@@ -145,6 +144,13 @@ class _Attempt:
             tuple[int, int], tuple[Value, Value]
         ] = {}  # By micro-batch and layer: what went in, and out.
         self.here: dict[tuple[str, int, int], Value] = {}  # By way, micro-batch and layer that it enters.
+        self.targets: dict[int, Any] = {}
+        forwards = [line for line in lines if line.op is Op.FORWARD]
+        self.begins = {line.micro_batches[0] for line in forwards if line.layers[0] == 0}
+        self.ends = {line.micro_batches[0] for line in forwards if line.layers[1] == len(runner.layers)}
+        # Whose samples are needed here, in the order of need; a dict as an ordered set.
+        numbers = (line.micro_batches[0] for line in forwards)
+        self.unfetched = dict.fromkeys(each for each in numbers if each in self.begins | self.ends)
         self.left = layers_in(lines)
 
     def run(self) -> Done:
@@ -164,7 +170,10 @@ class _Attempt:
     # --- between members ---
 
     def _receive(self, tag: Tag) -> None:
-        parts = self.mailbox.take(TensorName(tag.kind, tag.micro_batch, tag.boundary))
+        name = TensorName(tag.kind, tag.micro_batch, tag.boundary)
+        while self.unfetched and not self.mailbox.has(name):
+            self._fetch(next(iter(self.unfetched)))  # Rather than wait.
+        parts = self.mailbox.take(name)
         self.here[tag.kind, tag.micro_batch, tag.boundary] = tensor_bytes.joined(parts)
 
     def _hand_on(self, peer: str, tag: Tag) -> None:
@@ -179,6 +188,15 @@ class _Attempt:
 
     # --- layers ---
 
+    def _fetch(self, number: int) -> None:
+        """The samples of a micro-batch, as far as they are needed here."""
+        del self.unfetched[number]
+        inputs, targets = self.batches.fetch(number)
+        if number in self.begins:
+            self.here["a", number, 0] = inputs
+        if number in self.ends:
+            self.targets[number] = targets
+
     def _compute(self, line: Instruction) -> None:
         began_s, number, backward = time.monotonic(), line.micro_batches[0], line.op is Op.BACKWARD
         (self._backward if backward else self._forward)(number, *line.layers)
@@ -188,7 +206,9 @@ class _Attempt:
 
     def _forward(self, number: int, start: int, stop: int) -> None:
         layers, last = self.runner.layers, len(self.runner.layers)
-        value = self.batches.inputs(number) if start == 0 else self.here.pop(("a", number, start))
+        if number in self.unfetched:
+            self._fetch(number)
+        value = self.here.pop(("a", number, start))
         for layer in range(start, stop):
             began_s = time.perf_counter()
             value = _leaves(value, wants_gradient=layer > 0)
@@ -196,7 +216,7 @@ class _Attempt:
             out = layers[layer](_copied(value) if self.runner.copies[layer] else value)
             tensor_bytes.check(out, layer)
             if layer == last - 1:
-                loss = self.runner.loss(out, self.batches.targets(number))
+                loss = self.runner.loss(out, self.targets.pop(number))
                 _check_loss(loss)
                 self.runner.sums.tell_loss(number, float(loss.detach()), self.batches.samples[number])
                 out = loss

@@ -22,7 +22,7 @@ def make(samples=10, batch=4, micro_batch=2):
 
 def taken(batches):
     step = batches.step(CPU, 0)
-    return [x for number, count in enumerate(step.samples) if count for x in step.inputs(number).tolist()]
+    return [x for number, count in enumerate(step.samples) if count for x in step.fetch(number)[0].tolist()]
 
 
 def test_an_epoch_takes_each_sample_once_and_the_next_in_another_order():
@@ -46,7 +46,7 @@ def test_the_last_step_of_an_epoch_has_fewer_samples_or_micro_batches_without_an
 
 def test_inputs_and_targets_are_of_the_same_samples():
     step = make().step(CPU, 0)
-    assert torch.equal(step.targets(1), step.inputs(1))
+    assert torch.equal(step.fetch(1)[1], step.fetch(1)[0])
 
 
 def test_a_joiner_goes_on_where_the_others_are():
@@ -72,9 +72,9 @@ def test_sizes_that_cannot_be_are_refused(batch, micro_batch, names):
 
 def test_another_data_set_takes_the_place_of_the_one_before():
     batches = make()
-    before = batches.step(CPU, 0).inputs(0)
+    before = batches.step(CPU, 0).fetch(0)[0]
     batches.give(TensorDataset(torch.arange(10) + 100, torch.arange(10)), None)
-    assert torch.equal(batches.step(CPU, 0).inputs(0), before + 100)
+    assert torch.equal(batches.step(CPU, 0).fetch(0)[0], before + 100)
 
 
 class _Stream(IterableDataset):
@@ -104,7 +104,7 @@ def test_a_batch_that_is_no_pair_is_refused_by_its_type():
     batches.give([{"x": 1}] * 10, None)
     batches.agree(10)
     with pytest.raises(ConfigError, match="a batch is dict"):
-        batches.step(CPU, 0).inputs(0)
+        batches.step(CPU, 0).fetch(0)[0]
 
 
 def test_a_member_without_data_says_what_is_missing():
@@ -132,5 +132,5 @@ def test_a_data_set_that_draws_gives_both_ends_of_a_pipeline_the_same():
         return batches.step(CPU, 7)
 
     first, last = of_a_member(), of_a_member()
-    assert torch.equal(first.inputs(1), last.targets(1))
-    assert not torch.equal(first.inputs(0), first.inputs(1))
+    assert torch.equal(first.fetch(1)[0], last.fetch(1)[1])
+    assert not torch.equal(first.fetch(0)[0], first.fetch(1)[0])
