@@ -28,7 +28,10 @@ from ..scheduler.elastic.cluster import Cluster, Worker
 from ..scheduler.elastic.estimator import ProfiledCosts, time_program
 from ..scheduler.elastic.profile import Layer, Profile
 from ..scheduler.elastic.program import Program
+from .pipelines_size import size_command
 from .processes import Pipe, Workers
+
+__all__ = ["pipelines_command", "size_command"]
 
 PARTS = ("program", "two", "kill")
 FORWARD_S, BACKWARD_S = 0.010, 0.020

@@ -19,6 +19,7 @@ BENCHMARKS = {
     "probe": "Rates of shaped links as the monitor sees them, beside iperf3 (root).",
     "peers": "Joins and deaths, beside torchft and hivemind (root, or --loopback).",
     "pipelines": "Steps of pipelines, beside their program, one process, and after kill -9.",
+    "pipelines-size": "Pipelines of GPT-2 small in true size over shaped links: kill, join, slow link (root).",
     "policy": "Recoveries of 256 workers: worked out beforehand, then looked up.",
     "chaos-fig1": "Chaos, Fig. 1: its example: a state from one node, from many, from neighbours.",
     "chaos-fig3": "Chaos, Fig. 3: how long each part of a state takes over one link (root).",
