@@ -43,7 +43,7 @@ CALM = 3  # Steps after a change, before steps count.
 PATIENCE_S = 600.0
 
 
-class Sized(Emulated):
+class TrueSize(Emulated):
     """An emulated layer with as many parameters as a true one: all have a gradient, and are stepped."""
 
     def __init__(self, elements: int, forward_s: float, backward_s: float) -> None:
@@ -58,9 +58,9 @@ class Sized(Emulated):
 class Last(nn.Module):
     """The norm at the end, and the words' embeddings, which the first layer has, too."""
 
-    def __init__(self, first: Sized, forward_s: float, backward_s: float) -> None:
+    def __init__(self, first: TrueSize, forward_s: float, backward_s: float) -> None:
         super().__init__()
-        self.norm = Sized(2 * WIDTH, forward_s, backward_s)
+        self.norm = TrueSize(2 * WIDTH, forward_s, backward_s)
         self.words = first.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -69,12 +69,12 @@ class Last(nn.Module):
 
 def layers(forward_s: float, backward_s: float) -> list[nn.Module]:
     """Of GPT-2 small: embeddings, twelve blocks, and the head, which is tied to the embeddings."""
-    first = Sized((WORDS + PLACES) * WIDTH, forward_s, backward_s)
-    blocks = [Sized(BLOCK, forward_s, backward_s) for _ in range(BLOCKS)]
+    first = TrueSize((WORDS + PLACES) * WIDTH, forward_s, backward_s)
+    blocks = [TrueSize(BLOCK, forward_s, backward_s) for _ in range(BLOCKS)]
     return [first, *blocks, Last(first, forward_s, backward_s)]
 
 
-class Repeated:
+class OneSequence:
     """A data set of one sample, many times: a sequence, and what it should become."""
 
     def __len__(self) -> int:
@@ -102,7 +102,7 @@ def _serve() -> None:
     )
     seen: list[dict[str, Any]] = []
     threading.Thread(target=_answer, args=(seen,), daemon=True).start()
-    for done in trainer.steps(Repeated(), epochs=1000):
+    for done in trainer.steps(OneSequence(), epochs=1000):
         running = trainer.engine.running
         seen.append(
             {
