@@ -290,7 +290,7 @@ class Trainer(RunFacts):
     # --- telling ---
 
     def state_hash(self) -> str:
-        """A hash of the training state; equal on two members iff it is, to the bit."""
+        """A hash of the training state; equal on two members if and only if their states are, to the bit."""
         return self.engine.state.state_hash()
 
     def status(self, history: bool = False) -> Status:

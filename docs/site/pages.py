@@ -54,7 +54,7 @@ def _lay_out_packages(folder: Path) -> None:
         target = folder / package.replace(".", "/")
         target.mkdir(parents=True, exist_ok=True)
         for file in (ROOT / source).glob("*.py"):
-            (target / file.name).symlink_to(file)
+            shutil.copy(file, target)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

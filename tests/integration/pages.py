@@ -9,12 +9,14 @@ A comment before a block says what the block is:
                                             "step", and "..." may be others
     <!-- terminal 1: Ctrl+C -->             without a block
     <!-- install -->                        not typed here: how these tests were installed
+    <!-- diff ONE OTHER -->                 what differs between two files of the repository
 
 Terminals whose names begin with a letter are on machines of their own, as far as keys go.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import signal
@@ -27,6 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 ENTRY = re.compile(r"<!-- ([^\n]*?) -->\n(?:```(\w+)\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^```(\w+)\n", re.MULTILINE)
+KINDS = {"file", "terminal", "shows", "install", "diff"}  # Other comments are for those who write the page.
 PATIENCE_S = 90.0  # A start on a busy machine; what comes sooner is taken sooner.
 
 
@@ -42,7 +45,8 @@ class Block:
 def blocks(page: str) -> list[Block]:
     """Of a page, in order."""
     text = (ROOT / "docs" / page).read_text()
-    return [Block(match[1], match[2] or "", match[3] or "") for match in ENTRY.finditer(text)]
+    found = [Block(match[1], match[2] or "", match[3] or "") for match in ENTRY.finditer(text)]
+    return [block for block in found if block.says.partition(" ")[0] in KINDS]
 
 
 def without_comment(page: str, languages: set[str]) -> int:
@@ -56,6 +60,13 @@ def expected(line: str) -> re.Pattern[str]:
     """What such a line may look like."""
     parts = re.split(r"((?<=step )[\d,]+|[\d,]*\d\.\d+|\.\.\.)", line)
     return re.compile("".join(".*" if number % 2 else re.escape(part) for number, part in enumerate(parts)))
+
+
+def difference(one: str, other: str) -> str:
+    """Between two files of the repository, with all lines that are the same; without the docstrings at their tops."""
+    texts = [(ROOT / each).read_text().split('"""\n', 2)[-1].strip().splitlines() for each in (one, other)]
+    lines = list(difflib.unified_diff(*texts, one, other, n=1000, lineterm=""))
+    return "\n".join([*lines[:2], *lines[3:]]) + "\n"
 
 
 class Terminal:
@@ -97,11 +108,23 @@ class Reader:
         self.terminals: dict[str, Terminal] = {}
         self.token = ""
 
+    def read(self, page: str) -> None:
+        """And do all that it says."""
+        for block in blocks(page):
+            self.follow(block)
+
+    def until(self, terminal: str, text: str) -> None:
+        """Wait for words that the page does not tell of."""
+        self.terminals[terminal].seen = 0
+        self._wait(self.terminals[terminal], [text])
+
     def follow(self, block: Block) -> None:
         """One block. Raises: AssertionError if it ends otherwise than the page says."""
         kind, _, rest = block.says.partition(" ")
         if kind == "file":
             (self.folder / rest).write_text(self._here(block.text))
+        elif kind == "diff":
+            assert block.text == difference(*rest.split()), f"{rest}: the page shows another difference"
         elif kind == "shows":
             self._wait(self._terminal(rest.split()[-1]), block.text.splitlines())
         elif kind == "terminal" and rest.endswith(": Ctrl+C"):
@@ -110,7 +133,7 @@ class Reader:
         elif kind == "terminal":
             self._type(self._terminal(rest.partition(",")[0]), block.text, goes_on=rest.endswith("goes on"))
         else:
-            assert kind == "install", f"<!-- {block.says} --> is none of what pages.py knows"
+            assert kind == "install"
 
     def close(self) -> None:
         for terminal in self.terminals.values():
@@ -135,8 +158,10 @@ class Reader:
         self._mark()
         terminal.write(self._here(text))
         if not goes_on:
+            began = terminal.seen
             terminal.write("echo ended with $?.\n")
             self._wait(terminal, ["ended with ..."])
+            terminal.seen = began
             shown = terminal.show()
             assert "ended with 0." in shown[-20:], f"terminal {terminal.name}: {text}{shown}"
             tokens = re.findall(r"^chaosnet-invite-\S+", shown, re.MULTILINE)
