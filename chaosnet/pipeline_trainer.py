@@ -51,7 +51,8 @@ class PipelineTrainer:
         lr_scheduler_every: "step", "epoch", or whenever so many samples more were trained.
         callbacks: As of `Trainer`.
         quiet: Print nothing.
-        cluster, checkpoints: As of `Trainer`.
+        cluster: As of `Trainer`.
+        checkpoints: As of `Trainer`.
     All but the last four are the same on all members.
     Raises: As `Trainer`.
     """
