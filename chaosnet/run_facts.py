@@ -97,7 +97,7 @@ class RunFacts:
 
     @property
     def samples_set_aside(self) -> int:
-        """Samples that the whole cluster passes over, as scripts ended with an error over them; counted in each epoch."""
+        """Samples that the whole cluster passes over as scripts failed over them, each once an epoch."""
         return self._share.left_out().get("samples_set_aside", 0)
 
     # --- of this node ---

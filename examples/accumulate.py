@@ -38,7 +38,10 @@ for batch in trainer.batches(train, batch_size=8, epochs=100, accumulate=4):
         continue
     trainer.update()
     if trainer.step % 500 == 0:
-        print(f"step {trainer.step:5}  lr {schedule.get_last_lr()[0]:.2e}  best loss {seen['best_loss']:.4f}", flush=True)
+        print(
+            f"step {trainer.step:5}  lr {schedule.get_last_lr()[0]:.2e}  best loss {seen['best_loss']:.4f}",
+            flush=True,
+        )
     if capture_exit_event():
         break
 trainer.request_node_exit()

@@ -1,4 +1,4 @@
-"""What of the site does not lie in docs/: pages of the repository's other texts, and of the sources that texts link to.
+"""What of the site does not lie in docs/: pages of other texts, and of the sources that texts link to.
 
 MkDocs calls it (`hooks` in mkdocs.yml). Links in the texts are those of the repository, so that they work on a code
 host, too; here they are led to the pages that the site has of the same files. A link to a file that does not exist is

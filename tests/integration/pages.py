@@ -16,6 +16,7 @@ Terminals whose names begin with a letter are on machines of their own, as far a
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
@@ -77,7 +78,13 @@ class Terminal:
         self.seen = 0  # Up to here it has been read.
         with self.screen.open("w") as out:
             self.shell = subprocess.Popen(
-                ["bash"], stdin=subprocess.PIPE, stdout=out, stderr=out, cwd=folder, env=env, start_new_session=True
+                ["bash"],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+                cwd=folder,
+                env=env,
+                start_new_session=True,
             )
 
     def show(self) -> str:
@@ -89,14 +96,12 @@ class Terminal:
         self.shell.stdin.flush()
 
     def interrupt(self) -> None:
-        """Ctrl+C: to all that run in it. The shell hears it when what it waits for has ended, and then it ends, too."""
+        """Ctrl+C: to all that run in it. The shell hears it, too, when what it waits for has ended."""
         os.killpg(self.shell.pid, signal.SIGINT)
 
     def close(self) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.shell.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.shell.wait()
 
 
@@ -177,7 +182,9 @@ class Reader:
         for line in lines:
             pattern = expected(self._here(line))
             while not (found := pattern.search(terminal.show(), terminal.seen)):
-                assert time.monotonic() < until_s, f"terminal {terminal.name} does not show {line!r}\n{self.story()}"
+                assert time.monotonic() < until_s, (
+                    f"terminal {terminal.name} does not show {line!r}\n{self.story()}"
+                )
                 time.sleep(0.05)
             terminal.seen = found.end()
 

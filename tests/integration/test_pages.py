@@ -52,7 +52,9 @@ def test_from_ddp_ends_with_equal_loss(reader):
 
 def held_out(screen: str) -> dict[int, float]:
     """Losses by epoch."""
-    return {int(epoch): float(loss) for epoch, loss in re.findall(r"epoch (\d+): held-out loss (\S+)", screen)}
+    return {
+        int(epoch): float(loss) for epoch, loss in re.findall(r"epoch (\d+): held-out loss (\S+)", screen)
+    }
 
 
 @pytest.mark.parametrize("page", ["quick_start.md", "from_ddp.md"])

@@ -9,20 +9,28 @@ from pathlib import Path
 from chaosnet.commands.bench import BENCHMARKS
 
 ROOT = Path(__file__).parent.parent.parent
-LINK = re.compile(r"\]\(([^)\s#]+)")
+LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]*))?")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 NAMED = re.compile(r"[ `](chaos|chameleon|elaswave)-([a-z0-9-]+)`")
 CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 
 
-def test_links_lead_to_files():
+def anchors(page: Path) -> set[str]:
+    """Those of its headings."""
+    plain = [re.sub(r"[^\w\s-]", "", each).strip().lower() for each in HEADING.findall(page.read_text())]
+    return {re.sub(r"[-\s]+", "-", each) for each in plain}
+
+
+def test_links_lead_to_files_and_headings():
     pages = [*chain(ROOT.glob("*.md"), ROOT.glob("docs/**/*.md"), ROOT.glob("examples/*.md"))]
     assert len(pages) > 25
-    gone = [
-        f"{page.relative_to(ROOT)}: {target}"
-        for page in pages
-        for target in LINK.findall(CODE.sub("", page.read_text()))
-        if ":" not in target and not (page.parent / target).exists()
-    ]
+    gone = []
+    for page in pages:
+        for target, heading in LINK.findall(CODE.sub("", page.read_text())):
+            there = (page.parent / target).resolve() if target else page
+            if ":" in target or (there.exists() and not (heading and heading not in anchors(there))):
+                continue
+            gone.append(f"{page.relative_to(ROOT)}: {target}{heading and '#'}{heading}")
     assert not gone
 
 

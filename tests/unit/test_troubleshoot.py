@@ -25,7 +25,9 @@ def test_every_sentence_is_on_the_page():
         for place, text in sentences()
         if text.strip() not in NOT_TOLD and clause(longest_part(text)) not in TEXT
     ]
-    assert not missing, "docs/troubleshoot.md lacks (quote at least the first clause of each):\n" + "\n".join(missing)
+    assert not missing, "docs/troubleshoot.md lacks (quote at least the first clause of each):\n" + "\n".join(
+        missing
+    )
 
 
 def test_every_kind_of_notice_is_on_the_page():
