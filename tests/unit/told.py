@@ -119,9 +119,13 @@ def plain(text: str) -> str:
     return re.sub(r"\s+", " ", text.replace("`", "")).strip()
 
 
+def parts(sentence: str) -> list[str]:
+    """What of it is the same every time: what stands between what is filled in."""
+    return [plain(part).strip(" :;,.()'\"") for part in sentence.split("…")]
+
+
 def longest_part(sentence: str) -> str:
-    """What of it is the same every time: the longest part between what is filled in."""
-    return max((plain(part).strip(" :;,.()'\"") for part in sentence.split("…")), key=len)
+    return max(parts(sentence), key=len)
 
 
 def clause(part: str) -> str:
