@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all soak lint format bench clean docker-image docker-rates testbed-docker
+.PHONY: demo test test-all soak lint format bench site clean docker-image docker-rates testbed-docker
 
 demo: $(VENV)/installed
 	$(BIN)/chaosnet demo
@@ -36,6 +36,20 @@ bench: $(VENV)/installed
 	$(BIN)/chaosnet bench join --json runs/bench/join.json
 	$(BIN)/chaosnet bench allreduce --json runs/bench/allreduce.json
 
+# build/site/index.html, to be opened as it is. A link that leads nowhere is an error. Diagrams are drawn in the reader's
+# browser by mermaid, which comes from npm once; without npm they stay text.
+MERMAID := 11.17.2
+site: $(VENV)/docs-installed
+	test -e build/mermaid.min.js || ! command -v npm >/dev/null || $(MAKE) build/mermaid.min.js
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "build/site/index.html; with search: $(BIN)/python -m http.server --directory build/site"
+
+build/mermaid.min.js:
+	mkdir -p build
+	cd build && npm pack --silent mermaid@$(MERMAID) && tar -xzf mermaid-$(MERMAID).tgz package/dist/mermaid.min.js
+	mv build/package/dist/mermaid.min.js $@
+	rm -r build/package build/mermaid-$(MERMAID).tgz
+
 # Where pip knows a build of torch for CPUs (a folder or index of your own), it comes from there; else docker build asks
 # PyTorch's own index.
 docker-image:
@@ -55,6 +69,10 @@ $(VENV)/installed: setup.cfg constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: python is %d.%d (expected 3.11 or newer; set PYTHON=...)" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+$(VENV)/docs-installed: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 clean:

@@ -18,9 +18,11 @@ class StepDone:
 
     Attributes:
         round: Number of the all-reduce. It counts those without samples, too, after which `step` is as before.
-        step: Updates of the model since the cluster began; `samples`: behind them; `epoch`: of `batches`, completed.
+        step: Updates of the model since the cluster began.
         applied: Did the optimizer step?
         weight: Samples of this step, of all members.
+        samples: Those of all steps, of all members.
+        epoch: Epochs of `batches` that the cluster has completed.
         members: Who took part.
         metrics: The cluster's means, by name.
     """
@@ -40,7 +42,10 @@ class EpochDone:
     """The cluster has completed an epoch of `batches`.
 
     Attributes:
-        epoch: How many it has completed; `step`, `samples`, `metrics`: as in the StepDone of its last step.
+        epoch: How many it has completed.
+        step: As in the StepDone of its last step.
+        samples: As in that.
+        metrics: As in that.
     """
 
     epoch: int
@@ -54,7 +59,9 @@ class StateLoaded:
     """The training state is another one: it came from the cluster at a join or a rejoin, or from a checkpoint.
 
     Attributes:
-        round: The one that is due; `step`: updates of the model up to here.
+        round: The one that is due.
+        step: Updates of the model up to here.
+        total_bytes: Of the state.
     """
 
     round: int
@@ -67,11 +74,14 @@ class LayersComputed:
     """This member of pipelines has computed layers of a micro-batch.
 
     Attributes:
-        round: Of the step, as in its StepDone; `view`: it was computed in. Of a step that was torn, what belongs to
-            the last view counts, and the rest was for nothing.
+        round: Of the step, as in its StepDone.
+        view: In which it was computed. Of a step that was torn, what belongs to the last view counts, and the rest
+            was for nothing.
         backward: Or forward.
-        layers: [start, stop); `micro_batch`: of the step.
-        began_s, ended_s: By time.monotonic(), which processes of one machine have in common on Linux.
+        layers: [start, stop).
+        micro_batch: Of the step.
+        began_s: By time.monotonic(), which processes of one machine have in common on Linux.
+        ended_s: By the same clock.
     """
 
     round: int

@@ -55,8 +55,13 @@ def status(
 ) -> Status:
     """The cluster as its scheduler sees it, asked through the node at `address`.
 
-    `history`: with all events and steps that the scheduler has kept. `keys`: as `ask`.
-    Raises: as `ask`; VersionMismatch if the cluster's chaosnet has another schema of the status.
+    Args:
+        address: HOST:PORT of any member; KEY@HOST:PORT if it has another key than this user.
+        deadline_s: So long it may take.
+        keys: Whose to show. Default: those of this machine's user.
+        history: With all events and steps that the scheduler has kept.
+    Raises: PeerUnreachable if nobody answers in time; VersionMismatch if the cluster's chaosnet has another schema of
+        the status.
     """
     reply = ask(address, lambda me, node: StatusRequest(asker=me, history=history), deadline_s, keys=keys)
     assert isinstance(reply, StatusReply)
@@ -79,8 +84,11 @@ def watch(
     The node at `address` is asked; if it dies or leaves, a member that it has told of, and so on.
 
     Args:
+        address: As of `status`.
+        every_s: From one status to the next.
         patience_s: So long nobody at all may answer, but for the first time.
-        keys, history: as `status`.
+        keys: As of `status`.
+        history: As of `status`.
         on_silence: Called with what was wrong before another node is asked.
     Raises: as `status` the first time; then PeerUnreachable once nobody has answered for `patience_s`.
     """

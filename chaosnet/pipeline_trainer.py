@@ -51,7 +51,8 @@ class PipelineTrainer:
         lr_scheduler_every: "step", "epoch", or whenever so many samples more were trained.
         callbacks: As of `Trainer`.
         quiet: Print nothing.
-        cluster, checkpoints: As of `Trainer`.
+        cluster: As of `Trainer`.
+        checkpoints: As of `Trainer`.
     All but the last four are the same on all members.
     Raises: As `Trainer`.
     """
@@ -228,23 +229,23 @@ class PipelineTrainer:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Of the cluster, in the order in which they have come, as agreed with the last step."""
+        """Names of the cluster's members, in the order in which they joined, as agreed with the last step."""
         return tuple(name for name, _ in self.engine.deal)
 
     @property
     def is_main(self) -> bool:
-        """As of `Trainer`."""
+        """Has this node been a member for the longest? At most one is told yes after a step."""
         return self.members[:1] == (self.name,)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Of the last step: its loss."""
+        """The cluster's means of the last step: its loss."""
         return dict(self.engine.last.metrics) if self.engine.last else {}
 
     # --- leaving ---
 
     def request_node_exit(self) -> None:
-        """Leave the cluster: the others go on. This node does its part until they do so without it."""
+        """Leave the cluster; the others go on. In a callback, it takes effect after the step under way."""
         if self._closed or self._pid != os.getpid():
             return
         session, engine = self.session, self.engine
@@ -303,9 +304,9 @@ class PipelineTrainer:
     # --- telling ---
 
     def state_hash(self) -> str:
-        """As of `Trainer`."""
+        """A hash of the training state; equal on two members if and only if their states are, to the bit."""
         return self.engine.state.state_hash()
 
     def status(self, history: bool = False) -> Status:
-        """As of `Trainer`."""
+        """The cluster as this node sees it. `history`: with all events and steps that this node has kept."""
         return self.session.status(history)

@@ -40,12 +40,12 @@ class RunFacts:
 
     @property
     def session(self) -> Session:
-        """This node's life in the cluster."""
+        """This node's life in the cluster: join, steps, leave (docs/extending.md)."""
         return self._attached().session
 
     @property
     def engine(self) -> DataParallel:
-        """What it trains."""
+        """What this node trains, and how (docs/extending.md)."""
         return self._attached().engine
 
     # --- of the cluster ---
@@ -57,7 +57,7 @@ class RunFacts:
 
     @property
     def samples(self) -> float:
-        """Behind them."""
+        """Samples behind the updates of `step`, of all nodes."""
         return self._run.engine.samples if self._run else 0.0
 
     @property
@@ -67,21 +67,21 @@ class RunFacts:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Of the cluster, in the order in which they have come, as agreed with the last step."""
+        """Names of the cluster's members, in the order in which they joined, as agreed with the last step."""
         self._attached()
         return tuple(name for name, _ in self._share.deal)
 
     @property
     def world_size(self) -> int:
-        """How many they are."""
+        """How many members there are, as agreed with the last step."""
         return len(self.members)
 
     @property
     def is_main(self) -> bool:
-        """Is this the node that has been a member for the longest?
+        """Has this node been a member for the longest?
 
-        All that ask after the same step get one answer: at most one node is. If it dies before it has done what it
-        was to do, nobody has done it; after the next step, another one is.
+        Of the nodes that ask after the same step, at most one is told yes. If it dies before it has done what it was
+        to do, nobody has done it; after the next step, another node is the main one.
         """
         return self.members[:1] == (self._share.name,)
 
@@ -92,52 +92,52 @@ class RunFacts:
 
     @property
     def samples_dropped(self) -> int:
-        """Left out at the ends of epochs (`drop_last`, `min_samples`), by the whole cluster."""
+        """Samples that the whole cluster has left out at the ends of epochs (`drop_last`, `min_samples`)."""
         return self._share.left_out().get("samples_dropped", 0)
 
     @property
     def samples_set_aside(self) -> int:
-        """Passed over because scripts ended with an error over them, each once an epoch, by the whole cluster."""
+        """Samples that the whole cluster passes over as scripts failed over them, each once an epoch."""
         return self._share.left_out().get("samples_set_aside", 0)
 
     # --- of this node ---
 
     @property
     def updates_here(self) -> int:
-        """Steps with samples from here."""
+        """Steps to which this node has brought samples."""
         return self._attached().steps.updates_here
 
     @property
     def joined_step(self) -> int:
-        """Since which it is a member."""
+        """The step since which this node is a member."""
         return self.session.joined_step
 
     @property
     def join_seconds(self) -> float:
-        """How long the join took."""
+        """Seconds that this node's join took."""
         return self.session.join_seconds
 
     @property
     def join_phases(self) -> Mapping[str, float]:
-        """What of it went into what: seconds by phase (docs/life_of_a_join.md); of the last time, if it rejoined."""
+        """Seconds of the join by phase (docs/life_of_a_join.md); of the last join, if this node came back."""
         return self.session.join_phases
 
     @property
     def join_bytes(self) -> int:
-        """Of the state that it received."""
+        """Bytes of the state that this node received when it joined."""
         return self.session.join_bytes
 
     @property
     def join_bytes_by_source(self) -> Mapping[str, int]:
-        """The same, by whom they were sent."""
+        """`join_bytes` by the node that sent them."""
         return self.session.join_bytes_by_source
 
     @property
     def rejoins(self) -> int:
-        """How often it was out, and came back."""
+        """How often this node was out of the cluster, and came back."""
         return self.session.rejoins
 
     @property
     def heals(self) -> int:
-        """How often it has pulled the state anew, as its own differed."""
+        """How often this node has pulled the state anew because its own differed (`on_divergence="heal"`)."""
         return self._attached().steps.heals

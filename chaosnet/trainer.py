@@ -241,7 +241,9 @@ class Trainer(RunFacts):
         What the script averages in the loop, with `mean`, is in `metrics` after it: the same on all nodes, over all
         samples. Nothing is trained meanwhile. What a node that dies had in hand is dealt to the others.
         Args:
-            dataset, batch_size, collate_fn: As of `batches`; also a DataLoader. Nothing is shuffled.
+            dataset: As of `batches`; also a DataLoader. Nothing is shuffled.
+            batch_size: As of `batches`.
+            collate_fn: As of `batches`.
         Batches are as `batches` gives them. Gradients are the script's matter (torch.no_grad(), model.eval()).
         """
         yield from self._attached().batches.evaluate(dataset, batch_size, collate_fn)
@@ -290,7 +292,7 @@ class Trainer(RunFacts):
     # --- telling ---
 
     def state_hash(self) -> str:
-        """A hash of the training state; equal on two members iff it is, to the bit."""
+        """A hash of the training state; equal on two members if and only if their states are, to the bit."""
         return self.engine.state.state_hash()
 
     def status(self, history: bool = False) -> Status:

@@ -20,7 +20,7 @@ scans = load_digits()
 train = TensorDataset(torch.tensor(scans.data, dtype=torch.float32) / 16, torch.tensor(scans.target))
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=570)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=5700)
 seen = {"best_loss": float("inf")}  # Plain data and tensors; the same on every member.
 
 
@@ -30,15 +30,18 @@ def note_best(trainer: Trainer) -> None:
 
 trainer = Trainer(model, optimizer, schedule, extra_state=seen, max_grad_norm=1.0, after_step=note_best)
 
-for batch in trainer.batches(train, batch_size=8, epochs=10, accumulate=4):
+for batch in trainer.batches(train, batch_size=8, epochs=100, accumulate=4):
     loss = nn.functional.cross_entropy(model(batch.x), batch.y)
     (loss * batch.share).backward()
     trainer.mean(loss, weight=batch.samples)
     if not batch.last:
         continue
     trainer.update()
-    if trainer.step % 50 == 0:
-        print(f"step {trainer.step:5}  lr {schedule.get_last_lr()[0]:.2e}  best loss {seen['best_loss']:.4f}")
+    if trainer.step % 500 == 0:
+        print(
+            f"step {trainer.step:5}  lr {schedule.get_last_lr()[0]:.2e}  best loss {seen['best_loss']:.4f}",
+            flush=True,
+        )
     if capture_exit_event():
         break
 trainer.request_node_exit()

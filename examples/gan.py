@@ -28,7 +28,7 @@ judge = nn.BCEWithLogitsLoss()
 
 trainer = Trainer({"D": d, "G": g}, optimizers)
 
-for (real,) in trainer.batches(ring, batch_size=64, epochs=20, min_samples=2):
+for (real,) in trainer.batches(ring, batch_size=64, epochs=200, min_samples=2):
     ones, zeros = torch.ones(len(real), 1), torch.zeros(len(real), 1)
 
     fake = g(torch.randn(len(real), 8))
@@ -42,8 +42,8 @@ for (real,) in trainer.batches(ring, batch_size=64, epochs=20, min_samples=2):
     off = trainer.mean((fake.norm(dim=1) - 1).abs().mean(), "off the ring")
     trainer.update(name="G")
 
-    if trainer.step % 100 == 0:
-        print(f"step {trainer.step:5}  points are off the ring by {off:.3f}")
+    if trainer.step % 1000 == 0:
+        print(f"step {trainer.step:5}  points are off the ring by {off:.3f}", flush=True)
     if capture_exit_event():
         break
 trainer.request_node_exit()

@@ -26,7 +26,7 @@ model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 with Trainer(model, optimizer) as trainer:  # Leaves the cluster at the end of the block.
-    for epoch in range(100):
+    for epoch in range(1000):
         for x, y in loader:
             loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()
@@ -37,4 +37,5 @@ with Trainer(model, optimizer) as trainer:  # Leaves the cluster at the end of t
                 break
         if capture_exit_event():
             break
-        print(f"epoch {epoch:3} of this node  step {trainer.step:5}  loss {mean:.4f}", flush=True)
+        if epoch % 50 == 0:
+            print(f"epoch {epoch:3} of this node  step {trainer.step:5}  loss {mean:.4f}", flush=True)

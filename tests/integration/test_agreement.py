@@ -141,7 +141,9 @@ def test_a_node_that_differs_pulls_the_state_anew_and_the_others_go_on(tmp_path,
 
 @pytest.mark.slow
 def test_the_example_with_state_of_its_own_stays_equal_when_a_node_joins(tmp_path):
-    script = Path(__file__).parents[2] / "examples" / "accumulate.py"
+    text = (Path(__file__).parents[2] / "examples" / "accumulate.py").read_text()
+    script = tmp_path / "accumulate.py"
+    script.write_text(text.replace("epochs=100", "epochs=10"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
