@@ -110,8 +110,8 @@ class Performer:
                 self.telling.parked(reason)
             case fx.Progress(text):
                 self.telling.progress(text)
-            case fx.AnswerStatus(asker, history):
-                reply = StatusReply(status=to_json(self.status(history)))
+            case fx.AnswerStatus(asker, history, since):
+                reply = StatusReply(status=to_json(self.status(history, since)))
                 self._perform_each(self.agent.relay.send(asker, reply), 0.0)
             case fx.PassOn(peer, message, payload):
                 self._pass_on(peer, message, payload)
