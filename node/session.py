@@ -170,6 +170,11 @@ class Session:
         return self._loop
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where others reach this node."""
+        return self._addresses
+
+    @property
     def rates(self) -> Rates:
         """What this node tells of its speed."""
         return self.loop.rates
