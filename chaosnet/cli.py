@@ -108,7 +108,7 @@ def cli() -> None:
 
 
 for command in (
-    run, status, dashboard, leave, go_on, link, checkpoints, keygen, invite, allow, revoke, demo, soak, testbed, bench, plan,
-    simulate_training, simulate,
+    run, status, dashboard, leave, go_on, link, checkpoints, keygen, invite, allow, revoke, demo, soak, testbed,
+    bench, plan, simulate_training, simulate,
 ):  # fmt: skip
     cli.add_command(command)

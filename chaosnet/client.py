@@ -104,7 +104,9 @@ def watch(
         yield found
         last = found.steps[-1].step if increments and found.steps else 0
         cluster, found = found.cluster, _next(known, every_s, keys, history, last, on_silence)
-        if last and found.cluster != cluster:  # Another one, at the same addresses: its steps have other numbers.
+        if (
+            last and found.cluster != cluster
+        ):  # Another one, at the same addresses: its steps have other numbers.
             found = _next(known, 0.0, keys, history, 0, on_silence)
 
 

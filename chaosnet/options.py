@@ -61,7 +61,7 @@ class Address(Expecting):
         return str(value)
 
 
-class Place(Expecting):
+class ListenAt(Expecting):
     """Where to listen: "HOST:PORT". A port alone is one of 127.0.0.1."""
 
     name = "PORT|HOST:PORT"

@@ -70,6 +70,8 @@ class Trainer(RunFacts):
         quiet: Print nothing.
         cluster: How this node meets the others, and what goes over its links.
         checkpoints: Where and when the state goes to disk, and whether training goes on from there.
+        dashboard: Serve the cluster's page and metrics from this process, read-only: a port of 127.0.0.1 (0:
+            any free one), or "HOST:PORT".
     Raises: ScaleOutFailed if the cluster cannot be reached or refuses, ConfigError for a setting or model
         that cannot work, CheckpointError if it cannot be resumed. SystemExit after Ctrl+C while it joins.
     """

@@ -62,7 +62,7 @@ class Vitals:
     def status(
         self, agent: Agent, steps: StepHistory, rates: Rates, cluster: str, history: bool, since: int
     ) -> Status:
-        """The cluster as this agent sees it; whole on the scheduler. `history`: with all that is kept from `since` on."""
+        """The cluster as this agent sees it; whole on the scheduler. `history`: with all kept from `since` on."""
         now_s, view, events = clock.now_s(), agent.sync.view, agent.monitor.event_rows()
         lately = max(len(events) - EVENTS_TOLD, 0)
         return Status(

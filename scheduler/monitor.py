@@ -194,7 +194,9 @@ class ClusterMonitor:
 
     def tree_rows(self) -> tuple[TreeRow, ...]:
         """For the status."""
-        return tuple(TreeRow(root=tree.root, share=tree.share) for tree in self.view.trees) if self.view else ()
+        return (
+            tuple(TreeRow(root=tree.root, share=tree.share) for tree in self.view.trees) if self.view else ()
+        )
 
     def event_rows(self) -> tuple[EventRow, ...]:
         """For the status: all that is kept, the newest last."""

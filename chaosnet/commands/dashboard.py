@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..node.endpoint import Endpoint
-from ..options import Address, File, Place
+from ..options import Address, File, ListenAt
 from ..protocols.errors import ConfigError
 from .node_options import keyed
 
@@ -22,7 +22,7 @@ USUAL_PORT = 8088  # Where the page is if nobody says anything; where that is ta
 @click.command(short_help="Show a running cluster in a browser.")
 @click.argument("address", type=Address(), required=False)
 @keyed
-@click.option("--listen", type=Place(), help=f"Where to serve the page. Default: 127.0.0.1:{USUAL_PORT}.")
+@click.option("--listen", type=ListenAt(), help=f"Where to serve the page. Default: 127.0.0.1:{USUAL_PORT}.")
 @click.option("--file", type=File(), help="Show what `chaosnet status --json --history` has printed instead.")
 def dashboard(address: str | None, listen: str | None, file: str | None) -> None:
     """Serve a page that shows the cluster of the node at HOST:PORT, until Ctrl+C; /metrics is for Prometheus.
@@ -30,7 +30,9 @@ def dashboard(address: str | None, listen: str | None, file: str | None) -> None
     If that node dies, other members are asked. The page changes nothing in the cluster.
     """
     if (address is None) == (file is None):
-        raise click.UsageError("ADDRESS or --file: " + ("missing" if file is None else "both") + " (expected one)")
+        raise click.UsageError(
+            "ADDRESS or --file: " + ("missing" if file is None else "both") + " (expected one)"
+        )
     from ..page.of_node import opened_to
 
     server = _server(_of_file(file) if file else _of_cluster(str(address)), listen)

@@ -62,7 +62,7 @@ def counter(name: str, text: str, labels: tuple[str, ...], samples: Iterable[Sam
 
 
 def _of_cluster(status: Status, picture: Picture) -> Iterator[Metric]:
-    counts = {state: 0 for state in ("active", "standby", "failed", "left")}
+    counts = dict.fromkeys(("active", "standby", "failed", "left"), 0)
     for row in status.members:
         counts[row.state] = counts.get(row.state, 0) + 1
     step_s, waiting = pace_s(picture.steps), status.waiting
@@ -70,16 +70,27 @@ def _of_cluster(status: Status, picture: Picture) -> Iterator[Metric]:
     if step_s is not None:
         yield gauge("step_seconds", "What a step takes: the median of the last 21.", (), [((), step_s)])
     yield gauge("samples_per_second", "Of all members together.", (), [((), status.samples_per_s)])
-    yield gauge("members", "Nodes by state.", ("state",), [((each,), count) for each, count in counts.items()])
+    yield gauge(
+        "members", "Nodes by state.", ("state",), [((each,), count) for each, count in counts.items()]
+    )
     told = [((name,), value) for name, value in sorted(status.metrics.items()) if value is not None]
     yield gauge("metric", "Mean over the cluster that the script asks for.", ("name",), told)
     yield gauge("scheduler_info", "Who schedules.", ("node",), [((status.scheduler,), 1.0)])
     yield counter("elections", "Terms of schedulers so far.", (), [((), status.term)])
-    yield gauge("waiting_seconds", "How long the step waits for somebody.", (), [((), waiting.seconds if waiting else 0.0)])
-    yield gauge("parked", "1: training waits for a person, or for a majority.", (), [((), float(bool(status.parked)))])
+    yield gauge(
+        "waiting_seconds",
+        "How long the step waits for somebody.",
+        (),
+        [((), waiting.seconds if waiting else 0.0)],
+    )
+    yield gauge(
+        "parked", "1: training waits for a person, or for a majority.", (), [((), float(bool(status.parked)))]
+    )
     yield gauge("gradient_trees", "Trees that gradients travel over.", (), [((), len(status.trees))])
     yield counter("samples_dropped", "Left out at the ends of epochs.", (), [((), status.samples_dropped)])
-    yield counter("samples_set_aside", "Scripts ended with an error over them.", (), [((), status.samples_set_aside)])
+    yield counter(
+        "samples_set_aside", "Scripts ended with an error over them.", (), [((), status.samples_set_aside)]
+    )
     refused = [((why,), count) for why, count in sorted(status.strangers_refused.items())]
     yield counter("strangers_refused", "Connections that all nodes refused.", ("reason",), refused)
     events = [((kind,), count) for kind, count in sorted(picture.events_by_kind.items())]
@@ -87,21 +98,29 @@ def _of_cluster(status: Status, picture: Picture) -> Iterator[Metric]:
 
 
 def _of_members(status: Status) -> Iterator[Metric]:
-    told = [row for row in status.members if row.report_age_s is not None and row.state in ("active", "standby")]
+    told = [
+        row for row in status.members if row.report_age_s is not None and row.state in ("active", "standby")
+    ]
 
     def each(value: str, factor: float = 1.0) -> list[Sample]:
         return [((row.node,), getattr(row, value) * factor) for row in told]
 
     by_node = ("node",)
     yield gauge("member_samples_per_second", "Of this node.", by_node, each("samples_per_s"))
-    yield gauge("member_sync_seconds", "Its last step has waited for the all-reduce.", by_node, each("sync_delay_s"))
-    yield gauge("member_idle_seconds", "Its script lets the others wait for so long.", by_node, each("idle_s"))
+    yield gauge(
+        "member_sync_seconds", "Its last step has waited for the all-reduce.", by_node, each("sync_delay_s")
+    )
+    yield gauge(
+        "member_idle_seconds", "Its script lets the others wait for so long.", by_node, each("idle_s")
+    )
     yield gauge("member_report_age_seconds", "Since it has reported.", by_node, each("report_age_s"))
     yield gauge("member_cpu_ratio", "Of one core, so that it may be above 1.", by_node, each("cpu_pct", 0.01))
     yield gauge("member_memory_bytes", "Resident, of the process.", by_node, each("memory_bytes"))
     yield gauge("member_state_bytes", "Parameters, buffers, optimizer.", by_node, each("state_bytes"))
     yield counter("member_network_sent_bytes", "By the node's interfaces.", by_node, each("nic_sent_bytes"))
-    yield counter("member_network_received_bytes", "By the node's interfaces.", by_node, each("nic_received_bytes"))
+    yield counter(
+        "member_network_received_bytes", "By the node's interfaces.", by_node, each("nic_received_bytes")
+    )
     charged = [((row.node,), row.battery_pct / 100) for row in told if row.battery_pct >= 0]
     yield gauge("member_battery_ratio", "Of nodes that have one.", by_node, charged)
     yield counter("member_faults", "What went wrong there, by name.", ("node", "what"), _faults(told))
@@ -123,7 +142,10 @@ def _of_links(status: Status) -> Iterator[Metric]:
     ways = [
         way
         for row in status.links
-        for way in ((row.a, row.b, row.rate_mbit, row.rate_age_s), (row.b, row.a, row.rate_back_mbit, row.rate_back_age_s))
+        for way in (
+            (row.a, row.b, row.rate_mbit, row.rate_age_s),
+            (row.b, row.a, row.rate_back_mbit, row.rate_back_age_s),
+        )
     ]
     both = ("from", "to")
     rates = [((one, other), rate * MBIT) for one, other, rate, age_s in ways if age_s is not None]
@@ -136,4 +158,6 @@ def _of_links(status: Status) -> Iterator[Metric]:
         ((row.a, row.b), sum(status.trees[place].share for place in row.trees if place < len(status.trees)))
         for row in status.links
     ]
-    yield gauge("link_gradient_ratio", "Part of the gradients that goes over it, each way.", ("a", "b"), shares)
+    yield gauge(
+        "link_gradient_ratio", "Part of the gradients that goes over it, each way.", ("a", "b"), shares
+    )

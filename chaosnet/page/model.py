@@ -35,7 +35,9 @@ def page(picture: Picture, now_s: float) -> Plain:
     late = status.waiting.whom if status.waiting else ()
     return found | {
         "head": _head(status, step_s),
-        "nodes": [_node(row, status.scheduler, late, picture.pulls, picture.told_s) for row in _sorted(status)],
+        "nodes": [
+            _node(row, status.scheduler, late, picture.pulls, picture.told_s) for row in _sorted(status)
+        ],
         "links": [_link(row, status) for row in status.links],
         "trees": [{"root": tree.root, "share": tree.share} for tree in status.trees],
         "split": split(status.active, step_s),
@@ -44,7 +46,7 @@ def page(picture: Picture, now_s: float) -> Plain:
 
 
 def _head(status: Status, step_s: float | None) -> Plain:
-    counts = {state: 0 for state in ("active", "standby", *GONE)}
+    counts = dict.fromkeys(("active", "standby", *GONE), 0)
     for row in status.members:
         counts[row.state] = counts.get(row.state, 0) + 1
     waiting = status.waiting

@@ -68,7 +68,7 @@ class Notice(Message, frozen=True, kw_only=True):
 class StatusRequest(Message, frozen=True, kw_only=True):
     """Client to any node, which passes it on to the scheduler.
 
-    `history`: with all events and steps that the scheduler has kept (status.py), but for what came before step `since`.
+    `history`: with all events and steps that the scheduler has kept (status.py), from step `since` on.
     """
 
     asker: Id

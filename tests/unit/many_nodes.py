@@ -19,7 +19,9 @@ def cluster(count, steps=400, joining=True, seed=1, cluster="0badcafe", pipeline
     pairs = {tuple(sorted((names[a], names[b]))) for a, b in pairs}
     used = tree_of(sorted(pairs), names[:count])
     links = tuple(link_row(*pair, used, rng) for pair in sorted(pairs))
-    around = {name: tuple(sorted({a if b == name else b for a, b in pairs if name in (a, b)})) for name in names}
+    around = {
+        name: tuple(sorted({a if b == name else b for a, b in pairs if name in (a, b)})) for name in names
+    }
     members = [member_row(name, place, around, steps, rng) for place, name in enumerate(names[:count])]
     if joining:
         pulled = {"n0": 180_000_000, names[min(1, count - 1)]: 95_000_000}
@@ -34,7 +36,8 @@ def cluster(count, steps=400, joining=True, seed=1, cluster="0badcafe", pipeline
     rows = tuple(step_row(step, rng, began_s) for step in range(1, steps + 1))
     return s.Status(
         node="n0", phase="member", cluster=cluster, scheduler="n0", term=2, view=(2, 17), step=steps + 1,
-        samples_per_s=412.0 * count, metrics=rows[-1].metrics if rows else {}, parked=None, waiting=None, handling_ms={},
+        samples_per_s=412.0 * count, metrics=rows[-1].metrics if rows else {}, parked=None, waiting=None,
+        handling_ms={},
         members=(*members, gone), links=links, events=events(steps, began_s), steps=rows, strangers_refused={},
         trees=(s.TreeRow(root="n0", share=0.6), s.TreeRow(root=names[1 % count], share=0.4)), pipelines=pipelines,
     )  # fmt: skip
@@ -66,7 +69,15 @@ def tree_of(pairs, names):
 
 def link_row(a, b, used, rng):
     rate = rng.choice([50, 100, 250, 500, 1000])
-    trees = (0, 1) if (a, b) in used and rng.random() < 0.4 else (0,) if (a, b) in used else (1,) if rng.random() < 0.5 else ()
+    trees = (
+        (0, 1)
+        if (a, b) in used and rng.random() < 0.4
+        else (0,)
+        if (a, b) in used
+        else (1,)
+        if rng.random() < 0.5
+        else ()
+    )
     return s.LinkRow(
         a=a, b=b, rate_mbit=rate * rng.uniform(0.85, 1), rate_age_s=4.0, rate_source="traffic",
         rate_back_mbit=rate * rng.uniform(0.3, 1), rate_back_age_s=6.0, rate_back_source="probe",
@@ -101,7 +112,9 @@ def events(steps, began_s):
         ("scale-out", "n8", "asks to be let in", max(steps - 3, 0)),
     ]
     return tuple(
-        s.EventRow(kind=kind, node=node, detail=detail, step=step, time_s=began_s + 0.42 * step, handling_ms=0.3)
+        s.EventRow(
+            kind=kind, node=node, detail=detail, step=step, time_s=began_s + 0.42 * step, handling_ms=0.3
+        )
         for kind, node, detail, step in told
         if step <= steps
     )

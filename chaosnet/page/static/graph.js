@@ -35,6 +35,8 @@ export class Graph {
     this.many = drawn.length > FEW_NODES;
     this.radius = drawn.length <= 12 ? 19 : this.many ? (drawn.length > 120 ? 6 : 8) : 12;
     this.box.classList.toggle("many", this.many);
+    this.box.classList.toggle("two", drawn.length <= 2);
+    this.size();
     this.drawLinks(page);
     this.drawNodes(drawn);
     this.drawFlows(drawn);
@@ -153,7 +155,7 @@ export class Graph {
       set(disc, "r", r); set(ring, "r", r + 5);
       set(glyph, "font-size", Math.max(Math.round(r * 0.66), 9));
       set(glyph, "text", r < 9 ? "" : node.pull ? `${Math.floor((100 * node.pull.here) / node.pull.bytes)}%` : GLYPHS[node.state] ?? (node.scheduler ? "★" : ""));
-      set(name, "y", r + 15); set(name, "text", short(node.id));
+      set(name, "y", r + (node.scheduler || node.late ? 19 : 15)); set(name, "text", short(node.id));
       set(progress, "d", node.pull ? arc(r + 2, node.pull.here / node.pull.bytes) : "");
     }, (drawn) => drawn.remove());
     if (![...this.nodes.values()].some((drawn) => drawn.getAttribute("tabindex") === "0")) this.nodes.values().next().value?.setAttribute("tabindex", "0");

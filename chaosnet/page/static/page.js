@@ -60,7 +60,7 @@ function take(news) {
   $("main").hidden = false;
   const began = performance.now();
   showHead(); showSplit(); showJoins(); showPipelines(); showTable();
-  graph.size(); graph.draw(page);
+  graph.draw(page);
   if (news.events || news.anew) showEvents();
   showCurves();
   globalThis.chaosnetDrawMs = performance.now() - began; // For tests.
