@@ -66,7 +66,7 @@ class Performer:
     addresses: tuple[str, ...]
     backlog_limit: int
     soon: Callable[[ev.Event], None]
-    status: Callable[[bool], Status]
+    status: Callable[[bool, int], Status]
     member: bool = False
     backlog_bytes: int = 0
     _pending: list[Outcome] = field(default_factory=list)  # Of the event under way.

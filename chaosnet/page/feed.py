@@ -14,6 +14,7 @@ from ..protocols.status import Status
 from .picture import Picture
 
 PACE_S = 1.0  # From one question to the next: nodes report once a second.
+PACE_BESIDE_TRAINING_S = 2.0  # In a process that trains, whose time each question takes a little of.
 ASK_AGAIN_S = 0.25  # Of the next node, if one has not answered.
 
 Ask = Callable[[Callable[[PeerUnreachable], None]], Iterator[Status]]  # From what to do on silence.
@@ -28,10 +29,11 @@ class Feed:
 
     Args:
         ask: Statuses of the cluster, without an end; None: the picture is what it is, and stays so.
+        pace_s: From one question to the next.
     """
 
-    def __init__(self, picture: Picture, ask: Ask | None) -> None:
-        self.picture, self.lock = picture, threading.Lock()
+    def __init__(self, picture: Picture, ask: Ask | None, pace_s: float = PACE_S) -> None:
+        self.picture, self.lock, self._pace_s = picture, threading.Lock(), pace_s
         self._ask = ask
         self._turn = threading.Condition()
         self._listeners: dict[int, Callable[[], None]] = {}
@@ -89,7 +91,7 @@ class Feed:
                 with self.lock:
                     self.picture.silent(str(error), asked_s)
             self._tell()
-            self._rest(PACE_S - ASK_AGAIN_S)
+            self._rest(self._pace_s - ASK_AGAIN_S)
 
     def _is_wanted(self) -> bool:
         """Wait until somebody looks. False: it is over."""
@@ -115,22 +117,26 @@ class Feed:
             listener()
 
 
-def of_cluster(address: Callable[[], str], keys: Callable[[], KeyPair | None] = lambda: None) -> Feed:
+def of_cluster(
+    address: Callable[[], str], keys: Callable[[], KeyPair | None] = lambda: None, pace_s: float = PACE_S
+) -> Feed:
     """Of the cluster that the node at `address` belongs to; if that dies, its other members are asked.
 
-    Both are evaluated when the cluster is asked for the first time. `keys`: as `client.status`.
+    `address` and `keys` are evaluated when the cluster is asked for the first time. `keys`: as `client.status`.
     """
-    return Feed(
-        Picture(),
-        lambda on_silence: watch(
+
+    def ask(on_silence: Callable[[PeerUnreachable], None]) -> Iterator[Status]:
+        return watch(
             address(), ASK_AGAIN_S, float("inf"), keys(), history=True, on_silence=on_silence, increments=True
-        ),
-    )
+        )
+
+    return Feed(Picture(), ask, pace_s)
 
 
 def of_status(status: Status, source: str) -> Feed:
     """Of a status that was kept in a file."""
     picture = Picture(source=source)
-    last = max([row.time_s for row in (*status.steps, *status.events)], default=time.time())
+    times = [row.time_s for row in status.steps] + [row.time_s for row in status.events]
+    last = max(times, default=time.time())
     picture.answered(status, last)
     return Feed(picture, None)

@@ -161,7 +161,7 @@ def split(active: Sequence[MemberRow], step_s: float | None) -> Plain | None:
     if not told or step_s is None:
         return None
     sum_s = min(step_s, min(row.sync_delay_s for row in told))
-    rows = [
+    rows: list[Plain] = [
         {
             "node": row.node,
             "own_s": max(step_s - row.sync_delay_s, 0.0),
@@ -170,13 +170,14 @@ def split(active: Sequence[MemberRow], step_s: float | None) -> Plain | None:
         }
         for row in told
     ]
-    waits = statistics.median(each["wait_s"] for each in rows)
-    slowest = max(rows, key=lambda each: each["own_s"])
-    named = len(rows) > 1 and max(waits, WORTH_SAYING * step_s) == waits
+    rows.sort(key=lambda each: -each["own_s"])
+    slowest, others = rows[0], rows[1:]
+    waits = statistics.median(each["wait_s"] for each in others) if others else 0.0
+    named = bool(others) and waits >= WORTH_SAYING * step_s
     return {
         "step_s": step_s,
         "sum_s": sum_s,
-        "rows": sorted(rows, key=lambda each: -each["own_s"]),
+        "rows": rows,
         "slowest": slowest["node"] if named else None,
         "costs_s": waits if named else 0.0,
     }

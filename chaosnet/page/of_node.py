@@ -47,10 +47,12 @@ class NodePage:
         self._server: PageServer | None = None
         if where is None:
             return
-        from .feed import of_cluster
+        from .feed import PACE_BESIDE_TRAINING_S, of_cluster
 
         self._place = Endpoint.parse(where)
-        self._feed = of_cluster(lambda: self._session.addresses[0], lambda: self._session.settings.keys)
+        self._feed = of_cluster(
+            lambda: self._session.addresses[0], lambda: self._session.settings.keys, PACE_BESIDE_TRAINING_S
+        )
         self._server = server_of(self._feed, self._place.host, self._place.port, "dashboard")
 
     def start(self, session: Session) -> None:

@@ -129,6 +129,8 @@ def test_the_time_of_a_step_is_split_by_who_waits_least():
         ("b", 0.9, 0.0), ("a", 0.6, 0.3), ("c", 0.6, 0.3),
     ]  # fmt: skip
     assert (found["slowest"], round(found["costs_s"], 9)) == ("b", 0.3)
+    pair = model.split((member("a", 0.5), member("b", 0.1)), step_s=1.0)
+    assert (pair["slowest"], pair["costs_s"]) == ("b", 0.4), "of two, too"
 
 
 def test_nobody_is_blamed_for_a_wait_that_does_not_matter_or_without_others():

@@ -114,7 +114,7 @@ function showHead() {
     ["Step time", ...split(seconds(head.step_s)), page.split ? `${seconds(page.split.sum_s)} of it the sum` : "median of the last 21"],
     ["Members", count(counts.active), counts.standby ? `+ ${counts.standby} joining` : "", gone ? `${count(gone)} gone` : "nobody lost"],
     ["Scheduler", head.scheduler ? short(head.scheduler, 16) : "being elected", "", `term ${head.term}`],
-    ["State", ...split(size(head.state_bytes)), "parameters, buffers, optimizer"],
+    ["State", ...split(size(head.state_bytes)), "what a joiner pulls"],
   ].filter(Boolean);
   keyed($("tiles"), tiles, ([name]) => name, ([name]) => element("dl", { class: "tile" }, element("dt", {}, name), element("dd", {}, element("span"), element("small")), element("p")), (tile, [, big, small, more]) => {
     const [, dd, p] = tile.children;
