@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all soak lint format bench site clean docker-image docker-rates testbed-docker
+.PHONY: demo test test-all dashboard-test soak lint format bench site clean docker-image docker-rates testbed-docker
 
 demo: $(VENV)/installed
 	$(BIN)/chaosnet demo
@@ -19,6 +19,12 @@ test: $(VENV)/installed
 test-all: $(VENV)/installed
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not realtime"
 	$(BIN)/python -m pytest -m realtime --reruns 1 -rsR
+
+# The page in a real browser, and a real Prometheus (root, Debian or Ubuntu; elsewhere, install both yourself).
+dashboard-test: $(VENV)/installed
+	command -v chromium prometheus >/dev/null || apt-get install -y --no-install-recommends chromium prometheus
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt playwright
+	$(BIN)/python -m pytest -rs tests/unit/test_page.py tests/integration/test_page_served.py tests/integration/test_page_in_browser.py
 
 soak: $(VENV)/installed
 	$(BIN)/chaosnet soak --minutes 3 --every 5

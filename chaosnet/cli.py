@@ -14,6 +14,7 @@ import click
 
 from .commands.bench import bench
 from .commands.checkpoints import checkpoints
+from .commands.dashboard import dashboard
 from .commands.groups import Unsorted
 from .commands.keys import allow, invite, keygen, revoke
 from .commands.members import go_on, leave, link
@@ -107,7 +108,7 @@ def cli() -> None:
 
 
 for command in (
-    run, status, leave, go_on, link, checkpoints, keygen, invite, allow, revoke, demo, soak, testbed, bench, plan,
-    simulate_training, simulate,
+    run, status, dashboard, leave, go_on, link, checkpoints, keygen, invite, allow, revoke, demo, soak, testbed,
+    bench, plan, simulate_training, simulate,
 ):  # fmt: skip
     cli.add_command(command)

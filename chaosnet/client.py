@@ -51,7 +51,11 @@ Question = Callable[[str, str], Routed]  # (id of the client, id of the node at 
 
 
 def status(
-    address: str, deadline_s: float = DEADLINE_S, keys: KeyPair | None = None, history: bool = False
+    address: str,
+    deadline_s: float = DEADLINE_S,
+    keys: KeyPair | None = None,
+    history: bool = False,
+    since: int = 0,
 ) -> Status:
     """The cluster as its scheduler sees it, asked through the node at `address`.
 
@@ -60,10 +64,16 @@ def status(
         deadline_s: So long it may take.
         keys: Whose to show. Default: those of this machine's user.
         history: With all events and steps that the scheduler has kept.
+        since: But for what came before this step.
     Raises: PeerUnreachable if nobody answers in time; VersionMismatch if the cluster's chaosnet has another schema of
         the status.
     """
-    reply = ask(address, lambda me, node: StatusRequest(asker=me, history=history), deadline_s, keys=keys)
+    reply = ask(
+        address,
+        lambda me, node: StatusRequest(asker=me, history=history, since=since),
+        deadline_s,
+        keys=keys,
+    )
     assert isinstance(reply, StatusReply)
     try:
         return from_json(reply.status)
@@ -78,6 +88,7 @@ def watch(
     keys: KeyPair | None = None,
     history: bool = False,
     on_silence: Callable[[PeerUnreachable], None] = lambda error: None,
+    increments: bool = False,
 ) -> Iterator[Status]:
     """The cluster's status again and again: at once, then `every_s` after the last one was used. It never ends.
 
@@ -90,6 +101,7 @@ def watch(
         keys: As of `status`.
         history: As of `status`.
         on_silence: Called with what was wrong before another node is asked.
+        increments: The history comes once; then only what is at or after the last step of the status before.
     Raises: as `status` the first time; then PeerUnreachable once nobody has answered for `patience_s`.
     """
     keys = keys or identity()
@@ -98,7 +110,12 @@ def watch(
     while True:
         known.answered(found)
         yield found
-        found = _next(known, every_s, keys, history, on_silence)
+        last = found.steps[-1].step if increments and found.steps else 0
+        cluster, found = found.cluster, _next(known, every_s, keys, history, last, on_silence)
+        if (
+            last and found.cluster != cluster
+        ):  # Another one, at the same addresses: its steps have other numbers.
+            found = _next(known, 0.0, keys, history, 0, on_silence)
 
 
 def _next(
@@ -106,13 +123,14 @@ def _next(
     every_s: float,
     keys: KeyPair | None,
     history: bool,
+    since: int,
     on_silence: Callable[[PeerUnreachable], None],
 ) -> Status:
     while True:
         time.sleep(every_s)
         asked_s = time.monotonic()
         try:
-            return status(known.addresses[0], WATCH_DEADLINE_S, keys, history)
+            return status(known.addresses[0], WATCH_DEADLINE_S, keys, history, since)
         except PeerUnreachable as error:
             known.silent(error, asked_s, time.monotonic())
             on_silence(error)

@@ -61,6 +61,25 @@ class Address(Expecting):
         return str(value)
 
 
+class ListenAt(Expecting):
+    """Where to listen: "HOST:PORT". A port alone is one of 127.0.0.1."""
+
+    name = "PORT|HOST:PORT"
+    expected = "a port from 0 to 65535, or HOST:PORT"
+    given = (int, str)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        text = str(value)
+        if text.isascii() and text.isdigit():
+            text = f"127.0.0.1:{text}"
+        elif ":" not in text or "@" in text:
+            self.refuse(value, "", param, ctx)
+        return Address(any_port=True).convert(text, param, ctx)
+
+    def of_script(self, value: Any) -> Any:
+        return self.refuse(value) if isinstance(value, bool) else super().of_script(value)
+
+
 class Addresses(Expecting):
     name = "ADDRESS[,ADDRESS]|INVITE"
     expected = f"{Address.expected}; or what `chaosnet invite` has printed"

@@ -17,6 +17,7 @@ from .engines.pipelines import Pipelines, PipelineSettings
 from .node.mailbox import Interrupted
 from .node.outcomes import Ended
 from .node.session import Hooks, Session
+from .page.of_node import NodePage
 from .protocols.errors import ConfigError, ScaleOutFailed, describe
 from .protocols.messages import Contribution
 from .protocols.status import Status
@@ -24,6 +25,7 @@ from .remembered import Remembered
 from .scheduler.elastic.running import lengths_of
 from .setting_groups import Checkpoints, Cluster
 from .settings import checkpoint_settings, node_settings
+from .settings_table import SETTINGS
 from .teller import Teller
 
 
@@ -53,7 +55,8 @@ class PipelineTrainer:
         quiet: Print nothing.
         cluster: As of `Trainer`.
         checkpoints: As of `Trainer`.
-    All but the last four are the same on all members.
+        dashboard: As of `Trainer`.
+    All but the last five are the same on all members.
     Raises: As `Trainer`.
     """
 
@@ -76,6 +79,7 @@ class PipelineTrainer:
         quiet: bool = False,
         cluster: Cluster | None = None,
         checkpoints: Checkpoints | None = None,
+        dashboard: int | str | None = None,
     ) -> None:
         endings.check_alone()
         self.settings = node_settings(cluster)
@@ -102,6 +106,7 @@ class PipelineTrainer:
         self.engine = Pipelines(self.session, model, optimizer, lr_scheduler, told, to_disk)
         self.model = self.engine.model
         self._ran = ""
+        self._page = NodePage(SETTINGS["dashboard"].of(dashboard))
         self._enter()
 
     def _hooks(self) -> Hooks:
@@ -117,6 +122,7 @@ class PipelineTrainer:
 
     def _enter(self) -> None:
         self.session.open(self.engine)
+        self._page.start(self.session)
         exit_event.install(self.session.want_out)
         endings.opened(self)
         try:
@@ -289,6 +295,7 @@ class PipelineTrainer:
 
     def _stop(self) -> None:
         self.session.stop()
+        self._page.stop()
         exit_event.remove(self.session.want_out)
         endings.closed(self)
 

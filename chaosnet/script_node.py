@@ -9,6 +9,7 @@ from . import endings, exit_event
 from .engines.data_parallel import DataParallel
 from .node.outcomes import Ended
 from .node.session import Session
+from .page.of_node import NodePage
 from .protocols.errors import ScaleOutFailed, describe
 from .remembered import Remembered
 from .script_steps import ScriptSteps
@@ -22,8 +23,9 @@ class ScriptNode:
         must_leave: A callback has asked for it; it is done when the script comes to its next step, or ends.
     """
 
-    def __init__(self, session: Session, engine: DataParallel, members: Remembered) -> None:
+    def __init__(self, session: Session, engine: DataParallel, members: Remembered, page: NodePage) -> None:
         self.name, self._session, self._engine, self._members = session.name, session, engine, members
+        self._page = page
         self.steps = ScriptSteps(session, engine, self)
         self.driver = threading.current_thread()
         self._pid = os.getpid()
@@ -115,5 +117,6 @@ class ScriptNode:
         """Nobody is left to leave: signals and the script's end mean what they meant without a trainer."""
         self._engine.rules.remove()
         self._session.stop()
+        self._page.stop()
         exit_event.remove(self._session.want_out)
         endings.closed(self)

@@ -27,6 +27,7 @@ from .options import (
     File,
     Folder,
     Function,
+    ListenAt,
     Made,
     Name,
     OneOf,
@@ -220,6 +221,14 @@ GROUPS = (  # What is more often said where a node is started than in its script
         default_text="what `chaosnet run` and the environment say",
         help="Where and when the state goes to disk, and whether training goes on from there.",
         more="[docs/checkpoints.md](checkpoints.md)",
+    ),
+    Setting(
+        name="dashboard", annotation="int | str | None", check=ListenAt(),
+        default_text="no page", variable="CHAOSNET_DASHBOARD", option="--dashboard",
+        option_help="Serve the cluster's page, read-only, at this port of 127.0.0.1; 0: any free one.",
+        help="Serve the cluster's page and metrics from this process, read-only: a port of 127.0.0.1 (0: any free "
+        'one), or "HOST:PORT".',
+        more="Also `chaosnet run --dashboard` and `CHAOSNET_DASHBOARD`. [docs/dashboard.md](dashboard.md)",
     ),
 )  # fmt: skip
 

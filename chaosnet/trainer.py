@@ -17,6 +17,7 @@ from .means import ClusterMean, Means
 from .node.collector import held_off
 from .node.outcomes import Ended
 from .node.session import Hooks, Session
+from .page.of_node import NodePage
 from .protocols.errors import ConfigError, describe
 from .protocols.status import Status
 from .remembered import Remembered
@@ -25,7 +26,7 @@ from .script_node import ScriptNode
 from .script_rules import UPDATE
 from .setting_groups import Checkpoints, Cluster
 from .settings import checkpoint_settings, node_settings, step_settings
-from .settings_table import STEP
+from .settings_table import SETTINGS, STEP
 from .teller import Teller
 
 
@@ -69,6 +70,8 @@ class Trainer(RunFacts):
         quiet: Print nothing.
         cluster: How this node meets the others, and what goes over its links.
         checkpoints: Where and when the state goes to disk, and whether training goes on from there.
+        dashboard: Serve the cluster's page and metrics from this process, read-only: a port of 127.0.0.1 (0:
+            any free one), or "HOST:PORT".
     Raises: ScaleOutFailed if the cluster cannot be reached or refuses, ConfigError for a setting or model
         that cannot work, CheckpointError if it cannot be resumed. SystemExit after Ctrl+C while it joins.
     """
@@ -93,6 +96,7 @@ class Trainer(RunFacts):
         quiet: bool = False,
         cluster: Cluster | None = None,
         checkpoints: Checkpoints | None = None,
+        dashboard: int | str | None = None,
     ) -> None:
         arguments = locals()
         given = {setting.name: arguments[setting.name] for setting in STEP}
@@ -104,6 +108,7 @@ class Trainer(RunFacts):
         self._teller = Teller(self._told.quiet, self._told.callbacks or Callbacks())
         self._members = Remembered(self.name, self.settings.listen, self._teller.say)
         self._share, self._means = DataShare(self.name, self._told.seed), Means()
+        self._page_at = SETTINGS["dashboard"].of(dashboard)
         self._run = None
         if model is not None and optimizer is not None:
             self.attach(model, optimizer, lr_scheduler, extra_state)
@@ -128,14 +133,16 @@ class Trainer(RunFacts):
             self._means, self._on_optimizer_step, self._on_scheduler_step,
         )  # fmt: skip
         self.model, self.optimizer, self.lr_scheduler = engine.model, engine.optimizer, engine.lr_scheduler
-        node = ScriptNode(session, engine, self._members)
         try:
+            page = NodePage(self._page_at)
+            node = ScriptNode(session, engine, self._members, page)
             session.open(engine, guarded=engine.guard is not None)
         except BaseException:  # If it cannot listen, the script may go on alone, or try again.
             engine.rules.remove()
             engine.gradients.detach()
             raise
         self._run = Run(session, engine, node, node.steps, Batches(session, engine, node.steps))
+        page.start(session)
         node.enter()
 
     def make_session(self, hooks: Hooks) -> Session:

@@ -135,8 +135,8 @@ class Joining:
         return self.hear(Tick(), now_s)
 
     def on_readings(self, event: ReadingsTaken, now_s: float) -> list[Effect]:
-        """Once a second, or so: what is it doing?"""
-        return self.news.tick(now_s) if self.news else []
+        """Once a second, or so: what is it doing, and how far is it?"""
+        return (self.news.tick(now_s) if self.news else []) + self.reports.of_pull(now_s)
 
     def on_state(self, event: Event, now_s: float) -> list[Effect]:
         """News of the state that it pulls."""

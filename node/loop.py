@@ -197,9 +197,12 @@ class NodeLoop:
             raise ChaosnetError("this node has left, or failed: there is no cluster to ask")
         return answer.result(timeout=ASK_PATIENCE_S)
 
-    def status(self, history: bool = False) -> Status:
-        """The cluster as this node sees it; whole on the scheduler. `history`: with all that is kept of it."""
-        return self._vitals.status(self.agent, self.steps, self.rates, self.transport.cluster, history)
+    def status(self, history: bool = False, since: int = 0) -> Status:
+        """The cluster as this node sees it; whole on the scheduler. `history`: with all that is kept of it.
+
+        `since`: but for what came before this step.
+        """
+        return self._vitals.status(self.agent, self.steps, self.rates, self.transport.cluster, history, since)
 
     def stop(self, linger_s: float = 1.0) -> None:
         """Close all links, after what is queued has gone, and end the thread."""

@@ -88,5 +88,6 @@ class Rates:
     sync_delay_s: float = 0.0
     state_bytes: int = 0
     layer_bytes: tuple[int, int] = (0, 0)
+    page: str = ""  # Where this process serves the cluster's page.
     pipelines: str = ""  # That run (scheduler/elastic/running.py).
     left_out: dict[str, int] = field(default_factory=dict)  # Samples that nobody trained on, by why.

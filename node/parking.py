@@ -99,4 +99,4 @@ class Parking:
         request = event.message
         assert isinstance(request, StatusRequest)
         answers = self.node.scheduler is not None or bool(self.node.parked)
-        return [AnswerStatus(request.asker, request.history)] if answers else []
+        return [AnswerStatus(request.asker, request.history, request.since)] if answers else []

@@ -66,7 +66,7 @@ class Performer:
     addresses: tuple[str, ...]
     backlog_limit: int
     soon: Callable[[ev.Event], None]
-    status: Callable[[bool], Status]
+    status: Callable[[bool, int], Status]
     member: bool = False
     backlog_bytes: int = 0
     _pending: list[Outcome] = field(default_factory=list)  # Of the event under way.
@@ -110,8 +110,8 @@ class Performer:
                 self.telling.parked(reason)
             case fx.Progress(text):
                 self.telling.progress(text)
-            case fx.AnswerStatus(asker, history):
-                reply = StatusReply(status=to_json(self.status(history)))
+            case fx.AnswerStatus(asker, history, since):
+                reply = StatusReply(status=to_json(self.status(history, since)))
                 self._perform_each(self.agent.relay.send(asker, reply), 0.0)
             case fx.PassOn(peer, message, payload):
                 self._pass_on(peer, message, payload)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..protocols.effects import Effect, MeasureLink
 from ..protocols.events import ReadingsTaken, Received
 from ..protocols.messages import Notice, Report
@@ -71,9 +73,39 @@ class Reports:
             idle_s=clock.idle_s(now_s) if node.phase is Phase.MEMBER else 0.0,
             waits_s=waits_s,
             pulls_state=node.is_joining,
+            **self._pull(),
+            page=taken.page,
             lacks=node.sync.sums.lacks() if waits_s >= LEAST_S else (),
         )
         return node.relay.send(view.scheduler, report) if view.scheduler else []
+
+    def of_pull(self, now_s: float) -> list[Effect]:
+        """A joiner that is no member yet says how far it is, once it knows how much there is to pull."""
+        node, taken, pull = self.node, self.taken, self._pull()
+        if node.phase is not Phase.JOINING or node.joiner is None or taken is None or not pull:
+            return []
+        scheduler = node.joiner.asking.scheduler
+        report = Report(
+            node=node.me,
+            state_bytes=taken.state_bytes,
+            layer_bytes=taken.layer_bytes,
+            cpu_pct=taken.cpu_pct,
+            memory_bytes=taken.memory_bytes,
+            battery_pct=taken.battery_pct,
+            nic_sent_bytes=taken.nic_sent_bytes,
+            nic_received_bytes=taken.nic_received_bytes,
+            pulls_state=True,
+            **pull,
+            page=taken.page,
+        )
+        return node.relay.send(scheduler, report) if scheduler else []
+
+    def _pull(self) -> dict[str, Any]:
+        """Of the state, if this node pulls it: fields of a report."""
+        pull = self.node.joiner.replication if self.node.joiner and self.node.is_joining else None
+        if pull is None or pull.total_bytes is None:
+            return {}
+        return {"pulls_bytes": pull.total_bytes, "pulled": pull.bytes_by_source}
 
     def _tell_waits(self, now_s: float) -> list[Effect]:
         """Whom all wait for, if anybody; who is parked has said so."""

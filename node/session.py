@@ -150,6 +150,7 @@ class Session:
         self.counters: Counter[str] = Counter()
         self.ended: Ended | None = None
         self.leaving = False
+        self.addresses: tuple[str, ...] = ()  # Where others reach this node, once it listens.
         self.rejoins = 0
         self.joined_step = 0
         self.join_seconds = 0.0
@@ -193,7 +194,7 @@ class Session:
             guarded=guarded, on_view=hooks.view, on_progress=lambda text: self.say(f"{name} {text}"),
             counters=self.counters,
         )  # fmt: skip
-        self._addresses = self._loop.start()
+        self.addresses = self._loop.start()
         self.rates.state_bytes, self.rates.layer_bytes = self._offer.state_bytes, self._offer.layer_bytes
 
     def enter(self) -> None:
@@ -203,7 +204,7 @@ class Session:
         """
         founds = not self.settings.seeds
         if founds:
-            self.say(_founds(self.name, self._addresses))
+            self.say(_founds(self.name, self.addresses))
             self.engine.founded()
             self.loop.found()
         else:
@@ -233,7 +234,7 @@ class Session:
         return Agent(self.name, settings, random.Random())
 
     def _ask_to_join(self) -> None:
-        s, at = self.settings, ", ".join(self._addresses)
+        s, at = self.settings, ", ".join(self.addresses)
         if s.join:
             self.say(f"{self.name} at {at} joins the cluster at {', '.join(s.join)}")
         else:

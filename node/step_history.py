@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
+from itertools import takewhile
 
 from ..protocols.messages import Contribution
 from ..protocols.status import StepRow
@@ -35,6 +36,11 @@ class StepHistory:
         self._values += len(metrics)
         while len(self.rows) > STEPS_KEPT or (self._values > VALUES_KEPT and len(self.rows) > 1):
             self._values -= len(self.rows.popleft().metrics)
+
+    def since(self, step: int) -> tuple[StepRow, ...]:
+        """Those of this step and later."""
+        newer = takewhile(lambda row: row.step >= step, reversed(self.rows))
+        return tuple(newer)[::-1]
 
     @property
     def metrics(self) -> Mapping[str, float | None]:

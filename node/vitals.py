@@ -14,7 +14,7 @@ from ..protocols.messages import (
     Envelope,
     ScaleInRequest,
 )
-from ..protocols.status import EVENTS_TOLD, Status
+from ..protocols.status import EVENTS_TOLD, EventRow, Status
 from . import clock, interfaces
 from .core import Agent
 from .outcomes import Rates
@@ -49,6 +49,7 @@ class Vitals:
             sync_delay_s=rates.sync_delay_s,
             state_bytes=rates.state_bytes,
             layer_bytes=rates.layer_bytes,
+            page=rates.page,
             cpu_pct=self._process.cpu_percent(),
             memory_bytes=self._process.memory_info().rss,
             battery_pct=battery.percent if battery else -1.0,
@@ -58,9 +59,12 @@ class Vitals:
             carried=transport.carried(),
         )
 
-    def status(self, agent: Agent, steps: StepHistory, rates: Rates, cluster: str, history: bool) -> Status:
-        """The cluster as this agent sees it; whole on the scheduler. `history`: with all that is kept of it."""
+    def status(
+        self, agent: Agent, steps: StepHistory, rates: Rates, cluster: str, history: bool, since: int
+    ) -> Status:
+        """The cluster as this agent sees it; whole on the scheduler. `history`: with all kept from `since` on."""
         now_s, view, events = clock.now_s(), agent.sync.view, agent.monitor.event_rows()
+        lately = max(len(events) - EVENTS_TOLD, 0)
         return Status(
             node=agent.me,
             phase=agent.phase.value,
@@ -78,10 +82,16 @@ class Vitals:
             handling_ms={name: tuple(values[-50:]) for name, values in self.handling_ms.items()},
             members=agent.monitor.member_rows(now_s),
             links=agent.monitor.link_rows(now_s),
-            events=events if history else events[-EVENTS_TOLD:],
-            steps=tuple(steps.rows) if history else (),
+            events=events[min(_first(events, since), lately) :] if history else events[lately:],
+            steps=steps.since(since) if history else (),
+            trees=agent.monitor.tree_rows(),
             strangers_refused=agent.monitor.refused(),
         )
+
+
+def _first(events: tuple[EventRow, ...], since: int) -> int:
+    """Place of the first one at that step or later."""
+    return next((place for place, each in enumerate(events) if each.step >= since), len(events))
 
 
 def _samples_per_s(agent: Agent) -> float:

@@ -279,10 +279,11 @@ class Happened(Effect):
 
 @dataclass(frozen=True, slots=True)
 class AnswerStatus(Effect):
-    """Send the cluster's status as JSON to a client. `history`: see StatusRequest."""
+    """Send the cluster's status as JSON to a client. `history`, `since`: see StatusRequest."""
 
     asker: str
     history: bool = False
+    since: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,3 +236,4 @@ class ReadingsTaken(Event):
     counters: dict[str, int]
     carried: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     """Of each peer, since its link opened: bytes sent to it while more waited for it, and for how many seconds."""
+    page: str = ""

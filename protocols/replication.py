@@ -143,6 +143,11 @@ class Replication:
         comes_s = (self.total_bytes - self.stored_bytes) * (now_s - self._began_s) / self.stored_bytes
         return comes_s + self.total_bytes / LOADED_BYTES_PER_S
 
+    @property
+    def bytes_by_source(self) -> dict[str, int]:
+        """What is here, by who has sent it; of all that may send something."""
+        return {name: source.bytes for name, source in self.sources.items()}
+
     # --- the manifest ---
 
     def _ask_manifest(self, now_s: float) -> list[Effect]:

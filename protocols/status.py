@@ -42,6 +42,9 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 0.0  # So long its script lets the others wait for update().
     waits_s: float = 0.0  # So long it has waited for others in this step.
     pulls_state: bool = False
+    pulls_bytes: int = 0  # Of the state that it pulls; 0: it pulls none, or does not know yet.
+    pulled: dict[str, int] = {}  # Bytes of that which are here, by who has sent them.
+    page: str = ""  # URL of the cluster's page that it serves; "": none.
 
 
 class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +60,14 @@ class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
     rate_back_source: RateSource = ""
     rtt_min_ms: float = 0.0  # 0: not measured.
     rtt_median_ms: float = 0.0
+    trees: tuple[int, ...] = ()  # That lead over it, by their places in `Status.trees`.
+
+
+class TreeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A tree that gradients travel over: up to `root` they are summed, and the results come down."""
+
+    root: str
+    share: float  # Of the gradients.
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +104,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     `events` and `steps` have the newest last. Without the history, these are the newest EVENTS_TOLD events and no
     steps. With it, they are all that `node` has kept: at most EVENTS_KEPT events (scheduler/monitor.py) and
-    STEPS_KEPT steps (node/step_history.py), since it joined last. What is too much for one message is left out, and
+    STEPS_KEPT steps (node/step_history.py), since it joined last; or of these what came at or
+    after a step that was asked for. What is too much for one message is left out, and
     `cut` tells of it (`to_json`).
     """
 
@@ -117,6 +129,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[LinkRow, ...]
     events: tuple[EventRow, ...]
     steps: tuple[StepRow, ...] = ()
+    trees: tuple[TreeRow, ...] = ()  # None while they are being planned.
     strangers_refused: dict[str, int]  # Connections that all nodes refused, by reason, most frequent first.
     cut: int = (
         0  # So many rows are missing, or the ends of their details, as they did not fit into one message.

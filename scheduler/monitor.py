@@ -11,7 +11,7 @@ import msgspec
 import networkx as nx
 
 from ..protocols.messages import REFUSED, Link, LinkReading, Message, Notice, RateSource, Report, View, link
-from ..protocols.status import EventRow, LinkRow, MemberRow
+from ..protocols.status import EventRow, LinkRow, MemberRow, TreeRow
 from .shard_plan import Source
 from .trees import DEFAULT_RATE_BPS, DEFAULT_RTT_S
 
@@ -184,8 +184,19 @@ class ClusterMonitor:
         )
 
     def link_rows(self, now_s: float) -> tuple[LinkRow, ...]:
+        """For the status: all links of the view, measured or not."""
+        used = self.view.trees_by_link if self.view else {}
+        unknown = LinkRecord()
+        return tuple(
+            _link_row(each, self.links.get(each, unknown), used.get(each, ()), now_s)
+            for each in sorted(self.links.keys() | used.keys())
+        )
+
+    def tree_rows(self) -> tuple[TreeRow, ...]:
         """For the status."""
-        return tuple(_link_row(each, record, now_s) for each, record in sorted(self.links.items()))
+        return (
+            tuple(TreeRow(root=tree.root, share=tree.share) for tree in self.view.trees) if self.view else ()
+        )
 
     def event_rows(self) -> tuple[EventRow, ...]:
         """For the status: all that is kept, the newest last."""
@@ -201,7 +212,7 @@ class ClusterMonitor:
         return dict(found.most_common())
 
 
-def _link_row(each: Link, record: LinkRecord, now_s: float) -> LinkRow:
+def _link_row(each: Link, record: LinkRecord, trees: tuple[int, ...], now_s: float) -> LinkRow:
     a, b = each
     rate, back = record.rates.get(b), record.rates.get(a)
     return LinkRow(
@@ -215,6 +226,7 @@ def _link_row(each: Link, record: LinkRecord, now_s: float) -> LinkRow:
         rate_back_source=back.source if back else "",
         rtt_min_ms=round(record.rtt_min_s * 1e3, 3),
         rtt_median_ms=round(record.rtt_median_s * 1e3, 3),
+        trees=trees,
     )
 
 

@@ -26,7 +26,8 @@ class Report(Message, frozen=True, kw_only=True):
     """Node to scheduler, about once a second: how I am.
 
     `idle_s`: since my step began, if my script has not called update() yet; `waits_s`: since it has. `pulls_state`:
-    it cannot yet. `lacks`: what has not come, once I have waited for long.
+    it cannot yet; then `pulled` are the bytes of the state that are here by source, of `pulls_bytes` in all. `lacks`:
+    what has not come, once I have waited for long.
     """
 
     node: Id
@@ -47,6 +48,9 @@ class Report(Message, frozen=True, kw_only=True):
     idle_s: Positive = 0.0
     waits_s: Positive = 0.0
     pulls_state: bool = False
+    pulls_bytes: Count = 0
+    pulled: Annotated[dict[Id, Count], Meta(max_length=256)] = {}
+    page: Annotated[str, Meta(max_length=200)] = ""  # Where it serves the cluster's page; "": nowhere.
     lacks: Annotated[tuple[Lack, ...], Meta(max_length=128)] = ()
 
 
@@ -64,11 +68,12 @@ class Notice(Message, frozen=True, kw_only=True):
 class StatusRequest(Message, frozen=True, kw_only=True):
     """Client to any node, which passes it on to the scheduler.
 
-    `history`: with all events and steps that the scheduler has kept (status.py).
+    `history`: with all events and steps that the scheduler has kept (status.py), from step `since` on.
     """
 
     asker: Id
     history: bool = False
+    since: Count = 0
 
 
 class StatusReply(Message, frozen=True, kw_only=True):

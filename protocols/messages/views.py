@@ -165,6 +165,15 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True, tag=True):
             edge += [peer for peer in beyond if peer in self.member_set]
         return nearer
 
+    @cached_property
+    def trees_by_link(self) -> Mapping[Link, tuple[int, ...]]:
+        """Places in `trees` of those that lead over each link."""
+        found: dict[Link, list[int]] = {each: [] for each in self.links}
+        for place, tree in enumerate(self.trees):
+            for child, parent in tree.parent.items():
+                found[link(child, parent)].append(place)
+        return {each: tuple(places) for each, places in found.items()}
+
     def to_scheduler(self, node: str) -> str:
         """The neighbour of `node` that is next on a shortest way to the scheduler; "" if there is none."""
         return self._to_scheduler.get(node, "")

@@ -38,8 +38,20 @@ STATUS = s.Status(
             nic_received_bytes=6_000_000,
             counters={"dropped": 1},
             waits_s=25.0,
+            page="http://10.0.0.1:8080",
         ),
         s.MemberRow(node="b", id="b", state="active", addresses=(), joined_step=12, neighbors=("a",)),
+        s.MemberRow(
+            node="d",
+            id="d",
+            state="standby",
+            addresses=(),
+            joined_step=0,
+            neighbors=(),
+            pulls_state=True,
+            pulls_bytes=20_000_000,
+            pulled={"a": 6_000_000, "b": 4_000_000},
+        ),
         s.MemberRow(node="c", id="c", state="failed", addresses=(), joined_step=0, neighbors=()),
     ),
     links=(
@@ -54,6 +66,7 @@ STATUS = s.Status(
             rate_back_source="traffic",
             rtt_min_ms=4.0,
             rtt_median_ms=4.5,
+            trees=(0, 1),
         ),
     ),
     events=(
@@ -66,6 +79,7 @@ STATUS = s.Status(
             step=1041, time_s=1.75e9 + 1, seconds=0.5, samples=64.0, metrics={"loss": 0.25, "norm": None}
         ),
     ),
+    trees=(s.TreeRow(root="a", share=0.75), s.TreeRow(root="b", share=0.25)),
     strangers_refused={"too often": 705, "unknown key": 2},
     cut=1500,
 )

@@ -1,7 +1,11 @@
 """`chaosnet.protocols.join_news`, and the ends of a joiner's patience: nothing goes on in silence, or for ever."""
 
+from types import SimpleNamespace
+
 from test_scale_out import VIEW, A, B, Bench
 
+from chaosnet.node.node import Phase
+from chaosnet.node.reports import Reports
 from chaosnet.protocols.asking import (
     ASK_EVERY_S,
     MAX_EMPTY_PULLS,
@@ -11,7 +15,7 @@ from chaosnet.protocols.asking import (
     Otherwise,
 )
 from chaosnet.protocols.effects import JoinFailed, Parked, Progress
-from chaosnet.protocols.events import DialFailed, ManifestKnown, Received, Tick
+from chaosnet.protocols.events import DialFailed, ManifestKnown, ReadingsTaken, Received, Tick
 from chaosnet.protocols.join_news import JoinNews
 from chaosnet.protocols.messages import Answer, NoSnapshot, ReplicationPlan
 
@@ -45,6 +49,30 @@ def test_measuring_and_pulling_are_told_with_whom_and_how_much():
     bench.joiner.replication.stored_bytes = 120_000_000
     told = lines(JoinNews(bench.joiner, 0.0), 3)
     assert told == {2: "pulls the state: 120 of 540 MB, 60.0 MB/s from a"}
+
+
+def test_a_joiner_that_pulls_reports_how_much_it_has_of_whom():
+    bench = Bench()
+    bench.to_fetching()
+    joiner = bench.joiner
+    node = SimpleNamespace(
+        me="j",
+        phase=Phase.JOINING,
+        joiner=joiner,
+        is_joining=True,
+        relay=bench.relay,
+        readings=SimpleNamespace(carried=lambda totals, now_s: None),
+    )
+    reports = Reports(node)
+    reports.on_readings(ReadingsTaken(0.0, 0.0, 100, (1, 100), 5.0, 7, -1.0, 0, 0, {}), 0.0)
+    assert reports.of_pull(0.0) == [], "it does not know yet how much there is"
+    bench.handle(ManifestKnown(7, 540_000_000, 1))
+    joiner.replication.sources["a"].bytes = 120_000_000
+    [told] = reports.of_pull(0.0)
+    report = told.message.body
+    assert (report.pulls_bytes, report.pulled, report.pulls_state) == (540_000_000, {"a": 120_000_000}, True)
+    node.phase = Phase.MEMBER
+    assert reports.of_pull(0.0) == [], "members report anyway"
 
 
 def test_a_cluster_that_waits_tells_who_asks():

@@ -175,6 +175,7 @@ SAID = {  # On the command line, as the Trainer then has it.
     "key": ("file", "file"),
     "allowed_keys": ("file", "file"),
     "insecure": (None, True),
+    "dashboard": ("8080", "127.0.0.1:8080"),
     "directory": ("folder", Path("folder")),
     "every": ("7", 7),
     "copies": ("whole", "whole"),

@@ -17,7 +17,7 @@ from statuses import STATUS
 from chaosnet import dashboard
 from chaosnet.errors import MalformedMessage, PeerUnreachable, VersionMismatch
 from chaosnet.node.step_history import STEPS_KEPT, VALUES_KEPT, StepHistory
-from chaosnet.protocols.messages import Bytes, Contribution, Member, Notice, Report, View
+from chaosnet.protocols.messages import Bytes, Contribution, Member, Notice, Report, Tree, View
 from chaosnet.protocols.status import (
     DETAIL_CHARS,
     MAX_BYTES,
@@ -167,6 +167,28 @@ def test_steps_are_kept_up_to_a_limit():
     for step in range(STEPS_KEPT + 5):
         history.completed(step, contribution(loss=1.0), float(step), 0.0)
     assert [row.step for row in history.rows] == list(range(5, STEPS_KEPT + 5))
+
+
+def test_what_is_new_of_the_history_is_what_came_at_a_step_or_later():
+    history = StepHistory()
+    for step in range(10):
+        history.completed(step, contribution(loss=1.0), float(step), 0.0)
+    assert [row.step for row in history.since(7)] == [7, 8, 9]
+    assert (len(history.since(0)), history.since(10)) == (10, ())
+
+
+def test_the_trees_of_a_view_are_told_with_the_links_that_they_lead_over():
+    monitor, members = ClusterMonitor(), tuple(Member(id=name) for name in "abc")
+    trees = (
+        Tree(root="a", parent={"b": "a", "c": "a"}, share=0.75),
+        Tree(root="c", parent={"a": "b", "b": "c"}, share=0.25),
+    )
+    links = (("a", "b"), ("a", "c"), ("b", "c"))
+    monitor.entered(View(term=1, seq=1, scheduler="a", members=members, links=links, trees=trees))
+    assert [(row.a, row.b, row.trees) for row in monitor.link_rows(0.0)] == [
+        ("a", "b", (0, 1)), ("a", "c", (0,)), ("b", "c", (1,)),
+    ]  # fmt: skip
+    assert [(row.root, row.share) for row in monitor.tree_rows()] == [("a", 0.75), ("c", 0.25)]
 
 
 def test_the_history_fits_into_a_message_however_many_metrics_there_are():

@@ -1,0 +1,78 @@
+"""`chaosnet dashboard`: the cluster as a page in a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..node.endpoint import Endpoint
+from ..options import Address, File, ListenAt
+from ..protocols.errors import ConfigError
+from .node_options import keyed
+
+if TYPE_CHECKING:
+    from ..page.feed import Feed
+    from ..page.server import PageServer
+
+USUAL_PORT = 8088  # Where the page is if nobody says anything; where that is taken, at any free one.
+
+
+@click.command(short_help="Show a running cluster in a browser.")
+@click.argument("address", type=Address(), required=False)
+@keyed
+@click.option("--listen", type=ListenAt(), help=f"Where to serve the page. Default: 127.0.0.1:{USUAL_PORT}.")
+@click.option("--file", type=File(), help="Show what `chaosnet status --json --history` has printed instead.")
+def dashboard(address: str | None, listen: str | None, file: str | None) -> None:
+    """Serve a page that shows the cluster of the node at HOST:PORT, until Ctrl+C; /metrics is for Prometheus.
+
+    If that node dies, other members are asked. The page changes nothing in the cluster.
+    """
+    if (address is None) == (file is None):
+        raise click.UsageError(
+            "ADDRESS or --file: " + ("missing" if file is None else "both") + " (expected one)"
+        )
+    from ..page.of_node import opened_to
+
+    server = _server(_of_file(file) if file else _of_cluster(str(address)), listen)
+    click.echo(f"{file or f'the cluster of {address}'}: {server.url()} (Ctrl+C ends the page)")
+    if warning := opened_to(Endpoint.parse(listen or "127.0.0.1:0")):
+        click.echo(f"note: {warning}")
+    try:
+        server.run()
+    except KeyboardInterrupt:
+        return  # That is how it ends.
+
+
+def _of_cluster(address: str) -> Feed:
+    from ..page.feed import of_cluster
+
+    return of_cluster(lambda: address)
+
+
+def _of_file(file: str) -> Feed:
+    from ..page.feed import of_status
+    from ..protocols.errors import MalformedMessage, VersionMismatch
+    from ..protocols.status import from_json
+
+    try:
+        return of_status(from_json(Path(file).read_bytes()), file)
+    except OSError as error:
+        raise ConfigError(f"--file: {file!r} cannot be read: {error.strerror}") from None
+    except (MalformedMessage, VersionMismatch) as error:
+        raise ConfigError(
+            f"--file: {file!r}: {error} (expected what `chaosnet status --json --history` prints)"
+        ) from None
+
+
+def _server(feed: Feed, listen: str | None) -> PageServer:
+    from ..page.of_node import server_of
+
+    if listen is not None:
+        place = Endpoint.parse(listen)
+        return server_of(feed, place.host, place.port, "--listen")
+    try:
+        return server_of(feed, "127.0.0.1", USUAL_PORT, "--listen")
+    except ConfigError:
+        return server_of(feed, "127.0.0.1", 0, "--listen")

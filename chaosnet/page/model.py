@@ -1,0 +1,220 @@
+"""What the page draws, as plain data: made of a picture of the cluster (picture.py); pure.
+
+Rates are in Mbit/s (links) and bytes or samples a second, times in seconds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from ..protocols.status import EventRow, LinkRow, MemberRow, Status, StepRow
+from .picture import Picture, PullBegun
+
+GONE = ("failed", "left")
+STEPS_OF_PACE = 21  # The page's step time is the median of so many.
+WORTH_SAYING = 0.1  # Of a step: a node for which the others wait for less is not named.
+
+Plain = dict[str, Any]
+
+
+def page(picture: Picture, now_s: float) -> Plain:
+    """All but the curves and events."""
+    status = picture.status
+    found: Plain = {
+        "generation": picture.generation,
+        "source": picture.source,
+        "told_s": picture.told_s,
+        "silent_for_s": None if picture.silent_s is None else round(now_s - picture.silent_s, 1),
+        "trouble": picture.trouble,
+    }
+    if status is None:
+        return found
+    step_s = pace_s(picture.steps)
+    late = status.waiting.whom if status.waiting else ()
+    return found | {
+        "head": _head(status, step_s),
+        "nodes": [
+            _node(row, status.scheduler, late, picture.pulls, picture.told_s) for row in _sorted(status)
+        ],
+        "links": [_link(row, status) for row in status.links],
+        "trees": [{"root": tree.root, "share": tree.share} for tree in status.trees],
+        "split": split(status.active, step_s),
+        "pipelines": pipelines(status.pipelines),
+    }
+
+
+def _head(status: Status, step_s: float | None) -> Plain:
+    counts = dict.fromkeys(("active", "standby", *GONE), 0)
+    for row in status.members:
+        counts[row.state] = counts.get(row.state, 0) + 1
+    waiting = status.waiting
+    return {
+        "cluster": status.cluster,
+        "step": status.step,
+        "view": ".".join(map(str, status.view)),
+        "term": status.term,
+        "scheduler": status.scheduler,
+        "told_by": status.node,
+        "counts": counts,
+        "samples_per_s": status.samples_per_s,
+        "step_s": step_s,
+        "metrics": status.metrics,
+        "state_bytes": max((row.state_bytes for row in status.members), default=0),
+        "parked": status.parked,
+        "waiting": waiting and {"whom": waiting.whom, "seconds": waiting.seconds, "why": waiting.why},
+        "strangers": status.strangers_refused,
+        "dropped": status.samples_dropped,
+        "set_aside": status.samples_set_aside,
+        "cut": status.cut,
+    }
+
+
+def _sorted(status: Status) -> list[MemberRow]:
+    """Those that are here first, as they have come; then those that are gone."""
+    return sorted(status.members, key=lambda row: row.state in GONE)
+
+
+def _node(
+    row: MemberRow, scheduler: str, late: Sequence[str], pulls: dict[str, PullBegun], told_s: float | None
+) -> Plain:
+    here = row.state not in GONE
+    found: Plain = {
+        "id": row.node,
+        "state": row.state,
+        "scheduler": here and row.node == scheduler,
+        "late": here and row.node in late,
+        "addresses": [address.rpartition("@")[2] for address in row.addresses],
+        "joined_step": row.joined_step,
+        "neighbors": row.neighbors,
+        "page": row.page,
+    }
+    if here and row.report_age_s is not None:
+        found |= {
+            "report_age_s": row.report_age_s,
+            "step": row.step,
+            "samples_per_s": row.samples_per_s,
+            "sync_s": row.sync_delay_s,
+            "idle_s": row.idle_s,
+            "cpu_pct": row.cpu_pct,
+            "memory_bytes": row.memory_bytes,
+            "battery_pct": row.battery_pct if row.battery_pct >= 0 else None,
+            "sent_bytes": row.nic_sent_bytes,
+            "received_bytes": row.nic_received_bytes,
+            "counters": {name: count for name, count in row.counters.items() if count},
+        }
+    if here and row.pulls_bytes:
+        found["pull"] = pull(row, pulls.get(row.node), told_s)
+    return found
+
+
+def pull(row: MemberRow, began: PullBegun | None, now_s: float | None) -> Plain:
+    """How far a node is with the state that it pulls: of whom it has what, how fast, and what is left in time."""
+    here = min(sum(row.pulled.values()), row.pulls_bytes)
+    past_s = now_s - began.at_s if began and now_s is not None else 0.0
+    before = began.bytes_by_source if began else {}
+    rates = {
+        name: round((count - before.get(name, 0)) / past_s) if past_s > 0 else None
+        for name, count in row.pulled.items()
+    }
+    rate = sum(each or 0 for each in rates.values())
+    return {
+        "bytes": row.pulls_bytes,
+        "here": here,
+        "sources": {name: {"bytes": count, "rate": rates[name]} for name, count in row.pulled.items()},
+        "left_s": round((row.pulls_bytes - here) / rate, 1) if rate else None,
+    }
+
+
+def _link(row: LinkRow, status: Status) -> Plain:
+    trees = [place for place in row.trees if place < len(status.trees)]
+    return {
+        "a": row.a,
+        "b": row.b,
+        "rate": row.rate_mbit,
+        "back": row.rate_back_mbit,
+        "age_s": row.rate_age_s,
+        "back_age_s": row.rate_back_age_s,
+        "source": row.rate_source,
+        "back_source": row.rate_back_source,
+        "rtt_ms": row.rtt_min_ms,
+        "trees": trees,
+        "share": round(sum(status.trees[place].share for place in trees), 4),
+    }
+
+
+def pace_s(steps: Sequence[StepRow]) -> float | None:
+    """What a step takes of late."""
+    took = [row.seconds for row in steps[-STEPS_OF_PACE:] if row.seconds is not None]
+    return statistics.median(took) if took else None
+
+
+def split(active: Sequence[MemberRow], step_s: float | None) -> Plain | None:
+    """How each node spends a step: on its own work, on the sum, and waiting for others.
+
+    A node tells how long its last step has waited for the all-reduce. For the one that comes last, that is the time
+    of the sum alone; what others wait for longer, they wait for it.
+    Returns: None before that is known.
+    """
+    told = [row for row in active if row.report_age_s is not None]
+    if not told or step_s is None:
+        return None
+    sum_s = min(step_s, min(row.sync_delay_s for row in told))
+    rows: list[Plain] = [
+        {
+            "node": row.node,
+            "own_s": max(step_s - row.sync_delay_s, 0.0),
+            "sum_s": sum_s,
+            "wait_s": max(min(row.sync_delay_s, step_s) - sum_s, 0.0),
+        }
+        for row in told
+    ]
+    rows.sort(key=lambda each: -each["own_s"])
+    slowest, others = rows[0], rows[1:]
+    waits = statistics.median(each["wait_s"] for each in others) if others else 0.0
+    named = bool(others) and waits >= WORTH_SAYING * step_s
+    return {
+        "step_s": step_s,
+        "sum_s": sum_s,
+        "rows": rows,
+        "slowest": slowest["node"] if named else None,
+        "costs_s": waits if named else 0.0,
+    }
+
+
+def pipelines(told: str) -> list[Plain]:
+    """Of "a 0-3 > b 4-7 x8 | ...": stages with first and last layer, and micro-batches of a step."""
+    found = []
+    for line in told.split(" | ") if told else ():
+        chain, _, count = line.rpartition(" x")
+        stages = []
+        for part in chain.split(" > "):
+            words = part.removesuffix(" (gone)")
+            node, _, layers = words.rpartition(" ")
+            first, _, last = layers.partition("-")
+            if not (first.isdigit() and last.isdigit()):
+                return []  # Of another chaosnet.
+            stages.append({"node": node, "first": int(first), "last": int(last), "gone": words != part})
+        found.append({"stages": stages, "micro_batches": int(count) if count.isdigit() else None})
+    return found
+
+
+def curves(steps: Sequence[StepRow]) -> Plain:
+    """Steps by columns."""
+    names = sorted({name for row in steps for name in row.metrics})
+    return {
+        "step": [row.step for row in steps],
+        "time_s": [round(row.time_s, 3) for row in steps],
+        "seconds": [row.seconds for row in steps],
+        "samples": [row.samples for row in steps],
+        "metrics": {name: [row.metrics.get(name) for row in steps] for name in names},
+    }
+
+
+def story(events: Sequence[EventRow]) -> list[Plain]:
+    """Events, the newest last."""
+    return [
+        {"kind": row.kind, "node": row.node, "detail": row.detail, "step": row.step, "time_s": row.time_s}
+        for row in events
+    ]
