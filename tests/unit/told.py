@@ -15,12 +15,13 @@ ROOT = Path(__file__).parent.parent.parent
 FOLDERS = ("chaosnet", "node", "protocols", "scheduler")
 
 # What tells people nothing of a cluster that trains: commands' own tables and helps, the planner, which has a page of
-# its own, and the plans of trees and shards, whose errors are bugs.
+# its own, helps of metrics, and the plans of trees and shards, whose errors are bugs.
 ELSEWHERE = (
     "chaosnet/commands/", "chaosnet/console.py", "chaosnet/dashboard.py", "chaosnet/__init__.py",
     "chaosnet/settings_table.py", "scheduler/elastic/", "scheduler/shard_plan.py", "scheduler/sync_plan.py",
     "scheduler/sync_time.py", "scheduler/tree_packing.py", "scheduler/trees.py", "protocols/messages/",
     "protocols/data_cursor.py", "node/iperf3_probe.py",
+    "chaosnet/page/metrics.py", "chaosnet/page/server.py",
 )  # fmt: skip
 OURS = {  # Errors that say what we, or a peer, did wrong in a protocol: dropped and counted, or a bug's traceback.
     "AssertionError", "AttributeError", "KeyError", "LocalProtocolError", "MalformedMessage", "NotImplementedError",
