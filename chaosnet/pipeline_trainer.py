@@ -19,10 +19,9 @@ from .node.outcomes import Ended
 from .node.session import Hooks, Session
 from .page.of_node import NodePage
 from .protocols.errors import ConfigError, ScaleOutFailed, describe
-from .protocols.messages import Contribution
+from .protocols.messages import FASTEST, Contribution
 from .protocols.status import Status
 from .remembered import Remembered
-from .scheduler.elastic.running import lengths_of
 from .setting_groups import Checkpoints, Cluster
 from .settings import checkpoint_settings, node_settings
 from .settings_table import SETTINGS
@@ -218,10 +217,14 @@ class PipelineTrainer:
         """The pipelines of the last step: who has which layers, and how many micro-batches."""
         return self._ran
 
-    def relayout(self, layout: str) -> None:
-        """Ask for other pipelines, from the next step but one on; all members get them. Raises: ConfigError."""
-        lengths_of(layout)
-        self.engine.wish = layout
+    def relayout(self, layout: str | None) -> None:
+        """Ask for other pipelines ("3+1"), from the next step but one on; all members get them.
+
+        They run as long as there are members enough, until others are asked for. None: the fastest, as if nobody had
+        asked for any, `layout` of the class included.
+        Raises: ConfigError for what cannot run with the layers, micro-batches and members of now.
+        """
+        self.engine.wishes.ask(FASTEST if layout is None else layout, self.engine.check_wish)
 
     @property
     def step(self) -> int:

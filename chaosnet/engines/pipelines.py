@@ -35,11 +35,12 @@ from ..protocols.events import TensorMade
 from ..protocols.messages import Contribution, Deal, View, ViewKey
 from ..randomness import Randomness
 from ..scheduler.elastic.program import Instruction
-from ..scheduler.elastic.running import Facts, Laid, Running, choose, lengths_of
+from ..scheduler.elastic.running import Facts, Laid, Running, check_wish, choose
 from ..settings import CheckpointSettings
 from ..state_copies import StateCopies
 from .global_batches import GlobalBatches
 from .layer_runner import Done, LayerRunner, due, layers_in
+from .layout_wishes import LayoutWishes
 from .pace import Pace
 
 
@@ -90,7 +91,7 @@ class Pipelines:
         step: Updates of the model since the cluster began; `samples`: behind them.
         running: The pipelines of the step under way; None before the first, and while nobody wants to train.
         wants: Epochs that this node wants to see trained in all; 0: none any more.
-        wish: A layout that this node asks for, from the next step on.
+        wishes: Layouts that were asked for.
         last: What the last step came to.
     Raises: ConfigError for what cannot be trained so, CheckpointError if it cannot be resumed.
     """
@@ -111,7 +112,7 @@ class Pipelines:
         self.batches = GlobalBatches(told.batch, told.micro_batch, told.seed)
         self.sums = LayerSums(self.layers, self.batches.micro_batches, told.exact)
         if told.layout:
-            lengths_of(told.layout)
+            check_wish(told.layout, len(self.layers), self.batches.micro_batches)
         self.state = TrainingState(self.model, optimizer, lr_scheduler, None, self._terms())
         accelerator = self.state.accelerator()
         self.runner = LayerRunner(
@@ -126,7 +127,7 @@ class Pipelines:
         self.samples = 0.0
         self.wants = 0
         self._goal = 0  # Epochs that members want to see trained, the most of them. Agreed.
-        self.wish = self._wished = ""
+        self.wishes = LayoutWishes(session, told.layout)
         self.running: Running | None = None
         self.view: View | None = None
         self.key: ViewKey = (0, 0)  # Of the attempt under way.
@@ -250,7 +251,7 @@ class Pipelines:
         self.pace.from_plain(runtime["pace"])
         self.schedule.from_plain(runtime["lr_schedule"])
         self._laid = None if runtime["laid"] is None else Laid.from_plain(runtime["laid"])
-        self._goal, self._wished = runtime["goal"], runtime["wished"]
+        self._goal, self.wishes.agreed = runtime["goal"], runtime["wished"]
         self.agreement.forget()
         self._loaded = StateLoaded(self.round, self.step, arrival.manifest.total_bytes)
 
@@ -268,7 +269,7 @@ class Pipelines:
             "lr_schedule": self.schedule.to_plain(),
             "laid": None if self._laid is None else self._laid.to_plain(),
             "goal": self._goal,
-            "wished": self._wished,
+            "wished": self.wishes.agreed,
         }
 
     def _capture(self, outcome: StepOutcome, applied: bool) -> None:
@@ -302,6 +303,8 @@ class Pipelines:
             self.running = self.plan()
             batches = self.batches.step(self._device, self.random.key)
             lines = due(self.running.program.instructions.get(self.session.name, ()), batches.samples)
+        self.wishes.hear(self.check_wish)
+        self.wishes.answer(self.running, self.step + 1)
         for chunks in self.sums.begin(layers_in(lines)):
             self.session.contribute(chunks, 0.0, key)
         if batches is not None:
@@ -311,11 +314,16 @@ class Pipelines:
         self.session.contribute(losses, weight, key)
         return self._contribution(done)
 
+    def check_wish(self, layout: str) -> None:
+        """Raises: ConfigError for pipelines that cannot run with the members of now."""
+        members = len(self.view.member_ids) if self.view is not None else 1
+        check_wish(layout, len(self.layers), self.batches.micro_batches, members)
+
     def plan(self) -> Running:
         """The pipelines of the step that is due. Raises: PlanInfeasible."""
         assert self.view is not None
         facts = Facts(
-            self.pace.costs_us, self.batches.micro_batches, self._told.stages, self._wished or self._told.layout,
+            self.pace.costs_us, self.batches.micro_batches, self._told.stages, self.wishes.holds,
             self.pace.speeds,
         )  # fmt: skip
         made_of = self.view.member_ids, facts, self._laid
@@ -357,7 +365,7 @@ class Pipelines:
             digests=digests,
             accounts=accounts,
             pipelines=encode(running.laid.to_plain(), "pipelines") if running is not None and is_new else b"",
-            wish=self.wish,
+            wish=self.wishes.own,
             timings=self.pace.told(session.name, done, running)
             if running and self.pace.tells(self.round)
             else {},
@@ -412,9 +420,7 @@ class Pipelines:
         self.batches.agree(total.dataset)
         if total.pipelines:
             self._laid = Laid.from_plain(decode(total.pipelines))
-        if total.wish:
-            self._wished = total.wish
-            self.wish = "" if self.wish == total.wish else self.wish
+        self.wishes.heard(total.wish)
         if total.timings:
             self.pace.heard(total.timings, sorted(total.shares))
 

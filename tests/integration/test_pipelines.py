@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 
 import pipeline_worker
 import pytest
+from click.testing import CliRunner
 from cluster import Cluster, cluster_of
 from torch import nn
 
 from chaosnet import Cluster as ClusterSettings
 from chaosnet import PipelineTrainer, client
+from chaosnet.cli import cli
 from chaosnet.data import EpochOrder
 
 pytestmark = pytest.mark.realtime
@@ -86,6 +89,46 @@ def test_a_layout_trains_as_one_process_does(layout, alone, tmp_path):
         cluster.nodes[-1].advance(10)
         told = client.status(cluster.nodes[-1].last("joined")["address"]).pipelines
         assert [each.count(">") + 1 for each in told.split("|")] == wanted
+        cluster.leave()
+        check(cluster, alone)
+
+
+def stages(told: str) -> list[int]:
+    return [each.count(">") + 1 for each in told.split("|")]
+
+
+def relayout(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(cli, ["relayout", *arguments])
+    return done.exit_code, done.output.strip() or str(done.exception)
+
+
+def test_other_pipelines_are_asked_for_while_it_trains(alone, tmp_path):
+    with cluster_of(0, tmp_path, script=pipeline_worker.train, layout="2+2") as cluster:
+        a, b, *_ = cluster.grow(4)
+        address = b.last("joined")["address"]
+
+        def runs(*wanted: int) -> None:
+            cluster.until(lambda: stages(a.last("layout")["layout"]) == [*wanted], f"pipelines of {wanted}")
+
+        code, said = relayout(address, "3+1")
+        assert code == 0 and (found := re.fullmatch(r"from step (\d+) on: (.*); predicted .*", said)), said
+        assert stages(found[2]) == [3, 1]
+        runs(3, 1)
+        assert a.last("layout")["layout"] == found[2]
+        for wrong, says in (
+            ("8", "has 7 layers"),
+            ("3+2", "takes 5 members (there are 4)"),
+            ("x", "expected stages"),
+        ):
+            code, said = relayout(address, wrong)
+            assert code == 1 and says in said, said
+        cluster.without("d", cluster.nodes[3].kill())
+        a.advance(5)
+        assert sum(stages(a.last("layout")["layout"])) <= 3  # As fast as three can.
+        cluster.start().last("joined")
+        runs(3, 1)  # It was not forgotten.
+        assert relayout(address, "--auto")[0] == 0
+        a.advance(5)
         cluster.leave()
         check(cluster, alone)
 

@@ -109,8 +109,13 @@ def test_another_layout_may_be_asked_for_and_one_that_cannot_be_is_refused():
         for step in t.steps(make_data(), epochs=2):
             if step.step == 1:
                 t.relayout("1")
-                with pytest.raises(ConfigError, match="layout: 'x'"):
-                    t.relayout("x")
+                for wrong, says in (("x", "'x'"), ("4", "3 layers"), ("2", "takes 2 members .there are 1")):
+                    with pytest.raises(ConfigError, match=f"layout: .*{says}"):
+                        t.relayout(wrong)
+            if step.step == 3:
+                assert t.engine.wishes.holds == "1"
+                t.relayout(None)
+        assert t.engine.wishes.holds == ""
         assert t.layout == f"{t.name} 0-2 x4"
 
 
@@ -140,6 +145,10 @@ def test_layers_may_hand_on_several_tensors():
         ({"model": nn.Sequential(), "optimizer": torch.optim.SGD(make_model().parameters())}, "no layers"),
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, "'1' is a BatchNorm1d"),
         ({"layout": "2 and 2"}, "layout: '2 and 2'"),
+        (
+            {"layout": "4"},
+            "layout: '4' has a pipeline of 4 stages .expected at most 3, as the model has 3 layers",
+        ),
         ({"batch": 9}, "micro_batch: 2 does not divide the batch of 9"),
         ({"optimizer": torch.optim.LBFGS(make_model().parameters())}, "LBFGS"),
     ],
