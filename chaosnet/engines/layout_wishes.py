@@ -6,15 +6,11 @@ place. It outlives members: while there are too few of them, the fastest pipelin
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ..node.session import Session
 from ..protocols.errors import ConfigError
 from ..protocols.events import LayoutAnswered
 from ..protocols.messages import FASTEST
-from ..scheduler.elastic.running import Running, suits
-
-Check = Callable[[str], None]  # Raises: ConfigError for pipelines that cannot run now.
+from ..scheduler.elastic.running import Running, check_wish, suits
 
 
 class LayoutWishes:
@@ -22,13 +18,15 @@ class LayoutWishes:
 
     Args:
         layout: Which the script was written with.
+        layers, micro_batches: Of the model, and of a step.
     Attributes:
         own: What this node asks for with its next part of a step; "": nothing.
         agreed: What holds; "": nobody has asked for anything yet.
     """
 
-    def __init__(self, session: Session, layout: str) -> None:
+    def __init__(self, session: Session, layout: str, layers: int, micro_batches: int) -> None:
         self._session, self.layout = session, layout
+        self._layers, self._micro_batches = layers, micro_batches
         self.own = self.agreed = ""
         self._asking: dict[str, str] = {}  # A client that has no answer yet: its wish.
 
@@ -38,21 +36,21 @@ class LayoutWishes:
         wish = self.agreed or self.layout
         return "" if wish == FASTEST else wish
 
-    def ask(self, layout: str, check: Check) -> None:
-        """From the next step but one on. Raises: ConfigError."""
-        check(layout)
+    def ask(self, layout: str, members: int) -> None:
+        """From the next step but one on. Raises: ConfigError for what cannot run with so many."""
+        check_wish(layout, self._layers, self._micro_batches, members)
         self.own = layout
         for asker in self._asking:
             self._answer(asker, False, f"{layout} was asked for meanwhile")
         self._asking.clear()
 
-    def hear(self, check: Check) -> None:
-        """What clients have asked for meanwhile."""
+    def hear(self, members: int) -> None:
+        """What clients have asked for meanwhile; so many members there are."""
         asked = self._session.loop.asked
         while not asked.empty():
             each = asked.get()
             try:
-                self.ask(each.layout, check)
+                self.ask(each.layout, members)
                 self._asking[each.asker] = each.layout
             except ConfigError as error:
                 self._answer(each.asker, False, str(error))
