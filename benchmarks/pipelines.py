@@ -371,8 +371,8 @@ def pipelines_command(parts: str, quick: bool, json_file: Path | None) -> None:
             raise click.UsageError(f"--parts: {part!r} (expected some of {', '.join(PARTS)})")
     measures: dict[str, Callable[[], dict[str, Any]]] = {
         "program": lambda: measure_program(5 if quick else 30),
-        "two": lambda: measure_two(*(1, 3, QUICK_ROWS) if quick else (4, 5, ROWS)),
-        "kill": lambda: measure_kill(1 if quick else 4, 3 if quick else 5),
+        "two": lambda: measure_two(*(1, 3, QUICK_ROWS) if quick else (3, 5, ROWS)),
+        "kill": lambda: measure_kill(1 if quick else 3, 3 if quick else 5),
     }
     figures: dict[str, Any] = {"processors": os.cpu_count(), "load_before": os.getloadavg()[0]}
     click.echo(f"{figures['processors']} processors, load {figures['load_before']:.1f} before")

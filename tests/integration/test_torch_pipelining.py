@@ -3,14 +3,11 @@
 Ours are exact: sums of gradients in double precision, on a grid. Theirs are in single precision, in their order.
 """
 
-import multiprocessing
-import os
-
 import pipeline_worker
 import pytest
 import torch
 import torch_pipelining
-from cluster import cluster_of
+from cluster import cluster_of, context
 
 pytestmark = pytest.mark.realtime
 
@@ -20,7 +17,6 @@ CLOSE = 1e-6
 
 def of_torch(folder):
     """Weights by name, and losses."""
-    context = multiprocessing.get_context("spawn")
     arguments = str(folder), SAMPLES, STEPS
     ranks = [context.Process(target=torch_pipelining.run, args=(rank, *arguments)) for rank in range(4)]
     for each in ranks:
@@ -35,8 +31,7 @@ def of_torch(folder):
     return weights, losses
 
 
-def test_losses_and_weights_are_those_of_torch_distributed_pipelining(tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
+def test_losses_and_weights_are_those_of_torch_distributed_pipelining(tmp_path):
     weights, losses = of_torch(tmp_path)
     own = {"plain": True, "dropout": 0.0, "samples": SAMPLES, "saves_at": STEPS, "saves_to": str(tmp_path)}
     with cluster_of(0, tmp_path, script=pipeline_worker.train, layout="2+2", **own) as cluster:
