@@ -216,11 +216,13 @@ class Group:
         for _ in range(CALM_STEPS):
             self.next()
 
-    def run(self, steps: int) -> list[Seen]:
+    def run(self, steps: int, tell_every: int = 0) -> list[Seen]:
         """So many steps, and the one before."""
         first = len(self.seen) - 1
-        for _ in range(steps):
+        for number in range(1, steps + 1):
             self.next()
+            if tell_every and not number % tell_every:
+                _progress(f"{number} of {steps} steps")
         return self.seen[first:]
 
     def leave(self) -> list[tuple[str, float]]:
@@ -231,6 +233,11 @@ class Group:
             pass
         found: list[tuple[str, float]] = told
         return found
+
+
+def _progress(text: str) -> None:
+    """How far it is, beside what it finds."""
+    click.echo(f"  {text}", err=True)
 
 
 def _lengths(seen: Sequence[Seen]) -> list[float]:
@@ -250,7 +257,7 @@ def measure_program(steps: int) -> dict[str, Any]:
     """Four emulated stages, 16 micro-batches."""
     with Group(Training("4", micro_batches=16), 4) as group:
         group.until(lambda seen: seen.stages == [4])
-        seen = group.run(steps)
+        seen = group.run(steps, tell_every=10)
         group.leave()
     compiled_s = seen[-1].compiled_s
     ratios = [took_s / compiled_s for took_s in _lengths(seen)]
@@ -272,7 +279,10 @@ def measure_two(rounds: int, steps: int, rows: int) -> dict[str, Any]:
         changes = 0
         while changes <= 2 * (rounds + 1):
             before = group.seen[-1].stages
-            changes += group.next().stages != before
+            changed = group.next().stages != before
+            changes += changed
+            if changed and changes % 2:
+                _progress(f"round {changes // 2} of {rounds + 1}")
         blocks = group.leave()
     found = {layout: [took_s for name, took_s in blocks if name == layout][1:] for layout in task.blocks}
     ones = [one / two for one, two in zip(found["1"], found["2"], strict=False)]
@@ -308,6 +318,7 @@ def measure_kill(kills: int, steps: int) -> dict[str, Any]:
                 group.next()
             step_s.append(statistics.median(_lengths(group.run(steps))))
             took_s.append(next_s - killed_s - step_s[-1])
+            _progress(f"kill {index + 1} of {kills}: {took_s[-1]:.3f} s")
         group.leave()
     return {
         "kills": kills,
@@ -359,13 +370,14 @@ def pipelines_command(parts: str, quick: bool, json_file: Path | None) -> None:
         if part not in PARTS:
             raise click.UsageError(f"--parts: {part!r} (expected some of {', '.join(PARTS)})")
     measures: dict[str, Callable[[], dict[str, Any]]] = {
-        "program": lambda: measure_program(5 if quick else 60),
-        "two": lambda: measure_two(*(1, 3, QUICK_ROWS) if quick else (8, 10, ROWS)),
-        "kill": lambda: measure_kill(1 if quick else 5, 3 if quick else 8),
+        "program": lambda: measure_program(5 if quick else 30),
+        "two": lambda: measure_two(*(1, 3, QUICK_ROWS) if quick else (3, 5, ROWS)),
+        "kill": lambda: measure_kill(1 if quick else 3, 3 if quick else 5),
     }
     figures: dict[str, Any] = {"processors": os.cpu_count(), "load_before": os.getloadavg()[0]}
     click.echo(f"{figures['processors']} processors, load {figures['load_before']:.1f} before")
     for part in wanted:
+        click.echo(f"{part} ...", err=True)
         figures[part] = measures[part]()
         click.echo(_line(part, figures[part]))
     write_json(json_file, figures)

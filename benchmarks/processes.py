@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing as mp
 import time
 import traceback
@@ -87,4 +88,5 @@ def _run(connection: Connection, target: Callable[..., Any], args: tuple[Any, ..
     try:
         connection.send(("value", target(Pipe(connection), *args)))
     except BaseException:
-        connection.send(("error", traceback.format_exc()))
+        with contextlib.suppress(OSError):  # If the parent has gone, nobody wants to know.
+            connection.send(("error", traceback.format_exc()))

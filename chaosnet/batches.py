@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from numbers import Integral
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from .data import Batch, EpochOrder, NamedBatch, check_dataset, fetch, parts
+from .data import Batch, EpochOrder, NamedBatch, check_dataset, parts
 from .engines.data_parallel import DataParallel
+from .evaluation_loop import Collate, EvaluationLoop, Fetch, counts, fetch_collated
 from .loading import Ahead, check_loader
 from .node.session import Session
 from .protocols.data_cursor import DealRules
@@ -18,17 +18,14 @@ from .protocols.errors import ConfigError
 from .script_steps import ScriptSteps
 from .settings import expect
 
-Collate = Callable[[list[Any]], Any]
-Fetch = Callable[[list[int], Callable[[int], None]], Batch | NamedBatch]
-
 
 class Batches:
     """What `trainer.epochs` and `trainer.batches` give out."""
 
     def __init__(self, session: Session, engine: DataParallel, steps: ScriptSteps) -> None:
         self._session, self._engine, self._steps, self._share = session, engine, steps, engine.share
-        self._trained: Ahead | None = None  # Of the last passes: workers may be persistent.
-        self._evaluated: Ahead | None = None
+        self._trained: Ahead | None = None  # Of the last pass: workers may be persistent.
+        self._evaluation = EvaluationLoop(session, engine.evaluation, steps)
 
     def epochs(self, count: int) -> Iterator[int]:
         """See `Trainer.epochs`."""
@@ -71,14 +68,14 @@ class Batches:
             dataset, batch_size = loader.dataset, loader.batch_size
             drop_last = drop_last or loader.drop_last
         for what, number in (("batch_size", batch_size), ("accumulate", accumulate)):
-            expect(_counts(number), what, number, "a whole number from 1")
+            expect(counts(number), what, number, "a whole number from 1")
         assert batch_size is not None
-        fits = _counts(min_samples) and min_samples <= batch_size
+        fits = counts(min_samples) and min_samples <= batch_size
         expected = f"a whole number from 1 to batch_size, which is {batch_size}"
         expect(fits, "min_samples", min_samples, expected)
         for what, value in (("drop_last", drop_last), ("shuffle", shuffle)):
             expect(value in (True, False), what, value, "True or False")
-        whole = global_batch is None or (_counts(global_batch) and global_batch >= min_samples)
+        whole = global_batch is None or (counts(global_batch) and global_batch >= min_samples)
         expect(
             whole, "global_batch", global_batch, f"a whole number from min_samples, which is {min_samples}"
         )
@@ -89,7 +86,7 @@ class Batches:
         self._engine.gradients.arm(None)
         target = epochs if epochs is not None else share.epoch + 1
         if loader is None:
-            yield from self._until(target, order, accumulate, partial(_fetch, dataset, collate_fn))
+            yield from self._until(target, order, accumulate, partial(fetch_collated, dataset, collate_fn))
             return
         if self._trained is None or self._trained.loader is not loader:
             self._trained = Ahead(loader, f"{self._session.name}, {share.seed}")
@@ -104,38 +101,7 @@ class Batches:
         self, dataset: Any, batch_size: int | None, collate_fn: Collate | None
     ) -> Iterator[Batch | NamedBatch]:
         """See `Trainer.evaluate`."""
-        loader = dataset if isinstance(dataset, DataLoader) else None
-        if loader is not None:
-            for what, value in {"batch_size": batch_size, "collate_fn": collate_fn}.items():
-                expect(value is None, what, value, "none beside a DataLoader, whose own counts")
-            check_loader(loader, "evaluate")
-            dataset, batch_size = loader.dataset, loader.batch_size
-        expect(_counts(batch_size), "batch_size", batch_size, "a whole number from 1")
-        assert batch_size is not None
-        check_dataset(dataset, collate_fn, "evaluate")
-        expect(len(dataset) > 0, "dataset", dataset, "one with samples")
-        steps, evaluation, session = self._steps, self._engine.evaluation, self._session
-        fetched: Fetch = partial(_fetch, dataset, collate_fn)
-        if loader is not None:
-            if self._evaluated is None or self._evaluated.loader is not loader:
-                self._evaluated = Ahead(loader, f"{session.name}, evaluation")
-            self._evaluated.begin(evaluation.ahead)
-            fetched = self._evaluated.fetch
-        steps.await_round()
-        evaluation.enter(len(dataset), int(batch_size))
-        try:
-            if not session.done:
-                steps.skip()  # With it, all hear of the evaluation.
-            while evaluation.under_way and not session.done:
-                if indices := evaluation.take():
-                    batch = fetched(indices, lambda number: None)
-                    steps.in_hand = float(batch.samples)
-                    yield batch
-                steps.skip()
-        finally:
-            evaluation.leave()
-            if self._evaluated is not None:
-                self._evaluated.end()
+        return self._evaluation.batches(dataset, batch_size, collate_fn)
 
     def _until(self, target: int, order: EpochOrder, accumulate: int, fetched: Fetch) -> Iterator[Any]:
         """To the end of that epoch."""
@@ -183,14 +149,3 @@ class Batches:
                 "them after each batch; to accumulate gradients over several batches, pass accumulate=N; for a batch "
                 "that is to be left out, trainer.update(samples=0))"
             )
-
-
-def _counts(number: Any) -> bool:
-    """A whole number from 1."""
-    return isinstance(number, Integral) and int(number) >= 1
-
-
-def _fetch(
-    dataset: Any, collate: Collate | None, indices: list[int], blame: Callable[[int], None]
-) -> Batch | NamedBatch:
-    return fetch(dataset, indices, blame, collate)

@@ -17,7 +17,7 @@ from .commands.checkpoints import checkpoints
 from .commands.dashboard import dashboard
 from .commands.groups import Unsorted
 from .commands.keys import allow, invite, keygen, revoke
-from .commands.members import go_on, leave, link
+from .commands.members import go_on, leave, link, relayout
 from .commands.plan import plan, simulate_training
 from .commands.run import run
 from .commands.simulate import simulate
@@ -108,7 +108,7 @@ def cli() -> None:
 
 
 for command in (
-    run, status, dashboard, leave, go_on, link, checkpoints, keygen, invite, allow, revoke, demo, soak, testbed,
-    bench, plan, simulate_training, simulate,
+    run, status, dashboard, leave, go_on, relayout, link, checkpoints, keygen, invite, allow, revoke, demo, soak,
+    testbed, bench, plan, simulate_training, simulate,
 ):  # fmt: skip
     cli.add_command(command)

@@ -32,6 +32,7 @@ from .protocols.messages import (
     LeaveCommand,
     Ping,
     Pong,
+    RelayoutCommand,
     Routed,
     StatusReply,
     StatusRequest,
@@ -42,6 +43,7 @@ from .watching import Known
 DEADLINE_S = 5.0
 LINK_DEADLINE_S = 15.0  # A link changes between two steps of training, and a step may take seconds.
 ASK_EVERY_S = 0.5  # An election loses questions; the scheduler takes a repeated one for the same.
+RELAYOUT_DEADLINE_S = 60.0  # A step ends before others run.
 LINGER_S = 0.2
 WATCH_EVERY_S = 0.5
 WATCH_DEADLINE_S = 2.0  # Then another node is asked.
@@ -146,6 +148,18 @@ def leave(address: str, deadline_s: float = DEADLINE_S) -> Answer:
 def go_on(address: str, deadline_s: float = DEADLINE_S) -> Answer:
     """Tell the node at `address`, which waits, that the members it cannot reach are dead. Raises: as `ask`."""
     reply = ask(address, lambda me, node: GoOnCommand(asker=me), deadline_s, of_scheduler=False)
+    assert isinstance(reply, Answer)
+    return reply
+
+
+def relayout(address: str, layout: str, deadline_s: float = RELAYOUT_DEADLINE_S) -> Answer:
+    """Have the cluster train in other pipelines ("2+2"), or in the fastest ("auto").
+
+    Returns: once they run, and from which step; or why they cannot. Raises: as `ask`.
+    """
+    reply = ask(
+        address, lambda me, node: RelayoutCommand(asker=me, layout=layout), deadline_s, of_scheduler=False
+    )
     assert isinstance(reply, Answer)
     return reply
 

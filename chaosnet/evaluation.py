@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from .means import Means
+from .node.outcomes import StepOutcome
 from .protocols.data_cursor import DataCursor, positions
 from .protocols.errors import ConfigError
 from .protocols.messages import Contribution, Range
@@ -130,3 +132,17 @@ class Evaluation:
         if plain is not None:
             self._cursor = DataCursor.from_plain(plain["cursor"])
             self._sums = {str(name): (float(a), float(b)) for name, (a, b) in plain["sums"].items()}
+
+
+def average(evaluation: Evaluation, means: Means, outcome: StepOutcome) -> bool:
+    """What scripts averaged: with a completed step, or over an evaluation once that is complete.
+
+    Returns: whether the step belongs to an evaluation. Raises: as `Evaluation.completed`.
+    """
+    total, was_under_way = outcome.commit.total, evaluation.under_way
+    sums = evaluation.completed(total, [name for name, _ in outcome.deal])
+    if not was_under_way:
+        means.came(total.metrics)
+    elif sums is not None:
+        means.came(sums)
+    return was_under_way or evaluation.under_way

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from .protocols.errors import ConfigError
 from .protocols.step_sync import means
@@ -39,8 +40,12 @@ class Means:
         self._pending: dict[str, tuple[float, float]] = {}
         self._handles: list[ClusterMean] = []
 
-    def add(self, name: str, value: float, weight: float) -> ClusterMean:
-        """To the step under way. Raises: ConfigError for what would not reach the others."""
+    def add(self, name: str, value: Any, weight: float) -> ClusterMean:
+        """A number or 0-dim tensor, to the step under way.
+
+        Raises: ConfigError for what would not reach the others.
+        """
+        value = float(value.detach() if hasattr(value, "detach") else value)
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
             raise ConfigError(f"mean: the name is {name!r:.80} (expected 1 to {MAX_NAME} characters)")
         if not 0 <= weight <= MAX_WEIGHT:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .batches import Batches
@@ -11,6 +10,7 @@ from .engines.data_parallel import DataParallel
 from .means import Means
 from .node.session import Session
 from .protocols.errors import ConfigError
+from .script_member import ScriptMember
 from .script_node import ScriptNode
 from .script_steps import ScriptSteps
 
@@ -26,7 +26,7 @@ class Run:
     batches: Batches
 
 
-class RunFacts:
+class RunFacts(ScriptMember):
     """Of the model and the cluster: 0 before there is a model. Of this node: ConfigError before."""
 
     _run: Run | None
@@ -37,6 +37,13 @@ class RunFacts:
         if self._run is None:
             raise ConfigError("Trainer: no model yet (pass model and optimizer, or call attach)")
         return self._run
+
+    @property
+    def _is_attached(self) -> bool:
+        return self._run is not None
+
+    def _member(self) -> ScriptNode:
+        return self._attached().node
 
     @property
     def session(self) -> Session:
@@ -72,20 +79,6 @@ class RunFacts:
         return tuple(name for name, _ in self._share.deal)
 
     @property
-    def world_size(self) -> int:
-        """How many members there are, as agreed with the last step."""
-        return len(self.members)
-
-    @property
-    def is_main(self) -> bool:
-        """Has this node been a member for the longest?
-
-        Of the nodes that ask after the same step, at most one is told yes. If it dies before it has done what it was
-        to do, nobody has done it; after the next step, another node is the main one.
-        """
-        return self.members[:1] == (self._share.name,)
-
-    @property
     def metrics(self) -> dict[str, float]:
         """The cluster's means of the last step, by name."""
         return self._means.last
@@ -103,41 +96,10 @@ class RunFacts:
     # --- of this node ---
 
     @property
-    def updates_here(self) -> int:
-        """Steps to which this node has brought samples."""
-        return self._attached().steps.updates_here
-
-    @property
-    def joined_step(self) -> int:
-        """The step since which this node is a member."""
-        return self.session.joined_step
-
-    @property
-    def join_seconds(self) -> float:
-        """Seconds that this node's join took."""
-        return self.session.join_seconds
-
-    @property
-    def join_phases(self) -> Mapping[str, float]:
-        """Seconds of the join by phase (docs/life_of_a_join.md); of the last join, if this node came back."""
-        return self.session.join_phases
-
-    @property
-    def join_bytes(self) -> int:
-        """Bytes of the state that this node received when it joined."""
-        return self.session.join_bytes
-
-    @property
-    def join_bytes_by_source(self) -> Mapping[str, int]:
-        """`join_bytes` by the node that sent them."""
-        return self.session.join_bytes_by_source
-
-    @property
-    def rejoins(self) -> int:
-        """How often this node was out of the cluster, and came back."""
-        return self.session.rejoins
-
-    @property
     def heals(self) -> int:
         """How often this node has pulled the state anew because its own differed (`on_divergence="heal"`)."""
         return self._attached().steps.heals
+
+    def state_hash(self) -> str:
+        """A hash of the training state; equal on two members if and only if their states are, to the bit."""
+        return self.engine.state.state_hash()

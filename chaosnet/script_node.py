@@ -4,15 +4,74 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
+from typing import Protocol
 
 from . import endings, exit_event
-from .engines.data_parallel import DataParallel
 from .node.outcomes import Ended
-from .node.session import Session
+from .node.session import Hooks, Session
 from .page.of_node import NodePage
 from .protocols.errors import ScaleOutFailed, describe
+from .protocols.messages import Range
 from .remembered import Remembered
-from .script_steps import ScriptSteps
+from .teller import Teller
+
+
+class ScriptEngine(Protocol):
+    """What a script trains, as its node sees it."""
+
+    @property
+    def step(self) -> int:
+        """Updates of the model."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that the cluster has completed."""
+        ...
+
+    @property
+    def in_callback(self) -> bool:
+        """Has it called a function of the script's, which is under way?"""
+        ...
+
+    def blamed(self) -> tuple[Range, ...]:
+        """Samples of the epoch that the script has in hand: why it ends with an error, perhaps."""
+        ...
+
+    def detach(self) -> None:
+        """Gradients are the script's own again; more than once."""
+
+    def let_go(self) -> None:
+        """Its optimizer and its scheduler are, too; more than once."""
+
+    def close(self, abandon: bool) -> None:
+        """End: with the checkpoint under way, or without it."""
+
+
+class NodeSteps(Protocol):
+    """How a script's node takes part in steps."""
+
+    updates_here: int
+
+    def entered(self) -> None:
+        """It is a member."""
+
+    def skip(self) -> bool:
+        """Take part in a step that the script has not asked for. Returns: False if this node is out."""
+        ...
+
+
+def hooks(teller: Teller, members: Remembered, ended: Callable[[Ended], None]) -> Hooks:
+    """Of the session of a script's node."""
+    return Hooks(
+        say=teller.say,
+        wants_exit=exit_event.exit_wanted,
+        ended=ended,
+        notice=teller.notice,
+        parked=teller.parked,
+        view=members.entered,
+    )
 
 
 class ScriptNode:
@@ -23,29 +82,35 @@ class ScriptNode:
         must_leave: A callback has asked for it; it is done when the script comes to its next step, or ends.
     """
 
-    def __init__(self, session: Session, engine: DataParallel, members: Remembered, page: NodePage) -> None:
-        self.name, self._session, self._engine, self._members = session.name, session, engine, members
+    def __init__(self, session: Session, engine: ScriptEngine, members: Remembered, page: NodePage) -> None:
+        self.name, self.session, self._engine, self._members = session.name, session, engine, members
         self._page = page
-        self.steps = ScriptSteps(session, engine, self)
+        self._steps: NodeSteps | None = None
         self.driver = threading.current_thread()
         self._pid = os.getpid()
         self._closed = self.must_leave = False
 
-    def enter(self) -> None:
+    @property
+    def steps(self) -> NodeSteps:
+        assert self._steps is not None, "enter() comes first"
+        return self._steps
+
+    def enter(self, steps: NodeSteps) -> None:
         """Become a member. Raises: as Session.enter."""
-        exit_event.install(self._session.want_out)
+        self._steps = steps
+        self._page.start(self.session)
+        exit_event.install(self.session.want_out)
         endings.opened(self)
         try:
-            self._session.enter()
+            self.session.enter()
         except (ScaleOutFailed, SystemExit) as error:
-            if self._session.ended is None:  # It is the script's own, of a callback.
+            if self.session.ended is None:  # It is the script's own, of a callback.
                 self.crash(describe(error))
             else:
                 self._closed = isinstance(error, SystemExit)
                 self._stop()
             raise
-        self.steps.begin()
-        self.steps.await_round()
+        steps.entered()
 
     @property
     def _is_over(self) -> bool:
@@ -54,20 +119,22 @@ class ScriptNode:
     @property
     def _in_callback(self) -> bool:
         """Is it the script's function that calls, which chaosnet has called? Another thread's is no matter."""
-        within = self._engine.rules.place and threading.current_thread() is self.driver
-        return bool(within or self._session.loop.is_here)
+        within = self._engine.in_callback and threading.current_thread() is self.driver
+        return within or self.session.loop.is_here
 
     def request_node_exit(self) -> None:
         """See `Trainer`."""
         if self._is_over:
             return
-        session, engine = self._session, self._engine
+        session, engine = self.session, self._engine
         session.leave()
         if self._in_callback:  # The step under way ends first.
             self.must_leave = True
             return
         while self.steps.skip():
             pass
+        if self._closed:  # It could not take part, as its script had ended.
+            return
         self._closed = True
         engine.close(abandon=False)
         self._stop()
@@ -83,19 +150,19 @@ class ScriptNode:
         """See `Trainer`."""
         if self._is_over:
             return
-        session, engine = self._session, self._engine
+        session, engine = self.session, self._engine
         self._closed = True
-        session.crash(reason, engine.share.blamed() if blames else (), engine.share.epoch)
+        session.crash(reason, engine.blamed() if blames else (), engine.epoch)
         self._stop()
-        engine.gradients.detach()
+        engine.detach()
         engine.close(abandon=True)
         session.say(f"{self.name} left after step {engine.step}: its script ended with {reason}")
 
     def ended(self, ended: Ended) -> None:
         """The session is over, by whatever."""
-        self._engine.gradients.detach()
+        self._engine.detach()
         if ended.how == "left":
-            if not self._session.leaving:
+            if not self.session.leaving:
                 exit_event.want_exit()  # It was `chaosnet leave`: the script hears of it as of Ctrl+C.
             return
         self._stop()
@@ -103,7 +170,7 @@ class ScriptNode:
 
     def leave_if_wanted(self) -> bool:
         """Ctrl+C with a script that never asks for it: leave, and end the script. True if out already."""
-        session = self._session
+        session = self.session
         if session.leaving:
             return True  # Another thread sees to that: what this one has is not counted.
         if not session.done or exit_event.script_captures_exit():
@@ -115,8 +182,8 @@ class ScriptNode:
 
     def _stop(self) -> None:
         """Nobody is left to leave: signals and the script's end mean what they meant without a trainer."""
-        self._engine.rules.remove()
-        self._session.stop()
+        self._engine.let_go()
+        self.session.stop()
         self._page.stop()
-        exit_event.remove(self._session.want_out)
+        exit_event.remove(self.session.want_out)
         endings.closed(self)

@@ -51,6 +51,11 @@ class ScriptSteps:
         """Samples of the batch in hand, or what the script said of its own."""
         return self.in_hand or self._engine.own_weight
 
+    def entered(self) -> None:
+        """This node is a member."""
+        self.begin()
+        self.await_round()
+
     def begin(self) -> None:
         """Forward may begin. With our own data the weight is known when a batch is handed out."""
         engine, share = self._engine, self._engine.share

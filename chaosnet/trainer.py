@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import endings, exit_event
+from . import endings
 from .batches import Batches
 from .callbacks import Callbacks, given_trainer
 from .data import DataShare
@@ -18,12 +18,13 @@ from .node.collector import held_off
 from .node.outcomes import Ended
 from .node.session import Hooks, Session
 from .page.of_node import NodePage
-from .protocols.errors import ConfigError, describe
-from .protocols.status import Status
+from .protocols.errors import ConfigError
 from .remembered import Remembered
 from .run_facts import Run, RunFacts
-from .script_node import ScriptNode
+from .script_engines import OfDataParallel
+from .script_node import ScriptNode, hooks
 from .script_rules import UPDATE
+from .script_steps import ScriptSteps
 from .setting_groups import Checkpoints, Cluster
 from .settings import checkpoint_settings, node_settings, step_settings
 from .settings_table import SETTINGS, STEP
@@ -127,38 +128,28 @@ class Trainer(RunFacts):
         if self._run is not None:
             raise ConfigError("attach: this trainer has a model already")
         endings.check_alone()
-        session = self.make_session(self._hooks())
+        session = self.make_session(hooks(self._teller, self._members, self._on_ended))
         engine = DataParallel(
             session, model, optimizer, lr_scheduler, extra_state, self._told, self._checkpoints, self._share,
             self._means, self._on_optimizer_step, self._on_scheduler_step,
         )  # fmt: skip
         self.model, self.optimizer, self.lr_scheduler = engine.model, engine.optimizer, engine.lr_scheduler
+        script_engine = OfDataParallel(engine)
         try:
             page = NodePage(self._page_at)
-            node = ScriptNode(session, engine, self._members, page)
+            node = ScriptNode(session, script_engine, self._members, page)
             session.open(engine, guarded=engine.guard is not None)
         except BaseException:  # If it cannot listen, the script may go on alone, or try again.
-            engine.rules.remove()
-            engine.gradients.detach()
+            script_engine.let_go()
+            script_engine.detach()
             raise
-        self._run = Run(session, engine, node, node.steps, Batches(session, engine, node.steps))
-        page.start(session)
-        node.enter()
+        steps = ScriptSteps(session, engine, node)
+        self._run = Run(session, engine, node, steps, Batches(session, engine, steps))
+        node.enter(steps)
 
     def make_session(self, hooks: Hooks) -> Session:
         """This node's life in its cluster. Benchmarks make others."""
         return Session(self.settings, hooks)
-
-    def _hooks(self) -> Hooks:
-        teller = self._teller
-        return Hooks(
-            say=teller.say,
-            wants_exit=exit_event.exit_wanted,
-            ended=self._on_ended,
-            notice=teller.notice,
-            parked=teller.parked,
-            view=self._members.entered,
-        )
 
     def _on_optimizer_step(self, name: str | None, overflow: bool) -> None:
         self._attached().steps.by_optimizer(name, overflow)
@@ -265,43 +256,4 @@ class Trainer(RunFacts):
         Returns: A handle; `float()` of it after the update is the mean.
         """
         usual = self._run.steps.usual_weight if self._run else 1.0
-        counts = weight if weight is not None else usual
-        number = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
-        return self._means.add(name, number, float(counts))
-
-    # --- leaving ---
-
-    def request_node_exit(self) -> None:
-        """Leave the cluster: the others go on (Chaos, Sec. V-B). Prints what was done here."""
-        if self._run is not None:
-            self._run.node.request_node_exit()
-
-    close = request_node_exit
-
-    def crash(self, reason: str, blames: bool = False) -> None:
-        """The script ends with an error: say so to the others, and contribute nothing more.
-
-        Args:
-            blames: May the samples that the script had in hand be why?
-        """
-        if self._run is not None:
-            self._run.node.crash(reason, blames)
-
-    def __enter__(self) -> Trainer:
-        return self
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if error is None or (isinstance(error, SystemExit) and not error.code):
-            self.request_node_exit()
-        else:
-            self.crash(describe(error), endings.blames(error))
-
-    # --- telling ---
-
-    def state_hash(self) -> str:
-        """A hash of the training state; equal on two members if and only if their states are, to the bit."""
-        return self.engine.state.state_hash()
-
-    def status(self, history: bool = False) -> Status:
-        """The cluster as this node sees it. `history`: with all events and steps that this node has kept."""
-        return self.session.status(history)
+        return self._means.add(name, value, float(weight if weight is not None else usual))

@@ -38,6 +38,7 @@ from .neighbors import Neighbors
 from .node import CoreSettings, Node, Phase
 from .parking import Parking
 from .recovery import StepRecovery
+from .relayouts import Relayouts
 from .reports import Reports
 from .role import Role
 from .routes import Part, merged
@@ -68,9 +69,10 @@ class Agent(Node):
         self.leaving = Leaving(self, self.recovery, self.missing, self.views, self.strikes)
         self.parking = Parking(self, self.missing)
         self.welcome = Welcome(self, self.joining, self.parking)
+        self.relayouts = Relayouts(self)
         parts: tuple[Part, ...] = (
             self.steps, self.neighbors, self.views, self.role, self.recovery, self.reports, self.joining,
-            self.welcome, self.leaving, self.parking,
+            self.welcome, self.leaving, self.parking, self.relayouts,
         )  # fmt: skip
         routes = [part.routes() for part in parts]
         self._events = merged(each.events for each in routes)

@@ -164,6 +164,13 @@ class LayerSums:
                     whole.append((group.chunks, group.samples))
         return whole
 
+    def abandon(self) -> list[range]:
+        """Nothing more will be added, and what was counts for nothing. Returns: the chunks that are not whole."""
+        left = [group.chunks for group in self.groups if group.chunks and group.due]
+        for group in self.groups:
+            group.due = set()
+        return left
+
     @torch.no_grad()
     def add(self, layer: nn.Module, samples: int) -> None:
         """One micro-batch has gone back through `layer`: its mean gradients, times its samples, are added.

@@ -84,6 +84,7 @@ class NodeLoop:
         )
         self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self.mailbox = Mailbox(lambda: not self.outcomes.empty())
+        self.asked: queue.SimpleQueue[fx.LayoutAsked] = queue.SimpleQueue()  # By clients.
         self.rates = Rates()
         self.counters: Counter[str] = Counter() if counters is None else counters
         self._incoming = Incoming(self._event, self._catching, on_notice, self.counters)
@@ -253,7 +254,8 @@ class NodeLoop:
         self.steps = StepHistory()
         self._performer = Performer(
             self.agent, self.all_reduce, self.replica, self.steps, self.transport, self._tests, self._telling,
-            self.outcomes, self.mailbox, self.counters, self._addresses, self._backlog_limit, self._soon, self.status,
+            self.outcomes, self.mailbox, self.asked, self.counters, self._addresses, self._backlog_limit, self._soon,
+            self.status,
         )  # fmt: skip
 
     def _stop(self, linger_s: float) -> None:

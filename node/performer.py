@@ -62,6 +62,7 @@ class Performer:
     telling: Telling
     outcomes: queue.SimpleQueue[Outcome]
     mailbox: Mailbox
+    asked: queue.SimpleQueue[fx.LayoutAsked]
     counters: Counter[str]
     addresses: tuple[str, ...]
     backlog_limit: int
@@ -117,6 +118,8 @@ class Performer:
                 self._pass_on(peer, message, payload)
             case fx.HandOver(message, payload):
                 self.mailbox.put(message, payload)
+            case fx.LayoutAsked():
+                self.asked.put(effect)
             case fx.FellBehind():
                 self.counters["fell_behind"] += 1
             case fx.MeasureLink() | fx.Measured():

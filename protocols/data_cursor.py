@@ -106,7 +106,7 @@ class DataCursor:
         if sum(sizes.values()) - few > count:  # Not enough that is not struck: the others get nothing.
             few = min(first, dict(shares)[taster])
             sizes = dict.fromkeys(sizes, 0) | {taster: min(few + count, dict(shares)[taster])}
-        tasted = _joined(suspects[:few])
+        tasted = joined(suspects[:few])
         sizes[taster] -= few
         dealt = _deal_out(sizes, iter(others))
         dealt[taster] = sorted([*tasted, *dealt[taster]])
@@ -128,7 +128,7 @@ class DataCursor:
 
     def suspects(self) -> list[Range]:
         """Positions with a strike, sorted and disjoint."""
-        return _joined(sorted({each for strike in self.strikes for each in positions(strike.ranges)}))
+        return joined(sorted({each for strike in self.strikes for each in positions(strike.ranges)}))
 
     def strike(self, strikes: Iterable[Strike]) -> list[tuple[int, list[Strike]]]:
         """Take note of members that have ended. Returns: positions that are condemned now, each with its strikes."""
@@ -153,7 +153,7 @@ class DataCursor:
     def set_aside(self, condemned: Sequence[int]) -> None:
         """Consume these positions; nobody has trained on them. Raises: as `commit`."""
         self.samples_aside += len(condemned)
-        self.commit(_joined(condemned))
+        self.commit(joined(condemned))
 
     def end_if_left_over(self, wanted: int) -> None:
         """Leave out the rest of the epoch, if it is too little to be dealt. `wanted`: what all take in a step.
@@ -170,7 +170,7 @@ class DataCursor:
 
     def _clear_consumed(self) -> None:
         left = [
-            replace(each, ranges=tuple(_without(_joined(sorted(set(positions(each.ranges)))), self.consumed)))
+            replace(each, ranges=tuple(_without(joined(sorted(set(positions(each.ranges)))), self.consumed)))
             for each in self.strikes
         ]
         self.strikes = [each for each in left if each.ranges]
@@ -284,7 +284,7 @@ def positions(ranges: Iterable[Range]) -> Iterator[int]:
         yield from range(start, stop)
 
 
-def _joined(ordered: Sequence[int]) -> list[Range]:
+def joined(ordered: Sequence[int]) -> list[Range]:
     """Sorted positions, each once, as ranges."""
     ranges: list[Range] = []
     for position in ordered:

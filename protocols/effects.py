@@ -287,6 +287,14 @@ class AnswerStatus(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class LayoutAsked(Effect):
+    """Hand the training thread what a client asks for; ends in LayoutAnswered, unless it takes no more steps."""
+
+    asker: str
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
 class KeysChanged(Effect):
     """Connections of keys that are not allowed any more must close."""
 

@@ -145,6 +145,15 @@ class Retracted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LayoutAnswered(Event):
+    """What has become of the pipelines that a client asked for."""
+
+    asker: str
+    ok: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveWanted(Event):
     """Ctrl+C, SIGTERM, `chaosnet leave`, or the end of the script."""
 

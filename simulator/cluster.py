@@ -338,7 +338,7 @@ class SimCluster(History):
                 self._completed(node, effect)
             case fx.Recompute() | fx.PassOn() | fx.HandOver():
                 self._perform_tensors(node, effect)
-            case fx.AnswerStatus():
+            case fx.AnswerStatus() | fx.LayoutAsked():
                 pass
             case fx.ResetAttempt(before):
                 node.sums.clear()

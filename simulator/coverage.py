@@ -34,6 +34,7 @@ UNPLAYED = {
     "StatusReply",
     "LeaveCommand",
     "GoOnCommand",
+    "RelayoutCommand",
 }
 UNPLAYED |= {"KeyCommand", "KeyringNews", "Introduction"}  # The simulated network has no keys.
 # What links with rates lead to.

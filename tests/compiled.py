@@ -19,8 +19,8 @@ COPY = ROOT / "build" / "compiled"
 FOLDERS = ("protocols", "scheduler", "node", "simulator", "netem", "benchmarks", "trials")
 CORES = (
     *sorted(f"node/{part}.py" for part in (
-        "core", "joining", "leaving", "missing", "neighbors", "node", "parking", "recovery", "reports", "role",
-        "routes", "steps", "strikes", "views", "welcome",
+        "core", "joining", "leaving", "missing", "neighbors", "node", "parking", "recovery", "relayouts", "reports",
+        "role", "routes", "steps", "strikes", "views", "welcome",
     )),
     *sorted(f"scheduler/{part}.py" for part in (
         "changes", "core", "flushes", "joins", "notices", "repairs", "tenure", "views",

@@ -1,4 +1,4 @@
-"""What changes a running cluster: `chaosnet leave`, `go-on`, `link`."""
+"""What changes a running cluster: `chaosnet leave`, `go-on`, `relayout`, `link`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import click
 
 from ..options import Address, PeerName
 from ..protocols.errors import ConfigError
+from ..protocols.messages import FASTEST
 from .groups import Unsorted
 from .node_options import keyed
 
@@ -37,6 +38,28 @@ def go_on(address: str) -> None:
     click.echo(answer.text, err=not answer.ok)
     if not answer.ok:
         sys.exit(1)
+
+
+@click.command(short_help="Have a cluster train in other pipelines.")
+@click.argument("address", type=Address())
+@click.argument("layout", required=False)
+@click.option("--auto", is_flag=True, help="The fastest ones: what was asked for is taken back.")
+@keyed
+def relayout(address: str, layout: str | None, auto: bool) -> None:
+    """Have the cluster of the node at HOST:PORT train in the pipelines LAYOUT.
+
+    LAYOUT says how many stages each pipeline has: 3+1 (one of three, one of one), 4+2+1, 2x3 (two of three). It
+    holds as long as there are members enough, and again when there are. Says who computes which layers, and from
+    which step on.
+    """
+    from .. import client
+
+    if auto == (layout is not None):
+        raise click.UsageError("LAYOUT: expected stages of each pipeline, e.g. 2+2, or --auto, and not both")
+    answer = client.relayout(address, FASTEST if auto else str(layout))
+    if not answer.ok:
+        raise ConfigError(f"relayout {address}: {answer.text}")
+    click.echo(answer.text)
 
 
 @click.group(cls=Unsorted, short_help="Add or remove a link between two nodes.")

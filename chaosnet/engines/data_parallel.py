@@ -13,7 +13,7 @@ from ..agreement import Agreement, Divergence
 from ..callbacks import Callbacks, EpochDone, StateLoaded, StepDone
 from ..checkpointing import Checkpointing
 from ..data import DataShare
-from ..evaluation import Evaluation
+from ..evaluation import Evaluation, average
 from ..guard import Guard
 from ..lr_schedule import LRSchedule
 from ..means import Means
@@ -322,7 +322,7 @@ class DataParallel:
         if self.checkpointing is not None:
             self.checkpointing.next_step_done()
         applied = bool(total.weight) and self._is_acceptable(outcome)
-        evaluates = self._average(outcome)  # First, as after_step may look at them.
+        evaluates = average(self.evaluation, self.means, outcome)  # First, as after_step may look at them.
         if applied:
             self._apply(total, outcome.results)
             self.step += 1
@@ -347,19 +347,6 @@ class DataParallel:
         if self.share.epoch != epoch:
             with self.rules.within("on_epoch"):
                 self._callbacks.on_epoch(EpochDone(done.epoch, done.step, done.samples, done.metrics))
-
-    def _average(self, outcome: StepOutcome) -> bool:
-        """What scripts averaged: with this step, or over an evaluation once that is complete.
-
-        Returns: whether the step belongs to an evaluation.
-        """
-        total, was_under_way = outcome.commit.total, self.evaluation.under_way
-        sums = self.evaluation.completed(total, [name for name, _ in outcome.deal])
-        if not was_under_way:
-            self.means.came(total.metrics)
-        elif sums is not None:
-            self.means.came(sums)
-        return was_under_way or self.evaluation.under_way
 
     def _apply(self, total: Contribution, results: list[torch.Tensor]) -> None:
         """The optimizer steps with the cluster's mean gradient."""

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch.utils.data import default_collate
 
-from ..data import EpochOrder, check_dataset
+from ..data import DataShare, EpochOrder, check_dataset, one_by_one
+from ..protocols.data_cursor import DataCursor, joined, positions
 from ..protocols.errors import ConfigError
+from ..protocols.messages import Contribution, Range
 from ..randomness import seed_from, seed_generators
 from .layer_runner import MicroBatches
 
@@ -17,7 +20,10 @@ STEPS = "PipelineTrainer.steps"
 
 
 class GlobalBatches:
-    """Of one node; `epoch`, `position` and `length` are agreed.
+    """Of one node; `length`, and what `share` has consumed, are agreed.
+
+    A sample over which the scripts of two members have ended with an error is set aside. In between, samples with one
+    strike are taken a few at a time (protocols/data_cursor.py).
 
     Args:
         batch: Samples of a step, of all members together; `micro_batch`: those that go through the layers at once.
@@ -33,11 +39,14 @@ class GlobalBatches:
             raise ConfigError(
                 f"micro_batch: {micro_batch} does not divide the batch of {batch} (expected a divisor of it)"
             )
-        self.batch, self.micro_batch, self.seed = batch, micro_batch, seed
-        self.epoch = self.position = self.length = 0
+        self.batch, self.micro_batch = batch, micro_batch
+        self.length = 0
+        self.share = DataShare("", seed)  # All of it is one share.
         self._dataset: Any = None
         self._collate: Callable[[list[Any]], Any] = default_collate
         self._order: EpochOrder | None = None
+        self._taken: list[int] | None = None
+        self._bad: int | None = None  # The position whose sample could not be had.
 
     @property
     def micro_batches(self) -> int:
@@ -67,13 +76,36 @@ class GlobalBatches:
                 f"{STEPS}: a data set of {self.own_length} samples (expected {length}, as another member has)"
             )
         self.length = length or self.length
+        if self.length and self.share.cursor is None:
+            self.share.cursor = DataCursor(self.length, self.share.seed)
+
+    @property
+    def epoch(self) -> int:
+        """How many are complete."""
+        return self.share.epoch
 
     def samples(self) -> list[int]:
         """How many each micro-batch of the step has: fewer, or none, at the end of an epoch."""
-        left = self.length - self.position
+        left = len(self._positions())
         return [
             min(max(left - at, 0), self.micro_batch) for at in range(0, self.batch, self.micro_batch)
         ]  # fmt: skip
+
+    def _positions(self, number: int | None = None) -> list[int]:
+        """Of the epoch, those that the step takes; or a micro-batch of it."""
+        if self._taken is None:
+            cursor = self.share.cursor
+            dealt = cursor.deal((("", self.batch),))[""] if cursor is not None else []
+            self._taken = list(positions(dealt))
+        if number is None:
+            return self._taken
+        return self._taken[number * self.micro_batch :][: self.micro_batch]
+
+    def blamed(self, number: int | None) -> tuple[Range, ...]:
+        """What the script had in hand when it failed: the sample that could not be had, else that micro-batch."""
+        if self._bad is not None:
+            return ((self._bad, self._bad + 1),)
+        return () if number is None else tuple(joined(self._positions(number)))
 
     def step(self, device: torch.device, key: int) -> MicroBatches:
         """Those of the step that is due. Raises: ConfigError if this node has no data set.
@@ -85,22 +117,28 @@ class GlobalBatches:
             raise ConfigError("PipelineTrainer: this node has a part of the model, and no data (call steps)")
         return MicroBatches(self.samples(), lambda number: _to(self._pair(number, key), device))
 
-    def advance(self) -> bool:
-        """The step was trained. Returns: whether that was the last of an epoch."""
-        self.position += sum(self.samples())
-        if self.position < self.length:
-            return False
-        self.epoch, self.position = self.epoch + 1, 0
-        return True
+    def completed(self, total: Contribution, applied: bool) -> list[str]:
+        """A step is complete: was what it took trained on? Returns: what was set aside, for people to read."""
+        self.agree(total.dataset)
+        if self.share.cursor is None:
+            return []
+        ranges = tuple(joined(self._positions())) if applied else ()
+        said = self.share.completed(replace(total, dataset=self.length, ranges=ranges))
+        self._taken = self._bad = None
+        return said
 
     def _pair(self, number: int, key: int) -> tuple[Any, Any]:
         """Inputs and targets of a micro-batch."""
         if self._order is None or self._order.length != self.length:
-            self._order = EpochOrder(self.length, self.seed)
-        start = self.position + number * self.micro_batch
-        indices = self._order.indices(self.epoch, [(start, start + self.samples()[number])])
-        seed_generators(seed_from("data", key, self.epoch, start))
-        pair = self._collate([self._dataset[index] for index in indices])
+            self._order = self.share.order()
+        where = self._positions(number)
+        indices = self._order.indices(self.epoch, joined(where))
+        seed_generators(seed_from("data", key, self.epoch, where[0]))
+
+        def blame(place: int) -> None:
+            self._bad = where[place]
+
+        pair = self._collate(one_by_one(self._dataset, indices, blame))
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ConfigError(
                 f"{STEPS}: a batch is {type(pair).__name__} (expected a pair, inputs for the first layer and targets "
@@ -108,15 +146,15 @@ class GlobalBatches:
             )
         return pair[0], pair[1]
 
-    def to_plain(self) -> list[int]:
+    def to_plain(self) -> dict[str, Any] | None:
         """What is agreed."""
-        return [self.epoch, self.position, self.length]
+        return None if self.share.cursor is None else self.share.cursor.to_plain()
 
-    def from_plain(self, plain: Any) -> None:
+    def from_plain(self, plain: dict[str, Any] | None) -> None:
         """Take over what is agreed."""
-        epoch, position, length = plain
-        self.epoch, self.position = epoch, position
-        self.agree(length)
+        self._taken = self._order = None
+        self.share.cursor = None if plain is None else DataCursor.from_plain(plain)
+        self.agree(0 if self.share.cursor is None else self.share.cursor.length)
 
 
 def _to(value: Any, device: torch.device) -> Any:

@@ -18,10 +18,10 @@ from torch import nn
 
 from ..callbacks import LayersComputed
 from ..node.layer_sums import LayerSums
-from ..node.mailbox import Mailbox, TensorName
+from ..node.mailbox import Interrupted, Mailbox, TensorName
 from ..node.training_state import get_generators, set_generators
 from ..protocols.errors import ConfigError
-from ..protocols.messages import Tensor, ViewKey
+from ..protocols.messages import Row, Tensor, ViewKey
 from ..randomness import seed_from
 from ..scheduler.elastic.program import Instruction, Op, Tag
 from . import tensor_bytes
@@ -43,21 +43,34 @@ class MicroBatches:
 
 @dataclass(slots=True)
 class Done:
-    """What a member has computed: by layer, seconds of forwards and of backwards, and how many of each there were."""
+    """What a member has computed: by layer, seconds of forwards and of backwards, and how many of each there were.
+
+    `void`: it counts for nothing.
+    """
+
+    void: bool = False
 
     forward_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     backward_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     micro_batches: Counter[int] = field(default_factory=Counter)
 
 
+class _Void(Exception):
+    """Who was to send a tensor computes nothing of this attempt."""
+
+
 class LayerRunner:
     """Of one node.
+
+    An attempt may count for nothing: then a tensor without rows goes to all who wait, and they pass that on.
 
     Args:
         loss: Of the last layer's output and the targets: the mean over the samples of a micro-batch.
         send: A tensor to its target; its bytes stay as they are.
         layer_done: The last backward of these layers is over: what was added to their sums is whole.
         computed: Is told of each forward and backward of a micro-batch.
+    Attributes:
+        in_hand: The micro-batch that is being computed, or was when something failed.
     """
 
     def __init__(
@@ -73,6 +86,7 @@ class LayerRunner:
         self.layers, self.loss, self.sums = layers, loss, sums
         self.send, self.layer_done, self.computed = send, layer_done, computed
         self._accelerator, self._checked = accelerator, set[int]()
+        self.in_hand: int | None = None
         # A layer that changes its input in place must not have the leaf that its gradient is read from.
         self.copies = [any(getattr(m, "inplace", False) for m in layer.modules()) for layer in layers]
 
@@ -84,15 +98,16 @@ class LayerRunner:
         key: ViewKey,
         step: int,
         seed: tuple[object, ...],
+        void: bool = False,
     ) -> Done:
         """One attempt at a step, in the view of that `key`: what `due` has left.
 
-        `seed`: of what layers draw in it.
-        Raises: Interrupted when it is void.
+        `seed`: of what layers draw in it. `void`: it is to count for nothing.
+        Raises: Interrupted when something else is to be heard.
         """
         own = get_generators(self._accelerator)
         try:
-            return _Attempt(self, batches, mailbox, key, step, seed, lines).run()
+            return _Attempt(self, batches, mailbox, key, step, seed, lines).run(void)
         finally:
             set_generators(own, self._accelerator)
 
@@ -153,19 +168,35 @@ class _Attempt:
         self.unfetched = dict.fromkeys(each for each in numbers if each in self.begins | self.ends)
         self.left = layers_in(lines)
 
-    def run(self) -> Done:
-        for line in self.lines:
-            self.mailbox.check()
-            match line.op:
-                case Op.RECV:
-                    assert line.tag is not None
-                    self._receive(line.tag)
-                case Op.SEND:
-                    assert line.tag is not None
-                    self._hand_on(line.peer, line.tag)
-                case Op.FORWARD | Op.BACKWARD:
-                    self._compute(line)
+    def run(self, void: bool) -> Done:
+        done = 0
+        try:
+            if void:
+                raise _Void
+            for line in self.lines:
+                self._do(line)
+                done += 1
+        except _Void:
+            self.done = Done(void=True)
+            for line in self.lines[done:]:
+                if line.op is Op.SEND and line.tag is not None:
+                    self._send(line.peer, line.tag, (), [memoryview(b"")])
+        except Interrupted:
+            self.runner.in_hand = None
+            raise
         return self.done
+
+    def _do(self, line: Instruction) -> None:
+        self.mailbox.check()
+        match line.op:
+            case Op.RECV:
+                assert line.tag is not None
+                self._receive(line.tag)
+            case Op.SEND:
+                assert line.tag is not None
+                self._hand_on(line.peer, line.tag)
+            case Op.FORWARD | Op.BACKWARD:
+                self._compute(line)
 
     # --- between members ---
 
@@ -174,11 +205,15 @@ class _Attempt:
         while self.unfetched and not self.mailbox.has(name):
             self._fetch(next(iter(self.unfetched)))  # Rather than wait.
         parts = self.mailbox.take(name)
+        if not parts[0][0].rows:
+            raise _Void
         self.here[tag.kind, tag.micro_batch, tag.boundary] = tensor_bytes.joined(parts)
 
     def _hand_on(self, peer: str, tag: Tag) -> None:
         value = self.here.pop((tag.kind, tag.micro_batch, tag.boundary))
-        rows, parts = tensor_bytes.cut(value)
+        self._send(peer, tag, *tensor_bytes.cut(value))
+
+    def _send(self, peer: str, tag: Tag, rows: tuple[Row, ...], parts: Sequence[Any]) -> None:
         for part, data in enumerate(parts):
             message = Tensor(
                 key=self.key, step=self.step, target=peer, way="a" if tag.kind == "a" else "g",
@@ -191,6 +226,7 @@ class _Attempt:
     def _fetch(self, number: int) -> None:
         """The samples of a micro-batch, as far as they are needed here."""
         del self.unfetched[number]
+        self.runner.in_hand = number
         inputs, targets = self.batches.fetch(number)
         if number in self.begins:
             self.here["a", number, 0] = inputs
@@ -199,7 +235,9 @@ class _Attempt:
 
     def _compute(self, line: Instruction) -> None:
         began_s, number, backward = time.monotonic(), line.micro_batches[0], line.op is Op.BACKWARD
+        self.runner.in_hand = number
         (self._backward if backward else self._forward)(number, *line.layers)
+        self.runner.in_hand = None  # What a callback raises is not for the samples to answer for.
         self.runner.computed(
             LayersComputed(self.step, self.key, backward, line.layers, number, began_s, time.monotonic())
         )

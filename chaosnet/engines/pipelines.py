@@ -22,25 +22,30 @@ from torch import nn
 from ..agreement import Agreement
 from ..callbacks import Callbacks, EpochDone, LayersComputed, StateLoaded, StepDone
 from ..checkpointing import Checkpointing
+from ..evaluation import Evaluation, average
 from ..layers import device_of, layers_of
 from ..lr_schedule import LRSchedule
+from ..means import Means
 from ..node.flat_state import Arrival
 from ..node.layer_sums import LayerSums
 from ..node.outcomes import StepOutcome
 from ..node.plain import decode, encode
 from ..node.session import Offer, Session
 from ..node.training_state import TrainingState
-from ..protocols.errors import ConfigError, ReplicasDiffer
+from ..protocols.errors import ReplicasDiffer
 from ..protocols.events import TensorMade
 from ..protocols.messages import Contribution, Deal, View, ViewKey
 from ..randomness import Randomness
 from ..scheduler.elastic.program import Instruction
-from ..scheduler.elastic.running import Facts, Laid, Running, choose, lengths_of
+from ..scheduler.elastic.running import Facts, Laid, Running, check_wish, choose
 from ..settings import CheckpointSettings
 from ..state_copies import StateCopies
 from .global_batches import GlobalBatches
 from .layer_runner import Done, LayerRunner, due, layers_in
+from .layout_wishes import LayoutWishes
 from .pace import Pace
+
+VOID = "void"  # A metric without weight: the step counts for nothing.
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,7 @@ class Pipelines:
         step: Updates of the model since the cluster began; `samples`: behind them.
         running: The pipelines of the step under way; None before the first, and while nobody wants to train.
         wants: Epochs that this node wants to see trained in all; 0: none any more.
-        wish: A layout that this node asks for, from the next step on.
+        wishes: Layouts that were asked for.
         last: What the last step came to.
     Raises: ConfigError for what cannot be trained so, CheckpointError if it cannot be resumed.
     """
@@ -108,10 +113,11 @@ class Pipelines:
         self._callbacks = told.callbacks or Callbacks()
         self.model, self.layers = layers_of(model)
         self.optimizer, self._device = optimizer, device_of(self.model)
+        self.evaluation, self.means = Evaluation(session.name), Means()
         self.batches = GlobalBatches(told.batch, told.micro_batch, told.seed)
         self.sums = LayerSums(self.layers, self.batches.micro_batches, told.exact)
         if told.layout:
-            lengths_of(told.layout)
+            check_wish(told.layout, len(self.layers), self.batches.micro_batches)
         self.state = TrainingState(self.model, optimizer, lr_scheduler, None, self._terms())
         accelerator = self.state.accelerator()
         self.runner = LayerRunner(
@@ -126,10 +132,11 @@ class Pipelines:
         self.samples = 0.0
         self.wants = 0
         self._goal = 0  # Epochs that members want to see trained, the most of them. Agreed.
-        self.wish = self._wished = ""
+        self.wishes = LayoutWishes(session, told.layout, len(self.layers), self.batches.micro_batches)
         self.running: Running | None = None
         self.view: View | None = None
         self.key: ViewKey = (0, 0)  # Of the attempt under way.
+        self._tried = -1  # The round that was last begun.
         self._step_left = 0  # When the cluster went on without this node.
         self.deal: Deal = ()
         self.calling = Calling()
@@ -240,17 +247,19 @@ class Pipelines:
     # --- the state ---
 
     def _load(self, arrival: Arrival) -> None:
+        """That of others, or of a checkpoint: also one of `Trainer`, which knows nothing of pipelines."""
         runtime = self.state.load(arrival)
-        if "batches" not in runtime:
-            raise ConfigError("the state is one of Trainer (expected one of PipelineTrainer)")
         self.round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
         self._run, self.random.key = runtime["run"], runtime["rng_key"]
-        self.batches.from_plain(runtime["batches"])
-        self.sums.set_tops(runtime["tops"])
-        self.pace.from_plain(runtime["pace"])
+        self.batches.from_plain(runtime["cursor"])
         self.schedule.from_plain(runtime["lr_schedule"])
-        self._laid = None if runtime["laid"] is None else Laid.from_plain(runtime["laid"])
-        self._goal, self._wished = runtime["goal"], runtime["wished"]
+        self.evaluation.from_plain(runtime.get("evaluation"))
+        self._laid, self._goal, self.wishes.agreed = None, 0, ""
+        if (own := runtime.get("pipelines")) is not None:
+            self.sums.set_tops(own["tops"])
+            self.pace.from_plain(own["pace"])
+            self._laid = None if own["laid"] is None else Laid.from_plain(own["laid"])
+            self._goal, self.wishes.agreed = own["goal"], own["wished"]
         self.agreement.forget()
         self._loaded = StateLoaded(self.round, self.step, arrival.manifest.total_bytes)
 
@@ -262,13 +271,16 @@ class Pipelines:
             "step": self.step,
             "samples": self.samples,
             "rng_key": self.random.key,
-            "batches": self.batches.to_plain(),
-            "tops": self.sums.tops,
-            "pace": self.pace.to_plain(),
+            "cursor": self.batches.to_plain(),
             "lr_schedule": self.schedule.to_plain(),
-            "laid": None if self._laid is None else self._laid.to_plain(),
-            "goal": self._goal,
-            "wished": self._wished,
+            "evaluation": self.evaluation.to_plain(),
+            "pipelines": {
+                "tops": self.sums.tops,
+                "pace": self.pace.to_plain(),
+                "laid": None if self._laid is None else self._laid.to_plain(),
+                "goal": self._goal,
+                "wished": self.wishes.agreed,
+            },
         }
 
     def _capture(self, outcome: StepOutcome, applied: bool) -> None:
@@ -285,8 +297,8 @@ class Pipelines:
 
     @property
     def is_wanted(self) -> bool:
-        """Does any member want the step that is due to train, as they said with the last one?"""
-        return self._goal > self.batches.epoch
+        """Does any member want the step that is due to train, as they said with the last one, and none evaluate?"""
+        return self._goal > self.batches.epoch and not self.evaluation.under_way
 
     def compute(self) -> Contribution:
         """Of the step that is due, in the view of now. Raises: Interrupted when that is void."""
@@ -302,11 +314,15 @@ class Pipelines:
             self.running = self.plan()
             batches = self.batches.step(self._device, self.random.key)
             lines = due(self.running.program.instructions.get(self.session.name, ()), batches.samples)
+        self.wishes.hear(len(self.view.member_ids))
+        self.wishes.answer(self.running, self.step + 1)
         for chunks in self.sums.begin(layers_in(lines)):
             self.session.contribute(chunks, 0.0, key)
         if batches is not None:
             seed = self.random.key, self.step  # Whatever rounds there were in which nothing was trained.
-            done = self.runner.run(lines, batches, mailbox, key, self.round, seed)
+            done = self.runner.run(lines, batches, mailbox, key, self.round, seed, self._is_void())
+            for chunks in self.sums.abandon() if done.void else ():
+                self.session.contribute(chunks, 0.0, key)
         losses, weight = self.sums.loss_chunks()
         self.session.contribute(losses, weight, key)
         return self._contribution(done)
@@ -315,13 +331,25 @@ class Pipelines:
         """The pipelines of the step that is due. Raises: PlanInfeasible."""
         assert self.view is not None
         facts = Facts(
-            self.pace.costs_us, self.batches.micro_batches, self._told.stages, self._wished or self._told.layout,
+            self.pace.costs_us, self.batches.micro_batches, self._told.stages, self.wishes.holds,
             self.pace.speeds,
         )  # fmt: skip
         made_of = self.view.member_ids, facts, self._laid
         if self._planned is None or self._planned[0] != made_of:
             self._planned = made_of, choose(self.view.member_ids, facts, self._laid)
         return self._planned[1]
+
+    def _is_void(self) -> bool:
+        """Is the step to count for nothing, so that all hear of something first?
+
+        That is an evaluation which begins here, of the model as it is; or a strike, before its samples are taken
+        again. Whoever has a strike computed in a step that is done over.
+        """
+        if self.evaluation.size and not self.evaluation.under_way:
+            return True
+        again, self._tried = self._tried == self.round, self.round
+        session = self.session
+        return again and bool(session.loop.ask(lambda: session.loop.agent.strikes.open))
 
     def _layers_done(self, layers: list[int]) -> None:
         for chunks, weight in self.sums.finish(layers):
@@ -338,9 +366,11 @@ class Pipelines:
         """What this node says beside its gradients."""
         session, running = self.session, self.running
         leaving = session.leaving or session.hooks.wants_exit()
-        metrics: dict[str, tuple[float, float]] = {}
+        metrics = self.means.take()
         if self.checkpointing is not None:
             self.checkpointing.contribute(metrics)
+        if done.void:
+            metrics[VOID] = (1.0, 0.0)
         if self.sums.loss_samples:
             metrics["loss"] = self.sums.loss_sum(), self.sums.loss_samples
         digests, accounts = (
@@ -357,10 +387,11 @@ class Pipelines:
             digests=digests,
             accounts=accounts,
             pipelines=encode(running.laid.to_plain(), "pipelines") if running is not None and is_new else b"",
-            wish=self.wish,
+            wish=self.wishes.own,
             timings=self.pace.told(session.name, done, running)
-            if running and self.pace.tells(self.round)
+            if running and self.pace.tells(self.round) and not done.void
             else {},
+            **({} if leaving else self.evaluation.contribution()),
         )
 
     # --- the cluster's step ---
@@ -370,29 +401,34 @@ class Pipelines:
         total = outcome.commit.total
         if self.checkpointing is not None:
             self.checkpointing.next_step_done()
-        metrics, ended = {}, False
-        applied = bool(total.weight) and not total.leaving
+        epoch, evaluates = self.batches.epoch, average(self.evaluation, self.means, outcome)
+        applied = bool(total.weight) and not total.leaving and VOID not in total.metrics
         if applied:
             adopted = self.sums.adopt(total.present, outcome.results, total.weight)
             applied = adopted.fits
             if applied:
-                metrics = {"loss": sum(adopted.losses) / total.weight}
-                self._apply(metrics["loss"], total.weight)
-                ended = self.batches.advance()
+                self.means.last["loss"] = sum(adopted.losses) / total.weight
+                self._apply(self.means.last["loss"], total.weight)
         self.round = outcome.step + 1
         self.deal = outcome.deal
+        for said in self.batches.completed(total, applied):
+            self.session.say(said)
+        self.session.rates.left_out = self.batches.share.left_out()
         self._agree(total)
         self.schedule.progressed(self.batches.epoch, self.samples)
         self._judge(outcome)
         self._capture(outcome, applied)
         self.last = StepDone(
             round=outcome.step, step=self.step, applied=applied, weight=total.weight, samples=self.samples,
-            epoch=self.batches.epoch, members=tuple(sorted(total.shares)), metrics=metrics,
+            epoch=self.batches.epoch, members=tuple(sorted(total.shares)), metrics=dict(self.means.last),
         )  # fmt: skip
         with self.calling:
-            self._callbacks.on_step(self.last)
-            if ended:
-                self._callbacks.on_epoch(EpochDone(self.batches.epoch, self.step, self.samples, metrics))
+            if applied or not evaluates:
+                self._callbacks.on_step(self.last)
+            if self.batches.epoch != epoch:
+                self._callbacks.on_epoch(
+                    EpochDone(self.batches.epoch, self.step, self.samples, self.last.metrics)
+                )
 
     def _apply(self, loss: float, weight: float) -> None:
         """The optimizer steps with the cluster's mean gradient."""
@@ -409,12 +445,9 @@ class Pipelines:
     def _agree(self, total: Contribution) -> None:
         """On whether to train, and what the next pipelines are made of."""
         self._goal = max(total.shares.values(), default=0)
-        self.batches.agree(total.dataset)
         if total.pipelines:
             self._laid = Laid.from_plain(decode(total.pipelines))
-        if total.wish:
-            self._wished = total.wish
-            self.wish = "" if self.wish == total.wish else self.wish
+        self.wishes.heard(total.wish)
         if total.timings:
             self.pace.heard(total.timings, sorted(total.shares))
 
@@ -425,6 +458,8 @@ class Pipelines:
         if verdict is not None:
             self.session.counters["replicas_differ"] += 1
             raise ReplicasDiffer(verdict.sentence)
+
+    # --- the end ---
 
     def close(self, abandon: bool) -> None:
         """End: with the checkpoint under way, or without it if the cluster went on without this node."""

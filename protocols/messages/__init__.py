@@ -22,6 +22,7 @@ Who needs a message imports it from here; which module declares it is for the re
 
 from .fields import (
     EVERYONE,
+    FASTEST,
     MAX_NODES,
     MAX_REASON,
     PROTOCOL_VERSION,
@@ -67,7 +68,16 @@ from .links import (
     Ping,
     Pong,
 )
-from .lives import DeclaredDead, Expelled, Farewell, GoOnCommand, LeaveCommand, Outlived, ScaleInRequest
+from .lives import (
+    DeclaredDead,
+    Expelled,
+    Farewell,
+    GoOnCommand,
+    LeaveCommand,
+    Outlived,
+    RelayoutCommand,
+    ScaleInRequest,
+)
 from .probes import Iperf3Ready, LinkReading, Probe, ProbeRequest, ProbeResult, RateSource
 from .reports import REFUSED, Answer, Lack, Notice, Report, StatusReply, StatusRequest
 from .state import Have, ManifestReply, ManifestRequest, NoSnapshot, ReplicationDone, Shard, ShardRequest

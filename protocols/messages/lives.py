@@ -1,4 +1,4 @@
-"""Routed: who leaves (scale-in, Fig. 4b), who is gone, and what is left of a life."""
+"""Routed: who leaves (scale-in, Fig. 4b), who is gone, what is left of a life, and what people tell a node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from .fields import MAX_REASON, Count, Id, Message, Range, Text, ViewKey
+from .fields import MAX_REASON, Count, Id, Layout, Message, Range, Text, ViewKey
 
 
 class ScaleInRequest(Message, frozen=True, kw_only=True):
@@ -25,6 +25,13 @@ class GoOnCommand(Message, frozen=True, kw_only=True):
     """Client to a node that waits: a person says that the members which it cannot reach are dead. Go on."""
 
     asker: Id
+
+
+class RelayoutCommand(Message, frozen=True, kw_only=True):
+    """Client to a node that trains in pipelines: these are wanted ("2+2"), or the fastest ("auto")."""
+
+    asker: Id
+    layout: Layout
 
 
 class DeclaredDead(Message, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .fields import MAX_REASON, Bundle, Bytes, Count, Id, ItemText, Message, Positive, Range, ViewKey
+from .fields import MAX_REASON, Bundle, Bytes, Count, Id, ItemText, Layout, Message, Positive, Range, ViewKey
 
 
 class Up(Message, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     # Of pipelines: which ran, if those of the step before did not; those that somebody asks for; and what
     # computations took, as (sum, number) by name.
     pipelines: Bytes = b""
-    wish: Annotated[str, Meta(max_length=200)] = ""
+    wish: Layout = ""
     timings: dict[Annotated[str, Meta(max_length=72)], tuple[float, float]] = {}
 
 

@@ -32,7 +32,16 @@ from .links import (
     Ping,
     Pong,
 )
-from .lives import DeclaredDead, Expelled, Farewell, GoOnCommand, LeaveCommand, Outlived, ScaleInRequest
+from .lives import (
+    DeclaredDead,
+    Expelled,
+    Farewell,
+    GoOnCommand,
+    LeaveCommand,
+    Outlived,
+    RelayoutCommand,
+    ScaleInRequest,
+)
 from .probes import Iperf3Ready, Probe, ProbeRequest, ProbeResult
 from .reports import Answer, Notice, Report, StatusReply, StatusRequest
 from .state import Have, ManifestReply, ManifestRequest, NoSnapshot, ReplicationDone, Shard, ShardRequest
@@ -54,6 +63,7 @@ Routed = (
     | Answer
     | LeaveCommand
     | GoOnCommand
+    | RelayoutCommand
     | DeclaredDead
     | Prepare
     | PrepareFailed

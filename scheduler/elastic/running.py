@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...protocols.errors import ConfigError, PlanInfeasible
+from ...protocols.messages import FASTEST
 from .cluster import Cluster, Worker
 from .estimator import ProfiledCosts, time_program
 from .layouts import best_layout
@@ -137,6 +138,25 @@ def lengths_of(wish: str) -> tuple[int, ...]:
     return lengths
 
 
+def check_wish(wish: str, layers: int, micro_batches: int, members: int | None = None) -> None:
+    """Raises: ConfigError for pipelines that cannot run; without `members`, however many there are."""
+    if wish == FASTEST:
+        return
+    lengths = lengths_of(wish)
+    if max(lengths) > layers:
+        raise ConfigError(
+            f"layout: {wish!r} has a pipeline of {max(lengths)} stages (expected at most {layers}, as the model has "
+            f"{layers} layers)"
+        )
+    if len(lengths) > micro_batches:
+        raise ConfigError(
+            f"layout: {wish!r} has {len(lengths)} pipelines (expected at most {micro_batches}, the micro-batches of "
+            "a step)"
+        )
+    if members is not None and sum(lengths) > members:
+        raise ConfigError(f"layout: {wish!r} takes {sum(lengths)} members (there are {members})")
+
+
 def choose(members: Sequence[str], facts: Facts, before: Laid | None = None) -> Running:
     """What takes the shortest step. What runs `before` stays, if nobody is missing and nothing is much better.
 
@@ -151,12 +171,12 @@ def choose(members: Sequence[str], facts: Facts, before: Laid | None = None) -> 
             reasons.append(str(error))
     if not found:
         raise PlanInfeasible("; ".join(dict.fromkeys(reasons)))
-    if any(each.why == "layout" and _suits(each.laid, facts) for each in found):
+    if any(each.why == "layout" and suits(each.laid, facts.wish) for each in found):
         found = [
-            each for each in found if _suits(each.laid, facts)
+            each for each in found if suits(each.laid, facts.wish)
         ]  # Also if it is slower: it was asked for.
     best = min(found, key=lambda each: each.predicted_us)
-    stays = [each for each in found if each.why == "stay" and _suits(each.laid, facts)]
+    stays = [each for each in found if each.why == "stay" and suits(each.laid, facts.wish)]
     if stays and best.predicted_us > WORTH * stays[0].predicted_us and not _newcomers(members, stays[0]):
         best = stays[0]
     others: dict[str, float] = {}
@@ -171,8 +191,9 @@ def _newcomers(members: Sequence[str], running: Running) -> bool:
     return not {*members} <= running.laid.workers
 
 
-def _suits(laid: Laid, facts: Facts) -> bool:
-    return not facts.wish or tuple(len(each.workers) for each in laid.pipelines) == lengths_of(facts.wish)
+def suits(laid: Laid, wish: str) -> bool:
+    """Are these the pipelines that were asked for, if any were?"""
+    return not wish or tuple(len(each.workers) for each in laid.pipelines) == lengths_of(wish)
 
 
 def _stay(members: Sequence[str], facts: Facts, before: Laid | None) -> Iterator[Running]:
@@ -181,7 +202,7 @@ def _stay(members: Sequence[str], facts: Facts, before: Laid | None) -> Iterator
 
 
 def _reroute(members: Sequence[str], facts: Facts, before: Laid | None) -> Iterator[Running]:
-    if before is None or (facts.wish and not _suits(before, facts)):
+    if before is None or not suits(before, facts.wish):
         return
     lost = before.workers.difference(members)
     if lost:
@@ -207,15 +228,13 @@ def _layouts(members: Sequence[str], facts: Facts, before: Laid | None) -> Itera
 
 def _wished(members: Sequence[str], facts: Facts) -> list[tuple[list[tuple[int, ...]], tuple[int, ...]]]:
     """The shape that somebody asks for, if there are members enough, and layers."""
-    lengths = lengths_of(facts.wish) if facts.wish else ()
-    layers = len(facts.costs_us)
-    if (
-        not lengths
-        or sum(lengths) > len(members)
-        or max(lengths) > layers
-        or len(lengths) > facts.micro_batches
-    ):
+    if not facts.wish:
         return []
+    try:
+        check_wish(facts.wish, len(facts.costs_us), facts.micro_batches, len(members))
+    except ConfigError:
+        return []  # As long as that is so.
+    lengths = lengths_of(facts.wish)
     return [([_cut(facts, each) for each in lengths], even(facts.micro_batches, len(lengths)))]
 
 

@@ -25,8 +25,8 @@ Record = dict[str, Any]
 
 # Forked from a process that has imported what a script needs: a start costs 30 ms instead of 4 s.
 PRELOAD = ["torch", "torch._dynamo", "pytest", "chaosnet.trainer"]  # Optimizers need dynamo.
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(PRELOAD)
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(PRELOAD)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # Inherited by the fork server.
 
 
@@ -40,8 +40,8 @@ class Node:
         self.records: list[Record] = []
         self._killed = False
         self.log = cluster.folder / f"{name}.log"
-        self.pipe, theirs = _context.Pipe()
-        self.process = _context.Process(
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(
             target=worker.run, args=(script, name, settings, theirs, str(self.log)), name=name
         )
         self.process.start()
@@ -353,7 +353,7 @@ class Cluster:
 @contextmanager
 def busy_machine(processes: int, seconds: float) -> Iterator[None]:
     """So many processes that do nothing but compute."""
-    spinning = [_context.Process(target=worker.spin, args=(seconds,)) for _ in range(processes)]
+    spinning = [context.Process(target=worker.spin, args=(seconds,)) for _ in range(processes)]
     for process in spinning:
         process.start()
     try:

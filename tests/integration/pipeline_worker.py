@@ -89,12 +89,17 @@ def make_optimizer(layers: list[nn.Module]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(nn.ModuleList(layers).parameters(), lr=3e-3)
 
 
+def make_plain(layers: list[nn.Module]) -> torch.optim.Optimizer:
+    """Whose steps are in proportion to gradients, so that a rounding stays one."""
+    return torch.optim.SGD(nn.ModuleList(layers).parameters(), lr=0.05, momentum=0.9)
+
+
 def train(worker: Worker) -> None:
     """Train until the test says otherwise, and report as worker.train does."""
     settings = worker.settings
-    layers = make_layers(settings.get("blocks", 5))
-    optimizer = make_optimizer(layers)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 50, 0.9)
+    layers = make_layers(settings.get("blocks", 5), settings.get("dropout", 0.1))
+    optimizer = make_plain(layers) if settings.get("plain") else make_optimizer(layers)
+    schedule = None if settings.get("plain") else torch.optim.lr_scheduler.StepLR(optimizer, 50, 0.9)
 
     def on_step(event: StepDone) -> None:
         hash_every = settings.get("hash_every", 1)
@@ -115,7 +120,8 @@ def train(worker: Worker) -> None:
 
     here: list = []
     trainer = PipelineTrainer(
-        layers, optimizer, next_word, schedule, batch=BATCH, micro_batch=MICRO_BATCH, max_grad_norm=1.0,
+        layers, optimizer, next_word, schedule, batch=BATCH, micro_batch=MICRO_BATCH,
+        max_grad_norm=None if settings.get("plain") else 1.0,
         stages=settings.get("stages", 2), layout=settings.get("layout", ""),
         callbacks=Callbacks(on_step, on_loaded, on_notice),
         cluster=Cluster(name=worker.name, **{key: settings[key] for key in CLUSTER if key in settings}),
@@ -132,12 +138,15 @@ def train(worker: Worker) -> None:
         bytes_by_source={},
     )
     told = ""
-    for _ in trainer.steps(make_data(), epochs=settings.get("epochs", 10**6)):
+    for _ in trainer.steps(make_data(settings.get("samples", 100)), epochs=settings.get("epochs", 10**6)):
         if trainer.layout != told:
             told = trainer.layout
             worker.tell(
                 "layout", layout=told, why=trainer.engine.running.why if trainer.engine.running else ""
             )
+        if trainer.step == settings.get("saves_at"):
+            torch.save(trainer.model.state_dict(), f"{settings['saves_to']}/{worker.name}.pt")
+            worker.tell("saved")
         if capture_exit_event() or worker.obey():
             break
         time.sleep(settings.get("pause_s", 0.05))

@@ -154,3 +154,62 @@ def test_another_rule_than_the_clusters_is_refused_by_name(tmp_path, ours, name)
         assert other.exit_code() == 1
         assert f"batches: {name} is {eval(ours)[name]} here, " in other.text(), scripts.story()
         founder.advance(5)
+
+
+PIPELINES = """
+import os, sys, time
+import torch
+from torch import nn
+from chaosnet import PipelineTrainer
+
+BAD, WHERE = 17, sys.argv[1]
+
+class Records:
+    def __len__(self):
+        return 48
+    def __getitem__(self, index):
+        if index == BAD and WHERE == "fetch" and os.path.exists("go"):
+            raise ValueError(f"record {index} is damaged")
+        return torch.randn(4, generator=torch.Generator().manual_seed(index)), index
+
+def loss(out, indices):
+    if BAD in indices.tolist() and WHERE == "loss" and os.path.exists("go"):
+        raise ValueError("the loss is not finite")
+    return nn.functional.cross_entropy(out, indices % 2)
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+trainer = PipelineTrainer(model, torch.optim.SGD(model.parameters(), 0.1), loss, batch=16, micro_batch=4, stages=2)
+first = None
+for done in trainer.steps(Records(), epochs=10**6):
+    print("step", trainer.step, time.monotonic(), flush=True)
+    time.sleep(0.01)
+    if trainer.samples_set_aside and first is None:
+        first = trainer.epoch
+    if first is not None and trainer.epoch > first + 1:
+        break
+print("done", trainer.samples_set_aside, flush=True)
+trainer.request_node_exit()
+"""
+
+
+@pytest.mark.parametrize("where", ["loss", pytest.param("fetch", marks=pytest.mark.slow)])
+def test_a_sample_that_has_ended_two_members_of_pipelines_is_set_aside_and_the_others_train_on(
+    tmp_path, where
+):
+    with scripts_in(tmp_path) as scripts:
+        nodes = [scripts.start(f"n{number}", PIPELINES, where) for number in range(4)]
+        for node in nodes:
+            node.advance(3)
+        (tmp_path / "go").touch()
+        done, dead = ends(nodes)
+        assert (len(done), len(dead)) == (2, 2), scripts.story()
+        assert all("ValueError" in each.text() for each in dead)
+        for each in done:
+            said = verdicts(each)
+            # Of an epoch's last samples several may be taken at once.
+            assert len(said) < 4 and any("(index 17 of the data set)" in text for text in said), (
+                scripts.story()
+            )
+            assert int(each.lines("done")[0][0]) >= 2  # Once an epoch.

@@ -1,6 +1,7 @@
 """`chaosnet bench`: that it runs, among real processes, and says what it promises. Not how fast."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from overlay import HAS_NAMESPACES
 
+from chaosnet.benchmarks import processes
 from chaosnet.cli import cli
 
 pytestmark = pytest.mark.realtime
@@ -174,6 +176,16 @@ def test_steps_of_pipelines_are_compared_with_what_they_could_be(tmp_path):
     assert all(two[name] > 0 for name in ("one_s", "two_s", "plain_s", "speedup", "speedup_over_plain"))
     assert kill["kills"] == len(kill["seconds"]) == 1
     assert kill["median_s"] > -kill["step_after_s"]
+
+
+def test_a_worker_whose_parent_has_gone_ends_without_a_traceback():
+    ours, theirs = multiprocessing.Pipe()
+    ours.close()
+
+    def leave(pipe):
+        raise SystemExit(0)
+
+    processes._run(theirs, leave, ())
 
 
 def test_what_is_no_part_of_the_pipelines_bench_is_told():

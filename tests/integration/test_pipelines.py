@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 
 import pipeline_worker
 import pytest
+from click.testing import CliRunner
 from cluster import Cluster, cluster_of
 from torch import nn
 
 from chaosnet import Cluster as ClusterSettings
 from chaosnet import PipelineTrainer, client
+from chaosnet.cli import cli
 from chaosnet.data import EpochOrder
 
 pytestmark = pytest.mark.realtime
@@ -88,6 +91,74 @@ def test_a_layout_trains_as_one_process_does(layout, alone, tmp_path):
         assert [each.count(">") + 1 for each in told.split("|")] == wanted
         cluster.leave()
         check(cluster, alone)
+
+
+def stages(told: str) -> list[int]:
+    return [each.count(">") + 1 for each in told.split("|")]
+
+
+def relayout(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(cli, ["relayout", *arguments])
+    return done.exit_code, done.output.strip() or str(done.exception)
+
+
+def test_other_pipelines_are_asked_for_while_it_trains(alone, tmp_path):
+    with cluster_of(0, tmp_path, script=pipeline_worker.train, layout="2+2") as cluster:
+        a, b, *_ = cluster.grow(4)
+        address = b.last("joined")["address"]
+
+        def runs(*wanted: int) -> None:
+            cluster.until(lambda: stages(a.last("layout")["layout"]) == [*wanted], f"pipelines of {wanted}")
+
+        code, said = relayout(address, "3+1")
+        assert code == 0 and (found := re.fullmatch(r"from step (\d+) on: (.*); predicted .*", said)), said
+        assert stages(found[2]) == [3, 1]
+        runs(3, 1)
+        assert a.last("layout")["layout"] == found[2]
+        for wrong, says in (
+            ("8", "has 7 layers"),
+            ("3+2", "takes 5 members (there are 4)"),
+            ("x", "expected stages"),
+        ):
+            code, said = relayout(address, wrong)
+            assert code == 1 and says in said, said
+        cluster.without("d", cluster.nodes[3].kill())
+        a.advance(5)
+        rest = a.last("layout")["layout"].replace("d 0-6 (gone)", "")
+        assert a.last("layout")["layout"] != found[2] and not re.search(
+            r"\bd \d", rest
+        )  # As fast as three can.
+        cluster.start().last("joined")
+        runs(3, 1)  # It was not forgotten.
+        assert relayout(address, "--auto")[0] == 0
+        a.advance(5)
+        cluster.leave()
+        check(cluster, alone)
+
+
+def test_a_checkpoint_of_one_layout_goes_on_in_another(alone, tmp_path):
+    to_disk = {"directory": str(tmp_path / "saved"), "every": 5}
+    with cluster_of(0, tmp_path, script=pipeline_worker.train, layout="2+2", **to_disk) as cluster:
+        for node in cluster.grow(4):
+            node.reach(12)
+        for node in cluster.nodes:
+            node.kill()
+        for node in cluster.nodes:
+            node.process.join()
+        cluster.settings["layout"] = "2+1"
+        founder = cluster.start(resume=True)
+        saved = founder.last("joined")["step"]
+        assert saved >= 10 and saved % 5 == 0
+        for _ in range(2):
+            cluster.start().last("joined")
+        cluster.until(lambda: stages(founder.last("layout")["layout"]) == [2, 1], "pipelines of 2 and 1")
+        founder.advance(5)
+        cluster.leave()
+        for node in cluster.nodes:
+            for record in node.told("step"):
+                if record["applied"]:
+                    loss, digest = alone[record["step"]]
+                    assert (record["means"]["loss"], record["hash"] or digest) == (loss, digest)
 
 
 def test_members_that_die_join_and_leave_change_no_bit(alone, tmp_path):

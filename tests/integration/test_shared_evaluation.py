@@ -39,13 +39,39 @@ print("end", trainer.samples, trainer.state_hash())
 """
 
 
-def test_all_nodes_have_the_result_of_all_samples_whoever_joins_and_dies_meanwhile(tmp_path):
+EPOCHS = """
+for epoch in trainer.epochs(4):
+    for x, y in trainer.batches(train, 8):
+        nn.functional.mse_loss(model(x), y).backward()
+        trainer.update()
+"""
+STEPS = """
+epoch = trainer.epoch - 1
+for _ in trainer.steps(train, 4):
+    if trainer.epoch == epoch + 1:
+        continue
+    epoch = trainer.epoch - 1
+"""
+PIPELINES = (
+    SCRIPT.replace(EPOCHS, STEPS)
+    .replace("import Trainer", "import PipelineTrainer")
+    .replace(
+        "Trainer(model, torch.optim.SGD(model.parameters(), 0.1))",
+        "PipelineTrainer(model, torch.optim.SGD(model.parameters(), 0.1), nn.functional.mse_loss, batch=16,"
+        " micro_batch=4, stages=2)",
+    )
+)
+assert EPOCHS not in PIPELINES and "stages=2" in PIPELINES
+
+
+@pytest.mark.parametrize("script", [SCRIPT, PIPELINES], ids=["trainer", "pipelines"])
+def test_all_nodes_have_the_result_of_all_samples_whoever_joins_and_dies_meanwhile(tmp_path, script):
     with scripts_in(tmp_path) as scripts:
-        first = scripts.start("n0", SCRIPT)
+        first = scripts.start("n0", script)
         first.address()
-        second = scripts.start("n1", SCRIPT)
+        second = scripts.start("n1", script)
         first.says("evaluating 0 2")
-        late = scripts.start("n2", SCRIPT)
+        late = scripts.start("n2", script)
         first.says("evaluating 1 3")
         second.signal(signal.SIGKILL)
         assert [first.exit_code(), late.exit_code()] == [0, 0], scripts.story()

@@ -82,6 +82,7 @@ ROUTED = [
     m.Answer(ok=False, text="no such member"),
     m.LeaveCommand(asker="client"),
     m.GoOnCommand(asker="client"),
+    m.RelayoutCommand(asker="client", layout="2+2"),
     m.DeclaredDead(lives=(("a", 3),)),
     m.Prepare(view=CHANGE),
     m.PrepareFailed(key=(2, 10), node="b", link=("a", "b"), reason="connection refused"),

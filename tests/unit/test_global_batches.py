@@ -9,6 +9,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from chaosnet.engines.global_batches import GlobalBatches
 from chaosnet.protocols.errors import ConfigError
+from chaosnet.protocols.messages import Contribution, Strike
 
 CPU = torch.device("cpu")
 
@@ -20,6 +21,13 @@ def make(samples=10, batch=4, micro_batch=2):
     return batches
 
 
+def advance(batches, applied=True, strikes=()):
+    """A step is done. Returns: whether it was the last of an epoch."""
+    epoch = batches.epoch
+    batches.completed(Contribution(weight=1.0, dataset=batches.length, strikes=strikes), applied)
+    return batches.epoch > epoch
+
+
 def taken(batches):
     step = batches.step(CPU, 0)
     return [x for number, count in enumerate(step.samples) if count for x in step.fetch(number)[0].tolist()]
@@ -29,7 +37,7 @@ def test_an_epoch_takes_each_sample_once_and_the_next_in_another_order():
     batches, orders = make(), []
     for _ in range(2):
         order = taken(batches)
-        while not batches.advance():
+        while not advance(batches):
             order += taken(batches)
         assert sorted(order) == list(range(10))
         orders.append(order)
@@ -39,8 +47,8 @@ def test_an_epoch_takes_each_sample_once_and_the_next_in_another_order():
 
 def test_the_last_step_of_an_epoch_has_fewer_samples_or_micro_batches_without_any():
     batches = make(samples=9)
-    batches.advance()
-    batches.advance()
+    advance(batches)
+    advance(batches)
     assert batches.samples() == [1, 0]
 
 
@@ -51,7 +59,7 @@ def test_inputs_and_targets_are_of_the_same_samples():
 
 def test_a_joiner_goes_on_where_the_others_are():
     batches, joiner = make(), GlobalBatches(4, 2, seed=0)
-    batches.advance()
+    advance(batches)
     joiner.from_plain(batches.to_plain())
     joiner.give(TensorDataset(torch.arange(10), torch.arange(10)), None)
     assert taken(joiner) == taken(batches)
@@ -75,6 +83,46 @@ def test_another_data_set_takes_the_place_of_the_one_before():
     before = batches.step(CPU, 0).fetch(0)[0]
     batches.give(TensorDataset(torch.arange(10) + 100, torch.arange(10)), None)
     assert torch.equal(batches.step(CPU, 0).fetch(0)[0], before + 100)
+
+
+def strike(node, *where):
+    return Strike(node=node, life=1, ranges=where, reason="bad", epoch=0)
+
+
+def test_a_sample_with_two_strikes_is_set_aside_in_all_epochs_and_said():
+    batches = make()
+    position = 2  # Of the second micro-batch.
+    index = batches.share.indices([position])[0]
+    assert advance(batches, applied=False, strikes=(strike("b", (2, 4)),)) is False
+    assert sorted(taken(batches)) == sorted(batches.share.indices([0, 1, 2, 4]))  # One of two suspects.
+    said = batches.completed(Contribution(weight=0.0, dataset=10, strikes=(strike("c", (2, 3)),)), False)
+    assert len(said) == 1 and f"index {index} of the data set" in said[0]
+    for _ in range(2):
+        order = taken(batches)
+        while not advance(batches):
+            order += taken(batches)
+        assert sorted(order) == [each for each in range(10) if each != index]
+    assert batches.share.left_out() == {"samples_set_aside": 3}
+
+
+def test_who_fails_over_a_sample_blames_that_one_or_else_the_micro_batch_in_hand():
+    batches = make()
+    assert batches.blamed(None) == () and batches.blamed(1) == ((2, 4),)
+
+    class Damaged:
+        def __len__(self):
+            return 10
+
+        def __getitem__(self, index):
+            if index == bad:
+                raise ValueError(index)
+            return torch.tensor(index), torch.tensor(index)
+
+    bad = batches.share.indices([3])[0]
+    batches.give(Damaged(), None)
+    with pytest.raises(ValueError, match=str(bad)):
+        batches.step(CPU, 0).fetch(1)
+    assert batches.blamed(1) == ((3, 4),)
 
 
 class _Stream(IterableDataset):

@@ -25,6 +25,7 @@ def performer():
         telling=SimpleNamespace(notice=lambda notice: None),
         outcomes=SimpleQueue(),
         mailbox=SimpleNamespace(wake=lambda: None),
+        asked=SimpleQueue(),
         counters=Counter(),
         addresses=(),
         backlog_limit=0,

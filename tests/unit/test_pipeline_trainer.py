@@ -109,8 +109,13 @@ def test_another_layout_may_be_asked_for_and_one_that_cannot_be_is_refused():
         for step in t.steps(make_data(), epochs=2):
             if step.step == 1:
                 t.relayout("1")
-                with pytest.raises(ConfigError, match="layout: 'x'"):
-                    t.relayout("x")
+                for wrong, says in (("x", "'x'"), ("4", "3 layers"), ("2", "takes 2 members .there are 1")):
+                    with pytest.raises(ConfigError, match=f"layout: .*{says}"):
+                        t.relayout(wrong)
+            if step.step == 3:
+                assert t.engine.wishes.holds == "1"
+                t.relayout(None)
+        assert t.engine.wishes.holds == ""
         assert t.layout == f"{t.name} 0-2 x4"
 
 
@@ -140,6 +145,10 @@ def test_layers_may_hand_on_several_tensors():
         ({"model": nn.Sequential(), "optimizer": torch.optim.SGD(make_model().parameters())}, "no layers"),
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, "'1' is a BatchNorm1d"),
         ({"layout": "2 and 2"}, "layout: '2 and 2'"),
+        (
+            {"layout": "4"},
+            "layout: '4' has a pipeline of 4 stages .expected at most 3, as the model has 3 layers",
+        ),
         ({"batch": 9}, "micro_batch: 2 does not divide the batch of 9"),
         ({"optimizer": torch.optim.LBFGS(make_model().parameters())}, "LBFGS"),
     ],
@@ -203,11 +212,54 @@ def test_a_loss_that_uses_parameters_of_other_layers_is_refused():
         list(t.steps(make_data(), epochs=1))
 
 
-def test_a_checkpoint_of_trainer_is_refused_by_what_it_is(tmp_path):
+def test_a_checkpoint_goes_on_in_trainer_and_one_of_trainer_in_pipelines(tmp_path):
+    to_disk = Checkpoints(tmp_path, every=2, resume=True)
+    data = make_data()
+    numbered = TensorDataset(*data.tensors, torch.arange(20))
+    with trainer(checkpoints=Checkpoints(tmp_path, every=2)) as t:
+        for step in t.steps(data, epochs=1):
+            if step.step == 2:
+                break
+        wanted = t.state_hash()
+        left = {*range(20)} - {*t.engine.batches.share.order().indices(0, [(0, 16)])}
     model = make_model()
-    optimizer, to_disk = torch.optim.Adam(model.parameters(), lr=0.01), Checkpoints(tmp_path, every=1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with Trainer(model, optimizer, checkpoints=to_disk, **ONE) as t:
-        nn.functional.cross_entropy(model(torch.randn(2, 4)), torch.tensor([0, 1])).backward()
-        t.update()
-    with pytest.raises(ConfigError, match=r"cannot resume from .* one of Trainer"):
-        trainer(checkpoints=Checkpoints(tmp_path, every=1, resume=True))
+        assert (t.step, t.epoch, t.samples, t.state_hash()) == (2, 0, 16, wanted)
+        seen = []
+        for x, y, numbers in t.batches(numbered, 3, epochs=1):
+            seen += numbers.tolist()
+            nn.functional.cross_entropy(model(x), y).backward()
+            t.update()
+        assert {*seen} == left  # It goes on within the epoch.
+        assert (t.step, t.epoch) == (4, 1)
+        wanted = t.state_hash()
+    with trainer(checkpoints=to_disk) as t:
+        assert (t.step, t.epoch, t.state_hash()) == (4, 1, wanted)
+        assert [step.step for step in t.steps(data, epochs=2)] == [5, 6, 7]
+
+
+def test_an_evaluation_in_the_middle_is_of_the_model_as_it_is_and_costs_no_step():
+    data, test = make_data(), make_data(7)
+    plain, heard = [], []
+    with trainer() as t:
+        for step in t.steps(data, epochs=2):
+            plain.append((step.step, step.metrics["loss"]))
+    with trainer() as t:
+        seen = []
+        for step in t.steps(data, epochs=2):
+            seen.append((step.step, step.metrics["loss"]))
+            before, samples = t.state_hash(), 0
+            t.model.eval()
+            for x, y in t.evaluate(test, 3):
+                with torch.no_grad():
+                    t.mean((t.model(x).argmax(1) == y).float().mean(), "right")
+                samples += len(x)
+            t.model.train()
+            assert (samples, t.state_hash(), t.step) == (7, before, step.step)
+            with torch.no_grad():
+                right = (t.model.eval()(test.tensors[0]).argmax(1) == test.tensors[1]).float().mean()
+            t.model.train()
+            heard.append(t.metrics["right"] == pytest.approx(float(right)))
+    assert seen == plain
+    assert all(heard) and len(heard) == 6

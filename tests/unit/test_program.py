@@ -146,3 +146,25 @@ def test_what_is_lost_from_a_stage_of_two_workers_passes_through_both():
 
 def test_cuts_are_sums():
     assert cuts_of((2, 2, 2, 3)) == (0, 2, 4, 6, 9)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize(
+    "costs", [(3, 2, 2, 2), (4, 2, 2, 2), (5, 4, 4, 4), (3, 2, 2, 2, 2, 2), (2, 3, 2, 2)]
+)
+def test_a_slow_first_stage_is_not_starved(costs, ahead):
+    """Where backwards always come first, it is idle for up to a third of the step."""
+
+    class Stages(Unit):
+        def compute_s(self, worker, op, start, stop, samples):
+            return super().compute_s(worker, op, start, stop, samples) * costs[start]
+
+    count = 16
+    stages = len(costs)
+    pipeline = Pipeline(tuple(f"w{number}" for number in range(stages)), tuple(range(stages + 1)))
+    program = compile_plan(of_pipelines([pipeline], [count], 1), Stages(), more_in_flight=ahead)
+    slowest = costs.index(max(costs))
+    least = 3 * (
+        count * costs[slowest] + sum(costs[:slowest])
+    )  # It is never idle, and the others never late.
+    assert program.computed_s <= 1.12 * least

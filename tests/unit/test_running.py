@@ -10,7 +10,7 @@ from chaosnet.scheduler.elastic.estimator import ProfiledCosts
 from chaosnet.scheduler.elastic.plan import check
 from chaosnet.scheduler.elastic.profile import Layer, Profile
 from chaosnet.scheduler.elastic.program import compile_plan
-from chaosnet.scheduler.elastic.running import Facts, Laid, choose, lengths_of
+from chaosnet.scheduler.elastic.running import Facts, Laid, check_wish, choose, lengths_of
 
 LAYERS = 9
 CLUSTER = Cluster({name: Worker() for name in "abcd"}, latency_s=0.0)
@@ -53,11 +53,11 @@ def test_after_a_loss_what_takes_the_shortest_step_runs_and_the_rest_is_told():
 
 
 def test_a_loss_is_rerouted_around_where_that_is_fastest():
-    wanted = facts(stages=4, wish="4+4")
+    wanted = facts(micro_batches=8, wish="2x4")
     before = choose("abcdefgh", wanted)
-    after = choose("abcdefg", wanted, before.laid)
+    after = choose("bcdefgh", wanted, before.laid)
     assert after.why == "reroute"
-    assert after.laid.lost == {"h"}
+    assert after.laid.lost == {"a"}
 
 
 def test_what_runs_stays_while_nobody_comes_or_goes_and_nothing_is_much_better():
@@ -136,3 +136,37 @@ def test_one_more_forward_in_flight_never_makes_a_step_longer(costs):
 def costs_of(layers):
     made = tuple(Layer({1: (100.0 * each, 200.0 * each)}, 0.0, 0.0, 0.0, 0.0, 0.0) for each in layers)
     return ProfiledCosts(Profile("equal", made), CLUSTER)
+
+
+def test_a_wish_outlives_a_member_and_holds_again_when_there_are_enough():
+    wanted = facts(wish="3+1")
+    before = choose("abcd", wanted)
+    assert stages_of(before) == [3, 1]
+    without_d = choose("abc", wanted, before.laid)  # Whatever is the fastest of three.
+    assert {without_d.why, *(why for why, _ in without_d.others)} == {"layout", "reroute"}
+    assert without_d.predicted_us <= min(us for _, us in without_d.others)
+    with_e = choose("abce", wanted, without_d.laid)
+    assert stages_of(with_e) == [3, 1]
+    assert stages_of(choose("abce", facts(), with_e.laid)) in (
+        [2, 2],
+        [3, 1],
+    )  # Taken back: the fastest, or as it is.
+
+
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [
+        ("10", "a pipeline of 10 stages .expected at most 9, as the model has 9 layers"),
+        ("1+1+1", "3 pipelines .expected at most 2, the micro-batches"),
+        ("3+2", "takes 5 members .there are 4"),
+        ("two", "expected stages of each pipeline"),
+    ],
+)
+def test_what_is_wrong_with_a_wish_is_named(wish, says):
+    with pytest.raises(ConfigError, match=f"layout: '{wish[0]}.*{says}"):
+        check_wish(wish, LAYERS, 2, 4)
+
+
+def test_what_can_run_and_the_fastest_are_no_wrong_wishes():
+    for wish in ("2+2", "4", "2x1", "auto"):
+        check_wish(wish, LAYERS, 2, 4)

@@ -1,0 +1,81 @@
+"""Pipelines that somebody asks for: the script, or a client (`chaosnet relayout`).
+
+A wish travels with this node's part of a step, and holds for all once that is committed, until another takes its
+place. It outlives members: while there are too few of them, the fastest pipelines run instead.
+"""
+
+from __future__ import annotations
+
+from ..node.session import Session
+from ..protocols.errors import ConfigError
+from ..protocols.events import LayoutAnswered
+from ..protocols.messages import FASTEST
+from ..scheduler.elastic.running import Running, check_wish, suits
+
+
+class LayoutWishes:
+    """Of one node; `agreed` is equal on all members.
+
+    Args:
+        layout: Which the script was written with.
+        layers, micro_batches: Of the model, and of a step.
+    Attributes:
+        own: What this node asks for with its next part of a step; "": nothing.
+        agreed: What holds; "": nobody has asked for anything yet.
+    """
+
+    def __init__(self, session: Session, layout: str, layers: int, micro_batches: int) -> None:
+        self._session, self.layout = session, layout
+        self._layers, self._micro_batches = layers, micro_batches
+        self.own = self.agreed = ""
+        self._asking: dict[str, str] = {}  # A client that has no answer yet: its wish.
+
+    @property
+    def holds(self) -> str:
+        """What the pipelines are to be like; "": the fastest."""
+        wish = self.agreed or self.layout
+        return "" if wish == FASTEST else wish
+
+    def ask(self, layout: str, members: int) -> None:
+        """From the next step but one on. Raises: ConfigError for what cannot run with so many."""
+        check_wish(layout, self._layers, self._micro_batches, members)
+        self.own = layout
+        for asker in self._asking:
+            self._answer(asker, False, f"{layout} was asked for meanwhile")
+        self._asking.clear()
+
+    def hear(self, members: int) -> None:
+        """What clients have asked for meanwhile; so many members there are."""
+        asked = self._session.loop.asked
+        while not asked.empty():
+            each = asked.get()
+            try:
+                self.ask(each.layout, members)
+                self._asking[each.asker] = each.layout
+            except ConfigError as error:
+                self._answer(each.asker, False, str(error))
+
+    def heard(self, wish: str) -> None:
+        """A step was committed, with this wish; "": none."""
+        if wish:
+            self.agreed = wish
+            self.own = "" if self.own == wish else self.own
+
+    def answer(self, running: Running | None, step: int) -> None:
+        """That step is about to be computed, so: None, if nobody wants it to train."""
+        if self.own:
+            return  # It has yet to be agreed on.
+        for asker, layout in self._asking.items():
+            self._answer(asker, True, self._told(layout, running, step))
+        self._asking.clear()
+
+    def _answer(self, asker: str, ok: bool, text: str) -> None:
+        self._session.post(LayoutAnswered(asker, ok, text))
+
+    def _told(self, layout: str, running: Running | None, step: int) -> str:
+        if running is None:
+            return f"{layout} is noted: it runs when training goes on"
+        if layout != FASTEST and not suits(running.laid, layout):
+            return f"{layout} is noted, for when it can run; now it is {running.laid}"
+        predicted_ms = running.predicted_us / 1000
+        return f"from step {step} on: {running.laid}; predicted {predicted_ms:.1f} ms of computing a step"

@@ -1,0 +1,89 @@
+"""The loop over an evaluation that the cluster shares: this node's batches of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from numbers import Integral
+from typing import Any, Protocol
+
+from torch.utils.data import DataLoader
+
+from .data import Batch, NamedBatch, check_dataset, fetch
+from .evaluation import Evaluation
+from .loading import Ahead, check_loader
+from .node.session import Session
+from .settings import expect
+
+Collate = Callable[[list[Any]], Any]
+Fetch = Callable[[list[int], Callable[[int], None]], Batch | NamedBatch]
+
+
+class EvaluationSteps(Protocol):
+    """Steps of the cluster in which this node trains nothing. `in_hand`: samples of the last batch handed out."""
+
+    in_hand: float | None
+
+    def await_round(self) -> None:
+        """Until nothing else is under way."""
+
+    def skip(self) -> bool:
+        """Take part in one."""
+        ...
+
+
+class EvaluationLoop:
+    """Of one node."""
+
+    def __init__(self, session: Session, evaluation: Evaluation, steps: EvaluationSteps) -> None:
+        self._session, self._evaluation, self._steps = session, evaluation, steps
+        self._ahead: Ahead | None = None  # Of the last pass: workers may be persistent.
+
+    def batches(
+        self, dataset: Any, batch_size: int | None, collate_fn: Collate | None
+    ) -> Iterator[Batch | NamedBatch]:
+        """See `Trainer.evaluate`."""
+        loader = dataset if isinstance(dataset, DataLoader) else None
+        if loader is not None:
+            for what, value in {"batch_size": batch_size, "collate_fn": collate_fn}.items():
+                expect(value is None, what, value, "none beside a DataLoader, whose own counts")
+            check_loader(loader, "evaluate")
+            dataset, batch_size = loader.dataset, loader.batch_size
+        expect(counts(batch_size), "batch_size", batch_size, "a whole number from 1")
+        assert batch_size is not None
+        check_dataset(dataset, collate_fn, "evaluate")
+        expect(len(dataset) > 0, "dataset", dataset, "one with samples")
+        steps, evaluation, session = self._steps, self._evaluation, self._session
+        fetched: Fetch = partial(fetch_collated, dataset, collate_fn)
+        if loader is not None:
+            if self._ahead is None or self._ahead.loader is not loader:
+                self._ahead = Ahead(loader, f"{session.name}, evaluation")
+            self._ahead.begin(evaluation.ahead)
+            fetched = self._ahead.fetch
+        steps.await_round()
+        evaluation.enter(len(dataset), int(batch_size))
+        try:
+            if not session.done:
+                steps.skip()  # With it, all hear of the evaluation.
+            while evaluation.under_way and not session.done:
+                if indices := evaluation.take():
+                    batch = fetched(indices, lambda number: None)
+                    steps.in_hand = float(batch.samples)
+                    yield batch
+                steps.skip()
+        finally:
+            evaluation.leave()
+            if self._ahead is not None:
+                self._ahead.end()
+
+
+def counts(number: Any) -> bool:
+    """A whole number from 1?"""
+    return isinstance(number, Integral) and int(number) >= 1
+
+
+def fetch_collated(
+    dataset: Any, collate: Collate | None, indices: list[int], blame: Callable[[int], None]
+) -> Batch | NamedBatch:
+    """See `fetch`."""
+    return fetch(dataset, indices, blame, collate)

@@ -1,0 +1,103 @@
+"""Steps of pipelines: each is one of the cluster, and this node computes what it has of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from . import endings
+from .callbacks import StepDone
+from .engines.pipelines import Pipelines
+from .node.mailbox import Interrupted
+from .node.session import Session
+from .protocols.messages import Contribution
+from .script_node import ScriptNode
+
+
+class PipelineSteps:
+    """What this node does at each step of the cluster. For the thread that trains.
+
+    Attributes:
+        ran: The pipelines of the last step, in words.
+        updates_here: Steps of which this node has computed a part.
+        in_hand: Samples of the last batch of an evaluation.
+    """
+
+    def __init__(
+        self, session: Session, engine: Pipelines, node: ScriptNode, say: Callable[[str], None]
+    ) -> None:
+        self._session, self._engine, self._node, self._say = session, engine, node, say
+        self._turn = threading.RLock()  # The main thread may end beside the one that trains.
+        self.ran = ""
+        self.updates_here = 0
+        self.in_hand: float | None = None
+
+    def entered(self) -> None:
+        """See `NodeSteps`."""
+
+    def next(self) -> StepDone | None:
+        """The script wants the step that is due. None: what this node had for it does not count."""
+        self._node.driver = threading.current_thread()
+        with self._turn:
+            done = None if self._session.ended else self._take_part()
+            if self._node.must_leave:
+                self._node.request_node_exit()
+        endings.rest_if_all_ends()
+        return done
+
+    def await_round(self) -> None:
+        """Take part until nobody evaluates anything."""
+        while self._engine.evaluation.under_way and not self._session.done:
+            self.skip()
+
+    def skip(self) -> bool:
+        """See `NodeSteps`. The others need what this node computes until they do without it."""
+        with self._turn:
+            if self._session.ended:
+                return False
+            if self._engine.is_wanted and not self._engine.batches.own_length:
+                self._node.crash("it has no data")
+                return False
+            self._take_part()
+            return self._session.ended is None
+
+    def _take_part(self) -> StepDone | None:
+        session, engine = self._session, self._engine
+        before, began_s = engine.step, time.monotonic()
+        contribution = self._compute()
+        waited_s = time.monotonic()
+        outcome = session.hear() if contribution is None else session.step(contribution, engine.key)
+        if outcome is None or session.ended is not None:
+            return None
+        session.rates.sync_delay_s = time.monotonic() - waited_s
+        session.adopt(outcome)
+        took_s = max(time.monotonic() - began_s, 1e-6)
+        session.rates.samples_per_s = engine.sums.loss_samples / took_s if engine.step > before else 0.0
+        self.updates_here += engine.step > before and self._has_part()
+        return engine.last
+
+    def _compute(self) -> Contribution | None:
+        """This node's part of the step. None: it is void, and something else is to be heard."""
+        try:
+            contribution = self._engine.compute()
+        except Interrupted:
+            return None
+        self._tell_pipelines()
+        return contribution
+
+    def _has_part(self) -> bool:
+        running = self._engine.running
+        return running is not None and self._session.name in running.program.instructions
+
+    def _tell_pipelines(self) -> None:
+        """Those of the step under way, if they are others."""
+        running = self._engine.running
+        if running is None or str(running.laid) == self.ran:
+            return
+        self.ran = self._session.rates.pipelines = str(running.laid)
+        others = "".join(f"; {why} {us / 1000:.1f} ms" for why, us in running.others if why != running.why)
+        self._say(
+            f"pipelines ({running.why}): {running.laid}; predicted {running.predicted_us / 1000:.1f} ms of computing"
+            f" a step{others}"
+        )

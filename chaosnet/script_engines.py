@@ -1,0 +1,65 @@
+"""Engines as the node of a script sees them (`ScriptEngine` in script_node.py)."""
+
+from __future__ import annotations
+
+from .engines.data_parallel import DataParallel
+from .engines.pipelines import Pipelines
+from .protocols.messages import Range
+
+
+class OfDataParallel:
+    """Whose optimizer and gradients are the script's objects."""
+
+    def __init__(self, engine: DataParallel) -> None:
+        self._engine = engine
+        self.close = engine.close
+
+    @property
+    def step(self) -> int:
+        return self._engine.step
+
+    @property
+    def epoch(self) -> int:
+        return self._engine.share.epoch
+
+    @property
+    def in_callback(self) -> bool:
+        return bool(self._engine.rules.place)
+
+    def blamed(self) -> tuple[Range, ...]:
+        return self._engine.share.blamed()
+
+    def detach(self) -> None:
+        self._engine.gradients.detach()
+
+    def let_go(self) -> None:
+        self._engine.rules.remove()
+
+
+class OfPipelines:
+    """In which the script calls nothing of its own but callbacks."""
+
+    def __init__(self, engine: Pipelines) -> None:
+        self._engine = engine
+        self.close = engine.close
+
+    @property
+    def step(self) -> int:
+        return self._engine.step
+
+    @property
+    def epoch(self) -> int:
+        return self._engine.batches.epoch
+
+    @property
+    def in_callback(self) -> bool:
+        return self._engine.calling.under_way
+
+    def blamed(self) -> tuple[Range, ...]:
+        return self._engine.batches.blamed(self._engine.runner.in_hand)
+
+    def detach(self) -> None:
+        """It holds none."""
+
+    def let_go(self) -> None:
+        """It changes nothing of theirs."""
