@@ -10,6 +10,7 @@ from typing import Any
 from .callbacks import Callbacks
 from .protocols.errors import describe
 from .protocols.messages import Notice
+from .protocols.sentences import sentence
 
 
 class Teller:
@@ -28,7 +29,7 @@ class Teller:
     def notice(self, notice: Notice) -> None:
         """Something happened in the cluster."""
         when = f"step {notice.step}: " if notice.step else ""  # Who joins does not know it yet.
-        self.say(f"{when}{notice.kind} {notice.node}: {notice.detail}")
+        self.say(f"{when}{sentence(notice)}")
         self._call("on_notice", self._callbacks.on_notice, notice)
 
     def parked(self, reason: str | None) -> None:

@@ -19,14 +19,17 @@ if TYPE_CHECKING:
 @keyed
 @click.option("--json", "as_json", is_flag=True, help="As JSON; its schema is protocols/status.py.")
 @click.option("--history", is_flag=True, help="With all events and steps that the scheduler has kept.")
+@click.option(
+    "--wide", is_flag=True, help="Wider than the terminal, if need be: with addresses and neighbours."
+)
 @click.option("--watch", is_flag=True, help="Go on until Ctrl+C; if the node dies, with another one.")
-def status(address: str, as_json: bool, history: bool, watch: bool) -> None:
+def status(address: str, as_json: bool, history: bool, wide: bool, watch: bool) -> None:
     """Show members, links, step and recent events of the cluster that the node at HOST:PORT belongs to."""
     from .. import client
 
     if not watch:
         found = client.status(address, history=history)
-        click.echo(_json(found, indent=2)) if as_json else _show(found)
+        click.echo(_json(found, indent=2)) if as_json else _show(found, wide)
         return
     try:
         _watch_json(address, history) if as_json else _watch(address, history)
@@ -43,11 +46,14 @@ def _json(found: Status, indent: int) -> str:
     return msgspec.json.format(to_json(found), indent=indent).decode()
 
 
-def _show(found: Status) -> None:
+def _show(found: Status, wide: bool) -> None:
     from .. import dashboard
     from ..console import console
 
-    console().print(dashboard.cluster(found))
+    where = console()
+    if wide:
+        where.width = dashboard.UNBOUNDED
+    where.print(dashboard.cluster(found, wide))
 
 
 def _watch_json(address: str, history: bool) -> None:
