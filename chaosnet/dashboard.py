@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
@@ -16,7 +15,7 @@ from rich.text import Text
 
 from .protocols.messages import link
 from .protocols.sentences import STYLES, counted, sentence
-from .protocols.status import EVENTS_TOLD, LinkRow, MemberRow, Status
+from .protocols.status import LinkRow, MemberRow, Status
 
 ABSENT = "-"
 UNBOUNDED = 10_000
@@ -42,12 +41,6 @@ def cluster(status: Status, wide: bool = False) -> RenderableType:
         *strangers(status),
         *cut(status),
     )
-
-
-def lately(status: Status) -> Status:
-    """With the newest steps and events only: what is on a screen has to fit, for its end would not be seen."""
-    newest = status.steps[-EVENTS_TOLD:], status.events[-EVENTS_TOLD:]
-    return msgspec.structs.replace(status, steps=newest[0], events=newest[1])
 
 
 def headline(status: Status) -> Text:

@@ -26,7 +26,6 @@ from chaosnet.protocols.status import (
     STATUS_VERSION,
     EventRow,
     MemberRow,
-    StepRow,
     from_json,
     to_json,
 )
@@ -287,15 +286,6 @@ def test_the_history_fits_into_a_message_however_many_metrics_there_are():
     assert [row.step for row in history.rows] == list(range(5, VALUES_KEPT // 100 + 5))
     text = to_json(msgspec.structs.replace(STATUS, steps=tuple(history.rows)))
     assert msgspec.convert(text, Bytes) == text
-
-
-def test_a_watch_shows_the_newest_of_the_history():
-    steps = tuple(StepRow(step=n, time_s=0.0, seconds=0.1, samples=8, metrics={}) for n in range(1000))
-    events = tuple(
-        EventRow(step=n, time_s=0.0, kind="joined", node="a", detail="", handling_ms=0.0) for n in range(1000)
-    )
-    shown = dashboard.lately(msgspec.structs.replace(STATUS, steps=steps, events=events))
-    assert [row.step for row in shown.steps] == [row.step for row in shown.events] == [*range(990, 1000)]
 
 
 # --- whom to ask ---
