@@ -53,10 +53,11 @@ class PipelineTrainer:
         lr_scheduler_every: "step", "epoch", or whenever so many samples more were trained.
         callbacks: As of `Trainer`.
         quiet: Print nothing.
+        log_format: As of `Trainer`.
         cluster: As of `Trainer`.
         checkpoints: As of `Trainer`.
         dashboard: As of `Trainer`.
-    All but the last five are the same on all members.
+    All but the last six are the same on all members.
     Raises: As `Trainer`.
     """
 
@@ -77,6 +78,7 @@ class PipelineTrainer:
         lr_scheduler_every: str | int = "step",
         callbacks: Callbacks | None = None,
         quiet: bool = False,
+        log_format: str | None = None,
         cluster: Cluster | None = None,
         checkpoints: Checkpoints | None = None,
         dashboard: int | str | None = None,
@@ -84,7 +86,9 @@ class PipelineTrainer:
         endings.check_alone()
         self.settings = node_settings(cluster)
         self.name = self.settings.name
-        self._teller = Teller(quiet, callbacks or Callbacks())
+        log_format = SETTINGS["log_format"].of(log_format)
+        exit_event.speak(log_format, self.name)
+        self._teller = Teller(quiet, callbacks or Callbacks(), self.name, log_format)
         self._members = Remembered(self.name, self.settings.listen, self._teller.say)
         self.driver = threading.current_thread()
         self._pid, self._closed = os.getpid(), False
