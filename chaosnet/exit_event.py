@@ -170,8 +170,9 @@ def _silence() -> None:
 def _tell(text: str) -> None:
     """Past the buffer of stderr, which the signal may have interrupted. Ctrl+C may have ended its reader, too."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        start = "\n" if _speaks[0] == "text" else ""  # After the terminal's ^C.
-        os.write(sys.stderr.fileno(), f"{start}{log_line(text, *_speaks)}".encode())
+        where = sys.stderr.fileno()
+        start = "\n" if os.isatty(where) else ""  # After the terminal's ^C.
+        os.write(where, f"{start}{log_line(text, *_speaks)}".encode())
 
 
 def _spare_once(number: int, frame: FrameType | None) -> None:
