@@ -74,7 +74,7 @@ testbed-docker: $(VENV)/installed
 $(VENV)/installed: setup.cfg constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: python is %d.%d (expected 3.11 or newer; set PYTHON=...)" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,top]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 $(VENV)/docs-installed: $(VENV)/installed
