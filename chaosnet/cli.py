@@ -22,6 +22,7 @@ from .commands.plan import plan, simulate_training
 from .commands.run import run
 from .commands.simulate import simulate
 from .commands.status import status
+from .commands.top import top
 from .commands.trials import demo, soak, testbed
 from .options import Expecting
 from .protocols.errors import ChaosnetError
@@ -104,11 +105,12 @@ def cli() -> None:
     chaosnet run --listen 10.0.0.1:5555 train.py                        first node: starts a cluster
     chaosnet run --listen 10.0.0.2:5555 --join 10.0.0.1:5555 train.py   every other node, at any time
     chaosnet status 10.0.0.1:5555                                       ask any node
+    chaosnet top 10.0.0.1:5555                                          watch
     """
 
 
 for command in (
-    run, status, dashboard, leave, go_on, relayout, link, checkpoints, keygen, invite, allow, revoke, demo, soak,
+    run, status, top, dashboard, leave, go_on, relayout, link, checkpoints, keygen, invite, allow, revoke, demo, soak,
     testbed, bench, plan, simulate_training, simulate,
 ):  # fmt: skip
     cli.add_command(command)

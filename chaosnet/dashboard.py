@@ -3,51 +3,57 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-import msgspec
-from rich.console import Group, RenderableType
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from .protocols.messages import link
-from .protocols.status import EVENTS_TOLD, LinkRow, MemberRow, Status
+from .protocols.sentences import STYLES, counted, sentence
+from .protocols.status import LinkRow, MemberRow, Status
 
-STYLE_BY_STATE = {"active": "green", "standby": "yellow", "failed": "red", "left": "dim"}
 ABSENT = "-"
+UNBOUNDED = 10_000
+LOOK: dict[str, Any] = {
+    "title_justify": "left", "title_style": "bold", "expand": False, "box": box.SIMPLE_HEAD, "pad_edge": False,
+    "padding": (0, 1, 0, 0), "show_edge": False,
+}  # fmt: skip
+NAME_CHARS = 17  # Of a node's, where room is short.
 
 
-def cluster(status: Status) -> RenderableType:
-    """All of it: one line on the cluster, members, links, steps if it has them, what happened lately."""
+def cluster(status: Status, wide: bool = False) -> RenderableType:
+    """All of it: one line on the cluster, members, links, steps if it has them, what happened lately.
+
+    `wide`: with names in full, and where each node is reached.
+    """
     return Group(
         headline(status),
-        members(status),
-        links(status),
+        members(status, wide),
+        links(status, wide),
         *steps(status),
         events(status),
-        *keys(status),
+        *(keys(status) if wide else []),
         *strangers(status),
         *cut(status),
     )
 
 
-def lately(status: Status) -> Status:
-    """With the newest steps and events only: what is on a screen has to fit, for its end would not be seen."""
-    newest = status.steps[-EVENTS_TOLD:], status.events[-EVENTS_TOLD:]
-    return msgspec.structs.replace(status, steps=newest[0], events=newest[1])
-
-
 def headline(status: Status) -> Text:
-    """Who schedules, how far training is, how fast, and what is wrong."""
-    count = len(status.active)
+    """Who schedules, how far training is, how fast, what was averaged, and what is wrong."""
     parts = [
-        f"{count} active member{'s' if count != 1 else ''}",
+        counted(len(status.active), "member"),
         f"scheduler {status.scheduler or 'being elected'} (term {status.term})",
         f"step {status.step:,}",
         f"{status.samples_per_s:,.0f} samples/s",
-        *metrics(status.metrics),
     ]
     text = Text("  ".join(parts), style="bold")
+    if status.metrics:
+        text.append(f"\n{'  '.join(metrics(status.metrics))}", style="bold")
     for pipeline in status.pipelines.split(" | ") if status.pipelines else ():
         text.append(f"\npipeline: {pipeline}", style="cyan")
     if status.parked:
@@ -66,79 +72,125 @@ def metrics(found: Mapping[str, float | None]) -> list[str]:
     ]
 
 
-def members(status: Status) -> Table:
-    """One row a node, also those that are gone."""
-    table = Table(title="members", title_justify="left", title_style="bold", expand=False)
-    for name in ("node", "role", "state"):
-        table.add_column(name)
-    for name in ("step", "samples/s"):
-        table.add_column(name, justify="right")
-    table.add_column("neighbours", overflow="fold")
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Of a table that leaves out what does not fit."""
+
+    name: str
+    justify: Literal["left", "right"] = "left"
+
+
+class Fitting:
+    """A table without those of its last columns for which there is no room. `least`: so many stay."""
+
+    def __init__(
+        self, title: str, columns: Sequence[Column], rows: Sequence[Sequence[Text | str]], least: int
+    ) -> None:
+        self.title, self.columns, self.rows, self.least = title, columns, rows, least
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = self.of(len(self.columns))
+        for count in range(len(self.columns), self.least - 1, -1):
+            table = self.of(count)
+            if Measurement.get(console, options.update(width=UNBOUNDED), table).maximum <= options.max_width:
+                break
+        yield table
+
+    def of(self, count: int) -> Table:
+        """With its first `count` columns."""
+        table = Table(title=self.title, **LOOK)
+        for column in self.columns[:count]:
+            table.add_column(column.name, justify=column.justify, no_wrap=True)
+        for row in self.rows:
+            table.add_row(*row[:count])
+        return table
+
+
+def short(name: str, wide: bool = False) -> str:
+    """A node's name, its middle left out where it is long: the end tells those of one host apart."""
+    if wide or len(name) <= NAME_CHARS:
+        return name
+    return f"{name[: NAME_CHARS - 8]}…{name[-7:]}"
+
+
+def members(status: Status, wide: bool = False) -> Fitting:
+    """One row a node, also those that are gone; what matters most comes first."""
+    right = ["step", "samples/s", "sync", "cpu", "memory", "sent", "got"]
     battery = any(row.battery_pct >= 0 for row in status.members)
-    for name in ("sync", "cpu", "memory", "sent", "received", *(["battery"] if battery else [])):
-        table.add_column(name, justify="right")
-    table.add_column("address", overflow="fold")
+    columns = [
+        Column("node"), Column("role"), *(Column(name, "right") for name in right),
+        *([Column("battery", "right")] if battery else []),
+        Column("neighbours") if wide else Column("links", "right"), *([Column("address")] if wide else []),
+    ]  # fmt: skip
     late = status.waiting.whom if status.waiting else ()
-    for row in sorted(status.members, key=lambda row: (row.state in ("failed", "left"), row.node)):
-        table.add_row(*_member_cells(row, status.scheduler, battery, row.node in late and row.idle_s > 0))
-    return table
+    ordered = sorted(status.members, key=lambda row: (row.state in ("failed", "left"), row.node))
+    cells = (
+        _member_cells(row, status.scheduler, battery, row.node in late and row.idle_s > 0, wide)
+        for row in ordered
+    )
+    return Fitting("members", columns, [*cells], least=4)
 
 
-def _member_cells(row: MemberRow, scheduler: str, battery: bool, idle: bool) -> list[Text | str]:
-    here = row.state in ("active", "standby")
-    told = here and row.report_age_s is not None  # A new scheduler hears its first reports within a second.
+def _member_cells(row: MemberRow, scheduler: str, battery: bool, idle: bool, wide: bool) -> list[Text | str]:
+    told = (
+        is_here(row) and row.report_age_s is not None
+    )  # A new scheduler hears its first reports within a second.
+    around = ", ".join(row.neighbors) or ABSENT
     return [
-        Text(row.node, style="" if here else "dim"),
-        role(row, scheduler),
-        Text(f"idle {row.idle_s:.0f} s", style="bold yellow")
-        if idle
-        else Text(row.state, style=STYLE_BY_STATE.get(row.state, "")),
+        Text(short(row.node, wide), style="" if is_here(row) else "dim"),
+        Text(f"idle {row.idle_s:.0f} s", style="bold yellow") if idle else role(row, scheduler),
         f"{row.step:,}" if told else ABSENT,
         f"{row.samples_per_s:,.0f}" if told else ABSENT,
-        ", ".join(row.neighbors) or ABSENT,
         *(_readings(row, battery) if told else [ABSENT] * (5 + battery)),
-        ", ".join(_without_key(each) for each in row.addresses) or "(dials only)",
+        around if wide else f"{len(row.neighbors)}",
+        *([", ".join(_without_key(each) for each in row.addresses) or "(dials only)"] if wide else []),
     ]
 
 
+def is_here(row: MemberRow) -> bool:
+    """Is it in the cluster, or about to be?"""
+    return row.state in ("active", "standby")
+
+
 def _readings(row: MemberRow, battery: bool) -> list[str]:
-    """What a node reports of itself: waiting for the all-reduce of its last step, and its machine."""
+    """What a node reports of itself: waiting for the all-reduce of its last step, its machine, and its traffic."""
     charge = f"{row.battery_pct:.0f} %" if row.battery_pct >= 0 else ABSENT
     return [
         f"{row.sync_delay_s * 1e3:.0f} ms",
         f"{row.cpu_pct:.0f} %",
         size(row.memory_bytes),
-        size(row.nic_sent_bytes),
-        size(row.nic_received_bytes),
+        size(row.sent_bytes),
+        size(row.received_bytes),
         *([charge] if battery else []),
     ]
 
 
 def role(row: MemberRow, scheduler: str) -> Text:
-    """What a node is to the cluster."""
-    if row.state not in ("active", "standby"):
-        return Text(ABSENT, style="dim")
+    """What a node is to the cluster, or what has become of it."""
+    if not is_here(row):
+        return Text(
+            "lost" if row.state == "failed" else row.state, style="red" if row.state == "failed" else "dim"
+        )
     if row.node == scheduler:
         return Text("scheduler", style="bold cyan")
-    return Text("joining" if row.state == "standby" else "worker")
+    return Text("joining", style="yellow") if row.state == "standby" else Text("worker", style="green")
 
 
-def links(status: Status) -> Table:
+def links(status: Status, wide: bool = False) -> Fitting:
     """One row a link, with its newest readings."""
-    table = Table(title="links", title_justify="left", title_style="bold", expand=False)
-    table.add_column("link")
-    for name in ("rate", "back", "measured", "round trip"):
-        table.add_column(name, justify="right")
+    names = ("rate", "back", "round trip", "measured")
     readings = {(row.a, row.b): row for row in status.links}
     every = {link(row.node, other) for row in status.members for other in row.neighbors}
+    rows = []
     for a, b in sorted(every):
         row = readings.get((a, b))
-        table.add_row(
-            f"{a} - {b}",
-            *([rate(row.rate_mbit), rate(row.rate_back_mbit), measured(row)] if row else [ABSENT] * 3),
+        rows.append([
+            f"{short(a, wide)} - {short(b, wide)}",
+            *([rate(row.rate_mbit), rate(row.rate_back_mbit)] if row else [ABSENT] * 2),
             f"{row.rtt_min_ms:.2f} ms" if row and row.rtt_min_ms else ABSENT,
-        )
-    return table
+            measured(row) if row else ABSENT,
+        ])  # fmt: skip
+    return Fitting("links", [Column("link"), *(Column(name, "right") for name in names)], rows, least=3)
 
 
 def steps(status: Status) -> list[Table]:
@@ -159,10 +211,11 @@ def events(status: Status) -> Table:
     table = Table(title="recent events", title_justify="left", title_style="bold", expand=False, box=None)
     table.add_column("time")
     table.add_column("step", justify="right")
-    for name in ("what", "node", ""):
-        table.add_column(name)
+    table.add_column("what")
     for event in status.events:
-        table.add_row(clock(event.time_s), f"{event.step:,}", event.kind, event.node, event.detail)
+        table.add_row(
+            clock(event.time_s), f"{event.step:,}", Text(sentence(event), style=STYLES.get(event.kind, ""))
+        )
     return table
 
 

@@ -18,11 +18,14 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from .teller import log_line
+
 _wanted = threading.Event()
 _asked_for = threading.Event()  # The script calls capture_exit_event() itself.
 _on_exit: list[Callable[[], None]] = []  # Of the trainers that are not closed.
 _before: dict[int, Any] = {}  # Handlers by signal, as they were before there was a trainer.
 _fork = threading.local()  # Of the fork under way: `mask`, the signals that the thread had blocked before.
+_speaks = ["text", ""]  # In which format, and which node: as of the newest trainer.
 _spawn: Any = None  # As multiprocessing has it.
 _terminals: list[int] = []  # Descriptors that are printed to.
 HARD_EXIT_CODE = 130
@@ -150,6 +153,11 @@ def _handle(number: int, frame: FrameType | None) -> None:
     _tell("finishing the step, then leaving (again: leave at once)")
 
 
+def speak(log_format: str, node: str) -> None:
+    """How this node tells that it leaves."""
+    _speaks[:] = log_format, node
+
+
 def _silence() -> None:
     """The terminal has gone."""
     with contextlib.suppress(OSError):
@@ -162,7 +170,9 @@ def _silence() -> None:
 def _tell(text: str) -> None:
     """Past the buffer of stderr, which the signal may have interrupted. Ctrl+C may have ended its reader, too."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        os.write(sys.stderr.fileno(), f"\n[chaosnet] {text}\n".encode())
+        where = sys.stderr.fileno()
+        start = "\n" if os.isatty(where) else ""  # After the terminal's ^C.
+        os.write(where, f"{start}{log_line(text, *_speaks)}".encode())
 
 
 def _spare_once(number: int, frame: FrameType | None) -> None:

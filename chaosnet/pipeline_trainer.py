@@ -53,10 +53,11 @@ class PipelineTrainer(ScriptMember):
         lr_scheduler_every: "step", "epoch", or whenever so many samples more were trained.
         callbacks: As of `Trainer`.
         quiet: Print nothing.
+        log_format: As of `Trainer`.
         cluster: As of `Trainer`.
         checkpoints: As of `Trainer`.
         dashboard: As of `Trainer`.
-    All but the last five are the same on all members.
+    All but the last six are the same on all members.
     Raises: As `Trainer`.
     """
 
@@ -77,6 +78,7 @@ class PipelineTrainer(ScriptMember):
         lr_scheduler_every: str | int = "step",
         callbacks: Callbacks | None = None,
         quiet: bool = False,
+        log_format: str | None = None,
         cluster: Cluster | None = None,
         checkpoints: Checkpoints | None = None,
         dashboard: int | str | None = None,
@@ -84,7 +86,9 @@ class PipelineTrainer(ScriptMember):
         endings.check_alone()
         self.settings = node_settings(cluster)
         self.name = self.settings.name
-        teller = Teller(quiet, callbacks or Callbacks())
+        log_format = SETTINGS["log_format"].of(log_format)
+        exit_event.speak(log_format, self.name)
+        teller = Teller(quiet, callbacks or Callbacks(), self.name, log_format)
         remembered = Remembered(self.name, self.settings.listen, teller.say)
         told = PipelineSettings(
             loss,

@@ -11,6 +11,8 @@ from types import CodeType, TracebackType
 
 from . import endings
 from .protocols.errors import ChaosnetError
+from .settings_table import SETTINGS
+from .teller import log_line
 
 
 def run_script(script: Path, args: tuple[str, ...]) -> None:
@@ -47,7 +49,8 @@ def run_script(script: Path, args: tuple[str, ...]) -> None:
 
 def _tell_if_alone(script: Path) -> None:
     if not endings.was_opened():
-        line = f"[chaosnet] {script} made no Trainer in this process, so it ran alone: it was no node of a cluster\n"
+        text = f"{script} made no Trainer in this process, so it ran alone: it was no node of a cluster"
+        line = log_line(text, SETTINGS["log_format"].of(None))
         with contextlib.suppress(OSError, ValueError, AttributeError):  # Nobody may read it.
             print(line, end="", file=sys.stderr, flush=True)
 

@@ -59,6 +59,7 @@ class StepSettings:
     guard: str | None
     guard_factor: float
     quiet: bool
+    log_format: str
 
 
 def step_settings(**given: Any) -> StepSettings:

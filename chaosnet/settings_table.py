@@ -49,6 +49,7 @@ COMPRESSIONS = ("none", "bf16", "int8")
 GUARDS = ("skip", "clip", "evict")
 ON_DIVERGENCE = ("stop", "heal", "warn")
 COPIES = ("shard", "whole")
+LOG_FORMATS = ("text", "json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +208,13 @@ STEP = (
         help='So many times the median norm of late is "far larger".',
     ),
     Setting(name="quiet", annotation="bool", check=Switch(), default=False, help="Print nothing."),
+    Setting(
+        name="log_format", annotation="str | None", check=OneOf(LOG_FORMATS), default="text",
+        variable="CHAOSNET_LOG_FORMAT", option="--log-format",
+        option_help="Lines on stderr: text, for people; json, an object per line.",
+        help='What this node prints on stderr: "text", lines for people, or "json", an object per line.',
+        more="Also `chaosnet run --log-format`, `CHAOSNET_LOG_FORMAT`. [Logs](#logs)",
+    ),
 )  # fmt: skip
 
 GROUPS = (  # What is more often said where a node is started than in its script.

@@ -1,39 +1,60 @@
-"""What a node tells its user: lines on stderr, and callbacks."""
+"""What a node tells its user: lines on stderr, for people or as JSON, and callbacks."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from .callbacks import Callbacks
 from .protocols.errors import describe
 from .protocols.messages import Notice
+from .protocols.sentences import sentence
+
+SAID = "said"  # The event of a line that is no notice.
+
+
+def log_line(text: str, log_format: str, node: str = "", event: str = SAID, **fields: Any) -> str:
+    """With its end. `node`: who tells it. As JSON: one object, whose `text` is what people read."""
+    if log_format != "json":
+        return f"[chaosnet] {text}\n"
+    at = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return json.dumps({"time": at, "node": node, "event": event, **fields, "text": text}) + "\n"
 
 
 class Teller:
-    """From any thread."""
+    """From any thread. `node`: whose it is; `log_format`: "text" or "json"."""
 
-    def __init__(self, quiet: bool, callbacks: Callbacks) -> None:
+    def __init__(self, quiet: bool, callbacks: Callbacks, node: str = "", log_format: str = "text") -> None:
         self._quiet, self._callbacks = quiet, callbacks
+        self._node, self._log_format = node, log_format
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, event: str = SAID, **fields: Any) -> None:
         """One line, unless the user wants none."""
         if not self._quiet:
-            line = f"[chaosnet] {text}\n"  # In one piece, as other threads print, too.
+            # In one piece, as other threads print, too.
+            line = log_line(text, self._log_format, self._node, event, **fields)
             with contextlib.suppress(OSError, ValueError):  # Its reader may have gone: no reason to go, too.
                 print(line, end="", file=sys.stderr, flush=True)
 
     def notice(self, notice: Notice) -> None:
         """Something happened in the cluster."""
-        when = f"step {notice.step}: " if notice.step else ""  # Who joins does not know it yet.
-        self.say(f"{when}{notice.kind} {notice.node}: {notice.detail}")
+        told = sentence(notice)
+        if self._log_format != "json" and notice.step:  # Who joins does not know it yet.
+            told = f"step {notice.step}: {told}"
+        self.say(told, notice.kind, step=notice.step, subject=notice.node, detail=notice.detail)
         self._call("on_notice", self._callbacks.on_notice, notice)
 
     def parked(self, reason: str | None) -> None:
         """Training waits, or goes on."""
-        self.say(f"waiting: {reason}" if reason else "going on")
+        if reason:
+            self.say(f"waiting: {reason}", "waiting", detail=reason)
+        else:
+            self.say("going on", "going on")
         self._call("on_parked", self._callbacks.on_parked, reason)
 
     def _call(self, name: str, callback: Callable[[Any], None], event: object) -> None:

@@ -69,6 +69,7 @@ class Trainer(RunFacts):
             "evict". The same on all nodes.
         guard_factor: So many times the median norm of late is "far larger".
         quiet: Print nothing.
+        log_format: What this node prints on stderr: "text", lines for people, or "json", an object per line.
         cluster: How this node meets the others, and what goes over its links.
         checkpoints: Where and when the state goes to disk, and whether training goes on from there.
         dashboard: Serve the cluster's page and metrics from this process, read-only: a port of 127.0.0.1 (0:
@@ -95,6 +96,7 @@ class Trainer(RunFacts):
         guard: str | None = None,
         guard_factor: float = 10.0,
         quiet: bool = False,
+        log_format: str | None = None,
         cluster: Cluster | None = None,
         checkpoints: Checkpoints | None = None,
         dashboard: int | str | None = None,
@@ -106,7 +108,10 @@ class Trainer(RunFacts):
             given["after_step"] = given_trainer(after_step, self)
         self._told = step_settings(**given)
         self.name = self.settings.name
-        self._teller = Teller(self._told.quiet, self._told.callbacks or Callbacks())
+        exit_event.speak(self._told.log_format, self.name)
+        self._teller = Teller(
+            self._told.quiet, self._told.callbacks or Callbacks(), self.name, self._told.log_format
+        )
         self._members = Remembered(self.name, self.settings.listen, self._teller.say)
         self._share, self._means = DataShare(self.name, self._told.seed), Means()
         self._page_at = SETTINGS["dashboard"].of(dashboard)

@@ -25,10 +25,16 @@ INTRODUCTION_S = 20.0  # An invite's connection ends after this.
 
 
 class Links:
-    """The open links, by peer. `peers`: those with a link at least, by name."""
+    """The open links, by peer.
+
+    Attributes:
+        peers: Those with a link at least, by name.
+        bytes_out, bytes_in: Handed to links, and come over them, since this node began: also of peers that are gone.
+    """
 
     def __init__(self, identity: Identity, turns: Turns, sockets: Sockets, sink: Sink) -> None:
         self.peers: dict[str, Peer] = {}
+        self.bytes_out = self.bytes_in = 0
         self.sender = Sender(turns, sockets, self.lost)
         self._identity, self._turns, self._sockets, self._sink = identity, turns, sockets, sink
 

@@ -84,7 +84,7 @@ class Node:
         self.courier = Courier(me)
         self.follower = FlushFollower(me, self.sync, self.relay)
         self.election = Election(me, rng, self.relay.send)
-        self.monitor = ClusterMonitor()
+        self.monitor = ClusterMonitor(keyring=settings.keyring)
         self.book = AddressBook(settings.peers_at)
         self.dial_backs = DialBacks(self.book)
         self.deaths = Deaths(self.book)

@@ -98,7 +98,9 @@ class Receiver:
         peer = conn.link.peer
         assert peer
         peer.messages_in += 1
-        peer.bytes_in += len(first) + (0 if second is None else len(second))
+        size = len(first) + (0 if second is None else len(second))
+        peer.bytes_in += size
+        self._links.bytes_in += size
         if conn.link.invited and not introduces(conn, first):
             self._drop(conn, "an invite's holder said more than an introduction")
         elif conn.bulk:

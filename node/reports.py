@@ -69,6 +69,8 @@ class Reports:
             battery_pct=taken.battery_pct,
             nic_sent_bytes=taken.nic_sent_bytes,
             nic_received_bytes=taken.nic_received_bytes,
+            sent_bytes=taken.sent_bytes,
+            received_bytes=taken.received_bytes,
             counters=taken.counters,
             idle_s=clock.idle_s(now_s) if node.phase is Phase.MEMBER else 0.0,
             waits_s=waits_s,

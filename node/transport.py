@@ -176,6 +176,11 @@ class Transport:
         links = {name: peer.link() for name, peer in self.links.peers.items()}
         return {name: link.bulk.queue.carried for name, link in links.items() if link and link.bulk}
 
+    @property
+    def moved_bytes(self) -> tuple[int, int]:
+        """What this node has sent over all its links, and received, since it began."""
+        return self.links.bytes_out, self.links.bytes_in
+
     def bound_unsent(self, peer: str, rate_bps: float) -> None:
         """Let the kernel hold no more for that peer than suits what its link carries."""
         link = self.links.to(peer)
@@ -282,6 +287,7 @@ class Transport:
             if self.links.sender.put(conn, first, payload, rank, tag, turn):
                 peer.messages_out += 1
                 peer.bytes_out += len(first) + size
+                self.links.bytes_out += len(first) + size
                 return True
         return False
 

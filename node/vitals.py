@@ -43,6 +43,7 @@ class Vitals:
         """As they are now. `counters`: all that went wrong here so far, by its name; but for refused strangers."""
         battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
         traffic = interfaces.traffic()
+        sent_bytes, received_bytes = transport.moved_bytes
         refused = {f"{REFUSED}{reason}": count for reason, count in transport.refused.items()}
         return ReadingsTaken(
             samples_per_s=rates.samples_per_s,
@@ -57,6 +58,8 @@ class Vitals:
             nic_received_bytes=traffic.received,
             counters={**counters, **refused},
             carried=transport.carried(),
+            sent_bytes=sent_bytes,
+            received_bytes=received_bytes,
         )
 
     def status(

@@ -246,3 +246,5 @@ class ReadingsTaken(Event):
     carried: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     """Of each peer, since its link opened: bytes sent to it while more waited for it, and for how many seconds."""
     page: str = ""
+    sent_bytes: int = 0
+    received_bytes: int = 0

@@ -45,6 +45,8 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     pulls_bytes: int = 0  # Of the state that it pulls; 0: it pulls none, or does not know yet.
     pulled: dict[str, int] = {}  # Bytes of that which are here, by who has sent them.
     page: str = ""  # URL of the cluster's page that it serves; "": none.
+    sent_bytes: int = 0  # By the process over its links, since it began.
+    received_bytes: int = 0
 
 
 class LinkRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -256,6 +256,8 @@ class Flushes:
         error = self.tenure.monitor.ending(node)
         if error is not None:
             return Happened("left", node, f"its script ended with {error}", step)
+        if self.tenure.monitor.is_shut_out(node):
+            return Happened("expelled", node, "its key was revoked", step)
         if node not in self.tenure.overlay.reachable:
             return Happened("node-failure", node, reason, step)
         return Happened("left" if asked_to else "expelled", node, reason, step)

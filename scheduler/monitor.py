@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import networkx as nx
 
+from ..protocols.keyring import Keyring
 from ..protocols.messages import REFUSED, Link, LinkReading, Message, Notice, RateSource, Report, View, link
 from ..protocols.status import EventRow, LinkRow, MemberRow, TreeRow
 from .shard_plan import Source
@@ -73,6 +74,7 @@ class ClusterMonitor:
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
     links: dict[Link, LinkRecord] = field(default_factory=dict)
     events: deque[Notice] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
+    keyring: Keyring | None = None  # Of this node; read only.
     endings: dict[str, tuple[int, str]] = field(
         default_factory=dict
     )  # Of the view: the life, and what it said.
@@ -110,6 +112,12 @@ class ClusterMonitor:
             return None
         life, reason = self.endings[node]
         return reason if life == member.life else None
+
+    def is_shut_out(self, node: str) -> bool:
+        """Was the key revoked that this node of the view has where it listens?"""
+        member = self.view.find(node) if self.view else None
+        keys = {each.rpartition("@")[0] for each in member.addresses} if member else set()
+        return bool(self.keyring and keys & self.keyring.revoked)
 
     def notice(self, notice: Notice) -> None:
         """Something happened. Every node is told of it: the next scheduler knows who failed before its time."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..protocols.effects import Effect, Happened
 from ..protocols.messages import Answer, View
+from ..protocols.sentences import counted
 from .admission import mode
 from .repairs import Repairs
 from .tenure import Proposal, Tenure
@@ -23,7 +24,7 @@ class Notices:
     def done(self, change: Change, view: View) -> list[Effect]:
         """Tell people, and who asked, that the change is in force."""
         step = self.tenure.sync.step
-        count = f"{len(view.members)} members, {len(view.links)} links"
+        count = f"{counted(len(view.members), 'member')}, {counted(len(view.links), 'link')}"
         match change:
             case AddJoiners(joiners=joiners):
                 return [

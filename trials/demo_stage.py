@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .. import client, dashboard
+from .. import client
 from ..protocols.errors import ChaosnetError, PeerUnreachable
 from ..protocols.status import MemberRow, Status
 from .demo_report import Deed, NodeLog
@@ -47,6 +47,9 @@ class DemoNode(NodeProcess):
     @property
     def step(self) -> int:
         return self.log.steps[-1].step if self.log.steps else 0
+
+
+STYLE_BY_STATE = {"active": "green", "standby": "yellow", "failed": "red", "left": "dim"}
 
 
 class DemoStage:
@@ -208,7 +211,7 @@ class DemoStage:
 
 def _cells(node: DemoNode, row: MemberRow | None, scheduler: str) -> list[Text | str]:
     state = row.state if row else ""
-    style = dashboard.STYLE_BY_STATE.get(state, "")
+    style = STYLE_BY_STATE.get(state, "")
     if node.fate:
         state, style = node.fate, "red" if "kill" in node.fate else "magenta"
     elif not state or not node.log.joined:

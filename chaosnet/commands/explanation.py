@@ -77,12 +77,15 @@ def _show(found: dict[str, Any], failed: Sequence[str]) -> None:
                 f"{row['score']:.3f}",
             )  # fmt: skip
     out.print(table)
+    shown = {row["family"] for row in found["candidates"] if "reason" not in row}
     for row in found["candidates"]:
-        if "reason" in row:
-            out.print(f"  not {row['family']}: {row['reason']}")
+        if "reason" in row:  # A family may have several forms.
+            form = f"another form of {row['family']}" if row["family"] in shown else row["family"]
+            out.print(f"  not {form}: {row['reason']}")
     hours = found["between_faults_s"] / 3600
     out.print(
-        f"{found['chosen']}: most samples until the next fault, expected in {hours:g} h, is over (docs/planner.md)"
+        f"chosen: {found['chosen']}, with which most samples are trained until the next fault, expected in "
+        f"{hours:g} h (docs/planner.md)"
     )
     _show_pipelines(found, out)
 

@@ -19,6 +19,7 @@ from ..simulator.mutants import MUTANTS
 from ..simulator.random_run import RandomRun, Violation
 
 TELL_EVERY_S = 5.0
+LIVES_OF_COVERAGE = 10_000  # Fewer do not come by all there is: what they lack says nothing.
 NAMED = 5  # Crash points of each negotiation that were not reached.
 
 
@@ -84,8 +85,12 @@ def _tell_summary(summary: Summary, found: dict[str, Any]) -> None:
         f"in {summary.waiting} runs one of two waited for a person" + (f" ({reasons})" if reasons else "")
     )
     unreached = summary.unreached()
-    click.echo(f"coverage: {len(summary.coverage)} reached, {len(unreached)} not")
-    for name in unreached:
+    few = summary.runs < LIVES_OF_COVERAGE
+    usual = (
+        f", which is usual: from {LIVES_OF_COVERAGE:,} lives on they are listed" if few and unreached else ""
+    )
+    click.echo(f"coverage: {len(summary.coverage)} reached, {len(unreached)} not{usual}")
+    for name in () if few else unreached:
         click.echo(f"  not reached: {name}")
 
 

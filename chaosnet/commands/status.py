@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import click
 
 from ..options import Address
-from ..protocols.errors import PeerUnreachable
 from .node_options import keyed
 
 if TYPE_CHECKING:
@@ -19,17 +18,26 @@ if TYPE_CHECKING:
 @keyed
 @click.option("--json", "as_json", is_flag=True, help="As JSON; its schema is protocols/status.py.")
 @click.option("--history", is_flag=True, help="With all events and steps that the scheduler has kept.")
-@click.option("--watch", is_flag=True, help="Go on until Ctrl+C; if the node dies, with another one.")
-def status(address: str, as_json: bool, history: bool, watch: bool) -> None:
+@click.option(
+    "--wide", is_flag=True, help="Wider than the terminal, if need be: with addresses and neighbours."
+)
+@click.option(
+    "--watch", is_flag=True, help="With --json: a line twice a second; if the node dies, from another one."
+)
+def status(address: str, as_json: bool, history: bool, wide: bool, watch: bool) -> None:
     """Show members, links, step and recent events of the cluster that the node at HOST:PORT belongs to."""
     from .. import client
 
+    if watch and not as_json:
+        raise click.BadOptionUsage(
+            "--watch", "without --json (expected both, or `chaosnet top`, which is for people)"
+        )
     if not watch:
         found = client.status(address, history=history)
-        click.echo(_json(found, indent=2)) if as_json else _show(found)
+        click.echo(_json(found, indent=2)) if as_json else _show(found, wide)
         return
     try:
-        _watch_json(address, history) if as_json else _watch(address, history)
+        _watch_json(address, history)
     except KeyboardInterrupt:
         return  # That is how watching ends.
 
@@ -43,11 +51,14 @@ def _json(found: Status, indent: int) -> str:
     return msgspec.json.format(to_json(found), indent=indent).decode()
 
 
-def _show(found: Status) -> None:
+def _show(found: Status, wide: bool) -> None:
     from .. import dashboard
     from ..console import console
 
-    console().print(dashboard.cluster(found))
+    where = console()
+    if wide:
+        where.width = dashboard.UNBOUNDED
+    where.print(dashboard.cluster(found, wide))
 
 
 def _watch_json(address: str, history: bool) -> None:
@@ -55,22 +66,3 @@ def _watch_json(address: str, history: bool) -> None:
 
     for found in client.watch(address, history=history):
         click.echo(_json(found, indent=-1))
-
-
-def _watch(address: str, history: bool) -> None:
-    from rich.console import Group
-    from rich.live import Live
-    from rich.text import Text
-
-    from .. import client, dashboard
-
-    def say(error: PeerUnreachable) -> None:
-        live.update(
-            Group(Text(str(error), style="red"), dashboard.cluster(dashboard.lately(found))), refresh=True
-        )
-
-    statuses = client.watch(address, history=history, on_silence=say)
-    found = next(statuses)
-    with Live(dashboard.cluster(dashboard.lately(found)), screen=True, auto_refresh=False) as live:
-        for found in statuses:
-            live.update(dashboard.cluster(dashboard.lately(found)), refresh=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from ..netem.topology import FAST, line, link_name, mesh, random_overlay, ring, 
 from ..netem.trace import CUT, MAX_PERIODS, PAPER_PERIOD_S, specs_after
 from ..outputs import OutputFile, json_option, write_json
 from ..protocols.errors import ConfigError
+from .node_lines import NodeLines
 
 NAME = "default"
 BACKENDS: dict[str, type[Netns] | type[RelayTestbed] | type[Docker]] = {
@@ -210,14 +212,28 @@ def run_(topology: Path, command: tuple[str, ...], name: str, backend: str, rout
 
     The environment has all that `chaosnet run train.py` needs (CHAOSNET_NAME, _LISTEN, _JOIN of all but the first
     node, _NEIGHBORS, _PEERS_AT, _INSECURE), and for programs of your own CHAOSNET_NODES and
-    CHAOSNET_NEIGHBORS_AT (NODE=HOST:PORT,...).
+    CHAOSNET_NEIGHBORS_AT (NODE=HOST:PORT,...). Lines come after the name of their node; what happens in the
+    cluster, which all nodes tell, once.
     """
     made = _up(backend, name, Topology.read(topology), routes)
+    lines = NodeLines(made.topology.nodes)
     try:
-        codes = _wait([made.start(node, command) for node in made.topology.nodes])
+        codes = _wait([_started(made, node, command, lines) for node in made.topology.nodes])
     finally:
         _down(name)
+    lines.close()
     raise SystemExit(max(codes))
+
+
+def _started(made: Backend, node: str, command: Sequence[str], lines: NodeLines) -> subprocess.Popen[bytes]:
+    """Its lines are told. Python's as they come: into a pipe it prints by the page."""
+    process = made.start(
+        node, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={"PYTHONUNBUFFERED": "1"}
+    )
+    assert process.stdout is not None and process.stderr is not None
+    lines.read(node, process.stdout, sys.stdout)
+    lines.read(node, process.stderr, sys.stderr)
+    return process
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from ..protocols.sentences import sentence
 from ..protocols.status import EventRow, LinkRow, MemberRow, Status, StepRow
 from .picture import Picture, PullBegun
 
@@ -215,6 +216,13 @@ def curves(steps: Sequence[StepRow]) -> Plain:
 def story(events: Sequence[EventRow]) -> list[Plain]:
     """Events, the newest last."""
     return [
-        {"kind": row.kind, "node": row.node, "detail": row.detail, "step": row.step, "time_s": row.time_s}
+        {
+            "kind": row.kind,
+            "text": sentence(row),
+            "node": row.node,
+            "detail": row.detail,
+            "step": row.step,
+            "time_s": row.time_s,
+        }
         for row in events
     ]

@@ -52,6 +52,8 @@ class Report(Message, frozen=True, kw_only=True):
     pulled: Annotated[dict[Id, Count], Meta(max_length=256)] = {}
     page: Annotated[str, Meta(max_length=200)] = ""  # Where it serves the cluster's page; "": nowhere.
     lacks: Annotated[tuple[Lack, ...], Meta(max_length=128)] = ()
+    sent_bytes: Count = 0  # By this process over its links, since it began.
+    received_bytes: Count = 0
 
 
 class Notice(Message, frozen=True, kw_only=True):

@@ -156,7 +156,7 @@ def test_so_they_do_however_the_error_comes(tmp_path, ending, reason):
 @pytest.mark.parametrize("ending", ["exits", "lingers-exits"])
 def test_a_script_that_exits_leaves_at_once(tmp_path, ending):
     told, _, _ = end_one(tmp_path, ending, 2, 0)
-    assert "scale-in n0: asks to leave" in told[0]
+    assert "n0 asks to leave" in told[0]
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,11 @@ def test_a_closed_terminal_leaves_as_ctrl_c_does_whatever_is_printed_to_it(tmp_p
         stays.says("step ")
         goes = scripts.start("n1", TRAINS + PLAIN, "2", log=os.ttyname(theirs))
         os.close(theirs)
-        stays.says("joined n1")
+        stays.says("n1 joins")
         stays.advance()
         os.close(ours)
         assert goes.exit_code() == 0
-        assert "scale-in n1: asks to leave" in stays.says("left n1")
+        assert "n1 asks to leave" in stays.says("n1 leaves")
         assert "its script ended with" not in stays.text()
         stays.advance()
 
@@ -200,12 +200,12 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
         stays.says("step ")
         goes = scripts.start("n1", late + TRAINS + PLAIN, "2", log=os.ttyname(theirs))
         os.close(theirs)
-        stays.says("joined n1")
+        stays.says("n1 joins")
         os.close(ours)
         stays.advance(5)
         goes.signal(signal.SIGHUP)
         assert goes.exit_code() == 0
-        assert "scale-in n1: asks to leave" in stays.says("left n1")
+        assert "n1 asks to leave" in stays.says("n1 leaves")
 
 
 def test_a_second_hangup_is_no_second_wish(tmp_path):

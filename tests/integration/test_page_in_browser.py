@@ -79,7 +79,7 @@ def test_nodes_a_join_and_a_death_are_seen_on_the_page(browser, tmp_path):
             seen(page, "c", "member")
             cluster.nodes[1].kill()
             seen(page, "b", "lost")
-            page.wait_for_selector("#events li.bad:has-text(' b')")
+            page.wait_for_selector("#events li.bad:has-text('b is lost')")
             title, until_s = page.title(), time.monotonic() + PATIENCE_MS / 1e3
             while page.title() == title:
                 assert time.monotonic() < until_s, "the others go on"

@@ -1,6 +1,7 @@
 """`chaosnet plan` and `chaosnet simulate-training`, as one types them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,9 @@ def test_the_choice_after_a_loss_is_explained(chaosnet):
     code, out, _ = chaosnet("plan", str(EXAMPLE), "llama2-7b", "--fail", "b2")
     assert code == 0
     assert "before:" in out and "without b2" in out and "not stay: b2 lost" in out
-    assert "most samples until the next fault, expected in 3 h" in out
+    assert "with which most samples are trained until the next fault, expected in 3 h" in out
+    families = re.findall(r"^ (\w+) +[\d.]+ ", out, re.MULTILINE)
+    assert families and not {*families} & {*re.findall(r"^  not (\w+):", out, re.MULTILINE)}
 
 
 def test_the_choice_is_there_as_json_with_every_candidate(chaosnet):

@@ -122,7 +122,7 @@ def test_a_command_runs_on_every_node_and_nothing_stays(tmp_path):
     write = "os.write(1, os.environ['CHAOSNET_NAME'].encode() + b'\\n')"
     script = f"import os, subprocess; {write}; subprocess.Popen(['sleep', '100'])"
     code, out, err = chaosnet("run", path, "--name", NAME, "--", sys.executable, "-c", script)
-    assert (code, sorted(out.split()), err) == (0, ["n0", "n1", "n2"], "")
+    assert (code, sorted(out.splitlines()), err) == (0, ["n0 | n0", "n1 | n1", "n2 | n2"], "")
 
 
 def test_what_a_killed_harness_leaves_is_removed_by_name(tmp_path):

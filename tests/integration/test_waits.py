@@ -12,7 +12,7 @@ from chaosnet import client
 pytestmark = pytest.mark.realtime
 
 IDLE_S = 7.0
-LINE = re.compile(r"step \d+: waits for b: \d+ s so far: its script has not called update\(\)")
+LINE = re.compile(r"step \d+: all wait for b, \d+ s so far: its script has not called update\(\)")
 
 
 @pytest.mark.slow
@@ -34,7 +34,9 @@ def test_one_idle_script_is_named_on_all_nodes_and_in_the_status_and_they_say_wh
         assert next(row for row in status.members if row.node == "b").idle_s >= 2.0
         assert status.samples_per_s < 0.5 * rate, "no rate of before"
         for node in cluster.nodes:
-            cluster.until(lambda node=node: "waited for b: " in node.log.read_text(), f"{node.name} goes on")
+            cluster.until(
+                lambda node=node: "all waited for b, " in node.log.read_text(), f"{node.name} goes on"
+            )
         cluster.nodes[0].advance(20)
         assert client.status(address).waiting is None
         assert len(LINE.findall(cluster.nodes[0].log.read_text())) <= 3, "ever more rarely"

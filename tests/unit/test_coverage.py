@@ -7,10 +7,11 @@ import typing
 
 import pytest
 
+from chaosnet.commands.simulation import LIVES_OF_COVERAGE, _tell_summary
 from chaosnet.protocols import messages
 from chaosnet.protocols.flush import FlushFollower
 from chaosnet.protocols.messages import Flush
-from chaosnet.simulator import coverage
+from chaosnet.simulator import Summary, coverage
 
 
 def assigned(core):
@@ -49,3 +50,12 @@ def test_a_flush_is_seen_where_it_begins_and_ends():
         follower.flush = None
     assert {"FlushFollower: not frozen -> frozen", "FlushFollower: frozen -> not frozen"} == seen
     assert seen <= coverage.TRANSITIONS
+
+
+@pytest.mark.parametrize(("runs", "listed"), [(100, False), (LIVES_OF_COVERAGE, True)])
+def test_a_few_lives_are_not_blamed_for_what_they_have_not_come_by(runs, listed, capsys):
+    summary = Summary(runs=runs, nodes=(3, 5))
+    _tell_summary(summary, {"seconds": 1.0, "rate_per_s": 100.0})
+    told = capsys.readouterr().out
+    assert ("not reached: " in told) == listed
+    assert ("which is usual" in told) != listed

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from chaosnet.errors import PlanInfeasible
 from chaosnet.protocols.effects import Happened, Parked
+from chaosnet.protocols.keyring import Keyring
 from chaosnet.protocols.messages import (
     EVERYONE,
     AbortRequest,
@@ -20,6 +21,7 @@ from chaosnet.protocols.messages import (
     Flush,
     FlushOk,
     Install,
+    KeyringNews,
     LinkNews,
     LinkReading,
     Member,
@@ -159,7 +161,7 @@ def test_a_leave_is_proposed_and_repeated_until_it_is_in_force(bench):
     bench.scheduler.tick(bench.now_s)
     assert bench.take_sent() == sent
     effects = bench.enter(prepare.view, 11)
-    assert effects[0] == Happened("left", "c", "now 2 members, 1 links", 11)
+    assert effects[0] == Happened("left", "c", "now 2 members, 1 link", 11)
 
 
 def test_a_joiner_that_reached_none_of_the_chosen_is_given_those_that_it_has_a_link_to():
@@ -591,6 +593,23 @@ def test_a_lost_member_starts_a_flush_and_the_others_go_on(bench):
     assert Happened("node-failure", "c", "lost c", 10) in effects
 
 
+def test_who_is_lost_because_its_key_was_revoked_is_shut_out(bench):
+    key = "k" * 52
+    bench.monitor.keyring = Keyring("own")
+    bench.monitor.view = replace(
+        bench.monitor.view,
+        members=tuple(
+            replace(each, addresses=(f"{key}@h:1",)) if each.id == "c" else each
+            for each in bench.monitor.view.members
+        ),
+    )
+    bench.monitor.keyring.merge(KeyringNews(revoked=(key,)), 0.0)
+    bench.lose(("a", "c"), ("b", "c"))
+    bench.flush_ok("a")
+    effects, _ = bench.flush_ok("b")
+    assert Happened("expelled", "c", "its key was revoked", 10) in effects
+
+
 def test_a_flush_is_repeated_until_all_in_reach_have_answered(bench):
     bench.lose(("a", "c"), ("b", "c"))
     bench.scheduler.tick(REPEAT_EVERY_S)
@@ -657,7 +676,7 @@ def test_what_came_into_force_with_a_step_that_only_others_have_completed_is_tol
     bench.flush_ok("a", number=flushes)
     effects, sent = bench.flush_ok("b", key=view.key, step=11, view=view, priors=(old,), number=flushes)
     assert installs(sent)
-    assert effects == [Happened("left", "c", "now 2 members, 1 links", 10)]
+    assert effects == [Happened("left", "c", "now 2 members, 1 link", 10)]
     assert not bench.scheduler.queue
 
 

@@ -177,6 +177,7 @@ SAID = {  # On the command line, as the Trainer then has it.
     "insecure": (None, True),
     "dashboard": ("8080", "127.0.0.1:8080"),
     "directory": ("folder", Path("folder")),
+    "log_format": ("json", "json"),
     "every": ("7", 7),
     "copies": ("whole", "whole"),
     "resume": (None, True),

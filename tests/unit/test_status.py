@@ -4,6 +4,7 @@ A whole status is kept in tests/traces/status.json, so a change of the schema sh
 CHAOSNET_REWRITE_TRACES=1 python -m pytest tests/unit/test_status.py
 """
 
+import ast
 import io
 import json
 import os
@@ -18,13 +19,13 @@ from chaosnet import dashboard
 from chaosnet.errors import MalformedMessage, PeerUnreachable, VersionMismatch
 from chaosnet.node.step_history import STEPS_KEPT, VALUES_KEPT, StepHistory
 from chaosnet.protocols.messages import Bytes, Contribution, Member, Notice, Report, Tree, View
+from chaosnet.protocols.sentences import SENTENCES, sentence
 from chaosnet.protocols.status import (
     DETAIL_CHARS,
     MAX_BYTES,
     STATUS_VERSION,
     EventRow,
     MemberRow,
-    StepRow,
     from_json,
     to_json,
 )
@@ -116,11 +117,97 @@ def test_all_of_it_is_shown_to_people():
     shown = io.StringIO()
     Console(width=200, file=shown).print(dashboard.cluster(STATUS))
     for part in (
-        "2 active members", "scheduler a (term 3)", "step 1,042", "loss 0.2500  norm not finite",
-        "waits for b, 25 s", "a - b", "100 Mbit/s", "7 s ago (probe)", "node-failure", "0.500", "705 too often",
+        "2 members", "scheduler a (term 3)", "step 1,042", "loss 0.2500  norm not finite",
+        "waits for b, 25 s", "a - b", "100 Mbit/s", "7 s ago (probe)", "c is lost", "0.500", "705 too often",
         "did not fit: 1,500 rows",
     ):  # fmt: skip
         assert part in shown.getvalue(), part
+
+
+def shown(status, width, wide=False):
+    """What a terminal so wide has on it."""
+    screen = io.StringIO()
+    Console(width=width, file=screen).print(dashboard.cluster(status, wide))
+    return screen.getvalue()
+
+
+LONG_NAMES = [f"a-host-with-a-long-name-{number:06x}" for number in range(3)]
+
+
+def of_long_names():
+    a = STATUS.members[0]
+    here = f"{'K' * 52}@10.0.0.1:5555"
+    rows = [
+        msgspec.structs.replace(
+            a, node=name, id=name, addresses=(here,), neighbors=tuple({*LONG_NAMES} - {name})
+        )
+        for name in LONG_NAMES
+    ]
+    return msgspec.structs.replace(STATUS, members=(*rows, *STATUS.members), scheduler=LONG_NAMES[0])
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_no_row_is_wider_than_the_terminal_and_no_cell_is_cut(width):
+    text = shown(of_long_names(), width)
+    assert max(map(len, text.splitlines())) <= width
+    rows = [line for line in text.splitlines() if line.startswith(("a-host", "node "))]
+    assert text.count("…") == sum(line.count("a-host") for line in rows), "only names are shortened"
+    for name in LONG_NAMES:
+        assert f"{name[-7:]} " in text
+    assert "got" in text if width >= 80 else "sync" in text
+    assert "5555" not in text
+
+
+def test_what_is_shown_in_full_has_names_neighbours_and_addresses():
+    text = shown(of_long_names(), dashboard.UNBOUNDED, wide=True)
+    assert "…" not in text and "(dials only)" in text and f"{'K' * 52}@10.0.0.1:5555" in text
+    assert f"{LONG_NAMES[0]} - {LONG_NAMES[1]}" in text
+
+
+def test_traffic_is_that_of_the_process():
+    rows = tuple(msgspec.structs.replace(row, sent_bytes=7_000_000_000) for row in STATUS.members)
+    text = shown(msgspec.structs.replace(STATUS, members=rows), 120)
+    assert "7.0 GB" in text and "5.0 MB" not in text  # That is the machine's.
+
+
+# --- words ---
+
+
+@pytest.mark.parametrize(
+    ("kind", "node", "detail", "told"),
+    [
+        ("joined", "n3", "now 4 members, 5 links", "n3 joins: now 4 members, 5 links"),
+        ("scale-out", "n3", "asks to join", "n3 asks to join"),
+        ("left", "n3", "now 1 member, 0 links", "n3 leaves: now 1 member, 0 links"),
+        ("node-failure", "n3", "", "n3 is lost"),
+        ("expelled", "n3", "its key was revoked", "n3 is shut out: its key was revoked"),
+        ("link-failure", "n1 - n3", "lost n1 - n3", "the link n1 - n3 is lost: lost n1 - n3"),
+        ("waits for", "n1 - n3", "9 s so far: why", "all wait for the link n1 - n3, 9 s so far: why"),
+        ("of-a-newer-chaosnet", "n1", "{node}", "of-a-newer-chaosnet n1: {node}"),
+    ],
+)
+def test_events_are_told_in_words(kind, node, detail, told):
+    assert sentence(Notice(kind=kind, node=node, detail=detail, step=1, time_s=0.0)) == told
+
+
+def test_every_kind_of_event_has_a_sentence():
+    """Names of the wire are for programs."""
+    root = Path(__file__).parent.parent.parent
+    sources = [
+        file for folder in ("node", "scheduler", "protocols") for file in (root / folder).rglob("*.py")
+    ]
+    calls = (
+        node
+        for file in sources
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call)
+    )
+    happened = [call.args[0] for call in calls if getattr(call.func, "id", "") == "Happened"]
+    named = {each.value for call in happened for each in ast.walk(call) if isinstance(each, ast.Constant)}
+    assert len(happened) >= 15
+    assert {each for each in named if isinstance(each, str)} | {"connect-link", "disconnect-link"} == {
+        *SENTENCES
+    }
 
 
 # --- what makes it ---
@@ -199,15 +286,6 @@ def test_the_history_fits_into_a_message_however_many_metrics_there_are():
     assert [row.step for row in history.rows] == list(range(5, VALUES_KEPT // 100 + 5))
     text = to_json(msgspec.structs.replace(STATUS, steps=tuple(history.rows)))
     assert msgspec.convert(text, Bytes) == text
-
-
-def test_a_watch_shows_the_newest_of_the_history():
-    steps = tuple(StepRow(step=n, time_s=0.0, seconds=0.1, samples=8, metrics={}) for n in range(1000))
-    events = tuple(
-        EventRow(step=n, time_s=0.0, kind="joined", node="a", detail="", handling_ms=0.0) for n in range(1000)
-    )
-    shown = dashboard.lately(msgspec.structs.replace(STATUS, steps=steps, events=events))
-    assert [row.step for row in shown.steps] == [row.step for row in shown.events] == [*range(990, 1000)]
 
 
 # --- whom to ask ---

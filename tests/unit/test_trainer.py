@@ -1,11 +1,13 @@
 """`Trainer` on its own: a cluster of one, in this process. More nodes: tests/integration."""
 
 import gc
+import json
 import re
 import signal
 import socket
 import threading
 import weakref
+from datetime import datetime, timedelta
 
 import pytest
 import torch
@@ -29,6 +31,7 @@ from chaosnet.data import fetch
 from chaosnet.invite import Token
 from chaosnet.node.keys import KeyPair
 from chaosnet.protocols.errors import ChaosnetError, ReplicasDiffer
+from chaosnet.protocols.messages import Notice
 from chaosnet.teller import Teller
 
 pytestmark = [pytest.mark.realtime, pytest.mark.usefixtures("fresh_exit_events")]
@@ -459,6 +462,26 @@ def test_a_quiet_trainer_prints_nothing(start, data, capsys):
     train(trainer, trainer.batches(data, batch_size=8))
     trainer.close()
     assert capsys.readouterr().err == ""
+
+
+def test_as_json_every_line_is_an_object(start, data, capfd):
+    trainer = start(cluster=Cluster(name="solo"), log_format="json")
+    train(trainer, trainer.batches(data, batch_size=8))
+    exit_event._tell("finishing the step")
+    trainer._teller.notice(
+        Notice(kind="link-failure", node="n1 - n3", detail="lost n1 - n3", step=3, time_s=0.0)
+    )
+    trainer.close()
+    exit_event.speak("text", "")
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert len(lines) >= 3
+    for line in lines:
+        assert line["node"] == "solo" and line["text"] and line["time"].endswith("Z")
+        assert datetime.fromisoformat(line["time"]).utcoffset() == timedelta(0)
+    [lost] = [line for line in lines if line["event"] == "link-failure"]
+    assert (lost["step"], lost["subject"], lost["detail"]) == (3, "n1 - n3", "lost n1 - n3")
+    assert lost["text"] == "the link n1 - n3 is lost: lost n1 - n3"
+    assert lines[-1]["event"] == "said" and lines[-1]["text"].startswith("solo left after step 3")
 
 
 def test_the_exit_event_ends_the_batches_and_the_script_leaves(start, data):

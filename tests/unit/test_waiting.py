@@ -105,5 +105,5 @@ def test_status_shows_who_is_waited_for_and_for_how_long():
     assert waiting == WaitRow(whom=("b",), seconds=25.0, why="its script has not called update()")
     status = msgspec.structs.replace(STATUS, members=bench.monitor.member_rows(30.0), waiting=waiting)
     assert "waits for b, 25 s: its script has not called update()" in dashboard.headline(status).plain
-    cells = [str(cell) for cell in dashboard.members(status).columns[2].cells]
-    assert cells == ["active", "idle 25 s", "active"]
+    cells = [str(row[1]) for row in dashboard.members(status).rows]
+    assert cells == ["scheduler", "idle 25 s", "worker"]

@@ -172,7 +172,7 @@ function kindOf(kind) {
 
 function showEvents() {
   set($("story-note"), "text", events.length > EVENTS ? `the last ${EVENTS} of ${count(events.length)}` : `${count(events.length)}`);
-  keyed($("events"), events.slice(-EVENTS).reverse(), (event) => `${event.time_s} ${event.kind} ${event.node} ${event.detail}`, (event) => element("li", { class: kindOf(event.kind) }, element("span", { class: "mark" }), element("span", {}, element("b", {}, event.kind), ` ${event.node}`), element("time", {}, `${clock(event.time_s)} · step ${count(event.step)}`), event.detail ? element("p", {}, event.detail) : null), () => {});
+  keyed($("events"), events.slice(-EVENTS).reverse(), (event) => `${event.time_s} ${event.kind} ${event.node} ${event.detail}`, (event) => element("li", { class: kindOf(event.kind) }, element("span", { class: "mark" }), element("span", {}, event.text), element("time", {}, `${clock(event.time_s)} · step ${count(event.step)}`)), () => {});
 }
 
 // --- curves ---

@@ -1,0 +1,68 @@
+"""What processes on several nodes print, on one screen: each line after its node, an event that all tell once."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import IO, TextIO
+
+NOTICE = re.compile(r"\[chaosnet\] step \d+: ")  # As chaosnet/teller.py prints what happens in the cluster.
+EVENTS_KEPT = 1_000
+LAST_WORDS_S = 2.0  # What a node has started may hold its pipe for longer than it lives.
+
+
+class NodeLines:
+    """From several threads. `nodes`: all that there are."""
+
+    def __init__(self, nodes: Iterable[str]) -> None:
+        self._width = max(map(len, nodes), default=0)
+        self._told: OrderedDict[object, None] = OrderedDict()
+        self._turn = threading.Lock()
+        self._readers: list[threading.Thread] = []
+
+    def read(self, node: str, pipe: IO[bytes], to: TextIO) -> None:
+        """Pass on what comes, until it ends."""
+        reader = threading.Thread(
+            target=self._pass_on, args=(node, pipe, to), name=f"lines-{node}", daemon=True
+        )
+        self._readers.append(reader)
+        reader.start()
+
+    def close(self) -> None:
+        """Once the processes have ended."""
+        for reader in self._readers:
+            reader.join(LAST_WORDS_S)
+
+    def line(self, node: str, line: str) -> str:
+        """As it is shown; "" for an event that another node has told of."""
+        event = event_of(line)
+        if event is not None:
+            if event in self._told:
+                return ""
+            self._told[event] = None
+            if len(self._told) > EVENTS_KEPT:
+                self._told.popitem(last=False)
+        return f"{node:<{self._width}} | {line.rstrip()}\n"
+
+    def _pass_on(self, node: str, pipe: IO[bytes], to: TextIO) -> None:
+        with pipe:
+            for line in pipe:
+                with self._turn:
+                    to.write(self.line(node, line.decode(errors="replace")))
+                    to.flush()
+
+
+def event_of(line: str) -> object | None:
+    """What all nodes tell alike: the line of a notice, or its fields in a line of JSON; None for other lines."""
+    if NOTICE.match(line):
+        return line.rstrip()
+    if not line.startswith("{"):
+        return None
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return (found["step"], found["event"], found["subject"], found["detail"]) if "subject" in found else None

@@ -1,0 +1,30 @@
+"""`chaosnet top`."""
+
+from __future__ import annotations
+
+import click
+
+from ..extras import demand
+from ..options import Address
+from ..protocols.errors import PeerUnreachable
+from .node_options import keyed
+
+
+@click.command(short_help="Watch a running cluster.")
+@click.argument("address", type=Address())
+@keyed
+def top(address: str) -> None:
+    """Watch the cluster that the node at HOST:PORT belongs to: members, links, whom all wait for, metrics, events.
+
+    It goes on when that node dies, with another one. The key ? shows what keys do, q quits.
+    """
+    demand("top", "chaosnet top")
+    from .. import client
+
+    first = client.status(address, history=True)
+    from ..top_app import Top
+
+    app = Top(first, lambda hear: client.watch(address, on_silence=hear))
+    reason = app.run()
+    if app.return_code:
+        raise PeerUnreachable(reason or "the screen was closed")

@@ -1,0 +1,21 @@
+"""Packages that few need: `pip install 'chaosnet[NAME]'` brings those of one extra (setup.cfg)."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from .protocols.errors import ConfigError
+
+MODULES = {
+    "top": ("textual",),
+}
+"""What is imported of each extra's packages."""
+
+
+def demand(extra: str, what: str) -> None:
+    """Raises: ConfigError that says how to install the extra which `what` needs, if it is not there."""
+    missing = [module for module in MODULES[extra] if find_spec(module) is None]
+    if missing:
+        raise ConfigError(
+            f"{what} needs {' and '.join(missing)}, which is not installed (pip install 'chaosnet[{extra}]')"
+        )

@@ -1,0 +1,56 @@
+"""What happens in a cluster, in words for people. `kind` is its name on the wire, for programs and traces."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+SENTENCES = {
+    "scheduler": "{node} is the scheduler now, {detail}",
+    "scale-out": "{node} {detail}",
+    "replication": "{node} {detail}",
+    "joined": "{node} joins: {detail}",
+    "scale-in": "{node} {detail}",
+    "left": "{node} leaves: {detail}",
+    "node-failure": "{node} is lost: {detail}",
+    "expelled": "{node} is shut out: {detail}",
+    "declared dead": "{node} is declared dead: {detail}",
+    "unreachable": "{node} can only dial: {detail}",
+    "connect-link": "{node} is to open: {detail}",
+    "disconnect-link": "{node} is to close: {detail}",
+    "link-up": "{node} opens: {detail}",
+    "link-down": "{node} closes: {detail}",
+    "link-failure": "{node} is lost: {detail}",
+    "new-plan": "new trees, says {node}: {detail}",
+    "waits for": "all wait for {node}, {detail}",
+    "waited for": "all waited for {node}, {detail}",
+}
+"""By kind. `node`: a node, several, or a link."""
+
+OTHERS = "{kind} {node}: {detail}"  # Of a node whose chaosnet is newer.
+STYLES = {
+    "joined": "green", "link-up": "green", "left": "yellow", "link-down": "yellow", "expelled": "bold red",
+    "node-failure": "bold red", "link-failure": "bold red", "declared dead": "bold red", "waits for": "yellow",
+}  # fmt: skip
+
+
+class Told(Protocol):
+    """A notice, or a row of the status' events."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def node(self) -> str: ...
+    @property
+    def detail(self) -> str: ...
+
+
+def sentence(event: Told) -> str:
+    """What happened, e.g. "n3 joins: now 4 members, 5 links"."""
+    node = f"the link {event.node}" if " - " in event.node else event.node
+    told = SENTENCES.get(event.kind, OTHERS).format(kind=event.kind, node=node, detail=event.detail)
+    return told if event.detail else told.rstrip(":, ")
+
+
+def counted(count: int, noun: str) -> str:
+    """ "1 link", "2 links"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

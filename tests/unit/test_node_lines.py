@@ -1,0 +1,61 @@
+"""`chaosnet.commands.node_lines`: what several nodes print, on one screen."""
+
+import io
+import json
+import os
+
+import pytest
+
+from chaosnet.commands.node_lines import EVENTS_KEPT, NodeLines, event_of
+from chaosnet.protocols.messages import Notice
+from chaosnet.protocols.sentences import SENTENCES
+from chaosnet.teller import Callbacks, Teller, log_line
+
+
+def notice(log_format, capsys, node="n0", **fields):
+    told = Notice(
+        **{"kind": "joined", "node": "n1", "detail": "now 2 members", "step": 6, "time_s": 0.0} | fields
+    )
+    Teller(False, Callbacks(), node, log_format).notice(told)
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_an_event_that_all_nodes_tell_is_shown_once_and_other_lines_each_time(log_format, capsys):
+    lines = NodeLines(["n0", "n10"])
+    first, second = (notice(log_format, capsys, node=node) for node in ("n0", "n10"))
+    assert lines.line("n0", first) == f"n0  | {first}"
+    assert lines.line("n10", second) == ""
+    later = notice(log_format, capsys, node="n10", step=7)
+    assert lines.line("n10", later) == f"n10 | {later}"
+    said = log_line("going on", log_format, "n0")
+    for other in (said, "step 6: loss 0.5\n", "{6}\n", '{"event": "joined"}\n', "\n"):
+        shown = [lines.line(node, other) for node in ("n0", "n10")]
+        assert shown == [f"n0  | {other}", f"n10 | {other}"]
+
+
+@pytest.mark.parametrize("kind", SENTENCES)
+def test_events_of_all_kinds_are_known_in_both_formats(kind, capsys):
+    text = notice("text", capsys, kind=kind)
+    fields = json.loads(notice("json", capsys, kind=kind))
+    assert event_of(text) == text.rstrip() and text.endswith(f"{fields['text']}\n")
+    assert event_of(json.dumps(fields)) == (6, kind, "n1", "now 2 members")
+
+
+def test_events_are_forgotten_in_the_end():
+    lines = NodeLines(["a"])
+    for step in range(1, EVENTS_KEPT + 2):
+        assert lines.line("a", f"[chaosnet] step {step}: x joins")
+    assert lines.line("a", "[chaosnet] step 1: x joins") and not lines.line(
+        "a", f"[chaosnet] step {step}: x joins"
+    )
+
+
+def test_what_has_no_end_of_line_and_what_is_no_text_is_passed_on():
+    lines, shown = NodeLines(["a"]), io.StringIO()
+    theirs, ours = os.pipe()
+    lines.read("a", os.fdopen(theirs, "rb"), shown)
+    os.write(ours, b"\xff\nlast words")
+    os.close(ours)
+    lines.close()
+    assert shown.getvalue() == "a | \ufffd\na | last words\n"
