@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from .protocols.errors import ConfigError
 from .protocols.step_sync import means
 
@@ -36,17 +38,19 @@ class Means:
 
     def __init__(self) -> None:
         self.last: dict[str, float] = {}
-        self._pending: dict[str, tuple[float, float]] = {}
+        self._pending: dict[str, list[tuple[float | torch.Tensor, float]]] = {}
         self._handles: list[ClusterMean] = []
 
-    def add(self, name: str, value: float, weight: float) -> ClusterMean:
-        """To the step under way. Raises: ConfigError for what would not reach the others."""
+    def add(self, name: str, value: float | torch.Tensor, weight: float) -> ClusterMean:
+        """To the step under way. A tensor is read when the step takes it: a device is not waited for before.
+
+        Raises: ConfigError for what would not reach the others.
+        """
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
             raise ConfigError(f"mean: the name is {name!r:.80} (expected 1 to {MAX_NAME} characters)")
         if not 0 <= weight <= MAX_WEIGHT:
             raise ConfigError(f"mean: the weight of {name!r} is {weight} (expected 0 to {MAX_WEIGHT:g})")
-        total, weights = self._pending.get(name, (0.0, 0.0))
-        self._pending[name] = (total + value * weight, weights + weight)
+        self._pending.setdefault(name, []).append((value, weight))
         handle = ClusterMean(name)
         self._handles.append(handle)
         return handle
@@ -54,7 +58,13 @@ class Means:
     def take(self) -> dict[str, tuple[float, float]]:
         """What was added; from now on, what is added belongs to the next step."""
         taken, self._pending = self._pending, {}
-        return taken
+        return {
+            name: (
+                sum((float(value) * weight for value, weight in pairs), 0.0),
+                sum(weight for _, weight in pairs),
+            )
+            for name, pairs in taken.items()
+        }
 
     def came(self, totals: dict[str, tuple[float, float]]) -> None:
         """The step is completed; `totals`: the sums of all nodes."""

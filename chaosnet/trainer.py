@@ -257,7 +257,11 @@ class Trainer(RunFacts):
         """
         usual = self._run.steps.usual_weight if self._run else 1.0
         counts = weight if weight is not None else usual
-        number = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
+        number = value.detach() if isinstance(value, torch.Tensor) else value
+        if isinstance(number, torch.Tensor) and number.device.type != "cpu":
+            number = number.clone()  # Reading it now would wait for the device.
+        else:
+            number = float(number)
         return self._means.add(name, number, float(counts))
 
     # --- leaving ---

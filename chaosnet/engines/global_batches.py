@@ -12,6 +12,7 @@ from ..data import EpochOrder, check_dataset
 from ..protocols.errors import ConfigError
 from ..randomness import seed_from, seed_generators
 from .layer_runner import MicroBatches
+from .tensor_bytes import moved
 
 STEPS = "PipelineTrainer.steps"
 
@@ -83,7 +84,7 @@ class GlobalBatches:
         """
         if self._dataset is None:
             raise ConfigError("PipelineTrainer: this node has a part of the model, and no data (call steps)")
-        return MicroBatches(self.samples(), lambda number: _to(self._pair(number, key), device))
+        return MicroBatches(self.samples(), lambda number: moved(self._pair(number, key), device))
 
     def advance(self) -> bool:
         """The step was trained. Returns: whether that was the last of an epoch."""
@@ -117,11 +118,3 @@ class GlobalBatches:
         epoch, position, length = plain
         self.epoch, self.position = epoch, position
         self.agree(length)
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, tuple | list):
-        return tuple(_to(each, device) for each in value)
-    return value

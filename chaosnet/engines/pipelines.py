@@ -24,6 +24,7 @@ from ..callbacks import Callbacks, EpochDone, LayersComputed, StateLoaded, StepD
 from ..checkpointing import Checkpointing
 from ..layers import device_of, layers_of
 from ..lr_schedule import LRSchedule
+from ..node.devices import name_of
 from ..node.flat_state import Arrival
 from ..node.layer_sums import LayerSums
 from ..node.outcomes import StepOutcome
@@ -113,12 +114,11 @@ class Pipelines:
         if told.layout:
             lengths_of(told.layout)
         self.state = TrainingState(self.model, optimizer, lr_scheduler, None, self._terms())
-        accelerator = self.state.accelerator()
         self.runner = LayerRunner(
             self.layers, told.loss, self.sums, self._send, self._layers_done, self._computed,
-            accelerator,
+            self._device,
         )  # fmt: skip
-        self.random = Randomness(False, accelerator)
+        self.random = Randomness(False, self.state.accelerators())
         self.schedule = LRSchedule(lr_scheduler, optimizer, told.lr_scheduler_every, session.say)
         self.agreement = Agreement(self.state, self, session.name, "stop")
         self.pace = Pace(self.layers)
@@ -306,7 +306,8 @@ class Pipelines:
             self.session.contribute(chunks, 0.0, key)
         if batches is not None:
             seed = self.random.key, self.step  # Whatever rounds there were in which nothing was trained.
-            done = self.runner.run(lines, batches, mailbox, key, self.round, seed)
+            timed = self.pace.tells(self.round)
+            done = self.runner.run(lines, batches, mailbox, key, self.round, seed, timed)
         losses, weight = self.sums.loss_chunks()
         self.session.contribute(losses, weight, key)
         return self._contribution(done)
@@ -434,6 +435,6 @@ class Pipelines:
 
 def _machine(device: torch.device) -> str:
     """What numbers may hang on: the kind of processor that torch has kernels for, or of accelerator."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return name_of(device)
     return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
