@@ -3,22 +3,30 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all dashboard-test soak lint format bench site clean docker-image docker-rates testbed-docker
+.PHONY: demo test test-all test-accelerator dashboard-test soak lint format bench site clean docker-image docker-rates testbed-docker
 
 demo: $(VENV)/installed
 	$(BIN)/chaosnet demo
 
 # Tests without processes or sockets of their own go on side by side; the others are timed, and want the machine.
 SIDE_BY_SIDE := -n auto --dist loadscope
+# In a process of its own: where the sham device is loaded, torch.accelerator finds it ever after.
+SHAM := CHAOSNET_TEST_DEVICE=sham $(BIN)/python -m pytest tests/accelerator
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not realtime"
 	$(BIN)/python -m pytest -m "not slow and realtime"
+	$(SHAM)
 
 # What fails is run once more, and listed: tests of real processes find a busy machine now and then.
 test-all: $(VENV)/installed
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not realtime"
 	$(BIN)/python -m pytest -m realtime --reruns 1 -rsR
+	$(SHAM)
+
+# On the device that torch.accelerator finds; `make test` has these tests run on one that only behaves like one.
+test-accelerator: $(VENV)/installed
+	$(BIN)/python -m pytest tests/accelerator
 
 # The page in a real browser, and a real Prometheus (root, Debian or Ubuntu; elsewhere, install both yourself).
 dashboard-test: $(VENV)/installed

@@ -18,12 +18,11 @@ import torch
 import xxhash
 
 from .node.state_window import EVERY, Averaged, StateWindow
-from .node.training_state import TrainingState
+from .node.training_state import EXECUTION, TrainingState
 from .protocols.messages import Contribution, Side, Sides
 
 MAX_HEALS = 3  # Of one node, for one thing: what comes back every time is in its script.
 HEALS_COUNT_STEPS = 1000  # For so long; all of the state is compared several times meanwhile.
-EXECUTION = {"foreach", "fused", "capturable", "differentiable"}  # How it is computed, not what.
 MAX_ITEMS, MAX_TEXT = 1024, 200
 MOST_LEAVES = 64  # Of extra_state, compared at every step; larger ones every so often.
 KINDS = SETTINGS, FLAGS, EXTRA, STATE = "settings", "requires_grad", "extra_state", "state"

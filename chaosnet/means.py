@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+
 from .protocols.errors import ConfigError
 from .protocols.step_sync import means
 
@@ -37,21 +39,24 @@ class Means:
 
     def __init__(self) -> None:
         self.last: dict[str, float] = {}
-        self._pending: dict[str, tuple[float, float]] = {}
+        self._pending: dict[str, list[tuple[float | torch.Tensor, float]]] = {}
         self._handles: list[ClusterMean] = []
 
     def add(self, name: str, value: Any, weight: float) -> ClusterMean:
-        """A number or 0-dim tensor, to the step under way.
+        """A number or a tensor of one, to the step under way. One on a device is read when the step takes it.
 
         Raises: ConfigError for what would not reach the others.
         """
-        value = float(value.detach() if hasattr(value, "detach") else value)
+        number = value.detach() if isinstance(value, torch.Tensor) else value
+        if isinstance(number, torch.Tensor) and number.device.type != "cpu":
+            value = number.clone()  # Reading it now would wait for the device.
+        else:
+            value = float(number)
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
             raise ConfigError(f"mean: the name is {name!r:.80} (expected 1 to {MAX_NAME} characters)")
         if not 0 <= weight <= MAX_WEIGHT:
             raise ConfigError(f"mean: the weight of {name!r} is {weight} (expected 0 to {MAX_WEIGHT:g})")
-        total, weights = self._pending.get(name, (0.0, 0.0))
-        self._pending[name] = (total + value * weight, weights + weight)
+        self._pending.setdefault(name, []).append((value, weight))
         handle = ClusterMean(name)
         self._handles.append(handle)
         return handle
@@ -59,7 +64,13 @@ class Means:
     def take(self) -> dict[str, tuple[float, float]]:
         """What was added; from now on, what is added belongs to the next step."""
         taken, self._pending = self._pending, {}
-        return taken
+        return {
+            name: (
+                sum((float(value) * weight for value, weight in pairs), 0.0),
+                sum(weight for _, weight in pairs),
+            )
+            for name, pairs in taken.items()
+        }
 
     def came(self, totals: dict[str, tuple[float, float]]) -> None:
         """The step is completed; `totals`: the sums of all nodes."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import endings
+from . import endings, exit_event
 from .callbacks import Callbacks, StepDone
 from .engines.pipelines import Pipelines, PipelineSettings
 from .evaluation_loop import EvaluationLoop

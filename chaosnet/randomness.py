@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
 
-from .node.training_state import get_generators, set_generators
+from .node.generators import get_generators, set_generators
 
 
 def seed_from(*parts: object) -> int:
@@ -36,12 +36,13 @@ class Randomness:
 
     Args:
         same: `Trainer(same_rng=True)`: in each step all nodes draw the same numbers, whatever they drew before.
+        devices: Accelerators that have generators of their own.
     Attributes:
         key: Of the run, for what all nodes draw alike. It begins as the founder's seed, and travels with the state.
     """
 
-    def __init__(self, same: bool, accelerator: str | None = None) -> None:
-        self.same, self._accelerator = same, accelerator
+    def __init__(self, same: bool, devices: Sequence[torch.device] = ()) -> None:
+        self.same, self._devices = same, devices
         self.key = torch.initial_seed()
 
     def joined(self, run: str, name: str, step: int) -> None:
@@ -55,12 +56,12 @@ class Randomness:
     @contextmanager
     def alike(self, what: str, step: int) -> Iterator[None]:
         """Inside, all nodes draw the same numbers for `what`; afterwards this node goes on with its own."""
-        own = get_generators(self._accelerator)
+        own = get_generators(self._devices)
         seed_generators(seed_from(what, self.key, step))
         try:
             yield
         finally:
-            set_generators(own, self._accelerator)
+            set_generators(own, self._devices)
 
     def stepping(self, optimizer: torch.optim.Optimizer, step: int) -> AbstractContextManager[None]:
         """For optimizer.step(). Those that come with torch draw nothing: they are spared the 0.1 ms."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import endings
+from . import endings, exit_event
 from .batches import Batches
 from .callbacks import Callbacks, given_trainer
 from .data import DataShare

@@ -28,6 +28,7 @@ from torch._utils import _flatten_dense_tensors
 
 from ..protocols.errors import ChaosnetError, MalformedMessage
 from . import plain
+from .devices import Moment
 
 MAX_TOTAL_BYTES = 1 << 50
 MAX_DIMENSIONS = 64
@@ -215,11 +216,14 @@ class Capture:
     before it steps the optimizer.
     """
 
-    def __init__(self, snapshot: Snapshot, late: Sequence[torch.Tensor], target: torch.Tensor) -> None:
+    def __init__(
+        self, snapshot: Snapshot, late: Sequence[torch.Tensor], target: torch.Tensor, moment: Moment
+    ) -> None:
         self.manifest = snapshot.manifest
         self.torn = False  # Has the script changed what was being copied?
         self._snapshot = snapshot
         self._late, self._target = late, target  # What is still to be copied, and where to.
+        self._moment = moment  # Up to which it is what it is to be.
         self._versions = [tensor._version for tensor in late]
         self._done = threading.Event()
         self._error: BaseException | None = None
@@ -228,7 +232,8 @@ class Capture:
         """Copy the rest, once, in any thread. A failure is raised by `wait`."""
         assert not self._done.is_set(), "a capture runs once"
         try:
-            gather(self._late, self._target)
+            with self._moment.streams():
+                gather(self._late, self._target)
             self.torn = self._versions != [tensor._version for tensor in self._late]
             if self.torn:
                 raise StateChanged(

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ from torch import nn
 from ..protocols.errors import ConfigError, MalformedMessage
 from ..protocols.sums import bundles
 from .compression import Compression, Encoding, encoding_of
+from .devices import Crossing, has_streams
+from .flat_state import device_runs
 from .lanes import MAX_CHUNK_BYTES, LaneLayout, Place, chunk_bytes_of, int_like, stage
 
 COMPARED_AT_ONCE = 1 << 17  # Elements: with what they are compared with, they fit into a cache.
@@ -108,6 +111,8 @@ class Gradients:
         self._parameter_bits = np.array([place.bit for place in self._parameters], dtype=np.int64)
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._on_chunks_ready = on_chunks_ready
+        crosses = bool(layout.devices) and all(map(has_streams, layout.devices))
+        self._crossing = Crossing(layout.devices) if crosses else None
         self._bundles_of: list[list[int]] = [[] for _ in self._parameters]
         self._bundle = 0
         self.bundle(1)
@@ -154,6 +159,7 @@ class Gradients:
             weight: Samples in this node's batch, if known already: chunks are handed over during backward.
                 None if not: `finish` hands over all of them.
         """
+        self._arrived()
         self._fired[:] = bytes(len(self._fired))
         self.had_backward = False
         self._written[:] = bytes(len(self._written))
@@ -182,13 +188,21 @@ class Gradients:
 
     def _hand_over(self, number: int, weight: float) -> None:
         indices = [index for index in self._parameters_in[number] if not self._written[index]]
-        grads = self._write(indices, weight)
+        grads = self._write(indices, weight, watched=True)
         for index, grad in zip(indices, grads, strict=True):
             digest = _digest(grad) if self._is_large[index] else 0
             self._as_sent[index] = (grad, 0 if grad is None else grad._version, digest)
         chunks = self._bundles[number]
         self._handed_over[chunks.start : chunks.stop] = b"\1" * len(chunks)
-        self._on_chunks_ready(chunks)
+        if self._crossing is None:
+            self._on_chunks_ready(chunks)
+        else:
+            self._crossing.then(partial(self._on_chunks_ready, chunks))
+
+    def _arrived(self) -> None:
+        """Until what has been handed over has left its device, and was told of."""
+        if self._crossing is not None:
+            self._crossing.wait()
 
     def finish(self, weight: float) -> Finished:
         """End the step's backward: complete every contribution.
@@ -205,6 +219,7 @@ class Gradients:
                     f"parameter {name!r} has a gradient but had requires_grad=False when training began, so "
                     "it is not averaged; unfreeze it before that, and hold it with a learning rate of 0"
                 )
+        self._arrived()
         handed_over = any(self._handed_over)
         retracted = handed_over and (weight != self._weight or self._outdated(weight))
         self._weight = None
@@ -214,7 +229,8 @@ class Gradients:
             self._written[:] = bytes(len(self._written))
         self._write([index for index, written in enumerate(self._written) if not written], weight)
         present = self._present(self._write_buffers(weight), weight)
-        self._as_sent.clear()
+        self._arrived()
+        self._forget()
         chunks = [index for index, gone in enumerate(self._handed_over) if not gone]
         return Finished(present, chunks, retracted)
 
@@ -222,9 +238,15 @@ class Gradients:
         """End the step without a contribution: no samples, and no chunk of data to send."""
         with self._lock:
             retracted, self._weight = any(self._handed_over), None
+        self._arrived()
         present = self._present(self._write_buffers(0.0), 0.0)
-        self._as_sent.clear()
+        self._forget()
         return Finished(present, [], retracted)
+
+    def _forget(self) -> None:
+        self._as_sent.clear()
+        if self._crossing is not None:
+            self._crossing.forget()
 
     @torch.no_grad()
     def adopt(self, present: bytes, results: Sequence[torch.Tensor]) -> None:
@@ -325,6 +347,8 @@ class Gradients:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        if self._crossing is not None:
+            self._crossing.close()
 
     # Moving values.
 
@@ -347,6 +371,11 @@ class Gradients:
         if any(digest and _digest(grad) != digest for grad, digest in zip(now, hashed, strict=True)):
             return True
         small = [index for index, digest in zip(indices, hashed, strict=True) if not digest]
+        if self._crossing is not None:
+            if self._crossing.changed(weight):
+                return True
+            devices = self._crossing.devices
+            small = [index for index in small if self._holders[index].device not in devices]
         return self._differs(small, self._grads(small), weight)
 
     def _differs(self, indices: Sequence[int], grads: Sequence[torch.Tensor | None], weight: float) -> bool:
@@ -362,8 +391,13 @@ class Gradients:
                 return True  # numpy's takes a third of the time of torch.equal.
         return False
 
-    def _write(self, indices: Sequence[int], weight: float) -> list[torch.Tensor | None]:
-        """Write weight * gradient for these parameters; zeros where there is none. Returns: the gradients."""
+    def _write(
+        self, indices: Sequence[int], weight: float, watched: bool = False
+    ) -> list[torch.Tensor | None]:
+        """Write weight * gradient for these parameters; zeros where there is none. Returns: the gradients.
+
+        Those of devices have not arrived yet. `watched`: these may be asked for once more, as they were.
+        """
         grads = self._grads(indices)
         for index, grad in zip(indices, grads, strict=True):
             self._written[index] = 1
@@ -376,8 +410,30 @@ class Gradients:
                     "(for nn.Embedding, pass sparse=False)"
                 )
         for lane, start, stop, group in self._runs(indices, grads) if weight else ():
-            stage(self.lanes[lane].contribution[start:stop], group, weight)
+            target = self.lanes[lane].contribution[start:stop]
+            if self._crossing is None:
+                stage(target, group, weight)
+            else:
+                self._send(self._crossing, target, group, weight, watched)
         return grads
+
+    def _send(
+        self,
+        crossing: Crossing,
+        target: torch.Tensor,
+        tensors: list[torch.Tensor],
+        weight: float,
+        watched: bool,
+    ) -> None:
+        """As `stage`, but what comes from a device is only under way."""
+        start = 0
+        for run in device_runs(tensors):
+            stop = start + sum(tensor.numel() for tensor in run)
+            if run[0].device in crossing.devices:
+                crossing.send(target[start:stop], run, weight, watched)
+            else:
+                stage(target[start:stop], run, weight)
+            start = stop
 
     def _runs(
         self, indices: Sequence[int], grads: Sequence[torch.Tensor | None], most: int = sys.maxsize

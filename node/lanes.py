@@ -13,6 +13,7 @@ from torch import nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from ..protocols.errors import ConfigError
+from .devices import accelerators, to_device, widened
 from .flat_state import device_runs
 from .training_state import BufferSlot, buffer_slots, check_parameter
 
@@ -112,6 +113,7 @@ class LaneLayout:
     persistent=False, which are caches, are left out.
 
     Attributes:
+        devices: Accelerators that the model lies on; then lanes are in pinned memory.
         bits: So many parameters and averaged buffers there are, each with a bit of its own in `present`.
     Raises: ConfigError for a parameter that cannot be averaged, by name.
     """
@@ -123,7 +125,7 @@ class LaneLayout:
         self.buffers: list[list[Place]] = []  # By lane.
         parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         buffers = [slot for slot in buffer_slots(model) if slot.persistent and slot.tensor is not None]
-        pinned = any(p.device.type != "cpu" for p in model.parameters()) and torch.accelerator.is_available()
+        self.devices = accelerators(model.parameters())
         for name, parameter in parameters:
             check_parameter(name, parameter)
         bit_by_name = {name: bit for bit, (name, _) in enumerate(parameters)}
@@ -150,19 +152,19 @@ class LaneLayout:
                 place = Place(name, holder, bit_by_name.get(name, -1), lane, start, start + elements)
                 (self.parameters if isinstance(holder, nn.Parameter) else self.buffers[lane]).append(place)
                 start += elements
-            self._add_lane(dtype, border, start, chunk_bytes // dtype.itemsize, pinned)
+            self._add_lane(dtype, border, start, chunk_bytes // dtype.itemsize)
         self._ways: list[_Way] = []  # Of the last `spread`.
         self._ways_of: tuple[list[Place], list[torch.device]] = [], []
         places = itertools.chain(self.parameters, *self.buffers)
         self._chunks_of = {place: [chunk.index for chunk in self.chunks_at(place)] for place in places}
 
-    def _add_lane(self, dtype: torch.dtype, border: int, stop: int, step: int, pinned: bool) -> None:
+    def _add_lane(self, dtype: torch.dtype, border: int, stop: int, step: int) -> None:
         op: Literal["mean", "max"] = "max" if dtype == torch.int64 else "mean"
         for first, last in ((0, border), (border, stop)):
             for start in range(first, last, step):
                 stop_here, of_gradients = min(start + step, last), last == border
                 self.chunks.append(Chunk(len(self.chunks), len(self.lanes), start, stop_here, of_gradients))
-        self.lanes.append(Lane(dtype, op, torch.zeros(stop, dtype=dtype, pin_memory=pinned)))
+        self.lanes.append(Lane(dtype, op, torch.zeros(stop, dtype=dtype, pin_memory=bool(self.devices))))
 
     @property
     def borders(self) -> tuple[int, ...]:
@@ -197,8 +199,13 @@ class LaneLayout:
         if self._ways_of != wanted:  # Hardly ever: steps are alike, and there may be thousands of places.
             self._ways_of, self._ways = wanted, self._plan(*wanted)
         halves: dict[int, torch.Tensor] = {}  # What lies in several chunks, and is put together first.
+        crossed: tuple[int, torch.device | None] = -1, None  # Once for all that lies in it.
         for way in self._ways:
-            result = results[way.chunk].to(way.device)[way.begin : way.stop]
+            if way.device.type == "cpu":
+                whole = results[way.chunk]
+            elif crossed != (way.chunk, way.device):
+                crossed, whole = (way.chunk, way.device), self._at(way.device, results[way.chunk])
+            result = whole[way.begin : way.stop]
             if not way.is_part:
                 run = targets[way.first : way.last]
                 # Splitting takes a third of the time, and fits as long as all of them are flat.
@@ -214,6 +221,9 @@ class LaneLayout:
         for index, flat in halves.items():
             if not targets[index].is_contiguous():
                 targets[index].copy_(flat.view(targets[index].shape))
+
+    def _at(self, device: torch.device, values: torch.Tensor) -> torch.Tensor:
+        return to_device(values, device) if device in self.devices else values.to(device)
 
     def _plan(self, places: Sequence[Place], devices: Sequence[torch.device]) -> list[_Way]:
         """How results get to these places: those one behind the other in a chunk, and on one device, together."""
@@ -243,7 +253,7 @@ class LaneLayout:
 
 @torch.no_grad()
 def stage(contribution: torch.Tensor, tensors: Sequence[torch.Tensor], weight: float) -> None:
-    """Write weight * tensor, one behind the other, to the beginning of `contribution`.
+    """Write weight * tensor, one behind the other, to the beginning of `contribution`; waits for devices.
 
     Widened before it is multiplied: float16 would overflow.
     """
@@ -253,12 +263,11 @@ def stage(contribution: torch.Tensor, tensors: Sequence[torch.Tensor], weight: f
         target = contribution[start:stop]
         # A view of each small one would take longer than what it is for.
         small = stop - start < SMALL * len(run)
-        on_device = run[0].device.type != "cpu"
-        if len(run) == 1 or small or on_device:
+        if run[0].device.type != "cpu":
+            target.copy_(widened(run, dtype, weight))
+        elif len(run) == 1 or small:
             joined = run[0].detach().reshape(-1) if len(run) == 1 else _flatten_dense_tensors(run)
-            if on_device:
-                target.copy_(joined.to(dtype) * weight)
-            elif joined.dtype == dtype:
+            if joined.dtype == dtype:
                 torch.mul(joined, weight, out=target)
             else:
                 torch.mul(target.copy_(joined), weight, out=target)

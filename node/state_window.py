@@ -16,10 +16,12 @@ from typing import Any, Protocol
 import torch
 import xxhash
 
+from .devices import name_of
 from .flat_state import as_bytes, dtype_name
 from .training_state import TrainingState
 
 EVERY = 128  # Steps in which all of the state is compared.
+MAX_NAME = 30  # Of a kind of device, in messages.
 LEAST_BYTES = 64 << 10  # Of a window: small states are read in fewer, larger pieces, which costs less.
 
 
@@ -57,10 +59,8 @@ class StateWindow:
 
     def __init__(self, state: TrainingState, averaged: Averaged) -> None:
         self._state, self._averaged = state, averaged
-        devices = {parameter.device.type for parameter in state.model.parameters()} - {"cpu", "meta"}
-        self._device = min(
-            devices, default=_processor()
-        )  # Arithmetic of another kind differs in the last bit.
+        # Arithmetic of another kind differs in the last bit.
+        self._device = min(map(name_of, state.accelerators()), default=_processor())[:MAX_NAME]
         self._rows: list[_Row] = []
         self._layout = ""
         self._total = 0
@@ -155,7 +155,7 @@ class StateWindow:
 def _processor() -> str:
     """Processors of one kind round alike: those with AVX2 and AVX512 do, ARM's and those without either do not."""
     vectors = torch.backends.cpu.get_cpu_capability().replace("AVX512", "AVX2").replace(" ", "-")
-    return f"{platform.machine()}-{vectors}"[:30]
+    return f"{platform.machine()}-{vectors}"
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:

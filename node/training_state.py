@@ -7,12 +7,10 @@ LR scheduler, counters, random generators, and what refers to which tensor. Noth
 from __future__ import annotations
 
 import inspect
-import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import xxhash
 from torch import nn
@@ -20,6 +18,7 @@ from torch import nn
 from ..protocols.errors import ConfigError, MalformedMessage
 from . import plain
 from .collector import held_off
+from .devices import Moment, accelerators
 from .flat_state import (
     DTYPES,
     Arrival,
@@ -35,9 +34,13 @@ from .flat_state import (
     merged,
     row_of,
 )
+from .generators import get_generators, set_generators
 from .plain import TensorTable
 
 Spec = tuple[Row, ...]
+
+# Of a parameter group: how its step is computed, and not what. Each node's own, as it hangs on the device.
+EXECUTION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +214,7 @@ class TrainingState:
                 alike = len(table.tensors)
         rest = {
             "buffers": buffers,
-            "optimizer": {key: value for key, value in state.items() if key != "state"},
+            "optimizer": _settings(state, EXECUTION if canonical else frozenset()),
             "lr_scheduler": self.lr_scheduler.state_dict() if self.lr_scheduler is not None else None,
             "extra_state": self.extra_state,
             "kinds": self._kinds(),
@@ -255,7 +258,7 @@ class TrainingState:
         self._at_once |= self._last is not None and self._last.torn
         if any(still.changed for still in self._still.values()):
             self._still = {}  # What freezes them changes them all.
-        sections["rng"] = plain.encode(get_generators(self.accelerator()), "rng")
+        sections["rng"] = plain.encode(get_generators(self.accelerators()), "rng")
         sections["runtime"] = plain.encode(runtime, "runtime")
         rows = map(row_of, table.names, table.tensors)
         manifest = Manifest(tuple(lay_out(rows)), plain.encode(sections, "state"), step)
@@ -283,7 +286,8 @@ class TrainingState:
         if now:
             gather([table.tensors[index] for index in now], copied[late_bytes:])
         snapshot = Snapshot(manifest, parts, alike)
-        self._last = Capture(snapshot, [table.tensors[index] for index in late], copied)
+        lying = [table.tensors[index] for index in late]
+        self._last = Capture(snapshot, lying, copied, Moment(accelerators(lying)))
         return self._last
 
     def _standing_still(self, name: str) -> Still | None:
@@ -317,7 +321,7 @@ class TrainingState:
         self._load_optimizer(parts["optimizer.state"], parts["optimizer"])
         if self.extra_state is not None:
             _restore(self.extra_state, parts["extra_state"])
-        set_generators(parts["rng"], self.accelerator())
+        set_generators(parts["rng"], self.accelerators())
         return parts["runtime"]
 
     def _difference(self, parts: dict[str, Any]) -> str | None:
@@ -363,6 +367,7 @@ class TrainingState:
         parameter, and takes a str apart as it does any iterable.
         """
         for mine, group in zip(self.optimizer.param_groups, rest["param_groups"], strict=True):
+            group.update({key: mine[key] for key in EXECUTION & mine.keys()})
             for key, value in group.items():  # An lr may be a tensor; torch leaves it where it arrived.
                 if isinstance(value, torch.Tensor) and isinstance(mine.get(key), torch.Tensor):
                     group[key] = value.to(mine[key].device)
@@ -394,15 +399,20 @@ class TrainingState:
             digest.update(as_bytes(tensor).cpu().numpy().data)
         return digest.hexdigest()
 
-    def accelerator(self) -> str | None:
-        """The kind of device whose random generator forward draws from, if that is not the CPU: "cuda"."""
-        kinds = {parameter.device.type for parameter in self.model.parameters()} - {"cpu", "meta"}
-        return min(kinds, default=None)
+    def accelerators(self) -> tuple[torch.device, ...]:
+        """Those that the model lies on, whose random generators forward draws from."""
+        return accelerators(self.model.parameters())
 
 
 _SECTIONS = {
     "parameters", "optimizer.state", "buffers", "optimizer", "lr_scheduler", "extra_state", "kinds", "rng", "runtime",
 }  # fmt: skip
+
+
+def _settings(state: dict[str, Any], without: Collection[str]) -> dict[str, Any]:
+    """An optimizer's state_dict without its tensors by parameter, and without these of its groups' settings."""
+    groups = [{key: group[key] for key in group if key not in without} for group in state["param_groups"]]
+    return {**{key: value for key, value in state.items() if key != "state"}, "param_groups": groups}
 
 
 def first_difference(ours: Spec, theirs: Spec) -> str | None:
@@ -489,37 +499,3 @@ def _uncast(loaded: Any, sent: Any) -> Any:
     if isinstance(sent, list | tuple) and isinstance(loaded, list | tuple) and len(sent) == len(loaded):
         return type(loaded)(_uncast(a, b) for a, b in zip(loaded, sent, strict=True))
     return sent if isinstance(sent, str) else loaded
-
-
-def get_generators(accelerator: str | None) -> dict[str, Any]:
-    """The state of torch's generators, on the CPU and this kind of device, Python's and numpy's, as plain data."""
-    numpy_state: Any = np.random.get_state(legacy=False)
-    inner = dict(numpy_state["state"])
-    arrays = {key: [str(v.dtype), v.tobytes()] for key, v in inner.items() if isinstance(v, np.ndarray)}
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state().numpy().tobytes(),
-        "python": random.getstate(),
-        "numpy": {**numpy_state, "state": {**inner, **arrays}},
-        "accelerator": None,
-    }
-    if accelerator is not None:
-        generator = torch.get_device_module(accelerator).get_rng_state()
-        state["accelerator"] = [accelerator, generator.cpu().numpy().tobytes()]
-    return state
-
-
-def set_generators(state: dict[str, Any], accelerator: str | None) -> None:
-    """Go on from there. A node with another kind of accelerator than the sender's keeps that one's as it is."""
-    torch.set_rng_state(_byte_tensor(state["torch"]))
-    random.setstate(state["python"])
-    inner = {
-        key: np.frombuffer(value[1], dtype=value[0]) if isinstance(value, list) else value
-        for key, value in state["numpy"]["state"].items()
-    }
-    np.random.set_state({**state["numpy"], "state": inner})
-    if state["accelerator"] is not None and state["accelerator"][0] == accelerator:
-        torch.get_device_module(accelerator).set_rng_state(_byte_tensor(state["accelerator"][1]))
-
-
-def _byte_tensor(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -19,10 +19,11 @@ from ..lr_schedule import LRSchedule
 from ..means import Means
 from ..named_updates import named, parameter_count
 from ..node.flat_state import Arrival
+from ..node.generators import get_generators, set_generators
 from ..node.gradients import Gradients
 from ..node.outcomes import StepOutcome
 from ..node.session import Offer, Session
-from ..node.training_state import TrainingState, get_generators, set_generators
+from ..node.training_state import TrainingState
 from ..protocols.data_cursor import DataCursor
 from ..protocols.errors import ConfigError, ReplicasDiffer
 from ..protocols.events import Retracted
@@ -92,9 +93,9 @@ class DataParallel:
         self.state = TrainingState(
             self.model, self.optimizer, self.lr_scheduler, extra_state, self._terms(compression)
         )
-        self._accelerator = self.state.accelerator()
-        self._generators = get_generators(self._accelerator)  # As of the last step, for its checkpoint.
-        self.random = Randomness(told.same_rng, self._accelerator)
+        self._devices = self.state.accelerators()
+        self._generators = get_generators(self._devices)  # As of the last step, for its checkpoint.
+        self.random = Randomness(told.same_rng, self._devices)
         if self.guard is not None:
             self.gradients.judge_first()
         self.schedule = LRSchedule(self.lr_scheduler, self.optimizer, told.lr_scheduler_every, session.say)
@@ -180,7 +181,7 @@ class DataParallel:
         self.copies.serve_fellows(fetched)
         if self.checkpointing is not None:
             self.checkpointing.started(self.step, self._run)
-            self._generators = get_generators(self._accelerator)
+            self._generators = get_generators(self._devices)
 
     def left_behind(self) -> None:
         """See `Engine`."""
@@ -237,10 +238,10 @@ class DataParallel:
         if self.checkpointing is not None and (applied or final):
             mark = self.checkpointing.due(self.step, self._run, outcome.commit)
             if applied:
-                self._generators = get_generators(self._accelerator)
+                self._generators = get_generators(self._devices)
             elif mark is not None:  # Perhaps in the middle of a forward pass, which is not counted.
                 self.gradients.revert_buffers()
-                set_generators(self._generators, self._accelerator)
+                set_generators(self._generators, self._devices)
         if joiner is not None or mark is not None:
             self.copies.take(self.round, self._counters(), joiner, mark)
         if final:

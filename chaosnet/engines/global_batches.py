@@ -15,6 +15,7 @@ from ..protocols.errors import ConfigError
 from ..protocols.messages import Contribution, Range
 from ..randomness import seed_from, seed_generators
 from .layer_runner import MicroBatches
+from .tensor_bytes import moved
 
 STEPS = "PipelineTrainer.steps"
 
@@ -115,7 +116,7 @@ class GlobalBatches:
         """
         if self._dataset is None:
             raise ConfigError("PipelineTrainer: this node has a part of the model, and no data (call steps)")
-        return MicroBatches(self.samples(), lambda number: _to(self._pair(number, key), device))
+        return MicroBatches(self.samples(), lambda number: moved(self._pair(number, key), device))
 
     def completed(self, total: Contribution, applied: bool) -> list[str]:
         """A step is complete: was what it took trained on? Returns: what was set aside, for people to read."""
@@ -155,11 +156,3 @@ class GlobalBatches:
         self._taken = self._order = None
         self.share.cursor = None if plain is None else DataCursor.from_plain(plain)
         self.agree(0 if self.share.cursor is None else self.share.cursor.length)
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, tuple | list):
-        return tuple(_to(each, device) for each in value)
-    return value

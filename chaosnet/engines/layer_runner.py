@@ -17,9 +17,10 @@ import torch
 from torch import nn
 
 from ..callbacks import LayersComputed
+from ..node.devices import accelerators
+from ..node.generators import get_generators, seed_devices, set_generators
 from ..node.layer_sums import LayerSums
 from ..node.mailbox import Interrupted, Mailbox, TensorName
-from ..node.training_state import get_generators, set_generators
 from ..protocols.errors import ConfigError
 from ..protocols.messages import Row, Tensor, ViewKey
 from ..randomness import seed_from
@@ -28,6 +29,7 @@ from . import tensor_bytes
 
 Value = Any  # A tensor, or a tuple of tensors.
 CACHE_LINE = 64  # Bytes: torch begins what it allocates on the CPU at one.
+CPU = torch.device("cpu")
 
 
 @dataclass(slots=True)
@@ -69,6 +71,7 @@ class LayerRunner:
         send: A tensor to its target; its bytes stay as they are.
         layer_done: The last backward of these layers is over: what was added to their sums is whole.
         computed: Is told of each forward and backward of a micro-batch.
+        device: What the layers lie on.
     Attributes:
         in_hand: The micro-batch that is being computed, or was when something failed.
     """
@@ -81,11 +84,12 @@ class LayerRunner:
         send: Callable[[Tensor, Any], None],
         layer_done: Callable[[list[int]], None],
         computed: Callable[[LayersComputed], None],
-        accelerator: str | None = None,
+        device: torch.device = CPU,
     ) -> None:
         self.layers, self.loss, self.sums = layers, loss, sums
         self.send, self.layer_done, self.computed = send, layer_done, computed
-        self._accelerator, self._checked = accelerator, set[int]()
+        self.device, self._checked = device, set[int]()
+        self.accelerators = accelerators(p for layer in layers for p in layer.parameters())
         self.in_hand: int | None = None
         # A layer that changes its input in place must not have the leaf that its gradient is read from.
         self.copies = [any(getattr(m, "inplace", False) for m in layer.modules()) for layer in layers]
@@ -99,17 +103,19 @@ class LayerRunner:
         step: int,
         seed: tuple[object, ...],
         void: bool = False,
+        timed: bool = False,
     ) -> Done:
         """One attempt at a step, in the view of that `key`: what `due` has left.
 
-        `seed`: of what layers draw in it. `void`: it is to count for nothing.
+        `seed`: of what layers draw in it. `void`: it is to count for nothing. `timed`: seconds are to be those of the
+        device. An accelerator is waited for after each layer then; else they are those of asking it.
         Raises: Interrupted when something else is to be heard.
         """
-        own = get_generators(self._accelerator)
+        own = get_generators(self.accelerators)
         try:
-            return _Attempt(self, batches, mailbox, key, step, seed, lines).run(void)
+            return _Attempt(self, batches, mailbox, key, step, seed, lines, timed).run(void)
         finally:
-            set_generators(own, self._accelerator)
+            set_generators(own, self.accelerators)
 
     def check_strays(self, layer: int) -> None:
         """At first: has the backward of that layer reached parameters of others? Raises: ConfigError."""
@@ -121,12 +127,6 @@ class LayerRunner:
                 f"layer {layer}, or the loss, uses a parameter of another layer: who adds that gradient would hang "
                 "on the pipelines (expected each layer to use parameters that it has itself, if only shared ones)"
             )
-
-    def draw(self, seed: int) -> None:
-        """What torch draws next comes from `seed`."""
-        torch.default_generator.manual_seed(seed)  # manual_seed of torch takes 0.7 ms, for devices not there.
-        if self._accelerator is not None:
-            torch.get_device_module(self._accelerator).manual_seed(seed)
 
 
 def due(lines: Sequence[Instruction], samples: Sequence[int]) -> list[Instruction]:
@@ -151,8 +151,9 @@ class _Attempt:
         step: int,
         seed: tuple[object, ...],
         lines: Sequence[Instruction],
+        timed: bool,
     ) -> None:
-        self.runner, self.batches, self.mailbox = runner, batches, mailbox
+        self.runner, self.batches, self.mailbox, self.timed = runner, batches, mailbox, timed
         self.key, self.step, self.seed, self.lines = key, step, seed, lines
         self.done = Done()
         self.kept: dict[
@@ -207,7 +208,8 @@ class _Attempt:
         parts = self.mailbox.take(name)
         if not parts[0][0].rows:
             raise _Void
-        self.here[tag.kind, tag.micro_batch, tag.boundary] = tensor_bytes.joined(parts)
+        value = tensor_bytes.moved(tensor_bytes.joined(parts), self.runner.device)
+        self.here[tag.kind, tag.micro_batch, tag.boundary] = value
 
     def _hand_on(self, peer: str, tag: Tag) -> None:
         value = self.here.pop((tag.kind, tag.micro_batch, tag.boundary))
@@ -242,6 +244,13 @@ class _Attempt:
             LayersComputed(self.step, self.key, backward, line.layers, number, began_s, time.monotonic())
         )
 
+    def _now_s(self) -> float:
+        """When what a layer was asked for is done."""
+        if self.timed:
+            for device in self.runner.accelerators:
+                torch.accelerator.synchronize(device)
+        return time.perf_counter()
+
     def _forward(self, number: int, start: int, stop: int) -> None:
         layers, last = self.runner.layers, len(self.runner.layers)
         if number in self.unfetched:
@@ -250,7 +259,7 @@ class _Attempt:
         for layer in range(start, stop):
             began_s = time.perf_counter()
             value = _leaves(value, wants_gradient=layer > 0)
-            self.runner.draw(seed_from("layer", *self.seed, number, layer))
+            seed_devices(seed_from("layer", *self.seed, number, layer), self.runner.accelerators)
             out = layers[layer](_copied(value) if self.runner.copies[layer] else value)
             tensor_bytes.check(out, layer)
             if layer == last - 1:
@@ -260,7 +269,7 @@ class _Attempt:
                 out = loss
             self.kept[number, layer] = value, out
             value = out
-            self.done.forward_s[layer] += time.perf_counter() - began_s
+            self.done.forward_s[layer] += self._now_s() - began_s
         if stop < last:
             self.here["a", number, stop] = _detached(value)
 
@@ -275,7 +284,7 @@ class _Attempt:
             gradient = _gradients(value)
             self.runner.sums.add(layers[layer], samples)
             self.runner.check_strays(layer)
-            self.done.backward_s[layer] += time.perf_counter() - began_s
+            self.done.backward_s[layer] += self._now_s() - began_s
             self.done.micro_batches[layer] += 1
             self.left[layer] -= 1
             if not self.left[layer]:

@@ -26,6 +26,7 @@ from ..evaluation import Evaluation, average
 from ..layers import device_of, layers_of
 from ..lr_schedule import LRSchedule
 from ..means import Means
+from ..node.devices import name_of
 from ..node.flat_state import Arrival
 from ..node.layer_sums import LayerSums
 from ..node.outcomes import StepOutcome
@@ -119,12 +120,11 @@ class Pipelines:
         if told.layout:
             check_wish(told.layout, len(self.layers), self.batches.micro_batches)
         self.state = TrainingState(self.model, optimizer, lr_scheduler, None, self._terms())
-        accelerator = self.state.accelerator()
         self.runner = LayerRunner(
             self.layers, told.loss, self.sums, self._send, self._layers_done, self._computed,
-            accelerator,
+            self._device,
         )  # fmt: skip
-        self.random = Randomness(False, accelerator)
+        self.random = Randomness(False, self.state.accelerators())
         self.schedule = LRSchedule(lr_scheduler, optimizer, told.lr_scheduler_every, session.say)
         self.agreement = Agreement(self.state, self, session.name, "stop")
         self.pace = Pace(self.layers)
@@ -320,7 +320,8 @@ class Pipelines:
             self.session.contribute(chunks, 0.0, key)
         if batches is not None:
             seed = self.random.key, self.step  # Whatever rounds there were in which nothing was trained.
-            done = self.runner.run(lines, batches, mailbox, key, self.round, seed, self._is_void())
+            timed = self.pace.tells(self.round)
+            done = self.runner.run(lines, batches, mailbox, key, self.round, seed, self._is_void(), timed)
             for chunks in self.sums.abandon() if done.void else ():
                 self.session.contribute(chunks, 0.0, key)
         losses, weight = self.sums.loss_chunks()
@@ -469,6 +470,6 @@ class Pipelines:
 
 def _machine(device: torch.device) -> str:
     """What numbers may hang on: the kind of processor that torch has kernels for, or of accelerator."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return name_of(device)
     return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

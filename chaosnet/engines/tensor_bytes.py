@@ -65,6 +65,15 @@ def joined(parts: Sequence[tuple[Tensor, Any]]) -> Any:
     return tensors[0] if is_single else tuple(tensors)
 
 
+def moved(value: Any, device: torch.device) -> Any:
+    """The same on that device: a tensor, or tuples and lists of them, as tuples; anything else as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, tuple | list):
+        return tuple(moved(each, device) for each in value)
+    return value
+
+
 def _bytes(payload: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     buffer = b"" if payload is None else getattr(payload, "buffer", payload)
     return np.frombuffer(buffer, dtype=np.uint8)

@@ -1,0 +1,86 @@
+"""PipelineTrainer on devices: between members everything crosses this machine's memory."""
+
+import queue
+
+import pytest
+import torch
+from members import CPU, PATIENCE_S, alone, data, results_of, together
+from torch import nn
+
+from chaosnet import Callbacks, Cluster, PipelineTrainer
+
+SIZES = {"batch": 8, "micro_batch": 2}
+
+
+def layers(device, dropout=0.0):
+    torch.manual_seed(0)
+    made = (
+        nn.Linear(6, 16),
+        nn.Sequential(nn.Tanh(), nn.Dropout(dropout)),
+        nn.Linear(16, 16),
+        nn.Linear(16, 3),
+    )
+    return nn.ModuleList(made).to(device)
+
+
+def trainer(device, dropout=0.0, **settings):
+    model = layers(device, dropout)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    return PipelineTrainer(list(model), optimizer, nn.functional.cross_entropy, **SIZES, **settings)
+
+
+def losses_of_one(device, epochs, dropout=0.0, **settings):
+    with trainer(device, dropout, **alone(**settings)) as t:
+        return [step.metrics["loss"] for step in t.steps(data(), epochs=epochs)]
+
+
+def test_layers_draw_from_the_generator_of_their_own_device(device, last_device):
+    """The same, on whichever of them they are, and whichever is that of now."""
+    torch.rand(5, device=last_device)
+    assert losses_of_one(last_device, 2, 0.5) == losses_of_one(device, 2, 0.5)
+
+
+def member(name, device, join, entered, over, losses, exact):
+    where = {"join": join} if join else {"new": True}
+    cluster = Cluster(name=name, listen="127.0.0.1:0", **where)
+    told = {}
+    with trainer(device, cluster=cluster, quiet=True, layout="2", exact=exact) as t:
+        entered.put(t.session.loop.transport.address)
+        of_two = 0
+        for step in t.steps(data(), epochs=10**6):
+            told[step.step] = step.metrics["loss"]
+            of_two += ">" in t.layout
+            is_left = of_two > 0 and ">" not in t.layout
+            if of_two >= 9 or is_left or over.is_set():
+                break
+    losses[name] = told
+    return of_two
+
+
+@pytest.mark.parametrize("kinds", ["two devices", "a CPU and a device"])
+def test_two_members_hand_on_tensors_and_train_as_one(device, last_device, kinds):
+    exact = kinds == "two devices"
+    devices = [device, last_device] if exact else [CPU, device]
+    entered, losses = queue.SimpleQueue(), {}
+    with together() as (threads, over):
+        first = threads.submit(member, "a", devices[0], "", entered, over, losses, exact)
+        join = entered.get(timeout=PATIENCE_S)
+        second = threads.submit(member, "b", devices[1], join, entered, over, losses, exact)
+        assert sorted(results_of(first, second))[1] >= 9
+    most = max(*losses["a"], *losses["b"])
+    wanted = losses_of_one(device, -(-most // 3), exact=exact)
+    for told in losses.values():
+        for step, loss in told.items():
+            assert loss == wanted[step - 1] if exact else loss == pytest.approx(wanted[step - 1], rel=1e-3)
+
+
+def test_layers_are_waited_for_where_they_are_timed(device, monkeypatch):
+    waits, plain = [], torch.accelerator.synchronize
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda *a: (waits.append(a), plain(*a)))
+    by_step = {}
+    callbacks = Callbacks(on_step=lambda event: by_step.update({event.round: len(waits)}))
+    losses_of_one(device, 3, callbacks=callbacks)
+    counts = {number: by_step[number] - by_step.get(number - 1, 0) for number in by_step if number > 1}
+    assert {number: bool(count) for number, count in counts.items()} == {
+        number: number < 4 or number % 8 == 0 for number in counts
+    }
