@@ -53,7 +53,7 @@ def test_after_a_loss_what_takes_the_shortest_step_runs_and_the_rest_is_told():
 
 
 def test_a_loss_is_rerouted_around_where_that_is_fastest():
-    wanted = facts(micro_batches=8, wish="2x4")
+    wanted = facts(micro_batches=8, wish="4x2")
     before = choose("abcdefgh", wanted)
     after = choose("bcdefgh", wanted, before.laid)
     assert after.why == "reroute"
