@@ -125,7 +125,7 @@ def test_of_two_nodes_the_other_goes_on_at_once_when_a_script_raises(tmp_path, i
         told, code, slowest_s = end_one(folder, "raises", 2, index, **(keys(folder) if keyed else {}))
         took_s.append(slowest_s)
         assert code == 1
-        assert f"left n{index}: its script ended with ValueError: bad record" in told[0]
+        assert f"n{index} leaves: its script ended with ValueError: bad record" in told[0]
         assert "waiting:" not in told[0]
     print(f"next step after {max(took_s):.3f} s at most, {sorted(took_s)[len(took_s) // 2]:.3f} s median")
 
@@ -135,7 +135,7 @@ def test_of_three_nodes_the_others_go_on_at_once_when_a_script_raises(tmp_path, 
     for n in range(TIMES):
         told, code, _ = end_one(tmp_path / str(n), "raises", 3, index)
         assert code == 1
-        assert all(f"left n{index}: its script ended with ValueError: bad record" in text for text in told)
+        assert all(f"n{index} leaves: its script ended with ValueError: bad record" in text for text in told)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_of_three_nodes_the_others_go_on_at_once_when_a_script_raises(tmp_path, 
 )
 def test_so_they_do_however_the_error_comes(tmp_path, ending, reason):
     told, _, _ = end_one(tmp_path, ending, 2, 0)
-    assert f"left n0: its script ended with {reason}" in told[0]
+    assert f"n0 leaves: its script ended with {reason}" in told[0]
 
 
 @pytest.mark.parametrize("ending", ["exits", "lingers-exits"])
@@ -165,7 +165,7 @@ def test_a_script_that_exits_leaves_at_once(tmp_path, ending):
 )
 def test_so_they_do_when_the_script_was_started_by_the_command(tmp_path, ending, reason):
     told, _, _ = end_one(tmp_path, ending, 2, 0, by_command=True)
-    assert f"left n0: its script ended with {reason}" in told[0]
+    assert f"n0 leaves: its script ended with {reason}" in told[0]
 
 
 # --- signals ---
