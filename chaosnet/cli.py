@@ -104,7 +104,8 @@ def cli() -> None:
     chaosnet keygen                                                     once; copy its file to the others
     chaosnet run --listen 10.0.0.1:5555 train.py                        first node: starts a cluster
     chaosnet run --listen 10.0.0.2:5555 --join 10.0.0.1:5555 train.py   every other node, at any time
-    chaosnet status 10.0.0.1:5555                                       ask any node
+    chaosnet run --cluster lab train.py                                 or so, on each machine of a local network
+    chaosnet status                                                     ask this machine's node, or any: HOST:PORT
     chaosnet top 10.0.0.1:5555                                          watch
     """
 
