@@ -77,7 +77,9 @@ def _without_name(error: click.BadOptionUsage) -> str:
 
 def _name_of(param: click.Parameter) -> str:
     return (
-        max(param.opts, key=len) if isinstance(param, click.Option) else str(param.make_metavar(_context()))
+        max(param.opts, key=len)
+        if isinstance(param, click.Option)
+        else str(param.make_metavar(_context())).strip("[]")
     )
 
 
