@@ -77,7 +77,9 @@ def _without_name(error: click.BadOptionUsage) -> str:
 
 def _name_of(param: click.Parameter) -> str:
     return (
-        max(param.opts, key=len) if isinstance(param, click.Option) else str(param.make_metavar(_context()))
+        max(param.opts, key=len)
+        if isinstance(param, click.Option)
+        else str(param.make_metavar(_context())).strip("[]")
     )
 
 
@@ -104,7 +106,8 @@ def cli() -> None:
     chaosnet keygen                                                     once; copy its file to the others
     chaosnet run --listen 10.0.0.1:5555 train.py                        first node: starts a cluster
     chaosnet run --listen 10.0.0.2:5555 --join 10.0.0.1:5555 train.py   every other node, at any time
-    chaosnet status 10.0.0.1:5555                                       ask any node
+    chaosnet run --cluster lab train.py                                 or so, on each machine of a local network
+    chaosnet status                                                     ask this machine's node, or any: HOST:PORT
     chaosnet top 10.0.0.1:5555                                          watch
     """
 

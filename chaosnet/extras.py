@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from .protocols.errors import ConfigError
 
 MODULES = {
+    "lan": ("zeroconf",),
     "top": ("textual",),
 }
 """What is imported of each extra's packages."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -154,6 +155,18 @@ class Name(Expecting):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
         if not 0 < len(str(value)) <= 64 or "," in str(value) or value == "*":
+            self.refuse(value, "is no name", param, ctx)
+        return str(value)
+
+
+class ClusterName(Expecting):
+    """Everybody on the network hears it."""
+
+    name = "NAME"
+    expected = "1 to 63 letters, digits, '-', '_' or '.'"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        if not re.fullmatch(r"[\w.-]{1,63}", str(value), re.ASCII):
             self.refuse(value, "is no name", param, ctx)
         return str(value)
 
@@ -326,10 +339,14 @@ class Switch(Expecting):
 
 
 class Script(Expecting):
+    """A file; or, beside the flag `-m`, the name of a module, which is looked up when it is run."""
+
     name = "SCRIPT"
     expected = "a Python file, e.g. train.py"
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
+    def convert(self, value: Any, param: Any, ctx: Any) -> Path | str:
+        if ctx is not None and ctx.params.get("module"):
+            return str(value)
         path = Path(value)
         if not path.is_file():
             self.refuse(str(value), "is a folder" if path.is_dir() else "does not exist", param, ctx)

@@ -8,6 +8,7 @@ import os
 import socket
 from pathlib import Path
 
+from .extras import demand
 from .identity import identity
 from .node.endpoint import ANY_HOST, Endpoint
 from .node.keys import load_allowed
@@ -17,6 +18,8 @@ from .protocols.errors import ConfigError
 def check_environment() -> None:
     """Look at the key files and the port that a Trainer without settings of its own takes. Raises: ConfigError."""
     identity()
+    if cluster := os.environ.get("CHAOSNET_CLUSTER"):
+        demand("lan", f"--cluster: to look for {cluster!r} on the local network")
     if allowed := os.environ.get("CHAOSNET_ALLOWED_KEYS"):
         load_allowed(Path(allowed))
     if listen := os.environ.get("CHAOSNET_LISTEN"):

@@ -11,6 +11,7 @@ from . import endings, exit_event
 from .node.outcomes import Ended
 from .node.session import Hooks, Session
 from .page.of_node import NodePage
+from .presence import Presence
 from .protocols.errors import ScaleOutFailed, describe
 from .protocols.messages import Range
 from .remembered import Remembered
@@ -85,6 +86,7 @@ class ScriptNode:
     def __init__(self, session: Session, engine: ScriptEngine, members: Remembered, page: NodePage) -> None:
         self.name, self.session, self._engine, self._members = session.name, session, engine, members
         self._page = page
+        self._presence = Presence(session)
         self._steps: NodeSteps | None = None
         self.driver = threading.current_thread()
         self._pid = os.getpid()
@@ -101,6 +103,7 @@ class ScriptNode:
         self._page.start(self.session)
         exit_event.install(self.session.want_out)
         endings.opened(self)
+        self._presence.begin()
         try:
             self.session.enter()
         except (ScaleOutFailed, SystemExit) as error:
@@ -110,6 +113,7 @@ class ScriptNode:
                 self._closed = isinstance(error, SystemExit)
                 self._stop()
             raise
+        self._presence.entered()
         steps.entered()
 
     @property
@@ -185,5 +189,6 @@ class ScriptNode:
         self._engine.let_go()
         self.session.stop()
         self._page.stop()
+        self._presence.end()
         exit_event.remove(self.session.want_out)
         endings.closed(self)

@@ -22,6 +22,8 @@ class Cluster:
         listen: Where others reach this node. Port 0: any free one; host 0.0.0.0: all interfaces.
         join: Addresses of members of the cluster to join, or an invite.
         join_patience_s: How long to knock where nobody answers yet.
+        cluster_name: Join the nodes that are given the same name, wherever on the local network they are;
+            start a cluster if nobody answers within `join_patience_s`. All nodes are given it, in any order.
         found: Start a cluster if none of the addresses of `join` leads into one within `join_patience_s`. All
             nodes may be given it, and the same `join`, their own addresses among them: of those that reach
             each other one founds, the one that is named first.
@@ -50,6 +52,7 @@ class Cluster:
     listen: str | None = None
     join: str | None = field(default=None, repr=False)  # May be an invite: who reads it can join.
     join_patience_s: float | None = None
+    cluster_name: str | None = None
     found: bool | None = None
     new: bool | None = None
     rejoin: bool | None = None

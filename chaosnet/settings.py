@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .callbacks import Callbacks
+from .extras import demand
 from .identity import completed, completed_peer, identity, is_loopback
 from .invite import Token, introduce, is_token
 from .node.endpoint import SECRET, Endpoint
@@ -21,6 +22,10 @@ from .protocols.errors import ConfigError
 from .remembered import recall
 from .setting_groups import Checkpoints, Cluster, said
 from .settings_table import CHECKPOINTS, MAX_LINKS, NODE, SETTINGS, STEP, Setting
+
+DEFAULTS: dict[str, Any] = {"listen": "127.0.0.1:0", "join_patience_s": 10.0}
+LAN_DEFAULTS: dict[str, Any] = {"listen": "0.0.0.0:0", "join_patience_s": 5.0}
+"""With a cluster's name: others reach this node, and who is there is heard of within a second or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,10 @@ def node_settings(given: Cluster | None = None) -> NodeSettings:
     One who comes with an invite and has no key gets one.
     """
     found = _merged(NODE, said(SETTINGS["cluster"].of(given) or Cluster()))
-    joined, new, insecure = (found.pop(name) for name in ("join", "new", "insecure"))
+    joined, new, insecure = found.pop("join"), found["new"], found.pop("insecure")
+    found["cluster_name"] = found["cluster_name"] or ""
+    for name, value in (LAN_DEFAULTS if found["cluster_name"] else DEFAULTS).items():
+        found[name] = value if found[name] is None else found[name]
     key, allowed = found.pop("key"), found.pop("allowed_keys")
     if new and joined:
         raise ConfigError("new: beside join, which names a cluster to join (expected one of them)")
@@ -124,10 +132,14 @@ def _merged(settings: tuple[Setting, ...], given: Mapping[str, Any]) -> dict[str
 
 def _check_together(found: NodeSettings, insecure: bool) -> None:
     """Raises: ConfigError for what makes no sense together."""
+    if found.cluster_name:
+        demand("lan", f"cluster_name: to look for {found.cluster_name!r} on the local network")
     if not (found.keys or insecure or is_loopback(Endpoint.parse(found.listen).host)):
+        named = "cluster_name, " if found.cluster_name else ""
         raise ConfigError(
-            f"listen: {found.listen!r} can be reached from other machines, and this node has no key, so whoever "
-            "reaches it could join (make one with `chaosnet keygen`; or --insecure, on a network that you trust)"
+            f"{named}listen: {found.listen!r} can be reached from other machines, and this node has no key, so "
+            "whoever reaches it could join (make one with `chaosnet keygen`; or --insecure, on a network that you "
+            "trust)"
         )
     if found.keys and found.probe == "iperf3":
         raise ConfigError(

@@ -23,6 +23,7 @@ from .options import (
     AddressByName,
     Addresses,
     Amount,
+    ClusterName,
     Expecting,
     File,
     Folder,
@@ -242,8 +243,8 @@ GROUPS = (  # What is more often said where a node is started than in its script
 
 NODE = (  # `Cluster(...)`.
     Setting(
-        name="listen", annotation="str | None", check=Address(any_port=True), default="127.0.0.1:0",
-        variable="CHAOSNET_LISTEN", option="--listen",
+        name="listen", annotation="str | None", check=Address(any_port=True),
+        default_text="127.0.0.1:0; with `cluster_name` 0.0.0.0:0", variable="CHAOSNET_LISTEN", option="--listen",
         help="Where others reach this node. Port 0: any free one; host 0.0.0.0: all interfaces.",
     ),
     Setting(
@@ -252,10 +253,18 @@ NODE = (  # `Cluster(...)`.
         help="Addresses of members of the cluster to join, or an invite.",
     ),
     Setting(
-        name="join_patience_s", annotation="float | None", check=Amount(0, MOST), default=10.0,
-        variable="CHAOSNET_JOIN_PATIENCE_S",
+        name="join_patience_s", annotation="float | None", check=Amount(0, MOST),
+        default_text="10; with `cluster_name` 5", variable="CHAOSNET_JOIN_PATIENCE_S",
         help="How long to knock where nobody answers yet.",
         more="More, if all machines start at once",
+    ),
+    Setting(
+        name="cluster_name", annotation="str | None", check=ClusterName(),
+        default_text="none", variable="CHAOSNET_CLUSTER", option="--cluster", metavar="NAME",
+        option_help="Find the cluster of this name on the local network; found it if nobody has. For all nodes.",
+        help="Join the nodes that are given the same name, wherever on the local network they are; start a cluster "
+        "if nobody answers within `join_patience_s`. All nodes are given it, in any order.",
+        more="[On a local network](#on-a-local-network)",
     ),
     Setting(
         name="found", annotation="bool | None", check=Switch(), default=False,

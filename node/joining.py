@@ -7,7 +7,7 @@ joiner is a member before it has the state, a streaming one after.
 
 from __future__ import annotations
 
-from ..protocols.asking import JoinState, Otherwise
+from ..protocols.asking import MAX_FOUND, JoinState, Otherwise
 from ..protocols.effects import ClosePeer, DiscardState, Effect, Founded, Joined
 from ..protocols.events import (
     BacklogFull,
@@ -17,6 +17,7 @@ from ..protocols.events import (
     ManifestKnown,
     ReadingsTaken,
     Received,
+    SeedsFound,
     ShardBad,
     ShardStored,
     StateRejected,
@@ -55,11 +56,16 @@ class Joining:
         self.node, self.role, self.recovery, self.reports = node, role, recovery, reports
         self.news: JoinNews | None = None
         self.seeds: tuple[str, ...] = ()  # Where the user told it to ask.
+        self.heard_of: tuple[str, ...] = ()  # Where others have said that they are, before it asked.
 
     def routes(self) -> Routes:
         answers = all_to(self.hear, NegotiationPlan, ScaleOutRefused, Answer)
         return Routes(
-            events={ReadingsTaken: self.on_readings, **all_to(self.on_state, *OF_THE_STATE)},
+            events={
+                ReadingsTaken: self.on_readings,
+                SeedsFound: self.on_seeds,
+                **all_to(self.on_state, *OF_THE_STATE),
+            },
             messages=all_to(self.hear, DialBackReply, ManifestReply, Shard, NoSnapshot),
             routed={Outlived: self.on_outlived, **answers},
             effects={Founded: self.on_founded, DiscardState: self.on_discard_state},
@@ -119,7 +125,14 @@ class Joining:
         )  # fmt: skip
         node.join_by(joiner)
         self.news = JoinNews(joiner, now_s)
-        return self.hear(Tick(), now_s)
+        self.heard_of, heard_of = (), self.heard_of
+        return self.hear(SeedsFound(heard_of), now_s) + self.hear(Tick(), now_s)
+
+    def on_seeds(self, event: SeedsFound, now_s: float) -> list[Effect]:
+        """It hears of others before it asks, or meanwhile. As a member it needs nobody."""
+        if self.node.phase is Phase.OUTSIDE:
+            self.heard_of = tuple(dict.fromkeys((*self.heard_of, *event.addresses)))[:MAX_FOUND]
+        return self.hear(event, now_s)
 
     def hear(self, event: Event, now_s: float) -> list[Effect]:
         """To the joiner's core, if this node is one."""

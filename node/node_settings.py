@@ -21,7 +21,9 @@ class NodeSettings:
     """How a node is reached, and whom it joins. The settings of a user (chaosnet/settings_table.py, NODE), checked.
 
     Attributes:
-        join: Addresses of members; empty: found a cluster.
+        join: Addresses of members; empty: found a cluster, unless there is a `cluster_name`.
+        cluster_name: Its nodes are looked for on the local network, and asked, too; "": nobody is looked for.
+        new: Found one at once.
         remembered: Without `join`: members of the cluster in which a node at `listen` was last. They are asked first.
         keys: This node's key pair; None: no encryption, and everybody who reaches the port can join.
         allowed_keys: Public keys of others that may join, beside those that the cluster lets in.
@@ -32,6 +34,8 @@ class NodeSettings:
     listen: str
     join: tuple[str, ...]
     join_patience_s: float
+    cluster_name: str
+    new: bool
     found: bool
     rejoin: bool
     neighbors: int
@@ -49,8 +53,13 @@ class NodeSettings:
 
     @property
     def seeds(self) -> tuple[str, ...]:
-        """Whom to ask for a cluster; nobody: found one."""
+        """Whom to ask for a cluster."""
         return self.join or self.remembered
+
+    @property
+    def founds(self) -> bool:
+        """Begin a cluster at once: there is nobody to ask, nor may anybody be found."""
+        return not self.seeds and (self.new or not self.cluster_name)
 
     @property
     def may_found(self) -> bool:

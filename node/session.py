@@ -202,7 +202,7 @@ class Session:
 
         Raises: ScaleOutFailed if it cannot be reached or refuses; SystemExit if the user wants out meanwhile.
         """
-        founds = not self.settings.seeds
+        founds = self.settings.founds
         if founds:
             self.say(_founds(self.name, self.addresses))
             self.engine.founded()
@@ -237,6 +237,11 @@ class Session:
         s, at = self.settings, ", ".join(self.addresses)
         if s.join:
             self.say(f"{self.name} at {at} joins the cluster at {', '.join(s.join)}")
+        elif s.cluster_name:
+            self.say(
+                f"{self.name} at {at} looks for the cluster {s.cluster_name!r} on this network, and founds it if "
+                f"nobody answers in {s.join_patience_s:g} s (at once: --new)"
+            )
         else:
             self.say(
                 f"{self.name} at {at} was in a cluster when it last ran here: it asks for that at "
@@ -249,7 +254,7 @@ class Session:
             except ScaleOutFailed as error:
                 self._fail_to_join(Ended("refused", str(error), error=error))
         otherwise = Otherwise.FOUND if s.may_found else Otherwise.FAIL
-        patience_s = s.join_patience_s if s.join else RECALL_PATIENCE_S
+        patience_s = s.join_patience_s if s.join or s.cluster_name else RECALL_PATIENCE_S
         places = self.engine.places()
         self.loop.join(s.seeds, s.links, s.neighbors, s.blocking, patience_s, places, otherwise)
 
@@ -323,8 +328,9 @@ class Session:
         if ended.how == "left":  # Ctrl+C while it asked: the script has nothing to go on with.
             self.say(f"{self.name} left before it was a member")
             raise SystemExit(0)
-        remembered = "" if self.settings.join else ": the cluster that it was in (another one: --new)"
-        seeds = ", ".join(self.settings.seeds)
+        s = self.settings
+        remembered = "" if s.join or s.cluster_name else ": the cluster that it was in (another one: --new)"
+        seeds = ", ".join(s.seeds) or f"the cluster {s.cluster_name!r}"
         raise ScaleOutFailed(
             f"{self.name} cannot join {seeds}{remembered}: {self._reason(ended)}"
         ) from ended.error

@@ -1,5 +1,7 @@
 """Who lets a joiner in: it knocks at the addresses that it was given, and asks whoever answers, until a plan comes.
 
+The addresses may also be heard of while it knocks (SeedsFound); it may begin with none.
+
 Instead of failing for want of an answer, a joiner may found a cluster, or keep trying (`Otherwise`). Of several that
 reach each other and would found one, it is the one that comes first in the list they all ask, or by its id; the
 others hear its requests, and wait for it.
@@ -14,7 +16,7 @@ from typing import Any
 import msgspec
 
 from .effects import Dial, DiscardState, Effect, Founded, JoinFailed, Parked, Progress
-from .events import ITSELF, DialFailed, Event, PeerClosed, PeerOpened, Received, Tick
+from .events import ITSELF, DialFailed, Event, PeerClosed, PeerOpened, Received, SeedsFound, Tick
 from .messages import EVERYONE, Answer, ScaleOutRequest
 from .relay import Relay
 
@@ -108,7 +110,8 @@ class Asking:
 
     Attributes:
         request: What is asked.
-        seeds: Addresses of members: those that the user has named, and what plans of the cluster told since.
+        seeds: Addresses of members: those that the user has named, and what plans of the cluster told since, or the
+            network.
         mine: Those of them that are this node's own.
         refusals: Why each did not answer.
         scheduler: Who has planned for us; "" as long as nobody has.
@@ -148,6 +151,11 @@ class Asking:
             case _, Received(_, ScaleOutRequest(founds=True) as rival):
                 if self.otherwise is Otherwise.FOUND and _rank(rival) < _rank(self.request):
                     self.heard_earlier_s[rival.node] = now_s
+                    if not rival.place:  # No list may lead back to it, when it founds and hangs up on us.
+                        self.learn(way for way in rival.addresses if way not in self.request.addresses)
+            case _, SeedsFound(addresses):
+                new = self.learn(addresses)  # Who is there may want to found, too, and then hears of us.
+                return [] if self.scheduler else [Dial(seed) for seed in new[:MAX_KNOCKS]]
             case JoinState.KNOCKING, Tick() if is_due:
                 return self._knock(now_s)
             case _, DialFailed(address, reason) if reason == ITSELF and address in self.seeds:
@@ -209,9 +217,14 @@ class Asking:
         self.unanswered += 1
         return self.unanswered > MAX_UNANSWERED
 
-    def learn(self, ways: Iterable[str]) -> None:
-        """More addresses of members. If the cluster drops us, they lead back, also where the seeds are gone."""
+    def learn(self, ways: Iterable[str]) -> tuple[str, ...]:
+        """More addresses of members. If the cluster drops us, they lead back, also where the seeds are gone.
+
+        Returns: those that were not known.
+        """
+        known = len(self.seeds)
         self.seeds = tuple(dict.fromkeys((*self.seeds, *ways)))[: self.most_seeds]
+        return self.seeds[known:]
 
     # --- knocking ---
 
@@ -223,6 +236,8 @@ class Asking:
 
     def _dial_seeds(self) -> list[Effect]:
         """All of them, or the next few of many."""
+        if not self.seeds:
+            return []  # They are yet to be heard of.
         count = min(len(self.seeds), MAX_KNOCKS)
         first, self.knocks = self.knocks, (self.knocks + count) % len(self.seeds)
         dialled = [self.seeds[(first + index) % len(self.seeds)] for index in range(count)]

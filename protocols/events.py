@@ -105,6 +105,13 @@ class Received(Event):
     payload: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class SeedsFound(Event):
+    """Nodes that may be in the cluster, or on the way into it, say that they are at these addresses."""
+
+    addresses: tuple[str, ...]
+
+
 # --- from the training thread ---
 
 

@@ -49,6 +49,8 @@ class JoinNews:
                     for seed in asking.seeds
                     if seed not in asking.mine
                 )
+                if not asking.seeds:
+                    return f"has heard of nobody; {self._otherwise(now_s)}"
                 return f"still knocking at {said or 'nobody but itself'}; {self._otherwise(now_s)}"
             case JoinState.ASKED if not asking.scheduler:
                 reached = ", ".join(sorted(asking.relay.peers - asking.relay.leaves)) or "nobody any more"

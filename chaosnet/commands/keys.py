@@ -9,6 +9,7 @@ import click
 
 from ..options import Address, PublicKey, Whole
 from ..protocols.errors import ConfigError
+from .addresses import of_node, of_node_and
 from .node_options import keyed
 
 
@@ -29,14 +30,14 @@ def keygen(out: Path | None, force: bool) -> None:
 
 
 @click.command(short_help="Let one more node in, once.")
-@click.argument("address", type=Address())
+@of_node
 @click.option("--minutes", type=Whole(1, 7 * 24 * 60), default=10, show_default=True, help="Then it expires.")
 @click.option(
     "--at", type=Address(), help="Where the node is to look for the cluster. Default: as members say."
 )
 @keyed
 def invite(address: str, minutes: int, at: str | None) -> None:
-    """Print a token that lets one node into the cluster of the node at ADDRESS:
+    """Print a token that lets one node into the cluster of the node at ADDRESS (default: that of this machine):
 
     \b
     chaosnet run --listen 0.0.0.0:5555 --join TOKEN train.py
@@ -50,24 +51,25 @@ def invite(address: str, minutes: int, at: str | None) -> None:
 
 
 @click.command(short_help="Let a key in.")
-@click.argument("address", type=Address())
-@click.argument("public", type=PublicKey(), metavar="KEY")
+@of_node_and("KEY", PublicKey())
 @keyed
-def allow(address: str, public: str) -> None:
-    """Let the holder of KEY, a public one, into the cluster of the node at ADDRESS."""
-    _command_key(address, "allow", public)
+def allow(both: tuple[str, str]) -> None:
+    """Let the holder of KEY, a public one, into the cluster of the node at ADDRESS (default: this machine's)."""
+    _command_key("allow", *both)
 
 
 @click.command(short_help="Throw a key out, for good.")
-@click.argument("address", type=Address())
-@click.argument("public", type=PublicKey(), metavar="KEY")
+@of_node_and("KEY", PublicKey())
 @keyed
-def revoke(address: str, public: str) -> None:
-    """Shut KEY out of the cluster of the node at ADDRESS; a member that uses it is expelled."""
-    _command_key(address, "revoke", public)
+def revoke(both: tuple[str, str]) -> None:
+    """Shut KEY out of the cluster of the node at ADDRESS (default: this machine's).
+
+    A member that uses it is expelled.
+    """
+    _command_key("revoke", *both)
 
 
-def _command_key(address: str, verb: Literal["allow", "revoke"], key: str) -> None:
+def _command_key(verb: Literal["allow", "revoke"], address: str, key: str) -> None:
     from .. import client
 
     answer = client.command_key(address, verb, key)

@@ -9,25 +9,31 @@ import click
 from ..options import Address, PeerName
 from ..protocols.errors import ConfigError
 from ..protocols.messages import FASTEST
+from .addresses import of_node, of_node_and
 from .groups import Unsorted
 from .node_options import keyed
 
 
 @click.command(short_help="Have a node leave; the others go on.")
-@click.argument("address", type=Address())
+@of_node
 @keyed
 def leave(address: str) -> None:
-    """Have the node at HOST:PORT finish its step and leave; the others go on."""
+    """Have the node at ADDRESS finish its step and leave; the others go on.
+
+    Default: the node of yours that runs on this machine.
+    """
     from .. import client
 
     click.echo(client.leave(address).text)
 
 
 @click.command("go-on", short_help="Have a node that waits go on without those it lost.")
-@click.argument("address", type=Address())
+@of_node
 @keyed
 def go_on(address: str) -> None:
-    """Tell the node at HOST:PORT, which waits, that the members it cannot reach are gone for good.
+    """Tell the node at ADDRESS, which waits, that the members it cannot reach are gone for good.
+
+    Default: the node of yours that runs on this machine.
 
     It goes on without them, with those it can reach. Be sure that they are dead, or that they wait, too: if they
     train on, one of the two parts is undone when they meet. Say it in one part of the cluster only.
@@ -68,21 +74,19 @@ def link() -> None:
 
 
 @link.command("add", short_help="Open a link.")
-@click.argument("a", type=Address(), metavar="A")
-@click.argument("b", type=PeerName(), metavar="B")
+@of_node_and("B", PeerName(), node="A")
 @keyed
-def link_add(a: str, b: str) -> None:
-    """Open a link between the node at A (HOST:PORT) and B (HOST:PORT or name)."""
-    _change_link(a, b, connect=True)
+def link_add(both: tuple[str, str]) -> None:
+    """Open a link between the node at A (HOST:PORT; default: that of this machine) and B (HOST:PORT or name)."""
+    _change_link(*both, connect=True)
 
 
 @link.command("remove", short_help="Close a link.")
-@click.argument("a", type=Address(), metavar="A")
-@click.argument("b", type=PeerName(), metavar="B")
+@of_node_and("B", PeerName(), node="A")
 @keyed
-def link_remove(a: str, b: str) -> None:
-    """Close the link between the node at A (HOST:PORT) and B (HOST:PORT or name)."""
-    _change_link(a, b, connect=False)
+def link_remove(both: tuple[str, str]) -> None:
+    """Close the link between the node at A (HOST:PORT; default: that of this machine) and B (HOST:PORT or name)."""
+    _change_link(*both, connect=False)
 
 
 def _change_link(a: str, b: str, connect: bool) -> None:

@@ -15,18 +15,22 @@ from .node_options import into_environment, node_options
 
 
 @click.command(context_settings={"allow_interspersed_args": False}, short_help="Run a script as a node.")
+@click.option("-m", "module", is_flag=True, is_eager=True, help="SCRIPT is a module, as for `python -m`.")
 @node_options
 @click.argument("script", type=Script())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def run(script: Path, args: tuple[str, ...], **given: Any) -> None:
+def run(script: Path | str, args: tuple[str, ...], module: bool, **given: Any) -> None:
     """Run SCRIPT as a node of a cluster: its Trainer takes these options where it is not given its own."""
     from ..preflight import check_environment
-    from ..script import run_script
+    from ..script import run_module, run_script
 
     check_together(given)
     into_environment(given)
     check_environment()
-    run_script(script, args)
+    if module:
+        run_module(str(script), args)
+    else:
+        run_script(Path(script), args)
 
 
 def check_together(given: Mapping[str, Any]) -> None:
@@ -42,9 +46,9 @@ def check_together(given: Mapping[str, Any]) -> None:
             "--resume" if given["resume"] else "--resume-from",
             "without --checkpoint-dir (expected the folder to resume from)",
         )
-    if links and not join:
+    if links and not (join or given["cluster_name"]):
         raise click.BadOptionUsage(
-            "--link", f"{links[0]!r} without --join (a node that joins nobody has no links)"
+            "--link", f"{links[0]!r} without --join or --cluster (a node that joins nobody has no links)"
         )
     if given["new"] and join:
         raise click.BadOptionUsage("--new", f"beside --join {shown(join)} (expected one of them)")

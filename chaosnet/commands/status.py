@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..options import Address
+from .addresses import of_node
 from .node_options import keyed
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Show a running cluster.")
-@click.argument("address", type=Address())
+@of_node
 @keyed
 @click.option("--json", "as_json", is_flag=True, help="As JSON; its schema is protocols/status.py.")
 @click.option("--history", is_flag=True, help="With all events and steps that the scheduler has kept.")
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     "--watch", is_flag=True, help="With --json: a line twice a second; if the node dies, from another one."
 )
 def status(address: str, as_json: bool, history: bool, wide: bool, watch: bool) -> None:
-    """Show members, links, step and recent events of the cluster that the node at HOST:PORT belongs to."""
+    """Show members, links, step and recent events of the cluster that the node at ADDRESS belongs to.
+
+    Default: the node of yours that runs on this machine.
+    """
     from .. import client
 
     if watch and not as_json:

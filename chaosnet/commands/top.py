@@ -5,18 +5,19 @@ from __future__ import annotations
 import click
 
 from ..extras import demand
-from ..options import Address
 from ..protocols.errors import PeerUnreachable
+from .addresses import of_node
 from .node_options import keyed
 
 
 @click.command(short_help="Watch a running cluster.")
-@click.argument("address", type=Address())
+@of_node
 @keyed
 def top(address: str) -> None:
-    """Watch the cluster that the node at HOST:PORT belongs to: members, links, whom all wait for, metrics, events.
+    """Watch the cluster that the node at ADDRESS belongs to: members, links, whom all wait for, metrics, events.
 
-    It goes on when that node dies, with another one. The key ? shows what keys do, q quits.
+    Default: the node of yours that runs on this machine. It goes on when that node dies, with another one. The key
+    ? shows what keys do, q quits.
     """
     demand("top", "chaosnet top")
     from .. import client

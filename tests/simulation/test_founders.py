@@ -1,11 +1,14 @@
 """Several machines that may found a cluster, all given one command: one does, in whatever order they start."""
 
 import itertools
+import random
 
 import pytest
 from scripted import Scripted
 
+from chaosnet.node.node import Phase
 from chaosnet.protocols.asking import Otherwise
+from chaosnet.protocols.events import SeedsFound
 from chaosnet.protocols.messages import Envelope, Notice
 
 PATIENCE_S = 20.0  # Of the simulation's joiners.
@@ -63,6 +66,60 @@ def test_if_the_one_that_was_to_found_dies_the_next_one_does():
     assert_one_cluster(cluster, ("n2", "n3"))
     cluster.add("n1", seeds=["n1", "n2", "n3"], otherwise=Otherwise.FOUND)
     assert_one_cluster(cluster, ("n1", "n2", "n3"))
+
+
+# --- machines that are given no address, but hear of each other ---
+
+HEARD_S = 2.0  # At most, after both are there.
+
+
+def hear_of_each_other(names, gap_s, seed, deaf=()):
+    """Each starts so long after the one before, and hears of all others. `deaf`: pairs (who, of whom) that do not."""
+    cluster, chance = Scripted(seed), random.Random(seed)
+    cluster.max_delay_s = (0.002, 0.05, 0.4)[seed % 3]
+    for count, name in enumerate(names):
+        cluster.settle(gap_s if count else 0.0)
+        node = cluster._machine(name, int(cluster.now_s * 1e9) + 1)
+        cluster._join(node, (), 2, False, Otherwise.FOUND)
+        for who, of in [(name, other) for other in names[:count]] + [
+            (other, name) for other in names[:count]
+        ]:
+            if (who, of) not in deaf:
+                found = SeedsFound((f"{of}:1",))
+                cluster.later(
+                    chance.uniform(0.0, HEARD_S), lambda who=who, found=found: cluster.tell(who, found)
+                )
+    return cluster
+
+
+@pytest.mark.parametrize("gap_s", [0.0, PATIENCE_S - HEARD_S / 2, PATIENCE_S + 0.5])
+@pytest.mark.parametrize("names", [("n1", "n2"), ("n2", "n3", "n1")], ids=" ".join)
+def test_machines_that_hear_of_each_other_make_one_cluster(names, gap_s):
+    for seed in range(3):
+        assert_one_cluster(hear_of_each_other(names, gap_s, seed), names)
+
+
+@pytest.mark.parametrize("unheard", ["n1", "n2", "n3"])
+def test_it_is_enough_to_be_heard_by_nobody_if_one_hears_the_others(unheard):
+    names = ("n2", "n1", "n3")
+    deaf = [(name, unheard) for name in names if name != unheard]
+    for seed in range(2):
+        assert_one_cluster(hear_of_each_other(names, 0.2, seed, deaf), names)
+
+
+def test_one_that_hears_of_nobody_founds_after_its_patience():
+    cluster = hear_of_each_other(("n1",), 0.0, 1)
+    cluster.settle(PATIENCE_S - 1.0)
+    assert cluster.agent("n1").phase is Phase.JOINING
+    cluster.settle(2.0)
+    assert cluster.members("n1") == ("n1",)
+
+
+def test_an_address_where_nobody_is_delays_a_founder_and_no_more():
+    cluster = hear_of_each_other(("n1",), 0.0, 1)
+    cluster.tell("n1", SeedsFound(("n9:1", "n1:1")))
+    cluster.settle(PATIENCE_S + 5.0)
+    assert cluster.members("n1") == ("n1",)
 
 
 class Two(Scripted):

@@ -162,6 +162,7 @@ def test_with_nothing_said_the_defaults_hold():
 SAID = {  # On the command line, as the Trainer then has it.
     "listen": ("127.0.0.1:7", "127.0.0.1:7"),
     "join": ("10.0.0.2:5555,10.0.0.3:5555", "10.0.0.2:5555,10.0.0.3:5555"),
+    "cluster_name": ("lab-1", "lab-1"),
     "found": (None, True),
     "new": (None, True),
     "rejoin": (None, False),
@@ -191,7 +192,7 @@ def test_an_option_reaches_the_trainer_by_the_environment_and_the_script_wins(se
     text, value = SAID[setting.name]
     words = [setting.option] if text is None else [setting.option, text]
     given = dict(run.make_context("run", [*words, "train.py"]).params)
-    del given["script"], given["args"]
+    del given["script"], given["args"], given["module"]
     into_environment(given)
     assert setting.of(None) == value != setting.default
     own = setting.default if setting.default is not None else type(value)(value)
@@ -205,8 +206,9 @@ def test_several_links_reach_the_trainer():
 
 @pytest.mark.parametrize(
     ("variable", "text"),
-    [("LISTEN", ":5555"), ("JOIN", "h"), ("JOIN_PATIENCE_S", "long"), ("FOUND", "yes"), ("REJOIN", "no"),
-     ("NAME", "a,b"), ("NEIGHBORS", "65"), ("NEIGHBORS", "2.5"), ("POLICY", "best"), ("COMPRESSION", "zip"),
+    [("LISTEN", ":5555"), ("JOIN", "h"), ("JOIN_PATIENCE_S", "long"), ("FOUND", "yes"), ("CLUSTER", "our lab"),
+     ("REJOIN", "no"), ("NAME", "a,b"), ("NEIGHBORS", "65"), ("NEIGHBORS", "2.5"), ("POLICY", "best"),
+     ("COMPRESSION", "zip"),
      ("PROBE", "ping"), ("INSECURE", "yes"), ("PEERS_AT", "n1"), ("EVERY", "0"),
      ("CHECKPOINT_COPIES", "two"), ("CHECKPOINTS_KEPT", "-1"), ("RESUME", "2"), ("RESUME_FROM", "last")],
 )  # fmt: skip

@@ -1,0 +1,90 @@
+"""`chaosnet.local_nodes`: which node a command without an address means."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from chaosnet.errors import ConfigError
+from chaosnet.local_nodes import LocalFile, local_nodes, reached_here, the_local_node
+from chaosnet.node.keys import KeyPair
+
+KEY = KeyPair.new().public
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("CHAOSNET_STATE_DIR", str(tmp_path))
+    return tmp_path / "running"
+
+
+def test_a_node_is_listed_from_the_time_that_it_listens_until_it_ends(home):
+    file = LocalFile("n1", "127.0.0.1:0")
+    file.write(("127.0.0.1:4711",))
+    assert (the_local_node().address, the_local_node().cluster) == ("127.0.0.1:4711", "")
+    file.write(("127.0.0.1:4711",), "c1")
+    (node,) = local_nodes()
+    assert (node.pid, node.name, node.cluster) == (os.getpid(), "n1", "c1")
+    file.remove()
+    file.remove()
+    assert local_nodes() == [] and not list(home.iterdir())
+
+
+def test_of_several_none_is_meant_and_all_are_named():
+    files = [LocalFile(f"n{number}", "127.0.0.1:0") for number in (1, 2)]
+    for number, file in enumerate(files):
+        file.write((f"127.0.0.1:{7000 + number}",))
+    with pytest.raises(
+        ConfigError, match=r"(?s)2 nodes of yours run here.*127.0.0.1:7000 \(n1, .*7001 \(n2, "
+    ):
+        the_local_node()
+    for file in files:
+        file.remove()
+
+
+def test_one_that_was_killed_counts_for_nothing_and_its_file_goes(home):
+    text = (
+        "import os, signal\nfrom chaosnet.local_nodes import LocalFile, local_nodes\n"
+        "LocalFile.write(file := LocalFile('n1', '127.0.0.1:0'), ('127.0.0.1:4711',))\n"
+        "print(len(local_nodes()), flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], stdout=subprocess.PIPE, check=False)
+    assert done.stdout == b"1\n" and len(list(home.iterdir())) == 1
+    with pytest.raises(ConfigError, match="no node of yours runs on this machine"):
+        the_local_node()
+    assert not list(home.iterdir())
+
+
+def test_what_is_no_such_file_counts_for_nothing(home):
+    file = LocalFile("n1", "127.0.0.1:0")
+    file.write(("127.0.0.1:4711",))
+    (path,) = home.iterdir()
+    path.with_name(path.name.replace(".json", "x.json")).write_text("[]")
+    path.with_name("another-machine.0.json").write_text(path.read_text())
+    assert len(local_nodes()) == 1
+    path.write_text("{}")  # It is still locked, as by a later version of ours.
+    assert local_nodes() == []
+    file.remove()
+
+
+def test_where_nothing_can_be_written_there_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CHAOSNET_STATE_DIR", str(tmp_path / "file"))
+    file = LocalFile("n1", "127.0.0.1:0")
+    file.write(("127.0.0.1:4711",))
+    file.remove()
+    assert local_nodes() == []
+
+
+@pytest.mark.parametrize(
+    ("listen", "address", "here"),
+    [
+        ("127.0.0.1:0", "127.0.0.1:81", "127.0.0.1:81"),
+        ("10.0.0.2:81", "10.0.0.2:81", "10.0.0.2:81"),
+        ("0.0.0.0:0", f"{KEY}@10.0.0.2:81", f"{KEY}@127.0.0.1:81"),
+        ("[::]:81", "10.0.0.2:81", "[::1]:81"),
+    ],
+)
+def test_a_node_at_all_interfaces_is_asked_at_loopback(listen, address, here):
+    assert reached_here(listen, address) == here
