@@ -8,20 +8,20 @@ BIN := $(VENV)/bin
 demo: $(VENV)/installed
 	$(BIN)/chaosnet demo
 
-# Tests without processes or sockets of their own go on side by side; the others are timed, and want the machine.
+# Tests go on side by side. Those of real processes are timed: of these, what fails so is run once more, alone.
 SIDE_BY_SIDE := -n auto --dist loadscope
+ALONE := --last-failed --last-failed-no-failures none -rf
 # In a process of its own: where the sham device is loaded, torch.accelerator finds it ever after.
 SHAM := CHAOSNET_TEST_DEVICE=sham $(BIN)/python -m pytest tests/accelerator
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not realtime"
-	$(BIN)/python -m pytest -m "not slow and realtime"
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and realtime" || $(BIN)/python -m pytest $(ALONE) -m realtime
 	$(SHAM)
 
-# What fails is run once more, and listed: tests of real processes find a busy machine now and then.
 test-all: $(VENV)/installed
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not realtime"
-	$(BIN)/python -m pytest -m realtime --reruns 1 -rsR
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m realtime || $(BIN)/python -m pytest $(ALONE) -m realtime
 	$(SHAM)
 
 # On the device that torch.accelerator finds; `make test` has these tests run on one that only behaves like one.
