@@ -5,7 +5,7 @@ import pytest
 from chaosnet.lan import MAX_HEARD, Acquaintance, Announced
 from chaosnet.node.keys import KeyPair
 
-MINE, THEIRS = KeyPair.new().public, KeyPair.new().public
+MINE, THEIRS = (KeyPair.of(bytes([each]) * 32).public for each in (1, 2))
 
 
 def announced(node, *places, key="", cluster="lab"):

@@ -10,7 +10,7 @@ from chaosnet.errors import ConfigError
 from chaosnet.local_nodes import LocalFile, local_nodes, reached_here, the_local_node
 from chaosnet.node.keys import KeyPair
 
-KEY = KeyPair.new().public
+KEY = KeyPair.of(bytes(32)).public
 
 
 @pytest.fixture(autouse=True)
