@@ -68,7 +68,7 @@ def start(run, node):
 
 def pulls(run):
     """How often the joiner has begun to pull the state."""
-    return (run.folder / f"{JOINER}.err").read_text().count(f"replication {JOINER}: starts to pull")
+    return (run.folder / f"{JOINER}.err").read_text().count(f"{JOINER} starts to pull")
 
 
 @pytest.mark.parametrize("fault", [Killed, Cut, Slowed], ids=lambda fault: fault.__name__.lower())
