@@ -256,5 +256,5 @@ def test_the_commands_invite_allow_and_revoke(
     code, _, err = chaosnet("allow", cluster.address, key)
     assert code == 1 and "was revoked, which is for ever" in err
     code, _, err = chaosnet("allow", cluster.address, "letmein")
-    assert code == 2 and "KEY: 'letmein' is no key (expected a public key of 52" in err
+    assert code == 2 and "'letmein' is no key (expected a public key of 52" in err
     cluster.finish()
