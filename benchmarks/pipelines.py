@@ -267,7 +267,21 @@ def measure_program(steps: int) -> dict[str, Any]:
         "measured_s": statistics.median(ratios) * compiled_s,
         "ratio": statistics.median(ratios),
         "middle_half": _middle_half(ratios),
+        "plain_ratio": _plain_ratio(group.task),
     }
+
+
+def _plain_ratio(task: Training) -> float:
+    """What a plain loop over emulated layers takes in this process, by the seconds that they are given."""
+    layers = task.layers()
+    step = _plain_loop(
+        layers, torch.optim.SGD(nn.ModuleList(layers).parameters()), task.data(), task.micro_batches
+    )
+    step()  # The first one loads what torch needs.
+    began_s = time.monotonic()
+    step()
+    given_s = task.micro_batches * len(layers) * (FORWARD_S + BACKWARD_S)
+    return (time.monotonic() - began_s) / given_s
 
 
 def measure_two(rounds: int, steps: int, rows: int) -> dict[str, Any]:
@@ -337,7 +351,8 @@ def _line(part: str, found: dict[str, Any]) -> str:
         return (
             f"program: 4 stages, 16 micro-batches: a step {1e3 * found['measured_s']:.1f} ms, compiled "
             f"{1e3 * found['compiled_s']:.1f} ms, ratio {found['ratio']:.3f} "
-            f"(middle half of {found['steps']}: {low:.3f} to {high:.3f})"
+            f"(middle half of {found['steps']}: {low:.3f} to {high:.3f}); a plain loop by what its layers are given: "
+            f"{found['plain_ratio']:.3f}"
         )
     if part == "two":
         low, high = found["middle_half"]

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from .protocols.errors import ConfigError
 
 MODULES = {
+    "dashboard": ("prometheus_client", "starlette", "uvicorn"),
     "lan": ("zeroconf",),
     "top": ("textual",),
 }

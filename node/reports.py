@@ -62,21 +62,12 @@ class Reports:
             },
             samples_per_s=taken.samples_per_s * clock.slowed(now_s),
             sync_delay_s=taken.sync_delay_s,
-            state_bytes=taken.state_bytes,
-            layer_bytes=taken.layer_bytes,
-            cpu_pct=taken.cpu_pct,
-            memory_bytes=taken.memory_bytes,
-            battery_pct=taken.battery_pct,
-            nic_sent_bytes=taken.nic_sent_bytes,
-            nic_received_bytes=taken.nic_received_bytes,
-            sent_bytes=taken.sent_bytes,
-            received_bytes=taken.received_bytes,
             counters=taken.counters,
             idle_s=clock.idle_s(now_s) if node.phase is Phase.MEMBER else 0.0,
             waits_s=waits_s,
             pulls_state=node.is_joining,
             **self._pull(),
-            page=taken.page,
+            **_of_process(taken),
             lacks=node.sync.sums.lacks() if waits_s >= LEAST_S else (),
         )
         return node.relay.send(view.scheduler, report) if view.scheduler else []
@@ -89,16 +80,9 @@ class Reports:
         scheduler = node.joiner.asking.scheduler
         report = Report(
             node=node.me,
-            state_bytes=taken.state_bytes,
-            layer_bytes=taken.layer_bytes,
-            cpu_pct=taken.cpu_pct,
-            memory_bytes=taken.memory_bytes,
-            battery_pct=taken.battery_pct,
-            nic_sent_bytes=taken.nic_sent_bytes,
-            nic_received_bytes=taken.nic_received_bytes,
             pulls_state=True,
             **pull,
-            page=taken.page,
+            **_of_process(taken),
         )
         return node.relay.send(scheduler, report) if scheduler else []
 
@@ -125,3 +109,12 @@ class Reports:
             return []
         ours = [peer for peer in view.neighbors(node.me) if peer > node.me and peer in node.relay.peers]
         return [MeasureLink(peer) for peer in node.readings.take_stale(ours, now_s)]
+
+
+def _of_process(taken: ReadingsTaken) -> dict[str, Any]:
+    """What is read of the process and its machine, whatever the node does."""
+    names = (
+        "state_bytes", "layer_bytes", "cpu_pct", "memory_bytes", "battery_pct", "nic_sent_bytes",
+        "nic_received_bytes", "sent_bytes", "received_bytes", "page",
+    )  # fmt: skip
+    return {name: getattr(taken, name) for name in names}

@@ -165,8 +165,9 @@ class _Attempt:
         self.begins = {line.micro_batches[0] for line in forwards if line.layers[0] == 0}
         self.ends = {line.micro_batches[0] for line in forwards if line.layers[1] == len(runner.layers)}
         # Whose samples are needed here, in the order of need; a dict as an ordered set.
+        needed = self.begins | self.ends
         numbers = (line.micro_batches[0] for line in forwards)
-        self.unfetched = dict.fromkeys(each for each in numbers if each in self.begins | self.ends)
+        self.unfetched = dict.fromkeys(each for each in numbers if each in needed)
         self.left = layers_in(lines)
 
     def run(self, void: bool) -> Done:

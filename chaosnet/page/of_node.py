@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..extras import demand
 from ..identity import is_loopback
 from ..node.endpoint import ANY_HOST, Endpoint
 from ..node.session import Session
-from ..protocols.errors import ConfigError
 
 if TYPE_CHECKING:
     from .feed import Feed
     from .server import PageServer
 
-EXTRA = "pip install 'chaosnet[dashboard]'"
-
 
 def server_of(feed: Feed, host: str, port: int, what: str) -> PageServer:
     """Raises: ConfigError if it cannot listen there, or what the extra brings is missing."""
-    try:
-        from .server import PageServer
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{what}: the page needs {error.name}, which is not installed ({EXTRA})") from None
+    demand("dashboard", f"{what}: the page")
+    from .server import PageServer
+
     return PageServer(feed, host, port, what)
 
 

@@ -34,7 +34,7 @@ loader = DataLoader(train, batch_size=64 // dist.get_world_size(), sampler=sampl
 
 first = 0
 if os.path.exists("ddp.pt"):
-    saved = torch.load("ddp.pt")
+    saved = torch.load("ddp.pt", weights_only=True)
     model.module.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     scheduler.load_state_dict(saved["scheduler"])

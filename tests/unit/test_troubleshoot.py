@@ -16,7 +16,6 @@ NOT_TOLD = {
     "# chaosnet key. Who reads the last line can act as this node: keep it to yourself.",
     "…\n# Its public key: …\n…",
     "checkpoint under way",
-    "pip install 'chaosnet[dashboard]'",
     "forward_s=…, backward_s=…, width=…",
     "nobody has planned the trees",
 }
