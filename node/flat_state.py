@@ -19,8 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 import xxhash
@@ -42,6 +43,9 @@ STILL_BLOCK_BYTES = 1 << 20  # Hashed as one.
 
 Row = tuple[str, str, tuple[int, ...]]  # Name, dtype, shape.
 
+# Of a manifest. What a header claims costs no memory before it is there.
+_decoder = msgspec.msgpack.Decoder(tuple[int, list[Row], bytes])
+
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in vars(torch).values()
@@ -59,8 +63,7 @@ def row_of(name: str, tensor: torch.Tensor) -> Row:
     return name, dtype_name(tensor), tuple(tensor.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One tensor of the flat state."""
 
     name: str
@@ -101,11 +104,17 @@ class Manifest:
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
         """Raises: MalformedMessage for anything that `to_bytes` did not write."""
-        match plain.decode(data):
-            case [int(step), list(tensors), bytes(plain_part)] if type(step) is int and step >= 0:
-                manifest = cls(tuple(lay_out(map(_checked_row, tensors))), plain_part, step)
-            case _:
-                raise MalformedMessage("no manifest")
+        if len(data) > plain.MAX_BYTES:
+            raise MalformedMessage(f"manifest of {len(data)} bytes; at most {plain.MAX_BYTES} expected")
+        try:
+            step, rows, plain_part = _decoder.decode(data)
+        except msgspec.MsgspecError as error:
+            raise MalformedMessage(f"no manifest: {error}") from error
+        if step < 0:
+            raise MalformedMessage(f"manifest of step {step}")
+        for row in rows:
+            _check_row(row)
+        manifest = cls(tuple(lay_out(rows)), plain_part, step)
         if len({entry.name for entry in manifest.entries}) < len(manifest.entries):
             raise MalformedMessage("manifest names a tensor twice")
         if manifest.total_bytes > MAX_TOTAL_BYTES:
@@ -137,15 +146,14 @@ def merged(entries: Iterable[Entry]) -> Iterator[tuple[int, int]]:
         yield start, stop
 
 
-def _checked_row(fields: Any) -> Row:
-    """[name, dtype, shape] as a peer sent it. Raises: MalformedMessage."""
-    match fields:
-        case [str(name), str(dtype), list(shape)] if dtype in DTYPES and len(shape) <= MAX_DIMENSIONS:
-            sane = all(type(size) is int and 0 <= size <= MAX_TOTAL_BYTES for size in shape)
-            # An empty tensor has strides too, and torch multiplies its other sizes for them.
-            if sane and math.prod(max(1, size) for size in shape) <= MAX_TOTAL_BYTES:
-                return name, dtype, tuple(shape)
-    raise MalformedMessage(f"manifest entry {fields!r:.200}")
+def _check_row(row: Row) -> None:
+    """As a peer sent it. Raises: MalformedMessage."""
+    _, dtype, shape = row
+    if dtype in DTYPES and len(shape) <= MAX_DIMENSIONS and min(shape, default=0) >= 0:
+        # An empty tensor has strides too, and torch multiplies its other sizes for them.
+        if math.prod([size or 1 for size in shape]) <= MAX_TOTAL_BYTES:
+            return
+    raise MalformedMessage(f"manifest entry {row!r:.200}")
 
 
 class StateChanged(ChaosnetError):
@@ -182,15 +190,15 @@ class Still:
 class Snapshot:
     """The training state at one step boundary, as parts by the byte at which each begins.
 
-    A part is a copy (uint8, 1-D, on the CPU), perhaps of many tensors, or a parameter that stands still. There is
+    A part is a copy (uint8, 1-D), perhaps of many tensors, or a parameter that stands still. There is
     none of what was not to be copied. The first `alike` tensors are so on all nodes.
     """
 
-    def __init__(self, manifest: Manifest, parts: Mapping[int, torch.Tensor | Still], alike: int = 0) -> None:
+    def __init__(self, manifest: Manifest, parts: Mapping[int, np.ndarray | Still], alike: int = 0) -> None:
         self.manifest, self.alike = manifest, alike
         self._starts = sorted(parts)
         self._parts = [
-            part if isinstance(part, Still) else memoryview(part.numpy().data)
+            part if isinstance(part, Still) else memoryview(part)
             for part in map(parts.__getitem__, self._starts)
         ]
 
@@ -301,8 +309,7 @@ class Arrival:
 
     def snapshot(self) -> Snapshot:
         """What has arrived, where it lies: as long as nobody writes into the tensors."""
-        filled = (as_bytes(tensor) for tensor in self.tensors if tensor.numel())
-        return Snapshot(self.manifest, dict(zip(self._starts, filled, strict=True)))
+        return Snapshot(self.manifest, dict(zip(self._starts, self._bytes, strict=True)))
 
     @property
     def missing(self) -> list[tuple[int, int]]:

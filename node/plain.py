@@ -26,6 +26,7 @@ MAX_BYTES = 60 << 20  # Of one encoded value: a manifest, with all that is in it
 EXPECTED = "expected plain data (None, bool, int, float, str, bytes, list, tuple, dict) or tensors"
 
 _TUPLE, _COUNTER, _ORDERED_DICT, _BIG_INT, _TENSOR = range(1, 6)  # On the wire: never renumber.
+_INT_BYTES = 9  # At most; one that claims to be more than it is has no room here.
 _MAP_TYPES: dict[int, type] = {_COUNTER: Counter, _ORDERED_DICT: OrderedDict}
 
 
@@ -182,6 +183,13 @@ def _read_all(data: bytes, tensors: Sequence[torch.Tensor], depth_left: int) -> 
     return value
 
 
+def _index(data: bytes, tensors: int) -> int:
+    index = msgpack.unpackb(data) if len(data) <= _INT_BYTES else None
+    if type(index) is not int or not 0 <= index < tensors:
+        raise ValueError(f"tensor {data!r:.40} of {tensors}")
+    return index
+
+
 def _read(unpacker: msgpack.Unpacker, data: bytes, tensors: Sequence[torch.Tensor], depth_left: int) -> Any:
     """The next value.
 
@@ -204,9 +212,9 @@ def _read(unpacker: msgpack.Unpacker, data: bytes, tensors: Sequence[torch.Tenso
         return value
     if value.code == _BIG_INT:
         return int.from_bytes(value.data, "big", signed=True)
+    if value.code == _TENSOR:
+        return tensors[_index(value.data, len(tensors))]
     body = _read_all(value.data, tensors, depth_left - 1)
-    if value.code == _TENSOR and type(body) is int and 0 <= body < len(tensors):
-        return tensors[body]
     if value.code == _TUPLE and type(body) is list:
         return tuple(body)
     if value.code in _MAP_TYPES and type(body) is dict:

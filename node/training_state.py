@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import xxhash
 from torch import nn
@@ -155,6 +156,8 @@ class TrainingState:
         for slot in buffer_slots(self.model):
             if slot.persistent and slot.tensor is not None:
                 spec.append(row_of(slot.name, slot.tensor))
+        for name, _, _ in spec:
+            _check_name(name)
         groups = tuple(len(group["params"]) for group in self.optimizer.param_groups)
         spec.append(("optimizer", _kind(self.optimizer), groups))
         for part, value in (("lr_scheduler", self.lr_scheduler), ("extra_state", self.extra_state)):
@@ -265,7 +268,7 @@ class TrainingState:
         every = range(len(table.tensors))
         sizes = [entry.stop - entry.start for entry in manifest.entries]
         wanted = every if only is None else sorted(only(sizes, alike))
-        parts: dict[int, torch.Tensor | Still] = {}
+        parts: dict[int, np.ndarray | Still] = {}
         late, now = list[int](), list[int]()
         for index in wanted:
             name = table.names[index]
@@ -279,9 +282,9 @@ class TrainingState:
                 now.append(index)
         late_bytes = sum(sizes[index] for index in late)
         copied = torch.empty(late_bytes + sum(sizes[index] for index in now), dtype=torch.uint8)
-        offset = 0
+        offset, data = 0, copied.numpy()
         for start, stop in merged(manifest.entries[index] for index in late + now):
-            parts[start] = copied[offset : offset + stop - start]
+            parts[start] = data[offset : offset + stop - start]
             offset += stop - start
         if now:
             gather([table.tensors[index] for index in now], copied[late_bytes:])
@@ -413,6 +416,15 @@ def _settings(state: dict[str, Any], without: Collection[str]) -> dict[str, Any]
     """An optimizer's state_dict without its tensors by parameter, and without these of its groups' settings."""
     groups = [{key: group[key] for key in group if key not in without} for group in state["param_groups"]]
     return {**{key: value for key, value in state.items() if key != "state"}, "param_groups": groups}
+
+
+def _check_name(name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{name!r} of the model: {error.reason} (expected a name of Unicode letters)"
+        ) from None
 
 
 def first_difference(ours: Spec, theirs: Spec) -> str | None:

@@ -52,7 +52,7 @@ def test_entries_one_behind_the_other_are_one_run_of_bytes():
 
 
 def test_a_manifest_is_on_the_wire_what_the_encoder_of_any_data_makes_of_it():
-    rows = [("w", "float32", (2, 70_000)), ("nur ein \ud800", "uint8", ()), ("b", "bool", (0,))]
+    rows = [("w", "float32", (2, 70_000)), ("für alle", "uint8", ()), ("b", "bool", (0,))]
     manifest = Manifest(tuple(lay_out(rows)), b"plain", 1 << 40)
     fields = [1 << 40, [[name, dtype, list(shape)] for name, dtype, shape in rows], b"plain"]
     assert manifest.to_bytes() == plain.encode(fields, "manifest")

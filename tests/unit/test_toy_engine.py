@@ -56,7 +56,7 @@ class Drift:
         manifest = Manifest(
             tuple(lay_out([row_of("vector", self.vector)])), encode(self.round, "round"), step
         )
-        self.session.serve_snapshot(step, Snapshot(manifest, {0: as_bytes(self.vector.clone())}))
+        self.session.serve_snapshot(step, Snapshot(manifest, {0: as_bytes(self.vector.clone()).numpy()}))
 
     def contribute(self, weight):
         self.session.contribute(range(len(self.store.chunks)), weight)

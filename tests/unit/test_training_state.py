@@ -496,6 +496,10 @@ def test_what_cannot_be_shipped_is_refused_by_name():
     optimizer.state[model.weight]["sum"] = torch.ones(2, 2).to_sparse()
     with pytest.raises(ConfigError, match=r"optimizer.state\[0\]\['sum'\] is a sparse tensor"):
         TrainingState(model, optimizer)
+    odd = nn.Linear(2, 2)
+    odd.register_parameter("half of a letter \ud800", nn.Parameter(torch.zeros(1)))
+    with pytest.raises(ConfigError, match="surrogates not allowed"):
+        TrainingState(odd, torch.optim.SGD(odd.parameters(), lr=0.1))
     words = nn.Sequential(nn.Embedding(5, 3, max_norm=1.0))
     with pytest.raises(ConfigError, match=r"'0' has max_norm=1.0: forward would change rows"):
         TrainingState(words, torch.optim.SGD(words.parameters(), lr=0.1))
