@@ -66,7 +66,7 @@ class Steps:
         node.clock.complete(now_s)
         went_on = node.waits.completed(node.sync.step, now_s)
         if node.joiner:
-            node.joiner.heard_of_step()
+            node.joiner.goes_on()
         if node.scheduler:
             effects += went_on + node.scheduler.stepped(now_s)
         if node.sync.last_commit is not None:

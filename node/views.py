@@ -56,6 +56,8 @@ class Views:
         if node.sync.view and proposed.key <= node.sync.view.key:
             return []
         self.role.adopt_term(proposed.term)
+        if node.joiner:
+            node.joiner.goes_on()
         newest = node.opener.view
         if proposed.key in node.sync.prepared or (newest is not None and newest.key >= proposed.key):
             return []

@@ -190,7 +190,9 @@ class Asking:
 
     def answered(self, member: str, answer: Answer) -> list[Effect]:
         """The cluster goes on, or a member that is no scheduler says why none answers."""
-        self.found_member, self.waits = member, "" if answer.ok else f"{member}: {answer.text}"
+        if answer.text != HERE or self.otherwise is Otherwise.FOUND:  # Else we ask on, as quickly.
+            self.found_member = member
+        self.waits = "" if answer.ok else f"{member}: {answer.text}"
         if answer.ok:
             self.unanswered = 0
         said = f"{member}: {answer.text}"
@@ -207,6 +209,7 @@ class Asking:
     def planned_by(self, scheduler: str) -> None:
         """It has an answer for us."""
         self.scheduler = scheduler
+        self.unanswered = 0
 
     def goes_on(self) -> None:
         """The cluster has just shown that it does."""

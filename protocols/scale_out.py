@@ -193,8 +193,8 @@ class Joiner:
             self.is_to_block()
         return self._ask_again(reason, now_s) if self.state is not JoinState.KNOCKING else []
 
-    def heard_of_step(self) -> None:
-        """Its result has come, so the cluster goes on."""
+    def goes_on(self) -> None:
+        """The cluster has completed a step, or proposes a view."""
         self.asking.goes_on()
 
     def is_to_block(self) -> None:

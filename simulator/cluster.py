@@ -533,24 +533,31 @@ class SimCluster(History):
         if self.tensors is not None:
             self.tensors.compute(node, view, step, self.chunks, contribution, took_s)
             return
+        events: list[tuple[float, ev.Event]] = []
         if weight:
-            self._train(node, took_s * 0.7, step, ev.Contributed(first, weight))
+            events.append((took_s * 0.7, ev.Contributed(first, weight)))
             if first and self.rng.random() < self.retract_odds:
-                self._train(node, took_s * 0.8, step, ev.Retracted(weight, "one more micro-batch"))
+                events.append((took_s * 0.8, ev.Retracted(weight, "one more micro-batch")))
         else:
-            first, rest = (), tuple(range(self.chunks))
-        self._train(node, took_s, step, ev.Contributed(rest, weight), ev.LocalReady(contribution))
+            rest = tuple(range(self.chunks))
+        events += [(took_s, ev.Contributed(rest, weight)), (took_s, ev.LocalReady(contribution))]
+        self._train(node, step, [(self.now_s + after_s, event) for after_s, event in events])
 
-    def _train(self, node: SimNode, delay_s: float, step: int, *events: ev.Event) -> None:
+    def _train(self, node: SimNode, step: int, events: list[tuple[float, ev.Event]]) -> None:
+        """Hands over each event at its time, in their order: a thread that was stopped goes on where it was."""
+
         def hand_over() -> None:
             if node.paused:
                 self.later(0.01, hand_over)
                 return
-            for event in events:
+            while events and events[0][0] <= self.now_s:
+                _, event = events.pop(0)
                 if node.step == step and node.alive and not node.done:
                     self._event(node, event)
+            if events:
+                self.later(events[0][0] - self.now_s, hand_over)
 
-        self.later(delay_s, hand_over)
+        self.later(events[0][0] - self.now_s, hand_over)
 
     # --- what ends, and what is told ---
 

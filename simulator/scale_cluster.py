@@ -235,7 +235,8 @@ class ScaleCluster(SimCluster):
         node.step = step
         took_s = self.rng.uniform(0.9, 1.0) * self.compute_s
         contributed = ev.Contributed((0,), contribution.weight)
-        self._train(node, took_s, step, contributed, ev.LocalReady(contribution))
+        at_s = self.now_s + took_s
+        self._train(node, step, [(at_s, contributed), (at_s, ev.LocalReady(contribution))])
 
     def _check_samples(self, node: SimNode, step: int, what: tuple[frozenset[str], Any]) -> None:
         pass  # Nobody dealt them.

@@ -2,6 +2,7 @@
 
 from dataclasses import replace as with_
 
+import msgspec
 import pytest
 from scripted import Scripted
 
@@ -16,6 +17,7 @@ from chaosnet.protocols.messages import (
     LinkNews,
     Losses,
     Outlived,
+    Prepare,
     ScaleOutRequest,
 )
 from chaosnet.protocols.overlay import LinkState
@@ -458,4 +460,27 @@ def test_a_joiner_that_the_cluster_has_just_dropped_does_not_end_for_want_of_ans
     joiner.asking.unanswered = MAX_UNANSWERED
     told = Expelled(node="j", reason="the cluster went on without it", key=trio.agent("n1").sync.view.key)
     trio.ask("n1", told)
+    assert_settled(trio, "n1", "n2", "n3", "j")
+
+
+def test_a_proposed_view_shows_a_joiner_that_the_cluster_goes_on(trio):
+    """Seed 23273 of links with rates: it had asked eight times while the cluster was cut in two, and then ended."""
+    trio.add("j", seeds=["n1"], degree=1)
+    joiner = trio.agent("j").joiner
+    until(trio, lambda: joiner.state is JoinState.ASKED)
+    joiner.asking.unanswered = MAX_UNANSWERED
+    view = msgspec.structs.replace(trio.agent("n1").sync.view, seq=99)
+    proposed = Envelope(source="n1", target=EVERYONE, serial=1 << 40, body=Prepare(view=view))
+    trio.tell("j", Received("n1", proposed))
+    assert joiner.asking.unanswered == 0
+
+
+def test_whoever_a_joiner_has_reached_says_that_there_is_a_cluster(trio):
+    """Seed 30946 of links with rates: the scheduler was stopped, and the member beside it said nothing for 24 s."""
+    trio.pause("n1", 1.5)
+    trio.add("j", seeds=["n2"], degree=1)
+    joiner = trio.agent("j").joiner
+    until(trio, lambda: joiner.state is JoinState.ASKED)
+    joiner.asking.unanswered = MAX_UNANSWERED
+    until(trio, lambda: joiner.asking.unanswered == 0, within_s=0.1)
     assert_settled(trio, "n1", "n2", "n3", "j")

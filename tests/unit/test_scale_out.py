@@ -184,8 +184,17 @@ def test_who_streams_and_is_dropped_twice_asks_the_cluster_to_wait(bench):
 def test_a_result_that_comes_shows_that_the_cluster_goes_on(bench):
     bench.to_fetching()
     bench.joiner.asking.unanswered = MAX_UNANSWERED
-    bench.joiner.heard_of_step()
+    bench.joiner.goes_on()
     assert not any(isinstance(each, JoinFailed) for each in bench.joiner.orphaned("cut off", bench.now_s))
+
+
+def test_a_plan_shows_that_the_cluster_goes_on(bench):
+    """Seeds 30750 and 53473 of links with rates: it came as an answer to the last of eight requests."""
+    bench.handle(Tick())
+    bench.open("a")
+    bench.joiner.asking.unanswered = MAX_UNANSWERED
+    bench.plan(A)
+    assert bench.joiner.asking.unanswered == 0
 
 
 def test_a_refusal_is_final_and_carries_the_model_of_the_cluster(bench):
