@@ -149,11 +149,10 @@ def merged(entries: Iterable[Entry]) -> Iterator[tuple[int, int]]:
 def _check_row(row: Row) -> None:
     """As a peer sent it. Raises: MalformedMessage."""
     _, dtype, shape = row
-    if dtype in DTYPES and len(shape) <= MAX_DIMENSIONS and min(shape, default=0) >= 0:
-        # An empty tensor has strides too, and torch multiplies its other sizes for them.
-        if math.prod([size or 1 for size in shape]) <= MAX_TOTAL_BYTES:
-            return
-    raise MalformedMessage(f"manifest entry {row!r:.200}")
+    sane = dtype in DTYPES and len(shape) <= MAX_DIMENSIONS and min(shape, default=0) >= 0
+    # An empty tensor has strides too, and torch multiplies its other sizes for them.
+    if not sane or math.prod([size or 1 for size in shape]) > MAX_TOTAL_BYTES:
+        raise MalformedMessage(f"manifest entry {row!r:.200}")
 
 
 class StateChanged(ChaosnetError):
