@@ -197,8 +197,7 @@ class Snapshot:
         self.manifest, self.alike = manifest, alike
         self._starts = sorted(parts)
         self._parts = [
-            part if isinstance(part, Still) else memoryview(part)
-            for part in map(parts.__getitem__, self._starts)
+            part if isinstance(part, Still) else part.data for part in map(parts.__getitem__, self._starts)
         ]
 
     def slice(self, start: int, stop: int) -> memoryview:
