@@ -31,8 +31,8 @@ from .launch_orders import (
     SILENCE_S,
     VERSION,
     LaunchHello,
+    LaunchReady,
     Orders,
-    Ready,
     decoded,
     encoded,
     told,
@@ -137,24 +137,26 @@ class Members:
                 self._mouth.say(told(number, kind, line.rstrip(b"\n")))
 
 
-def ready(hello: LaunchHello) -> Ready:
+def ready(hello: LaunchHello) -> LaunchReady:
     """Go where the script is, and look whether it can be run."""
     if hello.version != VERSION:
-        return Ready(VERSION)
+        return LaunchReady(VERSION)
     os.environ.update(hello.env)
     try:
         folder = Path(hello.workdir).expanduser()
         if not folder.is_dir():
-            return Ready(VERSION, refused=f"{hello.workdir}: no such folder there (expected --workdir DIR)")
+            return LaunchReady(
+                VERSION, refused=f"{hello.workdir}: no such folder there (expected --workdir DIR)"
+            )
         os.chdir(folder)
         if hello.run[0] != "-m":
             Script().convert(hello.run[0], None, None)
         keys = identity(make=not insecure_wanted())
     except click.BadParameter as error:
-        return Ready(VERSION, refused=f"in {os.getcwd()}: {error.message}")
+        return LaunchReady(VERSION, refused=f"in {os.getcwd()}: {error.message}")
     except (ChaosnetError, OSError, RuntimeError) as error:
-        return Ready(VERSION, refused=str(error))
-    return Ready(VERSION, key=keys.public if keys else "")
+        return LaunchReady(VERSION, refused=str(error))
+    return LaunchReady(VERSION, key=keys.public if keys else "")
 
 
 @contextlib.contextmanager

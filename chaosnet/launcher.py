@@ -28,8 +28,8 @@ from .launch_orders import (
     VERSION,
     LaunchHello,
     LaunchMember,
+    LaunchReady,
     Orders,
-    Ready,
     decoded,
     encoded,
     heard,
@@ -153,11 +153,11 @@ class Remote:
             if not line.startswith(MARK):
                 self._tell(self.host.name, line, sys.stdout)  # A login says what it likes.
                 continue
-            answer = decoded(line.removeprefix(MARK), Ready)
+            answer = decoded(line.removeprefix(MARK), LaunchReady)
             if answer is None or answer.version != VERSION:
                 return "its chaosnet is of another version (expected the same on all hosts)"
-            for error in self._errors:
-                self._tell(self.host.name, error.encode(), sys.stderr)
+            for said in self._errors:
+                self._tell(self.host.name, said.encode(), sys.stderr)
             self.key = answer.key
             return answer.refused
         code = await self._ended()
