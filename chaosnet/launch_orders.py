@@ -1,8 +1,8 @@
 """What a launcher and its hand on a host (launched.py) say to each other, a line each, over ssh's pipes.
 
 launcher -> host    LaunchHello as JSON; once all hosts have answered, Orders as JSON; then words: INTERRUPT, KILL,
-                    and BEAT again and again. The end of the pipe, or silence for SILENCE_S, means that the launcher is
-                    gone: the members leave.
+                    and BEAT again and again. The end of the pipe, or silence for SILENCE_S, means that the
+                    launcher is gone: the members leave.
 host -> launcher    MARK and LaunchReady as JSON, after whatever a login prints; then, for each line of a member,
                     its number, "o" (stdout) or "e" (stderr), and the line; at its end its number, "x", the code.
 """

@@ -188,8 +188,8 @@ class Remote:
         code = await self._ended()
         if len(self.codes) < self.host.slots:
             words = f": {self._errors[-1]}" if self._errors else ""
-            text = f"the connection to {self.host.name} has ended ({code}{words}): what runs there leaves by itself"
-            self._tell(ME, text.encode(), sys.stderr)
+            news = f"the connection to {self.host.name} has ended ({code}{words}): what runs there leaves by itself"
+            self._tell(ME, news.encode(), sys.stderr)
 
     async def close(self) -> None:
         """Hang up."""
