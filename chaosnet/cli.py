@@ -17,6 +17,7 @@ from .commands.checkpoints import checkpoints
 from .commands.dashboard import dashboard
 from .commands.groups import Unsorted
 from .commands.keys import allow, invite, keygen, revoke
+from .commands.launch import launch
 from .commands.members import go_on, leave, link, relayout
 from .commands.plan import plan, simulate_training
 from .commands.run import run
@@ -107,13 +108,14 @@ def cli() -> None:
     chaosnet run --listen 10.0.0.1:5555 train.py                        first node: starts a cluster
     chaosnet run --listen 10.0.0.2:5555 --join 10.0.0.1:5555 train.py   every other node, at any time
     chaosnet run --cluster lab train.py                                 or so, on each machine of a local network
+    chaosnet launch --hosts hosts.txt train.py                          or on all machines of a file, over ssh
     chaosnet status                                                     ask this machine's node, or any: HOST:PORT
     chaosnet top 10.0.0.1:5555                                          watch
     """
 
 
 for command in (
-    run, status, top, dashboard, leave, go_on, relayout, link, checkpoints, keygen, invite, allow, revoke, demo, soak,
-    testbed, bench, plan, simulate_training, simulate,
+    run, launch, status, top, dashboard, leave, go_on, relayout, link, checkpoints, keygen, invite, allow, revoke,
+    demo, soak, testbed, bench, plan, simulate_training, simulate,
 ):  # fmt: skip
     cli.add_command(command)

@@ -47,12 +47,16 @@ class NodeLines:
                 self._told.popitem(last=False)
         return f"{node:<{self._width}} | {line.rstrip()}\n"
 
+    def tell(self, node: str, line: bytes, to: TextIO) -> None:
+        """Pass on one line."""
+        with self._turn:
+            to.write(self.line(node, line.decode(errors="replace")))
+            to.flush()
+
     def _pass_on(self, node: str, pipe: IO[bytes], to: TextIO) -> None:
         with pipe:
             for line in pipe:
-                with self._turn:
-                    to.write(self.line(node, line.decode(errors="replace")))
-                    to.flush()
+                self.tell(node, line, to)
 
 
 def event_of(line: str) -> object | None:

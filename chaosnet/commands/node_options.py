@@ -53,8 +53,20 @@ def keyed(command: Command) -> Command:
     return _with(command, (option_of(each, expose_value=False, callback=keep) for each in both))
 
 
+def node_options_but(*names: str) -> Callable[[Command], Command]:
+    """Adds an option for each setting that has one, but for these."""
+    settings = [each for each in ON_THE_COMMAND_LINE if each.name not in names]
+    return lambda command: _with(command, map(option_of, settings))
+
+
 def into_environment(given: Mapping[str, Any]) -> None:
     """What was said, by the names of settings, as the environment says it."""
+    os.environ.update(as_environment(given))
+
+
+def as_environment(given: Mapping[str, Any]) -> dict[str, str]:
+    """The same, by variables."""
+    found = {}
     for name, value in given.items():
         setting = SETTINGS[name]
         if value is None or value is False or value in ("", ()):
@@ -63,7 +75,8 @@ def into_environment(given: Mapping[str, Any]) -> None:
             text = "0" if setting.turns_off else "1"
         else:
             text = ",".join(value) if isinstance(value, tuple) else str(value)
-        os.environ[setting.variable] = text
+        found[setting.variable] = text
+    return found
 
 
 def _with(command: Command, options: Iterable[Callable[[Command], Command]]) -> Command:

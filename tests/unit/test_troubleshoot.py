@@ -13,6 +13,9 @@ TEXT = plain(PAGE)
 
 # In the sources, and told to nobody: texts in files, reasons of bugs, parts of what is told on other pages.
 NOT_TOLD = {
+    "-m chaosnet.launched",
+    "exec …… -m chaosnet.launched",
+    "No module named",
     "# chaosnet key. Who reads the last line can act as this node: keep it to yourself.",
     "…\n# Its public key: …\n…",
     "checkpoint under way",
