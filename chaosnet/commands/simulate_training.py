@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import matplotlib
 import msgspec
 from rich.table import Table
 
@@ -46,6 +45,8 @@ def show(found: dict[str, Any]) -> None:
 
 def draw(scenario: Scenario, runs: Sequence[dict[str, TrainingRun]], picture: Path) -> None:
     """Workers and throughput over time, of the first run."""
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
