@@ -29,12 +29,13 @@ RUN pinned="$(sed -n 's/^torch==//p' /wheels/constraints.txt)" \
  && pip install --quiet --constraint /constraints.txt "$torch" $EXTRA_PACKAGES \
  && cd /opt/chaosnet/lib/python3*/site-packages/torch && rm -rf test include bin/test_*
 
-# What chaosnet needs, before chaosnet: then a change of its code does not fetch all that again.
+# What chaosnet needs, before chaosnet: then a change of its code does not fetch all that again. scikit-learn has the
+# digits that the examples train on.
 WORKDIR /src
 COPY setup.cfg /src/
 RUN python -c "import configparser as c; f = c.ConfigParser(); f.read('setup.cfg'); print(f['options']['install_requires'])" \
       > requirements.txt \
- && pip install --quiet --constraint /constraints.txt --requirement requirements.txt
+ && pip install --quiet --constraint /constraints.txt --requirement requirements.txt scikit-learn
 
 FROM packages AS wheel
 COPY . /src/

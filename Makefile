@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-accelerator dashboard-test soak lint format bench site clean docker-image docker-rates testbed-docker
+.PHONY: demo test test-all test-accelerator dashboard-test soak lint format bench site wheel-test clean docker-image docker-rates testbed-docker
 
 demo: $(VENV)/installed
 	$(BIN)/chaosnet demo
@@ -57,6 +57,10 @@ site: $(VENV)/docs-installed
 	test -e build/mermaid.min.js || ! command -v npm >/dev/null || $(MAKE) build/mermaid.min.js
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "build/site/index.html; with search: $(BIN)/python -m http.server --directory build/site"
+
+# The sdist and the wheel, in an environment that has never seen this folder.
+wheel-test: $(VENV)/installed
+	$(BIN)/python tests/wheel.py
 
 build/mermaid.min.js:
 	mkdir -p build

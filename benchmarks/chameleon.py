@@ -29,7 +29,8 @@ from ..scheduler.elastic.sync_rounds import Bucket
 from ..scheduler.elastic.transfers import busiest_s, plan_transfers
 from .chameleon_churn import fig7_command, fig8_command
 from .discrete import Leg, Step, Sum
-from .figures import Found, bars, began, fastest, legend_below, outputs, publish, step_s, table
+from .figures import Found, bars, legend_below, outputs, publish, table
+from .recoveries_of import began, fastest, step_s
 
 __all__ = [
     "fig6_command", "fig7_command", "fig8_command", "fig9_command", "fig10_command", "fig11_command",

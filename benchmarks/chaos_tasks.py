@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ..extras import demand
 from ..protocols.errors import ConfigError
 
 HELD_OUT = 0.2
@@ -52,6 +53,7 @@ class LearningTask(NamedTuple):
 
 def digits() -> LearningTask:
     """1797 of 8 x 8 pixels."""
+    demand("demo", "the task of handwritten digits")
     from sklearn.datasets import load_digits
 
     found = load_digits()

@@ -23,7 +23,8 @@ from ..simulator.many_runs import in_processes
 from ..simulator.scenario import Failures, Overhead, Scenario, events_of, interval, summary, systems_of
 from ..simulator.systems import Memory
 from ..simulator.training import HOUR_S, made_trace, read_trace, train
-from .figures import COLOURS, Found, bars, began, fastest, legend_below, outputs, publish, step_s, table
+from .figures import COLOURS, Found, bars, legend_below, outputs, publish, table
+from .recoveries_of import began, fastest, step_s
 
 
 class Workload(NamedTuple):

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from ..extras import demand
 from ..netem.netns import Netns
 from ..netem.topology import GOODPUT, LinkSpec, Topology
 from ..outputs import json_option, write_json
@@ -104,6 +105,7 @@ def _worker(node: str) -> None:
 @json_option
 def probe_command(rates: str, json_file: Path | None) -> None:
     """The monitor's in-band probe of shaped links, beside iperf3."""
+    demand("iperf3", "chaosnet bench probe")
     found = []
     click.echo("set Mbit/s   in-band    iperf3   ratio   probe s   iperf3 s")
     for rate in (float(part) for part in rates.split(",")):

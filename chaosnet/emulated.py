@@ -21,7 +21,8 @@ class Emulated(nn.Module):
     by a parameter of its own, and gradients are true: it can be trained, and summed to the bit.
 
     Args:
-        forward_s, backward_s: Seconds, of one micro-batch; 0: only what the multiplication takes.
+        forward_s: Seconds, of one micro-batch; 0: only what the multiplication takes.
+        backward_s: The same, backwards.
         width: Of the last dimension of what it gives, so that as many bytes go to the next layer as would. Of another
             width than what comes in, it gives the mean over that. 0: the width of what comes in.
     What comes in is a tensor of floating-point numbers. Raises: ConfigError for what cannot be.

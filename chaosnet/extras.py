@@ -7,6 +7,10 @@ from importlib.util import find_spec
 from .protocols.errors import ConfigError
 
 MODULES = {
+    "demo": ("matplotlib", "sklearn"),
+    "iperf3": ("iperf3",),
+    "planner": ("scipy",),
+    "plot": ("matplotlib",),
     "dashboard": ("prometheus_client", "starlette", "uvicorn"),
     "lan": ("zeroconf",),
     "top": ("textual",),
@@ -21,3 +25,9 @@ def demand(extra: str, what: str) -> None:
         raise ConfigError(
             f"{what} needs {' and '.join(missing)}, which is not installed (pip install 'chaosnet[{extra}]')"
         )
+
+
+def brings(module: str) -> str | None:
+    """The extra that brings a module which could not be imported, the smallest of several; None if none does."""
+    found = [extra for extra, modules in MODULES.items() if module in modules]
+    return min(found, key=lambda extra: len(MODULES[extra]), default=None)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
+
+from .extras import demand
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class OutputFile(click.Path):
@@ -32,6 +37,17 @@ class OutputFile(click.Path):
                 f"{str(path)!r} cannot be written: {why} (expected a file in a folder that is open to you)"
             )
         return path
+
+
+def plot_option(name: str, help: str) -> Callable[[Command], Command]:
+    """--plot FILE, which needs an extra: that is said before anything begins. `name`: of the argument."""
+
+    def look(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+        if value is not None:
+            demand("plot", "--plot")
+        return value
+
+    return click.option("--plot", name, type=OutputFile(), callback=look, help=help)
 
 
 json_option = click.option("--json", "json_file", type=OutputFile(), help="Write what was found.")

@@ -146,6 +146,8 @@ def _check_together(found: NodeSettings, insecure: bool) -> None:
             "probe: 'iperf3' opens a port to everybody while it measures, and this node has a key "
             "(expected 'in-band', or --insecure)"
         )
+    if found.probe == "iperf3":
+        demand("iperf3", "probe: 'iperf3'")
     if len(found.links) > MAX_LINKS:
         raise ConfigError(f"links: {len(found.links)} names (expected at most {MAX_LINKS})")
     if found.allowed_keys and not found.keys:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import matplotlib
 import networkx as nx
 
 from .topology import Topology
@@ -14,6 +13,8 @@ MAX_WIDTH = 6.0  # Of the fastest link, in points.
 
 def draw(topology: Topology, picture: Path) -> None:
     """Write a PNG: nodes in a circle, edges as wide as their rates, labelled with rate and delay."""
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 UNSENT_BYTES = 256 << 10
 UNSENT_S = 0.01
 LEAST_UNSENT_BYTES, MOST_UNSENT_BYTES = 64 << 10, 4 << 20
+LAST_STANDARD = 2
 _NOTSENT_LOWAT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 
 
@@ -39,6 +40,17 @@ def bound_unsent(fd: int, rate_bps: float = 0.0) -> None:
     if _NOTSENT_LOWAT is not None:
         with contextlib.suppress(OSError), borrowed(fd) as ours:
             ours.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, size if rate_bps else UNSENT_BYTES)
+
+
+def take_standard_ones() -> None:
+    """Put /dev/null where standard input, output or error is closed, as with `>&-`, or by a script.
+
+    Else the next that is opened gets that number: what the script prints would go there, and libuv ends the process
+    by an assertion when it closes a descriptor of its own that is one of these three.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= LAST_STANDARD:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 def process_at_the_end_of(fd: int) -> int:

@@ -35,6 +35,7 @@ from ..protocols.status import Status
 from . import clock, interfaces
 from .all_reduce import AllReduce, ChunkStore
 from .core import Agent, Phase
+from .descriptors import take_standard_ones
 from .flat_state import Snapshot
 from .incoming import Incoming
 from .link_tests import LinkTests
@@ -224,6 +225,7 @@ class NodeLoop:
 
     def _run(self) -> None:
         try:
+            take_standard_ones()
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 runner.run(self._serve())
         except BaseException as error:

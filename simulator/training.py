@@ -75,6 +75,18 @@ class TrainingRun:
         """On average, transitions included."""
         return self.samples / self.seconds
 
+    def averages(self, parts: int) -> list[float]:
+        """Samples/s in each of so many equal parts of the time, transitions included."""
+        length_s = self.seconds / parts
+        found = [0.0] * parts
+        ends_s = [span.from_s for span in self.spans[1:]] + [self.seconds]
+        for span, end_s in zip(self.spans, ends_s, strict=True):
+            first, last = int(span.from_s / length_s), min(math.ceil(end_s / length_s), parts)
+            for part in range(first, last):
+                within_s = min(end_s, (part + 1) * length_s) - max(span.from_s, part * length_s)
+                found[part] += span.samples_per_s * max(within_s, 0.0) / length_s
+        return found
+
 
 def train(
     system: System, workers: Collection[str], events: Sequence[Incident], seconds: float

@@ -6,6 +6,8 @@ import importlib
 
 import click
 
+from ..extras import brings, demand
+
 BENCHMARKS = {
     "join": "Join a large state over loopback: how long, how close to the bound, who waits.",
     "start": "Machines that are started together, with states of real size: when all are in (root).",
@@ -65,6 +67,8 @@ class Benchmarks(click.Group):
         try:
             module = importlib.import_module(f"chaosnet.benchmarks.{name}")
         except ModuleNotFoundError as error:
+            if extra := brings(error.name or ""):
+                demand(extra, f"chaosnet bench {cmd_name}")
             raise click.ClickException(f"bench {cmd_name}: {error} in this installation") from None
         command = getattr(module, f"{(part or name).replace('-', '_')}_command", None) or module.command
         assert isinstance(command, click.Command)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from ..extras import demand
 from ..options import Whole
-from ..outputs import OutputFile, json_option
+from ..outputs import json_option, plot_option
 
 
 @click.command(short_help="What a cluster of pipelines would do after a loss, and why.")
@@ -24,6 +25,7 @@ def plan(cluster: Path, profile: str, failed: tuple[str, ...], as_json: bool) ->
 
     PROFILE is a file with what each layer costs, or a made-up one: llama2-7b, llama2-13b, llama2-34b.
     """
+    demand("planner", "chaosnet plan")
     from .explanation import explain
 
     explain(cluster, profile, [name for each in failed for name in each.split(",")], as_json)
@@ -35,11 +37,12 @@ def plan(cluster: Path, profile: str, failed: tuple[str, ...], as_json: bool) ->
 )
 @click.option("--seeds", type=Whole(1, 100_000), help="How many runs. Default: as the scenario says.")
 @json_option
-@click.option("--plot", "picture", type=OutputFile(), help="Write a PNG of the first run.")
+@plot_option("picture", "Write a PNG of the first run.")
 def simulate_training(
     scenario: Path, seeds: int | None, json_file: Path | None, picture: Path | None
 ) -> None:
     """Train on a virtual cluster that loses workers, once with each system's way to recover, and compare."""
+    demand("planner", "chaosnet simulate-training")
     from .simulate_training import run_scenario
 
     run_scenario(scenario, seeds, json_file, picture)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import matplotlib
 import msgspec
 from rich.table import Table
 
@@ -15,6 +14,9 @@ from ..console import console
 from ..outputs import write_json
 from ..simulator.scenario import Scenario, load, run, summary
 from ..simulator.training import HOUR_S, TrainingRun
+
+PARTS = 72
+"""Of the time in a picture."""
 
 
 def run_scenario(path: Path, seeds: int | None, report: Path | None, picture: Path | None) -> None:
@@ -45,7 +47,9 @@ def show(found: dict[str, Any]) -> None:
 
 
 def draw(scenario: Scenario, runs: Sequence[dict[str, TrainingRun]], picture: Path) -> None:
-    """Workers and throughput over time, of the first run."""
+    """Workers and throughput over time, of the first run; averages of parts, or drops to zero would hide the rest."""
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -53,8 +57,8 @@ def draw(scenario: Scenario, runs: Sequence[dict[str, TrainingRun]], picture: Pa
         2, 1, figsize=(9, 6), sharex=True, height_ratios=[1, 3], layout="constrained"
     )
     for name, one in runs[0].items():
-        hours = [each.from_s / HOUR_S for each in one.spans] + [scenario.hours]
-        speeds = [each.samples_per_s for each in one.spans]
+        hours = [part * scenario.hours / PARTS for part in range(PARTS + 1)]
+        speeds = one.averages(PARTS)
         below.step(
             hours, [*speeds, speeds[-1]], where="post", label=name, linewidth=2 if name == "chaosnet" else 1
         )
@@ -63,7 +67,7 @@ def draw(scenario: Scenario, runs: Sequence[dict[str, TrainingRun]], picture: Pa
     above.step(hours, [*(each.workers for each in spans), spans[-1].workers], where="post", color="black")
     above.set_ylabel("workers")
     above.set_title(scenario.name, fontsize=11)
-    below.set_ylabel("samples/s")
+    below.set_ylabel(f"samples/s, of {60 * scenario.hours / PARTS:.3g} min each")
     below.set_xlabel("hours")
     below.set_ylim(bottom=0)
     below.legend(fontsize=8, ncols=2)

@@ -16,6 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from ..extras import demand
 from ..netem import LinkSpec, TestbedError, Topology, Trace, commands, store
 from ..netem.backend import Backend
 from ..netem.docker import Docker
@@ -333,6 +334,7 @@ def measure_(name: str, seconds: float, json_file: Path | None) -> None:
 @click.argument("picture", type=OutputFile())
 def plot(topology: Path, picture: Path) -> None:
     """Draw the overlay of a YAML file: the wider a link, the faster."""
+    demand("plot", "chaosnet testbed plot")
     from ..netem.plot import draw
 
     draw(Topology.read(topology), picture)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from ..extras import demand
 from ..options import Amount, Whole
 
 
@@ -23,6 +24,7 @@ from ..options import Amount, Whole
 )  # fmt: skip
 def demo(out: Path | None, seed: int, pipeline: bool) -> None:
     """Train on this machine with nodes that join, leave and are killed. Takes half a minute."""
+    demand("plot" if pipeline else "demo", "chaosnet demo --pipeline" if pipeline else "chaosnet demo")
     if pipeline:
         from ..trials.demo_pipeline import run_demo as run_pipelines
 
@@ -53,6 +55,7 @@ def soak(minutes: float, every: float, kills: int | None, seed: int, out: Path) 
 
     Exit code 1 if a step was lost, states differ, memory grew, or a new scheduler took too long.
     """
+    demand("demo", "chaosnet soak")
     from ..trials.soak import run_soak
 
     run_soak(minutes, 0.0 if kills else every, seed, out, kills)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -33,6 +34,8 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".sh": "bash", ".
 MERMAID = BUILD / "mermaid.min.js"  # `make site` fetches it; without, diagrams stay text.
 
 
+# Before the plugin that reads the packages: it looks no further for a folder that is not there.
+@event_priority(100)
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Diagrams are drawn if what draws them is here; the packages are put together for the pages of the API."""
     if MERMAID.exists():

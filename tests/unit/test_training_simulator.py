@@ -23,6 +23,7 @@ from chaosnet.simulator.training import (
     Decision,
     Incident,
     Span,
+    TrainingRun,
     failures,
     made_trace,
     read_trace,
@@ -184,3 +185,11 @@ def test_a_scenario_says_what_is_wrong_with_it(tmp_path, more, told):
 def test_a_profile_that_is_not_there_is_named():
     with pytest.raises(ConfigError, match="profile 'llama2-8b': no such file"):
         profile_named("llama2-8b")
+
+
+def test_averages_over_parts_count_what_a_transition_takes():
+    spans = [Span(0.0, 4.0, 2), Span(10.0, 0.0, 1), Span(15.0, 2.0, 1)]
+    run = TrainingRun("x", 40.0, spans=spans)
+    assert run.averages(4) == [4.0, 1.0, 2.0, 2.0]
+    assert run.averages(1) == [pytest.approx((40 + 50) / 40)]
+    assert sum(run.averages(7)) / 7 == pytest.approx(90 / 40)
