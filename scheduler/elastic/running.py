@@ -30,7 +30,7 @@ from .plan import Pipeline, Plan, cuts_of, even, of_pipelines, without
 from .profile import Layer, Profile
 from .program import Program, compile_plan
 from .splits import PipelineTimes
-from .traffic import Traffic, order_by_links
+from .traffic import NO_TRAFFIC, Traffic, order_by_links
 
 AHEAD = 1, 0
 """Forwards that a member may begin beyond those of 1F1B, whose activations it keeps: what takes the shorter step.
@@ -61,14 +61,14 @@ class Facts:
     least_stages: int = 1
     wish: str = ""
     speeds: Mapping[str, float] = field(default_factory=dict)
-    traffic: Traffic = Traffic()
+    traffic: Traffic = NO_TRAFFIC
 
 
 @dataclass(frozen=True)
 class _Costs(ProfiledCosts):
     """In microseconds, with what tensors take between members."""
 
-    traffic: Traffic = Traffic()
+    traffic: Traffic = NO_TRAFFIC
 
     def transfer_s(self, source: str, to: str, boundary: int, samples: int) -> float:
         return float(self.traffic.transfer_us(source, to, boundary))

@@ -2,9 +2,9 @@
 
     transfer   a tensor takes, hop by hop, the delay of the link and its bytes at the link's rate; sends run beside
                computing (program.py), so only who waits for a tensor loses time
-    sums       the chunks of a layer leave when its last backward is over everywhere. From there on all trees together
-               take as long as the link that carries most for its rate; what was ready before has gone already, and the
-               last message goes up the deepest tree and down again
+    sums       the chunks of a layer leave when its last backward is over everywhere. From there on all trees
+               together take as long as the link that carries most for its rate; what was ready before has gone
+               already, and the last message goes up the deepest tree and down again
 
 All are whole microseconds, as in running.py. Not modelled: tensors and sums that share a link, and what a node's
 processor does for a message. That is measured, as what a step takes beyond all this (chaosnet/engines/step_costs.py).
@@ -63,20 +63,22 @@ class Traffic:
         """Of one micro-batch's tensor that enters layer `boundary`, or its gradient, between two members."""
         if source == to or not self.out_bytes:
             return 0
-        byte_us, delay_us = self._way(source, to)
+        byte_us, delay_us = self.way_us(source, to)
         return delay_us + round(self.out_bytes[boundary - 1] * byte_us)
 
     @functools.cached_property
     def _ways(self) -> dict[Pair, tuple[float, int]]:
         return {}
 
-    def _way(self, source: str, to: str) -> tuple[float, int]:
+    def way_us(self, source: str, to: str) -> tuple[float, int]:
         """Microseconds of a byte, and of the hops, on a shortest way (protocols/courier.py)."""
         if (source, to) not in self._ways:
             before = {source: source}
             edge = [source]
             while edge and to not in before:
-                fresh = {peer: node for node in edge for peer in self._around.get(node, ()) if peer not in before}
+                fresh = {
+                    peer: node for node in edge for peer in self._around.get(node, ()) if peer not in before
+                }
                 before |= fresh
                 edge = sorted(fresh)
             way = [to]
@@ -110,7 +112,7 @@ class Traffic:
         now_us = 0.0
         for ready_us, size in parts:
             now_us = max(now_us, ready_us) + size * self._byte_us
-        return round(now_us + self._last_us)
+        return round(now_us + self._last_us - self._message_bytes * self._byte_us)
 
     @functools.cached_property
     def _byte_us(self) -> float:
@@ -123,8 +125,13 @@ class Traffic:
         return max((share * self._us_of_byte(pair) for pair, share in carried.items()), default=0.0)
 
     @functools.cached_property
+    def _message_bytes(self) -> int:
+        """Of the last message: it has nothing of two groups."""
+        return min(self.message_bytes, max((size for _, size in self.sums), default=0))
+
+    @functools.cached_property
     def _last_us(self) -> float:
-        """Of the last message, whose own time on its slowest link is counted already."""
+        """Of the last message, up and down."""
         return max((self._deepest_us(dict(edges)) for edges, _ in self.trees), default=0.0)
 
     def _deepest_us(self, parents: Mapping[str, str]) -> float:
@@ -137,12 +144,14 @@ class Traffic:
             for child in reversed(way):
                 pairs = (child, parents[child]), (parents[child], child)
                 hop_us = sum(
-                    self.delays_us.get(pair, self._usual_us) + self.message_bytes * self._us_of_byte(pair)
+                    self.delays_us.get(pair, self._usual_us) + self._message_bytes * self._us_of_byte(pair)
                     for pair in pairs
                 )
                 up_and_down_us[child] = up_and_down_us.get(parents[child], 0.0) + hop_us
         return max(up_and_down_us.values(), default=0.0)
 
+
+NO_TRAFFIC = Traffic()
 
 # --- who is next to whom ---
 
@@ -165,8 +174,8 @@ def order_by_links(order: Sequence[str], lengths: Sequence[int], traffic: Traffi
         at += length
 
     def hop_us(place: int) -> float:
-        byte_us, delay_us = traffic._way(found[place], found[place + 1])
-        back_us, back_delay_us = traffic._way(found[place + 1], found[place])
+        byte_us, delay_us = traffic.way_us(found[place], found[place + 1])
+        back_us, back_delay_us = traffic.way_us(found[place + 1], found[place])
         return round((byte_us + back_us) * typical) + delay_us + back_delay_us
 
     hops = {place: hop_us(place) for place in starts}

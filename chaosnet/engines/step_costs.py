@@ -1,0 +1,228 @@
+"""What a step takes beyond computing: measured by all, agreed with the commit, as layers' costs are (pace.py).
+
+    bytes     of what each layer gives to the next, for one micro-batch
+    links     what each carries (protocols/readings.py), and how long its heartbeats take
+    step      the sums' adoption and the optimizer's step: of all members the mean
+    rest      what a step took longer than all of these say, from the end of one to the end of the next
+
+Bytes and links choose the pipelines, so they change only by more than noise would. Step and rest are the same for
+all pipelines: they are in what is predicted, and not in the choice. They are the middle of the last steps.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..node.layer_sums import LayerSums
+from ..node.loop import NodeLoop
+from ..node.session import Session
+from ..protocols.errors import ChaosnetError
+from ..protocols.messages import LinkReading, View
+from ..scheduler.elastic.running import Running
+from ..scheduler.elastic.traffic import Pair, Traffic
+from .layer_runner import Done
+from .pace import Pace
+
+NOTABLE = 1.2  # A rate, or a delay, that has changed by less is as it was;
+NOTABLE_US = 200  # and so is a delay that has changed by less than this.
+LAST = 3  # Steps.
+
+Told = dict[str, tuple[float, float]]
+"""(Sum, number) by name."""
+
+
+class Predicted(NamedTuple):
+    """Of a step, in microseconds; `sums_us`: after the last computation."""
+
+    computing_us: float
+    sums_us: float
+    step_us: int
+    rest_us: int
+
+    @property
+    def total_us(self) -> float:
+        """A step takes no less than computing."""
+        return max(self.computing_us, sum(self))
+
+    def __str__(self) -> str:
+        parts = zip(("computing", "sums", "optimizer", "rest"), self, strict=True)
+        each = ", ".join(f"{us / 1000:.1f} {name}" for name, us in parts if name == "computing" or us)
+        return f"predicted {self.total_us / 1000:.1f} ms a step ({each})"
+
+
+class StepCosts:
+    """Of a cluster; equal on all members but for `_ended` and what is yet to be told."""
+
+    def __init__(self, layers: int) -> None:
+        self.layers = layers
+        self.out_bytes = [0] * layers
+        self.rates_mbit: dict[Pair, int] = {}
+        self.delays_us: dict[Pair, int] = {}
+        self._steps_us: list[int] = []
+        self._rests_us: list[int] = []
+        self._ended: tuple[int, object, float] | None = None  # A round, how it ran, and when that was over.
+        self._untold: Told = {}
+
+    @property
+    def step_us(self) -> int:
+        """Of adopting the sums."""
+        return _middle(self._steps_us)
+
+    @property
+    def rest_us(self) -> int:
+        """0 before anything was measured; less than nothing if a step takes less than it should."""
+        return _middle(self._rests_us)
+
+    def predicted(self, running: Running) -> Predicted:
+        """Of a step of these pipelines."""
+        sums_us = running.predicted_us - running.computing_us
+        return Predicted(running.computing_us, sums_us, self.step_us, self.rest_us)
+
+    # --- what is measured here ---
+
+    def ended(self, round: int, ran: object, running: Running | None, now_s: float, adopted_s: float) -> None:
+        """A round is over. `ran`: how; what two in a row have alike is no change of view, or of pipelines."""
+        before, self._ended = self._ended, (round, ran, now_s)
+        if running is None or before is None or before[:2] != (round - 1, ran):
+            return
+        step_us = 1e6 * adopted_s
+        rest_us = 1e6 * (now_s - before[2]) - running.predicted_us - step_us
+        self._untold = {"step": (step_us, 1.0), "rest": (rest_us, 1.0)}
+
+    def told(
+        self,
+        out_bytes: Mapping[int, int],
+        me: str,
+        members: Iterable[str],
+        readings: Mapping[str, LinkReading],
+    ) -> Told:
+        """What this node says with its next step. Members are numbered, as names are long."""
+        said, self._untold = self._untold, {}
+        said = said | {f"{layer} bytes": (float(size), 1.0) for layer, size in out_bytes.items()}
+        number = {name: place for place, name in enumerate(sorted(members))}
+        for peer, each in readings.items():
+            if peer not in number or me not in number:
+                continue
+            there, back = f"{number[me]} {number[peer]}", f"{number[peer]} {number[me]}"
+            if each.sent_bps:
+                said[f"sent {there}"] = each.sent_bps / 1e6, 1.0
+            if each.rate_bps:
+                said[f"came {back}"] = each.rate_bps / 1e6, 1.0
+            if each.rtt_min_s:
+                said[f"delay {there}"] = 1e6 * each.rtt_min_s / 2, 1.0
+        return said
+
+    # --- what is agreed ---
+
+    def heard(self, timings: Mapping[str, tuple[float, float]], members: Sequence[str]) -> None:
+        """What all have said."""
+        means = {
+            name: total / weight
+            for name, (total, weight) in timings.items()
+            if weight and math.isfinite(total)
+        }
+        for name, last_us in (("step", self._steps_us), ("rest", self._rests_us)):
+            if name in means:
+                last_us[:] = [*last_us, round(means[name])][-LAST:]
+        for layer in range(self.layers):
+            self.out_bytes[layer] = round(means.get(f"{layer} bytes", self.out_bytes[layer]))
+        ordered = sorted(members)
+        for known in (self.rates_mbit, self.delays_us):
+            for pair in [each for each in known if not {*each} <= {*ordered}]:
+                del known[pair]
+        for name, value in sorted(means.items(), key=lambda item: not item[0].startswith("sent ")):
+            kind, *ends = name.split(" ")
+            if kind in ("sent", "came", "delay") and len(ends) == 2:
+                self._take(kind, (ordered[int(ends[0])], ordered[int(ends[1])]), value, means)
+
+    def _take(self, kind: str, pair: Pair, value: float, means: Mapping[str, float]) -> None:
+        """What is sent tells more than what a probe has once brought."""
+        if kind == "delay":
+            old, new = self.delays_us.get(pair), round(value)
+            if old is None or (_differ(max(old, 1), max(new, 1)) and abs(new - old) > NOTABLE_US):
+                self.delays_us[pair] = new
+            return
+        if kind == "came" and pair in self.rates_mbit:
+            return
+        rate = max(round(value), 1)
+        if pair not in self.rates_mbit or _differ(self.rates_mbit[pair], rate):
+            self.rates_mbit[pair] = rate
+
+    def traffic(self, view: View, sums: LayerSums) -> Traffic:
+        """What plans are made of, in a view."""
+        inside = view.member_set
+        trees = tuple(
+            (tuple((c, p) for c, p in sorted(tree.parent.items()) if {c, p} <= inside), tree.share)
+            for tree in view.trees
+        )
+        sizes = tuple((group.users, _bytes(sums, group.chunks)) for group in sums.groups if group.chunks)
+        largest = max((_bytes(sums, range(i, i + 1)) for i in range(len(sums.chunks))), default=0)
+        return Traffic(
+            out_bytes=tuple(self.out_bytes) if all(self.out_bytes[:-1]) else (),
+            sums=sizes,
+            rates_mbit=dict(self.rates_mbit),
+            delays_us=dict(self.delays_us),
+            links=tuple(each for each in view.links if inside.issuperset(each)),
+            trees=trees,
+            message_bytes=largest * view.bundle,
+        )
+
+    def to_plain(self) -> list[Any]:
+        """In plain data."""
+        links = [
+            [[*pair, each] for pair, each in sorted(known.items())]
+            for known in (self.rates_mbit, self.delays_us)
+        ]
+        return [[*self.out_bytes], *links, [*self._steps_us], [*self._rests_us]]
+
+    def from_plain(self, plain: Any) -> None:
+        """What `to_plain` gave; of another number of layers, bytes are measured anew."""
+        out_bytes, rates, delays, steps_us, rests_us = plain
+        self.out_bytes = [*out_bytes] if len(out_bytes) == self.layers else [0] * self.layers
+        self.rates_mbit = {(a, b): each for a, b, each in rates}
+        self.delays_us = {(a, b): each for a, b, each in delays}
+        self._steps_us, self._rests_us = [*steps_us], [*rests_us]
+        self._ended, self._untold = None, {}
+
+
+def told(
+    costs: StepCosts, pace: Pace, done: Done, running: Running, round: int, session: Session, view: View
+) -> Told:
+    """What this node says of its part of a step: of layers and links in some steps, of the last step in each."""
+    if not pace.tells(round):
+        return costs.told({}, session.name, (), {})
+    readings = read_links(session.loop, view.member_ids)
+    said = costs.told(done.out_bytes, session.name, view.member_ids, readings)
+    return pace.told(session.name, done, running) | said
+
+
+def read_links(loop: NodeLoop, members: Iterable[str]) -> dict[str, LinkReading]:
+    """What this node knows of its links to members; nothing once it has left."""
+
+    def read() -> dict[str, LinkReading]:
+        readings = loop.agent.readings
+        return {peer: readings.of(peer, 0.0) for peer in members if peer in readings.liveness.peers}
+
+    try:
+        found: dict[str, LinkReading] = loop.ask(read)
+    except ChaosnetError:
+        return {}
+    return found
+
+
+def _middle(values: Sequence[int]) -> int:
+    return statistics.median_low(values) if values else 0
+
+
+def _differ(old: float, new: float) -> bool:
+    """By more than noise would."""
+    return not old / NOTABLE < new < old * NOTABLE
+
+
+def _bytes(sums: LayerSums, chunks: range) -> int:
+    """Of these, as they travel."""
+    each = (sums.chunks[chunk] for chunk in chunks)
+    return sum((chunk.stop - chunk.start) * sums.lanes[chunk.lane].contribution.itemsize for chunk in each)
