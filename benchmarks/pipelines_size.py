@@ -39,7 +39,7 @@ from .overlay import PlacedNode, namespaces
 from .start import quiet
 
 BATCH = 8
-CALM, SLOW_CALM = 3, 10  # Steps after a change, or after a link has become slow, before steps count.
+CALM, SLOW_CALM = 3, 8  # Steps after a change, or after a link has become slow, before steps count.
 PATIENCE_S = 600.0
 
 
@@ -198,6 +198,7 @@ class Watched:
         self, what: str, seen: Sequence[dict[str, Any]], fitting: Sequence[dict[str, Any]], calm: int
     ) -> Chapter:
         counted = fitting[calm:]
+        click.echo(f"  {what}: {counted[-1]['parts']}", err=True)
         lengths = [b["at_s"] - a["at_s"] for a, b in pairwise(counted)]
         lost = seen[-1]["step"] - seen[0]["step"] + 1 - len(seen)
         longest_s = max(b["at_s"] - a["at_s"] for a, b in pairwise(seen))

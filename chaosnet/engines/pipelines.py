@@ -440,7 +440,8 @@ class Pipelines:
                 self._callbacks.on_epoch(
                     EpochDone(self.batches.epoch, self.step, self.samples, self.last.metrics)
                 )
-        ran = self.running if applied else None
+        whole = applied and total.weight == self._told.batch  # The last step of an epoch may be shorter.
+        ran = self.running if whole else None
         self.costs.ended(outcome.step, (self.key, ran and ran.laid), ran, time.monotonic(), adopted_s)
 
     def _apply(self, loss: float, weight: float) -> None:
