@@ -39,7 +39,7 @@ from .overlay import PlacedNode, namespaces
 from .start import quiet
 
 BATCH = 8
-CALM, SLOW_CALM = 3, 8  # Steps after a change, or after a link has become slow, before steps count.
+CALM, SLOW_CALM = 2, 5  # Steps after a change, or after a link has become slow, before steps count.
 PATIENCE_S = 600.0
 
 
@@ -198,11 +198,12 @@ class Watched:
         self, what: str, seen: Sequence[dict[str, Any]], fitting: Sequence[dict[str, Any]], calm: int
     ) -> Chapter:
         counted = fitting[calm:]
-        click.echo(f"  {what}: {counted[-1]['parts']}", err=True)
         lengths = [b["at_s"] - a["at_s"] for a, b in pairwise(counted)]
         lost = seen[-1]["step"] - seen[0]["step"] + 1 - len(seen)
         longest_s = max(b["at_s"] - a["at_s"] for a, b in pairwise(seen))
         predicted_s = [each["predicted_s"] for each in counted[1:]]
+        each_s = ", ".join(f"{a:.2f} ({b:.2f})" for a, b in zip(lengths, predicted_s, strict=True))
+        click.echo(f"  {what}: {each_s} s; {counted[-1]['parts']}; {counted[-1]['rates_mbit']}", err=True)
         return Chapter(
             what=what,
             steps_s=lengths,

@@ -1,7 +1,7 @@
 """What a step takes beyond computing: measured by all, agreed with the commit, as layers' costs are (pace.py).
 
     bytes     of what each layer gives to the next, for one micro-batch
-    links     what each carries (protocols/readings.py), and how long its heartbeats take
+    links     what each carries (protocols/readings.py), and how long its heartbeats take; told when it is news
     step      the sums' adoption and the optimizer's step: of all members the mean
     rest      what a step took longer than all of these say, from the end of one to the end of the next
 
@@ -28,6 +28,7 @@ from .pace import Pace
 
 NOTABLE = 1.2  # A rate, or a delay, that has changed by less is as it was;
 NOTABLE_US = 200  # and so is a delay that has changed by less than this.
+JUMP = 1.5  # A rate or a delay that changes by so much makes another link of it.
 LAST = 3  # Steps.
 
 Told = dict[str, tuple[float, float]]
@@ -93,27 +94,37 @@ class StepCosts:
         self._untold = {"step": (step_us, 1.0), "rest": (rest_us, 1.0)}
 
     def told(
-        self,
-        out_bytes: Mapping[int, int],
-        me: str,
-        members: Iterable[str],
-        readings: Mapping[str, LinkReading],
+        self, out_bytes: Mapping[int, int], me: str, members: Iterable[str], links: Mapping[str, LinkReading]
     ) -> Told:
-        """What this node says with its next step. Members are numbered, as names are long."""
+        """What this node says with its next step: of links what is news.
+
+        Members are numbered, as names are long.
+        """
         said, self._untold = self._untold, {}
         said = said | {f"{layer} bytes": (float(size), 1.0) for layer, size in out_bytes.items()}
         number = {name: place for place, name in enumerate(sorted(members))}
-        for peer, each in readings.items():
+        for peer, each in links.items():
             if peer not in number or me not in number:
                 continue
-            there, back = f"{number[me]} {number[peer]}", f"{number[peer]} {number[me]}"
-            if each.sent_bps:
-                said[f"sent {there}"] = each.sent_bps / 1e6, 1.0
-            if each.rate_bps:
-                said[f"came {back}"] = each.rate_bps / 1e6, 1.0
-            if each.rtt_min_s:
-                said[f"delay {there}"] = 1e6 * each.rtt_min_s / 2, 1.0
+            there, back = (me, peer), (peer, me)
+            found = (
+                ("sent", there, each.sent_bps / 1e6),
+                ("came", back, each.rate_bps / 1e6),
+                ("delay", there, 1e6 * each.rtt_min_s / 2),
+            )
+            for kind, pair, value in found:
+                if value and self._is_news(kind, pair, value):
+                    said[f"{kind} {number[pair[0]]} {number[pair[1]]}"] = value, 1.0
         return said
+
+    def _is_news(self, kind: str, pair: Pair, value: float) -> bool:
+        """Does it say more than what is known? What is sent tells more than what a probe has once brought."""
+        new = max(round(value), 1)
+        if kind == "delay":
+            old = self.delays_us.get(pair)
+            return old is None or (_differ(max(old, 1), new) and abs(new - old) > NOTABLE_US)
+        rate = self.rates_mbit.get(pair)
+        return rate is None or (kind == "sent" and _differ(rate, new))
 
     # --- what is agreed ---
 
@@ -136,20 +147,16 @@ class StepCosts:
         for name, value in sorted(means.items(), key=lambda item: not item[0].startswith("sent ")):
             kind, *ends = name.split(" ")
             if kind in ("sent", "came", "delay") and len(ends) == 2:
-                self._take(kind, (ordered[int(ends[0])], ordered[int(ends[1])]), value, means)
+                self._take(kind, (ordered[int(ends[0])], ordered[int(ends[1])]), value)
 
-    def _take(self, kind: str, pair: Pair, value: float, means: Mapping[str, float]) -> None:
-        """What is sent tells more than what a probe has once brought."""
-        if kind == "delay":
-            old, new = self.delays_us.get(pair), round(value)
-            if old is None or (_differ(max(old, 1), max(new, 1)) and abs(new - old) > NOTABLE_US):
-                self.delays_us[pair] = new
+    def _take(self, kind: str, pair: Pair, value: float) -> None:
+        if not self._is_news(kind, pair, value):
             return
-        if kind == "came" and pair in self.rates_mbit:
-            return
-        rate = max(round(value), 1)
-        if pair not in self.rates_mbit or _differ(self.rates_mbit[pair], rate):
-            self.rates_mbit[pair] = rate
+        known = self.delays_us if kind == "delay" else self.rates_mbit
+        before, known[pair] = known.get(pair), max(round(value), 1)
+        if before is None or not 1 / JUMP < known[pair] / before < JUMP:
+            self._rests_us.clear()  # They were beyond what another link would take,
+            self._ended = None  # and so would that of the step be which is about to end.
 
     def traffic(self, view: View, sums: LayerSums) -> Traffic:
         """What plans are made of, in a view."""
@@ -191,26 +198,28 @@ class StepCosts:
 def told(
     costs: StepCosts, pace: Pace, done: Done, running: Running, round: int, session: Session, view: View
 ) -> Told:
-    """What this node says of its part of a step: of layers and links in some steps, of the last step in each."""
-    if not pace.tells(round):
-        return costs.told({}, session.name, (), {})
-    readings = read_links(session.loop, view.member_ids)
-    said = costs.told(done.out_bytes, session.name, view.member_ids, readings)
-    return pace.told(session.name, done, running) | said
+    """What this node says of its part of a step: of layers in some steps, of links and the last step in each."""
+    is_timed = pace.tells(round)
+    links = read_links(session.loop, view.member_ids, is_timed)
+    said = costs.told(done.out_bytes if is_timed else {}, session.name, view.member_ids, links)
+    return said | (pace.told(session.name, done, running) if is_timed else {})
 
 
-def read_links(loop: NodeLoop, members: Iterable[str]) -> dict[str, LinkReading]:
-    """What this node knows of its links to members; nothing once it has left."""
+def read_links(loop: NodeLoop, members: Iterable[str], all_of_it: bool) -> dict[str, LinkReading]:
+    """What this node knows of its links to members: rates, or all of it. Nothing once it has left."""
+    readings = loop.agent.readings
 
     def read() -> dict[str, LinkReading]:
-        readings = loop.agent.readings
         return {peer: readings.of(peer, 0.0) for peer in members if peer in readings.liveness.peers}
 
-    try:
-        found: dict[str, LinkReading] = loop.ask(read)
-    except ChaosnetError:
-        return {}
-    return found
+    if all_of_it:
+        try:
+            found: dict[str, LinkReading] = loop.ask(read)
+        except ChaosnetError:
+            return {}
+        return found
+    rates = ((peer, *readings.rates_bps(peer)) for peer in members)
+    return {peer: LinkReading(rate_bps=came, sent_bps=sent) for peer, came, sent in rates if came or sent}
 
 
 def _middle(values: Sequence[int]) -> int:

@@ -108,3 +108,24 @@ def test_plans_are_made_of_what_the_view_says_and_of_what_was_measured():
     assert traffic.out_bytes == (40, 0)
     assert traffic.trees == (((("b", "a"),), 1.0),)
     assert sorted(traffic.sums) == [((0,), 880), ((1,), 880)]
+
+
+def test_what_was_beyond_another_link_is_forgotten():
+    costs = StepCosts(2)
+    hear(costs, costs.told({}, "a", "ab", reading(sent_bps=1e9)), {"rest": (7.0, 1.0)})
+    hear(costs, {"rest": (7.0, 1.0)})
+    costs.ended(4, "as it is", RUNNING, 10.0, 0.1)
+    hear(costs, costs.told({}, "a", "ab", reading(sent_bps=8e8)))
+    assert costs.rest_us == 7
+    hear(costs, costs.told({}, "a", "ab", reading(sent_bps=1e8)))
+    costs.ended(5, "as it is", RUNNING, 99.0, 0.1)
+    hear(costs, costs.told({}, "a", "ab", {}))
+    assert costs.rest_us == 0
+
+
+def test_what_is_known_of_a_link_is_not_told_again():
+    costs = StepCosts(2)
+    links = reading(sent_bps=1e9, rate_bps=1e9, rtt_min_s=0.01)
+    hear(costs, first := costs.told({}, "a", "ab", links))
+    assert sorted(first) == ["came 1 0", "delay 0 1", "sent 0 1"]
+    assert costs.told({}, "a", "ab", links) == {}

@@ -77,7 +77,7 @@ def test_a_sum_of_two_layers_waits_for_both():
 
 
 def test_the_last_message_goes_up_and_down_the_deepest_tree():
-    rates = {pair: 80 for pair in itertools.permutations("abc", 2)}
+    rates = dict.fromkeys(itertools.permutations("abc", 2), 80)
     chain = ((("c", "b"), ("b", "a")), 1.0)
     traffic = Traffic(sums=(((0,), 10 * MB),), rates_mbit=rates, trees=(chain,), message_bytes=MB)
     message_us = 8 * MB / 80
