@@ -66,6 +66,7 @@ class StepCosts:
         self._rests_us: list[int] = []
         self._ended: tuple[int, object, float] | None = None  # A round, how it ran, and when that was over.
         self._untold: Told = {}
+        self._seen: dict[str, int] = {}  # Of links, in the step before.
 
     @property
     def step_us(self) -> int:
@@ -87,11 +88,13 @@ class StepCosts:
     def ended(self, round: int, ran: object, running: Running | None, now_s: float, adopted_s: float) -> None:
         """A round is over. `ran`: how; what two in a row have alike is no change of view, or of pipelines."""
         before, self._ended = self._ended, (round, ran, now_s)
-        if running is None or before is None or before[:2] != (round - 1, ran):
+        if running is None:
             return
         step_us = 1e6 * adopted_s
-        rest_us = 1e6 * (now_s - before[2]) - running.predicted_us - step_us
-        self._untold = {"step": (step_us, 1.0), "rest": (rest_us, 1.0)}
+        self._untold = {"step": (step_us, 1.0)}
+        if before is not None and before[:2] == (round - 1, ran):
+            rest_us = 1e6 * (now_s - before[2]) - running.predicted_us - step_us
+            self._untold["rest"] = rest_us, 1.0
 
     def told(
         self, out_bytes: Mapping[int, int], me: str, members: Iterable[str], links: Mapping[str, LinkReading]
@@ -144,16 +147,23 @@ class StepCosts:
         for known in (self.rates_mbit, self.delays_us):
             for pair in [each for each in known if not {*each} <= {*ordered}]:
                 del known[pair]
+        seen, self._seen = self._seen, {}
         for name, value in sorted(means.items(), key=lambda item: not item[0].startswith("sent ")):
             kind, *ends = name.split(" ")
             if kind in ("sent", "came", "delay") and len(ends) == 2:
-                self._take(kind, (ordered[int(ends[0])], ordered[int(ends[1])]), value)
+                pair = ordered[int(ends[0])], ordered[int(ends[1])]
+                self._take(kind, pair, value, seen.get(" ".join((kind, *pair))))
 
-    def _take(self, kind: str, pair: Pair, value: float) -> None:
+    def _take(self, kind: str, pair: Pair, value: float, last: int | None) -> None:
+        """`last`: told in the step before. What is known changes when two in a row agree."""
         if not self._is_news(kind, pair, value):
             return
         known = self.delays_us if kind == "delay" else self.rates_mbit
-        before, known[pair] = known.get(pair), max(round(value), 1)
+        before, new = known.get(pair), max(round(value), 1)
+        self._seen[" ".join((kind, *pair))] = new
+        if before is not None and (last is None or _differ(last, new)):
+            return
+        known[pair] = new
         if before is None or not 1 / JUMP < known[pair] / before < JUMP:
             self._rests_us.clear()  # They were beyond what another link would take,
             self._ended = None  # and so would that of the step be which is about to end.
@@ -183,16 +193,16 @@ class StepCosts:
             [[*pair, each] for pair, each in sorted(known.items())]
             for known in (self.rates_mbit, self.delays_us)
         ]
-        return [[*self.out_bytes], *links, [*self._steps_us], [*self._rests_us]]
+        return [[*self.out_bytes], *links, [*self._steps_us], [*self._rests_us], dict(self._seen)]
 
     def from_plain(self, plain: Any) -> None:
         """What `to_plain` gave; of another number of layers, bytes are measured anew."""
-        out_bytes, rates, delays, steps_us, rests_us = plain
+        out_bytes, rates, delays, steps_us, rests_us, seen = plain
         self.out_bytes = [*out_bytes] if len(out_bytes) == self.layers else [0] * self.layers
         self.rates_mbit = {(a, b): each for a, b, each in rates}
         self.delays_us = {(a, b): each for a, b, each in delays}
         self._steps_us, self._rests_us = [*steps_us], [*rests_us]
-        self._ended, self._untold = None, {}
+        self._ended, self._untold, self._seen = None, {}, dict(seen)
 
 
 def told(
