@@ -140,7 +140,7 @@ class Pipelines:
         self.predicted: Predicted | None = None
         self.view: View | None = None
         self.key: ViewKey = (0, 0)  # Of the attempt under way.
-        self._tried = -1  # The round that was last begun.
+        self._tried, self._torn = -1, False  # The round that was last begun, and whether it was begun anew.
         self._step_left = 0  # When the cluster went on without this node.
         self.deal: Deal = ()
         self.calling = Calling()
@@ -311,6 +311,7 @@ class Pipelines:
         """Of the step that is due, in the view of now. Raises: Interrupted when that is void."""
         assert self.view is not None
         mailbox, key = self.session.loop.mailbox, self.view.key
+        self._torn = self._tried == self.round
         mailbox.begin(key, self.round)
         self.key = key
         done, lines, batches = Done(), list[Instruction](), None
@@ -442,7 +443,7 @@ class Pipelines:
                 )
         whole = applied and total.weight == self._told.batch  # The last step of an epoch may be shorter.
         ran = self.running if whole else None
-        self.costs.ended(outcome.step, (self.key, ran and ran.laid), ran, time.monotonic(), adopted_s)
+        self.costs.ended(outcome.step, ran, time.monotonic(), adopted_s, self._torn)
 
     def _apply(self, loss: float, weight: float) -> None:
         """The optimizer steps with the cluster's mean gradient."""

@@ -64,7 +64,7 @@ class StepCosts:
         self.delays_us: dict[Pair, int] = {}
         self._steps_us: list[int] = []
         self._rests_us: list[int] = []
-        self._ended: tuple[int, object, float] | None = None  # A round, how it ran, and when that was over.
+        self._ended: tuple[int, object, float] | None = None  # A round, its pipelines, and when it was over.
         self._untold: Told = {}
         self._seen: dict[str, int] = {}  # Of links, in the step before.
 
@@ -85,14 +85,16 @@ class StepCosts:
 
     # --- what is measured here ---
 
-    def ended(self, round: int, ran: object, running: Running | None, now_s: float, adopted_s: float) -> None:
-        """A round is over. `ran`: how; what two in a row have alike is no change of view, or of pipelines."""
-        before, self._ended = self._ended, (round, ran, now_s)
+    def ended(
+        self, round: int, running: Running | None, now_s: float, adopted_s: float, torn: bool = False
+    ) -> None:
+        """A round is over. `running`: None if it counts for nothing. `torn`: it was begun anew."""
+        before, self._ended = self._ended, (round, running and running.laid, now_s)
         if running is None:
             return
         step_us = 1e6 * adopted_s
         self._untold = {"step": (step_us, 1.0)}
-        if before is not None and before[:2] == (round - 1, ran):
+        if before is not None and before[:2] == (round - 1, running.laid) and not torn:
             rest_us = 1e6 * (now_s - before[2]) - running.predicted_us - step_us
             self._untold["rest"] = rest_us, 1.0
 

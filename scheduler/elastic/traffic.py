@@ -155,7 +155,7 @@ NO_TRAFFIC = Traffic()
 
 # --- who is next to whom ---
 
-MOST_TRIES = 4000  # Places that are looked at for a better one: some milliseconds.
+MOST_TRIES = 1000  # Places that are looked at for a better one: some milliseconds.
 
 
 def order_by_links(order: Sequence[str], lengths: Sequence[int], traffic: Traffic) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from chaosnet.engines.step_costs import StepCosts
 from chaosnet.node.layer_sums import LayerSums
 from chaosnet.protocols.messages import LinkReading, Member, Tree, View
 
-RUNNING = SimpleNamespace(predicted_us=900_000.0, computing_us=700_000.0)
+RUNNING = SimpleNamespace(predicted_us=900_000.0, computing_us=700_000.0, laid="one")
+OTHER = SimpleNamespace(predicted_us=900_000.0, computing_us=700_000.0, laid="other")
 
 
 def hear(costs, *said, members=("a", "b")):
@@ -26,8 +27,8 @@ def reading(**more):
 
 def test_what_a_step_took_beyond_its_parts_is_the_rest():
     costs = StepCosts(2)
-    costs.ended(4, "as it is", RUNNING, 10.0, 0.1)
-    costs.ended(5, "as it is", RUNNING, 11.25, 0.1)
+    costs.ended(4, RUNNING, 10.0, 0.1)
+    costs.ended(5, RUNNING, 11.25, 0.1)
     hear(costs, costs.told({}, "a", (), {}))
     assert (costs.step_us, costs.rest_us) == (100_000, 250_000)
     assert costs.predicted(RUNNING).total_us == 1_250_000
@@ -38,10 +39,10 @@ def test_what_a_step_took_beyond_its_parts_is_the_rest():
 
 
 def test_a_step_in_which_something_changed_says_nothing():
-    for first, second in (((4, "one"), (5, "other")), ((4, "one"), (6, "one"))):
+    for round, running, torn in ((5, OTHER, False), (6, RUNNING, False), (5, RUNNING, True)):
         costs = StepCosts(2)
-        costs.ended(*first, RUNNING, 10.0, 0.1)
-        costs.ended(*second, RUNNING, 99.0, 0.1)
+        costs.ended(4, RUNNING, 10.0, 0.1)
+        costs.ended(round, running, 99.0, 0.1, torn)
         assert costs.told({}, "a", (), {}) == {"step": (1e5, 1.0)}  # But that it was adopted.
 
 
@@ -123,12 +124,12 @@ def test_what_was_beyond_another_link_is_forgotten():
     costs = StepCosts(2)
     hear(costs, costs.told({}, "a", "ab", reading(sent_bps=1e9)), {"rest": (7.0, 1.0)})
     hear(costs, {"rest": (7.0, 1.0)})
-    costs.ended(4, "as it is", RUNNING, 10.0, 0.1)
+    costs.ended(4, RUNNING, 10.0, 0.1)
     hear(costs, costs.told({}, "a", "ab", reading(sent_bps=8e8)))
     assert costs.rest_us == 7
     for _ in range(2):
         hear(costs, costs.told({}, "a", "ab", reading(sent_bps=1e8)))
-    costs.ended(5, "as it is", RUNNING, 99.0, 0.1)
+    costs.ended(5, RUNNING, 99.0, 0.1)
     hear(costs, costs.told({}, "a", "ab", {}))
     assert costs.rest_us == 0
 
