@@ -152,8 +152,9 @@ class StepCosts:
         seen, self._seen = self._seen, {}
         for name, value in sorted(means.items(), key=lambda item: not item[0].startswith("sent ")):
             kind, *ends = name.split(" ")
-            if kind in ("sent", "came", "delay") and len(ends) == 2:
-                pair = ordered[int(ends[0])], ordered[int(ends[1])]
+            numbers = [int(each) for each in ends if each.isdecimal() and int(each) < len(ordered)]
+            if kind in ("sent", "came", "delay") and len(numbers) == 2:
+                pair = ordered[numbers[0]], ordered[numbers[1]]
                 self._take(kind, pair, value, seen.get(" ".join((kind, *pair))))
 
     def _take(self, kind: str, pair: Pair, value: float, last: int | None) -> None:

@@ -101,7 +101,15 @@ def test_who_joins_knows_what_the_others_know():
 
 def test_nonsense_is_passed_over():
     costs = StepCosts(2)
-    hear(costs, {"rest": (float("nan"), 1.0), "sent 0 1": (float("inf"), 1.0), "0 bytes": (0.0, 0.0)})
+    hear(
+        costs,
+        {
+            "rest": (float("nan"), 1.0),
+            "sent 0 1": (float("inf"), 1.0),
+            "0 bytes": (0.0, 0.0),
+            "sent 0 9": (1.0, 1.0),
+        },
+    )
     assert costs.to_plain() == StepCosts(2).to_plain()
 
 
