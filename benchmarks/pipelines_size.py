@@ -3,8 +3,10 @@
 124 million parameters, trained with AdamW: every byte of them, of their gradients and of what goes from layer to
 layer is real and crosses the links. Computing is emulated: a layer takes the seconds that it is given. Workers are
 network namespaces with a link between any two, started all at once. Then one is killed, one joins, and one link
-becomes ten times as slow. Printed is, for each of these, what a step took, what the planner predicted for it, the
-longest time between two steps, and whether any step was lost.
+becomes ten times as slow. Printed is, for each of these, what a step took, what was predicted for it when it began,
+what had been predicted when these pipelines were chosen, the longest time between two steps, and whether any step was
+lost. What a step takes beyond computing and its bytes is measured while it trains (chaosnet/engines/step_costs.py),
+so the first prediction has none of it, or that of the pipelines before.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import torch
@@ -36,11 +38,26 @@ from .figures import table
 from .overlay import PlacedNode, namespaces
 from .start import quiet
 
-WIDTH, WORDS, PLACES, BLOCKS, TOKENS = 768, 50257, 1024, 12, 1024  # GPT-2 small.
-BLOCK = 12 * WIDTH**2 + 13 * WIDTH  # Parameters of one: attention, two linear layers, two norms.
 BATCH = 8
-CALM = 3  # Steps after a change, before steps count.
+CALM, SLOW_CALM = 2, 5  # Steps after a change, or after a link has become slow, before steps count.
 PATIENCE_S = 600.0
+
+
+class Size(NamedTuple):
+    """Of a GPT-2."""
+
+    width: int = 768
+    words: int = 50257
+    places: int = 1024
+    blocks: int = 12
+
+    @property
+    def block(self) -> int:
+        """Parameters of one: attention, two linear layers, two norms."""
+        return 12 * self.width**2 + 13 * self.width
+
+
+SMALL, QUICK = Size(), Size(width=64, words=1000, places=64, blocks=6)
 
 
 class TrueSize(Emulated):
@@ -58,30 +75,33 @@ class TrueSize(Emulated):
 class Last(nn.Module):
     """The norm at the end, and the words' embeddings, which the first layer has, too."""
 
-    def __init__(self, first: TrueSize, forward_s: float, backward_s: float) -> None:
+    def __init__(self, first: TrueSize, width: int, forward_s: float, backward_s: float) -> None:
         super().__init__()
-        self.norm = TrueSize(2 * WIDTH, forward_s, backward_s)
+        self.norm = TrueSize(2 * width, forward_s, backward_s)
         self.words = first.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(x) * self.words[:WIDTH]
+        return self.norm(x) * self.words[: x.shape[-1]]
 
 
-def layers(forward_s: float, backward_s: float) -> list[nn.Module]:
-    """Of GPT-2 small: embeddings, twelve blocks, and the head, which is tied to the embeddings."""
-    first = TrueSize((WORDS + PLACES) * WIDTH, forward_s, backward_s)
-    blocks = [TrueSize(BLOCK, forward_s, backward_s) for _ in range(BLOCKS)]
-    return [first, *blocks, Last(first, forward_s, backward_s)]
+def layers(size: Size, forward_s: float, backward_s: float) -> list[nn.Module]:
+    """Embeddings, blocks, and the head, which is tied to the embeddings."""
+    first = TrueSize((size.words + size.places) * size.width, forward_s, backward_s)
+    blocks = [TrueSize(size.block, forward_s, backward_s) for _ in range(size.blocks)]
+    return [first, *blocks, Last(first, size.width, forward_s, backward_s)]
 
 
 class OneSequence:
     """A data set of one sample, many times: a sequence, and what it should become."""
 
+    def __init__(self, size: Size) -> None:
+        self._shape = size.places, size.width
+
     def __len__(self) -> int:
         return 1_000_000
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.ones(TOKENS, WIDTH), torch.zeros(TOKENS, WIDTH)
+        return torch.ones(self._shape), torch.zeros(self._shape)
 
 
 # --- a node ---
@@ -93,7 +113,8 @@ def _serve() -> None:
 
     torch.set_num_threads(1)
     told = json.loads(sys.stdin.readline())
-    model = layers(told["forward_s"], told["backward_s"])
+    size = Size(*told["size"])
+    model = layers(size, told["forward_s"], told["backward_s"])
     optimizer = torch.optim.AdamW(nn.ModuleList(model).parameters(), 1e-4)
     print(json.dumps({"parameters": sum(p.numel() for p in nn.ModuleList(model).parameters())}), flush=True)
     sys.stdin.readline()
@@ -102,15 +123,17 @@ def _serve() -> None:
     )
     seen: list[dict[str, Any]] = []
     threading.Thread(target=_answer, args=(seen,), daemon=True).start()
-    for done in trainer.steps(OneSequence(), epochs=1000):
-        running = trainer.engine.running
+    for done in trainer.steps(OneSequence(size), epochs=1000):
+        predicted = trainer.engine.predicted
         seen.append(
             {
                 "at_s": time.monotonic(),
                 "step": done.step,
                 "members": len(done.members),
                 "layout": trainer.layout,
-                "predicted_s": running.predicted_us / 1e6 if running else 0.0,
+                "predicted_s": predicted.total_us / 1e6 if predicted else 0.0,
+                "parts": str(predicted),
+                "rates_mbit": [[*pair, mbit] for pair, mbit in trainer.engine.costs.rates_mbit.items()],
             }
         )
 
@@ -127,12 +150,20 @@ def _answer(seen: list[dict[str, Any]]) -> None:
 
 @dataclass(slots=True)
 class Chapter:
-    """Steps of the founder from a change on, until they are calm."""
+    """Steps of the founder from a change on, until they are calm.
+
+    `step_s`, `predicted_s`: medians of those that count; `ratio`: the median of the one by the other, step by step.
+    `chosen_s`: predicted for the first step with these members.
+    """
 
     what: str
     steps_s: list[float]
     step_s: float
     predicted_s: float
+    ratio: float
+    chosen_s: float
+    parts: str
+    rates_mbit: list[Any]  # Of links, as all have agreed on them.
     longest_s: float
     lost: int
     layout: str
@@ -159,23 +190,36 @@ class Watched:
             self.read()
             fitting = [each for each in self.seen[begin:] if each["members"] == members]
             if len(fitting) > calm + count:
-                return self._chapter(what, self.seen[max(begin - 1, 0) :], fitting[calm:])
+                return self._chapter(what, self.seen[max(begin - 1, 0) :], fitting, calm)
             time.sleep(0.5)
         raise ConfigError(f"bench pipelines-size: {what}: not {calm + count} steps in {PATIENCE_S:.0f} s")
 
     def _chapter(
-        self, what: str, seen: Sequence[dict[str, Any]], counted: Sequence[dict[str, Any]]
+        self, what: str, seen: Sequence[dict[str, Any]], fitting: Sequence[dict[str, Any]], calm: int
     ) -> Chapter:
+        counted = fitting[calm:]
         lengths = [b["at_s"] - a["at_s"] for a, b in pairwise(counted)]
         lost = seen[-1]["step"] - seen[0]["step"] + 1 - len(seen)
         longest_s = max(b["at_s"] - a["at_s"] for a, b in pairwise(seen))
-        last = counted[-1]
+        predicted_s = [each["predicted_s"] for each in counted[1:]]
+        each_s = ", ".join(f"{a:.2f} ({b:.2f})" for a, b in zip(lengths, predicted_s, strict=True))
+        click.echo(f"  {what}: {each_s} s; {counted[-1]['parts']}; {counted[-1]['rates_mbit']}", err=True)
         return Chapter(
-            what, lengths, statistics.median(lengths), last["predicted_s"], longest_s, lost, last["layout"]
+            what=what,
+            steps_s=lengths,
+            step_s=statistics.median(lengths),
+            predicted_s=statistics.median(predicted_s),
+            ratio=statistics.median(a / b for a, b in zip(lengths, predicted_s, strict=True)),
+            chosen_s=fitting[0]["predicted_s"],
+            parts=counted[-1]["parts"],
+            rates_mbit=counted[-1]["rates_mbit"],
+            longest_s=longest_s,
+            lost=lost,
+            layout=counted[-1]["layout"],
         )
 
 
-def measure(mbit: float, forward_s: float, count: int) -> tuple[int, list[Chapter]]:
+def measure(size: Size, mbit: float, forward_s: float, count: int) -> tuple[int, list[Chapter]]:
     """All chapters, and how many parameters the model has."""
     topology = mesh(4, LinkSpec(rate_mbit=mbit))
     with namespaces(topology, routes=True) as testbed, quiet() as (env, said), ExitStack() as stack:
@@ -183,7 +227,7 @@ def measure(mbit: float, forward_s: float, count: int) -> tuple[int, list[Chapte
         def ready(name: str) -> tuple[PlacedNode, int]:
             node = PlacedNode(testbed, name, "pipelines_size", stderr=said, env=env)
             stack.callback(node.kill)
-            node.tell({"forward_s": forward_s, "backward_s": 2 * forward_s})
+            node.tell({"size": size, "forward_s": forward_s, "backward_s": 2 * forward_s})
             return node, node.hear(PATIENCE_S)["parameters"]
 
         nodes = [ready(name)[0] for name in topology.nodes[:-1]]
@@ -200,7 +244,9 @@ def measure(mbit: float, forward_s: float, count: int) -> tuple[int, list[Chapte
         found.append(watched.chapter("one joins", 4, count))
         slow = min(topology.links)
         testbed.change({slow: LinkSpec(rate_mbit=mbit / 10)})
-        found.append(watched.chapter(f"the link {slow[0]} - {slow[1]} has a tenth of its rate", 4, count, 10))
+        found.append(
+            watched.chapter(f"the link {slow[0]} - {slow[1]} has a tenth of its rate", 4, count, SLOW_CALM)
+        )
         return parameters, found
 
 
@@ -213,34 +259,46 @@ def measure(mbit: float, forward_s: float, count: int) -> tuple[int, list[Chapte
 @click.option(
     "--steps", type=Whole(2, 100), default=8, show_default=True, help="That count, after each change."
 )
+@click.option("--quick", is_flag=True, help="A small model, short layers and 2 steps: to see that it runs.")
 @json_option
-def size_command(mbit: float, forward_s: float, steps: int, json_file: Path | None) -> None:
+def size_command(mbit: float, forward_s: float, steps: int, quick: bool, json_file: Path | None) -> None:
     """GPT-2 small in true size: a start, a kill, a join and a slow link (root)."""
     if os.geteuid() != 0:
         raise ConfigError("bench pipelines-size: network namespaces need root")
     try:
-        parameters, found = measure(mbit, forward_s, steps)
+        parameters, found = measure(*(QUICK, mbit, 0.002, 2) if quick else (SMALL, mbit, forward_s, steps))
     except TestbedError as error:
         raise ConfigError(f"bench pipelines-size: {error}") from None
-    click.echo(f"{parameters:,} parameters, links of {mbit:g} Mbit/s")
+    about = "; quick: none of this says how close it comes in true size" if quick else ""
+    click.echo(f"{parameters:,} parameters, links of {mbit:g} Mbit/s{about}")
     head = [
         "",
         "step, s",
         "predicted, s",
         "measured / predicted",
+        "predicted when chosen, s",
         "longest gap, s",
         "steps lost",
         "pipelines",
     ]
     table(head, [_row(each) for each in found])
-    write_json(
-        json_file, {"parameters": parameters, "mbit": mbit, "chapters": [asdict(each) for each in found]}
-    )
+    for each in found:
+        click.echo(f"{each.what}: {each.parts}")
+    chapters = [asdict(each) for each in found]
+    write_json(json_file, {"parameters": parameters, "mbit": mbit, "quick": quick, "chapters": chapters})
 
 
 def _row(each: Chapter) -> list[Any]:
-    ratio = each.step_s / each.predicted_s if each.predicted_s else None
-    return [each.what, each.step_s, each.predicted_s, ratio, each.longest_s, each.lost, each.layout]
+    return [
+        each.what,
+        each.step_s,
+        each.predicted_s,
+        each.ratio,
+        each.chosen_s,
+        each.longest_s,
+        each.lost,
+        each.layout,
+    ]
 
 
 if __name__ == "__main__":

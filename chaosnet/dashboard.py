@@ -56,6 +56,8 @@ def headline(status: Status) -> Text:
         text.append(f"\n{'  '.join(metrics(status.metrics))}", style="bold")
     for pipeline in status.pipelines.split(" | ") if status.pipelines else ():
         text.append(f"\npipeline: {pipeline}", style="cyan")
+    if status.pipelines and status.predicted_s:
+        text.append(f"\npredicted: {1000 * status.predicted_s:,.1f} ms a step", style="cyan")
     if status.parked:
         text.append(f"\nwaiting: {status.parked}", style="bold red")
     if waiting := status.waiting:

@@ -96,8 +96,10 @@ class PipelineSteps:
         if running is None or str(running.laid) == self.ran:
             return
         self.ran = self._session.rates.pipelines = str(running.laid)
-        others = "".join(f"; {why} {us / 1000:.1f} ms" for why, us in running.others if why != running.why)
-        self._say(
-            f"pipelines ({running.why}): {running.laid}; predicted {running.predicted_us / 1000:.1f} ms of computing"
-            f" a step{others}"
+        predicted = self._engine.predicted
+        assert predicted is not None
+        more_us = predicted.total_us - running.predicted_us
+        others = "".join(
+            f"; {why} {(us + more_us) / 1000:.1f} ms" for why, us in running.others if why != running.why
         )
+        self._say(f"pipelines ({running.why}): {running.laid}; {predicted}{others}")

@@ -90,4 +90,5 @@ class Rates:
     layer_bytes: tuple[int, int] = (0, 0)
     page: str = ""  # Where this process serves the cluster's page.
     pipelines: str = ""  # That run (scheduler/elastic/running.py).
+    predicted_s: float = 0.0  # What a step of them should take.
     left_out: dict[str, int] = field(default_factory=dict)  # Samples that nobody trained on, by why.

@@ -79,6 +79,7 @@ class Vitals:
             samples_per_s=round(_samples_per_s(agent), 1),
             metrics=dict(steps.metrics),
             pipelines=rates.pipelines,
+            predicted_s=rates.predicted_s,
             **rates.left_out,
             parked=agent.why_it_waits(now_s),
             waiting=agent.waits.row(now_s),

@@ -78,6 +78,10 @@ class Readings:
         """What links carry, by peer, as far as their queues have told."""
         return {peer: rate.bps for peer, rate in self.sent.items()}
 
+    def rates_bps(self, peer: str) -> tuple[float, float]:
+        """Of what comes from `peer` and of what goes there; 0: unknown. Any thread may ask."""
+        return self.rates.get(peer, _UNKNOWN).bps, self.sent.get(peer, _UNKNOWN).bps
+
     def take_stale(self, peers: Iterable[str], now_s: float) -> list[str]:
         """Those of whose links nothing was measured for long: they are now, if that works."""
         stale = [peer for peer in peers if now_s > self._known_s(peer, now_s) + STALE_S]

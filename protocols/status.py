@@ -122,6 +122,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float  # Of all members together.
     metrics: dict[str, float | None]  # Of the last completed step.
     pipelines: str = ""  # That run: "a 0-3 > b 4-7 x8 | ...", layers of each member and micro-batches.
+    predicted_s: float = 0.0  # What a step of them should take, from the end of one to the end of the next.
     samples_dropped: int = 0  # Over all epochs, by `drop_last` rules and the like.
     samples_set_aside: int = 0  # As scripts ended with an error over them.
     parked: str | None  # Why training waits, and what a person can do; None: it does not.

@@ -47,7 +47,7 @@ class MicroBatches:
 class Done:
     """What a member has computed: by layer, seconds of forwards and of backwards, and how many of each there were.
 
-    `void`: it counts for nothing.
+    `void`: it counts for nothing. `out_bytes`: by layer, of what it gives to the next for one micro-batch.
     """
 
     void: bool = False
@@ -55,6 +55,7 @@ class Done:
     forward_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     backward_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     micro_batches: Counter[int] = field(default_factory=Counter)
+    out_bytes: dict[int, int] = field(default_factory=dict)
 
 
 class _Void(Exception):
@@ -268,6 +269,8 @@ class _Attempt:
                 _check_loss(loss)
                 self.runner.sums.tell_loss(number, float(loss.detach()), self.batches.samples[number])
                 out = loss
+            else:
+                self.done.out_bytes[layer] = sum(each.nbytes for each in _each(out))
             self.kept[number, layer] = value, out
             value = out
             self.done.forward_s[layer] += self._now_s() - began_s

@@ -11,6 +11,7 @@ from ..protocols.errors import ConfigError
 from ..protocols.events import LayoutAnswered
 from ..protocols.messages import FASTEST
 from ..scheduler.elastic.running import Running, check_wish, suits
+from .step_costs import Predicted
 
 
 class LayoutWishes:
@@ -61,21 +62,20 @@ class LayoutWishes:
             self.agreed = wish
             self.own = "" if self.own == wish else self.own
 
-    def answer(self, running: Running | None, step: int) -> None:
+    def answer(self, running: Running | None, predicted: Predicted | None, step: int) -> None:
         """That step is about to be computed, so: None, if nobody wants it to train."""
         if self.own:
             return  # It has yet to be agreed on.
         for asker, layout in self._asking.items():
-            self._answer(asker, True, self._told(layout, running, step))
+            self._answer(asker, True, self._told(layout, running, predicted, step))
         self._asking.clear()
 
     def _answer(self, asker: str, ok: bool, text: str) -> None:
         self._session.post(LayoutAnswered(asker, ok, text))
 
-    def _told(self, layout: str, running: Running | None, step: int) -> str:
+    def _told(self, layout: str, running: Running | None, predicted: Predicted | None, step: int) -> str:
         if running is None:
             return f"{layout} is noted: it runs when training goes on"
         if layout != FASTEST and not suits(running.laid, layout):
             return f"{layout} is noted, for when it can run; now it is {running.laid}"
-        predicted_ms = running.predicted_us / 1000
-        return f"from step {step} on: {running.laid}; predicted {predicted_ms:.1f} ms of computing a step"
+        return f"from step {step} on: {running.laid}; {predicted}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import platform
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,7 @@ from .global_batches import GlobalBatches
 from .layer_runner import Done, LayerRunner, due, layers_in
 from .layout_wishes import LayoutWishes
 from .pace import Pace
+from .step_costs import Predicted, StepCosts, told
 
 VOID = "void"  # A metric without weight: the step counts for nothing.
 
@@ -95,6 +97,7 @@ class Pipelines:
         round: Steps of the all-reduce, also those in which nothing was trained.
         step: Updates of the model since the cluster began; `samples`: behind them.
         running: The pipelines of the step under way; None before the first, and while nobody wants to train.
+        predicted: What a step of them should take.
         wants: Epochs that this node wants to see trained in all; 0: none any more.
         wishes: Layouts that were asked for.
         last: What the last step came to.
@@ -127,16 +130,17 @@ class Pipelines:
         self.random = Randomness(False, self.state.accelerators())
         self.schedule = LRSchedule(lr_scheduler, optimizer, told.lr_scheduler_every, session.say)
         self.agreement = Agreement(self.state, self, session.name, "stop")
-        self.pace = Pace(self.layers)
+        self.pace, self.costs = Pace(self.layers), StepCosts(len(self.layers))
         self.round = self.step = 0
         self.samples = 0.0
         self.wants = 0
         self._goal = 0  # Epochs that members want to see trained, the most of them. Agreed.
         self.wishes = LayoutWishes(session, told.layout, len(self.layers), self.batches.micro_batches)
         self.running: Running | None = None
+        self.predicted: Predicted | None = None
         self.view: View | None = None
         self.key: ViewKey = (0, 0)  # Of the attempt under way.
-        self._tried = -1  # The round that was last begun.
+        self._tried, self._torn = -1, False  # The round that was last begun, and whether it was begun anew.
         self._step_left = 0  # When the cluster went on without this node.
         self.deal: Deal = ()
         self.calling = Calling()
@@ -258,6 +262,8 @@ class Pipelines:
         if (own := runtime.get("pipelines")) is not None:
             self.sums.set_tops(own["tops"])
             self.pace.from_plain(own["pace"])
+            if "costs" in own:  # Checkpoints of before have none.
+                self.costs.from_plain(own["costs"])
             self._laid = None if own["laid"] is None else Laid.from_plain(own["laid"])
             self._goal, self.wishes.agreed = own["goal"], own["wished"]
         self.agreement.forget()
@@ -277,6 +283,7 @@ class Pipelines:
             "pipelines": {
                 "tops": self.sums.tops,
                 "pace": self.pace.to_plain(),
+                "costs": self.costs.to_plain(),
                 "laid": None if self._laid is None else self._laid.to_plain(),
                 "goal": self._goal,
                 "wished": self.wishes.agreed,
@@ -304,6 +311,7 @@ class Pipelines:
         """Of the step that is due, in the view of now. Raises: Interrupted when that is void."""
         assert self.view is not None
         mailbox, key = self.session.loop.mailbox, self.view.key
+        self._torn = self._tried == self.round
         mailbox.begin(key, self.round)
         self.key = key
         done, lines, batches = Done(), list[Instruction](), None
@@ -315,7 +323,9 @@ class Pipelines:
             batches = self.batches.step(self._device, self.random.key)
             lines = due(self.running.program.instructions.get(self.session.name, ()), batches.samples)
         self.wishes.hear(len(self.view.member_ids))
-        self.wishes.answer(self.running, self.step + 1)
+        self.predicted = self.costs.predicted(self.running) if self.running else None
+        self.wishes.answer(self.running, self.predicted, self.step + 1)
+        self.session.rates.predicted_s = self.predicted.total_us / 1e6 if self.predicted else 0.0
         for chunks in self.sums.begin(layers_in(lines)):
             self.session.contribute(chunks, 0.0, key)
         if batches is not None:
@@ -333,7 +343,7 @@ class Pipelines:
         assert self.view is not None
         facts = Facts(
             self.pace.costs_us, self.batches.micro_batches, self._told.stages, self.wishes.holds,
-            self.pace.speeds,
+            self.pace.speeds, self.costs.traffic(self.view, self.sums),
         )  # fmt: skip
         made_of = self.view.member_ids, facts, self._laid
         if self._planned is None or self._planned[0] != made_of:
@@ -389,8 +399,8 @@ class Pipelines:
             accounts=accounts,
             pipelines=encode(running.laid.to_plain(), "pipelines") if running is not None and is_new else b"",
             wish=self.wishes.own,
-            timings=self.pace.told(session.name, done, running)
-            if running and self.pace.tells(self.round) and not done.void
+            timings=told(self.costs, self.pace, done, running, self.round, session, self.view)
+            if running and self.view and not done.void
             else {},
             **({} if leaving else self.evaluation.contribution()),
         )
@@ -399,7 +409,7 @@ class Pipelines:
 
     def adopt(self, outcome: StepOutcome) -> None:
         """What every member does with a completed step, to the same effect. Raises: ReplicasDiffer."""
-        total = outcome.commit.total
+        total, came_s = outcome.commit.total, time.monotonic()
         if self.checkpointing is not None:
             self.checkpointing.next_step_done()
         epoch, evaluates = self.batches.epoch, average(self.evaluation, self.means, outcome)
@@ -411,6 +421,7 @@ class Pipelines:
                 self.means.last["loss"] = sum(adopted.losses) / total.weight
                 self._apply(self.means.last["loss"], total.weight)
         self.round = outcome.step + 1
+        adopted_s = time.monotonic() - came_s
         self.deal = outcome.deal
         for said in self.batches.completed(total, applied):
             self.session.say(said)
@@ -430,6 +441,9 @@ class Pipelines:
                 self._callbacks.on_epoch(
                     EpochDone(self.batches.epoch, self.step, self.samples, self.last.metrics)
                 )
+        whole = applied and total.weight == self._told.batch  # The last step of an epoch may be shorter.
+        ran = self.running if whole else None
+        self.costs.ended(outcome.step, ran, time.monotonic(), adopted_s, self._torn)
 
     def _apply(self, loss: float, weight: float) -> None:
         """The optimizer steps with the cluster's mean gradient."""
@@ -451,6 +465,7 @@ class Pipelines:
         self.wishes.heard(total.wish)
         if total.timings:
             self.pace.heard(total.timings, sorted(total.shares))
+            self.costs.heard(total.timings, sorted(total.shares))
 
     def _judge(self, outcome: StepOutcome) -> None:
         verdict = self.agreement.judge(

@@ -24,12 +24,13 @@ from typing import Any
 from ...protocols.errors import ConfigError, PlanInfeasible
 from ...protocols.messages import FASTEST
 from .cluster import Cluster, Worker
-from .estimator import ProfiledCosts, time_program
+from .estimator import ProfiledCosts, Timing, time_program
 from .layouts import best_layout
 from .plan import Pipeline, Plan, cuts_of, even, of_pipelines, without
 from .profile import Layer, Profile
 from .program import Program, compile_plan
 from .splits import PipelineTimes
+from .traffic import NO_TRAFFIC, Traffic, order_by_links
 
 AHEAD = 1, 0
 """Forwards that a member may begin beyond those of 1F1B, whose activations it keeps: what takes the shorter step.
@@ -52,6 +53,7 @@ class Facts:
         least_stages: No pipeline is shorter, if there are as many members.
         wish: Lengths of pipelines that somebody asks for, e.g. "2+2" (`lengths_of`); "": none.
         speeds: By member; 1 of those that are not named.
+        traffic: What crosses links, and these.
     """
 
     costs_us: tuple[tuple[int, int], ...]
@@ -59,6 +61,17 @@ class Facts:
     least_stages: int = 1
     wish: str = ""
     speeds: Mapping[str, float] = field(default_factory=dict)
+    traffic: Traffic = NO_TRAFFIC
+
+
+@dataclass(frozen=True)
+class _Costs(ProfiledCosts):
+    """In microseconds, with what tensors take between members."""
+
+    traffic: Traffic = NO_TRAFFIC
+
+    def transfer_s(self, source: str, to: str, boundary: int, samples: int) -> float:
+        return float(self.traffic.transfer_us(source, to, boundary))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +115,10 @@ class Laid:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Pipelines that run. `why`: see the module; `predicted_us`: of the computations of a step.
+    """Pipelines that run. `why`: see the module.
 
-    `others`: what else could be done, and what it would take.
+    `predicted_us`: of a step, until all sums are everywhere; `computing_us`: of that, until the last computation is
+    over. `others`: what else could be done, and what it would take.
     """
 
     laid: Laid
@@ -112,6 +126,7 @@ class Running:
     predicted_us: float
     program: Program
     others: tuple[tuple[str, float], ...] = ()
+    computing_us: float = 0.0
 
     @property
     def plan(self) -> Plan:
@@ -210,13 +225,15 @@ def _reroute(members: Sequence[str], facts: Facts, before: Laid | None) -> Itera
 
 
 def _layouts(members: Sequence[str], facts: Facts, before: Laid | None) -> Iterator[Running]:
-    """Those that were asked for, else the best; with members in their order, and the fastest first."""
+    """Those that were asked for, else the best; with members in their order, the fastest first, or by their links."""
     shapes = _wished(members, facts) or _best(members, facts)
     orders = [tuple(members)]
     if facts.speeds:
         orders.append(tuple(sorted(members, key=lambda name: (-_speed(facts, name), members.index(name)))))
     for sizes, counts in shapes:
-        for order in dict.fromkeys(orders):
+        lengths = [len(each) for each in sizes]
+        near = [order_by_links(order, lengths, facts.traffic) for order in orders]
+        for order in dict.fromkeys([*orders, *near]):
             pipelines, at = [], 0
             for each in sizes:
                 pipelines.append(Pipeline(order[at : at + len(each)], cuts_of(each)))
@@ -239,16 +256,19 @@ def _wished(members: Sequence[str], facts: Facts) -> list[tuple[list[tuple[int, 
 
 
 def _best(members: Sequence[str], facts: Facts) -> list[tuple[list[tuple[int, ...]], tuple[int, ...]]]:
+    """By computing; and where links take time, the best of pipelines that are as short as they may be."""
     layers = len(facts.costs_us)
     most = min(len(members), layers)
     least = min(facts.least_stages, most)
-    times = _times(facts.costs_us)
-    layout = best_layout(
-        times, len(members), range(1, len(members) + 1), range(least, most + 1), facts.micro_batches
-    )
-    sizes = [group.sizes for group in layout.groups for _ in range(group.count)]
-    counts = tuple(group.micro_batches for group in layout.groups for _ in range(group.count))
-    return [(sizes, counts)]
+    times, shapes = _times(facts.costs_us), []
+    for longest in dict.fromkeys([most, least] if facts.traffic.out_bytes else [most]):
+        layout = best_layout(
+            times, len(members), range(1, len(members) + 1), range(least, longest + 1), facts.micro_batches
+        )
+        sizes = [group.sizes for group in layout.groups for _ in range(group.count)]
+        counts = tuple(group.micro_batches for group in layout.groups for _ in range(group.count))
+        shapes.append((sizes, counts))
+    return [each for number, each in enumerate(shapes) if each not in shapes[:number]]
 
 
 def _cut(facts: Facts, stages: int) -> tuple[int, ...]:
@@ -293,8 +313,19 @@ def _timed(why: str, laid: Laid, facts: Facts) -> Running:
         else of_pipelines(pipelines, counts, 1)
     )
     workers = {name: Worker(_speed(facts, name)) for name in plan.placement}
-    costs = ProfiledCosts(_times(facts.costs_us).profile, Cluster(workers, latency_s=0.0))
+    cluster = Cluster(workers, latency_s=0.0)
+    costs = _Costs(_times(facts.costs_us).profile, cluster, traffic=facts.traffic)
     programs = [compile_plan(replace(plan, sync=()), costs, more_in_flight=ahead) for ahead in AHEAD]
-    times_us = [time_program(each, costs).step_s for each in programs]
-    best = times_us.index(min(times_us))
-    return Running(laid, why, times_us[best], programs[best])
+    timings = [time_program(each, costs) for each in programs]
+    summed_us = [_summed_us(plan, each, facts) for each in timings]
+    best = summed_us.index(min(summed_us))
+    return Running(laid, why, summed_us[best], programs[best], computing_us=timings[best].step_s)
+
+
+def _summed_us(plan: Plan, timing: Timing, facts: Facts) -> float:
+    """When all computations are over, and all sums everywhere. Members end with a backward of all their layers."""
+    over_us = [0.0] * plan.layers
+    for worker, held in plan.placement.items():
+        for layer in held:
+            over_us[layer] = max(over_us[layer], timing.ends_s[worker])
+    return max(timing.step_s, float(facts.traffic.summed_us(over_us)))

@@ -178,6 +178,17 @@ def test_steps_of_pipelines_are_compared_with_what_they_could_be(tmp_path):
     assert kill["median_s"] > -kill["step_after_s"]
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_NAMESPACES, reason="needs root, and network namespaces")
+def test_steps_of_pipelines_over_links_are_compared_with_what_was_predicted(tmp_path):
+    found = bench(tmp_path / "found.json", "pipelines-size", "--quick")
+    chapters = found["chapters"]
+    assert len(chapters) == 4 and all(each["lost"] == 0 for each in chapters)
+    assert all(min(each["step_s"], each["predicted_s"], each["chosen_s"]) > 0 for each in chapters)
+    assert all(each["parts"].startswith("predicted ") for each in chapters)
+    assert all(each["rates_mbit"] for each in chapters)
+
+
 def test_a_worker_whose_parent_has_gone_ends_without_a_traceback():
     ours, theirs = multiprocessing.Pipe()
     ours.close()

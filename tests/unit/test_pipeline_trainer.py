@@ -1,6 +1,8 @@
 """`PipelineTrainer`, with one member: what is refused, and what it does beside computing."""
 
 import itertools
+import statistics
+import time
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from chaosnet import Callbacks, Checkpoints, Cluster, ConfigError, PipelineTrainer, Trainer
+from chaosnet.emulated import Emulated
 
 pytestmark = pytest.mark.realtime
 ONE = {"cluster": Cluster(new=True, listen="127.0.0.1:0"), "quiet": True}
@@ -58,6 +61,19 @@ def test_every_computation_is_told_with_its_step_and_its_time():
     assert all(a.ended_s <= b.began_s for a, b in itertools.pairwise(told))
     last = {each.micro_batch for each in told if each.round == steps[-1].round}
     assert last == {0, 1}  # The last step of an epoch has the samples that are left.
+
+
+def test_a_step_takes_what_it_is_predicted_to_once_some_were_measured():
+    layers = [Emulated(0.002, 0.004) for _ in range(3)]
+    ratios, began_s = [], time.monotonic()
+    with trainer(layers, torch.optim.SGD(nn.ModuleList(layers).parameters(), 0.1)) as alone:
+        for _ in alone.steps(make_data(16), epochs=8):
+            took_s, began_s = time.monotonic() - began_s, time.monotonic()
+            predicted = alone.engine.predicted
+            ratios.append(1e6 * took_s / predicted.total_us)
+        assert predicted.computing_us <= predicted.total_us
+        assert alone.status().predicted_s == predicted.total_us / 1e6
+    assert 0.67 < statistics.median(ratios[6:]) < 1.5
 
 
 def test_the_schedule_follows_steps_of_the_cluster():

@@ -1,0 +1,250 @@
+"""What a step takes beyond computing: measured by all, agreed with the commit, as layers' costs are (pace.py).
+
+    bytes     of what each layer gives to the next, for one micro-batch
+    links     what each carries (protocols/readings.py), and how long its heartbeats take; told when it is news
+    step      the sums' adoption and the optimizer's step: of all members the mean
+    rest      what a step took longer than all of these say, from the end of one to the end of the next
+
+Bytes and links choose the pipelines, so they change only by more than noise would. Step and rest are the same for
+all pipelines: they are in what is predicted, and not in the choice. They are the middle of the last steps.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..node.layer_sums import LayerSums
+from ..node.loop import NodeLoop
+from ..node.session import Session
+from ..protocols.errors import ChaosnetError
+from ..protocols.messages import LinkReading, View
+from ..scheduler.elastic.running import Running
+from ..scheduler.elastic.traffic import Pair, Traffic
+from .layer_runner import Done
+from .pace import Pace
+
+NOTABLE = 1.2  # A rate, or a delay, that has changed by less is as it was;
+NOTABLE_US = 200  # and so is a delay that has changed by less than this.
+JUMP = 1.5  # A rate or a delay that changes by so much makes another link of it.
+LAST = 3  # Steps.
+
+Told = dict[str, tuple[float, float]]
+"""(Sum, number) by name."""
+
+
+class Predicted(NamedTuple):
+    """Of a step, in microseconds; `sums_us`: after the last computation."""
+
+    computing_us: float
+    sums_us: float
+    step_us: int
+    rest_us: int
+
+    @property
+    def total_us(self) -> float:
+        """A step takes no less than computing."""
+        return max(self.computing_us, sum(self))
+
+    def __str__(self) -> str:
+        parts = zip(("computing", "sums", "optimizer", "rest"), self, strict=True)
+        each = ", ".join(f"{us / 1000:.1f} {name}" for name, us in parts if name == "computing" or us)
+        return f"predicted {self.total_us / 1000:.1f} ms a step ({each})"
+
+
+class StepCosts:
+    """Of a cluster; equal on all members but for `_ended` and what is yet to be told."""
+
+    def __init__(self, layers: int) -> None:
+        self.layers = layers
+        self.out_bytes = [0] * layers
+        self.rates_mbit: dict[Pair, int] = {}
+        self.delays_us: dict[Pair, int] = {}
+        self._steps_us: list[int] = []
+        self._rests_us: list[int] = []
+        self._ended: tuple[int, object, float] | None = None  # A round, its pipelines, and when it was over.
+        self._untold: Told = {}
+        self._seen: dict[str, int] = {}  # Of links, in the step before.
+
+    @property
+    def step_us(self) -> int:
+        """Of adopting the sums."""
+        return _middle(self._steps_us)
+
+    @property
+    def rest_us(self) -> int:
+        """0 before anything was measured; less than nothing if a step takes less than it should."""
+        return _middle(self._rests_us)
+
+    def predicted(self, running: Running) -> Predicted:
+        """Of a step of these pipelines."""
+        sums_us = running.predicted_us - running.computing_us
+        return Predicted(running.computing_us, sums_us, self.step_us, self.rest_us)
+
+    # --- what is measured here ---
+
+    def ended(
+        self, round: int, running: Running | None, now_s: float, adopted_s: float, torn: bool = False
+    ) -> None:
+        """A round is over. `running`: None if it counts for nothing. `torn`: it was begun anew."""
+        before, self._ended = self._ended, (round, running and running.laid, now_s)
+        if running is None:
+            return
+        step_us = 1e6 * adopted_s
+        self._untold = {"step": (step_us, 1.0)}
+        if before is not None and before[:2] == (round - 1, running.laid) and not torn:
+            rest_us = 1e6 * (now_s - before[2]) - running.predicted_us - step_us
+            self._untold["rest"] = rest_us, 1.0
+
+    def told(
+        self, out_bytes: Mapping[int, int], me: str, members: Iterable[str], links: Mapping[str, LinkReading]
+    ) -> Told:
+        """What this node says with its next step: of links what is news.
+
+        Members are numbered, as names are long.
+        """
+        said, self._untold = self._untold, {}
+        said = said | {f"{layer} bytes": (float(size), 1.0) for layer, size in out_bytes.items()}
+        number = {name: place for place, name in enumerate(sorted(members))}
+        for peer, each in links.items():
+            if peer not in number or me not in number:
+                continue
+            there, back = (me, peer), (peer, me)
+            found = (
+                ("sent", there, each.sent_bps / 1e6),
+                ("came", back, each.rate_bps / 1e6),
+                ("delay", there, 1e6 * each.rtt_min_s / 2),
+            )
+            for kind, pair, value in found:
+                if value and self._is_news(kind, pair, value):
+                    said[f"{kind} {number[pair[0]]} {number[pair[1]]}"] = value, 1.0
+        return said
+
+    def _is_news(self, kind: str, pair: Pair, value: float) -> bool:
+        """Does it say more than what is known? What is sent tells more than what a probe has once brought."""
+        new = max(round(value), 1)
+        if kind == "delay":
+            old = self.delays_us.get(pair)
+            return old is None or (_differ(max(old, 1), new) and abs(new - old) > NOTABLE_US)
+        rate = self.rates_mbit.get(pair)
+        return rate is None or (kind == "sent" and _differ(rate, new))
+
+    # --- what is agreed ---
+
+    def heard(self, timings: Mapping[str, tuple[float, float]], members: Sequence[str]) -> None:
+        """What all have said."""
+        means = {
+            name: total / weight
+            for name, (total, weight) in timings.items()
+            if weight and math.isfinite(total)
+        }
+        for name, last_us in (("step", self._steps_us), ("rest", self._rests_us)):
+            if name in means:
+                last_us[:] = [*last_us, round(means[name])][-LAST:]
+        for layer in range(self.layers):
+            self.out_bytes[layer] = round(means.get(f"{layer} bytes", self.out_bytes[layer]))
+        ordered = sorted(members)
+        for known in (self.rates_mbit, self.delays_us):
+            for pair in [each for each in known if not {*each} <= {*ordered}]:
+                del known[pair]
+        seen, self._seen = self._seen, {}
+        for name, value in sorted(means.items(), key=lambda item: not item[0].startswith("sent ")):
+            kind, *ends = name.split(" ")
+            numbers = [int(each) for each in ends if each.isdecimal() and int(each) < len(ordered)]
+            if kind in ("sent", "came", "delay") and len(numbers) == 2:
+                pair = ordered[numbers[0]], ordered[numbers[1]]
+                self._take(kind, pair, value, seen.get(" ".join((kind, *pair))))
+
+    def _take(self, kind: str, pair: Pair, value: float, last: int | None) -> None:
+        """`last`: told in the step before. What is known changes when two in a row agree."""
+        if not self._is_news(kind, pair, value):
+            return
+        known = self.delays_us if kind == "delay" else self.rates_mbit
+        before, new = known.get(pair), max(round(value), 1)
+        self._seen[" ".join((kind, *pair))] = new
+        if before is not None and (last is None or _differ(last, new)):
+            return
+        known[pair] = new
+        if before is None or not 1 / JUMP < known[pair] / before < JUMP:
+            self._rests_us.clear()  # They were beyond what another link would take,
+            self._ended = None  # and so would that of the step be which is about to end.
+
+    def traffic(self, view: View, sums: LayerSums) -> Traffic:
+        """What plans are made of, in a view."""
+        inside = view.member_set
+        trees = tuple(
+            (tuple((c, p) for c, p in sorted(tree.parent.items()) if {c, p} <= inside), tree.share)
+            for tree in view.trees
+        )
+        sizes = tuple((group.users, _bytes(sums, group.chunks)) for group in sums.groups if group.chunks)
+        largest = max((_bytes(sums, range(i, i + 1)) for i in range(len(sums.chunks))), default=0)
+        return Traffic(
+            out_bytes=tuple(self.out_bytes) if all(self.out_bytes[:-1]) else (),
+            sums=sizes,
+            rates_mbit=dict(self.rates_mbit),
+            delays_us=dict(self.delays_us),
+            links=tuple(each for each in view.links if inside.issuperset(each)),
+            trees=trees,
+            message_bytes=largest * view.bundle,
+        )
+
+    def to_plain(self) -> list[Any]:
+        """In plain data."""
+        links = [
+            [[*pair, each] for pair, each in sorted(known.items())]
+            for known in (self.rates_mbit, self.delays_us)
+        ]
+        return [[*self.out_bytes], *links, [*self._steps_us], [*self._rests_us], dict(self._seen)]
+
+    def from_plain(self, plain: Any) -> None:
+        """What `to_plain` gave; of another number of layers, bytes are measured anew."""
+        out_bytes, rates, delays, steps_us, rests_us, seen = plain
+        self.out_bytes = [*out_bytes] if len(out_bytes) == self.layers else [0] * self.layers
+        self.rates_mbit = {(a, b): each for a, b, each in rates}
+        self.delays_us = {(a, b): each for a, b, each in delays}
+        self._steps_us, self._rests_us = [*steps_us], [*rests_us]
+        self._ended, self._untold, self._seen = None, {}, dict(seen)
+
+
+def told(
+    costs: StepCosts, pace: Pace, done: Done, running: Running, round: int, session: Session, view: View
+) -> Told:
+    """What this node says of its part of a step: of layers in some steps, of links and the last step in each."""
+    is_timed = pace.tells(round)
+    links = read_links(session.loop, view.member_ids, is_timed)
+    said = costs.told(done.out_bytes if is_timed else {}, session.name, view.member_ids, links)
+    return said | (pace.told(session.name, done, running) if is_timed else {})
+
+
+def read_links(loop: NodeLoop, members: Iterable[str], all_of_it: bool) -> dict[str, LinkReading]:
+    """What this node knows of its links to members: rates, or all of it. Nothing once it has left."""
+    readings = loop.agent.readings
+
+    def read() -> dict[str, LinkReading]:
+        return {peer: readings.of(peer, 0.0) for peer in members if peer in readings.liveness.peers}
+
+    if all_of_it:
+        try:
+            found: dict[str, LinkReading] = loop.ask(read)
+        except ChaosnetError:
+            return {}
+        return found
+    rates = ((peer, *readings.rates_bps(peer)) for peer in members)
+    return {peer: LinkReading(rate_bps=came, sent_bps=sent) for peer, came, sent in rates if came or sent}
+
+
+def _middle(values: Sequence[int]) -> int:
+    return statistics.median_low(values) if values else 0
+
+
+def _differ(old: float, new: float) -> bool:
+    """By more than noise would."""
+    return not old / NOTABLE < new < old * NOTABLE
+
+
+def _bytes(sums: LayerSums, chunks: range) -> int:
+    """Of these, as they travel."""
+    each = (sums.chunks[chunk] for chunk in chunks)
+    return sum((chunk.stop - chunk.start) * sums.lanes[chunk.lane].contribution.itemsize for chunk in each)
