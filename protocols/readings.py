@@ -7,7 +7,7 @@ and costs nothing: a link with more waiting for it carries what it can.
 from __future__ import annotations
 
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -19,7 +19,9 @@ SOME_BYTES, LONG_S = 1 << 16, 1.0  # or so few in so long.
 # Rates that were found one after the other differ by a tenth, and now and then by a third. Their median is told, but
 # what is further from it than so many times is no noise.
 SAMPLES, JUMP = 5, 2.0
-STALE_S = 300.0  # A link of which nothing newer is known is measured anew: 1 MiB or 3 each way.
+# A link of which nothing newer is known is measured anew: 1 MiB or 3 each way. Soon at first, as both ends were busy
+# with a start then, then after three times as long each time.
+SOON_STALE_S, STALE_S = 20.0, 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class Readings:
         self.liveness = liveness
         self.rates: dict[str, _Rate] = {}
         self.sent: dict[str, _Rate] = {}
-        self.asked_s: dict[str, float] = {}  # When it was last to be measured anew.
+        self.asked_s: dict[str, float] = {}  # When it was last to be measured anew,
+        self.asked: Counter[str] = Counter()  # and how often.
         self.samples: dict[str, deque[float]] = {}
         self.counted: dict[str, tuple[int, float]] = {}  # What the last rate of `sent` was made of, too.
 
@@ -50,7 +53,7 @@ class Readings:
 
     def closed(self, peer: str) -> None:
         """Another link to it may be another way."""
-        for known in (self.rates, self.sent, self.samples, self.counted, self.asked_s):
+        for known in (self.rates, self.sent, self.samples, self.counted, self.asked_s, self.asked):
             known.pop(peer, None)
 
     def carried(self, totals: Mapping[str, tuple[int, float]], now_s: float) -> None:
@@ -84,9 +87,13 @@ class Readings:
 
     def take_stale(self, peers: Iterable[str], now_s: float) -> list[str]:
         """Those of whose links nothing was measured for long: they are now, if that works."""
-        stale = [peer for peer in peers if now_s > self._known_s(peer, now_s) + STALE_S]
+        stale = [peer for peer in peers if now_s > self._known_s(peer, now_s) + self._stale_s(peer)]
         self.asked_s |= dict.fromkeys(stale, now_s)
+        self.asked.update(stale)
         return stale
+
+    def _stale_s(self, peer: str) -> float:
+        return min(SOON_STALE_S * 3 ** min(self.asked[peer], 3), STALE_S)
 
     def _known_s(self, peer: str, now_s: float) -> float:
         """When it was measured, or was to be."""

@@ -123,7 +123,7 @@ class StepCosts:
         return said
 
     def _is_news(self, kind: str, pair: Pair, value: float) -> bool:
-        """Does it say more than what is known? What is sent tells more than what a probe has once brought."""
+        """Does it say more than what is known?"""
         new = max(round(value), 1)
         if kind == "delay":
             old = self.delays_us.get(pair)

@@ -63,8 +63,18 @@ def test_a_link_that_has_closed_says_nothing(readings):
     assert readings.sent == readings.samples == readings.counted == {}
 
 
+def test_what_a_start_has_measured_is_measured_anew_soon_and_then_ever_more_seldom(readings):
+    readings.measured("b", 1e6, "probe", 0.0)
+    asked_s = [second for second in range(1500) if readings.take_stale(["b"], float(second))]
+    assert asked_s == [21, 82, 263, 564, 865, 1166, 1467]
+    readings.closed("b")
+    readings.measured("b", 1e6, "probe", 1500.0)
+    assert readings.take_stale(["b"], 1521.0) == ["b"]
+
+
 def test_a_link_is_stale_when_neither_direction_was_measured_for_long(readings):
     readings.measured("b", 1e6, "probe", 0.0)
+    readings.asked["b"] = 9
     assert readings.take_stale(["b"], STALE_S) == []
     assert readings.take_stale(["b"], STALE_S + 1) == ["b"]
     assert readings.take_stale(["b"], 2 * STALE_S) == [], "it was to be measured, and that may have failed"
