@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -200,7 +201,7 @@ class RunRecord:
         self._step = self._steps = 0
         self._samples_before = 0.0
         self._shares: dict[str, float] = {}  # What each is dealt for a step, as last known.
-        self._again: dict[str, float] = {}
+        self._losses: Counter[str] = Counter()
         self._waited_s, self._parked_at_s = 0.0, math.nan
 
     def entered(self, step: int, samples: float) -> None:
@@ -235,7 +236,7 @@ class RunRecord:
                 continue
             self.names[kind][name] = None
             if kind == "lost":
-                self._again[name] = self._again.get(name, 0.0) + self._shares.get(name, 0.0)
+                self._losses[name] += 1
 
     def parked(self, waits: bool, now_s: float) -> None:
         """Training waits for members that cannot be reached, or goes on."""
@@ -266,7 +267,7 @@ class RunRecord:
             lost=tuple(self.names["lost"]),
             void_steps=self.void_steps,
             lost_updates=self.lost_updates,
-            dealt_again=sum(self._again.values()),
+            dealt_again=sum(times * self._shares.get(name, 0.0) for name, times in self._losses.items()),
             metrics={name: (each.first, each.last, *each.values) for name, each in self.curves.items()},
             **facts,
         )
