@@ -59,7 +59,7 @@ def sparkline(values: Sequence[float], blocks: str = BLOCKS, width: int = SPARKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class RunSummary:
     """Figures of one node's run. Times in seconds.
 
     Attributes:
@@ -111,7 +111,7 @@ class Summary:
         return told
 
 
-def lines(summary: Summary, blocks: str = BLOCKS) -> list[str]:
+def lines(summary: RunSummary, blocks: str = BLOCKS) -> list[str]:
     """For people: at most seven, none of more than 69 characters but that of a checkpoint with a long path."""
     s = summary
     told = [
@@ -132,7 +132,7 @@ def lines(summary: Summary, blocks: str = BLOCKS) -> list[str]:
     return [_clipped(line) for line in told]
 
 
-def _times(s: Summary) -> str:
+def _times(s: RunSummary) -> str:
     spent = {"compute": s.computing, "sum": s.summing, "optimizer": s.updating, "wait": s.waiting}
     whole = max(s.seconds, sum(spent.values()), 1e-9)
     spent["other"] = whole - sum(spent.values())
@@ -148,7 +148,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest:02d} s"
 
 
-def _members(s: Summary) -> str:
+def _members(s: RunSummary) -> str:
     changes = [("joined", s.joined), ("left", s.left), ("lost", s.lost)]
     said = "".join(f"; {what} {_names(names, 2)}" for what, names in changes if names)
     return f"members: {_names(s.members, 3)} at the end{said}"
@@ -159,7 +159,7 @@ def _names(names: Sequence[str], most: int) -> str:
     return ", ".join(name[:16] for name in names[:most]) + more
 
 
-def _losses(s: Summary) -> str:
+def _losses(s: RunSummary) -> str:
     said = []
     if s.lost_updates:
         said.append(counted(s.lost_updates, "update") + " of the model")
@@ -244,12 +244,12 @@ class RunRecord:
             self._waited_s += now_s - self._parked_at_s
         self._parked_at_s = now_s if waits else math.nan
 
-    def summary(self, samples: float, steps_here: int, now_s: float, **facts: Any) -> Summary | None:
-        """None for a node that was in no step. `facts`: other fields of `Summary`."""
+    def summary(self, samples: float, steps_here: int, now_s: float, **facts: Any) -> RunSummary | None:
+        """None for a node that was in no step. `facts`: other fields of `RunSummary`."""
         self.parked(False, now_s)
         if not self._steps and not steps_here:
             return None
-        return Summary(
+        return RunSummary(
             node=self.node,
             step=self._step,
             seconds=now_s - self.began_s,

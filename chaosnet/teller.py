@@ -14,7 +14,7 @@ from .callbacks import Callbacks
 from .protocols.errors import describe
 from .protocols.messages import Notice
 from .protocols.sentences import sentence
-from .run_summary import BLOCKS, PLAIN_BLOCKS, RunRecord, Summary, lines
+from .run_summary import BLOCKS, PLAIN_BLOCKS, RunRecord, RunSummary, lines
 
 SAID = "said"  # The event of a line that is no notice.
 
@@ -50,7 +50,7 @@ class Teller:
             with contextlib.suppress(OSError, ValueError):  # Its reader may have gone: no reason to go, too.
                 print(line, end="", file=sys.stderr, flush=True)
 
-    def summary(self, summary: Summary) -> None:
+    def summary(self, summary: RunSummary) -> None:
         """The node has left: what its run has come to, unless the user does not want to hear it."""
         if not self._sums_up:
             return

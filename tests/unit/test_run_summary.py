@@ -12,7 +12,7 @@ from chaosnet.run_summary import (
     VALUES_KEPT,
     Curve,
     RunRecord,
-    Summary,
+    RunSummary,
     lines,
     sparkline,
 )
@@ -24,7 +24,7 @@ def summary(**given):
         "samples_here": 480.0, "computing": 6.0, "summing": 2.0, "updating": 1.0, "waiting": 0.5,
         "members": ("n0", "n1"),
     }  # fmt: skip
-    return Summary(**figures | given)
+    return RunSummary(**figures | given)
 
 
 def notice(kind, node):
