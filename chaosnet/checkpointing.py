@@ -46,6 +46,7 @@ class Checkpointing:
     """One node's part in the cluster's checkpoints.
 
     Methods are for the training thread; what takes long runs in a thread of its own, one at a time.
+    `newest`: step and place of the last that this node has written its part of, or went on from.
     Raises: ConfigError if the directory cannot be written.
     """
 
@@ -60,6 +61,7 @@ class Checkpointing:
         self._is_final = False  # All leave, and nobody will have the state but the disk.
         self._thread: threading.Thread | None = None
         self._last: Mark | None = None
+        self.newest: tuple[int, Path] | None = None
         self._blamed: tuple[str, ...] = ()
         check_writable(self.directory)
 
@@ -108,6 +110,7 @@ class Checkpointing:
             raise CheckpointError(
                 f"cannot resume: {error} ({hint}, --resume-from STEP takes that one)"
             ) from error
+        self.newest = chosen.step, chosen.path
         self.say(f"goes on from step {chosen.step} in {chosen.path}")
         return arrival
 
@@ -238,7 +241,7 @@ class Checkpointing:
                 self._look_back(mark)
             started_s = time.monotonic()
             size = self._write_shard(snapshot, mark)
-            self._last = mark
+            self._last, self.newest = mark, (mark.step, self.directory / mark.folder)
             self.counters["checkpoints"] += 1
             self.counters["checkpoint_step"] = mark.step
             self.counters["checkpoint_ms"] = round(1e3 * (time.monotonic() - started_s))

@@ -64,14 +64,25 @@ class PipelineSteps:
 
     def _take_part(self) -> StepDone | None:
         session, engine = self._session, self._engine
-        before, began_s = engine.step, time.monotonic()
+        record, before, began_s = self._node.record, engine.step, time.monotonic()
         contribution = self._compute()
         waited_s = time.monotonic()
         outcome = session.hear() if contribution is None else session.step(contribution, engine.key)
-        if outcome is None or session.ended is not None:
+        came_s = time.monotonic()
+        record.computing += waited_s - began_s
+        record.summing += came_s - waited_s
+        if session.ended is not None:
             return None
-        session.rates.sync_delay_s = time.monotonic() - waited_s
+        if outcome is None:
+            record.void(engine.step, self._has_part())
+            return None
+        session.rates.sync_delay_s = came_s - waited_s
         session.adopt(outcome)
+        record.updating += time.monotonic() - came_s
+        record.stepped(engine.step, outcome.commit.total.shares, {})
+        if engine.step > before:
+            record.measured(engine.means.last)
+            record.samples_here += engine.sums.loss_samples
         took_s = max(time.monotonic() - began_s, 1e-6)
         session.rates.samples_per_s = engine.sums.loss_samples / took_s if engine.step > before else 0.0
         self.updates_here += engine.step > before and self._has_part()

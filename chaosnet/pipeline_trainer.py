@@ -54,10 +54,11 @@ class PipelineTrainer(ScriptMember):
         callbacks: As of `Trainer`.
         quiet: Print nothing.
         log_format: As of `Trainer`.
+        summary: As of `Trainer`.
         cluster: As of `Trainer`.
         checkpoints: As of `Trainer`.
         dashboard: As of `Trainer`.
-    All but the last six are the same on all members.
+    All but the last seven are the same on all members.
     Raises: As `Trainer`.
     """
 
@@ -79,6 +80,7 @@ class PipelineTrainer(ScriptMember):
         callbacks: Callbacks | None = None,
         quiet: bool = False,
         log_format: str | None = None,
+        summary: bool = True,
         cluster: Cluster | None = None,
         checkpoints: Checkpoints | None = None,
         dashboard: int | str | None = None,
@@ -88,7 +90,9 @@ class PipelineTrainer(ScriptMember):
         self.name = self.settings.name
         log_format = SETTINGS["log_format"].of(log_format)
         exit_event.speak(log_format, self.name)
-        teller = Teller(quiet, callbacks or Callbacks(), self.name, log_format)
+        teller = Teller(
+            quiet, callbacks or Callbacks(), self.name, log_format, SETTINGS["summary"].of(summary)
+        )
         remembered = Remembered(self.name, self.settings.listen, teller.say)
         told = PipelineSettings(
             loss,
@@ -107,7 +111,7 @@ class PipelineTrainer(ScriptMember):
         self.engine = Pipelines(self.session, model, optimizer, lr_scheduler, told, to_disk)
         self.model = self.engine.model
         page = NodePage(SETTINGS["dashboard"].of(dashboard))
-        self._node = ScriptNode(self.session, OfPipelines(self.engine), remembered, page)
+        self._node = ScriptNode(self.session, OfPipelines(self.engine), remembered, page, teller)
         self._steps = PipelineSteps(self.session, self.engine, self._node, teller.say)
         self._evaluation = EvaluationLoop(self.session, self.engine.evaluation, self._steps)
         self.session.open(self.engine)

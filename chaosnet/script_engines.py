@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .checkpointing import Checkpointing
 from .engines.data_parallel import DataParallel
 from .engines.pipelines import Pipelines
 from .protocols.messages import Range
@@ -17,6 +18,14 @@ class OfDataParallel:
     @property
     def step(self) -> int:
         return self._engine.step
+
+    @property
+    def samples(self) -> float:
+        return self._engine.samples
+
+    @property
+    def checkpointing(self) -> Checkpointing | None:
+        return self._engine.checkpointing
 
     @property
     def epoch(self) -> int:
@@ -46,6 +55,14 @@ class OfPipelines:
     @property
     def step(self) -> int:
         return self._engine.step
+
+    @property
+    def samples(self) -> float:
+        return self._engine.samples
+
+    @property
+    def checkpointing(self) -> Checkpointing | None:
+        return self._engine.checkpointing
 
     @property
     def epoch(self) -> int:

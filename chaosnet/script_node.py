@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
 from . import endings, exit_event
+from .checkpointing import Checkpointing
 from .node.outcomes import Ended
 from .node.session import Hooks, Session
 from .page.of_node import NodePage
@@ -24,6 +26,16 @@ class ScriptEngine(Protocol):
     @property
     def step(self) -> int:
         """Updates of the model."""
+        ...
+
+    @property
+    def samples(self) -> float:
+        """Samples behind them."""
+        ...
+
+    @property
+    def checkpointing(self) -> Checkpointing | None:
+        """What this node writes."""
         ...
 
     @property
@@ -80,12 +92,15 @@ class ScriptNode:
 
     Attributes:
         driver: The thread that called attach or update last.
+        record: What the run has come to so far.
         must_leave: A callback has asked for it; it is done when the script comes to its next step, or ends.
     """
 
-    def __init__(self, session: Session, engine: ScriptEngine, members: Remembered, page: NodePage) -> None:
+    def __init__(
+        self, session: Session, engine: ScriptEngine, members: Remembered, page: NodePage, teller: Teller
+    ) -> None:
         self.name, self.session, self._engine, self._members = session.name, session, engine, members
-        self._page = page
+        self._page, self._teller, self.record = page, teller, teller.record
         self._presence = Presence(session)
         self._steps: NodeSteps | None = None
         self.driver = threading.current_thread()
@@ -99,7 +114,7 @@ class ScriptNode:
 
     def enter(self, steps: NodeSteps) -> None:
         """Become a member. Raises: as Session.enter."""
-        self._steps = steps
+        self._steps, self.record.began_s = steps, time.monotonic()
         self._page.start(self.session)
         exit_event.install(self.session.want_out)
         endings.opened(self)
@@ -114,6 +129,7 @@ class ScriptNode:
                 self._stop()
             raise
         self._presence.entered()
+        self.record.entered(self._engine.step, self._engine.samples)
         steps.entered()
 
     @property
@@ -149,6 +165,22 @@ class ScriptNode:
             f"{self.name} left after step {engine.step} ({session.ended.reason}): "
             f"{self.steps.updates_here} steps with samples from here, joined at step {session.joined_step}"
         )
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        session, engine = self.session, self._engine
+        checkpoint = engine.checkpointing.newest if engine.checkpointing is not None else None
+        summary = self.record.summary(
+            engine.samples,
+            self.steps.updates_here,
+            time.monotonic(),
+            rejoins=session.rejoins,
+            checkpoint=str(checkpoint[1]) if checkpoint is not None else "",
+            checkpoint_step=checkpoint[0] if checkpoint is not None else 0,
+            **session.rates.left_out,
+        )
+        if summary is not None:
+            self._teller.summary(summary)
 
     def crash(self, reason: str, blames: bool = False) -> None:
         """See `Trainer`."""

@@ -171,15 +171,26 @@ class ScriptSteps:
         session, engine = self._session, self._engine
         leaving = session.hooks.wants_exit() or session.leaving
         contribution = engine.contribution(weight, present, self._updating, leaving)
-        waited_s = time.monotonic()
+        waited_s, record = time.monotonic(), self._node.record
         outcome = session.step(contribution)
         self.calls += 1
+        came_s = time.monotonic()
+        record.computing += waited_s - self._started_s
+        record.summing += came_s - waited_s
         if session.ended is not None:
             return False
-        if outcome is not None:
-            session.rates.sync_delay_s = time.monotonic() - waited_s
+        if outcome is None:
+            record.void(engine.step, weight > 0)
+        else:
+            session.rates.sync_delay_s = came_s - waited_s
+            step, samples = engine.step, engine.samples
             session.adopt(outcome)
             self._measure(weight)
+            record.updating += time.monotonic() - came_s
+            record.samples_here += weight if engine.samples > samples else 0.0  # Of a round once.
+            record.stepped(engine.step, outcome.commit.total.shares, dict(outcome.deal))
+            if engine.step > step:
+                record.measured(engine.means.last)
             if engine.healing is not None and session.ended is None:
                 self._heal(engine.healing)
         self.begin()

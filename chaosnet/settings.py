@@ -65,6 +65,7 @@ class StepSettings:
     guard_factor: float
     quiet: bool
     log_format: str
+    summary: bool
 
 
 def step_settings(**given: Any) -> StepSettings:

@@ -216,6 +216,10 @@ STEP = (
         help='What this node prints on stderr: "text", lines for people, or "json", an object per line.',
         more="Also `chaosnet run --log-format`, `CHAOSNET_LOG_FORMAT`. [Logs](#logs)",
     ),
+    Setting(
+        name="summary", annotation="bool", check=Switch(), default=True,
+        help="Print what the run has come to when this node leaves.", more="[More](#what-a-run-has-come-to)",
+    ),
 )  # fmt: skip
 
 GROUPS = (  # What is more often said where a node is started than in its script.

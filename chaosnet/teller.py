@@ -14,6 +14,7 @@ from .callbacks import Callbacks
 from .protocols.errors import describe
 from .protocols.messages import Notice
 from .protocols.sentences import sentence
+from .run_summary import BLOCKS, PLAIN_BLOCKS, RunRecord, RunSummary, lines
 
 SAID = "said"  # The event of a line that is no notice.
 
@@ -27,11 +28,19 @@ def log_line(text: str, log_format: str, node: str = "", event: str = SAID, **fi
 
 
 class Teller:
-    """From any thread. `node`: whose it is; `log_format`: "text" or "json"."""
+    """From any thread. `node`: whose it is; `log_format`: "text" or "json". `record`: of its run."""
 
-    def __init__(self, quiet: bool, callbacks: Callbacks, node: str = "", log_format: str = "text") -> None:
+    def __init__(
+        self,
+        quiet: bool,
+        callbacks: Callbacks,
+        node: str = "",
+        log_format: str = "text",
+        sums_up: bool = True,
+    ) -> None:
         self._quiet, self._callbacks = quiet, callbacks
-        self._node, self._log_format = node, log_format
+        self._node, self._log_format, self._sums_up = node, log_format, sums_up
+        self.record = RunRecord(node)
 
     def say(self, text: str, event: str = SAID, **fields: Any) -> None:
         """One line, unless the user wants none."""
@@ -41,8 +50,20 @@ class Teller:
             with contextlib.suppress(OSError, ValueError):  # Its reader may have gone: no reason to go, too.
                 print(line, end="", file=sys.stderr, flush=True)
 
+    def summary(self, summary: RunSummary) -> None:
+        """The node has left: what its run has come to, unless the user does not want to hear it."""
+        if not self._sums_up:
+            return
+        told = lines(summary, BLOCKS if _can_print(BLOCKS) else PLAIN_BLOCKS)
+        if self._log_format == "json":
+            self.say("\n".join(told), "summary", **summary.fields())
+            return
+        for line in told:
+            self.say(line)
+
     def notice(self, notice: Notice) -> None:
         """Something happened in the cluster."""
+        self.record.heard(notice)
         told = sentence(notice)
         if self._log_format != "json" and notice.step:  # Who joins does not know it yet.
             told = f"step {notice.step}: {told}"
@@ -51,6 +72,7 @@ class Teller:
 
     def parked(self, reason: str | None) -> None:
         """Training waits, or goes on."""
+        self.record.parked(bool(reason), time.monotonic())
         if reason:
             self.say(f"waiting: {reason}", "waiting", detail=reason)
         else:
@@ -63,3 +85,12 @@ class Teller:
             callback(event)
         except Exception as error:
             self.say(f"{name} of the script failed: {describe(error)}")
+
+
+def _can_print(text: str) -> bool:
+    """On stderr, as it is encoded."""
+    try:
+        text.encode(getattr(sys.stderr, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

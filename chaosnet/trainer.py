@@ -70,6 +70,7 @@ class Trainer(RunFacts):
         guard_factor: So many times the median norm of late is "far larger".
         quiet: Print nothing.
         log_format: What this node prints on stderr: "text", lines for people, or "json", an object per line.
+        summary: Print what the run has come to when this node leaves.
         cluster: How this node meets the others, and what goes over its links.
         checkpoints: Where and when the state goes to disk, and whether training goes on from there.
         dashboard: Serve the cluster's page and metrics from this process, read-only: a port of 127.0.0.1 (0:
@@ -97,6 +98,7 @@ class Trainer(RunFacts):
         guard_factor: float = 10.0,
         quiet: bool = False,
         log_format: str | None = None,
+        summary: bool = True,
         cluster: Cluster | None = None,
         checkpoints: Checkpoints | None = None,
         dashboard: int | str | None = None,
@@ -110,7 +112,11 @@ class Trainer(RunFacts):
         self.name = self.settings.name
         exit_event.speak(self._told.log_format, self.name)
         self._teller = Teller(
-            self._told.quiet, self._told.callbacks or Callbacks(), self.name, self._told.log_format
+            self._told.quiet,
+            self._told.callbacks or Callbacks(),
+            self.name,
+            self._told.log_format,
+            self._told.summary,
         )
         self._members = Remembered(self.name, self.settings.listen, self._teller.say)
         self._share, self._means = DataShare(self.name, self._told.seed), Means()
@@ -142,7 +148,7 @@ class Trainer(RunFacts):
         script_engine = OfDataParallel(engine)
         try:
             page = NodePage(self._page_at)
-            node = ScriptNode(session, script_engine, self._members, page)
+            node = ScriptNode(session, script_engine, self._members, page, self._teller)
             session.open(engine, guarded=engine.guard is not None)
         except BaseException:  # If it cannot listen, the script may go on alone, or try again.
             script_engine.let_go()

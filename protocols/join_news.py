@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from .asking import JoinState, Otherwise
 from .effects import Effect, Progress
 from .scale_out import Joiner
@@ -91,9 +93,11 @@ class JoinNews:
             if self.joiner.asking.vain.last_end
             else ""
         )
+        left_s = (pull.total_bytes - pull.stored_bytes) / rate if came > 0 else math.inf
+        left = f", about {left_s:,.0f} s left" if left_s < math.inf else ""
         return (
             f"pulls the state: {pull.stored_bytes / 1e6:,.0f} of {pull.total_bytes / 1e6:,.0f} MB, "
-            f"{rate / 1e6:.1f} MB/s from {', '.join(pull.sources)}{again}"
+            f"{rate / 1e6:.1f} MB/s from {', '.join(pull.sources)}{left}{again}"
         )
 
 

@@ -225,11 +225,14 @@ def run_seed(seed: int, scenario: Scenario) -> dict[str, TrainingRun]:
     }
 
 
+def runs_of(scenario: Scenario, processes: int | None = None) -> Iterator[dict[str, TrainingRun]]:
+    """Every seed from 0 on, as they are done."""
+    yield from in_processes(functools.partial(run_seed, scenario=scenario), range(scenario.seeds), processes)
+
+
 def run(scenario: Scenario, processes: int | None = None) -> list[dict[str, TrainingRun]]:
     """Every seed from 0 on."""
-    return list(
-        in_processes(functools.partial(run_seed, scenario=scenario), range(scenario.seeds), processes)
-    )
+    return list(runs_of(scenario, processes))
 
 
 def summary(scenario: Scenario, runs: Sequence[dict[str, TrainingRun]]) -> dict[str, Any]:

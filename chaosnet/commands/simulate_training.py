@@ -12,7 +12,8 @@ from rich.table import Table
 
 from ..console import console
 from ..outputs import write_json
-from ..simulator.scenario import Scenario, load, run, summary
+from ..progress import followed
+from ..simulator.scenario import Scenario, load, runs_of, summary
 from ..simulator.training import HOUR_S, TrainingRun
 
 PARTS = 72
@@ -24,7 +25,7 @@ def run_scenario(path: Path, seeds: int | None, report: Path | None, picture: Pa
     scenario = load(path)
     if seeds is not None:
         scenario = msgspec.structs.replace(scenario, seeds=seeds)
-    runs = run(scenario)
+    runs = list(followed(runs_of(scenario), scenario.seeds, "runs"))
     found = summary(scenario, runs)
     show(found)
     write_json(report, found)

@@ -48,7 +48,7 @@ def test_measuring_and_pulling_are_told_with_whom_and_how_much():
     bench.handle(ManifestKnown(7, 540_000_000, 1))
     bench.joiner.replication.stored_bytes = 120_000_000
     told = lines(JoinNews(bench.joiner, 0.0), 3)
-    assert told == {2: "pulls the state: 120 of 540 MB, 60.0 MB/s from a"}
+    assert told == {2: "pulls the state: 120 of 540 MB, 60.0 MB/s from a, about 7 s left"}
 
 
 def test_a_joiner_that_pulls_reports_how_much_it_has_of_whom():

@@ -452,7 +452,10 @@ def test_leaving_says_what_was_done_here(start, data, capsys):
     trainer = start(cluster=Cluster(name="solo"))
     train(trainer, trainer.batches(data, batch_size=8))
     trainer.request_node_exit()
-    assert "solo left after step 3" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "solo left after step 3" in said
+    assert f"run: 3 steps, 3 with samples from here ({len(data)} of {len(data)})" in said
+    assert "work lost: none\n" in said and "members: solo at the end\n" in said
     trainer.close()  # Again: harmless.
     assert capsys.readouterr().err == ""
 
@@ -462,6 +465,13 @@ def test_a_quiet_trainer_prints_nothing(start, data, capsys):
     train(trainer, trainer.batches(data, batch_size=8))
     trainer.close()
     assert capsys.readouterr().err == ""
+
+
+def test_whoever_wants_no_summary_hears_that_the_node_left(start, data, capsys):
+    trainer = start(cluster=Cluster(name="solo"), summary=False)
+    train(trainer, trainer.batches(data, batch_size=8))
+    trainer.close()
+    assert capsys.readouterr().err.splitlines()[-1].startswith("[chaosnet] solo left after step 3")
 
 
 def test_as_json_every_line_is_an_object(start, data, capfd):
@@ -481,7 +491,9 @@ def test_as_json_every_line_is_an_object(start, data, capfd):
     [lost] = [line for line in lines if line["event"] == "link-failure"]
     assert (lost["step"], lost["subject"], lost["detail"]) == (3, "n1 - n3", "lost n1 - n3")
     assert lost["text"] == "the link n1 - n3 is lost: lost n1 - n3"
-    assert lines[-1]["event"] == "said" and lines[-1]["text"].startswith("solo left after step 3")
+    assert lines[-2]["event"] == "said" and lines[-2]["text"].startswith("solo left after step 3")
+    assert lines[-1]["event"] == "summary" and lines[-1]["text"].startswith("run: 3 steps, 3 with samples")
+    assert (lines[-1]["steps"], lines[-1]["samples_here"], lines[-1]["members"]) == (3, len(data), ["solo"])
 
 
 def test_the_exit_event_ends_the_batches_and_the_script_leaves(start, data):

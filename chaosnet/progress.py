@@ -1,0 +1,78 @@
+"""How far what takes long is: a bar on a terminal, a line now and then in a pipe, nothing for what is short."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+Item = TypeVar("Item")
+FIRST_S, EVERY_S = 2.0, 10.0
+
+
+def line(what: str, done: int, total: int, seconds: float) -> str:
+    """For a pipe. What is left is guessed from what is done."""
+    left = f", about {seconds / done * (total - done):,.0f} s left" if done else ""
+    return f"{done:,} of {total:,} {what} in {seconds:,.0f} s{left}"
+
+
+def followed(
+    items: Iterable[Item],
+    total: int,
+    what: str,
+    console: Console | None = None,
+    first_s: float = FIRST_S,
+    every_s: float = EVERY_S,
+) -> Iterator[Item]:
+    """The `items` as they come. People read on stderr how many have, from `first_s` on.
+
+    Args:
+        what: They are, for people: "runs".
+        every_s: From one line to the next, where it is no terminal.
+    """
+    shown, count, ended = console or Console(stderr=True, highlight=False), [0], threading.Event()
+    began_s = time.monotonic()
+
+    def in_lines() -> None:
+        wait_s = first_s
+        while not ended.wait(wait_s):
+            text = line(what, count[0], total, time.monotonic() - began_s)
+            shown.print(text, soft_wrap=True)
+            wait_s = every_s
+
+    def as_bar() -> None:
+        if ended.wait(first_s):
+            return
+        columns = (
+            TextColumn(what),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=shown, transient=True) as bar:
+            task = bar.add_task(what, total=total)
+            while not ended.wait(0.1):
+                bar.update(task, completed=count[0])
+
+    target = as_bar if shown.is_terminal else in_lines
+    teller = threading.Thread(target=target, name="chaosnet-progress", daemon=True)
+    teller.start()
+    try:
+        for item in items:
+            count[0] += 1
+            yield item
+    finally:
+        ended.set()
+        teller.join()

@@ -1,0 +1,61 @@
+"""How far what takes long is."""
+
+import io
+import threading
+
+import pytest
+from rich.console import Console
+
+from chaosnet.progress import followed, line
+
+
+class Heard(io.StringIO):
+    """Says when something was written to it."""
+
+    def __init__(self):
+        super().__init__()
+        self.written = threading.Event()
+
+    def write(self, text):
+        self.written.set()
+        return super().write(text)
+
+
+def waiting_for(heard, count):
+    """The first items come at once, the last one when something was told."""
+    yield from range(count - 1)
+    assert heard.written.wait(30)
+    yield count - 1
+
+
+def test_a_line_says_how_many_are_done_and_guesses_what_is_left():
+    assert line("runs", 0, 20, 2.0) == "0 of 20 runs in 2 s"
+    assert line("runs", 5, 20, 10.0) == "5 of 20 runs in 10 s, about 30 s left"
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
+def test_what_takes_long_is_told(terminal):
+    heard = Heard()
+    console = Console(file=heard, force_terminal=terminal, width=80)
+    found = list(followed(waiting_for(heard, 3), 3, "runs", console, first_s=0.01))
+    assert found == [0, 1, 2]
+    assert "runs" in heard.getvalue()
+    assert (" of 3 runs in 0 s" in heard.getvalue()) is not terminal
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
+def test_what_is_short_is_not_told(terminal):
+    heard = Heard()
+    console = Console(file=heard, force_terminal=terminal)
+    assert list(followed(range(3), 3, "runs", console)) == [0, 1, 2]
+    assert heard.getvalue() == ""
+
+
+def test_an_error_among_the_items_ends_it():
+    def fails():
+        yield 1
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        list(followed(fails(), 2, "runs"))
+    assert "chaosnet-progress" not in [each.name for each in threading.enumerate()]
