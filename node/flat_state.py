@@ -108,7 +108,7 @@ class Manifest:
             raise MalformedMessage(f"manifest of {len(data)} bytes; at most {plain.MAX_BYTES} expected")
         try:
             step, rows, plain_part = _decoder.decode(data)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise MalformedMessage(f"no manifest: {error}") from error
         if step < 0:
             raise MalformedMessage(f"manifest of step {step}")

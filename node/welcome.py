@@ -45,18 +45,9 @@ class Welcome:
         if node.parked and node.phase is Phase.MEMBER:
             text = f"it waits: {self.parking.why(now_s)}"[:2000]
             here = node.relay.send(request.node, Answer(ok=False, text=text))
-        elif node.phase is Phase.MEMBER and (request.founds or self._answers(request)):
+        elif request.founds and node.phase is Phase.MEMBER:
             here = node.relay.send(request.node, Answer(ok=True, text=HERE))
         return here + (node.scheduler.receive(event.peer, request, now_s) if node.scheduler else [])
-
-    def _answers(self, request: ScaleOutRequest) -> bool:
-        """Is it for us to say that there is a cluster, as the scheduler may not hear of the request for long?
-
-        It is for the members that the joiner has a link to, or for all of them if it has none.
-        """
-        node, view = self.node, self.node.sync.view
-        linked = {*request.linked}
-        return not node.scheduler and view is not None and (node.me in linked or not linked & view.member_set)
 
     def on_asked(self, event: Received, now_s: float) -> list[Effect]:
         """A joiner asks for a part of the state, or has all of it."""

@@ -190,9 +190,7 @@ class Asking:
 
     def answered(self, member: str, answer: Answer) -> list[Effect]:
         """The cluster goes on, or a member that is no scheduler says why none answers."""
-        if answer.text != HERE or self.otherwise is Otherwise.FOUND:  # Else we ask on, as quickly.
-            self.found_member = member
-        self.waits = "" if answer.ok else f"{member}: {answer.text}"
+        self.found_member, self.waits = member, "" if answer.ok else f"{member}: {answer.text}"
         if answer.ok:
             self.unanswered = 0
         said = f"{member}: {answer.text}"

@@ -473,14 +473,3 @@ def test_a_proposed_view_shows_a_joiner_that_the_cluster_goes_on(trio):
     proposed = Envelope(source="n1", target=EVERYONE, serial=1 << 40, body=Prepare(view=view))
     trio.tell("j", Received("n1", proposed))
     assert joiner.asking.unanswered == 0
-
-
-def test_whoever_a_joiner_has_reached_says_that_there_is_a_cluster(trio):
-    """Seed 30946 of links with rates: the scheduler was stopped, and the member beside it said nothing for 24 s."""
-    trio.pause("n1", 1.5)
-    trio.add("j", seeds=["n2"], degree=1)
-    joiner = trio.agent("j").joiner
-    until(trio, lambda: joiner.state is JoinState.ASKED)
-    joiner.asking.unanswered = MAX_UNANSWERED
-    until(trio, lambda: joiner.asking.unanswered == 0, within_s=0.1)
-    assert_settled(trio, "n1", "n2", "n3", "j")
