@@ -90,7 +90,7 @@ def told(number: int, kind: bytes, text: bytes) -> bytes:
 
 
 def heard(line: bytes) -> tuple[int, str, bytes] | None:
-    """LaunchMember, kind and text of what `told` made; None for anything else."""
+    """Number, kind and text of what `told` made; None for anything else."""
     head, space, text = line.rstrip(b"\n").partition(b" ")
     number, kind = head[:-1], head[-1:]
     if not (space and number.isdigit() and kind in (b"o", b"e", b"x")):

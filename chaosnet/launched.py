@@ -194,7 +194,7 @@ def obey(ear: Ear, members: Members, grace_s: float) -> None:
 
 
 def main() -> None:
-    """Returns: the exit code of ssh, 0, as what members ended with is told."""
+    """Ends with 0, whatever members have ended with: that is told."""
     ear, mouth = Ear(0), Mouth(1)
     hello = decoded(ear.line(SILENCE_S) or b"", LaunchHello)
     if hello is None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 from .checkpointing import Checkpointing
 from .engines.data_parallel import DataParallel
 from .engines.pipelines import Pipelines
 from .protocols.messages import Range
 
+Engine = TypeVar("Engine", DataParallel, Pipelines)
 
-class OfDataParallel:
-    """Whose optimizer and gradients are the script's objects."""
 
-    def __init__(self, engine: DataParallel) -> None:
-        self._engine = engine
+class _OfEngine(Generic[Engine]):
+    """What is the same of both."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine: Engine = engine
         self.close = engine.close
 
     @property
@@ -26,6 +30,10 @@ class OfDataParallel:
     @property
     def checkpointing(self) -> Checkpointing | None:
         return self._engine.checkpointing
+
+
+class OfDataParallel(_OfEngine[DataParallel]):
+    """Whose optimizer and gradients are the script's objects."""
 
     @property
     def epoch(self) -> int:
@@ -45,24 +53,8 @@ class OfDataParallel:
         self._engine.rules.remove()
 
 
-class OfPipelines:
+class OfPipelines(_OfEngine[Pipelines]):
     """In which the script calls nothing of its own but callbacks."""
-
-    def __init__(self, engine: Pipelines) -> None:
-        self._engine = engine
-        self.close = engine.close
-
-    @property
-    def step(self) -> int:
-        return self._engine.step
-
-    @property
-    def samples(self) -> float:
-        return self._engine.samples
-
-    @property
-    def checkpointing(self) -> Checkpointing | None:
-        return self._engine.checkpointing
 
     @property
     def epoch(self) -> int:

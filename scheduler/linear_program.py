@@ -29,9 +29,8 @@ def most_carried(uses: Floats, limits: Floats) -> tuple[Floats, Floats]:
     Returns: x [trees], and prices [links]: by how much the sum grows with a limit, >= 0.
     """
     rows, columns = uses.shape
-    table = np.zeros(
-        (rows + 1, columns + 1)
-    )  # Of variables in use by those that are 0; last, prices and values.
+    # Rows are variables in use, columns those that are 0; the last ones are prices and values.
+    table = np.zeros((rows + 1, columns + 1))
     table[:rows, :columns] = uses
     table[:rows, columns] = limits
     table[rows, :columns] = -1.0

@@ -474,7 +474,7 @@ def _long_pulls_are_given_up(patch: Patch) -> None:
 
 @mutant("A joiner that was not answered for a few seconds ends, though the cluster goes on.")
 def _joiners_ask_twice(patch: Patch) -> None:
-    patch(asking, "MAX_UNANSWERED", 1)
+    patch(asking, "MAX_UNANSWERED", 2)
 
 
 @mutant("What an attempt that is over would have sent stays in the queues.")

@@ -85,7 +85,7 @@ class Pace:
             for layer, (f, b) in enumerate(self.costs_us)
         ]
         pairs = [pair for each in zip(self.costs_us, costs, strict=True) for pair in zip(*each, strict=True)]
-        changed = any(_differ(old, new) for old, new in pairs)
+        changed = any(differ(old, new) for old, new in pairs)
         if changed:
             self.costs_us = tuple(costs)
         return changed
@@ -94,11 +94,11 @@ class Pace:
         least, most = SPEEDS
         speed = max(round(min(max(speed, least), most) * STEPS_OF_SPEED), 1) / STEPS_OF_SPEED
         before, self._seen[name] = self._seen.get(name), speed
-        if before is None or _differ(before, speed):
+        if before is None or differ(before, speed):
             return
-        if _differ(self.speeds.get(name, 1.0), speed):
+        if differ(self.speeds.get(name, 1.0), speed):
             self.speeds[name] = speed
-        if not _differ(1.0, self.speeds.get(name, 1.0)):
+        if not differ(1.0, self.speeds.get(name, 1.0)):
             self.speeds.pop(name, None)
 
     def to_plain(self) -> list[Any]:
@@ -113,7 +113,7 @@ class Pace:
         self.speeds, self._seen, self._idle = dict(speeds), dict(seen), dict(idle)
 
 
-def _differ(old: float, new: float) -> bool:
+def differ(old: float, new: float) -> bool:
     """By more than noise would."""
     return not old / NOTABLE < new < old * NOTABLE
 

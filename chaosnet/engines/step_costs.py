@@ -24,10 +24,9 @@ from ..protocols.messages import LinkReading, View
 from ..scheduler.elastic.running import Running
 from ..scheduler.elastic.traffic import Pair, Traffic
 from .layer_runner import Done
-from .pace import Pace
+from .pace import Pace, differ
 
-NOTABLE = 1.2  # A rate, or a delay, that has changed by less is as it was;
-NOTABLE_US = 200  # and so is a delay that has changed by less than this.
+NOTABLE_US = 200  # A delay that has changed by less is as it was.
 JUMP = 1.5  # A rate or a delay that changes by so much makes another link of it.
 LAST = 3  # Steps.
 
@@ -61,6 +60,9 @@ class StepCosts:
         self.layers = layers
         self.out_bytes = [0] * layers
         self.rates_mbit: dict[Pair, int] = {}
+        self._timed: set[Pair] = (
+            set()
+        )  # Of these, what was timed as it was sent: that tells more than a probe.
         self.delays_us: dict[Pair, int] = {}
         self._steps_us: list[int] = []
         self._rests_us: list[int] = []
@@ -127,9 +129,11 @@ class StepCosts:
         new = max(round(value), 1)
         if kind == "delay":
             old = self.delays_us.get(pair)
-            return old is None or (_differ(max(old, 1), new) and abs(new - old) > NOTABLE_US)
+            return old is None or (differ(max(old, 1), new) and abs(new - old) > NOTABLE_US)
         rate = self.rates_mbit.get(pair)
-        return rate is None or (kind == "sent" and _differ(rate, new))
+        if kind == "came" and pair in self._timed:
+            return False
+        return rate is None or differ(rate, new)
 
     # --- what is agreed ---
 
@@ -149,6 +153,7 @@ class StepCosts:
         for known in (self.rates_mbit, self.delays_us):
             for pair in [each for each in known if not {*each} <= {*ordered}]:
                 del known[pair]
+        self._timed &= self.rates_mbit.keys()
         seen, self._seen = self._seen, {}
         for name, value in sorted(means.items(), key=lambda item: not item[0].startswith("sent ")):
             kind, *ends = name.split(" ")
@@ -164,9 +169,11 @@ class StepCosts:
         known = self.delays_us if kind == "delay" else self.rates_mbit
         before, new = known.get(pair), max(round(value), 1)
         self._seen[" ".join((kind, *pair))] = new
-        if before is not None and (last is None or _differ(last, new)):
+        if before is not None and (last is None or differ(last, new)):
             return
         known[pair] = new
+        if kind == "sent":
+            self._timed.add(pair)
         if before is None or not 1 / JUMP < known[pair] / before < JUMP:
             self._rests_us.clear()  # They were beyond what another link would take,
             self._ended = None  # and so would that of the step be which is about to end.
@@ -196,14 +203,16 @@ class StepCosts:
             [[*pair, each] for pair, each in sorted(known.items())]
             for known in (self.rates_mbit, self.delays_us)
         ]
-        return [[*self.out_bytes], *links, [*self._steps_us], [*self._rests_us], dict(self._seen)]
+        timed = [[*pair] for pair in sorted(self._timed)]
+        return [[*self.out_bytes], *links, timed, [*self._steps_us], [*self._rests_us], dict(self._seen)]
 
     def from_plain(self, plain: Any) -> None:
         """What `to_plain` gave; of another number of layers, bytes are measured anew."""
-        out_bytes, rates, delays, steps_us, rests_us, seen = plain
+        out_bytes, rates, delays, timed, steps_us, rests_us, seen = plain
         self.out_bytes = [*out_bytes] if len(out_bytes) == self.layers else [0] * self.layers
         self.rates_mbit = {(a, b): each for a, b, each in rates}
         self.delays_us = {(a, b): each for a, b, each in delays}
+        self._timed = {(a, b) for a, b in timed}
         self._steps_us, self._rests_us = [*steps_us], [*rests_us]
         self._ended, self._untold, self._seen = None, {}, dict(seen)
 
@@ -237,11 +246,6 @@ def read_links(loop: NodeLoop, members: Iterable[str], all_of_it: bool) -> dict[
 
 def _middle(values: Sequence[int]) -> int:
     return statistics.median_low(values) if values else 0
-
-
-def _differ(old: float, new: float) -> bool:
-    """By more than noise would."""
-    return not old / NOTABLE < new < old * NOTABLE
 
 
 def _bytes(sums: LayerSums, chunks: range) -> int:

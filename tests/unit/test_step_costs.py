@@ -84,6 +84,14 @@ def test_a_probe_counts_until_traffic_tells_more():
     assert costs.rates_mbit == {("b", "a"): 100}
 
 
+def test_a_later_probe_counts_where_no_traffic_has_told_more():
+    """What a start has measured may be wrong by far, and nothing is sent over a link that seems slow."""
+    costs = StepCosts(2)
+    for mbit, known in ((9, 9), (1000, 9), (1000, 1000)):
+        hear(costs, costs.told({}, "a", "ab", reading(rate_bps=mbit * 1e6)))
+        assert costs.rates_mbit == {("b", "a"): known}
+
+
 def test_links_of_who_is_gone_are_forgotten():
     costs = StepCosts(2)
     hear(costs, costs.told({}, "a", "ab", reading(sent_bps=1e8, rtt_min_s=0.01)))
