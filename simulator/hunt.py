@@ -27,7 +27,19 @@ EVERY = 30  # Of the crash points of three nodes.
 SEEDS = 1000  # The budget of random lives of each.
 # Seeds that have caught one before.
 KNOWN = (0, 6, 13, 27, 28, 56, 174, 195, 244, 283, 327, 423, 427, 586, 30960)
-KNOWN_WITH_RATES = (6, 14, 17, 21, 28, 37, 60, 107, 247, 921, 1937)  # The same, of lives in which bytes take time.
+KNOWN_WITH_RATES = (
+    6,
+    14,
+    17,
+    21,
+    28,
+    37,
+    60,
+    107,
+    247,
+    921,
+    1937,
+)  # The same, of lives in which bytes take time.
 KNOWN_WITH_TENSORS = 0, 2, 3, 15, 56, 61  # The same, of lives in which nodes need each other's tensors.
 NODES = 2, 4  # Small clusters lose their quorum more often, and live faster.
 ACTIONS = 300_000  # A life of a minute takes some 30,000; a flood is to be noticed soon.
