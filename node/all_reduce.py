@@ -148,10 +148,11 @@ class AllReduce:
                 self._keep(step, chunks, payload.buffer)
             case SendDown():
                 self._send_down(effect)
-            case ResetAttempt():
+            case ResetAttempt(but_sums=but_sums):
                 # But not what was lost: somebody may have the result of this attempt.
                 self.parts.clear()
-                self.results = {step: each for step, each in self.results.items() if step == self.done}
+                if not but_sums:
+                    self.results = {step: each for step, each in self.results.items() if step == self.done}
 
     def completed(self, step: int) -> list[torch.Tensor]:
         """The results of a step, by chunk; [] if nobody had samples. Those of earlier ones are let go."""
@@ -161,15 +162,20 @@ class AllReduce:
             self.lost |= self.losing
         self.losing.clear()
         self.results, self.done = {step: results}, step
-        return [
-            values
-            for result in _bundles(results, range(len(self.lanes) if results else 0))
-            for values in torch.from_numpy(result.values).split(self._sizes(result.chunks))
-        ]
+        return self.results_of(step)
+
+    def results_of(self, step: int) -> list[torch.Tensor]:
+        """By chunk, as far as they are here: an empty one for each that this node does not keep; [] without any."""
+        found = [torch.empty(0)] * len(self.lanes)
+        results = self.results.get(step, {})
+        for result in _distinct(results):
+            parts = torch.from_numpy(result.values).split(self._sizes(result.chunks))
+            found[result.chunks.start : result.chunks.stop] = parts
+        return found if results else []
 
     def _is_refused(self, results: dict[int, Result]) -> bool:
         """Does nobody apply these (docs/guard.md)?"""
-        return not all(_is_finite(each.values) for each in _bundles(results, range(len(self.lanes))))
+        return not all(_is_finite(each.values) for each in _distinct(results))
 
     # --- what chunks look like ---
 
@@ -310,6 +316,11 @@ def _bundles(results: dict[int, Result], chunks: range) -> Iterator[Result]:
     while at < chunks.stop:
         yield results[at]
         at = results[at].chunks.stop
+
+
+def _distinct(results: dict[int, Result]) -> Iterator[Result]:
+    """Each that there is, once."""
+    return (result for chunk, result in results.items() if chunk == result.chunks.start)
 
 
 def _chunks_of(message: Up | Down) -> range:

@@ -8,7 +8,7 @@ shards are there; nothing else marks it. So its being complete also proves that 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +93,15 @@ def assign(sizes: Sequence[int], shards: int) -> list[list[int]]:
 def layout_of(rows: Sequence[tuple[str, str, tuple[int, ...]]]) -> str:
     """Of tensors' names, types and shapes, in order: equal if and only if they are."""
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(rows))
+
+
+def part_of_keeper(keeper: str, names: Sequence[str], keepers: Mapping[str, str], first: str) -> list[int]:
+    """Which tensors `keeper` writes where members keep parts of the state, by position.
+
+    Args:
+        keepers: Of the tensors that are kept in parts, by name. The rest is `first`'s.
+    """
+    return [position for position, name in enumerate(names) if keepers.get(name, first) == keeper]
 
 
 def part_of(shard: int, sizes: Sequence[int], alike: int, shards: int) -> list[int]:

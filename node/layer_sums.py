@@ -15,7 +15,7 @@ Each parameter lies with those that the same layers use: of a tied one both of i
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,6 +52,10 @@ class _Group:
     top: int = FIRST_TOP
     samples: float = 0.0  # Behind what was added here in this step, once for each layer.
     due: set[int] = field(default_factory=set)
+
+
+Norms = dict[int, tuple[float, float]]
+"""By group, of its summed gradient: the largest value in size, and the sum of all squares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,28 +239,59 @@ class LayerSums:
 
     # --- what has come ---
 
+    def norms(self, results: Sequence[torch.Tensor], groups: Iterable[int]) -> Norms:
+        """Of the mean gradients of these groups, whose `results` are all here; none if nobody had samples."""
+        found = {}
+        for number in groups if results else ():
+            group = self.groups[number]
+            values = [results[chunk].double() * len(group.users) for chunk in group.chunks]
+            if values:
+                found[number] = max(map(_largest, values)), sum(float(each.dot(each)) for each in values)
+        return found
+
     @torch.no_grad()
-    def adopt(self, present: bytes, results: Sequence[torch.Tensor], samples: float) -> Adopted:
+    def adopt(
+        self,
+        present: bytes,
+        results: Sequence[torch.Tensor],
+        samples: float,
+        norms: Norms,
+        kept: Collection[int] | None = None,
+    ) -> Adopted:
         """Write a step's sums to `.grad`, unless they do not fit the grid; then it is coarser from now on.
 
         Args:
             present: The bitwise or of all members' masks.
             results: By chunk.
             samples: Of the step.
+            norms: Of all groups.
+            kept: Groups whose parameters are here; those of others get no gradient. None: all.
         """
-        bits = np.unpackbits(np.frombuffer(present, dtype=np.uint8), bitorder="little").astype(bool)
+        bits = self._bits(present)
         too_large = [group for group, over in zip(self.groups, bits[len(self._bit) :], strict=False) if over]
         for group in too_large:
             group.top += GROWS
         if too_large:
             return Adopted(False)
-        for group in self.groups:
-            self._spread(group, results, bits)
-            most = max((_largest(results[chunk]) for chunk in group.chunks), default=0.0)
+        for number, group in enumerate(self.groups):
+            if kept is None or number in kept:
+                self._spread(group, results, bits)
+            else:
+                for place in group.places:
+                    place.parameter.grad = None
+            most, _ = norms.get(number, (0.0, 0.0))
             if most:
-                group.top = math.frexp(most * samples * len(group.users))[1] + ROOM
+                group.top = math.frexp(most * samples)[1] + ROOM
         losses = results[len(self.chunks) - 1]
         return Adopted(True, [float(loss) * samples for loss in losses])
+
+    def with_gradient(self, present: bytes) -> list[nn.Parameter]:
+        """Parameters that had one, says that mask."""
+        bits = self._bits(present)
+        return [parameter for parameter, bit in self._bit.items() if bits[bit]]
+
+    def _bits(self, present: bytes) -> np.ndarray:
+        return np.unpackbits(np.frombuffer(present, dtype=np.uint8), bitorder="little").astype(bool)
 
     def _spread(self, group: _Group, results: Sequence[torch.Tensor], bits: np.ndarray) -> None:
         if not group.chunks:
@@ -284,6 +319,18 @@ class LayerSums:
         """Those that the others have."""
         for group, top in zip(self.groups, tops, strict=True):
             group.top = top
+
+
+@torch.no_grad()
+def clip(parameters: Iterable[nn.Parameter], max_norm: float, norms: Norms) -> None:
+    """As torch's clip_grad_norm_, which looks at all gradients, of which some may not be here: `norms` are of all."""
+    norm = math.sqrt(sum(norms[group][1] for group in sorted(norms)))
+    scale = max_norm / (norm + 1e-6)
+    if scale >= 1.0:
+        return
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.mul_(scale)
 
 
 def _largest(values: torch.Tensor) -> float:

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
+
 from ..protocols.messages import Tensor, ViewKey
 
 
@@ -32,6 +34,7 @@ class Mailbox:
         self._changed = threading.Condition()
         self._at: tuple[ViewKey, int] = ((0, 0), 0)
         self._parts: dict[tuple[ViewKey, int, TensorName], dict[int, tuple[Tensor, Any]]] = {}
+        self._summed: tuple[ViewKey, int, list[torch.Tensor]] | None = None
         self.waited_s = 0.0
 
     def begin(self, key: ViewKey, step: int) -> None:
@@ -47,6 +50,22 @@ class Mailbox:
             if name[:2] >= self._at:
                 self._parts.setdefault(name, {})[message.part] = message, payload
                 self._changed.notify()
+
+    def put_sums(self, key: ViewKey, step: int, sums: list[torch.Tensor]) -> None:
+        """All that this node keeps of an attempt is summed."""
+        with self._changed:
+            self._summed = key, step, sums
+            self._changed.notify()
+
+    def take_sums(self) -> list[torch.Tensor]:
+        """Those of the attempt under way, by chunk, once they are here. Raises: Interrupted."""
+        with self._changed:
+            while True:
+                self.check()
+                if self._summed is not None and self._summed[:2] >= self._at:
+                    sums, self._summed = self._summed[2], None
+                    return sums
+                self._changed.wait()
 
     def wake(self) -> None:
         """The training thread may have something else to hear."""

@@ -56,6 +56,7 @@ class CoreSettings:
     borders: tuple[int, ...] = ()  # Chunks that begin something else: no message goes over them.
     result_bytes: int = 0  # Of what a step sums.
     recomputes: bool = False  # As of StepSync.
+    parts: bool = False  # The same.
     digest: str = ""  # Of the model; "" agrees with any.
     spec: bytes = b""
     policy: SyncPolicy = POLICIES["fapt"]
@@ -79,7 +80,7 @@ class Node:
         self.overlay = Overlay(me)
         self.reporter = LinkReporter(me, settings.life, self.relay, self.overlay)
         self.sync = StepSync(
-            me, settings.chunks, settings.result_bytes, settings.borders, settings.recomputes
+            me, settings.chunks, settings.result_bytes, settings.borders, settings.recomputes, settings.parts
         )  # fmt: skip
         self.courier = Courier(me)
         self.follower = FlushFollower(me, self.sync, self.relay)

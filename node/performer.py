@@ -99,7 +99,7 @@ class Performer:
         match effect:
             case fx.Transmit(peer, message):
                 self.transport.send(peer, encode(message))
-            case fx.ResetAttempt(before):
+            case fx.ResetAttempt(before=before):
                 self.all_reduce.perform(effect)
                 if before is not None:  # A slow link is free for the next attempt.
                     self.transport.forget_bulk(lambda chunk: chunk.key < before)
@@ -118,6 +118,8 @@ class Performer:
                 self._pass_on(peer, message, payload)
             case fx.HandOver(message, payload):
                 self.mailbox.put(message, payload)
+            case fx.Summed(key, step):
+                self.mailbox.put_sums(key, step, self.all_reduce.results_of(step))
             case fx.LayoutAsked():
                 self.asked.put(effect)
             case fx.FellBehind():

@@ -18,7 +18,14 @@ from typing import Any, NoReturn, Protocol, cast
 import torch
 
 from ..protocols.asking import Otherwise
-from ..protocols.errors import ChaosnetError, NodeExpelled, ReplicasDiffer, ScaleOutFailed, describe
+from ..protocols.errors import (
+    ChaosnetError,
+    LayersLost,
+    NodeExpelled,
+    ReplicasDiffer,
+    ScaleOutFailed,
+    describe,
+)
 from ..protocols.events import CaughtUp, Contributed, Crashed, Event, LeaveWanted, LocalReady, StateRejected
 from ..protocols.messages import Contribution, Deal, Notice, Range, View, ViewKey
 from ..protocols.status import Status
@@ -47,6 +54,7 @@ class Offer:
         result_bytes: Of the sum of a step.
         state_bytes: Of the state that a joiner receives; `layer_bytes`: of its smallest and largest layer.
         recomputes: Must a step that is done over be computed anew, as its values hang on who is there?
+        parts: Do members keep parts of the state, and so only some sums?
     """
 
     digest: str
@@ -57,6 +65,7 @@ class Offer:
     state_bytes: int
     layer_bytes: tuple[int, int]
     recomputes: bool = False
+    parts: bool = False
 
 
 class Engine(Protocol):
@@ -224,6 +233,7 @@ class Session:
             borders=offer.borders,
             result_bytes=offer.result_bytes,
             recomputes=offer.recomputes,
+            parts=offer.parts,
             digest=offer.digest,
             spec=encode(offer.spec, "spec"),
             policy=self._policy,
@@ -383,11 +393,14 @@ class Session:
         return None
 
     def adopt(self, outcome: StepOutcome) -> None:
-        """Have the engine adopt it. Raises: ReplicasDiffer, after those who are about to join have been told."""
+        """Have the engine adopt it.
+
+        Raises: ReplicasDiffer or LayersLost, after those who are about to join have been told.
+        """
         try:
             self.engine.adopt(outcome)
             self.engine.acts_in(outcome.view)
-        except ReplicasDiffer as error:
+        except (ReplicasDiffer, LayersLost) as error:
             leaving = self.leaving or self.hooks.wants_exit()
             if not leaving:  # To those who are about to join, and have not compared anything.
                 self.post(Crashed(describe(error)))

@@ -54,6 +54,17 @@ class Reading:
     pieces: list[tuple[str, str]]
 
 
+class Window(Protocol):
+    """What of the state is compared in a step."""
+
+    def read(self, step: int) -> Reading | None:
+        """What is due before `step`; None if nothing is, or this node has not got it."""
+        ...
+
+    def forget(self) -> None:
+        """The state has been replaced."""
+
+
 class StateWindow:
     """Reads this node's state, a piece at each step."""
 

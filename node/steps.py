@@ -8,7 +8,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from ..protocols.effects import Effect, Parked, StepCompleted
-from ..protocols.events import Contributed, Event, LocalReady, Received, Retracted, TensorMade
+from ..protocols.events import Contributed, Event, KeepersChosen, LocalReady, Received, Retracted, TensorMade
 from ..protocols.messages import Tensor
 from ..protocols.scale_in import LeaverState
 from ..protocols.step_sync import STEP_MESSAGES
@@ -29,6 +29,7 @@ class Steps:
             events={
                 Contributed: self.on_part,
                 LocalReady: self.on_ready,
+                KeepersChosen: self.on_part,
                 Retracted: self.on_retracted,
                 TensorMade: self.on_tensor,
             },
@@ -52,6 +53,8 @@ class Steps:
         leaving = event.contribution.leaving or node.leaver.state is LeaverState.LEAVING
         strikes = tuple(self.strikes.open.values())
         contribution = replace(event.contribution, leaving=leaving, strikes=strikes)
+        if node.settings.parts and node.leaver.state is LeaverState.LEAVING:
+            contribution = replace(contribution, shares={node.me: 0})  # Others are to keep what it does.
         return node.sync.handle(LocalReady(contribution, event.key))
 
     def on_retracted(self, event: Retracted, now_s: float) -> list[Effect]:

@@ -24,6 +24,7 @@ from .flat_state import (
     DTYPES,
     Arrival,
     Capture,
+    Entry,
     Manifest,
     Row,
     Snapshot,
@@ -124,6 +125,7 @@ class TrainingState:
         self._check_optimizer()
         self._frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
         self._still: dict[str, Still] = {}
+        self.parted: Collection[nn.Parameter] = ()  # Of which nodes keep parts: no joiner is sent these.
         self._last: Capture | None = None
         self._at_once = False  # The script has changed between two steps what only the optimizer should.
         self._spec = self._make_spec()  # Once: a script may freeze and thaw parameters as it goes.
@@ -179,9 +181,9 @@ class TrainingState:
         return xxhash.xxh3_128_hexdigest(plain.encode(self._spec, "spec"))
 
     def state_bytes(self) -> int:
-        """What the tensors of the state take now; an optimizer may add some at its first step."""
+        """What the tensors that a joiner is sent take now; an optimizer may add some at its first step."""
         table = TensorTable()
-        self._sections(table, canonical=False)
+        self._sections(table, canonical=False, without=self.parted)
         return sum(tensor.nbytes for tensor in table.tensors)
 
     def layer_bytes(self) -> tuple[int, int]:
@@ -189,17 +191,24 @@ class TrainingState:
         sizes = [parameter.nbytes for parameter in self.model.parameters() if parameter.numel()]
         return (min(sizes), max(sizes)) if sizes else (0, 0)
 
-    def _sections(self, table: TensorTable, *, canonical: bool) -> tuple[dict[str, bytes], int, int]:
+    def _sections(
+        self, table: TensorTable, *, canonical: bool, without: Collection[nn.Parameter] = ()
+    ) -> tuple[dict[str, bytes], int, int]:
         """Every part of the state but RNG and runtime, encoded; `table` gets the tensors, in flat order.
 
+        `without`: these parameters, and what the optimizer knows of them.
         Returns: bytes by part; how many tensors of `table` only optimizer.step() changes; and how many are alike
             on all nodes. Each time the first so many.
         """
         state = self.optimizer.state_dict()
-        parameters = dict(self.model.named_parameters())
+        out = {*without}
+        parameters = {name: p for name, p in self.model.named_parameters() if p not in out}
         for name, parameter in parameters.items():
             table.add(parameter, name)
         by_index = dict(state["state"])
+        if self.parted:  # It grows in another order on each node.
+            left_out = self._indices_of(without)
+            by_index = {index: by_index[index] for index in sorted(by_index) if index not in left_out}
         sections = {
             "parameters": plain.encode(parameters, "parameters", table),
             "optimizer.state": plain.encode(by_index, "optimizer.state", table, canonical=canonical),
@@ -226,6 +235,11 @@ class TrainingState:
             sections[name] = plain.encode(part, name, table, canonical=canonical)
         return sections, only_stepped, alike
 
+    def _indices_of(self, parameters: Collection[nn.Parameter]) -> set[int]:
+        """By which the optimizer's state_dict() names these: it counts through its groups."""
+        counted = enumerate(p for group in self.optimizer.param_groups for p in group["params"])
+        return {index for index, parameter in counted if parameter in {*parameters}} if parameters else set()
+
     def _kinds(self) -> dict[str, str]:
         """Whose state it is: that of an SGD would load into an Adam, and fail at its next step."""
         return {"optimizer": _kind(self.optimizer), "lr_scheduler": _kind(self.lr_scheduler)}
@@ -245,19 +259,22 @@ class TrainingState:
         self,
         step: int,
         runtime: dict[Any, Any],
-        only: Callable[[Sequence[int], int], Collection[int]] | None = None,
+        only: Callable[[Sequence[Entry], int], Collection[int]] | None = None,
+        for_joiner: bool = False,
     ) -> Capture:
         """Start a snapshot of the state after `step` steps; call it between steps.
 
         Args:
             runtime: The caller's own plain data, e.g. the data cursor; `load` returns it.
-            only: Of the tensors' sizes in bytes, and how many of them (the first) are alike on all nodes: which
-                (by index) to copy. Default: all.
+            only: Of the tensors, and how many of them (the first) are alike on all nodes: which (by index) to copy.
+                Default: all.
+            for_joiner: Without parameters of which nodes keep parts.
         Returns: a Capture; someone has to call its `run`, and its `wait` before optimizer.step().
         Raises: ConfigError if the user's state holds what cannot be shipped.
         """
         table = TensorTable()
-        sections, only_stepped, alike = self._sections(table, canonical=False)
+        without = self.parted if for_joiner else ()
+        sections, only_stepped, alike = self._sections(table, canonical=False, without=without)
         self._at_once |= self._last is not None and self._last.torn
         if any(still.changed for still in self._still.values()):
             self._still = {}  # What freezes them changes them all.
@@ -267,7 +284,7 @@ class TrainingState:
         manifest = Manifest(tuple(lay_out(rows)), plain.encode(sections, "state"), step)
         every = range(len(table.tensors))
         sizes = [entry.stop - entry.start for entry in manifest.entries]
-        wanted = every if only is None else sorted(only(sizes, alike))
+        wanted = every if only is None else sorted(only(manifest.entries, alike))
         parts: dict[int, np.ndarray | Still] = {}
         late, now = list[int](), list[int]()
         for index in wanted:
@@ -329,7 +346,10 @@ class TrainingState:
 
     def _difference(self, parts: dict[str, Any]) -> str | None:
         """What in the decoded `parts` does not fit our own objects, if anything."""
-        ours = [row_of(*named) for named in self.model.named_parameters()]
+        parted = {id(parameter) for parameter in self.parted}
+        if any(name in parts["parameters"] for name, p in self.model.named_parameters() if id(p) in parted):
+            parted = set()  # It is a checkpoint, which has all.
+        ours = [row_of(name, p) for name, p in self.model.named_parameters() if id(p) not in parted]
         theirs = [row_of(*named) for named in parts["parameters"].items()]
         for slot in buffer_slots(self.model):
             if slot.persistent and slot.tensor is not None:
@@ -352,7 +372,7 @@ class TrainingState:
 
     def _load_model(self, parameters: dict[str, torch.Tensor], buffers: dict[str, torch.Tensor]) -> None:
         for name, parameter in self.model.named_parameters():
-            if parameter.data_ptr() != parameters[name].data_ptr():
+            if name in parameters and parameter.data_ptr() != parameters[name].data_ptr():
                 parameter.copy_(parameters[name])
         for slot in buffer_slots(self.model):
             mine, theirs = slot.tensor, buffers.get(slot.name)

@@ -18,12 +18,14 @@ def merge(parts: list[Contribution]) -> Contribution:
     """What several nodes bring to a step, together."""
     shares: dict[str, int] = {}
     evaluates: dict[str, int] = {}
+    checkpoints: dict[str, int] = {}
     metrics: dict[str, tuple[float, float]] = {}
     timings: dict[str, tuple[float, float]] = {}
     present = 0
     for part in parts:
         shares |= part.shares
         evaluates |= part.evaluates
+        checkpoints |= part.checkpoints
         present |= int.from_bytes(part.present, "little")
         _add(metrics, part.metrics)
         _add(timings, part.timings)
@@ -49,6 +51,9 @@ def merge(parts: list[Contribution]) -> Contribution:
         timings=timings,
         wish=max(part.wish for part in parts),
         pipelines=max(part.pipelines for part in parts),  # All have the same.
+        norms=tuple(sorted(each for part in parts for each in part.norms)),
+        keepers=max(part.keepers for part in parts),  # The same.
+        checkpoints=checkpoints,
     )
 
 

@@ -146,10 +146,20 @@ class SendDown(Effect):
 class ResetAttempt(Effect):
     """Forget what has come in for the step under way; own contributions stay.
 
-    `before`: what was to be sent in views before this one is void, too.
+    `before`: what was to be sent in views before this one is void, too. `but_sums`: what has been summed stays, as
+    the step may have been committed.
     """
 
     before: ViewKey | None = None
+    but_sums: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Summed(Effect):
+    """All that this node keeps of a step is here: its training thread may say that it is ready (`parts`)."""
+
+    key: ViewKey
+    step: int
 
 
 @dataclass(frozen=True, slots=True)

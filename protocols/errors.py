@@ -55,6 +55,10 @@ class ReplicasDiffer(ChaosnetError):
     """Nodes that are to hold the same training state do not; the text names what differs first, and where."""
 
 
+class LayersLost(ChaosnetError):
+    """All members that kept some layers of the model are gone: what they were after the last step is nowhere."""
+
+
 def describe(error: BaseException) -> str:
     """One line for other machines' terminals: "ValueError: ..."."""
     try:

@@ -128,6 +128,17 @@ class Contributed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class KeepersChosen(Event):
+    """Before anything is contributed to an attempt: who keeps the sum of each chunk (StepSync, `parts`).
+
+    Chunks that are not named are for everybody. `key`: as of Contributed.
+    """
+
+    keepers: Mapping[int, frozenset[str]]
+    key: ViewKey
+
+
+@dataclass(frozen=True, slots=True)
 class LocalReady(Event):
     """The training thread called update(): all that this node brings to the step. `key`: as of Contributed."""
 

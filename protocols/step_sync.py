@@ -8,6 +8,10 @@ and all results. Nobody contributes to step s+1 before it has completed s. So th
 every member has completed s, and a node needs to keep just two results: those of the step it has completed and of
 the one under way. No message says "all have s"; the next step does.
 
+Where members keep only parts of the state (`parts`), nobody has all results, and nobody could pass on what another
+lacks. So there a member is ready only when all that it keeps is summed: then whoever learns of the commit completes
+the step alone. A flush leaves what is summed where it is until its install says whether the step was committed.
+
 An attempt is named by (view key, step), because every retry happens in a new view. Messages of another
 attempt are dropped by that name, or kept for a moment if they are ahead of us (early.py).
 
@@ -34,11 +38,12 @@ from .effects import (
     Recompute,
     ResetAttempt,
     StepCompleted,
+    Summed,
     Transmit,
     ViewEntered,
 )
 from .errors import LocalProtocolError, RemoteProtocolError
-from .events import Contributed, Event, LocalReady, Received, Retracted
+from .events import Contributed, Event, KeepersChosen, LocalReady, Received, Retracted
 from .messages import (
     Commit,
     Contribution,
@@ -55,6 +60,7 @@ from .messages import (
 from .sums import Sums
 
 STEP_MESSAGES = (Up, Down, Ready, Commit)
+ASKED_TO = "it asked to"  # Why a node has left that a vote has let go.
 
 
 def means(totals: Mapping[str, tuple[float, float]]) -> dict[str, float]:
@@ -74,6 +80,7 @@ def merge_votes(votes: list[tuple[int, int] | None]) -> tuple[int, int] | None:
 class _Attempt:
     readies: dict[str, Ready] = field(default_factory=dict)
     ready_sent: bool = False
+    summed_told: bool = False
     commit: Commit | None = None
 
 
@@ -84,6 +91,7 @@ class StepSync:
     `result_bytes`: of what a step sums, 0 if that is not known.
     `recomputes`: what a node contributes hangs on the view that it was computed in, as where members compute
     different layers: it is void with its attempt. Else it is kept for the next.
+    `parts`: members keep parts of the state, and each is told before its own part of a step who keeps what.
     """
 
     def __init__(
@@ -93,9 +101,10 @@ class StepSync:
         result_bytes: int = 0,
         borders: tuple[int, ...] = (),
         recomputes: bool = False,
+        parts: bool = False,
     ) -> None:
         self.me, self.result_bytes, self.recomputes = me, result_bytes, recomputes
-        self.sums, self.early = Sums(me, chunks, borders), Early(chunks, result_bytes)
+        self.sums, self.early = Sums(me, chunks, borders, parts), Early(chunks, result_bytes)
         self.view: View | None = None
         self.priors: tuple[Electorate, ...] = ()  # Views that others may still be in, older than ours.
         self.step = 0  # Steps completed; the number of the one under way.
@@ -138,7 +147,7 @@ class StepSync:
         if self.recomputes:
             self.local = None
             self.sums.forget_own()
-        return [ResetAttempt()]
+        return [ResetAttempt(but_sums=self.sums.has_all)]
 
     def start_installed(self, install: Install, view: View) -> list[Effect]:
         """INSTALL: go on in `view`, which it told; adopt, serve or pass on the result of the step before it."""
@@ -147,7 +156,7 @@ class StepSync:
             raise RemoteProtocolError(f"{self.me}: installed at step {install.step} while at {self.step}")
         self.prepared, self.vote = {}, None
         effects = self.enter(view, self.step, install.priors)
-        effects.append(ResetAttempt(before=view.key))
+        effects.append(ResetAttempt(before=view.key, but_sums=bool(behind) and self.sums.has_all))
         self.deal = install.deal
         self.sums.go_on(behind == 1, recovering=bool(install.holder))
         if behind:
@@ -169,7 +178,10 @@ class StepSync:
         match event:
             case Received(_, message) if isinstance(message, STEP_MESSAGES):
                 return self._received(event)
-            case Contributed(key=key) | LocalReady(key=key) if self._is_void(key):
+            case Contributed(key=key) | LocalReady(key=key) | KeepersChosen(key=key) if self._is_void(key):
+                return []
+            case KeepersChosen(keepers):
+                self.sums.keep(keepers)
                 return []
             case Contributed(chunks, weight):
                 touched = self.sums.contributed(chunks, weight)
@@ -177,6 +189,10 @@ class StepSync:
             case LocalReady(contribution):
                 if self.local is not None:
                     raise LocalProtocolError(f"{self.me}: ready twice for step {self.step}")
+                if self.sums.is_lacking:
+                    raise LocalProtocolError(
+                        f"{self.me}: ready for step {self.step} before all it keeps was summed"
+                    )
                 self.local = contribution
                 return self._forward_ready()
             case Retracted(weight, _):
@@ -222,12 +238,18 @@ class StepSync:
         self.attempt.ready_sent = True
         below = [readies[child] for child in place.children]  # In one order, whoever came first.
         total = merge([self.local, *(ready.contribution for ready in below)])
-        vote = merge_votes([self.vote, *(ready.vote for ready in below)])
+        vote = merge_votes([self._own_vote(), *(ready.vote for ready in below)])
         key, step = self.view.key, self.step
         if place.parent is not None:
             return [Transmit(place.parent, Ready(key=key, step=step, vote=vote, contribution=total))]
         switch = vote if vote and vote > key else None
         return self._on_commit(None, Commit(key=key, step=step, switch=switch, total=total))
+
+    def _own_vote(self) -> tuple[int, int] | None:
+        """Who is to go does not vote for that while it keeps what others are to have from the next step on."""
+        if self.vote is not None and self.sums.kept.any_here and self.vote in self.prepared:
+            return self.vote if self.me in self.prepared[self.vote].member_set else None
+        return self.vote
 
     def _on_commit(self, peer: str | None, commit: Commit) -> list[Effect]:
         if self.attempt.commit is not None:
@@ -241,7 +263,7 @@ class StepSync:
     def _complete_if_done(self) -> list[Effect]:
         commit = self.attempt.commit
         if commit is None or not self.sums.complete:
-            return []
+            return self._tell_summed()
         assert self.view is not None
         if commit.switch and not self.sums.catching_up and commit.switch not in self.prepared:
             if self.me in self.view.member_set:
@@ -252,6 +274,14 @@ class StepSync:
         if commit.switch and not self.sums.catching_up:
             following = self.prepared[commit.switch]
         return self._complete(commit, following)
+
+    def _tell_summed(self) -> list[Effect]:
+        """The training thread, once: all that this node keeps is here."""
+        if not self.sums.kept.is_told or self.sums.is_lacking or self.attempt.summed_told:
+            return []
+        assert self.view is not None
+        self.attempt.summed_told = True
+        return [Summed(self.view.key, self.step)]
 
     def _complete(self, commit: Commit, following: View) -> list[Effect]:
         assert self.view is not None
@@ -279,7 +309,7 @@ class StepSync:
         if self.me not in following.node_set:
             self.frozen, self.view, self.prepared = True, following, {}
             if self.me in before.member_set:
-                return [Left("it asked to")]
+                return [Left(ASKED_TO)]
             return [Out("the cluster dropped this node before it had joined")]
         prior = Electorate(key=before.key, members=before.voter_ids)
         return [*_void(before, following), *self.enter(following, self.step, (prior,), self.deal)]

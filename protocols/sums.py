@@ -9,13 +9,17 @@ is ready, is all here; and it tells what a flush ends, and who serves the result
 Chunks are the same in every view. How many neighbouring ones travel as one message, a *bundle*, is the view's choice:
 few and large messages are cheap, many small ones fill slow links better.
 
+Where members keep only a part of the state (`parts`), a result goes down only to those who keep its chunk, through
+those on the way. Each is told before its part of a step who keeps what. Chunks from the last border on are for
+everybody.
+
 Source: Chaos, Sec. IV-B.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
@@ -63,6 +67,7 @@ class _Place:
     children: dict[str, int]  # Members only: who contributes, numbered in order of their names.
     below: tuple[str, ...]  # Children and observers: who listens.
     neighbors: tuple[str, ...]  # Parent and all below.
+    reached: dict[str, frozenset[str]]  # By each of `below`: it, and all whom results reach through it.
 
 
 @dataclass(slots=True)
@@ -73,14 +78,51 @@ class _Bundle:
     done: bool = False
 
 
+class Kept:
+    """Who keeps the results of a step: node `me` asks. Those of chunks from `common` on are for everybody.
+
+    `by_chunk`: of each chunk before that; {}: not told.
+    """
+
+    def __init__(self, me: str, common: int) -> None:
+        self.me, self.common = me, common
+        self.by_chunk: Mapping[int, frozenset[str]] = {}
+
+    @property
+    def is_told(self) -> bool:
+        """Who keeps what?"""
+        return bool(self.by_chunk)
+
+    @property
+    def any_here(self) -> bool:
+        """Does this node keep something that is not for everybody?"""
+        return any(self.me in keepers for keepers in self.by_chunk.values())
+
+    def by_all(self, chunk: int) -> bool:
+        """Is its result for everybody?"""
+        return chunk >= self.common
+
+    def here(self, chunk: int) -> bool:
+        """Does this node keep its result?"""
+        return self.by_all(chunk) or self.me in self.by_chunk.get(chunk, ())
+
+    def among(self, nodes: frozenset[str], chunk: int) -> bool:
+        """Does any of `nodes` keep its result?"""
+        return self.by_all(chunk) or not nodes.isdisjoint(self.by_chunk.get(chunk, ()))
+
+
 class Sums:
     """Of one node, attempt after attempt.
 
-    `chunks` is the same on all nodes of one model, and so are `borders`, over which no bundle goes.
+    `chunks` is the same on all nodes of one model, and so are `borders`, over which no bundle goes, and `parts`: see
+    the module.
     """
 
-    def __init__(self, me: str, chunks: int, borders: tuple[int, ...] = ()) -> None:
-        self.me, self.chunk_count, self.borders = me, chunks, borders
+    def __init__(self, me: str, chunks: int, borders: tuple[int, ...] = (), parts: bool = False) -> None:
+        self.me, self.chunk_count, self.borders, self.parts = me, chunks, borders, parts
+        # Who keeps the results in the attempt under way.
+        self.kept = Kept(me, borders[-1] if parts and borders else 0)
+        self.has_all = False  # After a flush: all that this node keeps of the attempt that it ended.
         self.view: View | None = None
         self.step = 0
         self.own_weight: dict[int, float] = {}  # Chunk: weight of our own part, once contributed.
@@ -92,7 +134,8 @@ class Sums:
         self.bundle_of: dict[int, int] = {}  # By chunk.
         self.tree_of: list[int] = []  # By bundle.
         self.progress: list[_Bundle] = []
-        self.results = 0
+        self.wanted: list[bool] = []  # By bundle: does this node keep its result?
+        self.results = 0  # Of these, how many are here.
 
     # --- asked and told by the vote -----------------------------------------------------------------------
 
@@ -103,13 +146,23 @@ class Sums:
 
     @property
     def complete(self) -> bool:
-        """Have all results come?"""
-        return self.results == len(self.bundles)
+        """Have all results come that this node keeps?"""
+        return self.results == self.wanted.count(True)
+
+    @property
+    def is_lacking(self) -> bool:
+        """Is something not here that this node keeps, where it may not say that it is ready before?"""
+        return self.kept.is_told and not self.complete
+
+    def keep(self, keepers: Mapping[int, frozenset[str]]) -> None:
+        """Who keeps the result of each chunk, in the attempt that begins here; {}: not told any more."""
+        self.kept.by_chunk = keepers
+        self.wanted = [self.kept.here(chunks.start) for chunks in self.bundles]
 
     def enter(self, view: View, step: int) -> None:
         """Add up along the trees of `view`."""
         self.view = view
-        self.places = [_place(tree, self.me, view.member_set) for tree in view.trees]
+        self.places = [_place(tree, self.me, view.member_set, self.parts) for tree in view.trees]
         self.bundles = bundles(self.chunk_count, view.bundle, self.borders)
         self.bundle_of = {chunk: index for index, chunks in enumerate(self.bundles) for chunk in chunks}
         self.tree_of = chunk_trees(len(self.bundles), view.trees)
@@ -119,13 +172,15 @@ class Sums:
         """A new attempt. What we have contributed to its step is kept."""
         self.step, self.results = step, 0
         self.progress = [_Bundle(set(self.places[tree].children)) for tree in self.tree_of]
+        self.keep(self.kept.by_chunk)
 
     def observe(self) -> None:
         """Forget what an earlier membership has left open."""
         self.recovering = self.catching_up = False
 
     def freeze(self) -> None:
-        """The attempt is void."""
+        """The attempt is void, unless it turns out that it was committed (`go_on`)."""
+        self.has_all |= self.kept.is_told and self.complete
         self.tainted = False
         self.restart(self.step)
 
@@ -134,12 +189,24 @@ class Sums:
         self.own_weight = {}
 
     def go_on(self, behind: bool, recovering: bool) -> None:
-        """After a flush. `behind`: our own part stays, and goes out if the step is done over."""
+        """After a flush. `behind`: our own part stays, and goes out if the step is done over.
+
+        Where members keep parts, one that is behind has what it keeps, as it has said that it is ready. One that only
+        listened has nothing, and gets the chunks that are for everybody.
+        """
         self.catching_up, self.recovering = behind, recovering
+        if behind and self.has_all:
+            for index, bundle in enumerate(self.progress):
+                bundle.done = self.wanted[index]
+            self.results = self.wanted.count(True)
+        else:
+            self.keep({})
+        self.has_all = False
 
     def completed(self) -> None:
         """The vote has gone on to the next step."""
-        self.own_weight = {}
+        self.own_weight, self.has_all = {}, False
+        self.keep({})
         if not self.catching_up:
             self.recovering = False
         self.catching_up = False
@@ -153,7 +220,7 @@ class Sums:
         return [
             self._send_down(index, self.step - 1, self.places[tree].neighbors, weight, None)
             for index, tree in enumerate(self.tree_of)
-            if self.places[tree].neighbors
+            if self.places[tree].neighbors and self.kept.by_all(self.bundles[index].start)
         ]
 
     # --- parts and results --------------------------------------------------------------------------------
@@ -206,15 +273,20 @@ class Sums:
         index = self._index(down)
         if self.progress[index].done:
             return []
-        adopt: list[Effect] = [AdoptChunks(self.step, self.bundles[index], payload)] if down.weight else []
+        keeps = down.weight and self.wanted[index]
+        adopt: list[Effect] = [AdoptChunks(self.step, self.bundles[index], payload)] if keeps else []
         return adopt + self._result(index, down.weight, payload, came_from=peer)
 
     def _result(self, index: int, weight: float, payload: Any, came_from: str | None) -> list[Effect]:
         self.progress[index].done = True
-        self.results += 1
-        peers = tuple(p for p in self.places[self.tree_of[index]].neighbors if p != came_from)
+        self.results += self.wanted[index]
+        place = self.places[self.tree_of[index]]
+        peers = tuple(p for p in place.neighbors if p != came_from)
         if not self.catching_up and came_from is None:
-            peers = self.places[self.tree_of[index]].below
+            peers = place.below
+        first = self.bundles[index].start
+        if not self.kept.by_all(first):
+            peers = tuple(p for p in peers if p in place.reached and self.kept.among(place.reached[p], first))
         return [self._send_down(index, self.step, peers, weight, payload)] if peers else []
 
     def pass_on_recovered(self, peer: str, down: Down, payload: Any) -> list[Effect]:
@@ -243,18 +315,25 @@ class Sums:
         """Does the attempt under way need what only this peer can send, or does this peer need us?"""
         return any(peer in place.neighbors for place in self.places)
 
+    def _is_due(self, index: int, place: _Place) -> bool:
+        """Is the result of that bundle to come here, to be kept or to be passed on?"""
+        first = self.bundles[index].start
+        return self.wanted[index] or any(self.kept.among(nodes, first) for nodes in place.reached.values())
+
     def lacks(self) -> tuple[Lack, ...]:
         """What has not come of the attempt under way: parts from children, and then results from parents."""
         of: Counter[tuple[str, bool]] = Counter()
         missing: Counter[tuple[str, bool]] = Counter()
-        for chunks, bundle, tree in zip(self.bundles, self.progress, self.tree_of, strict=True):
+        each = zip(self.bundles, self.progress, self.tree_of, strict=True)
+        for index, (chunks, bundle, tree) in enumerate(each):
             place, count = self.places[tree], len(chunks)
             for child in place.children:
                 of[child, True] += count
                 missing[child, True] += count * (child in bundle.missing and not bundle.done)
             if place.parent is not None:
                 of[place.parent, False] += count
-                missing[place.parent, False] += count * (not bundle.done and not bundle.missing)
+                due = not bundle.done and not bundle.missing and self._is_due(index, place)
+                missing[place.parent, False] += count * due
         return tuple(
             Lack(peer=peer, came=of[peer, up] - count, of=of[peer, up], up=up)
             for (peer, up), count in sorted(missing.items())
@@ -264,11 +343,14 @@ class Sums:
     def check_invariants(self) -> None:
         """What holds between any two events."""
         assert self.results <= len(self.bundles) <= self.chunk_count
-        assert self.results == [bundle.done for bundle in self.progress].count(True)
+        kept = [bundle.done for bundle, wanted in zip(self.progress, self.wanted, strict=True) if wanted]
+        assert self.results == kept.count(True)
 
 
-def _place(tree: Tree, me: str, members: frozenset[str]) -> _Place:
+def _place(tree: Tree, me: str, members: frozenset[str], parts: bool) -> _Place:
     below, parent = tree.children.get(me, ()), tree.parent.get(me)
     around = below if parent is None else (parent, *below)
     children = {child: place for place, child in enumerate(sorted(members.intersection(below)))}
-    return _Place(parent, children, below, around)
+    return _Place(
+        parent, children, below, around, {peer: tree.reached(peer) for peer in below} if parts else {}
+    )

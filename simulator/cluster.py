@@ -38,13 +38,16 @@ from ..protocols.messages import (
 )
 from ..protocols.scale_in import LeaverState
 from ..protocols.scale_out import LIFE_STEP
+from ..protocols.step_sync import ASKED_TO
 from ..scheduler.monitor import ClusterMonitor
 from ..scheduler.sync_plan import POLICIES, Bundler, bundle
 from ..scheduler.views import with_trees
 from . import coverage
 from .history import History
+from .kept import KeptTensors
 from .nodes import DATASET, Applied, Clock, SimNode, SimResult
 from .tensors import Tensors
+from .training_thread import train
 
 PROBE_PARTS, PROBE_PART = 2, bytes(64 << 10)
 WHOLE_PROBE_PART = bytes(512 << 10)  # Where bytes take time; together as many as in production.
@@ -74,9 +77,21 @@ class SimCluster(History):
         # By sender and receiver, as links are timed.
         self.carried: dict[tuple[str, str], tuple[int, float]] = {}
 
-    def compute_together(self) -> None:
-        """Nodes that are added from now on need tensors of each other within a step."""
+    def compute_together(self, parts: int = 0) -> None:
+        """Nodes that are added from now on need tensors of each other within a step.
+
+        `parts`: copies of each part of the state, if they keep only parts (kept.py).
+        """
         self.tensors = Tensors(self.later, self._event)
+        if parts:
+            self.chunks = max(self.chunks, 2)
+            self.borders = tuple(range(1, self.chunks))
+            self.tensors = KeptTensors(self.later, self._event, groups=self.chunks - 1, copies=parts)
+
+    @property
+    def kept(self) -> KeptTensors | None:
+        """Of lives in which nodes keep parts of the state."""
+        return self.tensors if isinstance(self.tensors, KeptTensors) else None
 
     # --- building ---
 
@@ -97,7 +112,7 @@ class SimCluster(History):
         if node.ways:
             self._join(node, neighbors, degree, blocking, otherwise)
         else:
-            node.loaded = True
+            self._has_all([node])
             self._perform_all(node, node.agent.found(node.clock.reads(self.now_s)))
         return node
 
@@ -110,9 +125,16 @@ class SimCluster(History):
         view = with_trees(alone, graph, POLICIES[self.policy])
         for pair in view.links:
             self._open_first(pair)
+        self._has_all(nodes)
+        for node in nodes:
+            self._perform_all(node, node.agent.found(node.clock.reads(self.now_s), view))
+
+    def _has_all(self, nodes: list[SimNode]) -> None:
+        """Those who begin a cluster have its state."""
         for node in nodes:
             node.loaded = True
-            self._perform_all(node, node.agent.found(node.clock.reads(self.now_s), view))
+        if self.kept is not None:
+            self.kept.found(nodes)
 
     def _open_first(self, pair: Link) -> None:
         """A link of the first view."""
@@ -127,6 +149,7 @@ class SimCluster(History):
             bundler=self.bundler,
             result_bytes=self.result_bytes,
             recomputes=self.tensors is not None,
+            parts=self.kept is not None,
             life=life,
         )
         agent = Agent(name, settings, random.Random(self.rng.random()))
@@ -327,7 +350,7 @@ class SimCluster(History):
             case fx.ViewEntered(view, step):
                 self._check_view(node, view)
             case fx.Founded():
-                node.loaded = True
+                self._has_all([node])
             case fx.Joined(step, deal, view):
                 node.training = True
                 if self.rates is not None and self.now_s - node.was_away_s > 100 * self.compute_s:
@@ -336,13 +359,15 @@ class SimCluster(History):
                     self._compute(node, step, deal, view)
             case fx.StepCompleted():
                 self._completed(node, effect)
-            case fx.Recompute() | fx.PassOn() | fx.HandOver():
+            case fx.Recompute() | fx.PassOn() | fx.HandOver() | fx.Summed():
                 self._perform_tensors(node, effect)
             case fx.AnswerStatus() | fx.LayoutAsked():
                 pass
-            case fx.ResetAttempt(before):
+            case fx.ResetAttempt(before, but_sums):
                 node.sums.clear()
-                node.results = {step: each for step, each in node.results.items() if step == node.completed}
+                if not but_sums:
+                    done = node.completed
+                    node.results = {step: each for step, each in node.results.items() if step == done}
                 if before is not None and self.rates is not None:
                     self.forget_bulk(node.name, before)
             case fx.DropResults(peers, before):
@@ -351,16 +376,18 @@ class SimCluster(History):
             case _:
                 self._perform_replication(node, effect)
 
-    def _perform_tensors(self, node: SimNode, effect: fx.Recompute | fx.PassOn | fx.HandOver) -> None:
+    def _perform_tensors(self, node: SimNode, effect: fx.Effect) -> None:
         match effect:
-            case fx.Recompute(view, step):
-                if node.loaded and node.training:
-                    self._compute(node, step, node.agent.sync.deal, view)
+            case fx.Recompute(view, step) if node.loaded and node.training:
+                self._compute(node, step, node.agent.sync.deal, view)
             case fx.PassOn(peer, message, payload):
                 self._send(node.name, peer, message, payload)
-            case fx.HandOver(message):
+            case fx.HandOver(message, payload):
                 assert self.tensors is not None
-                self.tensors.handed_over(node, message)
+                self.tensors.handed_over(node, message, payload)
+            case fx.Summed(key, step):
+                assert self.kept is not None
+                self.kept.summed(node, (key, step))
 
     def _perform_chunk(self, node: SimNode, effect: fx.Effect) -> None:
         if not node.alive:
@@ -411,7 +438,8 @@ class SimCluster(History):
         match effect:
             case fx.TakeSnapshot(step, _):
                 assert len(node.log) == step, f"snapshot of step {step} while at {len(node.log)}"
-                node.snapshots[step] = (list(node.log), node.cursor.to_plain())
+                agreed = self.kept.agreed(node) if self.kept is not None else ()
+                node.snapshots[step] = (list(node.log), node.cursor.to_plain(), agreed)
                 self.later(self._delay(), lambda: self._event(node, ev.SnapshotReady(step)))
             case fx.DropSnapshot(step):
                 node.snapshots.pop(step, None)
@@ -442,7 +470,9 @@ class SimCluster(History):
                     f"{stored} of {self.state_bytes} bytes of the state are here"
                 )
                 assert not node.damaged, f"{node.damaged} damaged pieces in the state"
-                log, cursor = node.arrived[1]
+                log, cursor, agreed = node.arrived[1]
+                if self.kept is not None:
+                    self.kept.loaded(node, agreed)
                 node.log, node.cursor, node.loaded = list(log), DataCursor.from_plain(cursor), True
                 node.samples = sum(_samples(each.ranges) for each in node.log)
                 self._check_state(node)
@@ -458,7 +488,7 @@ class SimCluster(History):
             case _:
                 raise TypeError(f"nobody performs {effect!r}")
 
-    def _state_of(self, node: SimNode, step: int, peer: str) -> tuple[list[Any], Any]:
+    def _state_of(self, node: SimNode, step: int, peer: str) -> tuple[list[Any], Any, Any]:
         """A copy, or what has arrived and must not have changed before `peer` has it."""
         if step in node.snapshots:
             return node.snapshots[step]
@@ -497,14 +527,19 @@ class SimCluster(History):
             return frozenset()
         results = node.results[effect.step]
         node.results = {effect.step: results}
-        sets = {results[chunk].who for chunk in range(self.chunks)}
-        assert all(results[chunk].step == effect.step for chunk in range(self.chunks)), "mixed steps"
+        assert self.kept is not None or len(results) == self.chunks, (
+            f"{len(results)} of {self.chunks} results"
+        )
+        sets = {each.who for each in results.values()}
+        assert all(each.step == effect.step for each in results.values()), "mixed steps"
         assert len(sets) == 1, f"chunks of one step differ in who contributed: {sets}"
         return sets.pop()
 
     def _apply(self, node: SimNode, effect: fx.StepCompleted, who: frozenset[str]) -> None:
         assert len(node.log) == effect.step, f"step {effect.step} applied on top of {len(node.log)} steps"
         ranges = effect.commit.total.ranges
+        if self.kept is not None:
+            self.kept.applied(node, effect.step, effect.commit.total)
         before = node.log[-1].state if node.log else 0
         node.log.append(Applied(who, ranges, hash((before, who, ranges))))
         self._check_state(node)
@@ -528,41 +563,16 @@ class SimCluster(History):
         self.dealt[step, node.name] = ranges
         node.step = step
         eager = self.rng.randint(0, self.chunks)
-        first, rest = tuple(range(eager)), tuple(range(eager, self.chunks))
         took_s = self.rng.uniform(0.2, 1.0) * self.compute_s * node.slowness
         if self.tensors is not None:
             self.tensors.compute(node, view, step, self.chunks, contribution, took_s)
-            return
-        events: list[tuple[float, ev.Event]] = []
-        if weight:
-            events.append((took_s * 0.7, ev.Contributed(first, weight)))
-            if first and self.rng.random() < self.retract_odds:
-                events.append((took_s * 0.8, ev.Retracted(weight, "one more micro-batch")))
         else:
-            rest = tuple(range(self.chunks))
-        events += [(took_s, ev.Contributed(rest, weight)), (took_s, ev.LocalReady(contribution))]
-        self._train(node, step, [(self.now_s + after_s, event) for after_s, event in events])
-
-    def _train(self, node: SimNode, step: int, events: list[tuple[float, ev.Event]]) -> None:
-        """Hands over each event at its time, in their order: a thread that was stopped goes on where it was."""
-
-        def hand_over() -> None:
-            if node.paused:
-                self.later(0.01, hand_over)
-                return
-            while events and events[0][0] <= self.now_s:
-                _, event = events.pop(0)
-                if node.step == step and node.alive and not node.done:
-                    self._event(node, event)
-            if events:
-                self.later(events[0][0] - self.now_s, hand_over)
-
-        self.later(events[0][0] - self.now_s, hand_over)
+            train(self, self._event, node, step, contribution, took_s, eager)
 
     # --- what ends, and what is told ---
 
     def _finish(self, node: SimNode, how: str, reason: str) -> None:
-        node.done = how
+        node.done, node.was_let_go = how, reason == ASKED_TO
         self._say(node.name, f"{how}: {reason}")
         for pair in list(self.connections):
             if node.name in pair:

@@ -30,7 +30,7 @@ PARKED_S = 6.0  # Who is parked dials once a second, and waits for as long.
 def record(negotiation: Negotiation, nodes: int, seed: int) -> tuple[list[Sent], str]:
     """The messages of the negotiation when nobody crashes, and whom it is about."""
     stage = PlayedNegotiation(seed)
-    stage.grow(nodes - negotiation.joiners, negotiation.tensors)
+    stage.grow(nodes - negotiation.joiners, negotiation.tensors, negotiation.parts)
     over = negotiation.play(stage)
     stage.until(lambda: over() and stage.rests())
     stage.watching = False
@@ -80,7 +80,7 @@ def play(
 
 
 def _play(stage: PlayedNegotiation, negotiation: Negotiation, nodes: int) -> None:
-    stage.grow(nodes - negotiation.joiners, negotiation.tensors)
+    stage.grow(nodes - negotiation.joiners, negotiation.tensors, negotiation.parts)
     negotiation.play(stage)
     settled_by_s = stage.now_s + SETTLED_WITHIN_S
     _rest(stage, settled_by_s)

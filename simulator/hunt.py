@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from . import network, tensor_mutants  # noqa: F401  The second registers more mutants.
+from . import network, parts_mutants, tensor_mutants  # noqa: F401  The last two register more mutants.
 from .crash_points import play, points
 from .many_runs import in_processes
 from .mutants import MUTANTS
@@ -41,6 +41,7 @@ KNOWN_WITH_RATES = (
     1937,
 )  # The same, of lives in which bytes take time.
 KNOWN_WITH_TENSORS = 0, 2, 3, 15, 56, 61  # The same, of lives in which nodes need each other's tensors.
+KNOWN_WITH_PARTS = 1, 2, 5, 24, 52, 429, 602  # The same, of lives in which nodes keep parts of the state.
 NODES = 2, 4  # Small clusters lose their quorum more often, and live faster.
 ACTIONS = 300_000  # A life of a minute takes some 30,000; a flood is to be noticed soon.
 
@@ -79,6 +80,8 @@ def _grounds(seeds: Iterable[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"seed {seed} --rates", functools.partial(run, seed, nodes=NODES, rates=True)
     for seed in KNOWN_WITH_TENSORS:
         yield f"seed {seed} --tensors", functools.partial(run, seed, nodes=NODES, tensors=True)
+    for seed in KNOWN_WITH_PARTS:
+        yield f"seed {seed} --parts", functools.partial(run, seed, nodes=(2, 5), parts=True)
     for found in recorded:
         for point in found[::EVERY]:
             yield f"crash point {point.name}", functools.partial(play, point)

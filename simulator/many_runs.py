@@ -29,6 +29,7 @@ class Summary:
     hard: bool = False
     rates: bool = False
     tensors: bool = False
+    parts: bool = False
     runs: int = 0
     totals: Counter[str] = field(default_factory=Counter)  # Of those that kept all rules.
     waited: Counter[str] = field(default_factory=Counter)  # Why a pair waited for a person: in how many runs.
@@ -57,12 +58,13 @@ class Summary:
 
     def unreached(self) -> list[str]:
         """What no run has come by, by name."""
-        return sorted(expected(AIMS, self.tensors) - self.coverage.keys())
+        return sorted(expected(AIMS, self.tensors or self.parts) - self.coverage.keys())
 
     @property
     def where(self) -> str:
         """The options with which these runs were made."""
-        options = " --hard" * self.hard + " --rates" * self.rates + " --tensors" * self.tensors
+        options = " --hard" * self.hard + " --rates" * self.rates
+        options += " --tensors" * self.tensors + " --parts" * self.parts
         return " --nodes {}..{}".format(*self.nodes) + options
 
     def describe(self, most: int = 3) -> str:
@@ -83,6 +85,7 @@ def run_many(
     hard: bool = False,
     rates: bool = False,
     tensors: bool = False,
+    parts: bool = False,
 ) -> Summary:
     """Run each seed once. `on_progress` is called after each run, in the calling process.
 
@@ -92,9 +95,10 @@ def run_many(
         hard: with more faults.
         rates: bytes take time in all of them.
         tensors: in all of them nodes need each other's within a step.
+        parts: that, and they keep only parts of the state.
     """
-    summary = Summary(nodes, hard, rates, tensors)
-    run_one = functools.partial(_run, nodes=nodes, hard=hard, rates=rates, tensors=tensors)
+    summary = Summary(nodes, hard, rates, tensors, parts)
+    run_one = functools.partial(_run, nodes=nodes, hard=hard, rates=rates, tensors=tensors, parts=parts)
     for seed, result in in_processes(run_one, _listed(seeds), processes):
         summary.add(seed, result)
         if on_progress is not None:
@@ -125,9 +129,9 @@ def _ignore_interrupts() -> None:
 
 
 def _run(
-    seed: int, nodes: tuple[int, int], hard: bool, rates: bool, tensors: bool
+    seed: int, nodes: tuple[int, int], hard: bool, rates: bool, tensors: bool, parts: bool
 ) -> tuple[int, LifeOutcome | str]:
     try:
-        return seed, run(seed, nodes=nodes, hard=hard, rates=rates, tensors=tensors)
+        return seed, run(seed, nodes=nodes, hard=hard, rates=rates, tensors=tensors, parts=parts)
     except Violation as violation:
         return seed, str(violation)

@@ -97,10 +97,10 @@ class PlayedNegotiation(SimCluster):
 
     # --- building ---
 
-    def grow(self, nodes: int, tensors: bool = False) -> None:
-        """`nodes` members, n1 the first; two links each as far as there are others. `tensors`: as of Negotiation."""
-        if tensors:
-            self.compute_together()
+    def grow(self, nodes: int, tensors: bool = False, parts: int = 0) -> None:
+        """`nodes` members, n1 the first; two links each as far as there are others. The rest: as of Negotiation."""
+        if tensors or parts:
+            self.compute_together(parts)
         self.add("n1")
         for index in range(2, nodes + 1):
             name = f"n{index}"
@@ -217,6 +217,7 @@ class Negotiation:
     kinds: frozenset[str]
     joiners: int = 0  # Of the nodes.
     tensors: bool = False  # They need each other's within a step.
+    parts: int = 0  # That, and they keep only parts of the state, of which there are so many copies.
 
 
 TRAINING = frozenset({"Up", "Down", "Ready", "Commit"})
@@ -394,5 +395,9 @@ NEGOTIATIONS = {
         Negotiation("pipeline-step", 2, _step, TRAINING | {"Tensor"}, tensors=True),
         Negotiation("pipeline-join", 3, _join(blocking=False), TRAINING | STREAMING, joiners=1, tensors=True),
         Negotiation("pipeline-lost-member", 3, _lose_member, FLUSH | {"AbortRequest"}, tensors=True),
+        Negotiation("parts-step", 3, _step, TRAINING | {"Tensor"}, parts=2),
+        Negotiation("parts-join", 3, _join(blocking=False), TRAINING | STREAMING, joiners=1, parts=2),
+        Negotiation("parts-leave", 3, _leave("last"), TRAINING | LEAVE | {"Prepare"}, parts=2),
+        Negotiation("parts-lost-member", 4, _lose_member, FLUSH | {"AbortRequest"}, parts=3),
     )
 }  # fmt: skip

@@ -69,7 +69,7 @@ class SimNode(Machine):
         self.sums: dict[range, frozenset[str]] = {}
         self.contributed: set[tuple[int, int]] = set()  # Step and chunk, of the step under way.
         self.completed = -1  # The last step that is.
-        self.snapshots: dict[int, tuple[list[Any], Any]] = {}
+        self.snapshots: dict[int, tuple[list[Any], Any, Any]] = {}
         self.arrived: Any = None
         self.damaged = 0  # Pieces of what has arrived that are not what was sent.
         self.stored: set[tuple[int, int]] = set()  # Of the state that is arriving.
@@ -81,6 +81,7 @@ class SimNode(Machine):
         self.was_away_s = 0.0  # When it was started, or last stopped.
         self.refused = False  # By a message that says why.
         self.installed: ViewKey = (0, 0)  # The view of the last flush that it took part in.
+        self.was_let_go = False  # By a vote, as it had asked to.
         self.ways: tuple[str, ...] = ()  # Where it asks to be let in.
 
     @property

@@ -14,6 +14,7 @@ from ..protocols import events as ev
 from ..protocols.messages import ConnectLinkRequest, DisconnectLinkRequest, Envelope, Message, Tree, link
 from .cluster import SimCluster
 from .coverage import crashed, delivered, watched
+from .kept import AllCopiesLost
 from .nodes import Clock, SimNode
 from .rates import CHANGES, LinkRates
 
@@ -76,6 +77,7 @@ class RandomRun:
         hard: bool = False,
         rates: bool = False,
         tensors: bool = False,
+        parts: bool = False,
     ) -> None:
         self.seed = seed
         self.rng = random.Random(f"run {seed}")
@@ -96,9 +98,10 @@ class RandomRun:
         self.max_crashes = self.rng.choice([0, 1, 2, 4])
         self.hunted = set(self.rng.sample(AIMS, 3))
         self.hunt_odds = self.rng.choice([0.0, 0.01, 0.1])
-        if tensors:
-            self.sim.compute_together()
+        if tensors or parts:
+            self.sim.compute_together(2 * parts)
             self.hunted |= set(random.Random(f"tensors {seed}").choice([(), ("Tensor",)]))
+        self.lost = False  # All copies of something.
         self.struck: set[str] = set()
         self.sim.on_message = self._maybe_strike
         self.faults = self.rng.choice([3, 5, 8, 12])
@@ -199,6 +202,8 @@ class RandomRun:
         try:
             with watched() as transitions:
                 self._live()
+        except AllCopiesLost as error:
+            self._check_lost(error)
         except Exception as error:
             raise Violation(
                 f"seed {self.seed}: {type(error).__name__}: {error}\n{self.sim.story()}"
@@ -219,6 +224,13 @@ class RandomRun:
             self._kinds(),
         )
 
+    def _check_lost(self, error: AllCopiesLost) -> None:
+        """That happens only if all keepers are lost at once, and there were two if there was another member."""
+        gone = [self.sim.nodes[name] for name in error.keepers]
+        self.lost = True
+        if len(gone) > 1 and len([node for node in gone if not node.was_let_go]) < 2:
+            raise Violation(f"seed {self.seed}: {error}\n{self.sim.story()}")
+
     def _kinds(self) -> tuple[str, ...]:
         kinds = {
             "silent deaths": self.silent_odds > 0,
@@ -226,6 +238,7 @@ class RandomRun:
             "one-way partitions": self.one_sided,
             "crowds of joiners": self.crowds,
             "tensors of each other": self.sim.tensors is not None,
+            "all copies lost": self.lost,
         }
         if self.rates is not None:
             kinds["links with rates"] = True
@@ -547,6 +560,7 @@ def run(
     hard: bool = False,
     rates: bool = False,
     tensors: bool = False,
+    parts: bool = False,
 ) -> LifeOutcome:
     """One life from one seed.
 
@@ -555,5 +569,6 @@ def run(
         hard: 12 to 24 faults.
         rates: bytes take time; else in some lives only.
         tensors: nodes need each other's within a step (tensors.py).
+        parts: that, and they keep only parts of the state (kept.py).
     """
-    return RandomRun(seed, record, nodes, hard, rates, tensors).run()
+    return RandomRun(seed, record, nodes, hard, rates, tensors, parts).run()

@@ -19,6 +19,7 @@ from ..protocols.messages import Contribution, Deal, Down, Envelope, Link, Messa
 from .cluster import SimCluster
 from .network import Connection
 from .nodes import Applied, SimNode
+from .training_thread import hand_over
 
 BATCH = 8
 HOP_S = 0.01  # No message takes longer over one link.
@@ -236,7 +237,7 @@ class ScaleCluster(SimCluster):
         took_s = self.rng.uniform(0.9, 1.0) * self.compute_s
         contributed = ev.Contributed((0,), contribution.weight)
         at_s = self.now_s + took_s
-        self._train(node, step, [(at_s, contributed), (at_s, ev.LocalReady(contribution))])
+        hand_over(self, self._event, node, step, [(at_s, contributed), (at_s, ev.LocalReady(contribution))])
 
     def _check_samples(self, node: SimNode, step: int, what: tuple[frozenset[str], Any]) -> None:
         pass  # Nobody dealt them.

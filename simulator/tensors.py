@@ -20,7 +20,7 @@ Tell = Callable[[SimNode, ev.Event], None]
 
 
 @dataclass(slots=True)
-class _Work:
+class Attempted:
     """One attempt of a node: what it waits for, and what it says once nothing is missing."""
 
     attempt: Attempt
@@ -36,7 +36,7 @@ class Tensors:
 
     later: Later
     tell: Tell
-    work: dict[SimNode, _Work] = field(default_factory=dict)
+    work: dict[SimNode, Attempted] = field(default_factory=dict)
     came: dict[SimNode, set[Attempt]] = field(default_factory=dict)
 
     def compute(
@@ -47,13 +47,13 @@ class Tensors:
         before, after = _around(view, node.name)
         came = self.came.setdefault(node, set())
         came -= {each for each in came if each < attempt}
-        self.work[node] = _Work(attempt, chunks, contribution, waits=bool(before) and attempt not in came)
+        self.work[node] = Attempted(attempt, chunks, contribution, waits=bool(before) and attempt not in came)
         if after:
             tensor = Tensor(key=view.key, step=step, target=after, way="a", micro_batch=0, layer=1)
             self._do(node, took_s / 2, lambda: self.tell(node, ev.TensorMade(tensor, node.name)))
         self._do(node, took_s, lambda: self._worked(node, attempt))
 
-    def handed_over(self, node: SimNode, message: Tensor) -> None:
+    def handed_over(self, node: SimNode, message: Tensor, payload: object) -> None:
         """A tensor has come to its target."""
         attempt = message.key, message.step
         self.came.setdefault(node, set()).add(attempt)
@@ -75,16 +75,20 @@ class Tensors:
             work.busy = False
             self._contribute(node, work)
 
-    def _contribute(self, node: SimNode, work: _Work) -> None:
-        if work.busy or work.waits:
+    def _contribute(self, node: SimNode, work: Attempted) -> None:
+        if work.busy or work.waits or self._lacks_parts(node):
             return
-        key, weight = work.attempt[0], work.contribution.weight
+        # The next attempt may have begun by then: then it is void.
+        self._do(node, 0.001, lambda: self._hand_over(node, work))
 
-        def hand_over() -> None:  # The next attempt may have begun by now: then it is void.
-            self.tell(node, ev.Contributed(tuple(range(work.chunks)), weight, key))
-            self.tell(node, ev.LocalReady(work.contribution, key))
+    def _lacks_parts(self, node: SimNode) -> bool:
+        """Does it wait for parts of the state? Here all have all of it."""
+        return False
 
-        self._do(node, 0.001, hand_over)
+    def _hand_over(self, node: SimNode, work: Attempted) -> None:
+        key = work.attempt[0]
+        self.tell(node, ev.Contributed(tuple(range(work.chunks)), work.contribution.weight, key))
+        self.tell(node, ev.LocalReady(work.contribution, key))
 
     def _do(self, node: SimNode, delay_s: float, what: Callable[[], None]) -> None:
         """By the training thread of `node`, which stands still while the node is paused."""

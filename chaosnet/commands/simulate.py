@@ -12,8 +12,8 @@ from ..outputs import OutputFile, json_option
 MAX_CRASH_NODES = 5  # As in simulator/crash_points.py: there are tens of thousands of points for more.
 # What `chaosnet simulate` can run, and what may be said with it.
 SIMULATED = {
-    "--schedules": ("--from", "--nodes", "--hard", "--rates", "--tensors", "--json"),
-    "--seed": ("--nodes", "--hard", "--rates", "--tensors", "--trace"),
+    "--schedules": ("--from", "--nodes", "--hard", "--rates", "--tensors", "--parts", "--json"),
+    "--seed": ("--nodes", "--hard", "--rates", "--tensors", "--parts", "--trace"),
     "--crash-points": ("--nodes", "--seeds", "--restart", "--json"),
     "--crash-point": ("--trace",),
     "--mutants": ("--json",),
@@ -54,6 +54,7 @@ def _check_simulated(ctx: click.Context) -> None:
 @click.option(
     "--tensors", is_flag=True, help="Nodes need each other's tensors within a step, as in pipelines."
 )
+@click.option("--parts", is_flag=True, help="As --tensors, and each node keeps only a part of the state.")
 @click.option("--seed", type=Whole(0, 10**12), metavar="SEED", help="Replay the life of one seed.")
 @click.option("--crash-points", is_flag=True, help="Crash everybody at every message of every negotiation.")
 @click.option(
@@ -78,8 +79,8 @@ def _check_simulated(ctx: click.Context) -> None:
 @json_option
 def simulate(
     schedules: int | None, first: int, nodes: tuple[int, int] | None, hard: bool, rates: bool, tensors: bool,
-    seed: int | None, crash_points: bool, seeds: int, restart: bool, crash_point: str | None, mutants: bool,
-    churn: float | None, hours: float, trace: Path | None, json_file: Path | None,
+    parts: bool, seed: int | None, crash_points: bool, seeds: int, restart: bool, crash_point: str | None,
+    mutants: bool, churn: float | None, hours: float, trace: Path | None, json_file: Path | None,
 ) -> None:  # fmt: skip
     """Run the real protocol on a virtual network with random crashes, joins, leaves and cut links.
 
@@ -99,9 +100,9 @@ def simulate(
     from . import simulation
 
     if schedules is not None:
-        simulation.run_seeds(first, schedules, nodes or (2, 7), json_file, hard, rates, tensors)
+        simulation.run_seeds(first, schedules, nodes or (2, 7), json_file, hard, rates, tensors, parts)
     elif seed is not None:
-        simulation.replay_seed(seed, nodes or (2, 7), trace, hard, rates, tensors)
+        simulation.replay_seed(seed, nodes or (2, 7), trace, hard, rates, tensors, parts)
     elif crash_points:
         if nodes is not None and nodes[1] > MAX_CRASH_NODES:
             raise click.BadOptionUsage(

@@ -35,10 +35,11 @@ def run_seeds(
     hard: bool = False,
     rates: bool = False,
     tensors: bool = False,
+    parts: bool = False,
 ) -> None:
     """Run seeds first, first + 1, ... on all cores; tell what they did. Raises: SimulationFailed."""
     started_s, tell = time.monotonic(), _Teller()
-    so_far, told = [Summary(nodes, hard, rates, tensors)], set[int]()
+    so_far, told = [Summary(nodes, hard, rates, tensors, parts)], set[int]()
 
     def progress(summary: Summary) -> None:
         so_far[0] = summary
@@ -50,7 +51,9 @@ def run_seeds(
     interrupted = False
     try:
         seeds = range(first, first + schedules)
-        run_many(seeds, on_progress=progress, nodes=nodes, hard=hard, rates=rates, tensors=tensors)
+        run_many(
+            seeds, on_progress=progress, nodes=nodes, hard=hard, rates=rates, tensors=tensors, parts=parts
+        )
     except KeyboardInterrupt:
         interrupted = True
     summary, seconds = so_far[0], time.monotonic() - started_s
@@ -102,6 +105,7 @@ def _found(summary: Summary, first: int, seconds: float) -> dict[str, Any]:
         "hard": summary.hard,
         "rates": summary.rates,
         "tensors": summary.tensors,
+        "parts": summary.parts,
         "kinds": dict(summary.kinds),
         "seconds": round(seconds, 2),
         "rate_per_s": round(summary.runs / seconds, 2),
@@ -124,9 +128,10 @@ def replay_seed(
     hard: bool = False,
     rates: bool = False,
     tensors: bool = False,
+    parts: bool = False,
 ) -> None:
     """Run one seed and tell, or write, its story. Raises: SimulationFailed."""
-    life = RandomRun(seed, trace is not None, nodes, hard, rates, tensors)
+    life = RandomRun(seed, trace is not None, nodes, hard, rates, tensors, parts)
     try:
         outcome = life.run()
     except Violation as violation:

@@ -82,6 +82,11 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     pipelines: Bytes = b""
     wish: Layout = ""
     timings: dict[Annotated[str, Meta(max_length=72)], tuple[float, float]] = {}
+    # Where members keep parts of the state, what the first keeper of a group of parameters says of its summed
+    # gradient: number of the group, largest value, sum of squares.
+    norms: tuple[tuple[Count, float, float], ...] = ()
+    keepers: Bytes = b""  # Who keeps what from this step on, if that is new.
+    checkpoints: dict[Id, Count] = {}  # Layers are lost: by member, the newest step that it can go back to.
 
 
 class Ready(Message, frozen=True, kw_only=True):

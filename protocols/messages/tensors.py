@@ -17,15 +17,16 @@ Row = tuple[Annotated[str, Meta(max_length=32)], Shape]
 class Tensor(Message, frozen=True, kw_only=True):
     """Holder to holder, bulk: what enters `layer`, or its gradient, of one micro-batch of a step in a view.
 
-    `way`: "a", activations on the way forward; "g", their gradients on the way back. The payload is the tensors'
-    bytes, one behind the other, cut into `parts`; `rows` say of what type and shape each is. Nodes on the way to
-    `target` pass it on.
+    `way`: "a", activations on the way forward; "g", their gradients on the way back. At the beginning of a step "p",
+    parameters, and "s", these and what the optimizer keeps of them: then `layer` is the number of a group of them,
+    and `micro_batch` that of one in it. The payload is the tensors' bytes, one behind the other, cut into
+    `parts`; `rows` say of what type and shape each is. Nodes on the way to `target` pass it on.
     """
 
     key: ViewKey
     step: Count
     target: Id
-    way: Literal["a", "g"]
+    way: Literal["a", "g", "p", "s"]
     micro_batch: Count
     layer: Count
     part: Count = 0

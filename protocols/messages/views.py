@@ -36,6 +36,13 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             found.setdefault(self.parent[child], []).append(child)
         return {parent: tuple(children) for parent, children in found.items()}
 
+    def reached(self, node: str) -> frozenset[str]:
+        """`node`, and all whom results reach through it."""
+        found = [node]
+        for each in found:
+            found += self.children.get(each, ())
+        return frozenset(found)
+
     def flaw(self, nodes: Set[str], members: Set[str], links: Set[Link]) -> str:
         """As that of the view whose `nodes`, `members` and `links` these are."""
         if self.root not in members or self.parent.keys() != nodes - {self.root}:

@@ -34,6 +34,7 @@ class Traffic:
         links: Between members.
         trees: Children and their parents, and the tree's share of the sums.
         message_bytes: Of sums, that travel as one.
+        keepers: Of each of `sums`, those who get the result; () if all get all.
     """
 
     out_bytes: tuple[int, ...] = ()
@@ -43,6 +44,7 @@ class Traffic:
     links: tuple[Pair, ...] = ()
     trees: tuple[tuple[tuple[Pair, ...], float], ...] = ()
     message_bytes: int = 0
+    keepers: tuple[frozenset[str], ...] = ()
 
     @functools.cached_property
     def _usual_mbit(self) -> int:
@@ -106,22 +108,36 @@ class Traffic:
 
         `over_us`: by layer, when its last backward is over on all members. 0 without trees, or with nothing to sum.
         """
-        parts = sorted((max(over_us[layer] for layer in users), size) for users, size in self.sums)
-        if not parts or not self._byte_us:
+        ready_us = [max(over_us[layer] for layer in users) for users, _ in self.sums]
+        parts = sorted(
+            (ready, size, byte_us)
+            for ready, (_, size), byte_us in zip(ready_us, self.sums, self._bytes_us, strict=True)
+        )
+        if not parts or not max(self._bytes_us):
             return 0
         now_us = 0.0
-        for ready_us, size in parts:
-            now_us = max(now_us, ready_us) + size * self._byte_us
-        return round(now_us + self._last_us - self._message_bytes * self._byte_us)
+        for ready, size, byte_us in parts:
+            now_us = max(now_us, ready) + size * byte_us
+        return round(now_us + self._last_us - self._message_bytes * parts[-1][2])
 
     @functools.cached_property
-    def _byte_us(self) -> float:
-        """Of all that is summed: what the link takes for a byte of it that takes longest."""
+    def _bytes_us(self) -> list[float]:
+        """Of each of `sums`: what the link takes for a byte of it that takes longest."""
+        if not self.keepers:
+            return [self._byte_us(None)] * len(self.sums)
+        found = {keepers: self._byte_us(keepers) for keepers in {*self.keepers}}
+        return [found[keepers] for keepers in self.keepers]
+
+    def _byte_us(self, keepers: frozenset[str] | None) -> float:
+        """Parts go up all trees, and results down to these members, or to all."""
         carried: dict[Pair, float] = {}
         for edges, share in self.trees:
-            for child, parent in edges:  # Once in each direction.
+            parents = dict(edges)
+            down = {node for each in keepers or () for node in _up_from(each, parents)}
+            for child, parent in edges:
                 carried[child, parent] = carried.get((child, parent), 0.0) + share
-                carried[parent, child] = carried.get((parent, child), 0.0) + share
+                if keepers is None or child in down:
+                    carried[parent, child] = carried.get((parent, child), 0.0) + share
         return max((share * self._us_of_byte(pair) for pair, share in carried.items()), default=0.0)
 
     @functools.cached_property
@@ -149,6 +165,15 @@ class Traffic:
                 )
                 up_and_down_us[child] = up_and_down_us.get(parents[child], 0.0) + hop_us
         return max(up_and_down_us.values(), default=0.0)
+
+
+def _up_from(node: str, parents: Mapping[str, str]) -> list[str]:
+    """It, and all above it in a tree but the root."""
+    way = []
+    while node in parents:
+        way.append(node)
+        node = parents[node]
+    return way
 
 
 NO_TRAFFIC = Traffic()

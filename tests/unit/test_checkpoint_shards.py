@@ -41,11 +41,12 @@ class Node:
     @torch.no_grad()
     def write(self, step, shards=2, change=None):
         mark = Mark(run="r", step=step, key=(1, 1), members=MEMBERS, shards=shards)
-        capture = self.state.begin_capture(step, {}, self.checkpointing.tensors_of(mark))
+        part = self.checkpointing.tensors_of(mark)
+        capture = self.state.begin_capture(step, {}, part)
         if change is not None:
             change.add_(1.0)
         capture.run()
-        self.checkpointing.begin(capture, mark)
+        self.checkpointing.begin(capture, mark, part)
         self.checkpointing.close(abandon=False)
 
 
