@@ -119,8 +119,9 @@ def _serve() -> None:
     print(json.dumps({"parameters": sum(p.numel() for p in nn.ModuleList(model).parameters())}), flush=True)
     sys.stdin.readline()
     trainer = PipelineTrainer(
-        model, optimizer, nn.functional.mse_loss, batch=BATCH, micro_batch=1, stages=2, exact=False
-    )
+        model, optimizer, nn.functional.mse_loss, batch=BATCH, micro_batch=1, stages=2, exact=False,
+        keepers=told["keepers"],
+    )  # fmt: skip
     seen: list[dict[str, Any]] = []
     threading.Thread(target=_answer, args=(seen,), daemon=True).start()
     for done in trainer.steps(OneSequence(size), epochs=1000):
@@ -219,7 +220,9 @@ class Watched:
         )
 
 
-def measure(size: Size, mbit: float, forward_s: float, count: int) -> tuple[int, list[Chapter]]:
+def measure(
+    size: Size, mbit: float, forward_s: float, count: int, keepers: int | None = None
+) -> tuple[int, list[Chapter]]:
     """All chapters, and how many parameters the model has."""
     topology = mesh(4, LinkSpec(rate_mbit=mbit))
     with namespaces(topology, routes=True) as testbed, quiet() as (env, said), ExitStack() as stack:
@@ -227,7 +230,7 @@ def measure(size: Size, mbit: float, forward_s: float, count: int) -> tuple[int,
         def ready(name: str) -> tuple[PlacedNode, int]:
             node = PlacedNode(testbed, name, "pipelines_size", stderr=said, env=env)
             stack.callback(node.kill)
-            node.tell({"size": size, "forward_s": forward_s, "backward_s": 2 * forward_s})
+            node.tell({"size": size, "forward_s": forward_s, "backward_s": 2 * forward_s, "keepers": keepers})
             return node, node.hear(PATIENCE_S)["parameters"]
 
         nodes = [ready(name)[0] for name in topology.nodes[:-1]]
@@ -259,14 +262,20 @@ def measure(size: Size, mbit: float, forward_s: float, count: int) -> tuple[int,
 @click.option(
     "--steps", type=Whole(2, 100), default=8, show_default=True, help="That count, after each change."
 )
+@click.option(
+    "--keepers", type=Whole(2, 4), help="Members that keep each layer's state. Default: all keep all."
+)
 @click.option("--quick", is_flag=True, help="A small model, short layers and 2 steps: to see that it runs.")
 @json_option
-def size_command(mbit: float, forward_s: float, steps: int, quick: bool, json_file: Path | None) -> None:
+def size_command(
+    mbit: float, forward_s: float, steps: int, keepers: int | None, quick: bool, json_file: Path | None
+) -> None:
     """GPT-2 small in true size: a start, a kill, a join and a slow link (root)."""
     if os.geteuid() != 0:
         raise ConfigError("bench pipelines-size: network namespaces need root")
     try:
-        parameters, found = measure(*(QUICK, mbit, 0.002, 2) if quick else (SMALL, mbit, forward_s, steps))
+        told = (QUICK, mbit, 0.002, 2) if quick else (SMALL, mbit, forward_s, steps)
+        parameters, found = measure(*told, keepers)
     except TestbedError as error:
         raise ConfigError(f"bench pipelines-size: {error}") from None
     about = "; quick: none of this says how close it comes in true size" if quick else ""

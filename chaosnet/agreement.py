@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import xxhash
 
-from .node.state_window import EVERY, Averaged, StateWindow
+from .node.state_window import EVERY, Averaged, StateWindow, Window
 from .node.training_state import EXECUTION, TrainingState
 from .protocols.messages import Contribution, Side, Sides
 
@@ -75,9 +75,11 @@ class _Record:
 class Agreement:
     """One node's part in the comparison; its methods are for the training thread, between two steps."""
 
-    def __init__(self, state: TrainingState, averaged: Averaged, me: str, policy: str) -> None:
+    def __init__(
+        self, state: TrainingState, averaged: Averaged, me: str, policy: str, window: Window | None = None
+    ) -> None:
         self._state, self._me, self._policy = state, me, policy
-        self.window = StateWindow(state, averaged)
+        self.window = window or StateWindow(state, averaged)
         self._parameters = list(state.model.parameters())
         self._names = [name for name, _ in state.model.named_parameters()]
         self._keys: list[tuple[str, ...]] = []

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -30,8 +30,8 @@ from .node.checkpoint import (
     set_aside,
     write_shard,
 )
-from .node.checkpoint_plan import Checkpoint, Mark, choose, describe, layout_of, part_of
-from .node.flat_state import Arrival, Capture, Manifest, Snapshot, StateChanged
+from .node.checkpoint_plan import Checkpoint, Mark, choose, describe, layout_of, part_of, part_of_keeper
+from .node.flat_state import Arrival, Capture, Entry, Manifest, Snapshot, StateChanged
 from .protocols.errors import CheckpointError, ConfigError, MalformedMessage
 from .protocols.messages import Commit
 from .settings import CheckpointSettings
@@ -40,6 +40,8 @@ UNDER_WAY = "checkpoint under way"  # A metric without weight: no mean of it is 
 CLOSE_PATIENCE_S = 60.0  # A node that leaves ends its write, unless the disk hangs.
 
 Say = Callable[[str], None]
+Part = Callable[[Sequence[Entry], int], Collection[int]]
+"""Positions of a state's tensors, of these and how many of them (the first) all nodes have alike."""
 
 
 class Checkpointing:
@@ -54,6 +56,7 @@ class Checkpointing:
         self.settings, self.node, self.say = settings, node, say
         self.directory = Path(settings.directory)
         self.counters: Counter[str] = Counter()
+        self.keepers: Callable[[], Mapping[str, str]] | None = None  # See part_of_keeper.
         self.busy = False
         self._leaving_out = False
         self._all_have_it = threading.Event()  # The step of the checkpoint under way.
@@ -140,6 +143,17 @@ class Checkpointing:
                     self.say(f"ignored: {describe(newer)}")
             return chosen, arrival
 
+    def newest_step(self) -> int:
+        """Of the checkpoints that are complete; 0 if there is none."""
+        try:
+            return max((each.step for each in scan(self.directory) if each.complete), default=0)
+        except CheckpointError:
+            return 0
+
+    def load_step(self, step: int) -> Arrival:
+        """The state after so many steps. Raises: CheckpointError."""
+        return load(choose(scan(self.directory), step))
+
     def started(self, step: int, run: str) -> None:
         """The state is that of `step`: what other runs wrote beyond it is of a history that did not happen."""
         try:
@@ -193,19 +207,28 @@ class Checkpointing:
             )
         self._leaving_out = True
 
-    def tensors_of(self, mark: Mark) -> Callable[[Sequence[int], int], Collection[int]]:
-        """Which of the state's tensors this node writes, of their sizes in bytes and how many all have alike."""
+    def tensors_of(self, mark: Mark) -> Part:
+        """Which of the state's tensors this node writes, of all and how many of these all have alike."""
+        if self.keepers is not None:
+            keepers, first = self.keepers(), mark.members[0]
+            return lambda entries, _: part_of_keeper(
+                self.node, [entry.name for entry in entries], keepers, first
+            )
         shard = self._shard(mark)
-        return lambda sizes, alike: part_of(shard, sizes, alike, mark.shards)
+        return lambda entries, alike: part_of(
+            shard, [entry.stop - entry.start for entry in entries], alike, mark.shards
+        )
 
     def _shard(self, mark: Mark) -> int:
         return mark.members.index(self.node) if mark.shards > 1 else 0
 
-    def begin(self, capture: Capture, mark: Mark) -> None:
-        """Write `capture` once somebody has run it, and the next step has shown that all have this one."""
+    def begin(self, capture: Capture, mark: Mark, part: Part) -> None:
+        """Write `part` of `capture` once somebody has run it, and the next step has shown that all have this one."""
         self.busy, self._all_have_it = True, threading.Event()
-        name = "chaosnet-checkpoint"
-        self._thread = threading.Thread(target=self._write, args=(capture, mark), name=name, daemon=True)
+        arguments = capture, mark, part
+        self._thread = threading.Thread(
+            target=self._write, args=arguments, name="chaosnet-checkpoint", daemon=True
+        )
         self._thread.start()
 
     def next_step_done(self) -> None:
@@ -230,7 +253,7 @@ class Checkpointing:
         if self._thread is not None:
             self._thread.join(CLOSE_PATIENCE_S)
 
-    def _write(self, capture: Capture, mark: Mark) -> None:
+    def _write(self, capture: Capture, mark: Mark, part: Part) -> None:
         try:
             snapshot = capture.wait()
             mark = _laid_out(mark, snapshot)
@@ -240,7 +263,7 @@ class Checkpointing:
             if not self._is_final:
                 self._look_back(mark)
             started_s = time.monotonic()
-            size = self._write_shard(snapshot, mark)
+            size = self._write_shard(snapshot, mark, part)
             self._last, self.newest = mark, (mark.step, self.directory / mark.folder)
             self.counters["checkpoints"] += 1
             self.counters["checkpoint_step"] = mark.step
@@ -259,7 +282,7 @@ class Checkpointing:
         finally:
             self.busy = False
 
-    def _write_shard(self, snapshot: Snapshot, mark: Mark) -> int:
+    def _write_shard(self, snapshot: Snapshot, mark: Mark, part: Part) -> int:
         entries, shard = snapshot.manifest.entries, self._shard(mark)
         index = Index(
             mark=mark,
@@ -271,8 +294,7 @@ class Checkpointing:
             plain=snapshot.manifest.plain if shard == 0 else b"",
         )
         tensors = []
-        sizes = [entry.stop - entry.start for entry in entries]
-        for position in self.tensors_of(mark)(sizes, snapshot.alike):
+        for position in part(entries, snapshot.alike):
             entry = entries[position]
             tensors.append(
                 StoredTensor(

@@ -24,6 +24,11 @@ class EvaluationSteps(Protocol):
 
     in_hand: float | None
 
+    @property
+    def has_model(self) -> bool:
+        """Is all of the model here?"""
+        ...
+
     def await_round(self) -> None:
         """Until nothing else is under way."""
 
@@ -66,7 +71,7 @@ class EvaluationLoop:
             if not session.done:
                 steps.skip()  # With it, all hear of the evaluation.
             while evaluation.under_way and not session.done:
-                if indices := evaluation.take():
+                if steps.has_model and (indices := evaluation.take()):
                     batch = fetched(indices, lambda number: None)
                     steps.in_hand = float(batch.samples)
                     yield batch

@@ -30,8 +30,14 @@ class PipelineSteps:
         self._session, self._engine, self._node, self._say = session, engine, node, say
         self._turn = threading.RLock()  # The main thread may end beside the one that trains.
         self.ran = ""
+        self._kept = "-"  # What this node keeps of the training state, as it was told.
         self.updates_here = 0
         self.in_hand: float | None = None
+
+    @property
+    def has_model(self) -> bool:
+        """See `EvaluationSteps`."""
+        return self._engine.keeping is None or self._engine.keeping.has_model
 
     def entered(self) -> None:
         """See `NodeSteps`."""
@@ -78,6 +84,9 @@ class PipelineSteps:
             return None
         session.rates.sync_delay_s = came_s - waited_s
         session.adopt(outcome)
+        self._tell_kept()
+        if engine.step < before:  # Layers were lost, and all have gone back.
+            record.void(engine.step, computed=False)
         record.updating += time.monotonic() - came_s
         record.stepped(engine.step, outcome.commit.total.shares, {})
         if engine.step > before:
@@ -96,6 +105,16 @@ class PipelineSteps:
             return None
         self._tell_pipelines()
         return contribution
+
+    def _tell_kept(self) -> None:
+        """What this node keeps of the training state, if that is new."""
+        keeping = self._engine.keeping
+        if keeping is not None and self._engine.step and keeping.layers != self._kept:
+            self._kept = keeping.layers
+            kept = (
+                f"layers {keeping.layers} ({keeping.parts.held_bytes / 1e6:.1f} MB)" if self._kept else "none"
+            )
+            self._say(f"{self._session.name} keeps the state of {kept}")
 
     def _has_part(self) -> bool:
         running = self._engine.running

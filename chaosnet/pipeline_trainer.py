@@ -24,7 +24,7 @@ from .script_engines import OfPipelines
 from .script_member import ScriptMember
 from .script_node import ScriptNode, hooks
 from .setting_groups import Checkpoints, Cluster
-from .settings import checkpoint_settings, node_settings
+from .settings import CheckpointSettings, checkpoint_settings, node_settings
 from .settings_table import SETTINGS
 from .teller import Teller
 
@@ -32,9 +32,10 @@ from .teller import Teller
 class PipelineTrainer(ScriptMember):
     """A member of a cluster that trains one model in pipelines, synchronously, over whatever links there are.
 
-    Every member holds all of the training state. What it computes of a step are the layers that the pipelines of the
-    moment give it. Members may join, leave and die at any time: the others go on with other pipelines, and no step is
-    lost. With `exact`, losses and weights are those of one process, to the bit.
+    What a member computes of a step are the layers that the pipelines of the moment give it. Every member holds all
+    of the training state, or with `keepers` a part of it. Members may join, leave and die at any time: the others go
+    on with other pipelines, and no step is lost. With `exact`, losses and weights are those of one process, to the
+    bit.
 
     Args:
         model: An nn.Sequential, or a list of modules: each is a layer that takes what the one before gives, a tensor
@@ -51,6 +52,8 @@ class PipelineTrainer(ScriptMember):
         max_grad_norm: Clip the mean gradient to this norm before the optimizer steps.
         seed: Of the order of samples.
         lr_scheduler_every: "step", "epoch", or whenever so many samples more were trained.
+        keepers: Members that keep each layer's parameters and the optimizer's state of them, at least 2. Default: all
+            members keep all. With it no member has the whole model between steps: see `gather`.
         callbacks: As of `Trainer`.
         quiet: Print nothing.
         log_format: As of `Trainer`.
@@ -77,6 +80,7 @@ class PipelineTrainer(ScriptMember):
         max_grad_norm: float | None = None,
         seed: int = 0,
         lr_scheduler_every: str | int = "step",
+        keepers: int | None = None,
         callbacks: Callbacks | None = None,
         quiet: bool = False,
         log_format: str | None = None,
@@ -104,10 +108,12 @@ class PipelineTrainer(ScriptMember):
             max_grad_norm,
             seed,
             lr_scheduler_every,
+            keepers,
             callbacks,
         )
         self.session = Session(self.settings, hooks(teller, remembered, self._on_ended))
         to_disk = checkpoint_settings(checkpoints)
+        _check_keepers(keepers, to_disk)
         self.engine = Pipelines(self.session, model, optimizer, lr_scheduler, told, to_disk)
         self.model = self.engine.model
         page = NodePage(SETTINGS["dashboard"].of(dashboard))
@@ -214,6 +220,41 @@ class PipelineTrainer(ScriptMember):
         """Samples that the whole cluster passes over as scripts failed over them, each once an epoch."""
         return self.engine.batches.share.left_out().get("samples_set_aside", 0)
 
+    def gather(self) -> None:
+        """With `keepers`: have the parameters of all layers here, until the next step; other members take part by
+        themselves. Else they are here anyway. Raises: NodeExpelled as `steps`.
+        """
+        keeping = self.engine.keeping
+        if keeping is None:
+            return
+        keeping.wants_whole = True
+        try:
+            while not keeping.has_model and not self.session.done:
+                self._steps.skip()
+        finally:
+            keeping.wants_whole = False
+
     def state_hash(self) -> str:
-        """A hash of the training state; equal on two members if and only if their states are, to the bit."""
+        """A hash of the training state; equal on two members if and only if their states are, to the bit.
+
+        Raises: ConfigError with `keepers`, as this member has only a part of it.
+        """
+        if self.engine.keeping is not None:
+            raise ConfigError(
+                "state_hash: this member keeps a part of the training state (expected no `keepers`; the parameters "
+                "can be compared after gather(), all of the state in a checkpoint)"
+            )
         return self.engine.state.state_hash()
+
+
+def _check_keepers(keepers: int | None, to_disk: CheckpointSettings | None) -> None:
+    if keepers is None:
+        return
+    if not isinstance(keepers, int) or keepers < 2:
+        raise ConfigError(
+            f"keepers: {keepers!r} (expected at least 2: who alone keeps a layer takes it along when it is lost)"
+        )
+    if to_disk is not None and to_disk.copies != "shard":
+        raise ConfigError(
+            f"copies of checkpoints: {to_disk.copies!r} (expected 'shard' with keepers={keepers}: nobody has all)"
+        )

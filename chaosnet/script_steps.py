@@ -51,6 +51,11 @@ class ScriptSteps:
         """Samples of the batch in hand, or what the script said of its own."""
         return self.in_hand or self._engine.own_weight
 
+    @property
+    def has_model(self) -> bool:
+        """See `EvaluationSteps`."""
+        return True
+
     def entered(self) -> None:
         """This node is a member."""
         self.begin()

@@ -44,18 +44,31 @@ class StateCopies:
     ) -> None:
         """Copy the state after `step` steps, for `joiner`, the checkpoint `mark`, or both."""
         self.finish()
+        if (
+            joiner is not None and self._state.parted
+        ):  # It gets little, at once; a checkpoint is another copy.
+            self._take(step, runtime, joiner, None)
+            self.finish()
+            joiner = None
+        if joiner is not None or mark is not None:
+            self._take(step, runtime, joiner, mark)
+
+    def _take(
+        self, step: int, runtime: dict[str, Any], joiner: TakeSnapshot | None, mark: Mark | None
+    ) -> None:
         checkpointing = self._checkpointing
-        only = checkpointing.tensors_of(mark) if checkpointing and mark and joiner is None else None
+        part = checkpointing.tensors_of(mark) if checkpointing and mark else None
+        only, for_joiner = (part, False) if joiner is None else (None, bool(self._state.parted))
         try:
-            capture = self._state.begin_capture(step, runtime, only)
+            capture = self._state.begin_capture(step, runtime, only, for_joiner)
         except ConfigError as error:  # What was in extra_state at the start was checked then.
             self._say(f"the state cannot be copied for {'a joiner' if joiner else 'a checkpoint'}: {error}")
             if joiner is not None:
                 self._session.serve_snapshot(joiner.step, None)
             return
         self._capture, self._for_joiner = capture, joiner is not None
-        if checkpointing is not None and mark is not None:
-            checkpointing.begin(capture, mark)
+        if checkpointing is not None and mark is not None and part is not None:
+            checkpointing.begin(capture, mark, part)
         if joiner is not None and joiner.blocking:
             self._run(capture, joiner)
             self._capture, self._blocked_on = None, joiner.step

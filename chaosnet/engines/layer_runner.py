@@ -58,6 +58,10 @@ class Done:
     out_bytes: dict[int, int] = field(default_factory=dict)
 
 
+def needs_nothing(layers: range) -> None:
+    """All parameters are here."""
+
+
 class _Void(Exception):
     """Who was to send a tensor computes nothing of this attempt."""
 
@@ -72,6 +76,7 @@ class LayerRunner:
         send: A tensor to its target; its bytes stay as they are.
         layer_done: The last backward of these layers is over: what was added to their sums is whole.
         computed: Is told of each forward and backward of a micro-batch.
+        needs: Is told before each of them of which layers; it may wait for their parameters.
         device: What the layers lie on.
     Attributes:
         in_hand: The micro-batch that is being computed, or was when something failed.
@@ -85,10 +90,11 @@ class LayerRunner:
         send: Callable[[Tensor, Any], None],
         layer_done: Callable[[list[int]], None],
         computed: Callable[[LayersComputed], None],
+        needs: Callable[[range], None],
         device: torch.device = CPU,
     ) -> None:
         self.layers, self.loss, self.sums = layers, loss, sums
-        self.send, self.layer_done, self.computed = send, layer_done, computed
+        self.send, self.layer_done, self.computed, self.needs = send, layer_done, computed, needs
         self.device, self._checked = device, set[int]()
         self.accelerators = accelerators(p for layer in layers for p in layer.parameters())
         self.in_hand: int | None = None
@@ -238,6 +244,7 @@ class _Attempt:
             self.targets[number] = targets
 
     def _compute(self, line: Instruction) -> None:
+        self.runner.needs(range(*line.layers))
         began_s, number, backward = time.monotonic(), line.micro_batches[0], line.op is Op.BACKWARD
         self.runner.in_hand = number
         (self._backward if backward else self._forward)(number, *line.layers)

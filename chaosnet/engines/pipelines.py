@@ -1,11 +1,11 @@
-"""Pipelines times data parallelism: members compute layers, and all hold all of the training state.
+"""Pipelines times data parallelism: members compute layers, and all hold the training state, or parts of it.
 
     compute   the member's part of a step, by the pipelines that run now (layer_runner.py); its sums leave meanwhile
-    adopt     the cluster's sums are here: the optimizer steps on every member
+    adopt     the cluster's sums are here: the optimizer steps on every member, as far as that has the state
 
 Which pipelines run is a function of the view and of what all have agreed on (scheduler/elastic/running.py): after a
-loss, a join or a measurement, each member works it out for itself. A step that is torn begins anew; as all hold the
-state, nothing has to move first.
+loss, a join or a measurement, each member works it out for itself. A step that is torn begins anew. Where all hold
+the state, nothing has to move first; where members keep parts, what is missing is sent then (keeping.py).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from __future__ import annotations
 import platform
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import xxhash
 from torch import nn
 
 from ..agreement import Agreement
@@ -29,21 +30,22 @@ from ..lr_schedule import LRSchedule
 from ..means import Means
 from ..node.devices import name_of
 from ..node.flat_state import Arrival
-from ..node.layer_sums import LayerSums
+from ..node.layer_sums import LayerSums, Norms, clip
 from ..node.outcomes import StepOutcome
 from ..node.plain import decode, encode
 from ..node.session import Offer, Session
 from ..node.training_state import TrainingState
-from ..protocols.errors import ReplicasDiffer
-from ..protocols.events import TensorMade
-from ..protocols.messages import Contribution, Deal, View, ViewKey
+from ..protocols.errors import LayersLost, ReplicasDiffer
+from ..protocols.events import KeepersChosen, TensorMade
+from ..protocols.messages import Contribution, Deal, Tensor, View, ViewKey
 from ..randomness import Randomness
 from ..scheduler.elastic.program import Instruction
 from ..scheduler.elastic.running import Facts, Laid, Running, check_wish, choose
 from ..settings import CheckpointSettings
 from ..state_copies import StateCopies
 from .global_batches import GlobalBatches
-from .layer_runner import Done, LayerRunner, due, layers_in
+from .keeping import Keeping, keeping_of
+from .layer_runner import Done, LayerRunner, due, layers_in, needs_nothing
 from .layout_wishes import LayoutWishes
 from .pace import Pace
 from .step_costs import Predicted, StepCosts, told
@@ -61,6 +63,7 @@ class PipelineSettings:
         stages: No pipeline is shorter, if there are members enough.
         layout: Pipelines that are wanted, as long as there are members enough ("2+2"); "": the fastest.
         exact: The same to the bit, whoever computes what (node/layer_sums.py).
+        keepers: Members that keep each part of the state; None: all keep all.
     """
 
     loss: Callable[[Any, Any], torch.Tensor]
@@ -72,6 +75,7 @@ class PipelineSettings:
     max_grad_norm: float | None = None
     seed: int = 0
     lr_scheduler_every: str | int = "step"
+    keepers: int | None = None
     callbacks: Callbacks | None = None
 
 
@@ -123,13 +127,20 @@ class Pipelines:
         if told.layout:
             check_wish(told.layout, len(self.layers), self.batches.micro_batches)
         self.state = TrainingState(self.model, optimizer, lr_scheduler, None, self._terms())
+        send = _sender(session)
+        self.keeping: Keeping | None = None
+        if told.keepers is not None:
+            self.keeping = keeping_of(
+                session.name, self.state, self.sums, told.keepers, self.evaluation, send
+            )
         self.runner = LayerRunner(
-            self.layers, told.loss, self.sums, self._send, self._layers_done, self._computed,
-            self._device,
+            self.layers, told.loss, self.sums, send, self._layers_done, self._computed,
+            self.keeping.await_layers if self.keeping is not None else needs_nothing, self._device,
         )  # fmt: skip
         self.random = Randomness(False, self.state.accelerators())
         self.schedule = LRSchedule(lr_scheduler, optimizer, told.lr_scheduler_every, session.say)
-        self.agreement = Agreement(self.state, self, session.name, "stop")
+        window = self.keeping.parts if self.keeping is not None else None
+        self.agreement = Agreement(self.state, self, session.name, "stop", window)
         self.pace, self.costs = Pace(self.layers), StepCosts(len(self.layers))
         self.round = self.step = 0
         self.samples = 0.0
@@ -153,6 +164,7 @@ class Pipelines:
         if checkpoints is not None:
             self.checkpointing = Checkpointing(checkpoints, session.name, session.say)
             self.checkpointing.counters = session.counters
+            self.checkpointing.keepers = self.keeping.tensors if self.keeping is not None else None
             if session.settings.may_found and self.checkpointing.resume(self._load):
                 self._run = secrets.token_hex(8)
         self.copies = StateCopies(self.state, session, self.checkpointing, session.say)
@@ -169,6 +181,7 @@ class Pipelines:
             "max_grad_norm",
             "seed",
             "lr_scheduler_every",
+            "keepers",
         )
         terms = {"pipelines": "True"} | {name: str(getattr(told, name)) for name in names}
         if told.exact:  # What the same numbers may hang on, too.
@@ -200,6 +213,7 @@ class Pipelines:
             state_bytes=self.state.state_bytes(),
             layer_bytes=self.state.layer_bytes(),
             recomputes=True,
+            parts=self.keeping is not None,
         )
 
     def places(self) -> dict[str, torch.Tensor]:
@@ -209,6 +223,8 @@ class Pipelines:
     def founded(self) -> None:
         """See `Engine`."""
         self.state.watch()
+        if self.keeping is not None:
+            self.keeping.have_all([self.session.name])
         if self._loaded is not None:
             self.loaded()
 
@@ -266,6 +282,10 @@ class Pipelines:
                 self.costs.from_plain(own["costs"])
             self._laid = None if own["laid"] is None else Laid.from_plain(own["laid"])
             self._goal, self.wishes.agreed = own["goal"], own["wished"]
+        if self.keeping is not None and not self.keeping.parts.are_in(
+            arrival.manifest
+        ):  # It is no checkpoint.
+            self.keeping.from_plain(runtime["keeping"])
         self.agreement.forget()
         self._loaded = StateLoaded(self.round, self.step, arrival.manifest.total_bytes)
 
@@ -288,6 +308,7 @@ class Pipelines:
                 "goal": self._goal,
                 "wished": self.wishes.agreed,
             },
+            "keeping": None if self.keeping is None else self.keeping.to_plain(),
         }
 
     def _capture(self, outcome: StepOutcome, applied: bool) -> None:
@@ -305,7 +326,8 @@ class Pipelines:
     @property
     def is_wanted(self) -> bool:
         """Does any member want the step that is due to train, as they said with the last one, and none evaluate?"""
-        return self._goal > self.batches.epoch and not self.evaluation.under_way
+        others = self.evaluation.under_way if self.keeping is None else self.keeping.gathers
+        return self._goal > self.batches.epoch and not others
 
     def compute(self) -> Contribution:
         """Of the step that is due, in the view of now. Raises: Interrupted when that is void."""
@@ -316,9 +338,10 @@ class Pipelines:
         self.key = key
         done, lines, batches = Done(), list[Instruction](), None
         self.running = None
-        if (
-            self.is_wanted and self.session.name in self.view.member_set
-        ):  # Else it has left, and is told so now.
+        keeping = self.keeping if self.session.name in self.view.member_set else None
+        lost = keeping is not None and bool(keeping.lost_in(self.view.member_ids))
+        # One that has left is told so now.
+        if self.is_wanted and self.session.name in self.view.member_set and not lost:
             self.running = self.plan()
             batches = self.batches.step(self._device, self.random.key)
             lines = due(self.running.program.instructions.get(self.session.name, ()), batches.samples)
@@ -326,6 +349,9 @@ class Pipelines:
         self.predicted = self.costs.predicted(self.running) if self.running else None
         self.wishes.answer(self.running, self.predicted, self.step + 1)
         self.session.rates.predicted_s = self.predicted.total_us / 1e6 if self.predicted else 0.0
+        if keeping is not None:
+            keeping.begin(self.view, key, self.round, self.running, mailbox)
+            self.session.post(KeepersChosen(keeping.keepers(group.chunks for group in self.sums.groups), key))
         for chunks in self.sums.begin(layers_in(lines)):
             self.session.contribute(chunks, 0.0, key)
         if batches is not None:
@@ -334,16 +360,20 @@ class Pipelines:
             done = self.runner.run(lines, batches, mailbox, key, self.round, seed, self._is_void(), timed)
             for chunks in self.sums.abandon() if done.void else ():
                 self.session.contribute(chunks, 0.0, key)
+        if keeping is not None:
+            keeping.await_all()
         losses, weight = self.sums.loss_chunks()
         self.session.contribute(losses, weight, key)
-        return self._contribution(done)
+        norms = self.sums.norms(mailbox.take_sums(), keeping.first_of()) if keeping is not None else {}
+        return self._contribution(done, norms, lost)
 
     def plan(self) -> Running:
         """The pipelines of the step that is due. Raises: PlanInfeasible."""
         assert self.view is not None
+        table = None if self.keeping is None else self.keeping.table
         facts = Facts(
             self.pace.costs_us, self.batches.micro_batches, self._told.stages, self.wishes.holds,
-            self.pace.speeds, self.costs.traffic(self.view, self.sums),
+            self.pace.speeds, self.costs.traffic(self.view, self.sums, table),
         )  # fmt: skip
         made_of = self.view.member_ids, facts, self._laid
         if self._planned is None or self._planned[0] != made_of:
@@ -370,11 +400,11 @@ class Pipelines:
         with self.calling:
             self._callbacks.on_computed(event)
 
-    def _send(self, message: Any, payload: Any) -> None:
-        self.session.post(TensorMade(message, payload))
+    def _contribution(self, done: Done, norms: Norms, lost: bool) -> Contribution:
+        """What this node says beside its gradients.
 
-    def _contribution(self, done: Done) -> Contribution:
-        """What this node says beside its gradients."""
+        `norms`: of the sums of which it tells the others. `lost`: layers are.
+        """
         session, running = self.session, self.running
         leaving = session.leaving or session.hooks.wants_exit()
         metrics = self.means.take()
@@ -382,6 +412,7 @@ class Pipelines:
             self.checkpointing.contribute(metrics)
         if done.void:
             metrics[VOID] = (1.0, 0.0)
+        keepers = self.keeping.contribution(metrics) if self.keeping is not None else b""
         if self.sums.loss_samples:
             metrics["loss"] = self.sums.loss_sum(), self.sums.loss_samples
         digests, accounts = (
@@ -398,6 +429,11 @@ class Pipelines:
             digests=digests,
             accounts=accounts,
             pipelines=encode(running.laid.to_plain(), "pipelines") if running is not None and is_new else b"",
+            keepers=keepers,
+            checkpoints={session.name: self.checkpointing.newest_step() if self.checkpointing else 0}
+            if lost
+            else {},
+            norms=tuple((group, *each) for group, each in norms.items()),
             wish=self.wishes.own,
             timings=told(self.costs, self.pace, done, running, self.round, session, self.view)
             if running and self.view and not done.void
@@ -412,14 +448,23 @@ class Pipelines:
         total, came_s = outcome.commit.total, time.monotonic()
         if self.checkpointing is not None:
             self.checkpointing.next_step_done()
+        gathered = self.keeping is not None and self.keeping.gathers
         epoch, evaluates = self.batches.epoch, average(self.evaluation, self.means, outcome)
         applied = bool(total.weight) and not total.leaving and VOID not in total.metrics
+        kept = self.keeping.agree(total) if self.keeping is not None else None
         if applied:
-            adopted = self.sums.adopt(total.present, outcome.results, total.weight)
+            results, groups = outcome.results, range(len(self.sums.groups))
+            told = {group: (most, squares) for group, most, squares in total.norms}
+            norms = told if self.keeping is not None else self.sums.norms(results, groups)
+            adopted = self.sums.adopt(total.present, results, total.weight, norms, kept)
             applied = adopted.fits
             if applied:
                 self.means.last["loss"] = sum(adopted.losses) / total.weight
-                self._apply(self.means.last["loss"], total.weight)
+                self._apply(self.means.last["loss"], total.weight, norms)
+        if self.keeping is not None and kept is not None:
+            stepped = self.keeping.parts.numbers(self.sums.with_gradient(total.present) if applied else ())
+            self.copies.finish()  # Of what this member may not keep any more.
+            self.keeping.committed(total, kept, applied, gathered, stepped)
         self.round = outcome.step + 1
         adopted_s = time.monotonic() - came_s
         self.deal = outcome.deal
@@ -429,6 +474,8 @@ class Pipelines:
         self._agree(total)
         self.schedule.progressed(self.batches.epoch, self.samples)
         self._judge(outcome)
+        if self.keeping is not None and total.checkpoints:
+            self._go_back(self.keeping, total.checkpoints)
         self._capture(outcome, applied)
         self.last = StepDone(
             round=outcome.step, step=self.step, applied=applied, weight=total.weight, samples=self.samples,
@@ -445,10 +492,30 @@ class Pipelines:
         ran = self.running if whole else None
         self.costs.ended(outcome.step, ran, time.monotonic(), adopted_s, self._torn)
 
-    def _apply(self, loss: float, weight: float) -> None:
+    def _go_back(self, keeping: Keeping, checkpoints: Mapping[str, int]) -> None:
+        """Layers are lost: all members begin again with a checkpoint that each of them has.
+
+        Raises: LayersLost if there is none, CheckpointError if it cannot be loaded.
+        """
+        members, step = sorted(checkpoints), min(checkpoints.values())
+        lost = keeping.lost_in(members)
+        if not step or self.checkpointing is None or self.session.name not in checkpoints:
+            raise LayersLost(f"{lost}, and there is no checkpoint that all members can load")
+        before, round = self.step, self.round
+        keeping.parts.make_room()
+        self._load(self.checkpointing.load_step(step))
+        keeping.have_all(members)
+        self.round, self._run = round, xxhash.xxh3_64_hexdigest(f"{self._run} {round}".encode())
+        self.checkpointing.started(self.step, self._run)
+        self.session.say(
+            f"{lost}; all go on from the checkpoint of step {step}: {before - step} steps are done again"
+        )
+        self.loaded()
+
+    def _apply(self, loss: float, weight: float, norms: Norms) -> None:
         """The optimizer steps with the cluster's mean gradient."""
         if self._told.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self._told.max_grad_norm)
+            clip(self.model.parameters(), self._told.max_grad_norm, norms)
         self.copies.finish()
         with self.random.stepping(self.optimizer, self.step):
             self.optimizer.step()
@@ -481,6 +548,11 @@ class Pipelines:
         """End: with the checkpoint under way, or without it if the cluster went on without this node."""
         if self.checkpointing is not None:
             self.checkpointing.close(abandon)
+
+
+def _sender(session: Session) -> Callable[[Tensor, Any], None]:
+    """Of tensors to their targets."""
+    return lambda message, payload: session.post(TensorMade(message, payload))
 
 
 def _machine(device: torch.device) -> str:

@@ -21,6 +21,7 @@ from ..node.loop import NodeLoop
 from ..node.session import Session
 from ..protocols.errors import ChaosnetError
 from ..protocols.messages import LinkReading, View
+from ..scheduler.elastic.keeping import Table
 from ..scheduler.elastic.running import Running
 from ..scheduler.elastic.traffic import Pair, Traffic
 from .layer_runner import Done
@@ -178,8 +179,8 @@ class StepCosts:
             self._rests_us.clear()  # They were beyond what another link would take,
             self._ended = None  # and so would that of the step be which is about to end.
 
-    def traffic(self, view: View, sums: LayerSums) -> Traffic:
-        """What plans are made of, in a view."""
+    def traffic(self, view: View, sums: LayerSums, keepers: Table | None = None) -> Traffic:
+        """What plans are made of, in a view. `keepers`: those of each group, if not all members keep all."""
         inside = view.member_set
         trees = tuple(
             (tuple((c, p) for c, p in sorted(tree.parent.items()) if {c, p} <= inside), tree.share)
@@ -195,6 +196,11 @@ class StepCosts:
             links=tuple(each for each in view.links if inside.issuperset(each)),
             trees=trees,
             message_bytes=largest * view.bundle,
+            keepers=tuple(
+                frozenset(names)
+                for names, group in zip(keepers or (), sums.groups if keepers else (), strict=True)
+                if group.chunks
+            ),
         )
 
     def to_plain(self) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import torch
+import xxhash
 from torch import nn
 from torch.utils.data import TensorDataset
 from worker import CHECKPOINTS, CLUSTER, Worker
@@ -106,14 +107,23 @@ def train(worker: Worker) -> None:
         worker.tell(
             "step", round=event.round, step=event.step, applied=event.applied, weight=event.weight, by=event.members,
             means=event.metrics, epoch=event.epoch, is_main=False,
-            hash=trainer_hash() if event.applied and event.step % hash_every == 0 else None,
+            hash=trainer_hash() if event.applied and event.step % hash_every == 0 else None, held=held(),
         )  # fmt: skip
 
     def trainer_hash() -> str | None:
-        return here[0].state.state_hash() if here else None  # It catches up while it joins.
+        if not here or here[0].keeping is not None:
+            return None  # It catches up while it joins, or has only a part.
+        return here[0].state.state_hash()
+
+    def held() -> dict[int, str]:
+        """Of each group of layers that is kept here."""
+        keeping = here[0].keeping if here else None
+        return {group: keeping.parts.digest(group) for group in keeping.parts.held} if keeping else {}
 
     def on_loaded(event: StateLoaded) -> None:
         worker.tell("loaded", round=event.round)
+        if here:
+            worker.tell("loaded again", step=event.step)
 
     def on_notice(notice: Notice) -> None:
         worker.tell("notice", kind=notice.kind, node=notice.node, detail=notice.detail, step=notice.step)
@@ -122,7 +132,7 @@ def train(worker: Worker) -> None:
     trainer = PipelineTrainer(
         layers, optimizer, next_word, schedule, batch=BATCH, micro_batch=MICRO_BATCH,
         max_grad_norm=None if settings.get("plain") else 1.0,
-        stages=settings.get("stages", 2), layout=settings.get("layout", ""),
+        stages=settings.get("stages", 2), layout=settings.get("layout", ""), keepers=settings.get("keepers"),
         callbacks=Callbacks(on_step, on_loaded, on_notice),
         cluster=Cluster(name=worker.name, **{key: settings[key] for key in CLUSTER if key in settings}),
         checkpoints=Checkpoints(**{key: settings[key] for key in CHECKPOINTS if key in settings}),
@@ -132,7 +142,7 @@ def train(worker: Worker) -> None:
     worker.tell(
         "joined",
         step=trainer.step,
-        hash=trainer.state_hash(),
+        hash=trainer_hash(),
         address=address,
         seconds=0.0,
         bytes_by_source={},
@@ -147,6 +157,19 @@ def train(worker: Worker) -> None:
         if trainer.step == settings.get("saves_at"):
             torch.save(trainer.model.state_dict(), f"{settings['saves_to']}/{worker.name}.pt")
             worker.tell("saved")
+        if trainer.step == settings.get("gathers_at"):
+            trainer.gather()
+            digest = xxhash.xxh3_64()
+            for parameter in trainer.model.parameters():
+                digest.update(parameter.detach().numpy().tobytes())
+            worker.tell("gathered", parameters=digest.hexdigest())
+        if settings.get("evaluates_every") and trainer.step % settings["evaluates_every"] == 0:
+            model = nn.Sequential(*layers).eval()
+            for x, y in trainer.evaluate(make_data(30), batch_size=8):
+                with torch.no_grad():
+                    trainer.mean(next_word(model(x), y), "held out")
+            model.train()
+            worker.tell("evaluated", step=trainer.step, loss=trainer.metrics["held out"])
         if capture_exit_event() or worker.obey():
             break
         time.sleep(settings.get("pause_s", 0.05))

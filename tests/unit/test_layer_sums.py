@@ -52,6 +52,11 @@ def back_through(layers, number, sums, scale=1.0):
         layers[index].zero_grad()
 
 
+def adopt(sums, present, results, samples):
+    """As one who has the sums of all groups does."""
+    return sums.adopt(present, results, samples, sums.norms(results, range(len(sums.groups))))
+
+
 def shared(layers, shares, exact=True):
     """The sums of members that take these micro-batches and layers, added as an all-reduce does."""
     for layer in layers:
@@ -79,7 +84,7 @@ def shared(layers, shares, exact=True):
     present = bytes(_or(masks))
     results.append(torch.zeros(MICRO_BATCHES, dtype=torch.float64))
     sums = LayerSums(layers, MICRO_BATCHES, exact)
-    assert sums.adopt(present, results, MICRO_BATCHES * SAMPLES).fits
+    assert adopt(sums, present, results, MICRO_BATCHES * SAMPLES).fits
     return [p.grad.clone() for layer in layers for p in layer.parameters()]
 
 
@@ -126,11 +131,11 @@ def test_gradients_that_do_not_fit_make_the_step_void_once_and_the_grid_coarser(
     sums.begin(ALL)
     back_through(layers, 0, dict.fromkeys(ALL, sums), scale=1e6)
     zeros = [torch.zeros(c.stop - c.start, dtype=torch.float64) for c in sums.chunks]
-    assert not sums.adopt(sums.present, zeros, SAMPLES).fits
+    assert not adopt(sums, sums.present, zeros, SAMPLES).fits
     assert sums.tops == [top + GROWS for top in before]
     sums.begin(ALL)
     back_through(layers, 0, dict.fromkeys(ALL, sums), scale=1e6)
-    assert sums.adopt(sums.present, zeros, SAMPLES).fits
+    assert adopt(sums, sums.present, zeros, SAMPLES).fits
 
 
 def test_the_grid_follows_the_gradients():
@@ -138,7 +143,7 @@ def test_the_grid_follows_the_gradients():
     sums = LayerSums(layers, MICRO_BATCHES)
     small = [torch.full((c.stop - c.start,), 1e-6, dtype=torch.float64) for c in sums.chunks]
     sums.begin(ALL)
-    sums.adopt(sums.present, small, SAMPLES)
+    adopt(sums, sums.present, small, SAMPLES)
     assert all(top < 0 for top in sums.tops)
 
 
@@ -170,7 +175,7 @@ def test_a_parameter_without_a_gradient_gets_none():
     layers[0].weight.grad = torch.ones_like(layers[0].weight)
     sums.add(layers[0], SAMPLES)
     zeros = [torch.zeros(c.stop - c.start, dtype=torch.float64) for c in sums.chunks]
-    sums.adopt(sums.present, zeros, SAMPLES)
+    adopt(sums, sums.present, zeros, SAMPLES)
     assert layers[0].weight.grad is not None
     assert layers[0].bias.grad is None and layers[1].weight.grad is None
 

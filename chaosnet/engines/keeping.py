@@ -1,0 +1,253 @@
+"""Members that keep parts of the training state: who keeps what, and what is sent before a step.
+
+    begin     who keeps each group after this step; those who had it before send it to who lacks it
+    await_    what comes is put in its place, at the latest when the layers that use it are computed
+    committed from now on that is so: the rest is let go of
+
+What is agreed is the same on all members that have completed the same steps (scheduler/elastic/keeping.py decides).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from ..evaluation import Evaluation
+from ..node.layer_sums import LayerSums
+from ..node.mailbox import Mailbox, TensorName
+from ..node.plain import decode, encode
+from ..node.training_state import TrainingState
+from ..protocols.errors import ReplicasDiffer
+from ..protocols.messages import Contribution, Tensor, View, ViewKey
+from ..scheduler.elastic.keeping import Move, Table, choose_keepers, lost_groups, moves
+from ..scheduler.elastic.running import Running
+from . import tensor_bytes
+from .state_parts import StateParts
+
+WHOLE = "whole model"  # A metric without weight: somebody wants the parameters of all layers.
+
+
+class Keeping:
+    """Of node `me`.
+
+    Args:
+        users: By group, the layers that use it.
+        copies: Members that keep each.
+        evaluation: Of the whole model.
+        send: A tensor to its target.
+    Attributes:
+        table: Who keeps what. Agreed.
+        whole: Members that have the parameters of all layers, as of the last update. Agreed.
+        wants_whole: Is this member to be one of them?
+    """
+
+    def __init__(
+        self,
+        me: str,
+        parts: StateParts,
+        users: Sequence[Collection[int]],
+        copies: int,
+        evaluation: Evaluation,
+        send: Callable[[Tensor, Any], None],
+    ) -> None:
+        self.me, self.parts, self._users, self.copies, self._send = me, parts, users, copies, send
+        self._evaluation = evaluation
+        self.table: Table = ((me,),) * len(users)
+        self.whole: frozenset[str] = frozenset()
+        self.wants_whole = False
+        self._leaving: frozenset[str] = frozenset()  # Agreed, as is the next.
+        self._asked = False
+        self.after: Table = self.table  # Of the attempt under way, as are the next.
+        self._computes: frozenset[int] = frozenset()
+        self._due: dict[int, bool] = {}  # Groups that come here: with all of their state?
+        self._mailbox: Mailbox | None = None
+
+    @property
+    def gathers(self) -> bool:
+        """Do all members get the parameters of all layers, with the step that is due? Nothing is trained in it."""
+        return self._asked or self._evaluation.under_way
+
+    @property
+    def has_model(self) -> bool:
+        """Are the parameters of all layers here, as of the last update?"""
+        return self.me in self.whole
+
+    def lost_in(self, members: Collection[str]) -> str:
+        """Of whom none has some layers any more: which, for people; "" if all are there."""
+        gone = lost_groups(self.table, members)
+        layers = sorted({layer for group in gone for layer in self._users[group]})
+        who = ", ".join(sorted({name for group in gone for name in self.table[group]}))
+        return f"layers {ranges_of(layers)} are lost: all who kept them ({who}) are gone" if gone else ""
+
+    # --- before a step ---
+
+    def begin(self, view: View, key: ViewKey, round: int, running: Running | None, mailbox: Mailbox) -> None:
+        """An attempt. What nobody has any more (`lost_in`) is not sent, and nothing is computed in it."""
+        members = view.member_ids
+        computing = self._computing(running, members) if running is not None else None
+        staying = [name for name in members if name not in self._leaving] or list(members)
+        self.after = choose_keepers(self.parts.sizes, computing, self.table, staying, self.copies)
+        if gone := lost_groups(self.table, members):
+            before = self.table  # Its names are told with what is lost.
+            self.after = tuple(before[g] if g in gone else names for g, names in enumerate(self.after))
+        lacking = {*members} - self.whole if self.gathers and not gone else set[str]()
+        needing = computing or [lacking] * len(self.table)
+        todo = moves(self.parts.sizes, needing, self.table, self.after, members)
+        self._due = {each.group: each.whole for each in todo if each.target == self.me}
+        self._computes = frozenset(g for g, names in enumerate(computing or ()) if self.me in names)
+        self._mailbox = mailbox
+        for each in todo:
+            if each.source == self.me:
+                self._tell(each, key, round)
+
+    def keepers(self, chunks: Iterable[Collection[int]]) -> dict[int, frozenset[str]]:
+        """Of each chunk, whose numbers these are by group, in the attempt under way."""
+        return {
+            chunk: frozenset(names)
+            for numbers, names in zip(chunks, self.after, strict=True)
+            for chunk in numbers
+        }
+
+    def _computing(self, running: Running, members: Sequence[str]) -> list[set[str]]:
+        held = {name: layers for name, layers in running.plan.placement.items() if name in members}
+        return [
+            {name for name, layers in held.items() if any(layer in layers for layer in users)}
+            for users in self._users
+        ]
+
+    def _tell(self, move: Move, key: ViewKey, round: int) -> None:
+        """As it lies: nothing of it changes before the step is committed, and then its target has it."""
+        for number, slot in enumerate(self.parts.slots(move.group, move.whole)):
+            rows, data = tensor_bytes.cut(self.parts.content(slot))
+            for part, payload in enumerate(data):
+                message = Tensor(
+                    key=key, step=round, target=move.target, way="s" if move.whole else "p",
+                    micro_batch=number, layer=move.group, part=part, parts=len(data), rows=rows,
+                )  # fmt: skip
+                self._send(message, payload)
+
+    def await_layers(self, layers: Collection[int]) -> None:
+        """These are about to be computed: what comes of them must be here. Raises: Interrupted."""
+        if self._due:
+            self._await([g for g in self._due if any(layer in layers for layer in self._users[g])])
+
+    def await_all(self) -> None:
+        """Raises: Interrupted."""
+        self._await(list(self._due))
+
+    def _await(self, groups: Iterable[int]) -> None:
+        assert self._mailbox is not None
+        for group in groups:
+            whole = self._due[group]
+            for number, slot in enumerate(self.parts.slots(group, whole)):
+                name = TensorName("s" if whole else "p", number, group)
+                self.parts.bring(slot, tensor_bytes.joined(self._mailbox.take(name)))
+            if whole:
+                self.parts.brought(group)
+            del self._due[group]
+
+    # --- this member's part of a step ---
+
+    def first_of(self) -> list[int]:
+        """Groups of whose sums this member tells the others."""
+        return [group for group, names in enumerate(self.after) if names[0] == self.me]
+
+    def contribution(self, metrics: dict[str, tuple[float, float]]) -> bytes:
+        """What it says of who keeps what, if that is new; beside it, in `metrics`, that it wants the whole model."""
+        if self.wants_whole and not self.gathers:
+            metrics[WHOLE] = (1.0, 0.0)
+        return encode(self.after, "keepers") if self.after != self.table else b""
+
+    # --- after a step ---
+
+    def agree(self, total: Contribution) -> set[int]:
+        """A step is complete. Returns: the groups that this member keeps from now on, and is to step.
+
+        Raises: ReplicasDiffer if this member has worked out something else than the others.
+        """
+        is_member = self.me in total.shares
+        if total.keepers:
+            self.table = tuple(map(tuple, decode(total.keepers)))
+            if is_member and self.table != self.after:
+                raise ReplicasDiffer(f"{self.me} has worked out other keepers than the others: {self.after}")
+        kept = {group for group, names in enumerate(self.table) if self.me in names} if is_member else set()
+        assert kept <= self.parts.held, f"{self.me} lacks groups {sorted(kept - self.parts.held)}"
+        return kept
+
+    def committed(
+        self, total: Contribution, kept: set[int], applied: bool, gathered: bool, stepped: Collection[int]
+    ) -> None:
+        """This member has stepped what it keeps: it lets go of the rest.
+
+        Args:
+            kept: What `agree` gave.
+            applied: Was the model updated?
+            gathered: Have all members got the parameters of all layers for it?
+            stepped: Parameters that had a gradient then, by their numbers in `parts`.
+        """
+        there = frozenset(total.shares)
+        self.whole = frozenset() if applied else there if gathered else self.whole & there
+        self._leaving = frozenset(name for name, share in total.shares.items() if not share)
+        self._asked = WHOLE in total.metrics
+        if applied:
+            self.parts.was_stepped(stepped)
+        if self.me not in self.whole:
+            self.parts.keep(kept, self._computes)
+
+    # --- what is agreed ---
+
+    def to_plain(self) -> dict[str, Any]:
+        """For a joiner."""
+        return {
+            "table": [[*names] for names in self.table],
+            "whole": sorted(self.whole),
+            "leaving": sorted(self._leaving),
+            "asked": self._asked,
+            "stepped": sorted(self.parts.stepped),
+        }
+
+    def from_plain(self, plain: Mapping[str, Any]) -> None:
+        """Take it over: nothing is here yet."""
+        self.table = tuple(map(tuple, plain["table"]))
+        self.whole, self._leaving = frozenset(plain["whole"]), frozenset(plain["leaving"])
+        self._asked = plain["asked"]
+        self.parts.start_over(plain["stepped"])
+
+    def have_all(self, members: Sequence[str]) -> None:
+        """These members begin anew, each with all of the state."""
+        self.parts.loaded()
+        self.table = self.after = (tuple(members),) * len(self.table)
+        self.whole, self._leaving, self._asked = frozenset(), frozenset(), False
+
+    def tensors(self) -> dict[str, str]:
+        """The first keeper of each tensor of the state that is kept in parts, by its name."""
+        return {name: self.table[group][0] for name, group in self.parts.owners().items()}
+
+    @property
+    def layers(self) -> str:
+        """Of which this member keeps parameters: "0-2, 5"."""
+        here = [group for group, names in enumerate(self.table) if self.me in names]
+        return ranges_of(sorted({layer for group in here for layer in self._users[group]}))
+
+
+def ranges_of(numbers: Sequence[int]) -> str:
+    """Of numbers in order: "0-2, 5"."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+
+
+def keeping_of(
+    me: str, state: TrainingState, sums: LayerSums, copies: int, evaluation: Evaluation,
+    send: Callable[[Tensor, Any], None],
+) -> Keeping:  # fmt: skip
+    """For `state`, of which so many members are to keep each part. Raises: ConfigError if it cannot be divided."""
+    groups = [[place.parameter for place in group.places] for group in sums.groups]
+    parts = StateParts(state.model, groups, state.optimizer)
+    parts.check_optimizer()
+    state.parted = parts.parameters
+    return Keeping(me, parts, [group.users for group in sums.groups], copies, evaluation, send)

@@ -1,0 +1,255 @@
+"""What a member has of the training state where members keep only parts of it.
+
+What it does not have takes no memory: in the place of parameters, and of what the optimizer knows of them, is one
+NaN, shown in their shape. Whoever reads it sees that nothing is there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import xxhash
+from torch import nn
+
+from ..node.flat_state import Manifest, as_bytes
+from ..node.state_window import Reading
+from ..protocols.errors import ConfigError
+
+Held = dict[str, torch.Tensor]
+
+
+class Slot(NamedTuple):
+    """A parameter, or with a `key` what the optimizer knows of it under that."""
+
+    parameter: nn.Parameter
+    key: str
+
+
+class StateParts:
+    """Of one node. Parameters come in groups, which are kept whole.
+
+    Attributes:
+        held: Groups of which all is here, as of the last step.
+        sizes: Of each group's parameters, in bytes.
+        stepped: Parameters that the optimizer knows something of, by number. Agreed.
+    Raises: ConfigError if the optimizer's state cannot be divided.
+    """
+
+    def __init__(
+        self, model: nn.Module, groups: Sequence[Sequence[nn.Parameter]], optimizer: torch.optim.Optimizer
+    ) -> None:
+        self.groups, self.optimizer = groups, optimizer
+        self.held = set(range(len(groups)))
+        self.sizes = [sum(parameter.nbytes for parameter in group) for group in groups]
+        self.parameters = [parameter for group in groups for parameter in group]
+        self.group_of = {parameter: number for number, group in enumerate(groups) for parameter in group}
+        self._named = {name: p for name, p in model.named_parameters() if p in self.group_of}
+        self._numbers = {parameter: number for number, parameter in enumerate(self.parameters)}
+        self.stepped = self._with_state()
+        # As they are where they are whole; no values.
+        self._meta = {parameter: torch.empty_like(parameter, device="meta") for parameter in self.parameters}
+        self._in_group = {
+            parameter: settings for settings in optimizer.param_groups for parameter in settings["params"]
+        }
+        self._known: dict[tuple[object, ...], Held] = {}  # What the optimizer keeps of a parameter, likewise.
+        self._here: set[nn.Parameter] = set(self.parameters)  # Have values, perhaps of an earlier step.
+        self._has_state = set(self.held)  # Groups of whose optimizer's state something is here.
+
+    # --- what there is ---
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the parameters and the optimizer's state that are here."""
+        state = (each for group in self.held for p in self.groups[group] for each in self._state(p).values())
+        return sum(p.nbytes for p in self._here) + sum(each.nbytes for each in state)
+
+    def slots(self, group: int, whole: bool) -> list[Slot]:
+        """What is sent of it, in order: its parameters, each with what the optimizer knows of it if `whole`."""
+        found: list[Slot] = []
+        for parameter in self.groups[group]:
+            known = whole and self._numbers[parameter] in self.stepped
+            found += [
+                Slot(parameter, key) for key in ("", *(sorted(self._probed(parameter)) if known else ()))
+            ]
+        return found
+
+    def content(self, slot: Slot) -> torch.Tensor:
+        """Of one that is held here, where it lies."""
+        held: torch.Tensor = self.optimizer.state[slot.parameter][slot.key] if slot.key else slot.parameter
+        return held.detach()
+
+    def _state(self, parameter: nn.Parameter) -> Held:
+        state = self.optimizer.state.get(parameter, {})
+        return {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+
+    def are_in(self, manifest: Manifest) -> bool:
+        """Has that state these parameters, too?"""
+        return not self._named.keys().isdisjoint(entry.name for entry in manifest.entries)
+
+    def owners(self) -> dict[str, int]:
+        """The group of each tensor, by the name that TrainingState gives it."""
+        indices = self.optimizer.state_dict()["param_groups"]
+        found = {name: self.group_of[p] for name, p in self._named.items()}
+        for settings, plain in zip(self.optimizer.param_groups, indices, strict=True):
+            for parameter, index in zip(settings["params"], plain["params"], strict=True):
+                for key in self._state(parameter) if parameter in self.group_of else ():
+                    found[f"optimizer.state[{index}][{key!r}]"] = self.group_of[parameter]
+        return found
+
+    # --- it comes and goes ---
+
+    @torch.no_grad()
+    def bring(self, slot: Slot, tensor: torch.Tensor) -> None:
+        """It has come from another member."""
+        parameter, key = slot
+        if not key:
+            if parameter not in self._here:
+                parameter.data = torch.empty_like(self._meta[parameter], device=parameter.device)
+                self._here.add(parameter)
+            parameter.data.copy_(tensor)
+            return
+        self._has_state.add(self.group_of[parameter])
+        known = self._probed(parameter)
+        if self.optimizer.state[parameter].keys() != known.keys():
+            self._forget(parameter)  # In the optimizer's order, as tensors are numbered by it.
+        device = _device(parameter, known[key])
+        self.optimizer.state[parameter][key] = torch.empty_like(known[key], device=device).copy_(tensor)
+
+    def brought(self, group: int) -> None:
+        """All of its slots are here."""
+        self.held.add(group)
+        self._has_state.add(group)
+
+    @torch.no_grad()
+    def keep(self, groups: Collection[int], with_parameters_of: Collection[int] = ()) -> None:
+        """Let go of all but these groups, and of parameters of others but `with_parameters_of`."""
+        for number, group in enumerate(self.groups):
+            if number in groups:
+                continue
+            self.held.discard(number)
+            for parameter in group:
+                if number not in with_parameters_of and parameter in self._here:
+                    parameter.data = _nothing(self._meta[parameter], parameter.device)
+                    self._here.discard(parameter)
+                if number in self._has_state:
+                    self._forget(parameter)
+            self._has_state.discard(number)
+
+    def _forget(self, parameter: nn.Parameter) -> None:
+        """What the optimizer knows of it is not here, but its names and shapes are."""
+        if self._numbers[parameter] in self.stepped:
+            known = self._probed(parameter)
+            self.optimizer.state[parameter] = {
+                key: _nothing(each, _device(parameter, each)) for key, each in known.items()
+            }
+
+    def numbers(self, parameters: Iterable[nn.Parameter]) -> list[int]:
+        """Of these, among all that are kept in parts."""
+        return [self._numbers[parameter] for parameter in parameters]
+
+    def was_stepped(self, numbers: Collection[int]) -> None:
+        """The optimizer has stepped these parameters, where they are kept."""
+        for number in {*numbers} - self.stepped:
+            self.stepped.add(number)
+            parameter = self.parameters[number]
+            if self.group_of[parameter] not in self.held:
+                self._forget(parameter)
+
+    def start_over(self, stepped: Collection[int]) -> None:
+        """Nothing is here, of a state in which these parameters have been stepped."""
+        self.stepped, self._has_state = {*stepped}, set(range(len(self.groups)))
+        self.keep(())
+
+    @torch.no_grad()
+    def make_room(self) -> None:
+        """For all parameters: they are about to be loaded."""
+        for parameter in {*self.parameters} - self._here:
+            parameter.data = torch.empty_like(self._meta[parameter], device=parameter.device)
+
+    def loaded(self) -> None:
+        """All has been loaded."""
+        self.held, self._here = set(range(len(self.groups))), set(self.parameters)
+        self._has_state = set(self.held)
+        self.stepped = self._with_state()
+
+    def _with_state(self) -> set[int]:
+        return {self._numbers[p] for p in self.parameters if self.optimizer.state.get(p)}
+
+    # --- what the optimizer keeps of a parameter ---
+
+    def _probed(self, parameter: nn.Parameter) -> Held:
+        """Names, types and shapes, found by stepping one like it, of zeros.
+
+        Raises: ConfigError for numbers that are no tensors: they would not be known where the parameter is not.
+        """
+        settings = self._in_group[parameter]
+        meta = self._meta[parameter]
+        key = id(settings), meta.dtype, tuple(meta.shape), meta.stride(), parameter.device
+        if key not in self._known:
+            self._known[key] = self._stepped_alone(parameter, settings)
+        return self._known[key]
+
+    def _stepped_alone(self, parameter: nn.Parameter, settings: Mapping[str, object]) -> Held:
+        alone = nn.Parameter(torch.zeros_like(self._meta[parameter], device=parameter.device))
+        alone.grad = torch.zeros_like(alone)
+        other = copy.copy(self.optimizer)
+        other.param_groups = [{**settings, "params": [alone]}]
+        other.state = defaultdict(dict)
+        vars(other).update(_optimizer_step_pre_hooks=OrderedDict(), _optimizer_step_post_hooks=OrderedDict())
+        with torch.enable_grad():
+            type(self.optimizer).step(other)  # Not the instance's: an LR scheduler counts the calls of that.
+        found: Held = {}
+        for name, value in other.state.get(alone, {}).items():
+            if isinstance(value, torch.Tensor):
+                device = "meta" if value.device == parameter.device and value.dim() else value.device
+                found[name] = torch.empty_like(value, device=device)
+            elif value is not None:
+                raise ConfigError(
+                    f"optimizer: {type(self.optimizer).__name__} keeps {name!r} of a parameter as "
+                    f"{type(value).__name__} (expected tensors only, where members keep parts of the state)"
+                )
+        return found
+
+    def check_optimizer(self) -> None:
+        """Raises: ConfigError if its state cannot be divided, by name."""
+        for parameter in self.parameters:
+            if parameter not in self._in_group:
+                raise ConfigError(
+                    "optimizer: it lacks a trained parameter (expected all, where members keep parts)"
+                )
+            self._probed(parameter)
+
+    # --- comparing it ---
+
+    def digest(self, group: int) -> str:
+        """Of all of the state of a group that is held here: the same on all who hold it."""
+        digest = xxhash.xxh3_64()
+        for slot in self.slots(group, whole=True):
+            digest.update(as_bytes(self.content(slot)).cpu().numpy().data)
+        return digest.hexdigest()
+
+    def read(self, round: int) -> Reading | None:
+        """A group in turn, if it is kept here: to be compared with what its other keepers have."""
+        group = round % len(self.groups)
+        if group not in self.held:
+            return None
+        digest = self.digest(group)
+        return Reading(f"state {group}", digest, [(f"group[{group}]", digest)])
+
+    def forget(self) -> None:
+        """See `StateWindow`: nothing is remembered here."""
+
+
+def _device(parameter: nn.Parameter, known: torch.Tensor) -> torch.device:
+    """Where the optimizer keeps that: a count of steps may lie elsewhere than its parameter."""
+    return parameter.device if known.is_meta else known.device
+
+
+def _nothing(like: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Of the same type and shape, in the memory of one number."""
+    value = float("nan") if like.dtype.is_floating_point else 0
+    return torch.full((1,) * like.dim(), value, dtype=like.dtype, device=device).expand(like.shape)

@@ -1,0 +1,201 @@
+"""Members that keep parts of the training state: losses and weights are those of one process, whoever is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pipeline_worker
+import pytest
+from cluster import Cluster, cluster_of
+
+pytestmark = pytest.mark.realtime
+
+KILLS = int(os.environ.get("CHAOSNET_TEST_KILLS", "4"))
+STEPS = max(150, 30 * KILLS)  # More than any of these clusters trains.
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Step: loss, and the state of each group of layers, of a run of one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    with cluster_of(0, folder, script=pipeline_worker.train, keepers=2) as cluster:
+        node = cluster.start(pause_s=0.0)
+        cluster.until(lambda: node.step >= STEPS, f"{STEPS} steps of one process", patience_s=STEPS)
+        cluster.leave()
+        return {step: (record["means"]["loss"], record["held"]) for step, record in cluster.steps().items()}
+
+
+def check(cluster: Cluster, alone: dict[int, tuple[float, dict[str, str]]]) -> None:
+    """No step was lost, each was that of one process, and whoever keeps a layer has what one process has."""
+    cluster.check_steps()
+    assert len(cluster.steps()) < len(alone), "the run of one process was too short"
+    check_numbers(cluster, alone)
+
+
+def check_numbers(cluster: Cluster, alone: dict[int, tuple[float, dict[str, str]]]) -> None:
+    """The same, of the steps that were told."""
+    for node in cluster.nodes:
+        for record in node.told("step"):
+            if record["applied"]:
+                loss, groups = alone[record["step"]]
+                assert record["means"]["loss"] == loss, f"step {record['step']} of {node.name}"
+                assert record["held"].items() <= groups.items(), f"step {record['step']} of {node.name}"
+
+
+def held(cluster: Cluster, groups: int) -> list[int]:
+    """How many of the members of now keep each group, as they last told."""
+    lasts = [[r for r in node.told("step") if r["applied"]][-1]["held"] for node in cluster.live()]
+    return [sum(str(group) in each for each in lasts) for group in range(groups)]
+
+
+@pytest.mark.parametrize("layout", ["2+2", "4"])
+def test_each_layer_is_kept_by_two_and_trains_as_one_process_does(layout, alone, tmp_path):
+    count = sum(map(int, layout.split("+")))
+    with cluster_of(0, tmp_path, script=pipeline_worker.train, layout=layout, keepers=2) as cluster:
+        cluster.grow(count)
+        cluster.until(lambda: held(cluster, len(alone[1][1])) == [2] * len(alone[1][1]), "two of each")
+        cluster.nodes[-1].advance(10)
+        cluster.leave()
+        check(cluster, alone)
+
+
+def test_members_that_die_join_and_leave_lose_no_step(alone, tmp_path):
+    with cluster_of(3, tmp_path, script=pipeline_worker.train, keepers=2) as cluster:
+        killed = cluster.nodes[1].kill()
+        cluster.without("b", killed)
+        cluster.start().last("joined")
+        cluster.nodes[0].advance(5)
+        cluster.nodes[2].order(leave=True)
+        assert cluster.nodes[2].exit_code() == 0
+        cluster.nodes[0].advance(5)
+        killed = cluster.nodes[0].kill()  # The founder, which has the scheduler.
+        cluster.without("a", killed)
+        cluster.nodes[3].advance(5)
+        cluster.leave()
+        check(cluster, alone)
+
+
+def test_kills_at_random_moments_change_no_bit(alone, tmp_path):
+    rng = random.Random(8)
+    with cluster_of(4, tmp_path, script=pipeline_worker.train, keepers=2) as cluster:
+        for number in range(KILLS):
+            victim = rng.choice(cluster.live())
+            if number % 2:
+                victim.order(die_in={"all-reduce": rng.randint(1, 60)})
+                died_s = victim.dies()
+            else:
+                died_s = victim.kill()
+            cluster.without(victim.name, died_s)
+            cluster.live()[0].advance(3)
+            cluster.start().last("joined")
+        cluster.live()[0].advance(5)
+        cluster.leave()
+        check(cluster, alone)
+
+
+def in_stage(node, number: int) -> list[str]:
+    """Who computes that stage of each pipeline, as `node` last told."""
+    return [
+        each.split(">")[number].strip().split(" ")[0] for each in node.last("layout")["layout"].split("|")
+    ]
+
+
+def test_all_who_compute_a_stage_are_killed_at_once(alone, tmp_path):
+    with cluster_of(0, tmp_path, script=pipeline_worker.train, layout="2+2", keepers=2) as cluster:
+        nodes = {node.name: node for node in cluster.grow(5)}
+        cluster.until(lambda: held(cluster, len(alone[1][1])) == [2] * len(alone[1][1]), "two of each")
+        doomed = in_stage(nodes["a"], 1)
+        rest = [node for name, node in nodes.items() if name not in doomed]
+        for killed in [nodes[name].kill() for name in doomed]:
+            at_s = killed
+        cluster.until(
+            lambda: any(r["at_s"] > at_s and not {*doomed} & {*r["by"]} for r in rest[0].told("step")),
+            "steps of those who are left",
+        )
+        rest[0].advance(5)
+        cluster.leave()
+        check(cluster, alone)
+
+
+def kill_both_keepers(cluster: Cluster, group: int) -> list:
+    """Returns: those who are left."""
+    keepers = [node for node in cluster.live() if str(group) in node.told("step")[-1]["held"]]
+    assert len(keepers) == 2
+    left = [node for node in cluster.live() if node not in keepers]
+    for node in keepers:
+        node.kill()
+    return left
+
+
+def test_layers_that_nobody_has_any_more_are_named(alone, tmp_path):
+    with cluster_of(0, tmp_path, script=pipeline_worker.train, layout="5", keepers=2) as cluster:
+        cluster.grow(5)
+        cluster.until(lambda: held(cluster, len(alone[1][1])) == [2] * len(alone[1][1]), "two of each")
+        for node in kill_both_keepers(cluster, 3):
+            assert node.exit_code() == 1
+            log = node.log.read_text()
+            assert (
+                "are lost: all who kept them (" in log
+                and "there is no checkpoint that all members can load" in log
+            )
+
+
+def test_lost_layers_are_taken_from_the_newest_checkpoint(alone, tmp_path):
+    to_disk = {"directory": str(tmp_path / "saved"), "every": 5, "keepers": 2}
+    with cluster_of(0, tmp_path, script=pipeline_worker.train, layout="5", **to_disk) as cluster:
+        cluster.grow(5)
+        cluster.until(lambda: held(cluster, len(alone[1][1])) == [2] * len(alone[1][1]), "two of each")
+        cluster.nodes[0].reach(cluster.nodes[0].step + 12)
+        left = kill_both_keepers(cluster, 3)
+        for node in left:
+            node.last("loaded again")
+        again = left[0].last("loaded again")["step"]
+        assert again and again % 5 == 0
+        cluster.until(lambda: left[0].told("step")[-1]["step"] > again + 20, "steps that follow")
+        cluster.leave()
+        check_numbers(cluster, alone)
+        assert f"all go on from the checkpoint of step {again}" in left[0].log.read_text()
+
+
+def test_the_whole_model_is_gathered_for_whoever_asks(alone, tmp_path):
+    with cluster_of(3, tmp_path, script=pipeline_worker.train, keepers=2, gathers_at=20) as cluster:
+        for node in cluster.nodes:
+            node.reach(25)
+        told = [node.last("gathered") for node in cluster.nodes]
+        cluster.leave()
+        check(cluster, alone)
+    for each in told:
+        assert each["parameters"] == told[0]["parameters"]
+
+
+def test_a_checkpoint_of_parts_goes_on_with_others(alone, tmp_path):
+    to_disk = {"directory": str(tmp_path / "saved"), "every": 5, "keepers": 2}
+    with cluster_of(0, tmp_path, script=pipeline_worker.train, layout="2+2", **to_disk) as cluster:
+        for node in cluster.grow(4):
+            node.reach(22)
+        for node in cluster.nodes:
+            node.kill()
+        for node in cluster.nodes:
+            node.process.join()
+        cluster.settings["layout"] = "2+1"
+        founder = cluster.start(resume=True)
+        saved = founder.last("joined")["step"]
+        assert saved >= 15 and saved % 5 == 0
+        for _ in range(2):
+            cluster.start().last("joined")
+        founder.advance(10)
+        cluster.leave()
+        check_numbers(cluster, alone)
+
+
+def test_members_evaluate_the_whole_model(alone, tmp_path):
+    with cluster_of(3, tmp_path, script=pipeline_worker.train, keepers=2, evaluates_every=10) as cluster:
+        for node in cluster.nodes:
+            node.reach(25)
+        told = {record["step"]: record["loss"] for node in cluster.nodes for record in node.told("evaluated")}
+        again = [record for node in cluster.nodes for record in node.told("evaluated")]
+        cluster.leave()
+        check_numbers(cluster, alone)
+    assert {10, 20} <= told.keys()
+    assert all(record["loss"] == told[record["step"]] for record in again)
