@@ -168,10 +168,11 @@ class Agent(Node):
         """Pass it on, and open it if it is for us."""
         peer, envelope = event.peer, event.message
         assert isinstance(envelope, Envelope)
+        told: list[Effect] = []
         if envelope.source == peer and isinstance(envelope.body, LinkNews):
-            self.neighbors.said_where(peer, envelope.body)
+            told = self.neighbors.said_where(peer, envelope.body)
         ours, effects = self.relay.receive(peer, envelope)
-        return effects + (self._open(envelope.source, envelope.body, now_s) if ours else [])
+        return told + effects + (self._open(envelope.source, envelope.body, now_s) if ours else [])
 
     def _open(self, source: str, body: Routed, now_s: float) -> list[Effect]:
         handler = self._routed.get(type(body))

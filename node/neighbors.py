@@ -249,10 +249,14 @@ class Neighbors:
         assert isinstance(event.message, Losses)
         return self.node.reporter.on_losses(event.peer, event.message)
 
-    def said_where(self, peer: str, news: LinkNews) -> None:
+    def said_where(self, peer: str, news: LinkNews) -> list[Effect]:
         """A neighbour tells of its own link; whoever repeats such news names no life."""
-        if news.life and news.reporter == peer and peer not in self.node.relay.leaves:
-            self.node.deaths.said_where(peer, news.life)
+        node = self.node
+        if not news.life or news.reporter != peer or peer in node.relay.leaves:
+            return []
+        node.deaths.said_where(peer, news.life)
+        lives = node.overlay.saw_dying(node.me, peer, news.life)  # After all, whatever refused in its place.
+        return self.tell(peer, LinkState.OPEN, news.life) if lives else []
 
     def on_link_news(self, event: Received, now_s: float) -> list[Effect]:
         """One end of a link tells of it."""

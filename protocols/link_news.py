@@ -31,9 +31,13 @@ class LinkReporter:
     def tell(self, peer: str, state: LinkState, key: ViewKey, peer_life: int | None = None) -> list[Effect]:
         """Tell everybody of our link to `peer`; `key`: of the view that we are a member of, or (0, 0).
 
-        `peer_life`: which life of `peer` it is about. Default: the latest that was heard of.
+        `peer_life`: which life of `peer` it is about. Default: the latest that was heard of; none, if we saw that one
+        dying: whoever answers in its place has not told yet which it lives.
         """
         self.version += 1
+        latest = self.overlay.lives.newest(peer)[1]
+        if peer_life is None:
+            peer_life = 0 if self.overlay.saw_dying(self.me, peer, latest) else latest
         news = LinkNews(
             reporter=self.me,
             peer=peer,
@@ -41,7 +45,7 @@ class LinkReporter:
             state=state.value,
             key=key,
             life=self.life,
-            peer_life=self.overlay.lives.newest(peer)[1] if peer_life is None else peer_life,
+            peer_life=peer_life,
         )
         return self.relay.send(EVERYONE, news)
 
@@ -82,7 +86,7 @@ class LinkReporter:
                 return self._outdo(news, known, key, now_s)
             if news.version < known.version:  # Somebody had not heard yet.
                 echo = (news.peer, news.version) == self.outdone[:2] and now_s < self.outdone[2]
-                return [] if echo else self.tell(news.peer, known.state, key)
+                return [] if echo else self.tell(news.peer, known.state, key, known.peer_life)
         elif news.life and known is not None and known.version - news.version > OVERTAKEN:
             told = self.overlay.known(news.reporter, news.peer)
             return self.relay.send(news.reporter, told) if told else []
@@ -94,7 +98,7 @@ class LinkReporter:
         self.outdone = (past.peer, past.version, now_s + ECHO_S)
         is_open = past.peer in self.relay.peers
         state = mine.state if mine else LinkState.OPEN if is_open else LinkState.SILENT
-        return self.tell(past.peer, state, key)
+        return self.tell(past.peer, state, key, mine.peer_life if mine else None)
 
     def tell_losses(self, peer: str) -> list[Effect]:
         """Two parts of the overlay may have met again: what one knows of lost links, the other must know, too."""

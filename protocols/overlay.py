@@ -89,7 +89,8 @@ class Overlay:
         self.extra: set[Link] = set()  # Open connections that are no link of the view and that nobody denies.
         self.lost: set[Link] = set()  # Links of the view that one end has lost.
         self.found: set[Link] = set()  # Extra ones between nodes of the view.
-        self.closed: set[tuple[str, str]] = set()  # Of the news, who saw whom die.
+        # Who saw whom die, and in which lives: the one that is meant, and the last.
+        self.closed: dict[tuple[str, str], frozenset[int]] = {}
         self.left_behind = False  # Somebody acts in a newer view, without us.
         self.reachable: Set[str] = {me}
 
@@ -111,7 +112,7 @@ class Overlay:
     def listens(self, view: View) -> None:
         """We begin to listen in a view. It knows better who lives in it than we, who may have been away for long."""
         self.lives.listens(view)
-        self.closed = {(by, peer) for by, peer in self.closed if peer not in view.node_set}
+        self.closed = {ends: lives for ends, lives in self.closed.items() if ends[1] not in view.node_set}
 
     def is_left_behind(self) -> None:
         """Somebody acts in a newer view, and need not wait for us."""
@@ -136,16 +137,27 @@ class Overlay:
         self.news[ends] = News(told.version, LinkState(told.state), told.peer_life)
         self.told.setdefault(a, set()).add(b)
         self.told.setdefault(b, set()).add(a)
-        if told.state == LinkState.CLOSED.value:
-            self.closed.add(ends)
-        else:
-            self.closed.discard(ends)
+        self._witness(ends, told)
         changed = self._settle(link(a, b))
         if self.lives.heard(a, told.version, told.life):
             changed = True
             self._explore()
         self._forget_strangers()
         return changed or crashed != self.crashed
+
+    def _witness(self, ends: tuple[str, str], told: LinkNews) -> None:
+        """Whose death was seen is dead, whoever answers in its place; unless that end says that this life goes on."""
+        seen = self.closed.pop(ends, frozenset[int]())
+        if told.state == LinkState.CLOSED.value:
+            seen = frozenset((*(seen & {self.lives.of(told.peer)}), told.peer_life))
+        else:
+            seen -= {told.peer_life}
+        if seen:
+            self.closed[ends] = seen
+
+    def saw_dying(self, by: str, peer: str, life: int) -> bool:
+        """Has `by` told that this life of `peer` has died, and not taken it back?"""
+        return life in self.closed.get((by, peer), ())
 
     def farewell(self, node: str, life: int, key: ViewKey) -> None:
         """A node has left for good; `key`: of the last view that it acted in."""
@@ -170,7 +182,7 @@ class Overlay:
         """What one end said of a link."""
         a, b = ends
         del self.news[ends]
-        self.closed.discard(ends)
+        self.closed.pop(ends, None)
         if (b, a) not in self.news:
             for end, other in (ends, (b, a)):
                 self.told[end].discard(other)
@@ -219,8 +231,8 @@ class Overlay:
             return set()
         died = {
             peer
-            for by, peer in self.closed
-            if by in self.reachable and self.news[by, peer].peer_life == self.lives.of(peer)
+            for (by, peer), lives in self.closed.items()
+            if by in self.reachable and self.lives.of(peer) in lives
         }
         return (died | self.lives.left_by(self.key) | self.lives.declared_dead) - self.reachable
 

@@ -1,6 +1,7 @@
 """Bugs that random runs have found, each as the shortest story that shows it. The seeds were of their time."""
 
 from dataclasses import replace as with_
+from unittest import mock
 
 import msgspec
 import pytest
@@ -8,7 +9,7 @@ from scripted import Scripted
 
 from chaosnet.node.core import Phase
 from chaosnet.protocols.asking import MAX_UNANSWERED, JoinState
-from chaosnet.protocols.events import LeaveWanted, Received
+from chaosnet.protocols.events import LeaveWanted, NotReached, Received
 from chaosnet.protocols.messages import (
     EVERYONE,
     Envelope,
@@ -431,6 +432,25 @@ def test_the_death_of_one_that_was_started_again_proves_nothing_of_the_life_befo
     duo.settle(5.0)
     assert duo.members("n2") == ("n1", "n2")
     assert duo.agent("n2").parked == "only 1 of 2 members can be reached"
+
+
+def test_who_saw_a_node_dying_that_lives_takes_it_back(trio):
+    """Something refused connections in its place, as a firewall may."""
+    life = trio.agent("n2").life
+
+    def is_dead_to(name):
+        return trio.agent(name).overlay.saw_dying("n3", "n2", life)
+
+    def refuse(node, address):
+        trio.tell(node.name, NotReached(address, "connection refused", refused=True))
+
+    with mock.patch.object(trio, "_check_reach", refuse):
+        trio.reset("n2", "n3")
+        until(trio, lambda: is_dead_to("n1") and is_dead_to("n3"))
+    until(trio, lambda: "n2" in trio.agent("n3").relay.peers, within_s=20.0)
+    assert is_dead_to("n3")  # It has not said who it is.
+    until(trio, lambda: not is_dead_to("n1") and not is_dead_to("n3"))
+    assert_settled(trio, "n1", "n2", "n3")
 
 
 def test_who_was_away_hears_that_a_member_was_started_again():

@@ -22,6 +22,7 @@ ELSEWHERE = {"PrepareFailed", "NoSnapshot", "Outlived", "ScaleOutRefused", "Decl
 KEPT = {
     "a joiner became a member without the state it had dropped": "join-streaming/3/0/113/receiver-after",
     "who let a blocking joiner in died before telling it": "join-blocking/3/0/74/receiver-after",
+    "a proof of death was lost when the dead was started again": "rejoin/3/0/99/sender-before/restart",
 }
 
 

@@ -213,6 +213,28 @@ def test_the_crash_of_an_earlier_life_proves_nothing_of_the_present_one():
     assert overlay.crashed == set()
 
 
+def test_a_death_that_was_seen_stays_proved_when_a_later_process_of_that_name_answers():
+    overlay = Overlay("a")
+    overlay.enter(view("ba", [("a", "b")], lives={"b": 5}))
+    overlay.heard(news("a", "b", "closed", version=1, peer_life=5))
+    overlay.heard(news("a", "b", "open", version=2))
+    assert overlay.reachable == {"a", "b"}  # It has not said yet who it is.
+    overlay.heard(news("b", "a", "open", version=12, life=9))
+    assert (overlay.reachable, overlay.crashed) == ({"a"}, {"b"})
+    overlay.heard(news("a", "b", "closed", version=3, peer_life=9))
+    overlay.heard(news("a", "b", "open", version=4))
+    assert overlay.crashed == {"b"}
+
+
+def test_a_death_that_was_seen_wrongly_is_taken_back_by_who_saw_it():
+    overlay = Overlay("a")
+    overlay.enter(view("ba", [("a", "b")], lives={"b": 5}))
+    overlay.heard(news("a", "b", "closed", version=1, peer_life=5))
+    overlay.heard(news("a", "b", "open", version=2, peer_life=5))
+    overlay.heard(news("a", "b", "silent", version=3))
+    assert (overlay.reachable, overlay.crashed) == ({"a"}, set())
+
+
 def test_a_farewell_of_an_earlier_life_proves_nothing_of_the_present_one():
     overlay = Overlay("a")
     overlay.enter(view("ab", [("a", "b")], lives={"b": 6}))
