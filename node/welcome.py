@@ -9,7 +9,15 @@ from __future__ import annotations
 from ..protocols.asking import HERE, JoinState
 from ..protocols.effects import Effect, StateWhole
 from ..protocols.events import ManifestKnown, Received, SnapshotReady
-from ..protocols.messages import Answer, Have, ManifestRequest, ReplicationDone, ScaleOutRequest, ShardRequest
+from ..protocols.messages import (
+    Answer,
+    Have,
+    ManifestRequest,
+    ReplicationDone,
+    ScaleOutReady,
+    ScaleOutRequest,
+    ShardRequest,
+)
 from .joining import Joining
 from .node import Node, Phase
 from .parking import Parking
@@ -29,7 +37,7 @@ class Welcome:
                 Have: self.on_have,
                 **all_to(self.on_asked, ManifestRequest, ShardRequest, ReplicationDone),
             },
-            routed={ScaleOutRequest: self.on_newcomer},
+            routed={ScaleOutRequest: self.on_newcomer, ScaleOutReady: self.on_unheard},
             effects={StateWhole: self.on_state_whole},
         )
 
@@ -45,9 +53,27 @@ class Welcome:
         if node.parked and node.phase is Phase.MEMBER:
             text = f"it waits: {self.parking.why(now_s)}"[:2000]
             here = node.relay.send(request.node, Answer(ok=False, text=text))
-        elif request.founds and node.phase is Phase.MEMBER:
-            here = node.relay.send(request.node, Answer(ok=True, text=HERE))
+        elif request.founds or (request.unanswered and self._is_near(request)):
+            here = self._say_here(request.node)
         return here + (node.scheduler.receive(event.peer, request, now_s) if node.scheduler else [])
+
+    def on_unheard(self, event: Received, now_s: float) -> list[Effect]:
+        """A joiner has the state, and has said so before."""
+        told = event.message
+        assert isinstance(told, ScaleOutReady)
+        speaks = told.unanswered and told.node in self.node.relay.peers
+        return self._say_here(told.node) if speaks else []
+
+    def _is_near(self, request: ScaleOutRequest) -> bool:
+        """Has it a link to us, or to no member at all? Not all members need answer."""
+        node, view = self.node, self.node.sync.view
+        return request.node in node.relay.peers or view is None or view.member_set.isdisjoint(request.linked)
+
+    def _say_here(self, joiner: str) -> list[Effect]:
+        """The scheduler may not hear of it for long. Unless we wait ourselves, the cluster goes on, or will."""
+        node = self.node
+        goes_on = node.phase is Phase.MEMBER and not node.parked
+        return node.relay.send(joiner, Answer(ok=True, text=HERE)) if goes_on else []
 
     def on_asked(self, event: Received, now_s: float) -> list[Effect]:
         """A joiner asks for a part of the state, or has all of it."""

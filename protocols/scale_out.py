@@ -329,7 +329,8 @@ class Joiner:
 
     def _say_ready(self, now_s: float) -> list[Effect]:
         self.standing.go(JoinState.READY, now_s + ASK_EVERY_S)
-        return self.relay.send(EVERYONE, ScaleOutReady(node=self.asking.request.node))
+        node, in_vain = self.asking.request.node, self.asking.was_in_vain
+        return self.relay.send(EVERYONE, ScaleOutReady(node=node, unanswered=in_vain))
 
     def _say_ready_again(self, now_s: float) -> list[Effect]:
         hopeless = self.asking.is_unanswered_again()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -40,6 +40,9 @@ KNOWN_WITH_RATES = (
     921,
     1937,
 )  # The same, of lives in which bytes take time.
+KNOWN_LARGER = (30946,)  # With rates as well, and up to seven nodes at first.
+# The same, of crash points after which the dead is started again.
+KNOWN_RESTARTS = ("rejoin/3/0/99/sender-before",)
 KNOWN_WITH_TENSORS = 0, 2, 3, 15, 56, 61  # The same, of lives in which nodes need each other's tensors.
 KNOWN_WITH_PARTS = 1, 2, 5, 24, 52, 429, 602  # The same, of lives in which nodes keep parts of the state.
 NODES = 2, 4  # Small clusters lose their quorum more often, and live faster.
@@ -82,7 +85,15 @@ def _grounds(seeds: Iterable[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"seed {seed} --tensors", functools.partial(run, seed, nodes=NODES, tensors=True)
     for seed in KNOWN_WITH_PARTS:
         yield f"seed {seed} --parts", functools.partial(run, seed, nodes=(2, 5), parts=True)
+    for seed in KNOWN_LARGER:
+        yield f"seed {seed} --rates --nodes 2..7", functools.partial(run, seed, rates=True)
     for found in recorded:
+        for point in found:
+            if point.name in KNOWN_RESTARTS:
+                yield (
+                    f"crash point {point.name}/restart",
+                    functools.partial(play, replace(point, restart=True)),
+                )
         for point in found[::EVERY]:
             yield f"crash point {point.name}", functools.partial(play, point)
     for seed in seeds:

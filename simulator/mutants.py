@@ -34,6 +34,7 @@ from ..node.parking import Parking
 from ..node.recovery import StepRecovery
 from ..node.role import Role
 from ..node.views import Views
+from ..node.welcome import Welcome
 from ..protocols import asking, contributions, early, election, overlay, relay, scale_out, step_sync, sums
 from ..protocols import liveness as liveness_module
 from ..protocols.data_cursor import DataCursor
@@ -113,7 +114,7 @@ def _any_half_will_do(patch: Patch) -> None:
 
 @mutant("Who cannot be reached passes for dead.")
 def _silence_proves_a_crash(patch: Patch) -> None:
-    patch(overlay.Overlay, "crashed", property(lambda self: self.nodes - self.reachable))
+    patch(overlay.Overlay, "crashed", property(lambda self: self.view.node_set - self.reachable))
 
 
 @mutant("A connection that broke passes for a crash, whatever is found where the peer had answered.")
@@ -122,6 +123,17 @@ def _a_broken_connection_proves_a_crash(patch: Patch) -> None:
         return {peer: look.life for peer, look in self.looking.items() if look.address == event.address}
 
     patch(Deaths, "handle", handle)
+
+
+@mutant("A death that was seen is forgotten when another process answers in that place.")
+def _proofs_are_wiped_out(patch: Patch) -> None:
+    original = overlay.Overlay._witness
+
+    def witness(self: Any, ends: Any, told: Any) -> None:
+        self.closed.pop(ends, None)
+        original(self, ends, told)
+
+    patch(overlay.Overlay, "_witness", witness)
 
 
 @mutant("A voter gives its vote to everybody who asks, however often in a term.")
@@ -475,6 +487,11 @@ def _long_pulls_are_given_up(patch: Patch) -> None:
 @mutant("A joiner that was not answered for a few seconds ends, though the cluster goes on.")
 def _joiners_ask_twice(patch: Patch) -> None:
     patch(asking, "MAX_UNANSWERED", 2)
+
+
+@mutant("Members leave it to the scheduler to answer a joiner, though it may be stopped.")
+def _members_say_nothing(patch: Patch) -> None:
+    patch(Welcome, "_say_here", lambda self, joiner: [])
 
 
 @mutant("What an attempt that is over would have sent stays in the queues.")

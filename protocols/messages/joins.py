@@ -15,6 +15,7 @@ class ScaleOutRequest(Message, frozen=True, kw_only=True):
     """Joiner to scheduler: let me in, with these neighbours (ids or addresses) or `degree` of your choice.
 
     `linked`: whom I have a link to, members or other joiners. `stuck`: I could reach none of those whom you chose.
+    `unanswered`: you did not answer when I asked before, so members may tell me whether the cluster goes on.
     """
 
     node: Id
@@ -28,6 +29,7 @@ class ScaleOutRequest(Message, frozen=True, kw_only=True):
     blocking: bool = False  # Else as suits the links.
     again: bool = False  # Wanted neighbours that are gone meanwhile are replaced, not complained about.
     founds: bool = False  # Unless a member answers, it will found a cluster.
+    unanswered: bool = False
     place: Count = 0  # Of its own address among those that it asks, from 1; 0: it is not there.
 
 
@@ -75,7 +77,11 @@ class ReplicationPlan(Message, frozen=True, kw_only=True):
 
 
 class ScaleOutReady(Message, frozen=True, kw_only=True):
-    """Joiner to scheduler: my state is whole, or will be `in_s` from now; make me a member."""
+    """Joiner to scheduler: my state is whole, or will be `in_s` from now; make me a member.
+
+    `unanswered`: as of ScaleOutRequest.
+    """
 
     node: Id
     in_s: Annotated[float, Meta(ge=0)] = 0.0
+    unanswered: bool = False

@@ -493,3 +493,32 @@ def test_a_proposed_view_shows_a_joiner_that_the_cluster_goes_on(trio):
     proposed = Envelope(source="n1", target=EVERYONE, serial=1 << 40, body=Prepare(view=view))
     trio.tell("j", Received("n1", proposed))
     assert joiner.asking.unanswered == 0
+
+
+def stopped_scheduler(ready):
+    """j has asked for long, or is ready; the scheduler is stopped, and n2 has patience with it, but not for ever."""
+    duo = Scripted().grow("n1", "n2")
+    duo.add("j", seeds=["n2"], degree=2)
+    joiner = duo.agent("j").joiner
+    until(duo, lambda: joiner.state is (JoinState.READY if ready else JoinState.ASKED))
+    duo.pause("n1", 1.5)
+    joiner.asking.unanswered = MAX_UNANSWERED - 1
+    joiner.standing.wake_at_s = joiner.asking.ask_again_at_s = duo.now_s
+    return duo, joiner.asking
+
+
+@pytest.mark.parametrize("ready", [False, True], ids=["asks", "is ready"])
+def test_a_member_says_to_a_joiner_that_the_cluster_goes_on_while_the_scheduler_is_stopped(ready):
+    """Seed 30946 of links with rates: it waited for the scheduler and said nothing, and the joiner gave up."""
+    duo, asking = stopped_scheduler(ready)
+    until(duo, lambda: not asking.was_in_vain, within_s=0.5)
+    assert duo.nodes["n1"].paused
+    assert_settled(duo, "n1", "n2", "j")
+
+
+@pytest.mark.parametrize("ready", [False, True], ids=["asks", "is ready"])
+def test_a_member_that_waits_itself_does_not_say_that_the_cluster_goes_on(ready):
+    duo, asking = stopped_scheduler(ready)
+    duo.agent("n2").park("only 1 of 2 members can be reached")
+    duo.settle(0.5)
+    assert asking.was_in_vain

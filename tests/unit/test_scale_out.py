@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from chaosnet.protocols.addresses import AddressBook
-from chaosnet.protocols.asking import ASK_EVERY_S, KNOCK_EVERY_S, MAX_UNANSWERED, JoinState
+from chaosnet.protocols.asking import ASK_EVERY_S, HERE, KNOCK_EVERY_S, MAX_UNANSWERED, JoinState
 from chaosnet.protocols.effects import (
     Dial,
     DiscardState,
@@ -346,7 +346,7 @@ def test_joiners_that_reach_only_each_other_go_on_knocking_at_the_others():
     bench.open("k")  # Started at the same moment, and knows as little as we do.
     for _ in range(MAX_UNANSWERED + 2):
         assert bench.after(ASK_EVERY_S)[:3] == [DiscardState(), Dial("a:1"), Dial("k:1")]
-    assert replace(REQUEST, linked=("a", "k")) in bodies(bench.open("a"))
+    assert replace(REQUEST, linked=("a", "k"), unanswered=True) in bodies(bench.open("a"))
     bench.plan(A)
     bench.examined("a", 1e6)
     bench.close("a")
@@ -365,12 +365,27 @@ def test_it_gives_up_on_a_cluster_that_does_not_go_on(bench):
     assert failed == JoinFailed("the cluster does not go on: asked 8 times (no answer)")
 
 
+def test_who_was_not_answered_asks_the_members_too_and_waits_as_long_as_one_says_that_there_is_a_cluster(
+    bench,
+):
+    bench.handle(Tick())
+    bench.open("a")
+    asked = []
+    for _ in range(3 * MAX_UNANSWERED):
+        [*_, request] = bodies(bench.after(ASK_EVERY_S))
+        asked.append(request.unanswered)
+        if request.unanswered:
+            bench.handle(Received("a", Answer(ok=True, text=HERE)))
+    assert asked == [False, True] * (3 * MAX_UNANSWERED // 2)
+    assert bench.joiner.state is JoinState.ASKED
+
+
 def test_ready_for_a_dead_cluster_it_gives_up_too(bench):
     bench.to_fetching()
     bench.handle(ManifestKnown(7, 0, 1))
     bench.handle(CaughtUp())
-    for _ in range(MAX_UNANSWERED):
-        assert bodies(bench.after(ASK_EVERY_S)) == [ScaleOutReady(node="j")]
+    for times in range(MAX_UNANSWERED):
+        assert bodies(bench.after(ASK_EVERY_S)) == [ScaleOutReady(node="j", unanswered=times > 0)]
     assert bench.after(ASK_EVERY_S) == [JoinFailed("the cluster does not go on: asked 8 times")]
 
 
