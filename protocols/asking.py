@@ -20,9 +20,7 @@ from .events import ITSELF, DialFailed, Event, PeerClosed, PeerOpened, Received,
 from .messages import EVERYONE, Answer, ScaleOutRequest
 from .relay import Relay
 
-HERE = (
-    "there is a cluster"  # That goes on: what a member answers who would found one beside it, or give it up.
-)
+HERE = "there is a cluster"  # What a member answers who would found one beside it, or give it up.
 KNOCK_EVERY_S = 0.5
 MAX_KNOCK_EVERY_S = 8.0  # Of who keeps trying.
 MAX_PATIENCE_S = 300.0  # So often it says at least that it still waits.
