@@ -21,6 +21,7 @@ from .messages import EVERYONE, Answer, ScaleOutRequest
 from .relay import Relay
 
 HERE = "there is a cluster"  # What a member answers who would found one beside it, or give it up.
+IN_VAIN = 2  # Requests that nobody has answered: from then on any member is to say that there is a cluster.
 KNOCK_EVERY_S = 0.5
 MAX_KNOCK_EVERY_S = 8.0  # Of who keeps trying.
 MAX_PATIENCE_S = 300.0  # So often it says at least that it still waits.
@@ -218,11 +219,6 @@ class Asking:
         self.unanswered += 1
         return self.unanswered > MAX_UNANSWERED
 
-    @property
-    def was_in_vain(self) -> bool:
-        """Did nobody answer when we asked before?"""
-        return self.unanswered > 1
-
     def learn(self, ways: Iterable[str]) -> tuple[str, ...]:
         """More addresses of members. If the cluster drops us, they lead back, also where the seeds are gone.
 
@@ -320,7 +316,7 @@ class Asking:
 
     def _send(self) -> list[Effect]:
         linked = tuple(sorted(self.relay.peers - self.relay.leaves)[:MAX_LINKED])
-        self.say(linked=linked, unanswered=self.was_in_vain)
+        self.say(linked=linked, unanswered=self.unanswered >= IN_VAIN)
         return self.relay.send(EVERYONE, self.request)
 
     def again(self, reason: str, now_s: float) -> list[Effect]:
@@ -341,7 +337,7 @@ class Asking:
             self.give_up_at_s = now_s + self.patience_s
             return [DiscardState()]
         # Whom we have reached may be joiners, too, and reach nobody else: then we go on knocking at the others.
-        answered = self.scheduler and not self.was_in_vain
+        answered = self.scheduler and self.unanswered < IN_VAIN
         knocks = [] if answered else self._dial_seeds()
         return [DiscardState(), *knocks, *self.ask(now_s)]
 

@@ -21,6 +21,7 @@ from .addresses import AddressBook
 from .asking import (
     ASK_EVERY_S,
     DEAD,
+    IN_VAIN,
     KNOCK_EVERY_S,
     MAX_KNOCK_EVERY_S,
     MAX_PLANLESS,
@@ -329,7 +330,7 @@ class Joiner:
 
     def _say_ready(self, now_s: float) -> list[Effect]:
         self.standing.go(JoinState.READY, now_s + ASK_EVERY_S)
-        node, in_vain = self.asking.request.node, self.asking.was_in_vain
+        node, in_vain = self.asking.request.node, self.asking.unanswered >= IN_VAIN
         return self.relay.send(EVERYONE, ScaleOutReady(node=node, unanswered=in_vain))
 
     def _say_ready_again(self, now_s: float) -> list[Effect]:
