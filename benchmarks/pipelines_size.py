@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+import psutil
 import torch
 from torch import nn
 
@@ -123,7 +124,7 @@ def _serve() -> None:
         keepers=told["keepers"],
     )  # fmt: skip
     seen: list[dict[str, Any]] = []
-    threading.Thread(target=_answer, args=(seen,), daemon=True).start()
+    threading.Thread(target=_answer, args=(seen, trainer.engine.keeping), daemon=True).start()
     for done in trainer.steps(OneSequence(size), epochs=1000):
         predicted = trainer.engine.predicted
         seen.append(
@@ -139,10 +140,15 @@ def _serve() -> None:
         )
 
 
-def _answer(seen: list[dict[str, Any]]) -> None:
+def _answer(seen: list[dict[str, Any]], keeping: Any) -> None:
     for _ in sys.stdin:
         told, seen[:] = seen[:], []
-        print(json.dumps({"seen": told}), flush=True)
+        memory = psutil.Process().memory_info()
+        here = {
+            "process_mb": (memory.rss - getattr(memory, "shared", 0)) / 1e6,
+            "kept_mb": keeping.parts.held_bytes / 1e6 if keeping is not None else 0.0,
+        }
+        print(json.dumps({"seen": told, **here}), flush=True)
     os._exit(0)  # The parent is gone.
 
 
@@ -168,6 +174,20 @@ class Chapter:
     longest_s: float
     lost: int
     layout: str
+
+
+class Memory(NamedTuple):
+    """Of a node at the end, in MB: its process without what it shares, and with `keepers` the state that it keeps."""
+
+    node: str
+    process_mb: float
+    kept_mb: float
+
+
+def _memory(node: PlacedNode) -> Memory:
+    node.tell({})
+    told = node.hear(PATIENCE_S)
+    return Memory(node.name, told["process_mb"], told["kept_mb"])
 
 
 class Watched:
@@ -222,8 +242,8 @@ class Watched:
 
 def measure(
     size: Size, mbit: float, forward_s: float, count: int, keepers: int | None = None
-) -> tuple[int, list[Chapter]]:
-    """All chapters, and how many parameters the model has."""
+) -> tuple[int, list[Chapter], list[Memory]]:
+    """How many parameters the model has, all chapters, and what is in the nodes' memory at the end."""
     topology = mesh(4, LinkSpec(rate_mbit=mbit))
     with namespaces(topology, routes=True) as testbed, quiet() as (env, said), ExitStack() as stack:
 
@@ -250,7 +270,7 @@ def measure(
         found.append(
             watched.chapter(f"the link {slow[0]} - {slow[1]} has a tenth of its rate", 4, count, SLOW_CALM)
         )
-        return parameters, found
+        return parameters, found, [_memory(node) for node in [*nodes[:-1], again]]
 
 
 @click.command("pipelines-size")
@@ -275,7 +295,7 @@ def size_command(
         raise ConfigError("bench pipelines-size: network namespaces need root")
     try:
         told = (QUICK, mbit, 0.002, 2) if quick else (SMALL, mbit, forward_s, steps)
-        parameters, found = measure(*told, keepers)
+        parameters, found, memory = measure(*told, keepers)
     except TestbedError as error:
         raise ConfigError(f"bench pipelines-size: {error}") from None
     about = "; quick: none of this says how close it comes in true size" if quick else ""
@@ -293,8 +313,18 @@ def size_command(
     table(head, [_row(each) for each in found])
     for each in found:
         click.echo(f"{each.what}: {each.parts}")
-    chapters = [asdict(each) for each in found]
-    write_json(json_file, {"parameters": parameters, "mbit": mbit, "quick": quick, "chapters": chapters})
+    for node, process_mb, kept_mb in memory:
+        kept = f", {kept_mb:.0f} MB of it the state that it keeps" if keepers else ""
+        click.echo(f"memory of {node}: {process_mb:.0f} MB{kept}")
+    written = {
+        "parameters": parameters,
+        "mbit": mbit,
+        "quick": quick,
+        "keepers": keepers,
+        "chapters": [asdict(each) for each in found],
+        "memory": [each._asdict() for each in memory],
+    }
+    write_json(json_file, written)
 
 
 def _row(each: Chapter) -> list[Any]:
