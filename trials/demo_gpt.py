@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+import xxhash
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -89,6 +90,14 @@ def next_byte(out: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(out.flatten(0, 1), targets.flatten())
 
 
+def hash_of(model: nn.Module) -> str:
+    """Of all parameters."""
+    digest = xxhash.xxh3_128()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    return digest.hexdigest()
+
+
 def main() -> None:
     options = _options()
     end_with_parent()
@@ -105,7 +114,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(nn.ModuleList(layers).parameters(), lr=3e-3)
     with PipelineTrainer(
         layers, optimizer, next_byte, batch=BATCH, micro_batch=MICRO_BATCH, layout=options.layout, stages=3,
-        max_grad_norm=1.0, seed=options.seed, callbacks=Callbacks(on_computed=computed),
+        max_grad_norm=1.0, seed=options.seed, keepers=2, callbacks=Callbacks(on_computed=computed),
     ) as trainer:  # fmt: skip
         write(joined=trainer.step)
         for step in trainer.steps(own_source(), epochs=1_000_000):
@@ -115,7 +124,8 @@ def main() -> None:
             )  # fmt: skip
             if options.until.exists() and step.step >= int(options.until.read_text()):
                 break
-        write(final_step=trainer.step, hash=trainer.state_hash())
+        trainer.gather()
+        write(final_step=trainer.step, hash=hash_of(trainer.model))
 
 
 def _options() -> argparse.Namespace:

@@ -227,7 +227,9 @@ class Play:
 def play(on: Play) -> Stager:
     """All that happens. Returns: the one that did it alone."""
     count = PIPELINES * STAGES
-    on.say(f"{count} processes start: {PIPELINES} pipelines of {STAGES} are wanted")
+    on.say(
+        f"{count} processes start: {PIPELINES} pipelines of {STAGES} are wanted; two keep each layer's state"
+    )
     for _ in range(count):
         on.start()
         if len(on.nodes) == 1:
@@ -274,7 +276,7 @@ def summarize(on: Play, alone: Stager) -> dict[str, Any]:
         ),
         "loss": survivors[0].steps[-1].loss,
         "loss_alone": alone.steps[-1].loss,
-        "states_identical": len({(n.final["final_step"], n.final["hash"]) for n in [*survivors, alone]}) == 1,
+        "models_identical": len({(n.final["final_step"], n.final["hash"]) for n in [*survivors, alone]}) == 1,
         "recovery_seconds": on.recovery_s,
         "losses": [{"kind": each.kind, "nodes": each.nodes} for each in on.losses],
         "pipelines": on.ran,
@@ -293,8 +295,8 @@ def broken_promises(summary: dict[str, Any]) -> list[str]:
     ]
     if summary["loss"] != summary["loss_alone"]:
         broken.append(f"loss is {summary['loss']} (expected {summary['loss_alone']}, as of one process)")
-    if not summary["states_identical"]:
-        broken.append("states_identical is false (expected that of one process on all survivors)")
+    if not summary["models_identical"]:
+        broken.append("models_identical is false (expected that of one process on all survivors)")
     broken += [f"{name} ended with exit code {code}" for name, code in summary["exit_codes"].items() if code]
     return broken
 

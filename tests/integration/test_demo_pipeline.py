@@ -17,7 +17,7 @@ GOOD: dict[str, Any] = {
     "steps_that_differ": 0,
     "loss": 1.5,
     "loss_alone": 1.5,
-    "states_identical": True,
+    "models_identical": True,
     "exit_codes": {"node-1": 0, "alone": 0},
 }
 
@@ -28,7 +28,7 @@ GOOD: dict[str, Any] = {
         {"steps_lost": 1},
         {"steps_that_differ": 2},
         {"loss": 1.5000000000000002},
-        {"states_identical": False},
+        {"models_identical": False},
         {"exit_codes": {"node-1": 1}},
     ],
 )
