@@ -176,7 +176,7 @@ class Chapter:
     layout: str
 
 
-class Memory(NamedTuple):
+class NodeMemory(NamedTuple):
     """Of a node at the end, in MB: its process without what it shares, and with `keepers` the state that it keeps."""
 
     node: str
@@ -184,10 +184,10 @@ class Memory(NamedTuple):
     kept_mb: float
 
 
-def _memory(node: PlacedNode) -> Memory:
+def _memory(node: PlacedNode) -> NodeMemory:
     node.tell({})
     told = node.hear(PATIENCE_S)
-    return Memory(node.name, told["process_mb"], told["kept_mb"])
+    return NodeMemory(node.name, told["process_mb"], told["kept_mb"])
 
 
 class Watched:
@@ -242,7 +242,7 @@ class Watched:
 
 def measure(
     size: Size, mbit: float, forward_s: float, count: int, keepers: int | None = None
-) -> tuple[int, list[Chapter], list[Memory]]:
+) -> tuple[int, list[Chapter], list[NodeMemory]]:
     """How many parameters the model has, all chapters, and what is in the nodes' memory at the end."""
     topology = mesh(4, LinkSpec(rate_mbit=mbit))
     with namespaces(topology, routes=True) as testbed, quiet() as (env, said), ExitStack() as stack:

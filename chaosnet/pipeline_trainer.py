@@ -17,7 +17,7 @@ from .node.outcomes import Ended
 from .node.session import Session
 from .page.of_node import NodePage
 from .pipeline_steps import PipelineSteps
-from .protocols.errors import ConfigError
+from .protocols.errors import ConfigError, NodeExpelled
 from .protocols.messages import FASTEST
 from .remembered import Remembered
 from .script_engines import OfPipelines
@@ -222,17 +222,19 @@ class PipelineTrainer(ScriptMember):
 
     def gather(self) -> None:
         """With `keepers`: have the parameters of all layers here, until the next step; other members take part by
-        themselves. Else they are here anyway. Raises: NodeExpelled as `steps`.
+        themselves. Else they are here anyway. Raises: NodeExpelled if this node is out before it has them.
         """
         keeping = self.engine.keeping
         if keeping is None:
             return
         keeping.wants_whole = True
         try:
-            while not keeping.has_model and not self.session.done:
-                self._steps.skip()
+            while not keeping.has_model and self._steps.skip():
+                pass
         finally:
             keeping.wants_whole = False
+        if not keeping.has_model:
+            raise NodeExpelled(f"{self.name} is out of the cluster, and has not got the whole model")
 
     def state_hash(self) -> str:
         """A hash of the training state; equal on two members if and only if their states are, to the bit.

@@ -239,14 +239,20 @@ class LayerSums:
 
     # --- what has come ---
 
-    def norms(self, results: Sequence[torch.Tensor], groups: Iterable[int]) -> Norms:
-        """Of the mean gradients of these groups, whose `results` are all here; none if nobody had samples."""
+    def norms(self, results: Sequence[torch.Tensor], groups: Iterable[int], squares: bool) -> Norms:
+        """Of the mean gradients of these groups, whose `results` are all here; none if nobody had samples.
+
+        `squares`: are they to be added up? Else they are 0.
+        """
         found = {}
         for number in groups if results else ():
-            group = self.groups[number]
-            values = [results[chunk].double() * len(group.users) for chunk in group.chunks]
+            users, values = (
+                len(self.groups[number].users),
+                [results[chunk] for chunk in self.groups[number].chunks],
+            )
+            total = sum(_squares(each) for each in values) if squares else 0.0
             if values:
-                found[number] = max(map(_largest, values)), sum(float(each.dot(each)) for each in values)
+                found[number] = users * max(map(_largest, values)), users**2 * total
         return found
 
     @torch.no_grad()
@@ -331,6 +337,12 @@ def clip(parameters: Iterable[nn.Parameter], max_norm: float, norms: Norms) -> N
     for parameter in parameters:
         if parameter.grad is not None:
             parameter.grad.mul_(scale)
+
+
+def _squares(values: torch.Tensor) -> float:
+    """Their sum, in double precision."""
+    doubles = values.double()
+    return float(doubles.dot(doubles))
 
 
 def _largest(values: torch.Tensor) -> float:

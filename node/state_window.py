@@ -70,8 +70,7 @@ class StateWindow:
 
     def __init__(self, state: TrainingState, averaged: Averaged) -> None:
         self._state, self._averaged = state, averaged
-        # Arithmetic of another kind differs in the last bit.
-        self._device = min(map(name_of, state.accelerators()), default=_processor())[:MAX_NAME]
+        self._device = arithmetic_of(state)
         self._rows: list[_Row] = []
         self._layout = ""
         self._total = 0
@@ -161,6 +160,11 @@ class StateWindow:
             yield f"extra_state{_subscript(path)}", partial(_at, state.extra_state, path)
         for index, (name, _) in enumerate(self._averaged.agreed()):
             yield name, partial(_agreed, self._averaged, index)
+
+
+def arithmetic_of(state: TrainingState) -> str:
+    """The kind of device that computes it: arithmetic of another kind differs in the last bit."""
+    return min(map(name_of, state.accelerators()), default=_processor())[:MAX_NAME]
 
 
 def _processor() -> str:

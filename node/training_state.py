@@ -237,8 +237,9 @@ class TrainingState:
 
     def _indices_of(self, parameters: Collection[nn.Parameter]) -> set[int]:
         """By which the optimizer's state_dict() names these: it counts through its groups."""
+        wanted = {*parameters}
         counted = enumerate(p for group in self.optimizer.param_groups for p in group["params"])
-        return {index for index, parameter in counted if parameter in {*parameters}} if parameters else set()
+        return {index for index, parameter in counted if parameter in wanted}
 
     def _kinds(self) -> dict[str, str]:
         """Whose state it is: that of an SGD would load into an Adam, and fail at its next step."""

@@ -246,7 +246,7 @@ class StepSync:
         return self._on_commit(None, Commit(key=key, step=step, switch=switch, total=total))
 
     def _own_vote(self) -> tuple[int, int] | None:
-        """Who is to go does not vote for that while it keeps what others are to have from the next step on."""
+        """A member that is to go votes for that only once others keep all that it kept."""
         if self.vote is not None and self.sums.kept.any_here and self.vote in self.prepared:
             return self.vote if self.me in self.prepared[self.vote].member_set else None
         return self.vote

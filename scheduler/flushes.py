@@ -58,8 +58,8 @@ class Flushes:
 
     def leave(self, node: str, reason: str, now_s: float) -> list[Effect]:
         """It wants out, and no vote will let it go soon. Who alone has a vote stays: others still need its state."""
-        if not {*self.tenure.view.voter_ids} - {node}:
-            return []
+        if not {*self.tenure.view.voter_ids} - {node} or self.tenure.sync.sums.parts:
+            return []  # Or it has yet to hand on what it keeps, for which it takes a step.
         self.leaving_at_flush = node
         return self.start(f"{node} leaves and {reason}", now_s)
 

@@ -1,4 +1,4 @@
-"""Training in which nodes keep only parts of the state, as with PipelineTrainer(copies=2).
+"""Training in which nodes keep only parts of the state, as with PipelineTrainer(keepers=2).
 
 Chunks but the last are groups of parameters, and who keeps each is a table that is agreed with each commit
 (scheduler/elastic/keeping.py). What a node has of a group is the number of steps that went into it: it may be told,

@@ -16,6 +16,7 @@ from ..evaluation import Evaluation
 from ..node.layer_sums import LayerSums
 from ..node.mailbox import Mailbox, TensorName
 from ..node.plain import decode, encode
+from ..node.state_window import arithmetic_of
 from ..node.training_state import TrainingState
 from ..protocols.errors import ReplicasDiffer
 from ..protocols.messages import Contribution, Tensor, View, ViewKey
@@ -217,7 +218,9 @@ class Keeping:
         """These members begin anew, each with all of the state."""
         self.parts.loaded()
         self.table = self.after = (tuple(members),) * len(self.table)
-        self.whole, self._leaving, self._asked = frozenset(), frozenset(), False
+        self.whole, self._leaving, self._asked = frozenset(members), frozenset(), False
+        if self.me not in members:
+            self.parts.keep(())
 
     def tensors(self) -> dict[str, str]:
         """The first keeper of each tensor of the state that is kept in parts, by its name."""
@@ -247,7 +250,8 @@ def keeping_of(
 ) -> Keeping:  # fmt: skip
     """For `state`, of which so many members are to keep each part. Raises: ConfigError if it cannot be divided."""
     groups = [[place.parameter for place in group.places] for group in sums.groups]
-    parts = StateParts(state.model, groups, state.optimizer)
+    names = [f"layers {ranges_of(group.users)}" for group in sums.groups]
+    parts = StateParts(state.model, groups, state.optimizer, names, arithmetic_of(state))
     parts.check_optimizer()
     state.parted = parts.parameters
     return Keeping(me, parts, [group.users for group in sums.groups], copies, evaluation, send)

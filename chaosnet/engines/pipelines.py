@@ -35,7 +35,7 @@ from ..node.outcomes import StepOutcome
 from ..node.plain import decode, encode
 from ..node.session import Offer, Session
 from ..node.training_state import TrainingState
-from ..protocols.errors import LayersLost, ReplicasDiffer
+from ..protocols.errors import CheckpointError, ConfigError, LayersLost, ReplicasDiffer
 from ..protocols.events import KeepersChosen, TensorMade
 from ..protocols.messages import Contribution, Deal, Tensor, View, ViewKey
 from ..randomness import Randomness
@@ -364,7 +364,11 @@ class Pipelines:
             keeping.await_all()
         losses, weight = self.sums.loss_chunks()
         self.session.contribute(losses, weight, key)
-        norms = self.sums.norms(mailbox.take_sums(), keeping.first_of()) if keeping is not None else {}
+        norms = (
+            self.sums.norms(mailbox.take_sums(), keeping.first_of(), self._told.max_grad_norm is not None)
+            if keeping is not None
+            else {}
+        )
         return self._contribution(done, norms, lost)
 
     def plan(self) -> Running:
@@ -406,7 +410,8 @@ class Pipelines:
         `norms`: of the sums of which it tells the others. `lost`: layers are.
         """
         session, running = self.session, self.running
-        leaving = session.leaving or session.hooks.wants_exit()
+        gathers = self.keeping is not None and self.keeping.wants_whole  # First.
+        leaving = (session.leaving or session.hooks.wants_exit()) and not gathers
         metrics = self.means.take()
         if self.checkpointing is not None:
             self.checkpointing.contribute(metrics)
@@ -421,7 +426,7 @@ class Pipelines:
         is_new = running is not None and running.laid != self._laid
         return Contribution(
             weight=self.sums.loss_samples,
-            shares={session.name: 0 if leaving else self.wants},
+            shares={session.name: 0 if leaving else 1 + self.wants},
             metrics=metrics,
             present=self.sums.present,
             dataset=self.batches.own_length,
@@ -455,7 +460,11 @@ class Pipelines:
         if applied:
             results, groups = outcome.results, range(len(self.sums.groups))
             told = {group: (most, squares) for group, most, squares in total.norms}
-            norms = told if self.keeping is not None else self.sums.norms(results, groups)
+            norms = (
+                told
+                if self.keeping is not None
+                else self.sums.norms(results, groups, self._told.max_grad_norm is not None)
+            )
             adopted = self.sums.adopt(total.present, results, total.weight, norms, kept)
             applied = adopted.fits
             if applied:
@@ -484,7 +493,7 @@ class Pipelines:
         with self.calling:
             if applied or not evaluates:
                 self._callbacks.on_step(self.last)
-            if self.batches.epoch != epoch:
+            if self.batches.epoch > epoch:
                 self._callbacks.on_epoch(
                     EpochDone(self.batches.epoch, self.step, self.samples, self.last.metrics)
                 )
@@ -495,17 +504,25 @@ class Pipelines:
     def _go_back(self, keeping: Keeping, checkpoints: Mapping[str, int]) -> None:
         """Layers are lost: all members begin again with a checkpoint that each of them has.
 
-        Raises: LayersLost if there is none, CheckpointError if it cannot be loaded.
+        Raises: LayersLost if there is none, or it cannot be loaded.
         """
         members, step = sorted(checkpoints), min(checkpoints.values())
         lost = keeping.lost_in(members)
-        if not step or self.checkpointing is None or self.session.name not in checkpoints:
+        if not step:
             raise LayersLost(f"{lost}, and there is no checkpoint that all members can load")
-        before, round = self.step, self.round
+        if self.checkpointing is None:  # A joiner, which did not count for that.
+            raise LayersLost(f"{lost}: the members go on from a checkpoint; start this node again")
+        before, round, wished = self.step, self.round, self.wishes.agreed
         keeping.parts.make_room()
-        self._load(self.checkpointing.load_step(step))
+        try:
+            self._load(self.checkpointing.load_step(step))
+        except (CheckpointError, ConfigError) as error:
+            raise LayersLost(
+                f"{lost}, and the checkpoint of step {step} cannot be loaded: {error}"
+            ) from error
         keeping.have_all(members)
         self.round, self._run = round, xxhash.xxh3_64_hexdigest(f"{self._run} {round}".encode())
+        self.wishes.agreed = wished
         self.checkpointing.started(self.step, self._run)
         self.session.say(
             f"{lost}; all go on from the checkpoint of step {step}: {before - step} steps are done again"
@@ -526,7 +543,7 @@ class Pipelines:
 
     def _agree(self, total: Contribution) -> None:
         """On whether to train, and what the next pipelines are made of."""
-        self._goal = max(total.shares.values(), default=0)
+        self._goal = max(max(total.shares.values(), default=0) - 1, 0)
         if total.pipelines:
             self._laid = Laid.from_plain(decode(total.pipelines))
         self.wishes.heard(total.wish)

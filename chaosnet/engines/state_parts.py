@@ -6,7 +6,6 @@ NaN, shown in their shape. Whoever reads it sees that nothing is there.
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -16,7 +15,7 @@ import xxhash
 from torch import nn
 
 from ..node.flat_state import Manifest, as_bytes
-from ..node.state_window import Reading
+from ..node.state_window import EVERY, Reading
 from ..protocols.errors import ConfigError
 
 Held = dict[str, torch.Tensor]
@@ -32,6 +31,8 @@ class Slot(NamedTuple):
 class StateParts:
     """Of one node. Parameters come in groups, which are kept whole.
 
+    Args:
+        names: Of the groups, for people. `arithmetic`: of what kind the numbers are (`arithmetic_of`).
     Attributes:
         held: Groups of which all is here, as of the last step.
         sizes: Of each group's parameters, in bytes.
@@ -40,9 +41,10 @@ class StateParts:
     """
 
     def __init__(
-        self, model: nn.Module, groups: Sequence[Sequence[nn.Parameter]], optimizer: torch.optim.Optimizer
-    ) -> None:
-        self.groups, self.optimizer = groups, optimizer
+        self, model: nn.Module, groups: Sequence[Sequence[nn.Parameter]], optimizer: torch.optim.Optimizer,
+        names: Sequence[str] = (), arithmetic: str = "",
+    ) -> None:  # fmt: skip
+        self.groups, self.optimizer, self.names, self.arithmetic = groups, optimizer, names, arithmetic
         self.held = set(range(len(groups)))
         self.sizes = [sum(parameter.nbytes for parameter in group) for group in groups]
         self.parameters = [parameter for group in groups for parameter in group]
@@ -52,18 +54,18 @@ class StateParts:
         self.stepped = self._with_state()
         # As they are where they are whole; no values.
         self._meta = {parameter: torch.empty_like(parameter, device="meta") for parameter in self.parameters}
-        self._in_group = {
-            parameter: settings for settings in optimizer.param_groups for parameter in settings["params"]
-        }
         self._known: dict[tuple[object, ...], Held] = {}  # What the optimizer keeps of a parameter, likewise.
-        self._here: set[nn.Parameter] = set(self.parameters)  # Have values, perhaps of an earlier step.
+        self._here: set[nn.Parameter] = set(self.parameters)  # Have values, those after the last step.
+        self._room: dict[
+            nn.Parameter, torch.Tensor
+        ] = {}  # Memory of others that is likely to be needed again.
         self._has_state = set(self.held)  # Groups of whose optimizer's state something is here.
 
     # --- what there is ---
 
     @property
     def held_bytes(self) -> int:
-        """Of the parameters and the optimizer's state that are here."""
+        """Of the parameters and the optimizer's state that are here, and are as of the last step."""
         state = (each for group in self.held for p in self.groups[group] for each in self._state(p).values())
         return sum(p.nbytes for p in self._here) + sum(each.nbytes for each in state)
 
@@ -108,7 +110,7 @@ class StateParts:
         parameter, key = slot
         if not key:
             if parameter not in self._here:
-                parameter.data = torch.empty_like(self._meta[parameter], device=parameter.device)
+                parameter.data = self._room_for(parameter)
                 self._here.add(parameter)
             parameter.data.copy_(tensor)
             return
@@ -125,19 +127,26 @@ class StateParts:
         self._has_state.add(group)
 
     @torch.no_grad()
-    def keep(self, groups: Collection[int], with_parameters_of: Collection[int] = ()) -> None:
-        """Let go of all but these groups, and of parameters of others but `with_parameters_of`."""
+    def keep(self, groups: Collection[int], needed: Collection[int] = ()) -> None:
+        """Let go of all but these groups; but of the memory for parameters of those that are `needed` again."""
         for number, group in enumerate(self.groups):
             if number in groups:
                 continue
             self.held.discard(number)
             for parameter in group:
-                if number not in with_parameters_of and parameter in self._here:
+                if parameter in self._here:
+                    self._room[parameter] = parameter.data
                     parameter.data = _nothing(self._meta[parameter], parameter.device)
                     self._here.discard(parameter)
+                if number not in needed:
+                    self._room.pop(parameter, None)
                 if number in self._has_state:
                     self._forget(parameter)
             self._has_state.discard(number)
+
+    def _room_for(self, parameter: nn.Parameter) -> torch.Tensor:
+        room = self._room.pop(parameter, None)
+        return torch.empty_like(self._meta[parameter], device=parameter.device) if room is None else room
 
     def _forget(self, parameter: nn.Parameter) -> None:
         """What the optimizer knows of it is not here, but its names and shapes are."""
@@ -161,6 +170,7 @@ class StateParts:
 
     def start_over(self, stepped: Collection[int]) -> None:
         """Nothing is here, of a state in which these parameters have been stepped."""
+        self._known.clear()  # Settings of the optimizer may have come with the rest.
         self.stepped, self._has_state = {*stepped}, set(range(len(self.groups)))
         self.keep(())
 
@@ -168,12 +178,13 @@ class StateParts:
     def make_room(self) -> None:
         """For all parameters: they are about to be loaded."""
         for parameter in {*self.parameters} - self._here:
-            parameter.data = torch.empty_like(self._meta[parameter], device=parameter.device)
+            parameter.data = self._room_for(parameter)
 
     def loaded(self) -> None:
         """All has been loaded."""
         self.held, self._here = set(range(len(self.groups))), set(self.parameters)
         self._has_state = set(self.held)
+        self._known.clear()
         self.stepped = self._with_state()
 
     def _with_state(self) -> set[int]:
@@ -184,24 +195,36 @@ class StateParts:
     def _probed(self, parameter: nn.Parameter) -> Held:
         """Names, types and shapes, found by stepping one like it, of zeros.
 
-        Raises: ConfigError for numbers that are no tensors: they would not be known where the parameter is not.
+        Raises: ConfigError for what would not be known where the parameter is not.
         """
-        settings = self._in_group[parameter]
-        meta = self._meta[parameter]
-        key = id(settings), meta.dtype, tuple(meta.shape), meta.stride(), parameter.device
+        meta, groups = self._meta[parameter], enumerate(self.optimizer.param_groups)
+        index = next((i for i, each in groups if any(p is parameter for p in each["params"])), None)
+        if index is None:
+            raise ConfigError(
+                "optimizer: it lacks a trained parameter (expected all, where members keep parts)"
+            )
+        key = index, meta.dtype, tuple(meta.shape), meta.stride(), parameter.device
         if key not in self._known:
-            self._known[key] = self._stepped_alone(parameter, settings)
+            self._known[key] = self._stepped_alone(parameter, self.optimizer.param_groups[index])
         return self._known[key]
 
     def _stepped_alone(self, parameter: nn.Parameter, settings: Mapping[str, object]) -> Held:
         alone = nn.Parameter(torch.zeros_like(self._meta[parameter], device=parameter.device))
         alone.grad = torch.zeros_like(alone)
-        other = copy.copy(self.optimizer)
+        kind = type(self.optimizer)
+        other = object.__new__(kind)
+        vars(other).update(vars(self.optimizer))
         other.param_groups = [{**settings, "params": [alone]}]
         other.state = defaultdict(dict)
         vars(other).update(_optimizer_step_pre_hooks=OrderedDict(), _optimizer_step_post_hooks=OrderedDict())
+        drawn = torch.get_rng_state()
         with torch.enable_grad():
-            type(self.optimizer).step(other)  # Not the instance's: an LR scheduler counts the calls of that.
+            kind.step(other)  # Not the instance's: an LR scheduler counts the calls of that.
+        if not torch.equal(torch.get_rng_state(), drawn):
+            torch.set_rng_state(drawn)
+            raise ConfigError(
+                f"optimizer: {kind.__name__} draws random numbers (expected none, where members keep parts)"
+            )
         found: Held = {}
         for name, value in other.state.get(alone, {}).items():
             if isinstance(value, torch.Tensor):
@@ -209,18 +232,14 @@ class StateParts:
                 found[name] = torch.empty_like(value, device=device)
             elif value is not None:
                 raise ConfigError(
-                    f"optimizer: {type(self.optimizer).__name__} keeps {name!r} of a parameter as "
-                    f"{type(value).__name__} (expected tensors only, where members keep parts of the state)"
+                    f"optimizer: {kind.__name__} keeps {name!r} of a parameter as {type(value).__name__} (expected "
+                    "tensors only, where members keep parts of the state)"
                 )
         return found
 
     def check_optimizer(self) -> None:
         """Raises: ConfigError if its state cannot be divided, by name."""
         for parameter in self.parameters:
-            if parameter not in self._in_group:
-                raise ConfigError(
-                    "optimizer: it lacks a trained parameter (expected all, where members keep parts)"
-                )
             self._probed(parameter)
 
     # --- comparing it ---
@@ -234,11 +253,11 @@ class StateParts:
 
     def read(self, round: int) -> Reading | None:
         """A group in turn, if it is kept here: to be compared with what its other keepers have."""
-        group = round % len(self.groups)
+        group = round % max(EVERY, len(self.groups))
         if group not in self.held:
             return None
         digest = self.digest(group)
-        return Reading(f"state {group}", digest, [(f"group[{group}]", digest)])
+        return Reading(f"state {self.arithmetic} {group}", digest, [(self.names[group], digest)])
 
     def forget(self) -> None:
         """See `StateWindow`: nothing is remembered here."""

@@ -54,7 +54,7 @@ def back_through(layers, number, sums, scale=1.0):
 
 def adopt(sums, present, results, samples):
     """As one who has the sums of all groups does."""
-    return sums.adopt(present, results, samples, sums.norms(results, range(len(sums.groups))))
+    return sums.adopt(present, results, samples, sums.norms(results, range(len(sums.groups)), True))
 
 
 def shared(layers, shares, exact=True):

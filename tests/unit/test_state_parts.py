@@ -117,6 +117,52 @@ def test_parameters_alone_are_no_part_that_is_held():
     assert torch.equal(other.model[0].weight, member.model[0].weight) and not other.parts.held
 
 
+def test_what_is_computed_but_not_kept_does_not_pass_for_the_newest():
+    member, other = Member(), Member()
+    other.parts.keep({0}, needed={0, 1})
+    assert other.model[1].weight.isnan().all()
+    hand_over(member, other, 1, whole=False)
+    assert torch.equal(other.model[1].weight, member.model[1].weight)
+
+
+def test_settings_of_the_optimizer_may_come_with_the_state():
+    """Amsgrad is no part of what members compare when one joins."""
+    theirs = lambda p: torch.optim.AdamW(p, lr=0.1)  # noqa: E731
+    source, target = Member(theirs), Member()
+    source.step(1)
+    target.optimizer.load_state_dict(theirs(target.model.parameters()).state_dict())
+    target.parts.start_over(range(6))
+    hand_over(source, target, 0)
+    assert target.parts.digest(0) == source.parts.digest(0)
+
+
+def test_an_optimizer_that_draws_is_refused_and_leaves_the_generator_as_it_was():
+    class Noisy(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step()
+            torch.rand(1)
+
+    model = nn.Linear(2, 2)
+    parts = StateParts(model, [list(model.parameters())], Noisy(model.parameters(), lr=0.1))
+    before = torch.get_rng_state()
+    with pytest.raises(ConfigError, match="Noisy draws random numbers"):
+        parts.check_optimizer()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_attributes_of_an_optimizer_of_ones_own_are_there_when_it_is_tried():
+    class Scaled(torch.optim.SGD):
+        def __init__(self, parameters, lr):
+            super().__init__(parameters, lr)
+            self.scale = 2.0
+
+        def step(self, closure=None):
+            assert self.scale == 2.0
+            super().step()
+
+    Member(lambda parameters: Scaled(parameters, lr=0.1))
+
+
 def test_an_optimizer_that_keeps_numbers_is_refused_by_name():
     class Counting(torch.optim.SGD):
         def step(self, closure=None):
