@@ -1,7 +1,7 @@
 """`chaosnet`: run a script as a node, look at a cluster, change it.
 
-Nothing here imports torch before a script does. Errors are one line: exit code 2 for wrong usage, 1 for what
-failed, 130 for Ctrl+C.
+Nothing here imports torch before a script does. Errors are one line: exit code 2 for wrong usage (of `run`
+also for whatever the same command would end with again), 1 for what failed, 130 for Ctrl+C.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .commands.simulate import simulate
 from .commands.status import status
 from .commands.top import top
 from .commands.trials import demo, soak, testbed
+from .exit_event import obey_as_first_process
 from .options import Expecting
 from .protocols.errors import ChaosnetError
 
@@ -33,6 +34,7 @@ COMMON = {"help_option_names": ["-h", "--help"]}
 
 def main() -> NoReturn:
     """Entry point of the `chaosnet` command."""
+    obey_as_first_process()
     try:
         cli.main(prog_name="chaosnet", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -41,7 +43,7 @@ def main() -> NoReturn:
     except click.UsageError as error:
         _fail(_usage_line(error), 2)
     except click.ClickException as error:
-        _fail(error.format_message(), 1)
+        _fail(error.format_message(), error.exit_code)
     except ChaosnetError as error:
         _fail(str(error), 1)
     except click.exceptions.Exit as ending:

@@ -32,6 +32,22 @@ HARD_EXIT_CODE = 130
 SIGHUP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Not on Windows.
 
 
+def obey_as_first_process() -> None:
+    """Have SIGTERM end this process, as long as there is no trainer, although it is the first one of a container.
+
+    To the first process the kernel hands only those signals for which it has a handler.
+    """
+    if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    if os.getpid() != 1:  # A fork of the first: a worker that was made before the trainer.
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+    os._exit(128 + number)
+
+
 def capture_exit_event() -> bool:
     """Does the user want this node to leave (Ctrl+C, SIGTERM, `chaosnet leave`)? (Chaos, Sec. V-B)"""
     _asked_for.set()

@@ -96,7 +96,7 @@ def introduce(token: Token, keys: KeyPair) -> None:
     Raises: ScaleOutFailed if it refuses, or nobody is there.
     """
     name = guest_name(token.keys.public)
-    reasons = []
+    reasons, refused = [], False
     for seed in token.seeds:
         try:
             answer = client.ask(
@@ -113,8 +113,9 @@ def introduce(token: Token, keys: KeyPair) -> None:
         if getattr(answer, "ok", False):
             return
         reasons.append(getattr(answer, "text", ""))
+        refused = True
         break
-    raise ScaleOutFailed(f"the invite does not let this node in: {'; '.join(reasons)}")
+    raise ScaleOutFailed(f"the invite does not let this node in: {'; '.join(reasons)}", refused)
 
 
 def _knows(seed: str, keys: KeyPair) -> bool:

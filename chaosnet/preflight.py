@@ -12,7 +12,7 @@ from .extras import demand
 from .identity import identity
 from .node.endpoint import ANY_HOST, Endpoint
 from .node.keys import load_allowed
-from .protocols.errors import ConfigError
+from .protocols.errors import CannotListen
 
 
 def check_environment() -> None:
@@ -27,7 +27,7 @@ def check_environment() -> None:
 
 
 def check_port(listen: str) -> None:
-    """Raises: ConfigError if nobody can listen there just now. Names are left to the node itself."""
+    """Raises: CannotListen if nobody can listen there just now. Names are left to the node itself."""
     here = Endpoint.parse(listen)
     host = {"localhost": "127.0.0.1"}.get(here.host, here.host)
     host = "0.0.0.0" if host in ANY_HOST and host != "::" else host
@@ -38,7 +38,7 @@ def check_port(listen: str) -> None:
             try:
                 trial.bind((host, here.port))
             except OSError as error:
-                raise ConfigError(
+                raise CannotListen(
                     f"--listen: cannot listen on {listen!r}: {error.strerror} (expected an address of this machine "
                     "with a free port; port 0 takes any)"
                 ) from None

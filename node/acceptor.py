@@ -11,7 +11,7 @@ import time
 
 import zmq
 
-from ..protocols.errors import ConfigError, MalformedMessage, VersionMismatch
+from ..protocols.errors import CannotListen, ConfigError, MalformedMessage, VersionMismatch
 from ..protocols.keyring import KeyVerdict
 from ..protocols.messages import Hello
 from . import curve, descriptors
@@ -44,7 +44,7 @@ class Acceptor:
         self._zap: curve.Zap | None = None
 
     def listen(self, listen: str) -> str:
-        """On the running loop. Returns: where, with our key. Raises ConfigError if `listen` cannot be bound."""
+        """On the running loop. Returns: where, with our key. Raises CannotListen if `listen` cannot be bound."""
         self._loop = asyncio.get_running_loop()
         keys, keyring = self._identity.keys, self._identity.keyring
         if keys:
@@ -54,7 +54,7 @@ class Acceptor:
         try:
             bound = self._sockets.listen(Endpoint.parse(listen))
         except zmq.ZMQError as error:
-            raise ConfigError(f"cannot listen on {listen!r}: {error}") from None
+            raise CannotListen(f"cannot listen on {listen!r}: {error}") from None
         self._turns.later(SWEEP_S, self._sweep)
         return str(bound.of(keys.public if keys else ""))
 

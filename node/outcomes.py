@@ -67,7 +67,7 @@ class Redo:
 class Ended:
     """This node is out: "left", "out" (against its will; it may rejoin), "refused" or "broken".
 
-    `last`: it has left, and nobody goes on.
+    `last`: it has left, and nobody goes on. `lasting`: it would be refused again, as it is.
     """
 
     how: str
@@ -75,6 +75,7 @@ class Ended:
     spec: bytes = b""
     error: BaseException | None = None
     last: bool = False
+    lasting: bool = False
 
 
 Outcome = StepOutcome | StateArrived | StateDiscarded | FoundedAt | Admitted | Redo | Ended

@@ -170,8 +170,8 @@ class Performer:
                 self._pending.append(Ended("left", reason, last=self.agent.was_last))
             case fx.Out(reason, final):
                 self._pending.append(Ended("refused" if final else "out", reason))
-            case fx.JoinFailed(reason, spec):
-                self._pending.append(Ended("refused", reason, spec))
+            case fx.JoinFailed(reason, spec, lasting):
+                self._pending.append(Ended("refused", reason, spec, lasting=lasting))
             case _:
                 self._perform_replication(effect)
 

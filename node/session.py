@@ -262,7 +262,7 @@ class Session:
             try:
                 s.introduce()
             except ScaleOutFailed as error:
-                self._fail_to_join(Ended("refused", str(error), error=error))
+                self._fail_to_join(Ended("refused", str(error), error=error, lasting=error.lasting))
         otherwise = Otherwise.FOUND if s.may_found else Otherwise.FAIL
         patience_s = s.join_patience_s if s.join or s.cluster_name else RECALL_PATIENCE_S
         places = self.engine.places()
@@ -342,7 +342,7 @@ class Session:
         remembered = "" if s.join or s.cluster_name else ": the cluster that it was in (another one: --new)"
         seeds = ", ".join(s.seeds) or f"the cluster {s.cluster_name!r}"
         raise ScaleOutFailed(
-            f"{self.name} cannot join {seeds}{remembered}: {self._reason(ended)}"
+            f"{self.name} cannot join {seeds}{remembered}: {self._reason(ended)}", ended.lasting
         ) from ended.error
 
     def _reason(self, ended: Ended) -> str:

@@ -268,7 +268,8 @@ class Asking:
         self.missed.add(address)
         (self.final.add if final else self.final.discard)(address)
         patient = self.otherwise is Otherwise.KEEP_TRYING
-        return self.fail(f"{address}: {reason}") if self._unwanted and not patient else []
+        unwanted = self._unwanted and not patient
+        return self.fail(f"{address}: {reason}", lasting=True) if unwanted else []
 
     @property
     def _unwanted(self) -> bool:
@@ -280,7 +281,8 @@ class Asking:
         known, self.mine = self.mine, self.mine | {address}
         self.say(place=min(self.seeds.index(each) for each in self.mine) + 1)
         if self._unwanted:
-            return self.fail(f"{address}: {ITSELF}, and no other is named")
+            others = "; ".join(f"{seed}: {self.refusals[seed]}" for seed in self.seeds if seed in self.final)
+            return self.fail(others or f"{address}: {ITSELF}, and no other is named", lasting=True)
         asked = self.standing.state is JoinState.ASKED
         news = asked and self.otherwise is Otherwise.FOUND and self.mine != known
         return self.relay.send(EVERYONE, self.request) if news else []
@@ -353,7 +355,7 @@ class Asking:
         if self.may_found:
             return self._found()
         if self.otherwise is not Otherwise.KEEP_TRYING or self._unwanted:
-            return self.fail(reason)
+            return self.fail(reason, lasting=self._unwanted)
         self.patience_s = min(2 * self.patience_s, MAX_PATIENCE_S)
         self.scheduler, self.unanswered = "", 0
         self.vain.forget()
@@ -375,10 +377,10 @@ class Asking:
         self.standing.go(JoinState.JOINED)
         self.give_up_at_s = None
 
-    def fail(self, reason: str, spec: bytes = b"") -> list[Effect]:
-        """For good. `spec`: as of ScaleOutRefused."""
+    def fail(self, reason: str, spec: bytes = b"", lasting: bool = False) -> list[Effect]:
+        """For good. `spec`: as of ScaleOutRefused; `lasting`: who is started again is refused again."""
         self.standing.go(JoinState.FAILED)
-        return [JoinFailed(reason, spec)]
+        return [JoinFailed(reason, spec, lasting)]
 
 
 def _rank(request: ScaleOutRequest) -> tuple[bool, int, str]:

@@ -250,10 +250,11 @@ class Out(Effect):
 
 @dataclass(frozen=True, slots=True)
 class JoinFailed(Effect):
-    """The cluster will not have this node, or cannot be reached. `spec`: the model that it trains."""
+    """The cluster will not have this node (`lasting`), or cannot be reached. `spec`: the model that it trains."""
 
     reason: str
     spec: bytes = b""
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,25 @@ REASON_CHARACTERS = 200  # Less than MAX_REASON of a message.
 
 
 class ChaosnetError(Exception):
-    """Parent of everything chaosnet raises on purpose."""
+    """Parent of everything chaosnet raises on purpose.
+
+    Attributes:
+        lasting: To start the same again leads to the same error, until a person has changed something.
+    """
+
+    lasting: bool = False
 
 
 class ConfigError(ChaosnetError):
     """A setting, option or model that cannot work; the text names it, its value and what was expected."""
+
+    lasting = True
+
+
+class CannotListen(ConfigError):
+    """An address at which this machine cannot listen just now: another process may end, or an interface come up."""
+
+    lasting = False
 
 
 class ProtocolError(ChaosnetError):
@@ -40,7 +54,11 @@ class PlanInfeasible(ChaosnetError):
 
 
 class ScaleOutFailed(ChaosnetError):
-    """This node could not join the cluster; the text says why."""
+    """This node could not join the cluster; the text says why. `lasting`: it is not wanted there, as it is."""
+
+    def __init__(self, text: str, lasting: bool = False) -> None:
+        super().__init__(text)
+        self.lasting = lasting
 
 
 class CheckpointError(ChaosnetError):

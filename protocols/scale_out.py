@@ -104,7 +104,10 @@ class Joiner:
             case ((JoinState.JOINED | JoinState.FAILED), _):
                 return []
             case _, Received(_, ScaleOutRefused() as refusal):
-                return self.asking.fail(refusal.reason, refusal.spec)
+                lasting = (
+                    bool(refusal.spec) or not self.asking.request.neighbors
+                )  # Who is wanted may come yet.
+                return self.asking.fail(refusal.reason, refusal.spec, lasting)
             case (
                 (JoinState.ASKED | JoinState.WAITING | JoinState.FETCHING | JoinState.READY),
                 Received(scheduler, ReplicationPlan() as plan),

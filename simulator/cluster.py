@@ -339,7 +339,7 @@ class SimCluster(History):
                 self._happened(node, effect)
             case fx.Left(reason) | fx.Out(reason):
                 self._finish(node, type(effect).__name__, reason)
-            case fx.JoinFailed(reason, _):
+            case fx.JoinFailed(reason):
                 self._check_gives_up(node, reason)
                 self._finish(node, "JoinFailed", reason)
             case fx.Parked(reason):

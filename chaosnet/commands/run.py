@@ -11,7 +11,14 @@ import click
 
 from ..node.endpoint import shown
 from ..options import Script
+from ..protocols.errors import ChaosnetError
 from .node_options import into_environment, node_options
+
+
+class Lasting(click.ClickException):
+    """What a supervisor need not try again: its exit code is that of wrong usage."""
+
+    exit_code = 2
 
 
 @click.command(context_settings={"allow_interspersed_args": False}, short_help="Run a script as a node.")
@@ -26,11 +33,16 @@ def run(script: Path | str, args: tuple[str, ...], module: bool, **given: Any) -
 
     check_together(given)
     into_environment(given)
-    check_environment()
-    if module:
-        run_module(str(script), args)
-    else:
-        run_script(Path(script), args)
+    try:
+        check_environment()
+        if module:
+            run_module(str(script), args)
+        else:
+            run_script(Path(script), args)
+    except ChaosnetError as error:
+        if error.lasting:
+            raise Lasting(str(error)) from None
+        raise
 
 
 def check_together(given: Mapping[str, Any]) -> None:

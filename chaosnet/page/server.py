@@ -26,7 +26,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from ..identity import is_loopback
-from ..protocols.errors import ConfigError
+from ..protocols.errors import CannotListen
 from ..protocols.status import to_json
 from . import metrics, model
 from .feed import Feed
@@ -45,7 +45,7 @@ class PageServer:
 
     Args:
         listen: "HOST:PORT"; port 0 is any free one.
-    Raises: ConfigError, when it is made, if it cannot listen there.
+    Raises: CannotListen, when it is made, if it cannot listen there.
     """
 
     def __init__(self, feed: Feed, host: str, port: int, what: str) -> None:
@@ -214,7 +214,7 @@ def _listening(host: str, port: int, what: str) -> socket.socket:
     except OSError as error:
         made.close()
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        raise ConfigError(
+        raise CannotListen(
             f"{what}: {place!r}: {error.strerror or error} (expected a free port of this machine, or 0 for any)"
         ) from None
     return made

@@ -334,7 +334,7 @@ def test_a_bad_key_file_is_told_before_torch_loads(tmp_path, option):
     (tmp_path / "bad").write_text("no key\n")
     (tmp_path / "bad").chmod(0o600)
     code, said, torch_loaded = run(tmp_path, "import torch\n", option, str(tmp_path / "bad"))
-    assert code == 1
+    assert code == 2
     assert len(said) == 1 and str(tmp_path / "bad") in said[0]
     assert not torch_loaded
 

@@ -77,7 +77,7 @@ def test_without_the_package_the_command_says_which_to_install(
     monkeypatch.setitem(sys.modules, "zeroconf", None)
     monkeypatch.setattr("chaosnet.extras.find_spec", lambda name: None)
     code, _, err = chaosnet("run", "--cluster", "lab", str(tmp_path / "train.py"))
-    assert code == 1
+    assert code == 2
     assert err == (
         "error: --cluster: to look for 'lab' on the local network needs zeroconf, which is not installed "
         "(pip install 'chaosnet[lan]')\n"

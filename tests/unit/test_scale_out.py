@@ -15,6 +15,7 @@ from chaosnet.protocols.effects import (
     Transmit,
 )
 from chaosnet.protocols.events import (
+    ITSELF,
     BacklogFull,
     CaughtUp,
     DialFailed,
@@ -54,10 +55,10 @@ VIEW = View(term=1, seq=2, scheduler="a", members=(A, B), observers=(Member(id="
 class Bench:
     """A joiner with its relay; `now_s` moves by hand."""
 
-    def __init__(self, seeds=("a:1", "x:1"), patience_s=20.0):
+    def __init__(self, seeds=("a:1", "x:1"), patience_s=20.0, request=REQUEST):
         self.relay, self.now_s, self.waiting_bytes = Relay("j", 0), 0.0, 0
         self.joiner = Joiner(
-            self.relay, AddressBook(), seeds, REQUEST, patience_s, 0.0,
+            self.relay, AddressBook(), seeds, request, patience_s, 0.0,
             is_far_behind=lambda state_bytes: self.waiting_bytes > state_bytes,
         )  # fmt: skip
 
@@ -132,7 +133,23 @@ def test_it_gives_up_at_once_if_the_seeds_speak_another_version(bench):
     bench.handle(Tick())
     assert bench.handle(DialFailed("a:1", "the peer speaks protocol version 9", final=True)) == []
     [failed] = bench.handle(DialFailed("x:1", "the peer speaks protocol version 9", final=True))
-    assert isinstance(failed, JoinFailed)
+    assert isinstance(failed, JoinFailed) and failed.lasting
+
+
+@pytest.mark.parametrize("itself_first", [True, False])
+def test_who_asks_itself_and_is_unwanted_elsewhere_hears_why(bench, itself_first):
+    bench.handle(Tick())
+    events = [DialFailed("a:1", ITSELF), DialFailed("x:1", "it hung up: your name is taken", final=True)]
+    first, last = events if itself_first else reversed(events)
+    assert bench.handle(first) == []
+    assert bench.handle(last) == [JoinFailed("x:1: it hung up: your name is taken", lasting=True)]
+
+
+def test_who_asks_nobody_but_itself_is_told_so():
+    bench = Bench(seeds=("a:1",))
+    bench.handle(Tick())
+    failed = bench.handle(DialFailed("a:1", ITSELF))
+    assert failed == [JoinFailed("a:1: that is this node itself, and no other is named", lasting=True)]
 
 
 def test_it_asks_whoever_answers_first(bench):
@@ -201,7 +218,16 @@ def test_a_refusal_is_final_and_carries_the_model_of_the_cluster(bench):
     bench.handle(Tick())
     bench.open("a")
     refused = ScaleOutRefused(reason="the model differs", spec=b"spec")
-    assert bench.handle(Received("a", refused)) == [JoinFailed("the model differs", b"spec")]
+    assert bench.handle(Received("a", refused)) == [JoinFailed("the model differs", b"spec", lasting=True)]
+
+
+@pytest.mark.parametrize(("wanted", "lasting"), [((), True), (("n9",), False)])
+def test_who_wants_a_neighbor_that_is_not_there_may_try_again(wanted, lasting):
+    bench = Bench(request=replace(REQUEST, neighbors=wanted))
+    bench.handle(Tick())
+    bench.open("a")
+    refused = ScaleOutRefused(reason="no")
+    assert bench.handle(Received("a", refused)) == [JoinFailed("no", lasting=lasting)]
 
 
 def test_it_opens_the_planned_links_and_measures_those_that_are_open_already(bench):
