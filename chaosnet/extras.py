@@ -7,12 +7,15 @@ from importlib.util import find_spec
 from .protocols.errors import ConfigError
 
 MODULES = {
+    "accelerate": ("accelerate",),
     "demo": ("matplotlib", "sklearn"),
     "iperf3": ("iperf3",),
     "planner": ("scipy",),
     "plot": ("matplotlib",),
     "dashboard": ("prometheus_client", "starlette", "uvicorn"),
     "lan": ("zeroconf",),
+    "lightning": ("lightning",),
+    "transformers": ("transformers", "accelerate"),
     "top": ("textual",),
 }
 """What is imported of each extra's packages."""

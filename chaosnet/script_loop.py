@@ -112,17 +112,25 @@ class _OptimizerStep:
         optimizer.step = self._step
         setattr(optimizer, AMP, True)
 
-    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if any(value is not None for value in (*args, *kwargs.values())):
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns: what the closure did, if there is one; torch's optimizers call it before they do anything."""
+        closure = args[0] if args else kwargs.get("closure")
+        others = (*args[1:], *(value for name, value in kwargs.items() if name != "closure"))
+        if any(value is not None for value in others) or not (closure is None or callable(closure)):
             raise ConfigError(
-                "optimizer.step() was called with a closure or another argument (expected none: run forward and "
-                "backward before it, then `optimizer.step()`)"
+                "optimizer.step() was called with an argument (expected none, or a closure, which is called once "
+                "before the step)"
             )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         try:
             scale, overflow = self._scaling()
             if scale is not None and not overflow:
                 unscale(self._optimizer, scale)
             self._on_step(overflow)
+            return loss
         except BaseException:
             for key in SCALING:  # The GradScaler does not come to that.
                 self._optimizer.__dict__.pop(key, None)

@@ -21,10 +21,14 @@ START_PATIENCE_S = 180.0  # Importing torch takes long on a busy machine.
 
 
 class Zygote:
-    """The one process that all are forked from. It ends with the tests, and they with it."""
+    """The one process that all are forked from. It ends with the tests, and they with it.
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-P", str(ZYGOTE)]
+    Args:
+        preload: A package that all of them import, and that takes seconds.
+    """
+
+    def __init__(self, preload: str) -> None:
+        command = [sys.executable, "-P", str(ZYGOTE), preload]
         # Unbuffered, print() writes word by word, and a notice of another thread gets in between.
         env = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
@@ -105,10 +109,14 @@ class Script:
 
 
 class Scripts:
-    """All of a test. `env` is for all; the first that was started founds, the others join it."""
+    """All of a test. `env` is for all; the first that was started founds, the others join it.
 
-    def __init__(self, folder: Path, **env: str) -> None:
-        self.folder, self.env = folder, env
+    Args:
+        preload: See `Zygote`.
+    """
+
+    def __init__(self, folder: Path, preload: str = "", **env: str) -> None:
+        self.folder, self.preload, self.env = folder, preload, env
         self.started: list[Script] = []
 
     def start(
@@ -131,7 +139,7 @@ class Scripts:
         self.started.append(script)
         order = {"id": str(script.log), "script": str(path), "args": args, "env": env, "cwd": str(self.folder),
                  "log": log or str(script.log), "by_command": by_command}  # fmt: skip
-        zygote().start(script, order)
+        zygote(self.preload).start(script, order)
         self.until(lambda: script.pid, f"{name} is started", START_PATIENCE_S)
         return script
 
@@ -155,9 +163,9 @@ class Scripts:
 
 
 @contextmanager
-def scripts_in(folder: Path, **env: str) -> Iterator[Scripts]:
+def scripts_in(folder: Path, preload: str = "", **env: str) -> Iterator[Scripts]:
     """All processes are gone at the end, whatever happens."""
-    scripts = Scripts(folder, **env)
+    scripts = Scripts(folder, preload, **env)
     try:
         yield scripts
     finally:

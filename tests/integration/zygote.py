@@ -6,6 +6,7 @@ the interpreter: sys.excepthook, the wait for threads, atexit.
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import select
@@ -17,6 +18,9 @@ import torch._dynamo  # noqa: F401  Optimizers need it.
 
 import chaosnet.trainer  # noqa: F401
 from chaosnet.script import run_script
+
+if sys.argv[1]:
+    importlib.import_module(sys.argv[1])
 
 PR_SET_PDEATHSIG = 1
 order = None

@@ -80,6 +80,21 @@ def clipped(model, optimizer, scheduler):
         optimizer.zero_grad()
 
 
+def by_closure(model, optimizer, scheduler):
+    losses = []
+
+    def closure():
+        optimizer.zero_grad()
+        losses.append(loss_of(model, len(losses)))
+        losses[-1].backward()
+        return losses[-1]
+
+    for step in range(STEPS):
+        assert optimizer.step(closure) is losses[step]
+        scheduler.step()
+    assert len(losses) == STEPS
+
+
 def accumulated(model, optimizer, scheduler):
     for step in range(3 * STEPS):
         (loss_of(model, step) / 3).backward()
@@ -115,7 +130,9 @@ def scaled_and_scheduled_as_it_steps(model, optimizer, scheduler):
     scaled(model, optimizer, scheduler, only_if_stepped=True)
 
 
-LOOPS = [plain, zero_grad_first, clipped, accumulated, scaled_and_clipped, scaled_and_scheduled_as_it_steps]
+LOOPS = [
+    plain, zero_grad_first, clipped, by_closure, accumulated, scaled_and_clipped, scaled_and_scheduled_as_it_steps,
+]  # fmt: skip
 OPTIMIZERS = {
     "sgd": sgd,
     "adam": lambda model: torch.optim.Adam(model.parameters(), 0.01),
@@ -408,12 +425,15 @@ def one_step(trainer, model):
     trainer.optimizer.step()
 
 
-def test_a_closure_is_refused(start):
+@pytest.mark.parametrize(("args", "kwargs"), [((0.1,), {}), ((None, 2), {}), ((), {"grads": []})])
+def test_an_argument_of_a_step_that_is_no_closure_is_refused(start, args, kwargs):
     model = make_model()
     optimizer = sgd(model)
     start(model, optimizer)
-    with pytest.raises(ConfigError, match=r"optimizer\.step\(\) was called with a closure.*expected none"):
-        optimizer.step(lambda: loss_of(model))
+    with pytest.raises(
+        ConfigError, match=r"optimizer\.step\(\) was called with an argument \(expected none, or a"
+    ):
+        optimizer.step(*args, **kwargs)
 
 
 @pytest.mark.parametrize("order", [("update", "step"), ("step", "update")])

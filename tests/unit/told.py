@@ -15,9 +15,11 @@ ROOT = Path(__file__).parent.parent.parent
 FOLDERS = ("chaosnet", "node", "protocols", "scheduler")
 
 # What tells people nothing of a cluster that trains: commands' own tables and helps, the planner, which has a page of
-# its own, helps of metrics, and the plans of trees and shards, whose errors are bugs.
+# its own, as have integrations (compared by a test), helps of metrics, and the plans of trees and shards, whose
+# errors are bugs.
 ELSEWHERE = (
     "chaosnet/commands/", "chaosnet/console.py", "chaosnet/dashboard.py", "chaosnet/__init__.py",
+    "chaosnet/integrations/",
     "chaosnet/settings_table.py", "chaosnet/top_app.py",
     "scheduler/elastic/", "scheduler/shard_plan.py", "scheduler/sync_plan.py",
     "scheduler/sync_time.py", "scheduler/tree_packing.py", "scheduler/trees.py", "protocols/messages/",
