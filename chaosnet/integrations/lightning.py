@@ -127,6 +127,12 @@ class ChaosnetStrategy(SingleDeviceStrategy):
 
     # --- fit ---
 
+    def setup_environment(self) -> None:
+        """The first of all calls: some callbacks train by themselves in the next ones."""
+        if self._trainer.state.fn == TrainerFn.FITTING:
+            check_callbacks(self._trainer.callbacks)
+        super().setup_environment()
+
     def on_train_start(self) -> None:
         """Become a member. All else has been set up, so what a founder has now is what others get."""
         super().on_train_start()
@@ -307,8 +313,8 @@ def check_trainer(trainer: Any) -> None:
         "1.0, as an epoch ends when the cluster has trained on all of it; max_steps, or a smaller data set"
     )
     usual = {
-        "limit_train_batches": (1.0, one_epoch),
         "overfit_batches": (0.0, "0, and a data set with these samples"),
+        "limit_train_batches": (1.0, one_epoch),
         "val_check_interval": (1.0, "1.0: after epochs of the cluster, when all have the same weights"),
         "reload_dataloaders_every_n_epochs": (0, "0: all nodes have the same data set, for the whole run"),
     }
@@ -330,7 +336,11 @@ def check_trainer(trainer: Any) -> None:
         and trainer.gradient_clip_algorithm == GradClipAlgorithmType.VALUE
     ):
         refuse("lightning.Trainer", "gradient_clip_algorithm", "value", "'norm'")
-    for callback in trainer.callbacks:
+
+
+def check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Raises: ConfigError for one that changes the training state between steps."""
+    for callback in callbacks:
         for name, expected in CALLBACKS.items():
             if isinstance(callback, getattr(theirs, name, ())):
                 refuse("lightning.Trainer", "a callback", type(callback).__name__, expected)

@@ -6,6 +6,7 @@ import importlib
 import re
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,15 @@ from chaosnet.integrations.dealt import check_settings, samples_a_step
 
 pytestmark = [pytest.mark.realtime, pytest.mark.slow]  # They import the frameworks.
 
+PAGE = Path(__file__).parent.parent.parent / "docs" / "integrations.md"
+OTHER_WORDS = {
+    "the number of optimizers": "optimizer",
+    "the output of training_step": "`training_step` that returns None",
+    "the number of optimizer steps before it": "after several steps of the optimizer",
+    "train_dataloaders": "several `train_dataloaders`",
+    "train_dataset": "`train_dataset` without `[index]`",
+    "the first DataLoader": "`IterableDataset`",
+}
 DATA = TensorDataset(torch.randn(8, 4), torch.zeros(8, dtype=torch.int64))
 
 
@@ -27,7 +37,11 @@ def needs(framework):
 
 
 def refused(match):
-    """Its name, and what was expected."""
+    """The page has it, too: by its name, or by its value where the name is a description."""
+    name, _, value = match.split(": ", 1)[1].partition(" is ")
+    words = OTHER_WORDS.get(name, value.strip("'") if " " in name else name)
+    told = PAGE.read_text().partition("## What is refused")[2]
+    assert words in re.findall(r"`([^`]+)`", told) or (name in OTHER_WORDS and words in told), words
     return pytest.raises(ConfigError, match=f"{re.escape(match)}.*\\(expected ")
 
 
@@ -40,7 +54,7 @@ def module(**parts):
     class Model(lightning.LightningModule):
         def __init__(self):
             super().__init__()
-            self.net = nn.Linear(4, 2)
+            self.net, self.lr = nn.Linear(4, 2), 0.1
 
         def training_step(self, batch, number):
             return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
@@ -72,7 +86,7 @@ def callback(name):
         ("lightning.Trainer: devices is 2", {"devices": 2}),
         ("lightning.Trainer: num_nodes is 2", {"num_nodes": 2}),
         ("lightning.Trainer: limit_train_batches is 3", {"limit_train_batches": 3}),
-        ("lightning.Trainer: limit_train_batches is 2", {"overfit_batches": 2}),
+        ("lightning.Trainer: overfit_batches is 2", {"overfit_batches": 2}),
         ("lightning.Trainer: val_check_interval is 0.5", {"val_check_interval": 0.5}),
         (
             "lightning.Trainer: reload_dataloaders_every_n_epochs is 1",
@@ -85,6 +99,10 @@ def callback(name):
         (
             "lightning.Trainer: a callback is 'StochasticWeightAveraging'",
             {"callbacks": callback("StochasticWeightAveraging")},
+        ),
+        (
+            "lightning.Trainer: a callback is 'LearningRateFinder'",
+            {"callbacks": callback("LearningRateFinder")},
         ),
     ],
 )
@@ -143,6 +161,8 @@ def test_lightning_what_a_module_has(match, parts):
 def test_lightning_data_and_files():
     with refused("fit: train_dataloaders is 'DataLoader, DataLoader'"):
         fit(module(), {"a": DataLoader(DATA, 2), "b": DataLoader(DATA, 2)})
+    with refused("fit: train_dataloaders is 'Stream'"):
+        fit(module(), DataLoader(Stream(), 2))
     with refused("fit: ckpt_path is 'last.ckpt'"):
         fit(module(), ckpt_path="last.ckpt")
 
@@ -211,7 +231,7 @@ def train(tmp_path, data=None, resume=None, **arguments):
         ),
         (
             "TrainingArguments: lr_scheduler_type is 'reduce_lr_on_plateau'",
-            {"lr_scheduler_type": "reduce_lr_on_plateau"},
+            {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"},
         ),
         ("train: resume_from_checkpoint is 'checkpoint-3'", {"resume": "checkpoint-3"}),
         ("Trainer: train_dataset is 'Stream'", {"data": Stream(), "max_steps": 3}),
@@ -241,6 +261,8 @@ def test_accelerate_what_is_prepared():
     with refused("prepare: the LR scheduler is 'ReduceLROnPlateau'"):
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
         prepared(net, optimizer, DataLoader(DATA, 2), plateau).join()
+    with refused("prepare: the first DataLoader is 'Stream'"):
+        prepared(net, optimizer, DataLoader(Stream(), 2)).join()
     with refused("Accelerator: load_state is 'here'"):
         prepared(net).load_state("here")
 

@@ -21,7 +21,7 @@ PRELOAD = {
     "accelerate": "accelerate",
 }
 COMMON = """
-import json, os, sys, torch
+import json, os, sys, time, torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 torch.set_num_threads(1)
@@ -32,6 +32,14 @@ SAMPLES, BATCH = int(os.environ.get("SAMPLES", "96")), int(os.environ.get("BATCH
 x = torch.randn(SAMPLES, 8)
 y = (x[:, 0] * x[:, 1] > 0).long()
 net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+def loss_of(outputs, labels, calls=[0]):
+    calls[0] += 1
+    if "fails" in words and calls[0] > 3:
+        raise ValueError("no good")
+    return nn.functional.cross_entropy(outputs, labels)
+def slowly():
+    if "slow" in words:
+        time.sleep(0.05)
 def tell_weights():
     print("weights", sum(p.double().sum().item() for p in net.parameters()).hex(), flush=True)
 def tell_end(cluster):
@@ -50,7 +58,7 @@ class Classifier(lightning.LightningModule):
         self.net = net
         self.automatic_optimization = "by-hand" not in words
     def training_step(self, batch, number):
-        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        loss = loss_of(self.net(batch[0]), batch[1])
         if not self.automatic_optimization:
             optimizer = self.optimizers()
             optimizer.zero_grad()
@@ -60,9 +68,7 @@ class Classifier(lightning.LightningModule):
         return loss
     def on_train_batch_end(self, *args):
         print("step", self.global_step, flush=True)
-        if "slow" in words:
-            import time
-            time.sleep(0.05)
+        slowly()
     def validation_step(self, batch, number):
         self.log("loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
     def on_validation_epoch_end(self):
@@ -108,14 +114,12 @@ class Classifier(nn.Module):
         self.net = net
     def forward(self, x, labels):
         out = self.net(x)
-        return {"loss": nn.functional.cross_entropy(out, labels), "logits": out}
+        return {"loss": loss_of(out, labels), "logits": out}
 
 class Tell(transformers.TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         print("step", state.global_step, flush=True)
-        if "slow" in words:
-            import time
-            time.sleep(0.05)
+        slowly()
     def on_evaluate(self, args, state, control, metrics, **kwargs):
         print("valid", round(state.epoch), state.global_step, metrics["eval_loss"], flush=True)
 
@@ -163,10 +167,11 @@ COUNT = 100000 if "long" in words else 3
 for epoch in accelerator.epochs(COUNT) if OURS else range(COUNT):
     for inputs, labels in loader:
         with accelerator.accumulate(model):
-            accelerator.backward(nn.functional.cross_entropy(model(inputs), labels))
+            accelerator.backward(loss_of(model(inputs), labels))
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
+        slowly()
         print("step", accelerator.cluster.step if OURS else 0, flush=True)
 tell_weights()
 if OURS:
@@ -298,13 +303,17 @@ def test_a_run_goes_on_from_the_clusters_checkpoints(framework, tmp_path):
 
 
 @pytest.mark.parametrize("framework", SCRIPTS)
-def test_sigterm_lets_the_node_leave_after_its_step(framework, tmp_path):
+def test_an_error_ends_one_node_only_and_sigterm_lets_the_other_leave_after_its_step(framework, tmp_path):
     needs(framework)
     with scripts_in(tmp_path, preload=PRELOAD[framework], PYTHONWARNINGS="ignore") as scripts:
         word = {"lightning": "max_epochs=100000", "transformers": "num_train_epochs=100000"}.get(
             framework, "long"
         )
-        founder = scripts.start("n0", SCRIPTS[framework], "ours", word)
+        founder = scripts.start("n0", SCRIPTS[framework], "ours", "slow", word)
+        founder.advance(1)
+        second = scripts.start("n1", SCRIPTS[framework], "ours", "slow", "fails", word)
+        assert second.exit_code() == 1, scripts.story()
+        founder.says("its script ended with ValueError: no good")
         founder.advance(3)
         founder.signal(signal.SIGTERM)
         assert founder.exit_code() == 0, scripts.story()
