@@ -17,6 +17,7 @@ from .presence import Presence
 from .protocols.errors import ScaleOutFailed, describe
 from .protocols.messages import Range
 from .remembered import Remembered
+from .started_alike import alone_among_many
 from .teller import Teller
 
 
@@ -119,6 +120,8 @@ class ScriptNode:
         exit_event.install(self.session.want_out)
         endings.opened(self)
         self._presence.begin()
+        if told := alone_among_many(self.session.settings, os.environ):
+            self.session.say(told)
         try:
             self.session.enter()
         except (ScaleOutFailed, SystemExit) as error:
