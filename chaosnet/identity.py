@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 from .node.endpoint import Endpoint
-from .node.keys import KeyPair, load, save
+from .node.keys import KeyPair, load
+from .node.keys import make as make_key
 from .protocols.errors import ConfigError
 
 
@@ -38,8 +39,8 @@ def identity(key: str | None = None, insecure: bool | None = None, make: bool = 
     if insecure:
         return None
     file = Path(named) if named else default_file()
-    if make and not file.exists():
-        save(KeyPair.new(), file)
+    if make:
+        make_key(file)
     return load(file) if named or file.exists() else None
 
 

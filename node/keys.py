@@ -7,7 +7,9 @@ its file only for libzmq, and an invite's for its token.
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
+import secrets
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,19 +51,44 @@ def key_bytes(text: str) -> bytes:
 
 def save(pair: KeyPair, path: Path, force: bool = False) -> None:
     """Write a file that only this user can read. Raises: ConfigError if there is one, unless `force`."""
+    if not _kept(pair, path, force):
+        raise ConfigError(f"{path}: there is a key already (--force replaces it, and it is gone then)")
+
+
+def make(path: Path) -> None:
+    """See that there is a key: a new one, or that of who was quicker, on a machine that sees the same folder."""
+    if not path.exists():
+        _kept(KeyPair.new(), path)
+
+
+def _kept(pair: KeyPair, path: Path, force: bool = False) -> bool:
+    """False if there is one. Nobody ever sees half a file. Raises: ConfigError if it cannot be written."""
+    draft = path.with_name(f".{path.name}-{secrets.token_hex(6)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if force:
-            path.unlink(missing_ok=True)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise ConfigError(
-            f"{path}: there is a key already (--force replaces it, and it is gone then)"
-        ) from None
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            out.write(f"{HEADER}\n# Its public key: {pair.public}\n{key_text(pair.secret)}\n")
+        return _named(draft, path, force)
     except OSError as error:
         raise ConfigError(f"{path}: the key cannot be written ({error.strerror})") from None
-    with os.fdopen(file, "w") as out:
-        out.write(f"{HEADER}\n# Its public key: {pair.public}\n{key_text(pair.secret)}\n")
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+
+
+def _named(draft: Path, path: Path, force: bool) -> bool:
+    """False if there is one of that name."""
+    try:
+        if not force:
+            path.hardlink_to(draft)
+            return True
+    except FileExistsError:
+        return False
+    except OSError:  # A file system without such links.
+        if path.exists():
+            return False
+    draft.replace(path)
+    return True
 
 
 def load(path: Path) -> KeyPair:

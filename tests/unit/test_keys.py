@@ -2,7 +2,10 @@
 
 import os
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -52,6 +55,39 @@ def test_a_key_file_is_for_its_user_alone_and_is_not_replaced_by_chance(tmp_path
     assert load(file) == PAIR
     save(other := KeyPair.new(), file, force=True)
     assert load(file) == other and stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_of_machines_that_see_one_folder_the_first_makes_the_key_of_all(tmp_path):
+    file = default_file()
+    start = threading.Barrier(8)
+
+    def launched(number):
+        start.wait()
+        return identity(make=True)
+
+    with ThreadPoolExecutor(8) as machines:
+        found = {*machines.map(launched, range(8))}
+    assert found == {load(file)}
+    assert [*file.parent.iterdir()] == [file], "no draft is left"
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_key_is_kept_where_there_are_no_hard_links(tmp_path, monkeypatch, there):
+    monkeypatch.setattr(Path, "hardlink_to", Mock(side_effect=PermissionError(1, "Operation not permitted")))
+    file = tmp_path / "key"
+    if there:
+        save(KeyPair.new(), file, force=True)
+        with pytest.raises(ConfigError, match="there is a key already"):
+            save(PAIR, file)
+        return
+    save(PAIR, file)
+    assert load(file) == PAIR and [*tmp_path.glob("*key*")] == [file]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file/key: the key cannot be written \(File exists\)"):
+        save(PAIR, tmp_path / "file" / "key")
 
 
 @pytest.mark.parametrize("content", ["", "# nothing\n", "secret\n", "a\nb\n", 51 * "z" + "z"])
