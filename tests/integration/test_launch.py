@@ -16,6 +16,8 @@ import psutil
 import pytest
 from lan import CHAOSNET, Machines, needs_namespaces
 
+from chaosnet.netem.netns import run
+
 pytestmark = pytest.mark.realtime
 
 ENDLESS = Path(__file__).parents[2] / "examples" / "endless.py"
@@ -87,6 +89,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Over what stands for ssh."""
     (tmp_path / "ssh.py").write_text(SSH)
     (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "train.py").write_text(SCRIPT)
     made: list[Launched] = []
 
     def begin(hosts: str, *words: str) -> Launched:
@@ -106,6 +110,21 @@ def test_ctrl_c_has_all_members_leave_and_each_line_names_its_own(start: Start) 
     launched.process.send_signal(signal.SIGINT)
     assert launched.ends() == 0, launched.log.read_text()
     assert launched.log.read_text().count("| leaves\n") == 3
+
+
+def test_sigterm_to_the_launcher_has_the_members_leave_that_run_a_module(start: Start) -> None:
+    launched = start("one address=[::1] slots=2\n", "-m", "lab.train", "--lr", "0.1")
+    launched.says("one-0  | named one-0 --lr 0.1", "one-1  | named one-1 --lr 0.1", "at [::1]:5556")
+    launched.until(lambda: len(launched.pids()) == 2 and all(launched.pids()), "both are there")
+    launched.process.terminate()
+    assert launched.ends() == 0, launched.log.read_text()
+    assert launched.log.read_text().count("| leaves\n") == 2
+
+
+def test_a_module_that_is_not_there_is_named_by_each_member(start: Start) -> None:
+    launched = start("one\n", "-m", "lab.drain")
+    assert launched.ends() == 1
+    launched.says("error: -m: 'lab.drain' cannot be found", "one ended with exit code 2")
 
 
 def test_a_second_ctrl_c_kills_all_and_says_so(start: Start) -> None:
@@ -188,7 +207,9 @@ def network(tmp_path: Path) -> Iterator[Machines]:
         machines.switch("sw")
         for number, name in enumerate(("desk", "a", "b", "c")):
             machines.add(name)
-            machines.wire(name, "sw", f"10.98.0.{number}/24" if number else "10.98.0.100/24")
+            device = machines.wire(name, "sw", f"10.98.0.{number or 100}/24")
+            longer = ("-6", "addr", "add", f"fd00:98::{number or 100}/64", "dev", device, "nodad")
+            run(("ip", "-n", machines.prefix + name, *longer))
             if number:
                 serve(machines, name)
         yield machines
@@ -221,7 +242,7 @@ def runs_on(machines: Machines, name: str) -> list[str]:
 def test_hosts_with_keys_of_their_own_train_over_ssh_and_outlive_each_other(network: Machines) -> None:
     folder = network.folder
     ssh = f"ssh -F none -i {folder / 'user'} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
-    hosts = "root@10.98.0.1\nroot@10.98.0.2\nroot@10.98.0.3\nroot@10.98.0.9  # nobody\n"
+    hosts = "root@10.98.0.1\nroot@10.98.0.2\nroot@fd00:98::3\nroot@10.98.0.9  # nobody\n"
     network.until(lambda: all("listening" in network.log(each).read_text() for each in "abc"), "sshds listen")
     words = (
         "--ssh",
@@ -238,10 +259,10 @@ def test_hosts_with_keys_of_their_own_train_over_ssh_and_outlive_each_other(netw
         (link,) = (
             each
             for each in psutil.Process(launched.process.pid).children()
-            if "root@10.98.0.3" in each.cmdline()
+            if "root@fd00:98::3" in each.cmdline()
         )
         link.kill()
-        launched.says("the connection to 10.98.0.3 has ended", "10.98.0.3 leaves: now 2 members")
+        launched.says("the connection to fd00:98::3 has ended", "fd00:98::3 leaves: now 2 members")
         launched.until(lambda: not runs_on(network, "c"), "nothing is left on c")
         assert runs_on(network, "a") and runs_on(network, "b")
         launched.process.kill()
