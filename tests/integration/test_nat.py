@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lan import Machines, needs_namespaces
+from lan import CHAOSNET, Machines, needs_namespaces
 
 from chaosnet.netem.netns import run
 
@@ -45,17 +48,44 @@ def internet(tmp_path: Path) -> Iterator[Machines]:
         machines.down()
 
 
+def of_the_page() -> tuple[list[str], list[str]]:
+    """The options of the commands in docs/launch.md: of the public machine, and of one at home."""
+    page = (SCRIPT.parents[1] / "docs" / "launch.md").read_text().split("## Networks behind routers")[1]
+    commands = [
+        shlex.split(line, comments=True)[2:-1]
+        for line in page.split("\n## ")[0].splitlines()
+        if line.startswith("    chaosnet run ")
+    ]
+    public, home = commands
+    assert "--join" not in public and f"{PUBLIC}:5555" in home
+    return public, home
+
+
 @needs_namespaces
 @pytest.mark.skipif(shutil.which("iptables") is None, reason="needs iptables")
 def test_members_that_can_only_dial_train_with_each_other_by_way_of_one_that_all_reach(
     internet: Machines,
 ) -> None:
-    words = ("--insecure", "--listen", "0.0.0.0:5555")
-    internet.node("p", *words, script=SCRIPT)
+    public, home = of_the_page()
+    users = {
+        machine: {"XDG_CONFIG_HOME": str(internet.folder / f"user-{machine}")} for machine in ("p", *HOMES)
+    }
+    keygen = [*CHAOSNET, "keygen"]
+    subprocess.run(keygen, env={**os.environ, **users["p"]}, check=True, capture_output=True)
+    for machine in HOMES:  # "copy its file to your other machines"
+        shutil.copytree(users["p"]["XDG_CONFIG_HOME"], users[machine]["XDG_CONFIG_HOME"])
+    internet.node("p", *public, script=SCRIPT, env=users["p"])
     internet.says("p", "p founds a cluster; join")
-    for home in HOMES:
-        internet.node(home, *words, "--join", f"{PUBLIC}:5555", script=SCRIPT)
+    for machine in HOMES:
+        internet.node(machine, *home, script=SCRIPT, env=users[machine])
     internet.says("p", "now 3 members, 2 links")
+    status = internet.inside(HOMES[0], *CHAOSNET, "status", f"{PUBLIC}:5555")
+    without_key = {"XDG_CONFIG_HOME": str(internet.folder / "nobody")}
+    codes = [
+        subprocess.run(status, env={**os.environ, **user}, check=False, capture_output=True).returncode
+        for user in (users[HOMES[0]], without_key)
+    ]
+    assert codes == [0, 1], "who has the key is answered, also from a home"
     for machine in ("p", *HOMES):
         internet.until(lambda machine=machine: states(internet, machine), f"{machine} trains")
     internet.until(
