@@ -113,4 +113,4 @@ def test_a_module_that_is_none_is_named(
     monkeypatch.chdir(package)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     code, _, err = chaosnet("run", "-m", name)
-    assert (code, err) == (1, f"error: -m: {why} (expected a module, as `python -m` takes it)\n")
+    assert (code, err) == (2, f"error: -m: {why} (expected a module, as `python -m` takes it)\n")
