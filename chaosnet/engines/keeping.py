@@ -20,7 +20,15 @@ from ..node.state_window import arithmetic_of
 from ..node.training_state import TrainingState
 from ..protocols.errors import ReplicasDiffer
 from ..protocols.messages import Contribution, Tensor, View, ViewKey
-from ..scheduler.elastic.keeping import Move, Table, choose_keepers, lost_groups, moves
+from ..scheduler.elastic.keeping import (
+    Move,
+    PartsKept,
+    Table,
+    choose_keepers,
+    lost_groups,
+    moves,
+    who_computes,
+)  # fmt: skip
 from ..scheduler.elastic.running import Running
 from . import tensor_bytes
 from .state_parts import StateParts
@@ -85,8 +93,10 @@ class Keeping:
     def begin(self, view: View, key: ViewKey, round: int, running: Running | None, mailbox: Mailbox) -> None:
         """An attempt. What nobody has any more (`lost_in`) is not sent, and nothing is computed in it."""
         members = view.member_ids
-        computing = self._computing(running, members) if running is not None else None
-        staying = [name for name in members if name not in self._leaving] or list(members)
+        computing = None
+        if running is not None:
+            computing = who_computes(self._users, running.plan.placement, members)
+        staying = self._staying(members)
         self.after = choose_keepers(self.parts.sizes, computing, self.table, staying, self.copies)
         if gone := lost_groups(self.table, members):
             before = self.table  # Its names are told with what is lost.
@@ -109,12 +119,13 @@ class Keeping:
             for chunk in numbers
         }
 
-    def _computing(self, running: Running, members: Sequence[str]) -> list[set[str]]:
-        held = {name: layers for name, layers in running.plan.placement.items() if name in members}
-        return [
-            {name for name, layers in held.items() if any(layer in layers for layer in users)}
-            for users in self._users
-        ]
+    def facts(self, members: Sequence[str]) -> PartsKept:
+        """What plans are made of."""
+        users = tuple(tuple(sorted(layers)) for layers in self._users)
+        return PartsKept(users, tuple(self.parts.sizes), self.table, self.copies, self._staying(members))
+
+    def _staying(self, members: Sequence[str]) -> tuple[str, ...]:
+        return tuple(name for name in members if name not in self._leaving) or tuple(members)
 
     def _tell(self, move: Move, key: ViewKey, round: int) -> None:
         """As it lies: nothing of it changes before the step is committed, and then its target has it."""
@@ -127,10 +138,10 @@ class Keeping:
                 )  # fmt: skip
                 self._send(message, payload)
 
-    def await_layers(self, layers: Collection[int]) -> None:
-        """These are about to be computed: what comes of them must be here. Raises: Interrupted."""
+    def await_layer(self, layer: int) -> None:
+        """It is about to be computed: what comes of it must be here. Raises: Interrupted."""
         if self._due:
-            self._await([g for g in self._due if any(layer in layers for layer in self._users[g])])
+            self._await([group for group in self._due if layer in self._users[group]])
 
     def await_all(self) -> None:
         """Raises: Interrupted."""

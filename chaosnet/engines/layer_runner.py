@@ -58,7 +58,7 @@ class Done:
     out_bytes: dict[int, int] = field(default_factory=dict)
 
 
-def needs_nothing(layers: range) -> None:
+def needs_nothing(layer: int) -> None:
     """All parameters are here."""
 
 
@@ -76,7 +76,7 @@ class LayerRunner:
         send: A tensor to its target; its bytes stay as they are.
         layer_done: The last backward of these layers is over: what was added to their sums is whole.
         computed: Is told of each forward and backward of a micro-batch.
-        needs: Is told before each of them of which layers; it may wait for their parameters.
+        needs: Is told of each layer before a forward through it; it may wait for its parameters.
         device: What the layers lie on.
     Attributes:
         in_hand: The micro-batch that is being computed, or was when something failed.
@@ -90,7 +90,7 @@ class LayerRunner:
         send: Callable[[Tensor, Any], None],
         layer_done: Callable[[list[int]], None],
         computed: Callable[[LayersComputed], None],
-        needs: Callable[[range], None],
+        needs: Callable[[int], None],
         device: torch.device = CPU,
     ) -> None:
         self.layers, self.loss, self.sums = layers, loss, sums
@@ -244,7 +244,6 @@ class _Attempt:
             self.targets[number] = targets
 
     def _compute(self, line: Instruction) -> None:
-        self.runner.needs(range(*line.layers))
         began_s, number, backward = time.monotonic(), line.micro_batches[0], line.op is Op.BACKWARD
         self.runner.in_hand = number
         (self._backward if backward else self._forward)(number, *line.layers)
@@ -266,6 +265,7 @@ class _Attempt:
             self._fetch(number)
         value = self.here.pop(("a", number, start))
         for layer in range(start, stop):
+            self.runner.needs(layer)
             began_s = time.perf_counter()
             value = _leaves(value, wants_gradient=layer > 0)
             seed_devices(seed_from("layer", *self.seed, number, layer), self.runner.accelerators)

@@ -135,7 +135,7 @@ class Pipelines:
             )
         self.runner = LayerRunner(
             self.layers, told.loss, self.sums, send, self._layers_done, self._computed,
-            self.keeping.await_layers if self.keeping is not None else needs_nothing, self._device,
+            self.keeping.await_layer if self.keeping is not None else needs_nothing, self._device,
         )  # fmt: skip
         self.random = Randomness(False, self.state.accelerators())
         self.schedule = LRSchedule(lr_scheduler, optimizer, told.lr_scheduler_every, session.say)
@@ -374,14 +374,15 @@ class Pipelines:
     def plan(self) -> Running:
         """The pipelines of the step that is due. Raises: PlanInfeasible."""
         assert self.view is not None
-        table = None if self.keeping is None else self.keeping.table
+        members = self.view.member_ids
         facts = Facts(
             self.pace.costs_us, self.batches.micro_batches, self._told.stages, self.wishes.holds,
-            self.pace.speeds, self.costs.traffic(self.view, self.sums, table),
+            self.pace.speeds, self.costs.traffic(self.view, self.sums),
+            None if self.keeping is None else self.keeping.facts(members),
         )  # fmt: skip
-        made_of = self.view.member_ids, facts, self._laid
+        made_of = members, facts, self._laid
         if self._planned is None or self._planned[0] != made_of:
-            self._planned = made_of, choose(self.view.member_ids, facts, self._laid)
+            self._planned = made_of, choose(members, facts, self._laid)
         return self._planned[1]
 
     def _is_void(self) -> bool:

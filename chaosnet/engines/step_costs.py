@@ -21,7 +21,6 @@ from ..node.loop import NodeLoop
 from ..node.session import Session
 from ..protocols.errors import ChaosnetError
 from ..protocols.messages import LinkReading, View
-from ..scheduler.elastic.keeping import Table
 from ..scheduler.elastic.running import Running
 from ..scheduler.elastic.traffic import Pair, Traffic
 from .layer_runner import Done
@@ -36,9 +35,10 @@ Told = dict[str, tuple[float, float]]
 
 
 class Predicted(NamedTuple):
-    """Of a step, in microseconds; `sums_us`: after the last computation."""
+    """Of a step, in microseconds. `parameters_us`: what waiting for them adds; `sums_us`: after all computing."""
 
     computing_us: float
+    parameters_us: float
     sums_us: float
     step_us: int
     rest_us: int
@@ -49,7 +49,7 @@ class Predicted(NamedTuple):
         return max(self.computing_us, sum(self))
 
     def __str__(self) -> str:
-        parts = zip(("computing", "sums", "optimizer", "rest"), self, strict=True)
+        parts = zip(("computing", "parameters", "sums", "optimizer", "rest"), self, strict=True)
         each = ", ".join(f"{us / 1000:.1f} {name}" for name, us in parts if name == "computing" or us)
         return f"predicted {self.total_us / 1000:.1f} ms a step ({each})"
 
@@ -83,8 +83,8 @@ class StepCosts:
 
     def predicted(self, running: Running) -> Predicted:
         """Of a step of these pipelines."""
-        sums_us = running.predicted_us - running.computing_us
-        return Predicted(running.computing_us, sums_us, self.step_us, self.rest_us)
+        sums_us = running.predicted_us - running.computing_us - running.parameters_us
+        return Predicted(running.computing_us, running.parameters_us, sums_us, self.step_us, self.rest_us)
 
     # --- what is measured here ---
 
@@ -179,14 +179,14 @@ class StepCosts:
             self._rests_us.clear()  # They were beyond what another link would take,
             self._ended = None  # and so would that of the step be which is about to end.
 
-    def traffic(self, view: View, sums: LayerSums, keepers: Table | None = None) -> Traffic:
-        """What plans are made of, in a view. `keepers`: those of each group, if not all members keep all."""
+    def traffic(self, view: View, sums: LayerSums) -> Traffic:
+        """What plans are made of, in a view."""
         inside = view.member_set
         trees = tuple(
             (tuple((c, p) for c, p in sorted(tree.parent.items()) if {c, p} <= inside), tree.share)
             for tree in view.trees
         )
-        sizes = tuple((group.users, _bytes(sums, group.chunks)) for group in sums.groups if group.chunks)
+        sizes = tuple((group.users, _bytes(sums, group.chunks)) for group in sums.groups)
         largest = max((_bytes(sums, range(i, i + 1)) for i in range(len(sums.chunks))), default=0)
         return Traffic(
             out_bytes=tuple(self.out_bytes) if all(self.out_bytes[:-1]) else (),
@@ -196,11 +196,6 @@ class StepCosts:
             links=tuple(each for each in view.links if inside.issuperset(each)),
             trees=trees,
             message_bytes=largest * view.bundle,
-            keepers=tuple(
-                frozenset(names)
-                for names, group in zip(keepers or (), sums.groups if keepers else (), strict=True)
-                if group.chunks
-            ),
         )
 
     def to_plain(self) -> list[Any]:

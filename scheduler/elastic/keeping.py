@@ -13,7 +13,7 @@ it so far, and these have it until the step is committed. So at any time all kee
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 Table = tuple[
@@ -29,6 +29,41 @@ class Move:
     source: str
     target: str
     whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PartsKept:
+    """A state that is kept in parts: what plans are made of.
+
+    Attributes:
+        users: By group, the layers that use it.
+        sizes: By group, bytes of its parameters.
+        table: Who keeps it now.
+        copies: Members that are to keep each.
+        staying: Members that may keep something; not empty.
+    """
+
+    users: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+    table: Table
+    copies: int
+    staying: tuple[str, ...]
+
+    def settled(self, placement: Mapping[str, range], members: Sequence[str]) -> tuple[Table, list[Move]]:
+        """Once steps were done with these layers at these members: the keepers, and what each step begins with."""
+        computing = who_computes(self.users, placement, members)
+        after = choose_keepers(self.sizes, computing, self.table, self.staying, self.copies)
+        return after, moves(self.sizes, computing, after, after, members)
+
+
+def who_computes(
+    users: Sequence[Collection[int]], placement: Mapping[str, range], members: Collection[str]
+) -> list[set[str]]:
+    """By group: the members that have one of its layers."""
+    return [
+        {name for name in members if any(layer in placement.get(name, ()) for layer in layers)}
+        for layers in users
+    ]
 
 
 def choose_keepers(

@@ -1,9 +1,10 @@
 """Which pipelines the members of a cluster run: a function of what all of them know, so that nobody has to tell.
 
 Members, in their order, come with the view; what layers cost and how fast members are, with the steps (ElasWave,
-Sec. 4, measures both). As every member has all of the training state, to go over to other pipelines moves no bytes:
-of all that could be done after a loss, or a join, what takes the shortest step is best (Chameleon, Eq. 8, without
-what a transition costs).
+Sec. 4, measures both). Where every member has all of the training state, to go over to other pipelines moves no
+bytes: of all that could be done after a loss, or a join, what takes the shortest step is best (Chameleon, Eq. 8,
+without what a transition costs). Where members keep parts of it, it is chosen in the same way, by steps that begin
+with sending parameters to whoever computes with them and does not keep them.
 
     stay      as before, if all its workers are there
     reroute   as before; what went through those who are gone goes through their peers (Chameleon, Sec. IV-A)
@@ -25,10 +26,11 @@ from ...protocols.errors import ConfigError, PlanInfeasible
 from ...protocols.messages import FASTEST
 from .cluster import Cluster, Worker
 from .estimator import ProfiledCosts, Timing, time_program
+from .keeping import PartsKept, Table
 from .layouts import best_layout
 from .plan import Pipeline, Plan, cuts_of, even, of_pipelines, without
 from .profile import Layer, Profile
-from .program import Program, compile_plan
+from .program import Op, Program, compile_plan
 from .splits import PipelineTimes
 from .traffic import NO_TRAFFIC, Traffic, order_by_links
 
@@ -54,6 +56,7 @@ class Facts:
         wish: Lengths of pipelines that somebody asks for, e.g. "2+2" (`lengths_of`); "": none.
         speeds: By member; 1 of those that are not named.
         traffic: What crosses links, and these.
+        parts: Who keeps what of the state; None: all members keep all.
     """
 
     costs_us: tuple[tuple[int, int], ...]
@@ -62,6 +65,7 @@ class Facts:
     wish: str = ""
     speeds: Mapping[str, float] = field(default_factory=dict)
     traffic: Traffic = NO_TRAFFIC
+    parts: PartsKept | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,8 @@ class Running:
     """Pipelines that run. `why`: see the module.
 
     `predicted_us`: of a step, until all sums are everywhere; `computing_us`: of that, until the last computation is
-    over. `others`: what else could be done, and what it would take.
+    over, if all had their parameters when the step began; `parameters_us`: what waiting for these adds.
+    `others`: what else could be done, and what it would take.
     """
 
     laid: Laid
@@ -127,6 +132,7 @@ class Running:
     program: Program
     others: tuple[tuple[str, float], ...] = ()
     computing_us: float = 0.0
+    parameters_us: float = 0.0
 
     @property
     def plan(self) -> Plan:
@@ -213,7 +219,7 @@ def suits(laid: Laid, wish: str) -> bool:
 
 def _stay(members: Sequence[str], facts: Facts, before: Laid | None) -> Iterator[Running]:
     if before is not None and not before.lost and before.workers <= {*members}:
-        yield _timed("stay", before, facts)
+        yield _timed("stay", before, members, facts)
 
 
 def _reroute(members: Sequence[str], facts: Facts, before: Laid | None) -> Iterator[Running]:
@@ -221,7 +227,7 @@ def _reroute(members: Sequence[str], facts: Facts, before: Laid | None) -> Itera
         return
     lost = before.workers.difference(members)
     if lost:
-        yield _timed("reroute", Laid(before.pipelines, before.counts, lost), facts)
+        yield _timed("reroute", Laid(before.pipelines, before.counts, lost), members, facts)
 
 
 def _layouts(members: Sequence[str], facts: Facts, before: Laid | None) -> Iterator[Running]:
@@ -240,7 +246,7 @@ def _layouts(members: Sequence[str], facts: Facts, before: Laid | None) -> Itera
                 at += len(each)
             shares = {counts, _by_speed(pipelines, facts)} if facts.speeds else {counts}
             for share in sorted(shares):
-                yield _timed("layout", Laid(tuple(pipelines), share), facts)
+                yield _timed("layout", Laid(tuple(pipelines), share), members, facts)
 
 
 def _wished(members: Sequence[str], facts: Facts) -> list[tuple[list[tuple[int, ...]], tuple[int, ...]]]:
@@ -256,15 +262,19 @@ def _wished(members: Sequence[str], facts: Facts) -> list[tuple[list[tuple[int, 
 
 
 def _best(members: Sequence[str], facts: Facts) -> list[tuple[list[tuple[int, ...]], tuple[int, ...]]]:
-    """By computing; and where links take time, the best of pipelines that are as short as they may be."""
+    """By computing; where links take time, of pipelines that are as short as they may be, too.
+
+    And where members keep parts, of those that are as long: the fewer compute a layer, the fewer lack its parameters.
+    """
     layers = len(facts.costs_us)
     most = min(len(members), layers)
     least = min(facts.least_stages, most)
+    lengths = [range(least, most + 1)]
+    if facts.traffic.out_bytes:
+        lengths += [range(least, least + 1)] + [range(most, most + 1)] * (facts.parts is not None)
     times, shapes = _times(facts.costs_us), []
-    for longest in dict.fromkeys([most, least] if facts.traffic.out_bytes else [most]):
-        layout = best_layout(
-            times, len(members), range(1, len(members) + 1), range(least, longest + 1), facts.micro_batches
-        )
+    for allowed in dict.fromkeys(lengths):
+        layout = best_layout(times, len(members), range(1, len(members) + 1), allowed, facts.micro_batches)
         sizes = [group.sizes for group in layout.groups for _ in range(group.count)]
         counts = tuple(group.micro_batches for group in layout.groups for _ in range(group.count))
         shapes.append((sizes, counts))
@@ -303,7 +313,7 @@ def _times(costs_us: tuple[tuple[int, int], ...]) -> PipelineTimes:
     return PipelineTimes(Profile("running", layers))
 
 
-def _timed(why: str, laid: Laid, facts: Facts) -> Running:
+def _timed(why: str, laid: Laid, members: Sequence[str], facts: Facts) -> Running:
     pipelines, counts = laid.pipelines, laid.counts
     if sum(counts) != facts.micro_batches:
         raise PlanInfeasible(f"micro-batches: {sum(counts)} laid out (expected {facts.micro_batches})")
@@ -315,17 +325,41 @@ def _timed(why: str, laid: Laid, facts: Facts) -> Running:
     workers = {name: Worker(_speed(facts, name)) for name in plan.placement}
     cluster = Cluster(workers, latency_s=0.0)
     costs = _Costs(_times(facts.costs_us).profile, cluster, traffic=facts.traffic)
+    table, begins_us = _begins_us(plan, members, costs, facts)
     programs = [compile_plan(replace(plan, sync=()), costs, more_in_flight=ahead) for ahead in AHEAD]
-    timings = [time_program(each, costs) for each in programs]
-    summed_us = [_summed_us(plan, each, facts) for each in timings]
+    timings = [time_program(each, costs, begins_us) for each in programs]
+    summed_us = [_summed_us(plan, each, facts, table) for each in timings]
     best = summed_us.index(min(summed_us))
-    return Running(laid, why, summed_us[best], programs[best], computing_us=timings[best].step_s)
+    alone = time_program(programs[best], costs) if begins_us else timings[best]
+    return Running(
+        laid, why, summed_us[best], programs[best],
+        computing_us=alone.step_s, parameters_us=timings[best].step_s - alone.step_s,
+    )  # fmt: skip
 
 
-def _summed_us(plan: Plan, timing: Timing, facts: Facts) -> float:
-    """When all computations are over, and all sums everywhere. Members end with a backward of all their layers."""
+def _begins_us(
+    plan: Plan, members: Sequence[str], costs: _Costs, facts: Facts
+) -> tuple[Table, dict[str, int]]:
+    """Who keeps what, and when members can begin, as they must wait for parameters.
+
+    A layer is computed as soon as its own are there: so who waits for the last ones has computed those before.
+    """
+    if facts.parts is None:
+        return (), {}
+    table, moved = facts.parts.settled(plan.placement, members)
+    begins_us: dict[str, int] = {}
+    for (name, group), came_us in facts.traffic.came_us(moved, facts.parts.sizes).items():
+        held = plan.placement[name]
+        first = min(layer for layer in facts.parts.users[group] if layer in held)
+        computed_us = round(costs.compute_s(name, Op.FORWARD, held.start, first, 1))
+        begins_us[name] = max(begins_us.get(name, 0), came_us - computed_us)
+    return table, begins_us
+
+
+def _summed_us(plan: Plan, timing: Timing, facts: Facts, table: Table) -> float:
+    """When all is computed, and all sums are where they are due. Members end with a backward of all their layers."""
     over_us = [0.0] * plan.layers
     for worker, held in plan.placement.items():
         for layer in held:
             over_us[layer] = max(over_us[layer], timing.ends_s[worker])
-    return max(timing.step_s, float(facts.traffic.summed_us(over_us)))
+    return max(timing.step_s, float(facts.traffic.summed_us(over_us, table)))

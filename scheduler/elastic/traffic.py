@@ -1,5 +1,6 @@
 """What of a step crosses links, as all members know it alike: tensors between stages, and sums of gradients.
 
+    parameters go from those who keep them to others who compute with them when a step begins (keeping.py)
     transfer   a tensor takes, hop by hop, the delay of the link and its bytes at the link's rate; sends run beside
                computing (program.py), so only who waits for a tensor loses time
     sums       the chunks of a layer leave when its last backward is over everywhere. From there on all trees
@@ -14,9 +15,11 @@ from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+
+from .keeping import Move
 
 Pair = tuple[str, str]
 
@@ -34,7 +37,6 @@ class Traffic:
         links: Between members.
         trees: Children and their parents, and the tree's share of the sums.
         message_bytes: Of sums, that travel as one.
-        keepers: Of each of `sums`, those who get the result; () if all get all.
     """
 
     out_bytes: tuple[int, ...] = ()
@@ -44,7 +46,6 @@ class Traffic:
     links: tuple[Pair, ...] = ()
     trees: tuple[tuple[tuple[Pair, ...], float], ...] = ()
     message_bytes: int = 0
-    keepers: tuple[frozenset[str], ...] = ()
 
     @functools.cached_property
     def _usual_mbit(self) -> int:
@@ -101,19 +102,40 @@ class Traffic:
             around.setdefault(b, []).append(a)
         return around
 
+    # --- parameters ---
+
+    def came_us(self, moves: Iterable[Move], sizes: Sequence[int]) -> dict[tuple[str, int], int]:
+        """When who lacks a group of parameters has it, by member and group; all are sent when the step begins.
+
+        `sizes`: of the groups, in bytes. What goes between two members goes one by one.
+        """
+        sent_us: dict[Pair, int] = {}
+        came_us = {}
+        for each in moves:
+            pair = each.source, each.target
+            byte_us, delay_us = self.way_us(*pair)
+            sent_us[pair] = sent_us.get(pair, 0) + round(sizes[each.group] * byte_us)
+            came_us[each.target, each.group] = sent_us[pair] + delay_us
+        return came_us
+
     # --- sums ---
 
-    def summed_us(self, over_us: Sequence[float]) -> int:
-        """When all results are everywhere, since the step began.
+    def summed_us(self, over_us: Sequence[float], keepers: Sequence[Collection[str]] = ()) -> int:
+        """When all results are everywhere, since the step began. 0 without trees, or with nothing to sum.
 
-        `over_us`: by layer, when its last backward is over on all members. 0 without trees, or with nothing to sum.
+        Args:
+            over_us: By layer, when its last backward is over on all members.
+            keepers: Of each of `sums`, those who get the result; () if all get all.
         """
-        ready_us = [max(over_us[layer] for layer in users) for users, _ in self.sums]
+        if not self.sums:
+            return 0
+        who = [frozenset(names) for names in keepers] if keepers else [None] * len(self.sums)
         parts = sorted(
-            (ready, size, byte_us)
-            for ready, (_, size), byte_us in zip(ready_us, self.sums, self._bytes_us, strict=True)
+            (max(over_us[layer] for layer in users), size, self._byte_us(each))
+            for (users, size), each in zip(self.sums, who, strict=True)
+            if size
         )
-        if not parts or not max(self._bytes_us):
+        if not parts or not max(byte_us for _, _, byte_us in parts):
             return 0
         now_us = 0.0
         for ready, size, byte_us in parts:
@@ -121,15 +143,13 @@ class Traffic:
         return round(now_us + self._last_us - self._message_bytes * parts[-1][2])
 
     @functools.cached_property
-    def _bytes_us(self) -> list[float]:
-        """Of each of `sums`: what the link takes for a byte of it that takes longest."""
-        if not self.keepers:
-            return [self._byte_us(None)] * len(self.sums)
-        found = {keepers: self._byte_us(keepers) for keepers in {*self.keepers}}
-        return [found[keepers] for keepers in self.keepers]
+    def _carrying_us(self) -> dict[frozenset[str] | None, float]:
+        return {}
 
     def _byte_us(self, keepers: frozenset[str] | None) -> float:
-        """Parts go up all trees, and results down to these members, or to all."""
+        """What the slowest link takes for a byte: parts go up all trees, and results down to these, or to all."""
+        if keepers in self._carrying_us:
+            return self._carrying_us[keepers]
         carried: dict[Pair, float] = {}
         for edges, share in self.trees:
             parents = dict(edges)
@@ -138,7 +158,9 @@ class Traffic:
                 carried[child, parent] = carried.get((child, parent), 0.0) + share
                 if keepers is None or child in down:
                     carried[parent, child] = carried.get((parent, child), 0.0) + share
-        return max((share * self._us_of_byte(pair) for pair, share in carried.items()), default=0.0)
+        most_us = max((share * self._us_of_byte(pair) for pair, share in carried.items()), default=0.0)
+        self._carrying_us[keepers] = most_us
+        return most_us
 
     @functools.cached_property
     def _message_bytes(self) -> int:

@@ -1,10 +1,11 @@
 """Who keeps which part of the training state, and what is sent before a step."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from chaosnet.scheduler.elastic.keeping import Move, choose_keepers, lost_groups, moves
+from chaosnet.scheduler.elastic.keeping import Move, PartsKept, choose_keepers, lost_groups, moves
 
 MEMBERS = ["a", "b", "c", "d"]
 SIZES = [4, 1, 1, 1, 1, 4]
@@ -95,3 +96,16 @@ def test_at_any_time_there_are_copies_enough_and_each_has_a_source():
         else:
             members.append(f"n{next_name}")
             next_name += 1
+
+
+def test_a_settled_table_is_what_two_steps_come_to():
+    users = tuple((group,) for group in range(6))
+    kept = PartsKept(users, tuple(SIZES), (("a",),) * 6, 2, tuple(MEMBERS))
+    placement = {"a": range(3), "b": range(3, 6), "c": range(3), "d": range(3, 6)}
+    table, each_step = kept.settled(placement, MEMBERS)
+    assert replace(kept, table=table).settled(placement, MEMBERS) == (table, each_step)
+    lacking = {
+        (group, name) for group, who in enumerate(pipelines_of_two()) for name in who - {*table[group]}
+    }
+    assert {(each.group, each.target) for each in each_step} == lacking
+    assert not any(each.whole for each in each_step)

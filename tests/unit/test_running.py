@@ -1,16 +1,19 @@
 """`chaosnet.scheduler.elastic.running`: which pipelines the members of a cluster run."""
 
 from dataclasses import replace
+from itertools import combinations, permutations
 
 import pytest
 
 from chaosnet.protocols.errors import ConfigError, PlanInfeasible
 from chaosnet.scheduler.elastic.cluster import Cluster, Worker
 from chaosnet.scheduler.elastic.estimator import ProfiledCosts
+from chaosnet.scheduler.elastic.keeping import PartsKept
 from chaosnet.scheduler.elastic.plan import check
 from chaosnet.scheduler.elastic.profile import Layer, Profile
 from chaosnet.scheduler.elastic.program import compile_plan
 from chaosnet.scheduler.elastic.running import Facts, Laid, check_wish, choose, lengths_of
+from chaosnet.scheduler.elastic.traffic import Traffic
 
 LAYERS = 9
 CLUSTER = Cluster({name: Worker() for name in "abcd"}, latency_s=0.0)
@@ -170,3 +173,53 @@ def test_what_is_wrong_with_a_wish_is_named(wish, says):
 def test_what_can_run_and_the_fastest_are_no_wrong_wishes():
     for wish in ("2+2", "4", "2x1", "auto"):
         check_wish(wish, LAYERS, 2, 4)
+
+
+# --- where members keep parts of the state ---
+
+MB = 1_000_000
+
+
+def parts(size_mb, members="abcd", copies=2, table=None):
+    users = tuple((layer,) for layer in range(LAYERS))
+    table = table or ((members[0],),) * LAYERS
+    return PartsKept(users, (size_mb * MB,) * LAYERS, table, copies, tuple(members))
+
+
+def links(members, mbit=800):
+    """A byte takes 0.01 us."""
+    return Traffic(
+        out_bytes=(1,) * LAYERS,
+        rates_mbit=dict.fromkeys(permutations(members, 2), mbit),
+        links=tuple(combinations(members, 2)),
+    )
+
+
+def test_waiting_for_parameters_is_in_what_is_predicted():
+    """Two pipelines of two: of each layer one of the two that compute it keeps it, and the other waits."""
+    wanted = facts(wish="2+2", traffic=links("abcd"))
+    free = choose("abcd", wanted)
+    paid = choose("abcd", replace(wanted, parts=parts(1)))
+    assert (free.parameters_us, paid.computing_us) == (0.0, free.computing_us)
+    assert paid.predicted_us == paid.computing_us + paid.parameters_us
+    # Who waits lacks half of its stage, which has up to five layers, and has it from two keepers.
+    layer_us = MB / 100
+    assert layer_us < paid.parameters_us <= 3 * layer_us
+
+
+def test_a_layer_is_computed_while_the_next_ones_parameters_come():
+    """Two members have all layers; what each lacks takes as long as a forward of its layers, or longer."""
+    long = replace(facts(micro_batches=2, stages=1, wish="1+1"), costs_us=((10_000, 20_000),) * LAYERS)
+    alternate = tuple(("a", "b")[layer % 2 :][:1] for layer in range(LAYERS))
+    told = replace(long, traffic=links("ab"), parts=parts(1, "ab", 1, alternate))
+    last_us = (
+        4 * MB / 100
+    )  # b waits for layers 0, 2, 4, 6 and 8 from a: the last one's turn comes after 8 others.
+    assert 0 < choose("ab", told).parameters_us < last_us
+
+
+def test_where_parameters_take_longest_fewer_members_compute_each_layer():
+    cheap, dear = (replace(facts(stages=1), traffic=links("abcd"), parts=parts(mb)) for mb in (0.0001, 100))
+    assert stages_of(choose("abcd", cheap)) == [1, 1, 1, 1]
+    assert stages_of(choose("abcd", dear)) == [4]
+    assert choose("abcd", dear).parameters_us == 0.0

@@ -8,8 +8,8 @@ from chaosnet.engines.step_costs import StepCosts
 from chaosnet.node.layer_sums import LayerSums
 from chaosnet.protocols.messages import LinkReading, Member, Tree, View
 
-RUNNING = SimpleNamespace(predicted_us=900_000.0, computing_us=700_000.0, laid="one")
-OTHER = SimpleNamespace(predicted_us=900_000.0, computing_us=700_000.0, laid="other")
+RUNNING = SimpleNamespace(predicted_us=900_000.0, computing_us=700_000.0, parameters_us=50_000.0, laid="one")
+OTHER = SimpleNamespace(predicted_us=900_000.0, computing_us=700_000.0, parameters_us=50_000.0, laid="other")
 
 
 def hear(costs, *said, members=("a", "b")):
@@ -34,7 +34,7 @@ def test_what_a_step_took_beyond_its_parts_is_the_rest():
     assert costs.predicted(RUNNING).total_us == 1_250_000
     assert (
         str(costs.predicted(RUNNING))
-        == "predicted 1250.0 ms a step (700.0 computing, 200.0 sums, 100.0 optimizer, 250.0 rest)"
+        == "predicted 1250.0 ms a step (700.0 computing, 50.0 parameters, 150.0 sums, 100.0 optimizer, 250.0 rest)"
     )
 
 

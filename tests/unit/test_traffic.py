@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from chaosnet.scheduler.elastic.keeping import Move
 from chaosnet.scheduler.elastic.running import Facts, choose
 from chaosnet.scheduler.elastic.traffic import NO_TRAFFIC, Traffic, order_by_links
 
@@ -74,6 +75,26 @@ def test_what_is_ready_first_has_gone_before_the_rest_is_ready():
 def test_a_sum_of_two_layers_waits_for_both():
     traffic = Traffic(sums=(((0, 1), MB),), rates_mbit={("a", "b"): 8}, trees=two_trees("ab"))
     assert traffic.summed_us([7.0, 9.0]) == 9 + MB
+
+
+def test_results_go_only_where_they_are_kept():
+    """From the root, which has one link to each of two others, only one of which keeps anything."""
+    rates = {("a", "b"): 100, ("b", "a"): 100, ("c", "a"): 100, ("a", "c"): 10}
+    traffic = Traffic(
+        sums=(((0,), MB), ((1,), 0)), rates_mbit=rates, trees=(((("b", "a"), ("c", "a")), 1.0),)
+    )
+    assert (
+        traffic.summed_us([0.0, 9e9]) == 8 * MB / 10
+    )  # To c, over the slow link; of the second there is nothing.
+    assert traffic.summed_us([0.0, 9e9], [{"a", "b"}, {"c"}]) == 8 * MB / 100
+
+
+def test_parameters_that_one_sends_to_one_come_one_by_one():
+    moves = [Move(0, "a", "b", False), Move(1, "a", "b", False), Move(0, "a", "c", False)]
+    traffic = mesh("abc", mbit=80, delays_us={("a", "b"): 7})
+    came_us = traffic.came_us(moves, [MB, 2 * MB])
+    # A link without a delay is as links usually are.
+    assert came_us == {("b", 0): MB / 10 + 7, ("b", 1): 3 * MB / 10 + 7, ("c", 0): MB / 10 + 7}
 
 
 def test_the_last_message_goes_up_and_down_the_deepest_tree():
