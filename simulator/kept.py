@@ -31,11 +31,25 @@ class AllCopiesLost(Exception):
 
 @dataclass(slots=True)
 class _Plan:
-    """Of one attempt of a node. `due`: groups that it waits for."""
+    """Of one attempt of a node. `due`: by group that it waits for, the shares that have yet to come."""
 
     attempt: Attempt
     after: Table
-    due: set[int]
+    due: dict[int, set[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """Of a group that somebody sends. `version`: the steps that went into it."""
+
+    group: int
+    number: int
+    whole: bool
+    version: int
+
+
+def _rate(source: str, to: str) -> int:
+    return 1
 
 
 @dataclass(slots=True)
@@ -52,7 +66,7 @@ class KeptTensors(Tensors):
     held: dict[SimNode, dict[int, int]] = field(default_factory=dict)
     leaving: dict[SimNode, set[str]] = field(default_factory=lambda: defaultdict(set))
     plans: dict[SimNode, _Plan] = field(default_factory=dict)
-    brought: dict[SimNode, dict[Attempt, dict[int, tuple[bool, int]]]] = field(default_factory=dict)
+    brought: dict[SimNode, dict[Attempt, list[_Share]]] = field(default_factory=dict)
 
     def found(self, nodes: Sequence[SimNode]) -> None:
         """A cluster begins: all of `nodes` have all of the state."""
@@ -84,26 +98,26 @@ class KeptTensors(Tensors):
         computing = [{members[(group + view.seq) % len(members)]} for group in range(self.groups)]
         staying = [name for name in members if name not in self.leaving[node]] or members
         after = choose_keepers(sizes, computing, before, staying, self.copies)
-        todo = moves(sizes, computing, before, after, members)
-        mine = {each.group for each in todo if each.target == node.name}
+        todo = moves(computing, before, after, members, _rate)
+        mine = {each.group: {*range(len(each.sources))} for each in todo if each.target == node.name}
         self.plans[node] = _Plan(attempt, after, mine)
         self._do(node, 0.0, lambda: self._begin(node, attempt, todo))
         plain = msgspec.json.encode(after) if after != before else b""
         Tensors.compute(self, node, view, step, chunks, replace(contribution, keepers=plain), took_s)
-        for group, (whole, version) in self.brought.get(node, {}).pop(attempt, {}).items():
-            self._bring(node, group, whole, version)
+        for share in self.brought.get(node, {}).pop(attempt, []):
+            self._bring(node, share)
 
     def _begin(self, node: SimNode, attempt: Attempt, todo: Sequence[Move]) -> None:
         if self.plans[node].attempt != attempt:
             return
         key, step = attempt
         for each in todo:
-            if each.source == node.name:
+            for number in [n for n, (name, _) in enumerate(each.sources) if name == node.name]:
                 version = self.held[node].get(each.group)
                 assert version == step, f"{node.name} sends version {version} of {each} for step {step}"
                 tensor = Tensor(
                     key=key, step=step, target=each.target, way="s" if each.whole else "p", micro_batch=0,
-                    layer=each.group,
+                    layer=each.group, part=number, parts=len(each.sources),
                 )  # fmt: skip
                 self.tell(node, ev.TensorMade(tensor, version))
 
@@ -114,22 +128,28 @@ class KeptTensors(Tensors):
             return
         attempt, version = (message.key, message.step), payload
         assert isinstance(version, int)
+        share = _Share(message.layer, message.part, message.way == "s", version)
         plan = self.plans.get(node)
         if plan is not None and plan.attempt == attempt:
-            self._bring(node, message.layer, message.way == "s", version)
+            self._bring(node, share)
             self._contribute(node, self.work[node])
         else:
             came = self.brought.setdefault(node, {})
             for each in [each for each in came if each < attempt]:
                 del came[each]
-            came.setdefault(attempt, {})[message.layer] = message.way == "s", version
+            came.setdefault(attempt, []).append(share)
 
-    def _bring(self, node: SimNode, group: int, whole: bool, version: int) -> None:
-        plan = self.plans[node]
+    def _bring(self, node: SimNode, share: _Share) -> None:
+        plan, version = self.plans[node], share.version
         assert version == plan.attempt[1], f"{node.name} was brought version {version} in {plan.attempt}"
-        plan.due.discard(group)
-        if whole:
-            self.held[node][group] = version
+        if share.group not in plan.due:
+            return  # It was here.
+        plan.due[share.group].discard(share.number)
+        if plan.due[share.group]:
+            return
+        del plan.due[share.group]
+        if share.whole:
+            self.held[node][share.group] = version
 
     def _lacks_parts(self, node: SimNode) -> bool:
         return bool(self.plans[node].due)

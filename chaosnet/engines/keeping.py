@@ -23,6 +23,7 @@ from ..protocols.messages import Contribution, Tensor, View, ViewKey
 from ..scheduler.elastic.keeping import (
     Move,
     PartsKept,
+    Rate,
     Table,
     choose_keepers,
     lost_groups,
@@ -90,7 +91,9 @@ class Keeping:
 
     # --- before a step ---
 
-    def begin(self, view: View, key: ViewKey, round: int, running: Running | None, mailbox: Mailbox) -> None:
+    def begin(
+        self, view: View, key: ViewKey, round: int, running: Running | None, mailbox: Mailbox, rate: Rate
+    ) -> None:
         """An attempt. What nobody has any more (`lost_in`) is not sent, and nothing is computed in it."""
         members = view.member_ids
         computing = None
@@ -103,12 +106,12 @@ class Keeping:
             self.after = tuple(before[g] if g in gone else names for g, names in enumerate(self.after))
         lacking = {*members} - self.whole if self.gathers and not gone else set[str]()
         needing = computing or [lacking] * len(self.table)
-        todo = moves(self.parts.sizes, needing, self.table, self.after, members)
+        todo = moves(needing, self.table, self.after, members, rate)
         self._due = {each.group: each.whole for each in todo if each.target == self.me}
         self._computes = frozenset(g for g, names in enumerate(computing or ()) if self.me in names)
         self._mailbox = mailbox
         for each in todo:
-            if each.source == self.me:
+            if self.me in dict(each.sources):
                 self._tell(each, key, round)
 
     def keepers(self, chunks: Iterable[Collection[int]]) -> dict[int, frozenset[str]]:
@@ -128,10 +131,15 @@ class Keeping:
         return tuple(name for name in members if name not in self._leaving) or tuple(members)
 
     def _tell(self, move: Move, key: ViewKey, round: int) -> None:
-        """As it lies: nothing of it changes before the step is committed, and then its target has it."""
-        for number, slot in enumerate(self.parts.slots(move.group, move.whole)):
-            rows, data = tensor_bytes.cut(self.parts.content(slot))
+        """Our share, as it lies: nothing of it changes before the step is committed, and then its target has it."""
+        slots = self.parts.slots(move.group, move.whole)
+        cuts = [tensor_bytes.cut(self.parts.content(slot)) for slot in slots]
+        size, at = sum(len(each) for _, data in cuts for each in data), 0
+        for number, (rows, data) in enumerate(cuts):
             for part, payload in enumerate(data):
+                middle, at = at + len(payload) // 2, at + len(payload)
+                if move.source_of(min(middle, size - 1), max(size, 1)) != self.me:
+                    continue
                 message = Tensor(
                     key=key, step=round, target=move.target, way="s" if move.whole else "p",
                     micro_batch=number, layer=move.group, part=part, parts=len(data), rows=rows,

@@ -350,7 +350,8 @@ class Pipelines:
         self.wishes.answer(self.running, self.predicted, self.step + 1)
         self.session.rates.predicted_s = self.predicted.total_us / 1e6 if self.predicted else 0.0
         if keeping is not None:
-            keeping.begin(self.view, key, self.round, self.running, mailbox)
+            traffic = self.costs.traffic(self.view, self.sums)
+            keeping.begin(self.view, key, self.round, self.running, mailbox, traffic.rate_mbit)
             self.session.post(KeepersChosen(keeping.keepers(group.chunks for group in self.sums.groups), key))
         for chunks in self.sums.begin(layers_in(lines)):
             self.session.contribute(chunks, 0.0, key)

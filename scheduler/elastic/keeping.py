@@ -13,22 +13,35 @@ it so far, and these have it until the step is committed. So at any time all kee
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 Table = tuple[
     tuple[str, ...], ...
 ]  # By group: its keepers. The first tells the others of its summed gradient.
 
+Rate = Callable[[str, str], int]
+"""Of what goes from one member to another: the same on all members; > 0."""
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Before a step `source` sends `target` the parameters of a group, or, if `whole`, all of its training state."""
+    """Before a step `sources` send `target` the parameters of a group, or, if `whole`, all of its training state.
+
+    Each source sends a share, by its weight: all at once, so that what comes over several links comes sooner.
+    """
 
     group: int
-    source: str
     target: str
     whole: bool
+    sources: tuple[tuple[str, int], ...]
+
+    def source_of(self, at: int, size: int) -> str:
+        """Who sends what lies `at` this place of so many bytes; 0 <= at < size."""
+        ends = list(accumulate(weight for _, weight in self.sources))
+        place = at * ends[-1] // size
+        return next(name for (name, _), end in zip(self.sources, ends, strict=True) if place < end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +62,13 @@ class PartsKept:
     copies: int
     staying: tuple[str, ...]
 
-    def settled(self, placement: Mapping[str, range], members: Sequence[str]) -> tuple[Table, list[Move]]:
+    def settled(
+        self, placement: Mapping[str, range], members: Sequence[str], rate: Rate
+    ) -> tuple[Table, list[Move]]:
         """Once steps were done with these layers at these members: the keepers, and what each step begins with."""
         computing = who_computes(self.users, placement, members)
         after = choose_keepers(self.sizes, computing, self.table, self.staying, self.copies)
-        return after, moves(self.sizes, computing, after, after, members)
+        return after, moves(computing, after, after, members, rate)
 
 
 def who_computes(
@@ -111,29 +126,27 @@ def lost_groups(before: Table, members: Collection[str]) -> list[int]:
 
 
 def moves(
-    sizes: Sequence[int],
     needing: Sequence[Collection[str]],
     before: Table,
     after: Table,
     members: Sequence[str],
+    rate: Rate,
 ) -> list[Move]:
-    """What has to be sent before a step whose keepers are those of `after`; each by whoever has sent least so far.
+    """What has to be sent before a step whose keepers are those of `after`: by all who have it, by what links carry.
 
     Args:
         needing: By group: who needs its parameters for the step; of one that is lost nobody gets them.
     """
-    sent = dict.fromkeys(members, 0)
     found = []
     for group, (old, new) in enumerate(zip(before, after, strict=True)):
         sources = [member for member in members if member in old]
         assert sources or not {*new} & {*members}, (
             f"group {group} is to be kept, and none of {members} has it"
         )
+        first = group % max(len(sources), 1)  # What is small comes from one: not from the same one each time.
         for target in members if sources else ():
             whole = target in new
-            if target in sources or not (whole or target in needing[group]):
-                continue
-            source = min(sources, key=lambda member: (sent[member], members.index(member)))
-            sent[source] += sizes[group] * (3 if whole else 1)  # As with Adam.
-            found.append(Move(group, source, target, whole))
+            if target not in sources and (whole or target in needing[group]):
+                by = tuple((name, rate(name, target)) for name in sources[first:] + sources[:first])
+                found.append(Move(group, target, whole, by))
     return found

@@ -346,7 +346,7 @@ def _begins_us(
     """
     if facts.parts is None:
         return (), {}
-    table, moved = facts.parts.settled(plan.placement, members)
+    table, moved = facts.parts.settled(plan.placement, members, facts.traffic.rate_mbit)
     begins_us: dict[str, int] = {}
     for (name, group), came_us in facts.traffic.came_us(moved, facts.parts.sizes).items():
         held = plan.placement[name]

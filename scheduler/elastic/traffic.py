@@ -69,6 +69,11 @@ class Traffic:
         byte_us, delay_us = self.way_us(source, to)
         return delay_us + round(self.out_bytes[boundary - 1] * byte_us)
 
+    def rate_mbit(self, source: str, to: str) -> int:
+        """Of the way from one to the other; 1 if nothing is known of any link."""
+        byte_us, _ = self.way_us(source, to)
+        return max(round(8 / byte_us), 1) if byte_us else 1
+
     @functools.cached_property
     def _ways(self) -> dict[Pair, tuple[float, int]]:
         return {}
@@ -110,12 +115,15 @@ class Traffic:
         `sizes`: of the groups, in bytes. What goes between two members goes one by one.
         """
         sent_us: dict[Pair, int] = {}
-        came_us = {}
+        came_us: dict[tuple[str, int], int] = {}
         for each in moves:
-            pair = each.source, each.target
-            byte_us, delay_us = self.way_us(*pair)
-            sent_us[pair] = sent_us.get(pair, 0) + round(sizes[each.group] * byte_us)
-            came_us[each.target, each.group] = sent_us[pair] + delay_us
+            weights, size = sum(weight for _, weight in each.sources), sizes[each.group]
+            for source, weight in each.sources:
+                pair = source, each.target
+                byte_us, delay_us = self.way_us(*pair)
+                sent_us[pair] = sent_us.get(pair, 0) + round(size * weight / weights * byte_us)
+                at = each.target, each.group
+                came_us[at] = max(came_us.get(at, 0), sent_us[pair] + delay_us)
         return came_us
 
     # --- sums ---

@@ -1,6 +1,7 @@
 """Who keeps which part of the training state, and what is sent before a step."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -46,7 +47,7 @@ def test_what_is_good_stays():
     table = choose_keepers(SIZES, pipelines_of_two(), ((),) * 6, MEMBERS, 2)
     assert choose_keepers(SIZES, pipelines_of_two(), table, MEMBERS, 2) == table
     assert choose_keepers(SIZES, None, table, MEMBERS, 2) == table
-    assert not moves(SIZES, [()] * 6, table, table, MEMBERS)
+    assert not moves([()] * 6, table, table, MEMBERS, alike)
 
 
 def test_only_who_is_missing_is_replaced_while_nothing_is_computed():
@@ -60,22 +61,40 @@ def test_few_members_keep_all():
     assert choose_keepers(SIZES, None, (("a",),) * 6, ["a", "b"], 3) == (("a", "b"),) * 6
 
 
+def alike(source, to):
+    return 1
+
+
 def test_keepers_get_all_and_others_that_need_them_parameters():
-    found = moves([1], [{"b", "c"}], (("a",),), (("a", "b"),), MEMBERS)
-    assert found == [Move(0, "a", "b", True), Move(0, "a", "c", False)]
+    found = moves([{"b", "c"}], (("a",),), (("a", "b"),), MEMBERS, alike)
+    assert found == [Move(0, "b", True, (("a", 1),)), Move(0, "c", False, (("a", 1),))]
+
+
+def shares(move, size=1000):
+    return Counter(move.source_of(at, size) for at in range(size))
 
 
 def test_what_has_to_be_sent_is_shared_by_those_who_have_it():
-    found = moves([1] * 8, [{"d"}] * 8, (("a", "b"),) * 8, (("a", "b"),) * 8, MEMBERS)
-    assert [each.source for each in found].count("a") == [each.source for each in found].count("b") == 4
+    rates = {"a": 300, "b": 100}
+    table = (("a", "b"),)
+    [found] = moves([{"d"}], table, table, MEMBERS, lambda source, to: rates[source])
+    assert shares(found) == {"a": 750, "b": 250}
+    assert shares(found, 1) == {"a": 1}
+
+
+def test_what_is_too_small_to_be_shared_comes_from_each_in_turn():
+    table = (("a", "b", "c"),) * 30
+    found = moves([{"d"}] * 30, table, table, MEMBERS, alike)
+    assert Counter(each.source_of(50, 100) for each in found) == {"a": 10, "b": 10, "c": 10}
 
 
 def test_what_is_lost_is_not_sent():
     before = (("x",), ("a",))
     assert lost_groups(before, MEMBERS) == [0]
-    assert moves([1, 1], [{"b"}, {"b"}], before, (("x",), ("a",)), MEMBERS) == [Move(1, "a", "b", False)]
+    found = moves([{"b"}, {"b"}], before, (("x",), ("a",)), MEMBERS, alike)
+    assert found == [Move(1, "b", False, (("a", 1),))]
     with pytest.raises(AssertionError, match="group 0 is to be kept"):
-        moves([1, 1], [(), ()], before, (("a",), ("a",)), MEMBERS)
+        moves([(), ()], before, (("a",), ("a",)), MEMBERS, alike)
 
 
 def test_at_any_time_there_are_copies_enough_and_each_has_a_source():
@@ -88,8 +107,9 @@ def test_at_any_time_there_are_copies_enough_and_each_has_a_source():
         for old, new in zip(table, after, strict=True):
             assert len(new) == len({*new}) == min(2, len(members)) and {*new} <= {*members}
             assert {*old} & {*members}
-        moved = moves(sizes, computing or [()] * 7, table, after, members)
-        assert all(each.source in table[each.group] and each.source in members for each in moved)
+        moved = moves(computing or [()] * 7, table, after, members, alike)
+        sources = [(each.group, name) for each in moved for name, _ in each.sources]
+        assert all(name in table[group] and name in members for group, name in sources)
         table = after
         if rng.random() < 0.5 and len(members) > 2:
             members.remove(rng.choice(members))
@@ -102,8 +122,8 @@ def test_a_settled_table_is_what_two_steps_come_to():
     users = tuple((group,) for group in range(6))
     kept = PartsKept(users, tuple(SIZES), (("a",),) * 6, 2, tuple(MEMBERS))
     placement = {"a": range(3), "b": range(3, 6), "c": range(3), "d": range(3, 6)}
-    table, each_step = kept.settled(placement, MEMBERS)
-    assert replace(kept, table=table).settled(placement, MEMBERS) == (table, each_step)
+    table, each_step = kept.settled(placement, MEMBERS, alike)
+    assert replace(kept, table=table).settled(placement, MEMBERS, alike) == (table, each_step)
     lacking = {
         (group, name) for group, who in enumerate(pipelines_of_two()) for name in who - {*table[group]}
     }

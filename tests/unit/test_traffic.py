@@ -90,11 +90,19 @@ def test_results_go_only_where_they_are_kept():
 
 
 def test_parameters_that_one_sends_to_one_come_one_by_one():
-    moves = [Move(0, "a", "b", False), Move(1, "a", "b", False), Move(0, "a", "c", False)]
+    alone = (("a", 1),)
+    moves = [Move(0, "b", False, alone), Move(1, "b", False, alone), Move(0, "c", False, alone)]
     traffic = mesh("abc", mbit=80, delays_us={("a", "b"): 7})
     came_us = traffic.came_us(moves, [MB, 2 * MB])
     # A link without a delay is as links usually are.
     assert came_us == {("b", 0): MB / 10 + 7, ("b", 1): 3 * MB / 10 + 7, ("c", 0): MB / 10 + 7}
+
+
+def test_parameters_that_two_send_come_by_shares():
+    traffic = mesh("abc", mbit=80, slow=[("b", "c")], slow_mbit=20)
+    rates = [(name, traffic.rate_mbit(name, "c")) for name in "ab"]
+    assert traffic.came_us([Move(0, "c", False, tuple(rates))], [MB]) == {("c", 0): 0.8 * MB / 10}
+    assert NO_TRAFFIC.rate_mbit("a", "b") == 1
 
 
 def test_the_last_message_goes_up_and_down_the_deepest_tree():
