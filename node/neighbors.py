@@ -121,6 +121,8 @@ class Neighbors:
         if event.address and not event.client:
             self.named_at[peer] = event.address
         effects = self.joining.hear(event, now_s)
+        if node.phase is Phase.MEMBER and node.sync.feeds(peer):  # It cannot know what was for it before.
+            effects += self.recovery.tear(f"the link {node.me} - {peer} was late", now_s)
         if event.dialled:
             node.book.reached(peer, event.address)
             wanted = node.opener.view

@@ -337,11 +337,18 @@ class StepSync:
     def depends_on(self, peer: str) -> bool:
         """Does the attempt under way need what only this peer can send, or does this peer need us?"""
         assert self.view is not None
-        if self.frozen or (peer in self.view.observer_ids and peer not in self.view.member_set):
-            return False
+        if self.frozen or (self._listens(peer) and not self.sums.catching_up):
+            return False  # Who only listens gives nothing, unless it is from there that the last result is to come.
         if self.recomputes and peer in self.view.member_set.intersection(self.view.neighbors(self.me)):
             return True  # A tensor may have been lost on the link to it.
         return self.sums.depends_on(peer)
+
+    def feeds(self, peer: str) -> bool:
+        """Does this peer only listen, and get commits or results from us?"""
+        return not self.frozen and self._listens(peer) and self.sums.depends_on(peer)
+
+    def _listens(self, peer: str) -> bool:
+        return self.view is not None and peer in self.view.observer_set - self.view.member_set
 
     def told_of(self, strike: Strike) -> None:
         """A member has ended over its samples. It is part of the step under way, which is done over without it."""

@@ -23,6 +23,7 @@ from chaosnet.protocols.messages import (
 )
 from chaosnet.protocols.overlay import LinkState
 from chaosnet.protocols.scale_out import LIFE_STEP, Joiner
+from chaosnet.simulator.random_run import RandomRun
 
 
 @pytest.fixture
@@ -522,3 +523,12 @@ def test_a_member_that_waits_itself_does_not_say_that_the_cluster_goes_on(ready)
     duo.agent("n2").park("only 1 of 2 members can be reached")
     duo.settle(0.5)
     assert asking.unanswered >= IN_VAIN
+
+
+@pytest.mark.parametrize("seed", [154508, 155054])
+def test_nobody_waits_for_ever_for_or_as_a_joiner_that_listens(seed):
+    """Of links with rates. 154508: its link to a member opened after that had sent it a commit.
+
+    155054: it alone could pass on the last result, and went.
+    """
+    RandomRun(seed, rates=True).run()

@@ -470,6 +470,30 @@ def test_if_the_holder_dies_before_it_could_pass_the_result_on_the_step_is_done_
     assert chain.done["c"][0].commit.total.weight == 2.0
 
 
+def test_only_who_lacks_the_last_result_depends_on_a_listener_that_has_it():
+    """Seed 155054 of links with rates: it went before it could pass the result on, and nobody tore the step."""
+    cluster = Cluster(view("ab", {"b": "a", "o": "a"}, "a", observers="o"))
+    cluster.cut = {("a", "b")}
+    cluster.train("a", "b")
+    assert cluster.steps() == {"a": 1, "b": 0, "o": 1}
+    assert not cluster.syncs["a"].depends_on("o")
+    cluster.cut = {("o", "b")}
+    left = view("b", {"o": "b"}, "b", observers="o", term=2, seq=2)
+    cluster.syncs.pop("a")
+    cluster.flush_and_install(left, step=1, holder="o")
+    assert cluster.steps()["b"] == 0 and cluster.syncs["b"].depends_on("o")
+    cluster.flush_and_install(view("b", {}, "b", term=3, seq=3), step=0)
+    assert cluster.syncs["b"].step == 1  # It was done over.
+
+
+def test_a_listener_is_fed_by_its_neighbours_in_the_trees_alone():
+    cluster = Cluster(view("abc", {"b": "a", "c": "a", "o": "b"}, "a", observers="o"))
+    assert [name for name, sync in cluster.syncs.items() if sync.feeds("o")] == ["b"]
+    assert not any(sync.feeds("a") for sync in cluster.syncs.values())
+    cluster.syncs["b"].freeze()
+    assert not cluster.syncs["b"].feeds("o")
+
+
 def test_a_view_that_was_switched_to_by_some_is_not_switched_to_again(chain):
     following = view("abc", {"b": "a", "c": "a"}, "a", seq=2)
     for sync in chain.syncs.values():
