@@ -15,6 +15,7 @@ Each parameter lies with those that the same layers use: of a tied one both of i
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -52,6 +53,7 @@ class _Group:
     top: int = FIRST_TOP
     samples: float = 0.0  # Behind what was added here in this step, once for each layer.
     due: set[int] = field(default_factory=set)
+    has_memory: bool = False
 
 
 Norms = dict[int, tuple[float, float]]
@@ -98,8 +100,11 @@ class LayerSums:
         last = Chunk(len(self.chunks), 1, 0, micro_batches, True)
         self.borders += (last.index,) if self.chunks else ()
         self.chunks.append(last)
+        # Memory that nobody writes to is none, and what is no longer written to is given back.
+        size = max(at * dtype.itemsize, mmap.PAGESIZE)
+        self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.lanes = [
-            Lane(dtype, "mean", torch.empty(at, dtype=dtype)),  # Memory that nobody writes to is none.
+            Lane(dtype, "mean", torch.frombuffer(self._memory, dtype=dtype)[:at]),
             Lane(torch.float64, "mean", torch.zeros(micro_batches, dtype=torch.float64)),
         ]
         # A bit for each parameter that has a gradient here, then one for each group with one that does not fit.
@@ -153,7 +158,19 @@ class LayerSums:
             group.samples, group.due = 0.0, {*group.users} & {*layers}
             if group.due and group.places:
                 self.lanes[0].contribution[group.places[0].start : group.places[-1].stop].zero_()
+                group.has_memory = True
+            elif group.has_memory:
+                self._let_go(group)
         return [group.chunks for group in self.groups if group.chunks and not group.due]
+
+    def _let_go(self, group: _Group) -> None:
+        """Other members compute its layers now. Of pages, only those that it has alone."""
+        size = self.lanes[0].dtype.itemsize
+        start = -(-group.places[0].start * size // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = group.places[-1].stop * size // mmap.PAGESIZE * mmap.PAGESIZE - start
+        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._memory.madvise(mmap.MADV_DONTNEED, start, length)
+        group.has_memory = False
 
     def finish(self, layers: Collection[int]) -> list[tuple[range, float]]:
         """All has been added of these layers.

@@ -1,9 +1,11 @@
 """`chaosnet.node.layer_sums`: gradients of layers, whose sums hang on no order."""
 
 import functools
+import mmap
 import operator
 import random
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -189,3 +191,23 @@ def test_no_message_holds_parts_of_two_groups():
 def test_double_precision_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"'weight' of layer 1 is float64"):
         LayerSums([nn.Linear(2, 2), nn.Linear(2, 2).double()], 2)
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="this system takes no memory back")
+def test_sums_of_layers_that_others_compute_now_take_no_memory():
+    layers = [
+        nn.Linear(1000, 2000),
+        nn.Linear(2000, 3001),
+        nn.Linear(3001, 1000),
+    ]  # 16, 48 and 24 MB of float64.
+    sums, process = LayerSums(layers, 1), psutil.Process()
+
+    def grows_by(some):
+        before = process.memory_info().rss
+        sums.begin(some)
+        return (process.memory_info().rss - before) / 1e6
+
+    assert grows_by({0, 1, 2}) > 80
+    assert grows_by({0, 2}) < -40
+    assert grows_by({0, 2}) < 1
+    assert grows_by({0, 1, 2}) > 40
