@@ -16,6 +16,7 @@ from rich.text import Text
 from .protocols.messages import link
 from .protocols.sentences import STYLES, counted, sentence
 from .protocols.status import LinkRow, MemberRow, Status
+from .told_pipelines import how_safe
 
 ABSENT = "-"
 UNBOUNDED = 10_000
@@ -58,6 +59,9 @@ def headline(status: Status) -> Text:
         text.append(f"\npipeline: {pipeline}", style="cyan")
     if status.pipelines and status.predicted_s:
         text.append(f"\npredicted: {1000 * status.predicted_s:,.1f} ms a step", style="cyan")
+    if keep := " | ".join(f"{row.node} {row.keeps}" for row in status.active if row.keeps):
+        style = "cyan" if status.keepers > 1 else "bold yellow"
+        text.append(f"\nstate kept: {keep} ({how_safe(status.keepers)})", style=style)
     if status.parked:
         text.append(f"\nwaiting: {status.parked}", style="bold red")
     if waiting := status.waiting:

@@ -12,6 +12,7 @@ from .engines.pipelines import Pipelines
 from .node.mailbox import Interrupted
 from .node.session import Session
 from .protocols.messages import Contribution
+from .scheduler.elastic.keeping import Table
 from .script_node import ScriptNode
 
 
@@ -31,6 +32,7 @@ class PipelineSteps:
         self._turn = threading.RLock()  # The main thread may end beside the one that trains.
         self.ran = ""
         self._kept = "-"  # What this node keeps of the training state, as it was told.
+        self._table: Table = ()  # Who keeps what, as it was told.
         self.updates_here = 0
         self.in_hand: float | None = None
 
@@ -107,9 +109,13 @@ class PipelineSteps:
         return contribution
 
     def _tell_kept(self) -> None:
-        """What this node keeps of the training state, if that is new."""
-        keeping = self._engine.keeping
-        if keeping is not None and self._engine.step and keeping.layers != self._kept:
+        """What members keep of the training state; to people what this node does, if that is new."""
+        keeping, rates = self._engine.keeping, self._session.rates
+        if keeping is None:
+            return
+        if keeping.table != self._table:
+            self._table, rates.kept, rates.keepers = keeping.table, keeping.kept, keeping.fewest
+        if self._engine.step and keeping.layers != self._kept:
             self._kept = keeping.layers
             kept = (
                 f"layers {keeping.layers} ({keeping.parts.held_bytes / 1e6:.1f} MB)" if self._kept else "none"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import psutil
 
 from ..protocols.events import Event, ReadingsTaken, Received
@@ -14,7 +15,7 @@ from ..protocols.messages import (
     Envelope,
     ScaleInRequest,
 )
-from ..protocols.status import EVENTS_TOLD, EventRow, Status
+from ..protocols.status import EVENTS_TOLD, EventRow, MemberRow, Status
 from . import clock, interfaces
 from .core import Agent
 from .outcomes import Rates
@@ -80,17 +81,28 @@ class Vitals:
             metrics=dict(steps.metrics),
             pipelines=rates.pipelines,
             predicted_s=rates.predicted_s,
+            keepers=rates.keepers,
             **rates.left_out,
             parked=agent.why_it_waits(now_s),
             waiting=agent.waits.row(now_s),
             handling_ms={name: tuple(values[-50:]) for name, values in self.handling_ms.items()},
-            members=agent.monitor.member_rows(now_s),
+            members=_with_kept(agent.monitor.member_rows(now_s), rates.kept),
             links=agent.monitor.link_rows(now_s),
             events=events[min(_first(events, since), lately) :] if history else events[lately:],
             steps=steps.since(since) if history else (),
             trees=agent.monitor.tree_rows(),
             strangers_refused=agent.monitor.refused(),
         )
+
+
+def _with_kept(rows: tuple[MemberRow, ...], kept: Mapping[str, str]) -> tuple[MemberRow, ...]:
+    """Members with what they keep of the training state, as all have agreed."""
+    return tuple(
+        msgspec.structs.replace(row, keeps=kept[row.node])
+        if row.node in kept and row.state == "active"
+        else row
+        for row in rows
+    )
 
 
 def _first(events: tuple[EventRow, ...], since: int) -> int:

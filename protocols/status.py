@@ -27,6 +27,7 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...]  # Where others dial it; none if nobody can.
     joined_step: int
     neighbors: tuple[str, ...]  # To which it has links.
+    keeps: str = ""  # Layers whose training state it keeps, "0-2, 5", where members keep parts of it.
     report_age_s: float | None = None
     step: int = 0
     samples_per_s: float = 0.0
@@ -123,6 +124,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float | None]  # Of the last completed step.
     pipelines: str = ""  # That run: "a 0-3 > b 4-7 x8 | ...", layers of each member and micro-batches.
     predicted_s: float = 0.0  # What a step of them should take, from the end of one to the end of the next.
+    keepers: int = (
+        0  # Members that keep the part of the training state which the fewest do; 0: all keep all of it.
+    )
     samples_dropped: int = 0  # Over all epochs, by `drop_last` rules and the like.
     samples_set_aside: int = 0  # As scripts ended with an error over them.
     parked: str | None  # Why training waits, and what a person can do; None: it does not.

@@ -10,6 +10,7 @@ What is agreed is the same on all members that have completed the same steps (sc
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from ..evaluation import Evaluation
@@ -248,8 +249,22 @@ class Keeping:
     @property
     def layers(self) -> str:
         """Of which this member keeps parameters: "0-2, 5"."""
-        here = [group for group, names in enumerate(self.table) if self.me in names]
-        return ranges_of(sorted({layer for group in here for layer in self._users[group]}))
+        return self.layers_of(self.me)
+
+    def layers_of(self, member: str) -> str:
+        """Of which it keeps parameters."""
+        there = [group for group, names in enumerate(self.table) if member in names]
+        return ranges_of(sorted({layer for group in there for layer in self._users[group]}))
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """The layers of each member that keeps any, by its name."""
+        return {name: self.layers_of(name) for name in sorted({*chain(*self.table)})}
+
+    @property
+    def fewest(self) -> int:
+        """Members that keep the part which the fewest do."""
+        return min(map(len, self.table))
 
 
 def ranges_of(numbers: Sequence[int]) -> str:

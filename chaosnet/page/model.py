@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ..protocols.sentences import sentence
 from ..protocols.status import EventRow, LinkRow, MemberRow, Status, StepRow
+from ..told_pipelines import how_safe, kept, lines
 from .picture import Picture, PullBegun
 
 GONE = ("failed", "left")
@@ -42,7 +44,8 @@ def page(picture: Picture, now_s: float) -> Plain:
         "links": [_link(row, status) for row in status.links],
         "trees": [{"root": tree.root, "share": tree.share} for tree in status.trees],
         "split": split(status.active, step_s),
-        "pipelines": pipelines(status.pipelines),
+        "pipelines": [asdict(line) for line in lines(status.pipelines)],
+        "kept": _kept(status),
     }
 
 
@@ -90,6 +93,7 @@ def _node(
         "joined_step": row.joined_step,
         "neighbors": row.neighbors,
         "page": row.page,
+        "keeps": row.keeps,
     }
     if here and row.report_age_s is not None:
         found |= {
@@ -184,21 +188,14 @@ def split(active: Sequence[MemberRow], step_s: float | None) -> Plain | None:
     }
 
 
-def pipelines(told: str) -> list[Plain]:
-    """Of "a 0-3 > b 4-7 x8 | ...": stages with first and last layer, and micro-batches of a step."""
-    found = []
-    for line in told.split(" | ") if told else ():
-        chain, _, count = line.rpartition(" x")
-        stages = []
-        for part in chain.split(" > "):
-            words = part.removesuffix(" (gone)")
-            node, _, layers = words.rpartition(" ")
-            first, _, last = layers.partition("-")
-            if not (first.isdigit() and last.isdigit()):
-                return []  # Of another chaosnet.
-            stages.append({"node": node, "first": int(first), "last": int(last), "gone": words != part})
-        found.append({"stages": stages, "micro_batches": int(count) if count.isdigit() else None})
-    return found
+def _kept(status: Status) -> Plain | None:
+    """Who keeps the training state of which layers; None where all keep all of it."""
+    found = kept(status)
+    if not found:
+        return None
+    last = max((last for _, ranges in found for _, last in ranges), default=0)
+    rows = [{"node": node, "ranges": ranges} for node, ranges in found]
+    return {"rows": rows, "layers": last + 1, "keepers": status.keepers, "said": how_safe(status.keepers)}
 
 
 def curves(steps: Sequence[StepRow]) -> Plain:

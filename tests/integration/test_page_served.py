@@ -16,12 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pipeline_worker
 import pytest
 from cluster import cluster_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from chaosnet import client
-from chaosnet.page.feed import Feed, of_status
+from chaosnet.page.feed import Feed, of_cluster, of_status
 from chaosnet.page.picture import Picture
 from chaosnet.page.server import PageServer
 from chaosnet.protocols.errors import ConfigError
@@ -126,6 +127,20 @@ def test_the_command_shows_a_cluster_goes_on_with_survivors_and_ends_with_ctrl_c
             finally:
                 process.kill()
         a.advance(5)
+
+
+def test_pipelines_whose_members_keep_parts_are_shown_with_who_keeps_what_also_after_a_death(tmp_path):
+    with cluster_of(3, tmp_path, script=pipeline_worker.train, keepers=2) as cluster:
+        address = cluster.nodes[0].last("joined")["address"]
+        with served(of_cluster(lambda: address)) as url, news_of(url) as news:
+            page = first(news, lambda page: page["kept"] and len(page["kept"]["rows"]) == 3)
+            layers = 1 + max(stage["last"] for line in page["pipelines"] for stage in line["stages"])
+            assert (page["kept"]["layers"], page["kept"]["keepers"]) == (layers, 2)
+            killed = cluster.nodes[2].kill()
+            cluster.without("c", killed)
+            page = first(news, lambda page: page["kept"] and len(page["kept"]["rows"]) == 2)
+            assert {row["node"] for row in page["kept"]["rows"]} == {"a", "b"}
+            assert {tuple(map(tuple, row["ranges"])) for row in page["kept"]["rows"]} == {((0, layers - 1),)}
 
 
 def test_a_cluster_that_cannot_be_reached_is_told_of_and_shown_once_it_is_there(tmp_path):

@@ -12,6 +12,9 @@ STATUS = s.Status(
     step=1042,
     samples_per_s=812.5,
     metrics={"loss": 0.25, "norm": None},
+    pipelines="a 0-3 > b 4-5 x8",
+    predicted_s=0.4,
+    keepers=2,
     samples_dropped=4,
     samples_set_aside=1,
     parked=None,
@@ -25,6 +28,7 @@ STATUS = s.Status(
             addresses=("10.0.0.1:5555",),
             joined_step=0,
             neighbors=("b",),
+            keeps="0-2, 5",
             report_age_s=0.5,
             step=1042,
             samples_per_s=812.5,
@@ -40,7 +44,9 @@ STATUS = s.Status(
             waits_s=25.0,
             page="http://10.0.0.1:8080",
         ),
-        s.MemberRow(node="b", id="b", state="active", addresses=(), joined_step=12, neighbors=("a",)),
+        s.MemberRow(
+            node="b", id="b", state="active", addresses=(), joined_step=12, neighbors=("a",), keeps="0-5"
+        ),
         s.MemberRow(
             node="d",
             id="d",

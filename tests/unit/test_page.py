@@ -15,6 +15,7 @@ from chaosnet.options import ListenAt
 from chaosnet.page import metrics, model
 from chaosnet.page.picture import STEPS_KEPT, STEPS_WHOLE, Picture
 from chaosnet.protocols.status import EventRow, StepRow
+from chaosnet.told_pipelines import Stage, lines
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -140,13 +141,21 @@ def test_nobody_is_blamed_for_a_wait_that_does_not_matter_or_without_others():
 
 
 def test_pipelines_are_read_from_what_the_status_says():
-    first, second = model.pipelines("a 0-3 > b 4-7 (gone) x8 | my node 0-7 x4")
-    assert [(s["node"], s["first"], s["last"], s["gone"]) for s in first["stages"]] == [
-        ("a", 0, 3, False),
-        ("b", 4, 7, True),
-    ]
-    assert (first["micro_batches"], second["stages"][0]["node"]) == (8, "my node")
-    assert model.pipelines("") == [] and model.pipelines("of another kind") == []
+    first, second = lines("a 0-3 > b 4-7 (gone) x8 | my node 0-7 x4")
+    assert first.stages == (Stage("a", 0, 3, False), Stage("b", 4, 7, True))
+    assert (first.micro_batches, second.stages[0].node) == (8, "my node")
+    assert lines("") == [] and lines("of another kind") == []
+    (drawn,) = model.page(pictured(STATUS), 100.0)["pipelines"]
+    assert [(stage["node"], stage["last"]) for stage in drawn["stages"]] == [("a", 3), ("b", 5)]
+
+
+def test_who_keeps_the_state_of_which_layers_is_drawn_where_members_keep_parts():
+    kept = model.page(pictured(STATUS), 100.0)["kept"]
+    assert kept["rows"] == [{"node": "a", "ranges": [(0, 2), (5, 5)]}, {"node": "b", "ranges": [(0, 5)]}]
+    assert (kept["layers"], kept["said"]) == (6, "each layer at 2 members or more")
+    assert "one member only" in model.page(pictured(after(STATUS, keepers=1)), 100.0)["kept"]["said"]
+    all_keep_all = tuple(msgspec.structs.replace(row, keeps="") for row in STATUS.members)
+    assert model.page(pictured(after(STATUS, members=all_keep_all)), 100.0)["kept"] is None
 
 
 def test_curves_have_a_place_for_every_step_in_every_column():

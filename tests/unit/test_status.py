@@ -118,6 +118,7 @@ def test_all_of_it_is_shown_to_people():
     Console(width=200, file=shown).print(dashboard.cluster(STATUS))
     for part in (
         "2 members", "scheduler a (term 3)", "step 1,042", "loss 0.2500  norm not finite",
+        "pipeline: a 0-3 > b 4-5 x8", "state kept: a 0-2, 5 | b 0-5 (each layer at 2 members or more)",
         "waits for b, 25 s", "a - b", "100 Mbit/s", "7 s ago (probe)", "c is lost", "0.500", "705 too often",
         "did not fit: 1,500 rows",
     ):  # fmt: skip
@@ -139,7 +140,7 @@ def of_long_names():
     here = f"{'K' * 52}@10.0.0.1:5555"
     rows = [
         msgspec.structs.replace(
-            a, node=name, id=name, addresses=(here,), neighbors=tuple({*LONG_NAMES} - {name})
+            a, node=name, id=name, addresses=(here,), neighbors=tuple({*LONG_NAMES} - {name}), keeps=""
         )
         for name in LONG_NAMES
     ]

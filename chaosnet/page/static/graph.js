@@ -231,6 +231,7 @@ function ofNode(node) {
   const told = node.report_age_s != null;
   return [node.id, node.scheduler ? "scheduler" : { standby: "joining", active: "member", failed: "lost" }[node.state] ?? node.state, ...(told && node.state === "active" ? [
     `step ${count(node.step)}`, `${count(node.samples_per_s)} samples/s`, `waited ${seconds(node.sync_s)} for the sum`, `CPU ${Math.round(node.cpu_pct)} %`, size(node.memory_bytes)] : []),
+    ...(node.keeps ? [`keeps the state of layers ${node.keeps}`] : []),
     ...(node.idle_s ? [`its script has not called update() for ${seconds(node.idle_s)}`] : []),
     ...(node.pull ? [`has ${size(node.pull.here)} of ${size(node.pull.bytes)}`] : []),
     ...(node.neighbors.length ? [`links to ${node.neighbors.slice(0, 8).join(", ")}${node.neighbors.length > 8 ? ` and ${node.neighbors.length - 8} more` : ""}`] : []), ...node.addresses.slice(0, 1)];

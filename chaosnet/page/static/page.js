@@ -5,6 +5,7 @@ import { clock, count, element, keyed, seconds, set, short, size, value } from "
 
 const $ = (id) => document.getElementById(id);
 const BARS = 12; // Nodes whose time is drawn; those that the others wait for come first.
+const KEEPERS = 24; // Members of whom it is drawn what they keep.
 const POINTS = 6000;
 const EVENTS = 120;
 const GOOD = ["joined", "joins", "link-up", "going on", "waited for", "replication"];
@@ -59,7 +60,7 @@ function take(news) {
   if (!page.head) return;
   $("main").hidden = false;
   const began = performance.now();
-  showHead(); showSplit(); showJoins(); showPipelines(); showTable();
+  showHead(); showSplit(); showJoins(); showPipelines(); showKept(); showTable();
   graph.draw(page);
   if (news.events || news.anew) showEvents();
   showCurves();
@@ -114,7 +115,7 @@ function showHead() {
     ["Step time", ...split(seconds(head.step_s)), page.split ? `${seconds(page.split.sum_s)} of it the sum` : "median of the last 21"],
     ["Members", count(counts.active), counts.standby ? `+ ${counts.standby} joining` : "", gone ? `${count(gone)} gone` : "nobody lost"],
     ["Scheduler", head.scheduler ? short(head.scheduler, 16) : "being elected", "", `term ${head.term}`],
-    ["State", ...split(size(head.state_bytes)), "what a joiner pulls"],
+    page.kept ? ["State", count(page.kept.keepers), page.kept.keepers === 1 ? "copy" : "copies", page.kept.keepers === 1 ? "of some layers" : "of each layer, or more"] : ["State", ...split(size(head.state_bytes)), "what a joiner pulls"],
   ].filter(Boolean);
   keyed($("tiles"), tiles, ([name]) => name, ([name]) => element("dl", { class: "tile" }, element("dt", {}, name), element("dd", {}, element("span"), element("small")), element("p")), (tile, [, big, small, more]) => {
     const [, dd, p] = tile.children;
@@ -200,6 +201,21 @@ function showCurves() {
 function showPipelines() {
   $("pipelines").hidden = !page.pipelines.length;
   keyed($("pipelines-rows"), page.pipelines, (line) => JSON.stringify(line), (line) => element("div", { class: "pipe" }, ...line.stages.map((stage) => element("div", { class: `stage${stage.gone ? " gone" : ""}` }, element("b", {}, stage.node), element("span", {}, stage.gone ? "gone" : stage.first === stage.last ? `layer ${stage.first}` : `layers ${stage.first} to ${stage.last}`))), element("span", { class: "micro" }, line.micro_batches != null ? `${line.micro_batches} micro-batches a step` : "")), () => {});
+}
+
+// Each member a bar over all layers, with a block where it keeps them: gaps and single copies are seen at once.
+function showKept() {
+  const { kept } = page;
+  $("kept").hidden = !kept;
+  if (!kept) return;
+  set($("kept-said"), "text", kept.said); set($("kept-said"), "class", kept.keepers > 1 ? "note" : "note warn");
+  const rows = kept.rows.slice(0, KEEPERS), more = kept.rows.length - rows.length;
+  keyed($("kept-rows"), more > 0 ? [...rows, null] : rows, (row) => row?.node ?? "", (row) => row ? element("div", { class: "row" }, element("span"), element("div", { class: "layers", role: "img" }), element("span")) : element("p", { class: "note" }), (shown, row) => {
+    if (!row) { set(shown, "text", `and ${count(more)} more`); return; }
+    const [name, track, last] = shown.children, text = row.ranges.map(([a, b]) => a === b ? a : `${a} to ${b}`).join(", ");
+    set(name, "text", row.node); set(name, "title", row.node); set(last, "text", text); set(track, "aria-label", `keeps layers ${text}`);
+    keyed(track, row.ranges, ([a]) => String(a), () => element("i"), (block, [a, b]) => { block.style.left = `${(100 * a) / kept.layers}%`; block.style.width = `${(100 * (b - a + 1)) / kept.layers}%`; });
+  });
 }
 
 // --- nodes ---
