@@ -16,7 +16,7 @@ from rich.text import Text
 from .protocols.messages import link
 from .protocols.sentences import STYLES, counted, sentence
 from .protocols.status import LinkRow, MemberRow, Status
-from .told_pipelines import how_safe
+from .told_pipelines import how_safe, pace
 
 ABSENT = "-"
 UNBOUNDED = 10_000
@@ -57,8 +57,8 @@ def headline(status: Status) -> Text:
         text.append(f"\n{'  '.join(metrics(status.metrics))}", style="bold")
     for pipeline in status.pipelines.split(" | ") if status.pipelines else ():
         text.append(f"\npipeline: {pipeline}", style="cyan")
-    if status.pipelines and status.predicted_s:
-        text.append(f"\npredicted: {1000 * status.predicted_s:,.1f} ms a step", style="cyan")
+    if status.pipelines and (paced := pace(status)):
+        text.append(f"\n{paced}", style="cyan")
     if keep := " | ".join(f"{row.node} {row.keeps}" for row in status.active if row.keeps):
         style = "cyan" if status.keepers > 1 else "bold yellow"
         text.append(f"\nstate kept: {keep} ({how_safe(status.keepers)})", style=style)

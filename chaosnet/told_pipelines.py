@@ -42,6 +42,21 @@ def lines(told: str) -> list[Line]:
     return found
 
 
+def micro_batches_per_s(status: Status, step_s: float | None) -> float | None:
+    """Of all pipelines together, if a step takes so long. None: that is not known, or there are none."""
+    counts = [line.micro_batches for line in lines(status.pipelines)]
+    return sum(count or 0 for count in counts) / step_s if counts and step_s else None
+
+
+def pace(status: Status) -> str:
+    """What a step of the pipelines should take, and what it took; "" before it is known."""
+    took_s, rate = status.step_s, micro_batches_per_s(status, status.step_s)
+    parts = [f"predicted: {1000 * status.predicted_s:,.1f} ms a step"] if status.predicted_s else []
+    parts += [f"took {1000 * took_s:,.1f} ms (median of the last 21)"] if parts and took_s else []
+    parts += [f"{rate:,.1f} micro-batches/s"] if rate else []
+    return ", ".join(parts)
+
+
 def kept(status: Status) -> list[tuple[str, list[tuple[int, int]]]]:
     """Members with the layers whose state they keep, each range by its first and last; [] where all keep all."""
     return [(row.node, _ranges(row.keeps)) for row in status.active if row.keeps]

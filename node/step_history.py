@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
-from collections.abc import Mapping
-from itertools import takewhile
+from collections.abc import Mapping, Reversible
+from itertools import islice, takewhile
 
 from ..protocols.messages import Contribution
 from ..protocols.status import StepRow
 from ..protocols.step_sync import means
 
 STEPS_KEPT = 1000
+STEPS_OF_PACE = 21
 VALUES_KEPT = 8000  # Metrics of all these steps together: so many fit into one message, whatever their names.
 
 
@@ -43,6 +45,17 @@ class StepHistory:
         return tuple(newer)[::-1]
 
     @property
+    def pace_s(self) -> float | None:
+        """See `pace_s`."""
+        return pace_s(self.rows)
+
+    @property
     def metrics(self) -> Mapping[str, float | None]:
         """Of the last step; {} before the first."""
         return self.rows[-1].metrics if self.rows else {}
+
+
+def pace_s(steps: Reversible[StepRow]) -> float | None:
+    """What a step takes of late: the median of the last STEPS_OF_PACE. None before two were seen."""
+    took = [row.seconds for row in islice(reversed(steps), STEPS_OF_PACE) if row.seconds is not None]
+    return statistics.median(took) if took else None

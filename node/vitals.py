@@ -81,6 +81,7 @@ class Vitals:
             metrics=dict(steps.metrics),
             pipelines=rates.pipelines,
             predicted_s=rates.predicted_s,
+            step_s=steps.pace_s,
             keepers=rates.keepers,
             **rates.left_out,
             parked=agent.why_it_waits(now_s),

@@ -124,9 +124,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float | None]  # Of the last completed step.
     pipelines: str = ""  # That run: "a 0-3 > b 4-7 x8 | ...", layers of each member and micro-batches.
     predicted_s: float = 0.0  # What a step of them should take, from the end of one to the end of the next.
-    keepers: int = (
-        0  # Members that keep the part of the training state which the fewest do; 0: all keep all of it.
-    )
+    step_s: float | None = None  # What a step takes: the median of the last 21; None: not seen yet.
+    keepers: int = 0  # Members that keep the layers' state which the fewest do; 0: all keep all of it.
     samples_dropped: int = 0  # Over all epochs, by `drop_last` rules and the like.
     samples_set_aside: int = 0  # As scripts ended with an error over them.
     parked: str | None  # Why training waits, and what a person can do; None: it does not.

@@ -9,8 +9,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from ..node.step_history import pace_s
 from ..protocols.status import MemberRow, Status
-from .model import pace_s
+from ..told_pipelines import micro_batches_per_s
 from .picture import Picture
 
 MBIT = 1e6
@@ -41,6 +42,7 @@ def families(picture: Picture) -> Iterator[Metric]:
     if status is None:
         return
     yield from _of_cluster(status, picture)
+    yield from _of_pipelines(status, picture)
     yield from _of_members(status)
     yield from _of_pulls(status)
     yield from _of_links(status)
@@ -95,6 +97,21 @@ def _of_cluster(status: Status, picture: Picture) -> Iterator[Metric]:
     yield counter("strangers_refused", "Connections that all nodes refused.", ("reason",), refused)
     events = [((kind,), count) for kind, count in sorted(picture.events_by_kind.items())]
     yield counter("events", "Since this page began to look.", ("kind",), events)
+
+
+def _of_pipelines(status: Status, picture: Picture) -> Iterator[Metric]:
+    """Nothing where nobody computes by pipelines."""
+    if not status.pipelines:
+        return
+    rate = micro_batches_per_s(status, pace_s(picture.steps))
+    if status.predicted_s:
+        yield gauge("step_predicted_seconds", "What a step should take.", (), [((), status.predicted_s)])
+    if rate is not None:
+        yield gauge("micro_batches_per_second", "Of all pipelines together.", (), [((), rate)])
+    if status.keepers:
+        yield gauge(
+            "state_copies", "Members that keep the layer which the fewest do.", (), [((), status.keepers)]
+        )
 
 
 def _of_members(status: Status) -> Iterator[Metric]:

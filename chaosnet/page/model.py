@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ..node.step_history import pace_s
 from ..protocols.sentences import sentence
 from ..protocols.status import EventRow, LinkRow, MemberRow, Status, StepRow
-from ..told_pipelines import how_safe, kept, lines
+from ..told_pipelines import how_safe, kept, lines, micro_batches_per_s
 from .picture import Picture, PullBegun
 
 GONE = ("failed", "left")
-STEPS_OF_PACE = 21  # The page's step time is the median of so many.
 WORTH_SAYING = 0.1  # Of a step: a node for which the others wait for less is not named.
 
 Plain = dict[str, Any]
@@ -45,6 +45,8 @@ def page(picture: Picture, now_s: float) -> Plain:
         "trees": [{"root": tree.root, "share": tree.share} for tree in status.trees],
         "split": split(status.active, step_s),
         "pipelines": [asdict(line) for line in lines(status.pipelines)],
+        "predicted_s": status.predicted_s if status.pipelines else 0.0,
+        "micro_batches_per_s": micro_batches_per_s(status, step_s),
         "kept": _kept(status),
     }
 
@@ -147,12 +149,6 @@ def _link(row: LinkRow, status: Status) -> Plain:
         "trees": trees,
         "share": round(sum(status.trees[place].share for place in trees), 4),
     }
-
-
-def pace_s(steps: Sequence[StepRow]) -> float | None:
-    """What a step takes of late."""
-    took = [row.seconds for row in steps[-STEPS_OF_PACE:] if row.seconds is not None]
-    return statistics.median(took) if took else None
 
 
 def split(active: Sequence[MemberRow], step_s: float | None) -> Plain | None:

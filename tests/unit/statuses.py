@@ -14,6 +14,7 @@ STATUS = s.Status(
     metrics={"loss": 0.25, "norm": None},
     pipelines="a 0-3 > b 4-5 x8",
     predicted_s=0.4,
+    step_s=0.5,
     keepers=2,
     samples_dropped=4,
     samples_set_aside=1,

@@ -149,6 +149,13 @@ def test_pipelines_are_read_from_what_the_status_says():
     assert [(stage["node"], stage["last"]) for stage in drawn["stages"]] == [("a", 3), ("b", 5)]
 
 
+def test_what_a_step_of_pipelines_should_take_is_drawn_beside_what_it_takes():
+    page = model.page(pictured(STATUS), 100.0)
+    assert (page["predicted_s"], page["head"]["step_s"], page["micro_batches_per_s"]) == (0.4, 0.5, 16.0)
+    other = model.page(pictured(after(STATUS, pipelines="")), 100.0)
+    assert (other["predicted_s"], other["micro_batches_per_s"]) == (0.0, None)
+
+
 def test_who_keeps_the_state_of_which_layers_is_drawn_where_members_keep_parts():
     kept = model.page(pictured(STATUS), 100.0)["kept"]
     assert kept["rows"] == [{"node": "a", "ranges": [(0, 2), (5, 5)]}, {"node": "b", "ranges": [(0, 5)]}]
@@ -192,6 +199,11 @@ def test_prometheus_reads_the_cluster():
     ]  # fmt: skip
     assert found["chaosnet_metric"] == [({"name": "loss"}, 0.25)], "one that is not finite is left out"
     assert found["chaosnet_step_seconds"] == [({}, 0.5)]
+    assert found["chaosnet_step_predicted_seconds"] == [({}, 0.4)]
+    assert (found["chaosnet_micro_batches_per_second"], found["chaosnet_state_copies"]) == (
+        [({}, 16.0)],
+        [({}, 2.0)],
+    )
     assert ({"node": "d", "from": "a"}, 6e6) in found["chaosnet_join_pulled_bytes"]
     assert ({"reason": "too often"}, 705.0) in found["chaosnet_strangers_refused_total"]
     assert ({"kind": "node-failure"}, 1.0) in found["chaosnet_events_total"]

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 from chaosnet import Callbacks, Checkpoints, Cluster, ConfigError, PipelineTrainer, Trainer
 from chaosnet.emulated import Emulated
+from chaosnet.node.step_history import pace_s
 
 pytestmark = pytest.mark.realtime
 ONE = {"cluster": Cluster(new=True, listen="127.0.0.1:0"), "quiet": True}
@@ -72,7 +73,9 @@ def test_a_step_takes_what_it_is_predicted_to_once_some_were_measured():
             predicted = alone.engine.predicted
             ratios.append(1e6 * took_s / predicted.total_us)
         assert predicted.computing_us <= predicted.total_us
-        assert alone.status().predicted_s == predicted.total_us / 1e6
+        status = alone.status()
+        assert status.predicted_s == predicted.total_us / 1e6
+        assert status.step_s == pace_s(alone.status(history=True).steps)
     assert 0.67 < statistics.median(ratios[6:]) < 1.5
 
 

@@ -118,7 +118,9 @@ def test_all_of_it_is_shown_to_people():
     Console(width=200, file=shown).print(dashboard.cluster(STATUS))
     for part in (
         "2 members", "scheduler a (term 3)", "step 1,042", "loss 0.2500  norm not finite",
-        "pipeline: a 0-3 > b 4-5 x8", "state kept: a 0-2, 5 | b 0-5 (each layer at 2 members or more)",
+        "pipeline: a 0-3 > b 4-5 x8",
+        "predicted: 400.0 ms a step, took 500.0 ms (median of the last 21), 16.0 micro-batches/s",
+        "state kept: a 0-2, 5 | b 0-5 (each layer at 2 members or more)",
         "waits for b, 25 s", "a - b", "100 Mbit/s", "7 s ago (probe)", "c is lost", "0.500", "705 too often",
         "did not fit: 1,500 rows",
     ):  # fmt: skip
@@ -248,6 +250,16 @@ def test_steps_are_kept_with_what_they_took_and_brought():
     assert (first.step, first.seconds, first.samples, first.metrics) == (7, None, 8.0, {"loss": 0.5})
     assert (second.seconds, second.time_s, second.metrics) == (0.25, 1000.25, {"loss": None})
     assert history.metrics == {"loss": None}
+
+
+def test_what_a_step_takes_is_the_median_of_late_ones():
+    history = StepHistory()
+    assert history.pace_s is None
+    for step in range(40):
+        history.completed(step, contribution(), 100.0 * step if step < 20 else 2000.0 + step, 0.0)
+    assert history.pace_s == 1.0
+    history.completed(40, contribution(), 9000.0, 0.0)
+    assert history.pace_s == 1.0, "one that waited does not change it"
 
 
 def test_steps_are_kept_up_to_a_limit():

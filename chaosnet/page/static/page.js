@@ -199,7 +199,9 @@ function showCurves() {
 // --- pipelines ---
 
 function showPipelines() {
+  const { predicted_s: predicted, micro_batches_per_s: micro, head: { step_s: took } } = page;
   $("pipelines").hidden = !page.pipelines.length;
+  set($("pipelines-pace"), "text", [predicted && `${seconds(predicted)} a step predicted${took ? `, ${seconds(took)} taken (${(took / predicted).toFixed(2)} times)` : ""}`, micro && `${count(micro)} micro-batches/s`].filter(Boolean).join(" · ") || "who computes which layers");
   keyed($("pipelines-rows"), page.pipelines, (line) => JSON.stringify(line), (line) => element("div", { class: "pipe" }, ...line.stages.map((stage) => element("div", { class: `stage${stage.gone ? " gone" : ""}` }, element("b", {}, stage.node), element("span", {}, stage.gone ? "gone" : stage.first === stage.last ? `layer ${stage.first}` : `layers ${stage.first} to ${stage.last}`))), element("span", { class: "micro" }, line.micro_batches != null ? `${line.micro_batches} micro-batches a step` : "")), () => {});
 }
 
