@@ -34,6 +34,9 @@ from .node.checkpoint_plan import Checkpoint, Mark, choose, describe, layout_of,
 from .node.flat_state import Arrival, Capture, Entry, Manifest, Snapshot, StateChanged
 from .protocols.errors import CheckpointError, ConfigError, MalformedMessage
 from .protocols.messages import Commit
+from .scheduler.monitor import CHECKPOINT_AT_S as AT_S
+from .scheduler.monitor import CHECKPOINT_STEP as STEP
+from .scheduler.monitor import CHECKPOINT_WRITING as WRITING
 from .settings import CheckpointSettings
 
 UNDER_WAY = "checkpoint under way"  # A metric without weight: no mean of it is ever shown.
@@ -156,6 +159,9 @@ class Checkpointing:
 
     def started(self, step: int, run: str) -> None:
         """The state is that of `step`: what other runs wrote beyond it is of a history that did not happen."""
+        self.counters[WRITING] += 0  # It is told from now on that there are to be checkpoints.
+        if self.newest is not None and self.newest[0] == step and not self.counters[STEP]:
+            self._tell_newest(step, self.newest[1])
         try:
             renamed = set_aside(self.directory, step, run)
         except CheckpointError as error:  # A disk that fails for a while must not end a node that rejoins.
@@ -164,6 +170,14 @@ class Checkpointing:
             return
         for path in renamed:
             self.say(f"set aside as {path}: it is beyond step {step}, from which this run goes on")
+
+    def _tell_newest(self, step: int, path: Path) -> None:
+        """For the status: the newest checkpoint of which this node has its part, and when that was there."""
+        self.counters[STEP] = step
+        try:
+            self.counters[AT_S] = int(path.stat().st_mtime)
+        except OSError:
+            self.counters[AT_S] = int(time.time())
 
     # --- writing ---
 
@@ -225,6 +239,7 @@ class Checkpointing:
     def begin(self, capture: Capture, mark: Mark, part: Part) -> None:
         """Write `part` of `capture` once somebody has run it, and the next step has shown that all have this one."""
         self.busy, self._all_have_it = True, threading.Event()
+        self.counters[WRITING] = 1
         arguments = capture, mark, part
         self._thread = threading.Thread(
             target=self._write, args=arguments, name="chaosnet-checkpoint", daemon=True
@@ -266,7 +281,7 @@ class Checkpointing:
             size = self._write_shard(snapshot, mark, part)
             self._last, self.newest = mark, (mark.step, self.directory / mark.folder)
             self.counters["checkpoints"] += 1
-            self.counters["checkpoint_step"] = mark.step
+            self._tell_newest(*self.newest)
             self.counters["checkpoint_ms"] = round(1e3 * (time.monotonic() - started_s))
             self.counters["checkpoint_bytes"] = size
             prune(self.directory, self.settings.kept)
@@ -280,7 +295,7 @@ class Checkpointing:
                 + ("it was to be the last one" if self._is_final else following)
             )
         finally:
-            self.busy = False
+            self.busy, self.counters[WRITING] = False, 0
 
     def _write_shard(self, snapshot: Snapshot, mark: Mark, part: Part) -> int:
         entries, shard = snapshot.manifest.entries, self._shard(mark)

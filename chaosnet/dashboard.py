@@ -62,12 +62,22 @@ def headline(status: Status) -> Text:
     if keep := " | ".join(f"{row.node} {row.keeps}" for row in status.active if row.keeps):
         style = "cyan" if status.keepers > 1 else "bold yellow"
         text.append(f"\nstate kept: {keep} ({how_safe(status.keepers)})", style=style)
+    if row := status.checkpoint:
+        newest = f"step {row.step:,} at {clock(row.time_s)}" if row.step else "none yet"
+        now = f"; {_some(row.writing)} now" if row.writing else ""
+        text.append(f"\ncheckpoint: {newest}{now}")
     if status.parked:
         text.append(f"\nwaiting: {status.parked}", style="bold red")
     if waiting := status.waiting:
         names = ", ".join(waiting.whom)
         text.append(f"\nwaits for {names}, {waiting.seconds:.0f} s: {waiting.why}", style="bold yellow")
     return text
+
+
+def _some(writing: Sequence[str]) -> str:
+    """Who writes, for people."""
+    more = len(writing) - 3
+    return f"written by {', '.join(writing[:3])}{f' and {more} more' if more > 0 else ''}"
 
 
 def metrics(found: Mapping[str, float | None]) -> list[str]:

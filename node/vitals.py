@@ -83,6 +83,7 @@ class Vitals:
             predicted_s=rates.predicted_s,
             step_s=steps.pace_s,
             keepers=rates.keepers,
+            checkpoint=agent.monitor.checkpoint_row(),
             **rates.left_out,
             parked=agent.why_it_waits(now_s),
             waiting=agent.waits.row(now_s),

@@ -94,6 +94,14 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float | None]  # Means over the cluster that the script asked for; None: not finite.
 
 
+class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest checkpoint of which all members that are here, and have written any, have written their parts."""
+
+    step: int  # 0: there is none yet.
+    time_s: float  # When it was there, by the wall clock of the last that wrote.
+    writing: tuple[str, ...] = ()  # Who writes one now.
+
+
 class WaitRow(msgspec.Struct, frozen=True, kw_only=True):
     """Whom all wait for: nodes, or the two ends of a link."""
 
@@ -126,6 +134,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     predicted_s: float = 0.0  # What a step of them should take, from the end of one to the end of the next.
     step_s: float | None = None  # What a step takes: the median of the last 21; None: not seen yet.
     keepers: int = 0  # Members that keep the layers' state which the fewest do; 0: all keep all of it.
+    checkpoint: CheckpointRow | None = None  # None: no member writes any.
     samples_dropped: int = 0  # Over all epochs, by `drop_last` rules and the like.
     samples_set_aside: int = 0  # As scripts ended with an error over them.
     parked: str | None  # Why training waits, and what a person can do; None: it does not.

@@ -12,13 +12,20 @@ import networkx as nx
 
 from ..protocols.keyring import Keyring
 from ..protocols.messages import REFUSED, Link, LinkReading, Message, Notice, RateSource, Report, View, link
-from ..protocols.status import EventRow, LinkRow, MemberRow, TreeRow
+from ..protocols.status import CheckpointRow, EventRow, LinkRow, MemberRow, TreeRow
 from .shard_plan import Source
 from .trees import DEFAULT_RATE_BPS, DEFAULT_RTT_S
 
 EVENTS_KEPT = 200
 GONE_KEPT = 100  # Nodes that are out, of which people are still told.
 FAILURES = ("node-failure", "expelled")  # Kinds of events after which a node is out against its will.
+
+# Counters of a Report of who writes checkpoints: of the newest of which it has its part, and 1 while it writes one.
+CHECKPOINT_STEP, CHECKPOINT_AT_S, CHECKPOINT_WRITING = (
+    "checkpoint_step",
+    "checkpoint_at_s",
+    "checkpoint_under_way",
+)
 
 
 @dataclass(slots=True)
@@ -209,6 +216,21 @@ class ClusterMonitor:
     def event_rows(self) -> tuple[EventRow, ...]:
         """For the status: all that is kept, the newest last."""
         return tuple(EventRow(**_fields(notice, EventRow)) for notice in self.events)
+
+    def checkpoint_row(self) -> CheckpointRow | None:
+        """For the status: the newest of which all members that write any have their parts. None: nobody does."""
+        told = {
+            node: record.report.counters
+            for node, record in self.nodes.items()
+            if record.state == "active" and record.report and CHECKPOINT_WRITING in record.report.counters
+        }
+        if not told:
+            return None
+        written = [each for each in told.values() if each.get(CHECKPOINT_STEP)]
+        step = min((each[CHECKPOINT_STEP] for each in written), default=0)
+        at_s = [each.get(CHECKPOINT_AT_S, 0) for each in written if each[CHECKPOINT_STEP] == step]
+        writing = tuple(sorted(node for node, each in told.items() if each[CHECKPOINT_WRITING]))
+        return CheckpointRow(step=step, time_s=float(max(at_s, default=0)), writing=writing)
 
     def refused(self) -> dict[str, int]:
         """Connections of strangers that all nodes together have refused, by reason, the most frequent first."""

@@ -11,12 +11,16 @@ from prometheus_client.registry import Collector
 
 from ..node.step_history import pace_s
 from ..protocols.status import MemberRow, Status
+from ..scheduler.monitor import CHECKPOINT_AT_S, CHECKPOINT_STEP, CHECKPOINT_WRITING
 from ..told_pipelines import micro_batches_per_s
 from .picture import Picture
 
 MBIT = 1e6
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
+OF_CHECKPOINTS = (  # Counters that tell of no fault.
+    CHECKPOINT_AT_S, CHECKPOINT_STEP, CHECKPOINT_WRITING, "checkpoints", "checkpoint_ms", "checkpoint_bytes",
+)  # fmt: skip
 Sample = tuple[tuple[str, ...], float]
 
 
@@ -88,6 +92,10 @@ def _of_cluster(status: Status, picture: Picture) -> Iterator[Metric]:
     yield gauge(
         "parked", "1: training waits for a person, or for a majority.", (), [((), float(bool(status.parked)))]
     )
+    if row := status.checkpoint:
+        yield gauge("checkpoint_step", "Of the newest checkpoint; 0: none yet.", (), [((), row.step)])
+        yield gauge("checkpoint_timestamp_seconds", "When that was there.", (), [((), row.time_s)])
+        yield gauge("checkpoint_writers", "Members that write one now.", (), [((), len(row.writing))])
     yield gauge("gradient_trees", "Trees that gradients travel over.", (), [((), len(status.trees))])
     yield counter("samples_dropped", "Left out at the ends of epochs.", (), [((), status.samples_dropped)])
     yield counter(
@@ -144,7 +152,12 @@ def _of_members(status: Status) -> Iterator[Metric]:
 
 
 def _faults(rows: list[MemberRow]) -> list[Sample]:
-    return [((row.node, what), count) for row in rows for what, count in sorted(row.counters.items())]
+    return [
+        ((row.node, what), count)
+        for row in rows
+        for what, count in sorted(row.counters.items())
+        if what not in OF_CHECKPOINTS
+    ]
 
 
 def _of_pulls(status: Status) -> Iterator[Metric]:

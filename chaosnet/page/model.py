@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
 from ..node.step_history import pace_s
 from ..protocols.sentences import sentence
 from ..protocols.status import EventRow, LinkRow, MemberRow, Status, StepRow
@@ -68,6 +70,7 @@ def _head(status: Status, step_s: float | None) -> Plain:
         "step_s": step_s,
         "metrics": status.metrics,
         "state_bytes": max((row.state_bytes for row in status.members), default=0),
+        "checkpoint": status.checkpoint and msgspec.structs.asdict(status.checkpoint),
         "parked": status.parked,
         "waiting": waiting and {"whom": waiting.whom, "seconds": waiting.seconds, "why": waiting.why},
         "strangers": status.strangers_refused,

@@ -156,6 +156,11 @@ def test_what_a_step_of_pipelines_should_take_is_drawn_beside_what_it_takes():
     assert (other["predicted_s"], other["micro_batches_per_s"]) == (0.0, None)
 
 
+def test_the_newest_checkpoint_is_drawn_with_who_writes_one_now():
+    told = model.page(pictured(STATUS), 100.0)["head"]["checkpoint"]
+    assert (told["step"], told["time_s"], told["writing"]) == (1000, 1.75e9 - 60, ("a", "b"))
+
+
 def test_who_keeps_the_state_of_which_layers_is_drawn_where_members_keep_parts():
     kept = model.page(pictured(STATUS), 100.0)["kept"]
     assert kept["rows"] == [{"node": "a", "ranges": [(0, 2), (5, 5)]}, {"node": "b", "ranges": [(0, 5)]}]
@@ -204,6 +209,11 @@ def test_prometheus_reads_the_cluster():
         [({}, 16.0)],
         [({}, 2.0)],
     )
+    assert (found["chaosnet_checkpoint_step"], found["chaosnet_checkpoint_writers"]) == (
+        [({}, 1000.0)],
+        [({}, 2.0)],
+    )
+    assert found["chaosnet_member_faults_total"] == [({"node": "a", "what": "dropped"}, 1.0)], "no checkpoint"
     assert ({"node": "d", "from": "a"}, 6e6) in found["chaosnet_join_pulled_bytes"]
     assert ({"reason": "too often"}, 705.0) in found["chaosnet_strangers_refused_total"]
     assert ({"kind": "node-failure"}, 1.0) in found["chaosnet_events_total"]

@@ -24,12 +24,19 @@ from chaosnet.protocols.status import (
     DETAIL_CHARS,
     MAX_BYTES,
     STATUS_VERSION,
+    CheckpointRow,
     EventRow,
     MemberRow,
     from_json,
     to_json,
 )
-from chaosnet.scheduler.monitor import EVENTS_KEPT, ClusterMonitor
+from chaosnet.scheduler.monitor import (
+    CHECKPOINT_AT_S,
+    CHECKPOINT_STEP,
+    CHECKPOINT_WRITING,
+    EVENTS_KEPT,
+    ClusterMonitor,
+)
 from chaosnet.watching import Known
 
 KEPT = Path(__file__).parent.parent / "traces" / "status.json"
@@ -121,6 +128,7 @@ def test_all_of_it_is_shown_to_people():
         "pipeline: a 0-3 > b 4-5 x8",
         "predicted: 400.0 ms a step, took 500.0 ms (median of the last 21), 16.0 micro-batches/s",
         "state kept: a 0-2, 5 | b 0-5 (each layer at 2 members or more)",
+        "checkpoint: step 1,000 at ", "; written by a, b now",
         "waits for b, 25 s", "a - b", "100 Mbit/s", "7 s ago (probe)", "c is lost", "0.500", "705 too often",
         "did not fit: 1,500 rows",
     ):  # fmt: skip
@@ -236,6 +244,29 @@ def test_events_are_kept_up_to_a_limit():
     for step in range(EVENTS_KEPT + 5):
         monitor.notice(Notice(kind="joined", node="b", detail="", step=step, time_s=0.0))
     assert [row.step for row in monitor.event_rows()] == list(range(5, EVENTS_KEPT + 5))
+
+
+def test_the_newest_checkpoint_is_that_of_which_all_who_write_have_their_parts():
+    monitor, members = ClusterMonitor(), tuple(Member(id=name) for name in "abcd")
+    monitor.entered(View(term=1, seq=1, scheduler="a", members=members, links=(), trees=()))
+    assert monitor.checkpoint_row() is None
+    monitor.report(Report(node="d", counters={"dropped": 1}), 0.0)
+    assert monitor.checkpoint_row() is None, "d writes none"
+
+    def wrote(node, step, at_s, now):
+        told = {CHECKPOINT_STEP: step, CHECKPOINT_AT_S: at_s, CHECKPOINT_WRITING: now}
+        monitor.report(Report(node=node, counters=told if step else {CHECKPOINT_WRITING: now}), 0.0)
+
+    wrote("a", 0, 0, 1)
+    assert monitor.checkpoint_row() == CheckpointRow(step=0, time_s=0.0, writing=("a",))
+    wrote("a", 200, 90, 0)
+    wrote("b", 100, 70, 1)
+    wrote("c", 0, 0, 0)
+    assert monitor.checkpoint_row() == CheckpointRow(step=100, time_s=70.0, writing=("b",)), (
+        "b lacks its part"
+    )
+    wrote("b", 200, 95, 0)
+    assert monitor.checkpoint_row() == CheckpointRow(step=200, time_s=95.0), "c has joined since"
 
 
 def contribution(**means):

@@ -101,6 +101,15 @@ def trained(start, directory, steps, every=5, **settings):
     return script
 
 
+def told(script, true):
+    """What the status says of checkpoints, once that is so."""
+    deadline_s = time.monotonic() + 20
+    while not ((row := script.trainer.status().checkpoint) and true(row)):
+        assert time.monotonic() < deadline_s, row
+        time.sleep(0.05)
+    return row
+
+
 # --- going on ---
 
 
@@ -264,6 +273,21 @@ def test_who_has_not_trained_writes_none(start, tmp_path):
 # --- writing ---
 
 
+def test_the_status_tells_the_newest_checkpoint_also_one_that_was_gone_on_from(start, tmp_path):
+    plain = start()
+    plain.train(1)
+    assert plain.trainer.status().checkpoint is None
+    plain.close()
+    script = start(checkpoints=Checkpoints(tmp_path, every=5))
+    assert told(script, lambda row: True).step == 0
+    script.train(6)
+    found = told(script, lambda row: row.step and not row.writing)
+    assert found.step == 5 and abs(found.time_s - time.time()) < 60
+    script.close()
+    resumed = start(checkpoints=Checkpoints(tmp_path, every=5, resume=True))
+    assert told(resumed, lambda row: row.step).step == 6
+
+
 def test_the_newest_two_are_kept_and_the_last_write_is_waited_for(start, tmp_path):
     script = trained(start, tmp_path, 30, every=10)
     assert [(each.step, each.complete) for each in scan(tmp_path)] == [(20, True), (30, True)]
@@ -302,8 +326,10 @@ def test_a_checkpoint_that_is_due_while_one_is_written_is_left_out_and_said(
     monkeypatch.setattr(checkpointing, "write_shard", slow)
     script = start(checkpoints=Checkpoints(tmp_path, every=2), cluster=Cluster(name="solo"), patient=False)
     script.train(7)
+    assert told(script, lambda row: row.writing).writing == ("solo",)
     go_on.set()
     assert script.counters()["checkpoints_left_out"] == 2
+    assert "checkpoint_step" not in script.counters(), "it was not there yet"
     said = capsys.readouterr().err
     assert said.count("still writing the last one") == 1 and "no checkpoint at step 4: solo is" in said
     assert "checkpoint under way" not in script.trainer.metrics
