@@ -92,10 +92,10 @@ def _of_cluster(status: Status, picture: Picture) -> Iterator[Metric]:
     yield gauge(
         "parked", "1: training waits for a person, or for a majority.", (), [((), float(bool(status.parked)))]
     )
-    if row := status.checkpoint:
-        yield gauge("checkpoint_step", "Of the newest checkpoint; 0: none yet.", (), [((), row.step)])
-        yield gauge("checkpoint_timestamp_seconds", "When that was there.", (), [((), row.time_s)])
-        yield gauge("checkpoint_writers", "Members that write one now.", (), [((), len(row.writing))])
+    if newest := status.checkpoint:
+        yield gauge("checkpoint_step", "Of the newest checkpoint; 0: none yet.", (), [((), newest.step)])
+        yield gauge("checkpoint_timestamp_seconds", "When that was there.", (), [((), newest.time_s)])
+        yield gauge("checkpoint_writers", "Members that write one now.", (), [((), len(newest.writing))])
     yield gauge("gradient_trees", "Trees that gradients travel over.", (), [((), len(status.trees))])
     yield counter("samples_dropped", "Left out at the ends of epochs.", (), [((), status.samples_dropped)])
     yield counter(
