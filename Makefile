@@ -32,7 +32,8 @@ test-accelerator: $(VENV)/installed
 dashboard-test: $(VENV)/installed
 	command -v chromium prometheus >/dev/null || apt-get install -y --no-install-recommends chromium prometheus
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt playwright
-	$(BIN)/python -m pytest -rs tests/unit/test_page.py tests/integration/test_page_served.py tests/integration/test_page_in_browser.py
+	$(BIN)/python -m pytest -rs tests/unit/test_page.py tests/integration/test_page_served.py \
+		tests/integration/test_page_actions.py tests/integration/test_page_in_browser.py
 
 soak: $(VENV)/installed
 	$(BIN)/chaosnet soak --minutes 3 --every 5

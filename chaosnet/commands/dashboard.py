@@ -9,7 +9,7 @@ import click
 
 from ..node.endpoint import Endpoint
 from ..options import Address, File, ListenAt
-from ..protocols.errors import ConfigError
+from ..protocols.errors import CannotListen, ConfigError
 from .node_options import keyed
 
 if TYPE_CHECKING:
@@ -23,20 +23,33 @@ USUAL_PORT = 8088  # Where the page is if nobody says anything; where that is ta
 @click.argument("address", type=Address(), required=False)
 @keyed
 @click.option("--listen", type=ListenAt(), help=f"Where to serve the page. Default: 127.0.0.1:{USUAL_PORT}.")
+@click.option(
+    "--allow-actions", is_flag=True,
+    help="The page may have nodes leave, change links and invite, for who has the address that is printed.",
+)  # fmt: skip
 @click.option("--file", type=File(), help="Show what `chaosnet status --json --history` has printed instead.")
-def dashboard(address: str | None, listen: str | None, file: str | None) -> None:
+def dashboard(address: str | None, listen: str | None, allow_actions: bool, file: str | None) -> None:
     """Serve a page that shows the cluster of the node at HOST:PORT, until Ctrl+C; /metrics is for Prometheus.
 
-    If that node dies, other members are asked. The page changes nothing in the cluster.
+    If that node dies, other members are asked. The page changes nothing in the cluster, unless --allow-actions says
+    that it may; then it is served on this machine only.
     """
     if (address is None) == (file is None):
         raise click.UsageError(
             "ADDRESS or --file: " + ("missing" if file is None else "both") + " (expected one)"
         )
+    if allow_actions and file is not None:
+        raise click.UsageError(
+            "--allow-actions beside --file, in which nothing can be changed (expected one)"
+        )
     from ..page.of_node import opened_to
 
-    server = _server(_of_file(file) if file else _of_cluster(str(address)), listen)
-    click.echo(f"{file or f'the cluster of {address}'}: {server.url()} (Ctrl+C ends the page)")
+    server = _server(_of_file(file) if file else _of_cluster(str(address)), listen, allow_actions)
+    click.echo(f"{file or f'the cluster of {address}'}: {server.url_with_token} (Ctrl+C ends the page)")
+    if allow_actions:
+        click.echo(
+            "note: whoever has this address can have nodes leave, change links and invite; it is good for this run"
+        )
     if warning := opened_to(Endpoint.parse(listen or "127.0.0.1:0")):
         click.echo(f"note: {warning}")
     try:
@@ -66,13 +79,13 @@ def _of_file(file: str) -> Feed:
         ) from None
 
 
-def _server(feed: Feed, listen: str | None) -> PageServer:
+def _server(feed: Feed, listen: str | None, with_actions: bool) -> PageServer:
     from ..page.of_node import server_of
 
     if listen is not None:
         place = Endpoint.parse(listen)
-        return server_of(feed, place.host, place.port, "--listen")
+        return server_of(feed, place.host, place.port, "--listen", with_actions)
     try:
-        return server_of(feed, "127.0.0.1", USUAL_PORT, "--listen")
-    except ConfigError:
-        return server_of(feed, "127.0.0.1", 0, "--listen")
+        return server_of(feed, "127.0.0.1", USUAL_PORT, "--listen", with_actions)
+    except CannotListen:
+        return server_of(feed, "127.0.0.1", 0, "--listen", with_actions)

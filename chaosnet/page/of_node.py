@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from .server import PageServer
 
 
-def server_of(feed: Feed, host: str, port: int, what: str) -> PageServer:
-    """Raises: ConfigError if it cannot listen there, or what the extra brings is missing."""
+def server_of(feed: Feed, host: str, port: int, what: str, with_actions: bool = False) -> PageServer:
+    """See `PageServer`. Raises: ConfigError if it cannot listen there, or what the extra brings is missing."""
     demand("dashboard", f"{what}: the page")
     from .server import PageServer
 
-    return PageServer(feed, host, port, what)
+    return PageServer(feed, host, port, what, with_actions)
 
 
 def opened_to(place: Endpoint) -> str:

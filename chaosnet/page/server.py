@@ -1,6 +1,6 @@
 """The page over HTTP: its files, what is new as server-sent events, the status as JSON, /metrics for Prometheus.
 
-It only tells: no request changes anything.
+It only tells: no request changes anything, but where it was made with actions (actions.py).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ..identity import is_loopback
 from ..protocols.errors import CannotListen
 from ..protocols.status import to_json
 from . import metrics, model
+from .actions import Actions
 from .feed import Feed
 
 STATIC = Path(__file__).parent / "static"
@@ -44,12 +45,15 @@ class PageServer:
     """Serves one feed at one place.
 
     Args:
-        listen: "HOST:PORT"; port 0 is any free one.
-    Raises: CannotListen, when it is made, if it cannot listen there.
+        host, port: Where it listens; port 0 is any free one.
+        what: What people call that place.
+        with_actions: May who has its token change something? On loopback only.
+    Raises: CannotListen, when it is made, if it cannot listen there; ConfigError for actions elsewhere.
     """
 
-    def __init__(self, feed: Feed, host: str, port: int, what: str) -> None:
+    def __init__(self, feed: Feed, host: str, port: int, what: str, with_actions: bool = False) -> None:
         self.feed, self._host = feed, host
+        self._actions = Actions(feed, host, what) if with_actions else None
         self._socket = _listening(host, port, what)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
@@ -68,6 +72,11 @@ class PageServer:
         """Where a browser finds it; `host`: if not under the name that it listens at."""
         name = host or self._host
         return f"http://{f'[{name}]' if ':' in name else name}:{self.port}"
+
+    @property
+    def url_with_token(self) -> str:
+        """With which the page may change something, if it may at all."""
+        return f"{self.url()}/#token={self._actions.token}" if self._actions else self.url()
 
     def run(self) -> None:
         """Until Ctrl+C."""
@@ -96,6 +105,7 @@ class PageServer:
                 Route("/status.json", self._status),
                 Route("/metrics", self._metrics),
                 Route("/health", self._health),
+                *([Route("/actions", self._actions.handle, methods=["POST"])] if self._actions else []),
                 Mount("/static", StaticFiles(directory=STATIC)),
             ],
             middleware=[
@@ -145,7 +155,11 @@ class PageServer:
         return StreamingResponse(self._stream(), media_type="text/event-stream", headers=headers)
 
     async def _stream(self) -> AsyncIterator[bytes]:
-        news, loop, viewer = asyncio.Event(), asyncio.get_running_loop(), _Viewer(self.feed)
+        news, loop, viewer = (
+            asyncio.Event(),
+            asyncio.get_running_loop(),
+            _Viewer(self.feed, self._actions is not None),
+        )
         async with AsyncExitStack() as stack:
             stack.enter_context(self.feed.listening(lambda: _call(loop, news)))
             yield viewer.told(time.time())
@@ -162,8 +176,8 @@ class PageServer:
 class _Viewer:
     """What one browser has been told."""
 
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
+    def __init__(self, feed: Feed, may_act: bool) -> None:
+        self._feed, self._may_act = feed, may_act
         self._generation = -1
         self._events_version = -1
         self._step = -1
@@ -172,7 +186,7 @@ class _Viewer:
         """All that is new to it, as one event."""
         with self._feed.lock:
             picture = self._feed.picture
-            found: dict[str, Any] = model.page(picture, now_s)
+            found: dict[str, Any] = {**model.page(picture, now_s), "may_act": self._may_act}
             if self._generation != picture.generation:
                 self._generation, self._events_version, self._step = picture.generation, -1, -1
                 found["anew"] = True

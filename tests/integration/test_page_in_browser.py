@@ -86,6 +86,26 @@ def test_nodes_a_join_and_a_death_are_seen_on_the_page(browser, tmp_path):
                 page.wait_for_timeout(100)
 
 
+def test_a_node_is_had_leave_from_the_page_by_who_has_the_token_and_by_nobody_else(browser, tmp_path):
+    with cluster_of(2, tmp_path, pause_s=0.02) as cluster:
+        address = cluster.nodes[0].last("joined")["address"]
+        server = PageServer(of_cluster(lambda: address), "127.0.0.1", 0, "--listen", with_actions=True)
+        server.start()
+        with page_at(browser, server.url()) as page:
+            seen(page, "b", "member")
+            assert not page.locator("#change").is_visible()
+            assert "token is missing" in page.locator("#rights").inner_text()
+        with page_at(browser, server.url_with_token) as page:
+            seen(page, "b", "member")
+            page.on("dialog", lambda dialog: dialog.accept())
+            page.locator("#leaving select").select_option("b")
+            page.locator("#leaving button").click()
+            page.wait_for_selector("#answer:has-text('b')")
+            assert cluster.nodes[1].exit_code() == 0
+            seen(page, "b", "left")
+        server.stop()
+
+
 def test_an_open_page_moves_from_a_node_that_dies_to_one_that_serves_another(browser, tmp_path):
     with cluster_of(3, tmp_path, pause_s=0.02) as cluster, ThreadPoolExecutor() as threads:
         pages: dict[str, str] = {}

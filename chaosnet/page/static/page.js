@@ -1,5 +1,6 @@
 // Hears of the cluster from this page's server, and draws it. If the server goes, looks for another one.
 import { Chart } from "./chart.js";
+import { allowed, showActions } from "./actions.js";
 import { Graph } from "./graph.js";
 import { clock, count, element, keyed, seconds, set, short, size, value } from "./words.js";
 
@@ -60,7 +61,8 @@ function take(news) {
   if (!page.head) return;
   $("main").hidden = false;
   const began = performance.now();
-  showHead(); showSplit(); showJoins(); showPipelines(); showKept(); showTable();
+  showHead(); showSplit(); showJoins(); showPipelines(); showKept(); showTable(); showActions(page);
+  set($("rights"), "text", allowed(page) ? "This page can change the cluster." : page.may_act ? "Read-only: the token is missing in the address." : "Read-only.");
   graph.draw(page);
   if (news.events || news.anew) showEvents();
   showCurves();
