@@ -17,7 +17,7 @@ def of_node(command: Command) -> Command:
     """Adds the argument ADDRESS, which may be left out."""
 
     def found(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
-        return value or _of_this_machine(ctx)
+        return value or of_this_machine(ctx)
 
     return click.argument("address", required=False, type=Address(), callback=found)(command)
 
@@ -39,12 +39,13 @@ def of_node_and(name: str, kind: Expecting, node: str = "ADDRESS") -> Callable[[
             address = Address().convert(values[0], None, ctx) if len(values) == 2 else ""
         except click.BadParameter as error:
             raise click.UsageError(error.message, ctx) from None
-        return address or _of_this_machine(ctx), other
+        return address or of_this_machine(ctx), other
 
     return click.argument("both", nargs=-1, metavar=f"[{node}] {name}", callback=found)
 
 
-def _of_this_machine(ctx: click.Context) -> str:
+def of_this_machine(ctx: click.Context) -> str:
+    """Raises: click.UsageError if none runs here, or several do."""
     if ctx.resilient_parsing:
         return ""
     from ..local_nodes import the_local_node

@@ -10,6 +10,7 @@ import click
 from ..node.endpoint import Endpoint
 from ..options import Address, File, ListenAt
 from ..protocols.errors import CannotListen, ConfigError
+from .addresses import of_this_machine
 from .node_options import keyed
 
 if TYPE_CHECKING:
@@ -28,22 +29,25 @@ USUAL_PORT = 8088  # Where the page is if nobody says anything; where that is ta
     help="The page may have nodes leave, change links and invite, for who has the address that is printed.",
 )  # fmt: skip
 @click.option("--file", type=File(), help="Show what `chaosnet status --json --history` has printed instead.")
-def dashboard(address: str | None, listen: str | None, allow_actions: bool, file: str | None) -> None:
-    """Serve a page that shows the cluster of the node at HOST:PORT, until Ctrl+C; /metrics is for Prometheus.
+@click.pass_context
+def dashboard(
+    ctx: click.Context, address: str | None, listen: str | None, allow_actions: bool, file: str | None
+) -> None:
+    """Serve a page that shows the cluster of the node at ADDRESS, until Ctrl+C; /metrics is for Prometheus.
 
-    If that node dies, other members are asked. The page changes nothing in the cluster, unless --allow-actions says
-    that it may; then it is served on this machine only.
+    Default: the node of yours that runs on this machine. If that node dies, other members are asked. The page changes
+    nothing in the cluster, unless --allow-actions says that it may; then it is served on this machine only.
     """
-    if (address is None) == (file is None):
-        raise click.UsageError(
-            "ADDRESS or --file: " + ("missing" if file is None else "both") + " (expected one)"
-        )
+    if address is not None and file is not None:
+        raise click.UsageError("ADDRESS and --file: both (expected one)")
     if allow_actions and file is not None:
         raise click.UsageError(
             "--allow-actions beside --file, in which nothing can be changed (expected one)"
         )
     from ..page.of_node import opened_to
 
+    if file is None:
+        address = address or of_this_machine(ctx)
     server = _server(_of_file(file) if file else _of_cluster(str(address)), listen, allow_actions)
     click.echo(f"{file or f'the cluster of {address}'}: {server.url_with_token} (Ctrl+C ends the page)")
     if allow_actions:

@@ -9,7 +9,7 @@ import click
 from ..options import Address, PeerName
 from ..protocols.errors import ConfigError
 from ..protocols.messages import FASTEST
-from .addresses import of_node, of_node_and
+from .addresses import of_node, of_node_and, of_this_machine
 from .groups import Unsorted
 from .node_options import keyed
 
@@ -47,12 +47,14 @@ def go_on(address: str) -> None:
 
 
 @click.command(short_help="Have a cluster train in other pipelines.")
-@click.argument("address", type=Address())
-@click.argument("layout", required=False)
-@click.option("--auto", is_flag=True, help="The fastest ones: what was asked for is taken back.")
+@click.argument("words", nargs=-1, metavar="[ADDRESS] LAYOUT")
+@click.option(
+    "--auto", is_flag=True, help="The fastest ones, in place of LAYOUT: what was asked for is taken back."
+)
 @keyed
-def relayout(address: str, layout: str | None, auto: bool) -> None:
-    """Have the cluster of the node at HOST:PORT train in the pipelines LAYOUT.
+@click.pass_context
+def relayout(ctx: click.Context, words: tuple[str, ...], auto: bool) -> None:
+    """Have the cluster of the node at ADDRESS (default: that of this machine) train in the pipelines LAYOUT.
 
     LAYOUT says how many stages each pipeline has: 3+1 (one of three, one of one), 4+2+1, 2x3 (two of three). It
     holds as long as there are members enough, and again when there are. Says who computes which layers, and from
@@ -60,9 +62,17 @@ def relayout(address: str, layout: str | None, auto: bool) -> None:
     """
     from .. import client
 
-    if auto == (layout is not None):
+    # An address has a colon, stages have none.
+    given, layouts = [word for word in words if ":" in word], [word for word in words if ":" not in word]
+    if auto == bool(layouts):
         raise click.UsageError("LAYOUT: expected stages of each pipeline, e.g. 2+2, or --auto, and not both")
-    answer = client.relayout(address, FASTEST if auto else str(layout))
+    if len(given) > 1 or len(layouts) > 1:
+        raise click.UsageError(f"{words[-1]!r} is one too many (expected [ADDRESS] LAYOUT)")
+    try:
+        address = Address().convert(given[0], None, ctx) if given else of_this_machine(ctx)
+    except click.BadParameter as error:
+        raise click.UsageError(error.message, ctx) from None
+    answer = client.relayout(address, FASTEST if auto else layouts[0])
     if not answer.ok:
         raise ConfigError(f"relayout {address}: {answer.text}")
     click.echo(answer.text)

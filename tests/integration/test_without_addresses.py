@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -37,6 +38,14 @@ def test_commands_without_an_address_are_for_the_node_of_this_machine(
         code, out, err = chaosnet("status", "--json")
         assert (code, err) == (0, "")
         assert [row["node"] for row in json.loads(out)["members"]] == ["a"]
+        code, _, err = chaosnet("relayout", "1")
+        assert (code, "a does not train in pipelines" in err) == (1, True)
+        command = [sys.executable, "-m", "chaosnet", "dashboard", "--listen", "0"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("the cluster of 127.0.0.1:")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
         second = scripts.start("b", TRAIN)
         second.says("trains")
         code, out, err = chaosnet("leave")
