@@ -117,7 +117,7 @@ function showHead() {
     ["Step time", ...split(seconds(head.step_s)), page.split ? `${seconds(page.split.sum_s)} of it the sum` : "median of the last 21"],
     ["Members", count(counts.active), counts.standby ? `+ ${counts.standby} joining` : "", gone ? `${count(gone)} gone` : "nobody lost"],
     ["Scheduler", head.scheduler ? short(head.scheduler, 16) : "being elected", "", `term ${head.term}`],
-    head.checkpoint && ["Checkpoint", head.checkpoint.step ? count(head.checkpoint.step) : "none yet", "", head.checkpoint.writing.length ? `${head.checkpoint.writing.slice(0, 3).join(", ")}${head.checkpoint.writing.length > 3 ? ", …" : ""} write${head.checkpoint.writing.length > 1 ? "" : "s"} one now` : head.checkpoint.step ? `step of the newest, at ${clock(head.checkpoint.time_s)}` : "the first is to come"],
+    head.checkpoint && ["Checkpoint", head.checkpoint.step ? count(head.checkpoint.step) : "none yet", "", head.checkpoint.writing.length ? `${head.checkpoint.writing.slice(0, 3).join(", ")}${head.checkpoint.writing.length > 3 ? ", …" : ""} write${head.checkpoint.writing.length > 1 ? "" : "s"} one now` : head.checkpoint.step ? `the newest, at ${clock(head.checkpoint.time_s)}` : "the first is to come"],
     page.kept ? ["State", count(page.kept.keepers), page.kept.keepers === 1 ? "copy" : "copies", page.kept.keepers === 1 ? "of some layers" : "of each layer, or more"] : ["State", ...split(size(head.state_bytes)), "what a joiner pulls"],
   ].filter(Boolean);
   keyed($("tiles"), tiles, ([name]) => name, ([name]) => element("dl", { class: "tile" }, element("dt", {}, name), element("dd", {}, element("span"), element("small")), element("p")), (tile, [, big, small, more]) => {
