@@ -49,14 +49,14 @@ def dashboard(
     if file is None:
         address = address or of_this_machine(ctx)
     server = _server(_of_file(file) if file else _of_cluster(str(address)), listen, allow_actions)
-    click.echo(f"{file or f'the cluster of {address}'}: {server.url_with_token} (Ctrl+C ends the page)")
-    if allow_actions:
-        click.echo(
-            "note: whoever has this address can have nodes leave, change links and invite; it is good for this run"
-        )
-    if warning := opened_to(Endpoint.parse(listen or "127.0.0.1:0")):
-        click.echo(f"note: {warning}")
     try:
+        click.echo(f"{file or f'the cluster of {address}'}: {server.url_with_token} (Ctrl+C ends the page)")
+        if allow_actions:
+            click.echo(
+                "note: whoever has this address can have nodes leave, change links and invite; it is good for this run"
+            )
+        if warning := opened_to(Endpoint.parse(listen or "127.0.0.1:0")):
+            click.echo(f"note: {warning}")
         server.run()
     except KeyboardInterrupt:
         return  # That is how it ends.
