@@ -53,7 +53,8 @@ def dashboard(
         click.echo(f"{file or f'the cluster of {address}'}: {server.url_with_token} (Ctrl+C ends the page)")
         if allow_actions:
             click.echo(
-                "note: whoever has this address can have nodes leave, change links and invite; it is good for this run"
+                "note: whoever has this address can have nodes leave, change links and invite, "
+                "until this page ends"
             )
         if warning := opened_to(Endpoint.parse(listen or "127.0.0.1:0")):
             click.echo(f"note: {warning}")
