@@ -11,7 +11,8 @@ The first DataLoader that is prepared is the one that the cluster deals out; oth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 from ..extras import demand
@@ -110,6 +111,20 @@ class Accelerator(accelerate.Accelerator):
     def is_main_process(self) -> bool:
         """Is this the node that writes files? The one that has been a member for the longest."""
         return self.cluster.is_main if self.cluster is not None else bool(super().is_main_process)
+
+    def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A decorator: it runs on that node only. To accelerate itself each node is the main process."""
+
+        @wraps(function)
+        def there(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs) if self.is_main_process else None
+
+        return there
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """By that node; by each, if the project's configuration says `save_on_each_node`."""
+        if self.is_main_process or self.project_configuration.save_on_each_node:
+            super().save(*args, **kwargs)
 
     def load_state(self, *args: Any, **kwargs: Any) -> None:
         to_disk = (

@@ -49,10 +49,11 @@ def check_indexed(whose: str, what: str, loader: DataLoader[Any]) -> None:
 
 def samples_a_step(loader: DataLoader[Any], accumulate: int) -> int:
     """Of a schedule that is made for the steps of one node that is alone: so it ends with the epochs, however many
-    nodes there are. Where the last step of an epoch has less, all count as a little less."""
+    nodes there are. Where the last step of an epoch has less, all count as a little less. Rounded up: a schedule that
+    is over too soon leaves the rest of the run with a learning rate of 0."""
     assert loader.batch_size is not None
     steps = max(1, -(-len(loader) // accumulate))
-    return max(1, min(len(loader.dataset), len(loader) * loader.batch_size) // steps)  # type: ignore[arg-type]
+    return max(1, -(-min(len(loader.dataset), len(loader) * loader.batch_size) // steps))  # type: ignore[arg-type]
 
 
 class DealtLoader:

@@ -118,7 +118,13 @@ class ChaosnetStrategy(SingleDeviceStrategy):
             refuse(
                 "fit", "ckpt_path", str(checkpoint_path), f"{cluster}; for its weights, load_from_checkpoint"
             )
-        return super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        try:
+            return super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        except FileNotFoundError:
+            if self.cluster is None:
+                raise
+            here = "a file of this machine; the node that writes files has it: if trainer.is_global_zero"
+            refuse(str(self._trainer.state.fn.value), "ckpt_path", str(checkpoint_path), here)
 
     @property
     def _trainer(self) -> Any:

@@ -148,6 +148,7 @@ class _Run(theirs.TrainerCallback):
         self.common_end = CommonEnd()
         self.loss: Any = 0.0
         self._shares: list[float] = []  # Of the step's batches that are to be computed.
+        self._told_step = 0  # Of the cluster, as the loop knows it.
 
     def join(self, loader: DataLoader[Any]) -> DealtLoader:
         """Become a member, once. All else has been set up, so what a founder has now is what others get."""
@@ -230,7 +231,12 @@ class _Run(theirs.TrainerCallback):
         self._count(0)  # It has said another epoch.
 
     def _count(self, ahead: int) -> None:
+        """`ahead`: steps that the loop is about to count. The others had no losses here: its means leave them out."""
         trainer = self._trainer
+        without = trainer.cluster.step - ahead - self._told_step
+        trainer._initial_global_step += without
+        trainer._globalstep_last_logged += without
+        self._told_step = trainer.cluster.step
         trainer.state.global_step = trainer.cluster.step - ahead
         trainer.state.epoch = trainer.cluster.samples / len(trainer.train_dataset)
 

@@ -7,6 +7,7 @@ import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -184,6 +185,19 @@ def test_lightning_a_second_fit_is_another_cluster_and_everything_is_as_it_was()
     assert [cluster.step for cluster in clusters] == [4, 4]
 
 
+def test_lightning_a_checkpoint_that_only_another_node_has(tmp_path):
+    lightning = needs("lightning")
+    strategy = importlib.import_module("chaosnet.integrations.lightning").ChaosnetStrategy(quiet=True)
+    quiet = {"enable_progress_bar": False, "logger": False, "enable_checkpointing": False}
+    trainer = lightning.Trainer(accelerator="cpu", strategy=strategy, **quiet)
+    tested, gone = module(test_step=lambda self, batch, number: None), str(tmp_path / "best.ckpt")
+    with pytest.raises(FileNotFoundError):
+        trainer.test(tested, DataLoader(DATA, 2), ckpt_path=gone)
+    strategy.cluster = SimpleNamespace()  # It has been a node.
+    with refused("test: ckpt_path is "):
+        trainer.test(tested, DataLoader(DATA, 2), ckpt_path=gone)
+
+
 # --- transformers ---
 
 
@@ -267,6 +281,17 @@ def test_accelerate_what_is_prepared():
         prepared(net).load_state("here")
 
 
+def test_accelerate_saves_and_calls_on_the_node_that_writes_files_only(tmp_path):
+    needs("accelerate")
+    accelerator, calls = prepared(nn.Linear(4, 2)), []
+    tell = accelerator.on_main_process(lambda node: calls.append(node))
+    for node, is_main in {"n0": True, "n1": False}.items():
+        accelerator.cluster = SimpleNamespace(is_main=is_main)
+        tell(node)
+        accelerator.save({}, tmp_path / node)
+    assert calls == [path.name for path in tmp_path.iterdir()] == ["n0"]
+
+
 def test_accelerate_a_schedule_that_is_stepped_by_epochs():
     needs("accelerate")
     net = nn.Linear(4, 2)
@@ -295,13 +320,20 @@ def test_settings_that_the_framework_has_or_nobody_has():
 
 @pytest.mark.parametrize(
     ("samples", "batch", "accumulate", "drop_last", "expected"),
-    [(512, 16, 1, False, 16), (512, 16, 3, False, 46), (10, 16, 1, False, 10), (70, 16, 1, True, 16)],
+    [(512, 16, 1, False, 16), (512, 16, 3, False, 47), (10, 16, 1, False, 10), (70, 16, 1, True, 16)],
 )
 def test_a_schedule_by_steps_counts_samples_so_that_it_ends_with_the_epochs(
     samples, batch, accumulate, drop_last, expected
 ):
     loader = DataLoader(TensorDataset(torch.zeros(samples)), batch, drop_last=drop_last)
     assert samples_a_step(loader, accumulate) == expected
+
+
+@pytest.mark.parametrize(("samples", "batch"), [(1500, 32), (900, 16), (17, 16), (33, 2)])
+def test_a_schedule_by_steps_is_not_over_before_the_last_epoch(samples, batch):
+    steps, epochs = -(-samples // batch), 40
+    counted = epochs * samples // samples_a_step(DataLoader(TensorDataset(torch.zeros(samples)), batch), 1)
+    assert epochs * (steps - 1) < counted <= epochs * steps
 
 
 @pytest.mark.parametrize("framework", ["accelerate", "lightning", "transformers"])

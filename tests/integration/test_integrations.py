@@ -122,6 +122,9 @@ class Tell(transformers.TrainerCallback):
         slowly()
     def on_evaluate(self, args, state, control, metrics, **kwargs):
         print("valid", round(state.epoch), state.global_step, metrics["eval_loss"], flush=True)
+    def on_log(self, args, state, control, logs, **kwargs):
+        if "train_loss" in logs:
+            print("trained", logs["train_loss"], flush=True)
 
 settings = dict(num_train_epochs=3, per_device_train_batch_size=BATCH, per_device_eval_batch_size=96, use_cpu=True,
                 report_to="none", disable_tqdm=True, eval_strategy="epoch", save_strategy="no", optim="sgd",
@@ -300,6 +303,11 @@ def test_a_run_goes_on_from_the_clusters_checkpoints(framework, tmp_path):
         assert [whole.exit_code(), second.exit_code()] == [0, 0], scripts.story()
         assert first.lines("valid") + second.lines("valid") == whole.lines("valid"), scripts.story()
         assert second.lines("weights") == whole.lines("weights"), scripts.story()
+        if (
+            framework == "transformers"
+        ):  # The loss is of the steps here, and not a sum of theirs by all steps.
+            of_all, *of_halves = (float(run.lines("trained")[0][0]) for run in (whole, first, second))
+            assert sum(of_halves) / 2 == pytest.approx(of_all), scripts.story()
 
 
 @pytest.mark.parametrize("framework", SCRIPTS)
