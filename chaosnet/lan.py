@@ -23,6 +23,7 @@ SERVICE = "_chaosnet._tcp.local."
 VERSION = "1"  # Of what is announced.
 MAX_HEARD = 256  # Announcements that are looked at: anybody on the network can make them.
 RESOLVE_S = 3.0
+MAX_NODE_BYTES = 250  # DNS has 255 for the property; 64 characters of a node's name may take more.
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class Announced:
 
     def properties(self) -> dict[str, str]:
         """But for the places, which the service has."""
-        return {"version": VERSION, "cluster": self.cluster, "node": self.node, "key": self.key}
+        short = self.node.encode()[:MAX_NODE_BYTES].decode(errors="ignore")
+        return {"version": VERSION, "cluster": self.cluster, "node": short, "key": self.key}
 
     @classmethod
     def heard(

@@ -60,6 +60,7 @@ class LaunchHost:
 def parse_hosts(text: str, file: str) -> tuple[LaunchHost, ...]:
     """Those of a hosts file. Raises: ConfigError that names the file and the line."""
     found: dict[str, LaunchHost] = {}
+    members: set[str] = set()
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -70,7 +71,12 @@ def parse_hosts(text: str, file: str) -> tuple[LaunchHost, ...]:
             _refuse(
                 where, f"{host.name!r} is there twice", "one line for each host; slots=2 starts two members"
             )
+        if called := members.intersection(host.members):
+            _refuse(
+                where, f"{min(called)!r} is the name of a member of another line", "hosts named otherwise"
+            )
         found[host.name] = host
+        members.update(host.members)
     if not found:
         raise ConfigError(f"{file}: names no host (expected one a line: [USER@]HOST)")
     return tuple(found.values())

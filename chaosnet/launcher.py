@@ -316,13 +316,41 @@ class Launcher:
 def launch(hosts: Sequence[LaunchHost], job: Job, tell: Tell) -> int:
     """Start, follow, end. Returns: as `Launcher.run`. Raises: ConfigError for hosts that cannot be told apart."""
 
+    _check_texts(job)
+
     async def run() -> int:
         return await Launcher(await addresses(hosts, job.ssh), job, tell).run()
 
     return asyncio.run(run())
 
 
+def _check_texts(job: Job) -> None:
+    """Raises: ConfigError for one that JSON cannot take to the hosts."""
+    given = {
+        "an argument": job.run,
+        "--workdir": (job.workdir,),
+        **{f"--env {name}": (value,) for name, value in job.env.items()},
+    }
+    for what, texts in given.items():
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise ConfigError(
+                    f"{what}: {text!r} is not UTF-8 (expected text that is, as it goes to the hosts)"
+                ) from None
+
+
 def workdir_here() -> str:
-    """As the user sees it: a folder that is the same on all hosts may be another one behind a link."""
+    """As the user sees it: a folder that is the same on all hosts may be another one behind a link.
+
+    Raises: ConfigError if somebody has removed it.
+    """
     seen = os.environ.get("PWD", "")
-    return seen if seen and os.path.samefile(seen, ".") else os.getcwd()
+    with contextlib.suppress(OSError):  # Whoever starts us may have set it to anything.
+        if os.path.samefile(seen, "."):
+            return seen
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError(f"the folder where you are, {seen}, is gone (expected --workdir DIR)") from None

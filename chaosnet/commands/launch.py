@@ -80,7 +80,7 @@ def launch(
     from ..launcher import launch as start
 
     try:
-        hosts = parse_hosts(hosts_file.read_text(), str(hosts_file))
+        hosts = parse_hosts(hosts_file.read_text("utf-8-sig"), str(hosts_file))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--hosts: {hosts_file} cannot be read: {error}") from None
     keys = None if given["insecure"] else identity()

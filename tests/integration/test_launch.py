@@ -139,6 +139,33 @@ def test_a_second_ctrl_c_kills_all_and_says_so(start: Start) -> None:
     assert not psutil.pid_exists(launched.pids()[0])
 
 
+def test_a_hosts_file_of_an_editor_that_marks_its_encoding_and_a_pwd_that_is_none(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PWD", "/no/such/folder")
+    launched = start("\ufeffone\n", "--env", "CODE=0", "train.py")
+    assert launched.ends() == 0, launched.log.read_text()
+    assert "one    | named one\n" in launched.log.read_text()
+
+
+def test_what_is_not_utf_8_is_named(start: Start) -> None:
+    launched = start("one\n", "--env", "LATIN=\udce9", "train.py")
+    assert launched.ends() == 1
+    assert launched.log.read_text().startswith("error: --env LATIN: '\\udce9' is not UTF-8 (expected ")
+
+
+def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("one\n")
+    (tmp_path / "gone").mkdir()
+    shell = ["sh", "-c", 'cd gone && rmdir ../gone && exec "$@"', "sh"]
+    command = [*shell, *CHAOSNET, "launch", "--hosts", "../hosts", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert (
+        done.stderr == f"error: the folder where you are, {tmp_path}/gone, is gone (expected --workdir DIR)\n"
+    )
+
+
 def test_hosts_that_cannot_be_used_are_named_and_the_others_go_on(start: Start) -> None:
     launched = start("far port=6100\none\n", "--env", "CODE=3", "train.py")
     assert launched.ends() == 1

@@ -25,6 +25,12 @@ def test_an_announcement_says_the_name_the_node_its_public_key_and_where_it_list
     assert heard(mine, 81) == mine
 
 
+def test_a_name_that_takes_more_bytes_than_a_property_has_is_cut():
+    told = heard(announced("\U0001f600" * 64, "10.0.0.2:81"), 81)
+    assert told is not None and told.node == "\U0001f600" * 62
+    assert len(f"node={told.node}".encode()) <= 255
+
+
 @pytest.mark.parametrize(
     ("properties", "hosts", "port"),
     [

@@ -29,13 +29,14 @@ def test_a_line_is_a_host_with_fields_and_a_comment():
         ("n1 port=ssh", "port=ssh is no number of that kind (expected 1 to 65535)"),
         ("n1 address=10.0.0.1:22", "address=10.0.0.1:22 is none (expected a name or an IP address, without a port)"),
         ("-oProxyCommand=x", "'-oProxyCommand=x' is no host (expected [USER@]HOST, as ssh takes it)"),
+        ("n slots=2\nn-1", "'n-1' is the name of a member of another line (expected hosts named otherwise)"),
         ("me@n0", "'n0' is there twice (expected one line for each host; slots=2 starts two members)"),
     ],
 )  # fmt: skip
 def test_a_line_that_cannot_be_is_named_with_its_number(line, problem):
     with pytest.raises(ConfigError) as error:
         parse_hosts(f"n0\n{line}\n", FILE)
-    assert str(error.value) == f"hosts.txt, line 2: {problem}"
+    assert str(error.value) == f"hosts.txt, line {1 + len(line.splitlines())}: {problem}"
 
 
 def test_a_file_without_hosts_is_an_error():
