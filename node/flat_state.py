@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -51,6 +52,11 @@ DTYPES = {
     for dtype in vars(torch).values()
     if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
 }
+
+ITEM_SIZES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
+NUMPY_KINDS = {
+    name: name for name in DTYPES if name in np.sctypeDict
+}  # Those that numpy has, too: not bfloat16.
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
@@ -128,7 +134,7 @@ def lay_out(rows: Iterable[Row]) -> Iterator[Entry]:
     """The tensors of `rows` one behind the other."""
     start = 0
     for name, dtype, shape in rows:
-        stop = start + math.prod(shape) * DTYPES[dtype].itemsize
+        stop = start + math.prod(shape) * ITEM_SIZES[dtype]
         yield Entry(name, dtype, shape, start, stop)
         start = stop
 
@@ -324,8 +330,13 @@ def _place_for(entry: Entry, place: torch.Tensor | None) -> tuple[torch.Tensor, 
     """A tensor to fill, and its bytes."""
     dtype = DTYPES[entry.dtype]
     if place is not None and place.dtype == dtype and tuple(place.shape) == entry.shape:
+        if entry.dtype in NUMPY_KINDS and place.is_contiguous():
+            return place, place.numpy().reshape(-1).view(np.uint8)
         return place, as_bytes(place).numpy()
     if 0 < entry.stop - entry.start < SMALL_BYTES:  # Calls count here, and this takes the fewest.
+        if kind := NUMPY_KINDS.get(entry.dtype):
+            values = np.empty(entry.shape, kind)
+            return torch.from_numpy(values), values.reshape(-1).view(np.uint8)
         data = np.empty(entry.stop - entry.start, np.uint8)
         return torch.from_numpy(data).view(dtype).view(entry.shape), data
     tensor = torch.empty(entry.shape, dtype=dtype)
@@ -340,8 +351,16 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8)
 
 
+_on_cpu, _size = attrgetter("is_cpu"), attrgetter("nbytes")
+
+
 def device_runs(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Cut `tensors` into runs of neighbors on one device, small enough to gather in one call each."""
+    tensors = list(tensors)
+    if all(map(_on_cpu, tensors)) and sum(map(_size, tensors)) <= CPU_RUN_BYTES:  # There may be thousands.
+        if tensors:
+            yield tensors
+        return
     run: list[torch.Tensor] = []
     device, room = torch.device("cpu"), 0
     for tensor in tensors:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import is_not
 
 import numpy as np
 import torch
@@ -34,10 +35,6 @@ COMPARED_AT_ONCE = 1 << 17  # Elements: with what they are compared with, they f
 LARGE = 16384  # Elements of a gradient from which on a digest is faster than a copy to compare it with.
 
 
-_AsSent = tuple[torch.Tensor | None, int, int]
-"""What a gradient was when it was handed over: itself, its version, and its digest."""
-
-
 @dataclass(slots=True)
 class _Run:
     """Of gradients [first, last), which lie in elements [start, stop) of a lane; or of a part of one."""
@@ -48,6 +45,16 @@ class _Run:
     first: int
     last: int
     cut: slice | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _AsSent:
+    """What the gradients of these parameters were when they were handed over, and digests of the large ones."""
+
+    indices: list[int]
+    grads: list[torch.Tensor | None]
+    versions: list[int]
+    digests: dict[int, int]  # By parameter.
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +130,7 @@ class Gradients:
         self._fired = bytearray(len(self._parameters))
         self._written = bytearray(len(self._parameters))
         self._handed_over = bytearray(len(self.chunks))
-        self._as_sent: dict[int, _AsSent] = {}  # By parameter; keeps alive no gradient of an earlier step.
+        self._as_sent: list[_AsSent] = []  # Keeps alive no gradient of an earlier step.
         self._lock = threading.Lock()  # Backward has one thread per device.
         self._hooks = [
             holder.register_post_accumulate_grad_hook(self._hook(index))
@@ -144,7 +151,7 @@ class Gradients:
         self._parameters_in: list[list[int]] = [[] for _ in self._bundles]  # One of buffers has none.
         for index, place in enumerate(self._parameters):
             chunks_here = self._layout.chunks_at(place)
-            self._bundles_of[index][:] = sorted({bundle_of[chunk.index] for chunk in chunks_here})
+            self._bundles_of[index][:] = sorted({bundle_of[chunk] for chunk in chunks_here})
             for number in self._bundles_of[index]:
                 self._parameters_in[number].append(index)
         self._waiting_at_start = [len(indices) for indices in self._parameters_in]
@@ -189,9 +196,12 @@ class Gradients:
     def _hand_over(self, number: int, weight: float) -> None:
         indices = [index for index in self._parameters_in[number] if not self._written[index]]
         grads = self._write(indices, weight, watched=True)
-        for index, grad in zip(indices, grads, strict=True):
-            digest = _digest(grad) if self._is_large[index] else 0
-            self._as_sent[index] = (grad, 0 if grad is None else grad._version, digest)
+        digests = {
+            index: digest
+            for index, grad in zip(indices, grads, strict=True)
+            if self._is_large[index] and (digest := _digest(grad))
+        }
+        self._as_sent.append(_AsSent(indices, grads, _versions(grads), digests))
         chunks = self._bundles[number]
         self._handed_over[chunks.start : chunks.stop] = b"\1" * len(chunks)
         if self._crossing is None:
@@ -263,18 +273,12 @@ class Gradients:
         if len(present) != expected:
             raise MalformedMessage(f"{len(present)} bytes of gradient mask; expected {expected}")
         bits = np.unpackbits(np.frombuffer(present, dtype=np.uint8), bitorder="little").astype(bool)
-        wanted = bits[self._parameter_bits].tolist()
-        places: list[Place] = []
-        targets: list[torch.Tensor] = []
-        for place, holder, yes in zip(self._parameters, self._holders, wanted, strict=True):
-            grad = holder.grad
-            if not yes:
-                holder.grad = None
-                continue
-            if grad is None:
-                grad = holder.grad = torch.empty_like(holder)
-            places.append(place)
-            targets.append(grad)
+        wanted = bits[self._parameter_bits]
+        for index in np.flatnonzero(~wanted):
+            self._holders[index].grad = None
+        indices = np.flatnonzero(wanted).tolist()
+        places = [self._parameters[index] for index in indices]
+        targets = [_grad_of(self._holders[index]) for index in indices]
         gradients = len(places)
         for place in itertools.chain(*self._buffers):
             if place.bit < 0 or bits[place.bit]:
@@ -360,17 +364,16 @@ class Gradients:
 
         Values are looked at, too: GradScaler.unscale_, and who changes `.grad.data`, leave the version alone.
         """
-        indices = list(self._as_sent)
-        now = self._grads(indices)
-        for grad, (sent, version, _) in zip(now, self._as_sent.values(), strict=True):
-            if grad is not sent or (grad is not None and grad._version != version):
+        for sent in self._as_sent:  # Without a loop over parameters in Python: there may be thousands.
+            now = self._grads(sent.indices)
+            if any(map(is_not, now, sent.grads)) or _versions(now) != sent.versions:
                 return True
         if not weight:
             return False
-        hashed = [digest for _, _, digest in self._as_sent.values()]
-        if any(digest and _digest(grad) != digest for grad, digest in zip(now, hashed, strict=True)):
+        digests = {index: digest for sent in self._as_sent for index, digest in sent.digests.items()}
+        if any(_digest(self._holders[index].grad) != digest for index, digest in digests.items()):
             return True
-        small = [index for index, digest in zip(indices, hashed, strict=True) if not digest]
+        small = [index for sent in self._as_sent for index in sent.indices if index not in digests]
         if self._crossing is not None:
             if self._crossing.changed(weight):
                 return True
@@ -505,6 +508,17 @@ class Gradients:
             here = [holder.grad is not None for holder in self._holders]
             bits[self._parameter_bits[here]] = True
         return np.packbits(bits, bitorder="little").tobytes()
+
+
+def _versions(grads: Iterable[torch.Tensor | None]) -> list[int]:
+    return [0 if grad is None else grad._version for grad in grads]
+
+
+def _grad_of(holder: nn.Parameter) -> torch.Tensor:
+    """A tensor that is its gradient; what it holds may be anything."""
+    if holder.grad is None:
+        holder.grad = torch.empty_like(holder)
+    return holder.grad
 
 
 def _digest(grad: torch.Tensor | None) -> int:

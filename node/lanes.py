@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,9 +54,9 @@ class Lane:
     contribution: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where a parameter or a buffer lies: elements [start, stop) of lane number `lane`."""
+    """Where a parameter or a buffer lies: elements [start, stop) of lane number `lane`. No other is equal to it."""
 
     name: str
     holder: nn.Parameter | BufferSlot
@@ -155,8 +155,9 @@ class LaneLayout:
             self._add_lane(dtype, border, start, chunk_bytes // dtype.itemsize)
         self._ways: list[_Way] = []  # Of the last `spread`.
         self._ways_of: tuple[list[Place], list[torch.device]] = [], []
+        ends = [(chunk.lane, chunk.stop) for chunk in self.chunks]
         places = itertools.chain(self.parameters, *self.buffers)
-        self._chunks_of = {place: [chunk.index for chunk in self.chunks_at(place)] for place in places}
+        self._chunks_of = {place: _chunks_at(place, ends) for place in places}
 
     def _add_lane(self, dtype: torch.dtype, border: int, stop: int, step: int) -> None:
         op: Literal["mean", "max"] = "max" if dtype == torch.int64 else "mean"
@@ -175,12 +176,9 @@ class LaneLayout:
             if (before.lane, before.is_gradient) != (chunk.lane, chunk.is_gradient)
         )
 
-    def chunks_at(self, place: Place) -> Iterator[Chunk]:
-        """The chunks that a parameter or buffer lies in: one, or several in a row."""
-        index = bisect_left(self.chunks, (place.lane, place.start + 1), key=lambda c: (c.lane, c.stop))
-        while index < len(self.chunks) and _overlap(self.chunks[index], place):
-            yield self.chunks[index]
-            index += 1
+    def chunks_at(self, place: Place) -> range:
+        """The chunks that a parameter or buffer lies in: one, or several in a row; none if it is empty."""
+        return self._chunks_of[place]
 
     def gather_buffers(self, lane: int) -> torch.Tensor:
         """The buffers of a lane as they are, in their place of its contribution."""
@@ -229,7 +227,7 @@ class LaneLayout:
         """How results get to these places: those one behind the other in a chunk, and on one device, together."""
         ways: list[_Way] = []
         for number, (place, device) in enumerate(zip(places, devices, strict=True)):
-            for index in self._chunks_of[place]:
+            for index in self.chunks_at(place):
                 chunk, before = self.chunks[index], ways[-1] if ways else None
                 first, last = max(chunk.start, place.start), min(chunk.stop, place.stop)
                 is_part = last - first < place.stop - place.start
@@ -293,6 +291,9 @@ def _reals(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _overlap(chunk: Chunk, place: Place) -> bool:
-    common = min(chunk.stop, place.stop) - max(chunk.start, place.start)
-    return chunk.lane == place.lane and common > 0
+def _chunks_at(place: Place, ends: Sequence[tuple[int, int]]) -> range:
+    """`ends`: the lane of each chunk, and where it stops there."""
+    if place.start == place.stop:
+        return range(0)
+    first = bisect_left(ends, (place.lane, place.start + 1))
+    return range(first, bisect_left(ends, (place.lane, place.stop), first) + 1)

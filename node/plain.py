@@ -109,6 +109,8 @@ class _Encoder:
         self.packer = _packer()
 
     def pack(self, value: Any, path: str, depth_left: int) -> bytes:
+        if isinstance(value, torch.Tensor) and self.tensors is not None:  # First, as there may be thousands.
+            return self._ext(_TENSOR, self.packer.pack(self.tensors.add(value, path)))
         if isinstance(value, np.generic):
             value = value.item()  # A number of numpy's arrives as one of Python's.
         kind = type(value)
@@ -120,8 +122,6 @@ class _Encoder:
             if -(1 << 63) <= value < 1 << 64:
                 return self.packer.pack(value)
             return self._ext(_BIG_INT, value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
-        if isinstance(value, torch.Tensor) and self.tensors is not None:
-            return self._ext(_TENSOR, self.packer.pack(self.tensors.add(value, path)))
         if depth_left == 0:
             raise ConfigError(f"{path} is nested more than {MAX_DEPTH} deep")
         if kind is list:
@@ -158,7 +158,7 @@ class _Encoder:
         return b"".join(parts)
 
     def _ext(self, code: int, body: bytes) -> bytes:
-        return self.packer.pack(msgpack.ExtType(code, body))
+        return self.packer.pack_ext_type(code, body)
 
 
 def _is_key(key: Any) -> bool:
@@ -173,8 +173,15 @@ def _type_name(value: Any) -> str:
 
 
 def _read_all(data: bytes, tensors: Sequence[torch.Tensor], depth_left: int) -> Any:
+
+    def extension(code: int, body: bytes) -> Any:  # Tensors at once, as there may be thousands.
+        return tensors[_index(body, len(tensors))] if code == _TENSOR else msgpack.ExtType(code, body)
+
     unpacker = msgpack.Unpacker(
-        max_buffer_size=max(1, len(data)), strict_map_key=False, unicode_errors="surrogatepass"
+        max_buffer_size=max(1, len(data)),
+        strict_map_key=False,
+        unicode_errors="surrogatepass",
+        ext_hook=extension,
     )
     unpacker.feed(data)
     value = _read(unpacker, data, tensors, depth_left)
@@ -212,8 +219,6 @@ def _read(unpacker: msgpack.Unpacker, data: bytes, tensors: Sequence[torch.Tenso
         return value
     if value.code == _BIG_INT:
         return int.from_bytes(value.data, "big", signed=True)
-    if value.code == _TENSOR:
-        return tensors[_index(value.data, len(tensors))]
     body = _read_all(value.data, tensors, depth_left - 1)
     if value.code == _TUPLE and type(body) is list:
         return tuple(body)

@@ -8,6 +8,7 @@ all members hold them.
 from __future__ import annotations
 
 import platform
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -72,6 +73,7 @@ class StateWindow:
         self._state, self._averaged = state, averaged
         self._device = arithmetic_of(state)
         self._rows: list[_Row] = []
+        self._starts: list[int] = []  # Theirs.
         self._layout = ""
         self._total = 0
         self._in_state = -1  # Entries of the optimizer's state when the layout was made.
@@ -111,7 +113,8 @@ class StateWindow:
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[str, str]]:
         """Elements that begin in bytes [start, stop), tensor by tensor."""
-        for row in self._rows:
+        begin = max(0, bisect_right(self._starts, start) - 1)
+        for row in self._rows[begin : bisect_left(self._starts, stop)]:
             first = max(0, -(-(start - row.start) // row.itemsize))
             last = min(row.elements, -(-(stop - row.start) // row.itemsize))
             if first >= last:
@@ -131,6 +134,7 @@ class StateWindow:
             size = tensor.element_size()
             self._rows.append(_Row(name, find, key, self._total, size, tensor.numel()))
             self._total += tensor.numel() * size
+        self._starts = [row.start for row in self._rows]
         keys = "\n".join(row.key for row in self._rows)
         self._layout = xxhash.xxh3_64_hexdigest(keys.encode(errors="backslashreplace"))
         self._in_state = len(self._state.optimizer.state)

@@ -510,8 +510,8 @@ def _as_range(indices: Sequence[int]) -> Sequence[int]:
 
 def _laid_out_as(parameter: Any, state: Any) -> Any:
     """State of the parameter's shape in its memory format: fused optimizers pair elements as they lie."""
-    if not isinstance(parameter, torch.Tensor) or not isinstance(state, dict):
-        return state
+    if not isinstance(parameter, torch.Tensor) or parameter.is_contiguous() or not isinstance(state, dict):
+        return state  # What arrives is contiguous.
     return {
         key: torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
         if isinstance(value, torch.Tensor)
