@@ -29,7 +29,7 @@ from ..protocols.sums import bundles
 from .compression import Compression, Encoding, encoding_of
 from .devices import Crossing, has_streams
 from .flat_state import device_runs
-from .lanes import MAX_CHUNK_BYTES, LaneLayout, Place, chunk_bytes_of, int_like, stage
+from .lanes import MAX_CHUNK_BYTES, LaneLayout, chunk_bytes_of, int_like, stage
 
 COMPARED_AT_ONCE = 1 << 17  # Elements: with what they are compared with, they fit into a cache.
 LARGE = 16384  # Elements of a gradient from which on a digest is faster than a copy to compare it with.
