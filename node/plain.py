@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgpack
@@ -27,6 +28,9 @@ EXPECTED = "expected plain data (None, bool, int, float, str, bytes, list, tuple
 
 _TUPLE, _COUNTER, _ORDERED_DICT, _BIG_INT, _TENSOR = range(1, 6)  # On the wire: never renumber.
 _INT_BYTES = 9  # At most; one that claims to be more than it is has no room here.
+_AS_THEY_ARE = frozenset(
+    {type(None), bool, int, float, str, bytes}
+)  # In one call, where there is nothing else.
 _MAP_TYPES: dict[int, type] = {_COUNTER: Counter, _ORDERED_DICT: OrderedDict}
 
 
@@ -137,6 +141,9 @@ class _Encoder:
         raise ConfigError(f"{path} is a {_type_name(value)}; {EXPECTED}")
 
     def _array(self, values: Sequence[Any], path: str, depth_left: int) -> bytes:
+        if _AS_THEY_ARE.issuperset(map(type, values)):
+            with suppress(OverflowError):  # For an int beyond 64 bits.
+                return self.packer.pack(values)
         parts = [self.packer.pack_array_header(len(values))]
         parts += [self.pack(value, f"{path}[{index}]", depth_left - 1) for index, value in enumerate(values)]
         return b"".join(parts)
@@ -173,7 +180,6 @@ def _type_name(value: Any) -> str:
 
 
 def _read_all(data: bytes, tensors: Sequence[torch.Tensor], depth_left: int) -> Any:
-
     def extension(code: int, body: bytes) -> Any:  # Tensors at once, as there may be thousands.
         return tensors[_index(body, len(tensors))] if code == _TENSOR else msgpack.ExtType(code, body)
 
