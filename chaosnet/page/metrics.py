@@ -142,9 +142,9 @@ def _of_members(status: Status) -> Iterator[Metric]:
     yield gauge("member_cpu_ratio", "Of one core, so that it may be above 1.", by_node, each("cpu_pct", 0.01))
     yield gauge("member_memory_bytes", "Resident, of the process.", by_node, each("memory_bytes"))
     yield gauge("member_state_bytes", "Parameters, buffers, optimizer.", by_node, each("state_bytes"))
-    yield counter("member_network_sent_bytes", "By the node's interfaces.", by_node, each("nic_sent_bytes"))
+    yield counter("member_network_sent_bytes", "By its process, over its links.", by_node, each("sent_bytes"))
     yield counter(
-        "member_network_received_bytes", "By the node's interfaces.", by_node, each("nic_received_bytes")
+        "member_network_received_bytes", "By its process, over its links.", by_node, each("received_bytes")
     )
     charged = [((row.node,), row.battery_pct / 100) for row in told if row.battery_pct >= 0]
     yield gauge("member_battery_ratio", "Of nodes that have one.", by_node, charged)

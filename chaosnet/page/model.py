@@ -110,8 +110,8 @@ def _node(
             "cpu_pct": row.cpu_pct,
             "memory_bytes": row.memory_bytes,
             "battery_pct": row.battery_pct if row.battery_pct >= 0 else None,
-            "sent_bytes": row.nic_sent_bytes,
-            "received_bytes": row.nic_received_bytes,
+            "sent_bytes": row.sent_bytes,
+            "received_bytes": row.received_bytes,
             "counters": {name: count for name, count in row.counters.items() if count},
         }
     if here and row.pulls_bytes:

@@ -91,7 +91,7 @@ def member_row(name, place, around, steps, rng):
         node=name, id=name, state="active", addresses=(f"10.0.{place // 250}.{place % 250 + 1}:5555",), joined_step=0,
         neighbors=around[name], report_age_s=0.4, step=steps + 1, samples_per_s=412.0, sync_delay_s=sync_s,
         state_bytes=524_000_000, cpu_pct=rng.uniform(80, 240), memory_bytes=int(rng.uniform(0.8, 1.4) * 1e9),
-        nic_sent_bytes=int(rng.uniform(1, 9) * 1e9), nic_received_bytes=int(rng.uniform(1, 9) * 1e9),
+        sent_bytes=int(rng.uniform(1, 9) * 1e9), received_bytes=int(rng.uniform(1, 9) * 1e9),
     )  # fmt: skip
 
 

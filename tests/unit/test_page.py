@@ -170,6 +170,15 @@ def test_who_keeps_the_state_of_which_layers_is_drawn_where_members_keep_parts()
     assert model.page(pictured(after(STATUS, members=all_keep_all)), 100.0)["kept"] is None
 
 
+def test_traffic_is_that_of_the_process_here_and_for_prometheus():
+    """As `chaosnet status` tells it: nodes of one machine have its interfaces in common."""
+    rows = (msgspec.structs.replace(STATUS.members[0], sent_bytes=7, received_bytes=9), *STATUS.members[1:])
+    picture = pictured(after(STATUS, members=rows))
+    [shown] = [node for node in model.page(picture, 100.0)["nodes"] if node["id"] == "a"]
+    assert (shown["sent_bytes"], shown["received_bytes"]) == (7, 9)
+    assert ({"node": "a"}, 7.0) in parsed(picture)["chaosnet_member_network_sent_bytes_total"]
+
+
 def test_curves_have_a_place_for_every_step_in_every_column():
     rows = (StepRow(step=1, time_s=1.0, seconds=None, samples=8, metrics={"loss": 1.0}), step(2))
     told = model.curves(rows)
