@@ -40,21 +40,22 @@ def test_layers_draw_from_the_generator_of_their_own_device(device, last_device)
     assert losses_of_one(last_device, 2, 0.5) == losses_of_one(device, 2, 0.5)
 
 
-def member(name, device, join, entered, over, losses, exact):
+def member(name, device, join, entered, over, losses, **settings):
+    """Trains until it was in nine steps of the pipelines that are wanted, or the others have gone."""
     where = {"join": join} if join else {"new": True}
     cluster = Cluster(name=name, listen="127.0.0.1:0", **where)
-    told = {}
-    with trainer(device, cluster=cluster, quiet=True, layout="2", exact=exact) as t:
+    told, hops = {}, int(settings["layout"]) - 1
+    with trainer(device, cluster=cluster, quiet=True, **settings) as t:
         entered.put(t.session.loop.transport.address)
-        of_two = 0
+        in_all = 0
         for step in t.steps(data(), epochs=10**6):
             told[step.step] = step.metrics["loss"]
-            of_two += ">" in t.layout
-            is_left = of_two > 0 and ">" not in t.layout
-            if of_two >= 9 or is_left or over.is_set():
+            in_all += t.layout.count(">") == hops
+            is_left = in_all > 0 and t.layout.count(">") < hops
+            if in_all >= 9 or is_left or over.is_set():
                 break
     losses[name] = told
-    return of_two
+    return in_all
 
 
 @pytest.mark.parametrize("kinds", ["two devices", "a CPU and a device"])
@@ -63,15 +64,32 @@ def test_two_members_hand_on_tensors_and_train_as_one(device, last_device, kinds
     devices = [device, last_device] if exact else [CPU, device]
     entered, losses = queue.SimpleQueue(), {}
     with together() as (threads, over):
-        first = threads.submit(member, "a", devices[0], "", entered, over, losses, exact)
+        told = {"layout": "2", "exact": exact}
+        first = threads.submit(member, "a", devices[0], "", entered, over, losses, **told)
         join = entered.get(timeout=PATIENCE_S)
-        second = threads.submit(member, "b", devices[1], join, entered, over, losses, exact)
+        second = threads.submit(member, "b", devices[1], join, entered, over, losses, **told)
         assert sorted(results_of(first, second))[1] >= 9
     most = max(*losses["a"], *losses["b"])
     wanted = losses_of_one(device, -(-most // 3), exact=exact)
     for told in losses.values():
         for step, loss in told.items():
             assert loss == wanted[step - 1] if exact else loss == pytest.approx(wanted[step - 1], rel=1e-3)
+
+
+def test_three_members_keep_parts_of_the_state_and_train_as_one(device, last_device):
+    entered, losses = queue.SimpleQueue(), {}
+    told = {"layout": "3", "keepers": 2}
+    with together() as (threads, over):
+        members = [threads.submit(member, "a", device, "", entered, over, losses, **told)]
+        join = entered.get(timeout=PATIENCE_S)
+        for name, where in ("b", last_device), ("c", device):
+            members.append(threads.submit(member, name, where, join, entered, over, losses, **told))
+        assert max(results_of(*members)) >= 9
+    most = max(map(max, losses.values()))
+    wanted = losses_of_one(device, -(-most // 3))
+    for each in losses.values():
+        for step, loss in each.items():
+            assert loss == wanted[step - 1]
 
 
 def test_layers_are_waited_for_where_they_are_timed(device, monkeypatch):
