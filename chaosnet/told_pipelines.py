@@ -8,7 +8,7 @@ from .protocols.status import Status
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageTold:
     """A node of a pipeline, and the first and the last of its layers. `gone`: others do its work for now."""
 
     node: str
@@ -18,14 +18,14 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PipelineTold:
     """A pipeline. `micro_batches`: of a step; None if that is not told."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[StageTold, ...]
     micro_batches: int | None
 
 
-def lines(told: str) -> list[Line]:
+def lines(told: str) -> list[PipelineTold]:
     """Of "a 0-3 > b 4-7 x8 | ...". [] for what another chaosnet says in another way."""
     found = []
     for line in told.split(" | ") if told else ():
@@ -37,8 +37,8 @@ def lines(told: str) -> list[Line]:
             first, _, last = layers.partition("-")
             if not (first.isdigit() and last.isdigit()):
                 return []
-            stages.append(Stage(node, int(first), int(last), words != part))
-        found.append(Line(tuple(stages), int(count) if count.isdigit() else None))
+            stages.append(StageTold(node, int(first), int(last), words != part))
+        found.append(PipelineTold(tuple(stages), int(count) if count.isdigit() else None))
     return found
 
 

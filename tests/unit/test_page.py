@@ -15,7 +15,7 @@ from chaosnet.options import ListenAt
 from chaosnet.page import metrics, model
 from chaosnet.page.picture import STEPS_KEPT, STEPS_WHOLE, Picture
 from chaosnet.protocols.status import EventRow, StepRow
-from chaosnet.told_pipelines import Stage, lines
+from chaosnet.told_pipelines import StageTold, lines
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -142,7 +142,7 @@ def test_nobody_is_blamed_for_a_wait_that_does_not_matter_or_without_others():
 
 def test_pipelines_are_read_from_what_the_status_says():
     first, second = lines("a 0-3 > b 4-7 (gone) x8 | my node 0-7 x4")
-    assert first.stages == (Stage("a", 0, 3, False), Stage("b", 4, 7, True))
+    assert first.stages == (StageTold("a", 0, 3, False), StageTold("b", 4, 7, True))
     assert (first.micro_batches, second.stages[0].node) == (8, "my node")
     assert lines("") == [] and lines("of another kind") == []
     (drawn,) = model.page(pictured(STATUS), 100.0)["pipelines"]
