@@ -2,7 +2,8 @@
 
 Every process trains two copies of one model: one with a Trainer, one wrapped in DDP. They take turns in blocks of
 steps, so both see the same machine. A step is forward, backward, all-reduce and Adam. Ours also does what DDP's does
-not: the vote on the next view, the commit, results that can be sent again if somebody dies.
+not: the vote on the next view, the commit, results that can be sent again if somebody dies. What update() takes
+beside the optimizer's own step() and zero_grad() is told, too: with one process, what it adds to a plain loop.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ..trials.demo_digits import small_net
 from .machines import Loopback, switched
 from .processes import Pipe, Workers
 
-WARM_UP, BLOCKS = 2, 12
+WARM_UP, BLOCKS, UPDATES = 2, 12, 40
 CLONE_NEWNET = 0x40000000
 LAYERS = 4
 BATCH = 32
@@ -90,8 +91,8 @@ def _worker(
     parameters: int,
     store: str,
     join: str,
-) -> list[tuple[float, float]]:
-    """Returns: seconds a step of ours and of DDP's, block by block."""
+) -> tuple[list[tuple[float, float]], float]:
+    """Returns: seconds a step of ours and of DDP's, block by block; and of an update, beside the optimizer."""
     from chaosnet.setting_groups import Cluster
     from chaosnet.trainer import Trainer
 
@@ -129,8 +130,37 @@ def _worker(
     count = _steps_per_block(their_step)
     blocks = [(_block(our_step, count), _block(their_step, count)) for _ in range(WARM_UP + BLOCKS)]
     dist.destroy_process_group()
+    beside_s = _beside_optimizer(lambda: ours(x).square().mean().backward(), trainer.update, optimizers[0])
     trainer.request_node_exit()
-    return blocks[WARM_UP:]
+    return blocks[WARM_UP:], beside_s
+
+
+def _beside_optimizer(
+    backward: Callable[[], None], update: Callable[[], None], optimizer: torch.optim.Optimizer
+) -> float:
+    """Seconds of an update() less those of the optimizer's step() and zero_grad() in it, in the median."""
+    own_s = 0.0
+
+    def timed(call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            nonlocal own_s
+            began_s = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                own_s += time.perf_counter() - began_s
+
+        return called
+
+    optimizer.step = timed(optimizer.step)  # type: ignore[method-assign]
+    optimizer.zero_grad = timed(optimizer.zero_grad)  # type: ignore[method-assign]
+    beside_s = []
+    for _ in range(UPDATES):
+        backward()
+        began_s, own_s = time.perf_counter(), 0.0
+        update()
+        beside_s.append(time.perf_counter() - began_s - own_s)
+    return statistics.median(beside_s)
 
 
 def _steps_per_block(step: Callable[[], None]) -> int:
@@ -179,12 +209,13 @@ def measure(
         for rank in range(1, nodes):
             workers.receive(f"n{rank}")
         found = [workers.receive(f"n{rank}", timeout_s=600.0) for rank in range(nodes)]
-    ours, theirs = ([max(each[b][k] for each in found) for b in range(BLOCKS)] for k in (0, 1))
+    ours, theirs = ([max(each[b][k] for each, _ in found) for b in range(BLOCKS)] for k in (0, 1))
     ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
     return {
         "ours_s": statistics.median(ours),
         "ddp_s": statistics.median(theirs),
         "ratio": statistics.median(ratios),
+        "update_beside_optimizer_s": max(beside_s for _, beside_s in found),
         "middle_half": [ratios[BLOCKS // 4], ratios[-1 - BLOCKS // 4]],
     }
 
@@ -231,7 +262,8 @@ def _line(mb: float, nodes: int, found: Mapping[str, Any]) -> str:
     ours, ddp, (low, high) = 1e3 * found["ours_s"], 1e3 * found["ddp_s"], found["middle_half"]
     return (
         f"{nodes} nodes, {f'{mb:g} MB' if mb else 'small net'}: a step of ours {ours:.1f} ms, of DDP + Gloo "
-        f"{ddp:.1f} ms, ratio {found['ratio']:.2f} (middle half of {BLOCKS}: {low:.2f} to {high:.2f})"
+        f"{ddp:.1f} ms, ratio {found['ratio']:.2f} (middle half of {BLOCKS}: {low:.2f} to {high:.2f}); "
+        f"update() takes {1e3 * found['update_beside_optimizer_s']:.1f} ms beside the optimizer"
     )
 
 
