@@ -41,7 +41,7 @@ torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1))
 together = 0
-while together < 60:
+while together < 60 and (trainer.world_size == 2 or not together):
     x = torch.randn(8, 4)
     (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
     trainer.update()
