@@ -54,9 +54,7 @@ DTYPES = {
 }
 
 ITEM_SIZES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
-NUMPY_KINDS = {
-    name: name for name in DTYPES if name in np.sctypeDict
-}  # Those that numpy has, too: not bfloat16.
+NUMPY_KINDS = DTYPES.keys() & np.sctypeDict.keys()  # Those that numpy has, too: not bfloat16.
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
@@ -338,8 +336,8 @@ def _place_for(entry: Entry, place: torch.Tensor | None) -> tuple[torch.Tensor, 
             return place, place.numpy().reshape(-1).view(np.uint8)
         return place, as_bytes(place).numpy()
     if 0 < entry.stop - entry.start < SMALL_BYTES:  # Calls count here, and this takes the fewest.
-        if kind := NUMPY_KINDS.get(entry.dtype):
-            values = np.empty(entry.shape, kind)
+        if entry.dtype in NUMPY_KINDS:
+            values = np.empty(entry.shape, entry.dtype)
             return torch.from_numpy(values), values.reshape(-1).view(np.uint8)
         data = np.empty(entry.stop - entry.start, np.uint8)
         return torch.from_numpy(data).view(dtype).view(entry.shape), data

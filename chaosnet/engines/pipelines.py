@@ -41,6 +41,7 @@ from ..protocols.messages import Contribution, Deal, Tensor, View, ViewKey
 from ..randomness import Randomness
 from ..scheduler.elastic.program import Instruction
 from ..scheduler.elastic.running import Facts, Laid, Running, check_wish, choose
+from ..scheduler.elastic.traffic import Traffic
 from ..settings import CheckpointSettings
 from ..state_copies import StateCopies
 from .global_batches import GlobalBatches
@@ -337,12 +338,12 @@ class Pipelines:
         mailbox.begin(key, self.round)
         self.key = key
         done, lines, batches = Done(), list[Instruction](), None
-        self.running = None
+        self.running, traffic = None, self.costs.traffic(self.view, self.sums)
         keeping = self.keeping if self.session.name in self.view.member_set else None
         lost = keeping is not None and bool(keeping.lost_in(self.view.member_ids))
         # One that has left is told so now.
         if self.is_wanted and self.session.name in self.view.member_set and not lost:
-            self.running = self.plan()
+            self.running = self._plan(traffic)
             batches = self.batches.step(self._device, self.random.key)
             lines = due(self.running.program.instructions.get(self.session.name, ()), batches.samples)
         self.wishes.hear(len(self.view.member_ids))
@@ -350,7 +351,6 @@ class Pipelines:
         self.wishes.answer(self.running, self.predicted, self.step + 1)
         self.session.rates.predicted_s = self.predicted.total_us / 1e6 if self.predicted else 0.0
         if keeping is not None:
-            traffic = self.costs.traffic(self.view, self.sums)
             keeping.begin(self.view, key, self.round, self.running, mailbox, traffic.rate_mbit)
             self.session.post(KeepersChosen(keeping.keepers(group.chunks for group in self.sums.groups), key))
         for chunks in self.sums.begin(layers_in(lines)):
@@ -372,13 +372,13 @@ class Pipelines:
         )
         return self._contribution(done, norms, lost)
 
-    def plan(self) -> Running:
+    def _plan(self, traffic: Traffic) -> Running:
         """The pipelines of the step that is due. Raises: PlanInfeasible."""
         assert self.view is not None
         members = self.view.member_ids
         facts = Facts(
             self.pace.costs_us, self.batches.micro_batches, self._told.stages, self.wishes.holds,
-            self.pace.speeds, self.costs.traffic(self.view, self.sums),
+            self.pace.speeds, traffic,
             None if self.keeping is None else self.keeping.facts(members),
         )  # fmt: skip
         made_of = members, facts, self._laid

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import xxhash
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..node.flat_state import Manifest, as_bytes
 from ..node.state_window import EVERY, Reading
@@ -217,14 +218,8 @@ class StateParts:
         other.param_groups = [{**settings, "params": [alone]}]
         other.state = defaultdict(dict)
         vars(other).update(_optimizer_step_pre_hooks=OrderedDict(), _optimizer_step_post_hooks=OrderedDict())
-        drawn = torch.get_rng_state()
-        with torch.enable_grad():
+        with torch.enable_grad(), _DrawsNothing(kind.__name__):
             kind.step(other)  # Not the instance's: an LR scheduler counts the calls of that.
-        if not torch.equal(torch.get_rng_state(), drawn):
-            torch.set_rng_state(drawn)
-            raise ConfigError(
-                f"optimizer: {kind.__name__} draws random numbers (expected none, where members keep parts)"
-            )
         found: Held = {}
         for name, value in other.state.get(alone, {}).items():
             if isinstance(value, torch.Tensor):
@@ -261,6 +256,26 @@ class StateParts:
 
     def forget(self) -> None:
         """See `StateWindow`: nothing is remembered here."""
+
+
+class _DrawsNothing(TorchDispatchMode):
+    """Inside, an optimizer steps in this thread, whatever others do meanwhile.
+
+    Raises: ConfigError where it would draw random numbers, before it has drawn any.
+    """
+
+    def __init__(self, optimizer: str) -> None:
+        super().__init__()
+        self._optimizer = optimizer
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise ConfigError(
+                f"optimizer: {self._optimizer} draws random numbers (expected none, where members keep parts)"
+            )
+        return func(*args, **(kwargs or {}))
 
 
 def _device(parameter: nn.Parameter, known: torch.Tensor) -> torch.device:

@@ -76,6 +76,22 @@ def test_two_members_hand_on_tensors_and_train_as_one(device, last_device, kinds
             assert loss == wanted[step - 1] if exact else loss == pytest.approx(wanted[step - 1], rel=1e-3)
 
 
+def test_three_members_keep_parts_of_the_state_and_train_as_one(device, last_device):
+    entered, losses = queue.SimpleQueue(), {}
+    told = {"layout": "3", "keepers": 2}
+    with together() as (threads, over):
+        members = [threads.submit(member, "a", device, "", entered, over, losses, **told)]
+        join = entered.get(timeout=PATIENCE_S)
+        for name, where in ("b", last_device), ("c", device):
+            members.append(threads.submit(member, name, where, join, entered, over, losses, **told))
+        assert max(results_of(*members)) >= 9
+    most = max(map(max, losses.values()))
+    wanted = losses_of_one(device, -(-most // 3))
+    for each in losses.values():
+        for step, loss in each.items():
+            assert loss == wanted[step - 1]
+
+
 def test_layers_are_waited_for_where_they_are_timed(device, monkeypatch):
     waits, plain = [], torch.accelerator.synchronize
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda *a: (waits.append(a), plain(*a)))

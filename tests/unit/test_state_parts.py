@@ -1,5 +1,7 @@
 """What a member has of the training state where members keep only parts of it."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -148,6 +150,21 @@ def test_an_optimizer_that_draws_is_refused_and_leaves_the_generator_as_it_was()
     with pytest.raises(ConfigError, match="Noisy draws random numbers"):
         parts.check_optimizer()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_others_draw_while_an_optimizer_is_tried_is_not_laid_to_it():
+    class Watched(torch.optim.SGD):
+        def step(self, closure=None):
+            other = threading.Thread(target=torch.rand, args=(1,))
+            other.start()
+            other.join()
+            super().step()
+
+    model = nn.Linear(2, 2)
+    parts = StateParts(model, [list(model.parameters())], Watched(model.parameters(), lr=0.1))
+    before = torch.get_rng_state()
+    parts.check_optimizer()
+    assert not torch.equal(torch.get_rng_state(), before)
 
 
 def test_attributes_of_an_optimizer_of_ones_own_are_there_when_it_is_tried():
