@@ -24,8 +24,6 @@ class StateCopies:
 
         a step is complete --take--> most is copied beside the next forward --finish--> the optimizer may step
 
-    Many small tensors are copied in `take`.
-
     Who serves a blocking joiner does not begin the next step before the joiner has all of it: `serve`.
     """
 
@@ -74,8 +72,6 @@ class StateCopies:
         if joiner is not None and joiner.blocking:
             self._run(capture, joiner)
             self._capture, self._blocked_on = None, joiner.step
-        elif capture.is_fine:
-            self._run(capture, joiner)
         else:
             arguments = (capture, joiner)
             threading.Thread(target=self._run, args=arguments, name="chaosnet-snapshot", daemon=True).start()

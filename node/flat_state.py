@@ -223,8 +223,7 @@ class Capture:
     What forward and the user's code may change is copied already. Parameters and the tensors of
     optimizer.state, nearly all of the bytes, are not: only optimizer.step() changes them. So `run` may copy
     them in another thread during the next forward and backward pass, and the training thread calls `wait`
-    before it steps the optimizer. If `is_fine`, another thread would wait for Python's lock, of which that pass has
-    need for itself: many times as long as the copying takes.
+    before it steps the optimizer.
     """
 
     def __init__(
@@ -236,9 +235,6 @@ class Capture:
         self._late, self._target = late, target  # What is still to be copied, and where to.
         self._moment = moment  # Up to which it is what it is to be.
         self._versions = [tensor._version for tensor in late]
-        self.is_fine = target.numel() < SMALL_BYTES * len(
-            late
-        )  # Of so many that copying them is Python's work.
         self._done = threading.Event()
         self._error: BaseException | None = None
 
