@@ -12,6 +12,8 @@
 //
 // Complaints are raised where they can be, and are kept for `complaints()`, as many threads swallow what they raise.
 
+#include <Python.h>
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/autocast_mode.h>
@@ -83,7 +85,20 @@ thread_local int device_now = 0;
 thread_local int64_t stream_now[DEVICES] = {};
 thread_local bool in_kernel = false;  // What is copied then is our own business.
 
-using Lock = std::lock_guard<std::recursive_mutex>;
+// Python's own lock is given up while a thread waits for one of ours: who has that may need Python's, if only to count
+// who refers to a tensor.
+template <typename Mutex>
+std::unique_lock<Mutex> locked(Mutex& wanted) {
+  std::unique_lock lock(wanted, std::try_to_lock);
+  if (!lock) {
+    auto* thread = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+    lock.lock();
+    if (thread) {
+      PyEval_RestoreThread(thread);
+    }
+  }
+  return lock;
+}
 
 std::string name(Id id) {
   return "stream " + std::to_string(id.second) + " of sham:" + std::to_string(id.first);
@@ -176,7 +191,7 @@ Id current(const at::Device& device) {
 // --- memory ---
 
 void release(void* data) {
-  Lock lock(mutex);
+  auto lock = locked(mutex);
   auto found = blocks.find(data);
   if (found != blocks.end()) {
     auto& block = found->second;
@@ -194,7 +209,7 @@ void release(void* data) {
 
 struct Memory final : at::Allocator {
   at::DataPtr allocate(size_t size) override {
-    Lock lock(mutex);
+    auto lock = locked(mutex);
     at::Device device(TYPE, device_now);
     if (!size) {
       return {nullptr, nullptr, &release, device};
@@ -209,14 +224,14 @@ struct Memory final : at::Allocator {
 };
 
 void unpin(void* data) {
-  Lock lock(mutex);
+  auto lock = locked(mutex);
   pinned.erase(static_cast<const char*>(data));
   std::free(data);
 }
 
 struct PinnedMemory final : at::Allocator {
   at::DataPtr allocate(size_t size) override {
-    Lock lock(mutex);
+    auto lock = locked(mutex);
     if (!size) {
       return {nullptr, nullptr, &unpin, at::Device(at::kCPU)};
     }
@@ -229,7 +244,7 @@ struct PinnedMemory final : at::Allocator {
 };
 
 bool is_pinned(const void* data) {
-  Lock lock(mutex);
+  auto lock = locked(mutex);
   auto* at = static_cast<const char*>(data);
   auto after = pinned.upper_bound(at);
   if (after == pinned.begin()) {
@@ -276,7 +291,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream getDefaultStream(at::Device device) const override { return stream(with_index(device), 0); }
   c10::Stream getNewStream(at::Device device, int) const override {
-    Lock lock(mutex);
+    auto lock = locked(mutex);
     return stream(with_index(device), ++streams_made);
   }
   c10::Stream getStreamFromGlobalPool(at::Device device, bool) const override { return getNewStream(device, 0); }
@@ -286,15 +301,15 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return before;
   }
   bool queryStream(const c10::Stream& which) const override {
-    Lock lock(mutex);
+    auto lock = locked(mutex);
     return knows(host, id(which), clocks[id(which)][id(which)]);
   }
   void synchronizeStream(const c10::Stream& which) const override {
-    Lock lock(mutex);
+    auto lock = locked(mutex);
     wait_for(clocks[id(which)]);
   }
   void synchronizeDevice(const c10::DeviceIndex index) const override {
-    Lock lock(mutex);
+    auto lock = locked(mutex);
     Clock all;
     for (auto& [id, clock] : clocks) {
       if (id.first == index) {
@@ -304,7 +319,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     wait_for(all);
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
-    Lock lock(mutex);
+    auto lock = locked(mutex);
     auto found = blocks.find(data.get());
     if (found != blocks.end()) {
       found->second.recorded.insert(id(stream));
@@ -312,7 +327,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 
   void record(void** event, const c10::Stream& which, c10::DeviceIndex, c10::EventFlag) const override {
-    Lock lock(mutex);
+    auto lock = locked(mutex);
     if (!*event) {
       *event = new Event();
     }
@@ -320,7 +335,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     *static_cast<Event*>(*event) = Event{true, clocks[id(which)], std::chrono::steady_clock::now()};
   }
   void block(void* event, const c10::Stream& which) const override {
-    Lock lock(mutex);
+    auto lock = locked(mutex);
     if (event) {
       merge(clocks[id(which)], static_cast<Event*>(event)->clock);
     }
@@ -330,7 +345,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return true;
   }
   void synchronizeEvent(void* event) const override {
-    Lock lock(mutex);
+    auto lock = locked(mutex);
     if (event) {
       wait_for(static_cast<Event*>(event)->clock);
     }
@@ -449,7 +464,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
     on_host(to).copy_(on_host(from));
     return to;
   }
-  Lock lock(mutex);
+  auto lock = locked(mutex);
   if (from.device().type() == to.device().type()) {
     between_devices(from, to);
   } else if (to.device().type() == TYPE) {
@@ -466,7 +481,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
 }
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
-  Lock lock(mutex);
+  auto lock = locked(mutex);
   auto id = current(self.device());
   touch(self, id, launch(id), false, "item()");
   bytes_to_host += self.nbytes();
@@ -501,7 +516,7 @@ struct Draws {
   Draws(const c10::OperatorHandle& op, int device) : index(device) {
     seeded = op.hasTag(at::Tag::nondeterministic_seeded);
     if (seeded) {
-      lock = std::unique_lock(drawing);
+      lock = locked(drawing);
       before = at::detail::getDefaultCPUGenerator().get_state();
       set(generators[index]->get_state());
     }
@@ -548,7 +563,7 @@ void kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   auto id = current(here);
   uint64_t at = 0;
   {
-    Lock lock(mutex);
+    auto lock = locked(mutex);
     at = launch(id);
     for (auto& [each, writes] : operands) {
       touch(each, id, at, writes, what);
@@ -564,7 +579,7 @@ void kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     throw;
   }
   in_kernel = was;
-  Lock lock(mutex);
+  auto lock = locked(mutex);
   for (auto& output : torch::jit::last(*stack, op.schema().returns().size())) {
     for (auto& each : tensors_in(output)) {
       if (auto* block = each.defined() ? block_of(each) : nullptr) {
@@ -608,13 +623,13 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {  // Its macros want this name
 // --- what its module in Python asks ---
 
 std::vector<std::string> take_complaints() {
-  Lock lock(mutex);
+  auto lock = locked(mutex);
   return std::exchange(complaints, {});
 }
 
 // Bytes to the host and to devices, how often the host waited, and copies that nobody has waited for yet.
 std::vector<int64_t> traffic() {
-  Lock lock(mutex);
+  auto lock = locked(mutex);
   return {
       static_cast<int64_t>(bytes_to_host), static_cast<int64_t>(bytes_to_device), static_cast<int64_t>(waits),
       static_cast<int64_t>(copies.size())};
@@ -626,12 +641,12 @@ TORCH_LIBRARY(sham, library) {
   library.def("device() -> int", []() { return static_cast<int64_t>(device_now); });
   library.def("set_device(int index) -> ()", [](int64_t index) { device_now = static_cast<int>(index); });
   library.def("manual_seed(int index, int seed) -> ()", [](int64_t index, int64_t seed) {
-    std::lock_guard lock(drawing);
+    auto lock = locked(drawing);
     generators[index]->set_current_seed(static_cast<uint64_t>(seed));
   });
   library.def("rng_state(int index) -> Tensor", [](int64_t index) { return generators[index]->get_state(); });
   library.def("set_rng_state(int index, Tensor state) -> ()", [](int64_t index, at::Tensor state) {
-    std::lock_guard lock(drawing);
+    auto lock = locked(drawing);
     generators[index]->set_state(state);
   });
 }
