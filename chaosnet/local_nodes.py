@@ -62,7 +62,17 @@ def local_nodes() -> list[LocalNode]:
 
 def the_local_node() -> LocalNode:
     """The one there is. Raises: ConfigError if there is none, or several."""
+    return _only(local_nodes())
+
+
+def a_local_member() -> LocalNode:
+    """Any of the cluster there is, or the one node there is. Raises: ConfigError if there is none, or several."""
     nodes = local_nodes()
+    members = [node for node in nodes if node.cluster]
+    return members[0] if len({node.cluster for node in members}) == 1 else _only(nodes)
+
+
+def _only(nodes: list[LocalNode]) -> LocalNode:
     if len(nodes) == 1:
         return nodes[0]
     if not nodes:

@@ -23,6 +23,19 @@ def advertised(listen: str) -> tuple[str, ...]:
     return found[:MAX_ADDRESSES] or (str(here.at("127.0.0.1")),)
 
 
+def unheard(listen: str, told: tuple[str, ...]) -> str:
+    """Why other machines will not find a node that listens at `listen` and tells `told`; "" if they may."""
+    if not listen or Endpoint.parse(listen).host not in ANY_HOST:
+        return ""
+    here = Endpoint.parse(told[0])
+    if here.host != "127.0.0.1":
+        return ""
+    return (
+        f"this machine has no network now: others are told {here.place}, where only nodes of this machine reach it. "
+        "Start it again once there is one"
+    )
+
+
 def _own(v6: bool) -> list[str]:
     """Addresses of interfaces that are up; neither loopback nor link-local ones, which others cannot use."""
     stats = psutil.net_if_stats()

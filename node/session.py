@@ -33,6 +33,7 @@ from ..scheduler.sync_plan import POLICIES, custom
 from .all_reduce import ChunkStore
 from .core import Agent, CoreSettings
 from .flat_state import Arrival, Snapshot
+from .interfaces import unheard
 from .loop import NodeLoop
 from .node_settings import NodeSettings
 from .outcomes import Admitted, Ended, FoundedAt, Rates, Redo, StateArrived, StateDiscarded, StepOutcome
@@ -204,6 +205,8 @@ class Session:
             counters=self.counters,
         )  # fmt: skip
         self.addresses = self._loop.start()
+        if why := unheard(self.settings.listen, self.addresses):
+            self.say(f"{name}: {why}")
         self.rates.state_bytes, self.rates.layer_bytes = self._offer.state_bytes, self._offer.layer_bytes
 
     def enter(self) -> None:

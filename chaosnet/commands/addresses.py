@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..options import Address, Expecting
 from ..protocols.errors import ConfigError
 
+if TYPE_CHECKING:
+    from ..local_nodes import LocalNode
+
 Command = Callable[..., None]
 
 
 def of_node(command: Command) -> Command:
-    """Adds the argument ADDRESS, which may be left out."""
+    """Adds the argument ADDRESS, which may be left out where one node runs here."""
+    return _argument(of_this_machine)(command)
 
+
+def of_cluster(command: Command) -> Command:
+    """Adds the argument ADDRESS, which may be left out where the nodes that run here are of one cluster."""
+    return _argument(member_here)(command)
+
+
+def _argument(here: Callable[[click.Context], str]) -> Callable[[Command], Command]:
     def found(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
-        return value or of_this_machine(ctx)
+        return value or here(ctx)
 
-    return click.argument("address", required=False, type=Address(), callback=found)(command)
+    return click.argument("address", required=False, type=Address(), callback=found)
 
 
 def of_node_and(name: str, kind: Expecting, node: str = "ADDRESS") -> Callable[[Command], Command]:
     """Adds two arguments as one, `both`: the address of a node, which may be left out, and another.
 
     Args:
-        name, node: What people call the other one, and the node's address.
+        name, node: What people call the other one, and the node's address. As ADDRESS any of its cluster will do.
     """
 
     def found(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, Any]:
@@ -39,18 +50,30 @@ def of_node_and(name: str, kind: Expecting, node: str = "ADDRESS") -> Callable[[
             address = Address().convert(values[0], None, ctx) if len(values) == 2 else ""
         except click.BadParameter as error:
             raise click.UsageError(error.message, ctx) from None
-        return address or of_this_machine(ctx), other
+        here = member_here if node == "ADDRESS" else of_this_machine
+        return address or here(ctx), other
 
     return click.argument("both", nargs=-1, metavar=f"[{node}] {name}", callback=found)
 
 
 def of_this_machine(ctx: click.Context) -> str:
-    """Raises: click.UsageError if none runs here, or several do."""
-    if ctx.resilient_parsing:
-        return ""
+    """The node that runs here. Raises: click.UsageError if none does, or several do."""
     from ..local_nodes import the_local_node
 
+    return _address(ctx, the_local_node)
+
+
+def member_here(ctx: click.Context) -> str:
+    """A member of the cluster that nodes here are in. Raises: click.UsageError if there is none, or several."""
+    from ..local_nodes import a_local_member
+
+    return _address(ctx, a_local_member)
+
+
+def _address(ctx: click.Context, found: Callable[[], LocalNode]) -> str:
+    if ctx.resilient_parsing:
+        return ""
     try:
-        return the_local_node().address
+        return found().address
     except ConfigError as error:
         raise click.UsageError(str(error), ctx) from None

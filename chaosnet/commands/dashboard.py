@@ -10,7 +10,7 @@ import click
 from ..node.endpoint import Endpoint
 from ..options import Address, File, ListenAt
 from ..protocols.errors import CannotListen, ConfigError
-from .addresses import of_this_machine
+from .addresses import member_here
 from .node_options import keyed
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def dashboard(
     from ..page.of_node import opened_to
 
     if file is None:
-        address = address or of_this_machine(ctx)
+        address = address or member_here(ctx)
     server = _server(_of_file(file) if file else _of_cluster(str(address)), listen, allow_actions)
     try:
         click.echo(f"{file or f'the cluster of {address}'}: {server.url_with_token} (Ctrl+C ends the page)")

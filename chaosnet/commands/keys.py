@@ -9,7 +9,7 @@ import click
 
 from ..options import Address, PublicKey, Whole
 from ..protocols.errors import ConfigError
-from .addresses import of_node, of_node_and
+from .addresses import of_cluster, of_node_and
 from .node_options import keyed
 
 
@@ -30,7 +30,7 @@ def keygen(out: Path | None, force: bool) -> None:
 
 
 @click.command(short_help="Let one more node in, once.")
-@of_node
+@of_cluster
 @click.option("--minutes", type=Whole(1, 7 * 24 * 60), default=10, show_default=True, help="Then it expires.")
 @click.option(
     "--at", type=Address(), help="Where the node is to look for the cluster. Default: as members say."

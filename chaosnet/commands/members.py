@@ -9,7 +9,7 @@ import click
 from ..options import Address, PeerName
 from ..protocols.errors import ConfigError
 from ..protocols.messages import FASTEST
-from .addresses import of_node, of_node_and, of_this_machine
+from .addresses import member_here, of_node, of_node_and
 from .groups import Unsorted
 from .node_options import keyed
 
@@ -69,7 +69,7 @@ def relayout(ctx: click.Context, words: tuple[str, ...], auto: bool) -> None:
     if len(given) > 1 or len(layouts) > 1:
         raise click.UsageError(f"{words[-1]!r} is one too many (expected [ADDRESS] LAYOUT)")
     try:
-        address = Address().convert(given[0], None, ctx) if given else of_this_machine(ctx)
+        address = Address().convert(given[0], None, ctx) if given else member_here(ctx)
     except click.BadParameter as error:
         raise click.UsageError(error.message, ctx) from None
     answer = client.relayout(address, FASTEST if auto else layouts[0])

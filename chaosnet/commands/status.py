@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .addresses import of_node
+from .addresses import of_cluster
 from .node_options import keyed
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Show a running cluster.")
-@of_node
+@of_cluster
 @keyed
 @click.option("--json", "as_json", is_flag=True, help="As JSON; its schema is protocols/status.py.")
 @click.option("--history", is_flag=True, help="With all events and steps that the scheduler has kept.")
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def status(address: str, as_json: bool, history: bool, wide: bool, watch: bool) -> None:
     """Show members, links, step and recent events of the cluster that the node at ADDRESS belongs to.
 
-    Default: the node of yours that runs on this machine.
+    Default: one of yours that runs on this machine.
     """
     from .. import client
 

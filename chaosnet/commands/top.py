@@ -6,17 +6,17 @@ import click
 
 from ..extras import demand
 from ..protocols.errors import PeerUnreachable
-from .addresses import of_node
+from .addresses import of_cluster
 from .node_options import keyed
 
 
 @click.command(short_help="Watch a running cluster.")
-@of_node
+@of_cluster
 @keyed
 def top(address: str) -> None:
     """Watch the cluster that the node at ADDRESS belongs to: members, links, whom all wait for, metrics, events.
 
-    Default: the node of yours that runs on this machine. It goes on when that node dies, with another one. The key
+    Default: one of yours that runs on this machine. It goes on when that node dies, with another one. The key
     ? shows what keys do, q quits.
     """
     demand("top", "chaosnet top")

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from chaosnet.errors import ConfigError
-from chaosnet.local_nodes import LocalFile, local_nodes, reached_here, the_local_node
+from chaosnet.local_nodes import LocalFile, a_local_member, local_nodes, reached_here, the_local_node
 from chaosnet.node.keys import KeyPair
 
 KEY = KeyPair.of(bytes(32)).public
@@ -31,6 +31,22 @@ def test_a_node_is_listed_from_the_time_that_it_listens_until_it_ends(home):
     assert local_nodes() == [] and not list(home.iterdir())
 
 
+def test_of_several_of_one_cluster_any_will_do_where_the_cluster_is_meant():
+    one, other, joiner = (LocalFile(name, "127.0.0.1:0") for name in ("n1", "n2", "n3"))
+    one.write(("127.0.0.1:7001",), "c1")
+    joiner.write(("127.0.0.1:7003",))
+    assert a_local_member().address == "127.0.0.1:7001"
+    other.write(("127.0.0.1:7002",), "c1")
+    assert a_local_member().cluster == "c1"
+    other.write(("127.0.0.1:7002",), "c2")
+    with pytest.raises(ConfigError, match="3 nodes of yours run here"):
+        a_local_member()
+    for file in (one, other, joiner):
+        file.remove()
+    with pytest.raises(ConfigError, match="no node of yours runs"):
+        a_local_member()
+
+
 def test_of_several_none_is_meant_and_all_are_named():
     files = [LocalFile(f"n{number}", "127.0.0.1:0") for number in (1, 2)]
     for number, file in enumerate(files):
@@ -45,7 +61,7 @@ def test_of_several_none_is_meant_and_all_are_named():
 
 def test_one_that_was_killed_counts_for_nothing_and_its_file_goes(home):
     text = (
-        "import os, signal\nfrom chaosnet.local_nodes import LocalFile, local_nodes\n"
+        "import os, signal\nfrom chaosnet.local_nodes import LocalFile, a_local_member, local_nodes\n"
         "LocalFile.write(file := LocalFile('n1', '127.0.0.1:0'), ('127.0.0.1:4711',))\n"
         "print(len(local_nodes()), flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
