@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import click
 
@@ -73,6 +74,13 @@ class Benchmarks(click.Group):
         command = getattr(module, f"{(part or name).replace('-', '_')}_command", None) or module.command
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Told to end, it takes along what it has made: processes, namespaces."""
+        from ..trials.node_processes import sigterm_as_ctrl_c
+
+        with sigterm_as_ctrl_c():
+            return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Benchmarks"):

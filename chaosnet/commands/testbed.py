@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -27,6 +29,7 @@ from ..netem.topology import FAST, line, link_name, mesh, random_overlay, ring, 
 from ..netem.trace import CUT, MAX_PERIODS, PAPER_PERIOD_S, specs_after
 from ..outputs import OutputFile, json_option, write_json
 from ..protocols.errors import ConfigError
+from ..trials.node_processes import sigterm_as_ctrl_c
 from .node_lines import NodeLines
 
 NAME = "default"
@@ -216,12 +219,13 @@ def run_(topology: Path, command: tuple[str, ...], name: str, backend: str, rout
     CHAOSNET_NEIGHBORS_AT (NODE=HOST:PORT,...). Lines come after the name of their node; what happens in the
     cluster, which all nodes tell, once.
     """
-    made = _up(backend, name, Topology.read(topology), routes)
-    lines = NodeLines(made.topology.nodes)
-    try:
-        codes = _wait([_started(made, node, command, lines) for node in made.topology.nodes])
-    finally:
-        _down(name)
+    with sigterm_as_ctrl_c():
+        made = _up(backend, name, Topology.read(topology), routes)
+        lines = NodeLines(made.topology.nodes)
+        try:
+            codes = _wait([_started(made, node, command, lines) for node in made.topology.nodes])
+        finally:
+            _down(name)
     lines.close()
     raise SystemExit(max(codes))
 
@@ -238,7 +242,13 @@ def _started(made: Backend, node: str, command: Sequence[str], lines: NodeLines)
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """Until all have ended. Ctrl+C reaches them as well: they get the time to leave."""
+    """Until all have ended. Ctrl+C reaches them as well, and SIGTERM is handed on: they get the time to leave."""
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        for each in processes:
+            each.send_signal(number)
+
+    signal.signal(signal.SIGTERM, hand_on)
     try:
         return [process.wait() for process in processes]
     except KeyboardInterrupt:
