@@ -43,6 +43,7 @@ NODES = 3
 KEPT = 1000  # Connections of an attack that are open at once, unless the node ends them.
 KEPT_SOCKETS = 100  # Of those that speak ZMTP: libzmq has a limit of 1,023, and they are refused at once.
 PAUSE_S = 0.02
+MAX_READINGS = 8
 REPORT_S = 1.5  # Until all nodes have told the scheduler what they refused.
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)  # ZMTP 3.0
 LARGE_COMMAND = b"\x06" + (1 << 40).to_bytes(8, "big")  # And its announced size, in bytes.
@@ -193,8 +194,12 @@ class _Training:
         workers.start("attacker", _attacker, rate, seconds)
 
     def refused(self) -> Counter[str]:
-        time.sleep(REPORT_S)
-        return Counter(client.status(self.addresses[1], keys=self.keys).strangers_refused)
+        """So far. Nodes that are busy tell it late: once it grows no more."""
+        told: list[Counter[str]] = []
+        while len(told) < MAX_READINGS and (len(told) < 2 or told[-1] != told[-2]):
+            time.sleep(REPORT_S)
+            told.append(Counter(client.status(self.addresses[1], keys=self.keys).strangers_refused))
+        return told[-1]
 
     def block(self, kind: str = "", source: str = "") -> tuple[float, int]:
         """Let so much time pass, under attack or not. Returns: mean time of a step, connections opened."""
@@ -230,15 +235,17 @@ def measure(rate: float, seconds: float, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, Workers() as workers:
         training = _Training(workers, Path(folder), rate, seconds)
         training.block()  # To warm up.
+        before = training.refused()
         for turn in range(rounds):
             for number, (kind, row) in enumerate(found.items()):
-                before = training.refused()
                 row["without_s"].append(training.block()[0])
                 source = f"127.0.0.{2 + turn * len(found) + number}"
                 with_s, opened = training.block("" if kind == "none" else kind, source)
                 row["with_s"].append(with_s)
                 row["opened"] += opened
-                row["refused"] += training.refused() - before
+                after = training.refused()
+                row["refused"] += after - before
+                before = after
         training.stop()
     for row in found.values():
         row["ratio"] = statistics.median(b / a for a, b in zip(row["without_s"], row["with_s"], strict=True))

@@ -48,6 +48,8 @@ def test_commands_without_an_address_are_for_the_node_of_this_machine(
             assert process.wait(20) == 0
         second = scripts.start("b", TRAIN)
         second.says("trains")
+        code, out, err = chaosnet("status", "--json")
+        assert code == 0 and {row["node"] for row in json.loads(out)["members"]} == {"a", "b"}, err
         code, out, err = chaosnet("leave")
         assert code == 2
         assert "2 nodes of yours run here" in err
