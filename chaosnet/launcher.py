@@ -35,6 +35,7 @@ from .launch_orders import (
     heard,
 )
 from .protocols.errors import ConfigError
+from .protocols.sentences import counted
 
 ANSWER_S = 40.0  # From ssh's start to what chaosnet says there.
 LAST_WORDS_S = 5.0
@@ -281,7 +282,8 @@ class Launcher:
         first = self._started[0]
         count = sum(each.host.slots for each in self._started)
         at = first.host.ends(first.key)[0]
-        self._say(f"{count} members start on {len(self._started)} hosts; ask them: chaosnet status {at}")
+        members, hosts = counted(count, "member"), counted(len(self._started), "host")
+        self._say(f"starts {members} on {hosts}; ask them: chaosnet status {at}")
 
     async def _follow(self) -> None:
         await asyncio.gather(*(each.follow() for each in self._started))

@@ -105,7 +105,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def test_ctrl_c_has_all_members_leave_and_each_line_names_its_own(start: Start) -> None:
     launched = start("one\nme@two port=6000 slots=2\n", "train.py", "--lr", "0.1")
     said = launched.says("named two-0 --lr 0.1", "two-1  | named", "one    | named", "at 127.0.0.1:6001")
-    assert "one    | Welcome to one" in said and "3 members start on 2 hosts" in said
+    assert "one    | Welcome to one" in said and "starts 3 members on 2 hosts" in said
     launched.until(lambda: len(launched.pids()) == 3 and all(launched.pids()), "all are there")
     launched.process.send_signal(signal.SIGINT)
     assert launched.ends() == 0, launched.log.read_text()
