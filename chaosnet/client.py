@@ -49,13 +49,15 @@ WATCH_EVERY_S = 0.5
 WATCH_DEADLINE_S = 2.0  # Then another node is asked.
 WATCH_PATIENCE_S = 30.0  # An election among many, over slow links, is over by then.
 
+Keys = KeyPair | Literal["user"] | None
+"""Whose keys a client shows: these, those of this machine's user if there are any, or none."""
 Question = Callable[[str, str], Routed]  # (id of the client, id of the node at the address) -> what to ask
 
 
 def status(
     address: str,
     deadline_s: float = DEADLINE_S,
-    keys: KeyPair | None = None,
+    keys: Keys = "user",
     history: bool = False,
     since: int = 0,
 ) -> Status:
@@ -64,7 +66,7 @@ def status(
     Args:
         address: HOST:PORT of any member; KEY@HOST:PORT if it has another key than this user.
         deadline_s: So long it may take.
-        keys: Whose to show. Default: those of this machine's user.
+        keys: Whose to show; None: none.
         history: With all events and steps that the scheduler has kept.
         since: But for what came before this step.
     Raises: PeerUnreachable if nobody answers in time; VersionMismatch if the cluster's chaosnet has another schema of
@@ -87,7 +89,7 @@ def watch(
     address: str,
     every_s: float = WATCH_EVERY_S,
     patience_s: float = WATCH_PATIENCE_S,
-    keys: KeyPair | None = None,
+    keys: Keys = "user",
     history: bool = False,
     on_silence: Callable[[PeerUnreachable], None] = lambda error: None,
     increments: bool = False,
@@ -106,7 +108,7 @@ def watch(
         increments: The history comes once; then only what is at or after the last step of the status before.
     Raises: as `status` the first time; then PeerUnreachable once nobody has answered for `patience_s`.
     """
-    keys = keys or identity()
+    keys = identity() if keys == "user" else keys
     known = Known(completed(address, keys), patience_s)
     found = status(address, keys=keys, history=history)
     while True:
@@ -123,7 +125,7 @@ def watch(
 def _next(
     known: Known,
     every_s: float,
-    keys: KeyPair | None,
+    keys: Keys,
     history: bool,
     since: int,
     on_silence: Callable[[PeerUnreachable], None],
@@ -182,7 +184,7 @@ def command_key(
     key: str,
     seconds: float = 0.0,
     deadline_s: float = DEADLINE_S,
-    keys: KeyPair | None = None,
+    keys: Keys = "user",
 ) -> Answer:
     """Have the node at `address`, and through it all others, allow, revoke or invite a key.
 
@@ -204,15 +206,15 @@ def ask(
     question: Question,
     deadline_s: float = DEADLINE_S,
     of_scheduler: bool = True,
-    keys: KeyPair | None = None,
+    keys: Keys = "user",
     name: str = "",
 ) -> Answer | StatusReply:
     """Put a question to the scheduler, or to the node at `address` itself, and wait for the reply.
 
-    `keys`: whose to show; default: those of this machine's user, whose key an address without one has, too.
+    `keys`: whose to show; None: none. An address without a key has the same.
     Raises: PeerUnreachable if nobody answers there, or no scheduler answers in time.
     """
-    keys = keys or identity()
+    keys = identity() if keys == "user" else keys
     me = name or f"cli-{secrets.token_hex(4)}"
     return asyncio.run(_Asking(completed(address, keys), question, of_scheduler, me, keys).run(deadline_s))
 

@@ -118,7 +118,8 @@ class Fitting:
         for column in self.columns[:count]:
             table.add_column(column.name, justify=column.justify, no_wrap=True)
         for row in self.rows:
-            table.add_row(*row[:count])
+            # A name may have what rich takes for markup.
+            table.add_row(*(each if isinstance(each, Text) else Text(each) for each in row[:count]))
         return table
 
 
@@ -217,7 +218,7 @@ def steps(status: Status) -> list[Table]:
     table.add_column("")
     for row in status.steps:
         seconds = ABSENT if row.seconds is None else f"{row.seconds:.3f}"
-        told = "  ".join(metrics(row.metrics))
+        told = Text("  ".join(metrics(row.metrics)))
         table.add_row(clock(row.time_s), f"{row.step:,}", seconds, f"{row.samples:,.0f}", told)
     return [table] if status.steps else []
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,8 @@ class Announced:
             key = told.get("key", "")
             if told.get("version") != VERSION or (key and not KEY.fullmatch(key)) or not port:
                 return None
+            if not (told["node"].isprintable() and told["cluster"].isprintable()):
+                return None  # It would be told to a terminal.
             places = tuple(Endpoint(host, port).place for host in hosts)
             return cls(told["cluster"], told["node"][:64], key, places) if places else None
         except (UnicodeDecodeError, KeyError):
@@ -132,7 +134,10 @@ class Lan:
         mine = self._acquaintance.mine
         hosts = [Endpoint.parse(place).host for place in mine.places]
         try:
-            self._zeroconf = zeroconf = Zeroconf(interfaces=hosts)
+            with ThreadPoolExecutor(
+                1
+            ) as another:  # Where a loop runs (a notebook), it would depend on that one.
+                self._zeroconf = zeroconf = another.submit(Zeroconf, interfaces=hosts).result()
         except OSError as error:
             self._say(f"nobody can be found by the name {mine.cluster!r} from {', '.join(hosts)}: {error}")
             return
@@ -152,7 +157,11 @@ class Lan:
         if loop is None or loop.is_closed():
             work.close()
             return
-        asyncio.run_coroutine_threadsafe(work, loop)
+        asyncio.run_coroutine_threadsafe(work, loop).add_done_callback(self._on_done)
+
+    def _on_done(self, done: Future[None]) -> None:
+        if not done.cancelled() and (error := done.exception()) is not None and self._zeroconf is not None:
+            self._say(f"by the name {self._acquaintance.mine.cluster!r}: {error}")
 
     async def _announce(self, hosts: list[str], port: int) -> None:
         from zeroconf import ServiceInfo

@@ -104,7 +104,7 @@ class DealtLoader:
         self._epoch = self._cluster.epoch
         for batch in self._cluster.batches(self.loader, accumulate=self._accumulate(), **self._rules):
             if self._is_over():
-                return
+                break
             self.batch = batch
             yield dict(batch) if isinstance(batch, NamedBatch) else batch.data
         if self._cluster.session.done and exit_wanted() and not script_captures_exit():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Iterable
 
 import msgspec
 from starlette.requests import Request
@@ -19,7 +20,7 @@ from starlette.responses import Response
 
 from .. import client, invite
 from ..identity import is_loopback
-from ..protocols.errors import ChaosnetError, ConfigError
+from ..protocols.errors import ChaosnetError, ConfigError, PeerUnreachable
 from ..protocols.messages import Answer
 from ..protocols.status import MemberRow, Status
 from .feed import Feed
@@ -101,7 +102,7 @@ class Actions:
             if status is None:
                 raise ConfigError("the cluster has not answered yet (expected one that does)")
             if isinstance(action, Invite):
-                return True, invite.make(_anybody(status), INVITE_S)
+                return True, _invite([self._feed.address(), *_anybody(status)])
             answer = (
                 client.leave(_address(_member(status, action.node)))
                 if isinstance(action, Leave)
@@ -139,12 +140,24 @@ def _address(row: MemberRow) -> str:
     return row.addresses[0]
 
 
-def _anybody(status: Status) -> str:
-    """Where the cluster is asked. Raises: ConfigError."""
-    for row in status.active:
-        if row.addresses:
-            return row.addresses[0]
-    raise ConfigError("no member can be asked: all only dial (expected one that listens)")
+def _anybody(status: Status) -> list[str]:
+    """Where the cluster can be asked. Raises: ConfigError."""
+    found = [address for row in status.active for address in row.addresses]
+    if not found:
+        raise ConfigError("no member can be asked: all only dial (expected one that listens)")
+    return found
+
+
+def _invite(addresses: Iterable[str]) -> str:
+    """The token of whoever answers first. Raises: as `invite.make`, by the last one."""
+    silent: PeerUnreachable | None = None
+    for address in dict.fromkeys(filter(None, addresses)):
+        try:
+            return invite.make(address, INVITE_S)
+        except PeerUnreachable as error:
+            silent = error
+    assert silent is not None
+    raise silent
 
 
 def _change_link(status: Status, action: ChangeLink) -> Answer:

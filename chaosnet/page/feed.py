@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ..client import watch
-from ..node.keys import KeyPair
-from ..protocols.errors import ChaosnetError, PeerUnreachable
+from ..client import Keys, watch
+from ..protocols.errors import PeerUnreachable
 from ..protocols.status import Status
 from .picture import Picture
 
@@ -30,9 +29,17 @@ class Feed:
     Args:
         ask: Statuses of the cluster, without an end; None: the picture is what it is, and stays so.
         pace_s: From one question to the next.
+        address: Where the cluster was asked first; "": of no use to others.
     """
 
-    def __init__(self, picture: Picture, ask: Ask | None, pace_s: float = PACE_S) -> None:
+    def __init__(
+        self,
+        picture: Picture,
+        ask: Ask | None,
+        pace_s: float = PACE_S,
+        address: Callable[[], str] = lambda: "",
+    ) -> None:
+        self.address = address
         self.picture, self.lock, self._pace_s = picture, threading.Lock(), pace_s
         self._ask = ask
         self._turn = threading.Condition()
@@ -86,7 +93,7 @@ class Feed:
                     self.picture.answered(found, time.time())
             except _Closed:
                 return
-            except ChaosnetError as error:  # Nobody has answered yet, or speaks another language.
+            except Exception as error:  # Nobody has answered yet, or this machine is short of descriptors.
                 statuses = None
                 with self.lock:
                     self.picture.silent(str(error), asked_s)
@@ -104,11 +111,11 @@ class Feed:
             self._turn.wait_for(lambda: self._closed, seconds)
 
     def _silent(self, error: PeerUnreachable) -> None:
-        if self._closed:
-            raise _Closed
         with self.lock:
             self.picture.silent(str(error), time.time())
         self._tell()
+        if not self._is_wanted():  # A cluster that is gone is not asked for nobody.
+            raise _Closed
 
     def _tell(self) -> None:
         with self._turn:
@@ -118,7 +125,7 @@ class Feed:
 
 
 def of_cluster(
-    address: Callable[[], str], keys: Callable[[], KeyPair | None] = lambda: None, pace_s: float = PACE_S
+    address: Callable[[], str], keys: Callable[[], Keys] = lambda: "user", pace_s: float = PACE_S
 ) -> Feed:
     """Of the cluster that the node at `address` belongs to; if that dies, its other members are asked.
 
@@ -130,7 +137,7 @@ def of_cluster(
             address(), ASK_AGAIN_S, float("inf"), keys(), history=True, on_silence=on_silence, increments=True
         )
 
-    return Feed(Picture(), ask, pace_s)
+    return Feed(Picture(), ask, pace_s, address)
 
 
 def of_status(status: Status, source: str) -> Feed:

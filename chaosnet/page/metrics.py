@@ -161,7 +161,7 @@ def _faults(rows: list[MemberRow]) -> list[Sample]:
 
 
 def _of_pulls(status: Status) -> Iterator[Metric]:
-    pulls = [row for row in status.members if row.pulls_bytes]
+    pulls = [row for row in status.members if row.pulls_bytes and row.state in ("standby", "active")]
     whole = [((row.node,), row.pulls_bytes) for row in pulls]
     yield gauge("join_state_bytes", "That a node pulls in all.", ("node",), whole)
     parts = [((row.node, name), count) for row in pulls for name, count in sorted(row.pulled.items())]

@@ -158,10 +158,10 @@ def split(active: Sequence[MemberRow], step_s: float | None) -> Plain | None:
     """How each node spends a step: on its own work, on the sum, and waiting for others.
 
     A node tells how long its last step has waited for the all-reduce. For the one that comes last, that is the time
-    of the sum alone; what others wait for longer, they wait for it.
+    of the sum alone; what others wait for longer, they wait for it. Who has done no step yet has waited for none.
     Returns: None before that is known.
     """
-    told = [row for row in active if row.report_age_s is not None]
+    told = [row for row in active if row.report_age_s is not None and row.step > row.joined_step]
     if not told or step_s is None:
         return None
     sum_s = min(step_s, min(row.sync_delay_s for row in told))
@@ -210,7 +210,7 @@ def curves(steps: Sequence[StepRow]) -> Plain:
 
 
 def story(events: Sequence[EventRow]) -> list[Plain]:
-    """Events, the newest last."""
+    """Events by their time, the newest last."""
     return [
         {
             "kind": row.kind,
@@ -220,5 +220,5 @@ def story(events: Sequence[EventRow]) -> list[Plain]:
             "step": row.step,
             "time_s": row.time_s,
         }
-        for row in events
+        for row in sorted(events, key=lambda row: row.time_s)
     ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ..protocols.status import EventRow, MemberRow, Status, StepRow
 
 STEPS_KEPT = 4000  # Then the older half is thinned out: a long run keeps its beginning.
@@ -26,7 +28,6 @@ class Picture:
 
     Attributes:
         generation: Grows when everything before is void: another cluster answers at the same addresses.
-        version: Grows with whatever is new.
         told_s: When the last status came; None before the first.
         silent_s: Since when nobody answers; None: somebody does. `trouble` says what is wrong.
         source: The file that it was read from; "": it is live.
@@ -34,14 +35,13 @@ class Picture:
 
     source: str = ""
     generation: int = 0
-    version: int = 0
     events_version: int = 0
     told_s: float | None = None
     silent_s: float | None = None
     trouble: str = ""
     status: Status | None = None
     steps: list[StepRow] = field(default_factory=list)
-    events: list[EventRow] = field(default_factory=list)
+    events: list[EventRow] = field(default_factory=list)  # As they were told; a clock may be behind.
     pulls: dict[str, PullBegun] = field(default_factory=dict)
     events_by_kind: dict[str, int] = field(default_factory=dict)
 
@@ -53,13 +53,18 @@ class Picture:
         self._add_steps(status.steps)
         self._add_events(status.events)
         self._note_pulls(status.members, now_s)
-        self.version += 1
+
+    def whole(self) -> Status | None:
+        """The last status with all that is known of steps and events; None before the first."""
+        if self.status is None:
+            return None
+        events = sorted(self.events, key=lambda row: row.time_s)
+        return msgspec.structs.replace(self.status, steps=tuple(self.steps), events=tuple(events))
 
     def silent(self, why: str, now_s: float) -> None:
         """Nobody has answered a question that was put at `now_s`, or who did is of no use."""
         self.silent_s = now_s if self.silent_s is None else self.silent_s
         self.trouble = why
-        self.version += 1
 
     def _begin_anew(self) -> None:
         self.generation += 1
@@ -79,7 +84,7 @@ class Picture:
             return
         for row in new:
             self.events_by_kind[row.kind] = self.events_by_kind.get(row.kind, 0) + 1
-        self.events = sorted(self.events + new, key=lambda row: row.time_s)[-EVENTS_KEPT:]
+        self.events = (self.events + new)[-EVENTS_KEPT:]
         self.events_version += 1
 
     def _note_pulls(self, members: Sequence[MemberRow], now_s: float) -> None:

@@ -6,6 +6,7 @@ It only tells: no request changes anything, but where it was made with actions (
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
@@ -94,6 +95,8 @@ class PageServer:
         self.feed.close()
         if self._thread is not None:
             self._thread.join(SHUTDOWN_S + 1.0)
+        elif not self._server.started:
+            self._socket.close()
 
     def _app(self) -> Starlette:
         # Else a page of somebody else could have this browser read it, by a name that leads to 127.0.0.1.
@@ -128,10 +131,12 @@ class PageServer:
     async def _status(self, request: Request) -> Response:
         await self._fresh()
         with self.feed.lock:
-            status = self.feed.picture.status
-        if status is None:
-            return Response(self.feed.picture.trouble + "\n", 503, media_type="text/plain")
-        return Response(to_json(status), media_type="application/json")
+            picture = self.feed.picture
+            found = picture.whole() if picture.silent_s is None else None
+            trouble = picture.trouble
+        if found is None:
+            return Response(trouble + "\n", 503, media_type="text/plain")
+        return Response(to_json(found), media_type="application/json")
 
     async def _metrics(self, request: Request) -> Response:
         await self._fresh()
@@ -144,11 +149,13 @@ class PageServer:
         if self.feed.picture.source:
             return
         news, loop = asyncio.Event(), asyncio.get_running_loop()
-        with self.feed.listening(lambda: _call(loop, news)):
-            try:
-                await asyncio.wait_for(news.wait(), SCRAPE_PATIENCE_S)
-            except TimeoutError:
-                return
+        with self.feed.listening(lambda: _call(loop, news)), contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SCRAPE_PATIENCE_S):
+                while not self.feed.closed:
+                    await news.wait()
+                    news.clear()
+                    if self.feed.picture.silent_s is None:  # Else another member may answer in a moment.
+                        return
 
     async def _events(self, request: Request) -> Response:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

@@ -22,7 +22,8 @@ async function act(action, question, told) {
   busy = true; enable(); tell("asking the cluster …", true);
   try {
     const answer = await fetch("actions", { method: "POST", headers: { "Content-Type": "application/json", Authorization: `Bearer ${token}` }, body: JSON.stringify(action) });
-    const { ok, text } = await answer.json();
+    const said = await answer.text();
+    const { ok, text } = said.startsWith("{") ? JSON.parse(said) : { ok: false, text: `It could not be asked: HTTP ${answer.status} ${said}` };
     tell(ok ? told(text) : text, ok);
   } catch (error) {
     tell(`The process that serves this page does not answer: ${error.message}`, false);

@@ -52,9 +52,14 @@ export class Graph {
       const out = node.state === "failed" || node.state === "left";
       if (!out) this.ghosts.delete(node.id);
       else if (this.nodes.has(node.id) && !this.ghosts.has(node.id)) this.ghosts.set(node.id, now);
-      if (!out || now - (this.ghosts.get(node.id) ?? -GHOST_MS) < GHOST_MS) drawn.push(node);
+      if (!out || this.fades(node.id)) drawn.push(node);
     }
     return drawn;
+  }
+
+  // Is it one that has just gone?
+  fades(id) {
+    return performance.now() - (this.ghosts.get(id) ?? -GHOST_MS) < GHOST_MS;
   }
 
   // A new layout only if something came or went; what moves, moves at once or in half a second.

@@ -9,19 +9,21 @@ const BARS = 12; // Nodes whose time is drawn; those that the others wait for co
 const KEEPERS = 24; // Members of whom it is drawn what they keep.
 const POINTS = 6000;
 const EVENTS = 120;
-const GOOD = ["joined", "joins", "link-up", "going on", "waited for", "replication"];
-const BAD = ["node-failure", "expelled", "link-failure", "unreachable", "declared dead", "lost", "waits for"];
+const GOOD = ["joined", "link-up", "waited for", "replication"];
+const BAD = ["node-failure", "expelled", "link-failure", "unreachable", "declared dead", "waits for"];
 const JOIN = ["scale-out"];
 
 const graph = new Graph($("graph"), $("details"), $("trees"), $("legend"));
 const chart = new Chart($("chart"), $("reading"));
 const past = { step: [], time_s: [], seconds: [], samples: [], metrics: {} };
-let page = null, events = [], chosen = "", heardAt = null, lostAt = null, moved = false;
+const SILENCE_MS = 15000; // The server tells something every few seconds: after that it is gone, or the network is.
+let stream = null, page = null, events = [], chosen = "", heardAt = null, triedAt = 0, lostAt = null, moved = false;
 
 // --- the server ---
 
 function connect() {
-  const stream = new EventSource("events");
+  stream?.close();
+  const mine = stream = new EventSource("events");
   stream.onmessage = (message) => {
     heardAt = Date.now(); lostAt = null;
     take(JSON.parse(message.data));
@@ -29,14 +31,14 @@ function connect() {
   stream.onerror = () => {
     lostAt ??= Date.now();
     showLive();
-    if (stream.readyState === EventSource.CLOSED) setTimeout(connect, 2000);
+    if (mine.readyState === EventSource.CLOSED) setTimeout(() => stream === mine && connect(), 2000);
     if (Date.now() - lostAt > 1500) move();
   };
 }
 
 // The server is gone: is there a member of this cluster that serves the page, too?
 async function move() {
-  if (moved || !page?.head) return;
+  if (moved || !page?.head || page.source) return;
   for (const node of page.nodes) {
     if (!node.page || node.state !== "active" || node.page === location.origin) continue;
     try {
@@ -73,15 +75,18 @@ function append(curves) {
   for (const name of Object.keys(curves.metrics)) past.metrics[name] ??= past.step.map(() => null);
   for (const name of ["step", "time_s", "seconds", "samples"]) past[name].push(...curves[name]);
   for (const [name, column] of Object.entries(past.metrics)) column.push(...(curves.metrics[name] ?? curves.step.map(() => null)));
-  const over = past.step.length - POINTS;
-  if (over > 0) for (const column of [past.step, past.time_s, past.seconds, past.samples, ...Object.values(past.metrics)]) column.splice(0, over);
+  if (past.step.length <= POINTS) return;
+  const newest = past.step.length - POINTS / 4; // Of what is older, every other step: a long run keeps its beginning.
+  const thinned = (column) => column.filter((_, i) => i >= newest || i % 2 === 0);
+  for (const name of ["step", "time_s", "seconds", "samples"]) past[name] = thinned(past[name]);
+  for (const name of Object.keys(past.metrics)) past.metrics[name] = thinned(past.metrics[name]);
 }
 
 // --- headline ---
 
 function showLive() {
   const live = $("live"), silent = page?.silent_for_s;
-  const [kind, text] = lostAt != null ? ["bad", `page's server gone since ${clock(lostAt / 1000)}`] : silent != null ? ["bad", `no answer for ${seconds(silent)}`] : page?.source ? ["", `as of ${clock(page.told_s)}`] : page?.head ? ["good", "live"] : ["", "connecting"];
+  const [kind, text] = lostAt != null ? ["bad", `page's server gone since ${clock(lostAt / 1000)}`] : silent != null ? ["bad", `no answer for ${seconds(silent + sinceHeard())}`] : page?.source ? ["", `as of ${clock(page.told_s)}`] : page?.head ? ["good", "live"] : ["", "connecting"];
   set(live, "class", `live ${kind}`);
   set(live.lastElementChild, "text", text);
 }
@@ -89,8 +94,9 @@ function showLive() {
 function showNotices() {
   const found = [], head = page?.head;
   const survivor = page?.nodes?.find((node) => node.state === "active" && node.addresses.length && !sameHost(node));
-  if (lostAt != null) found.push(["bad", `The process that served this page does not answer since ${clock(lostAt / 1000)}; it is asked again and again. The cluster may well go on: look at it with `, survivor || head ? `chaosnet dashboard ${survivor?.addresses[0] ?? "ADDRESS"}` : ""]);
-  else if (page?.silent_for_s != null) found.push(["bad", `${page.told_s ? "What is shown is from " + clock(page.told_s) + ". " : ""}The cluster does not answer since ${clock(Date.now() / 1000 - page.silent_for_s)}; it is asked again and again. ${page.trouble}`]);
+  if (lostAt != null && page?.source) found.push(["bad", `The process that served this page does not answer since ${clock(lostAt / 1000)}.`, ""]);
+  else if (lostAt != null) found.push(["bad", `The process that served this page does not answer since ${clock(lostAt / 1000)}; it is asked again and again. The cluster may well go on: look at it with `, survivor || head ? `chaosnet dashboard ${survivor?.addresses[0] ?? "ADDRESS"}` : ""]);
+  else if (page?.silent_for_s != null) found.push(["bad", `${page.told_s ? "What is shown is from " + clock(page.told_s) + ". " : ""}The cluster does not answer since ${clock(heardAt / 1000 - page.silent_for_s)}; it is asked again and again. ${page.trouble}`]);
   if (page?.source) found.push(["", `A finished run, from ${page.source}: nothing here is live.`]);
   if (head?.parked) found.push(["bad", `Training waits: ${head.parked}`]);
   if (head?.waiting) found.push(["", `The step waits for ${head.waiting.whom.join(", ")}, ${seconds(head.waiting.seconds)} so far: ${head.waiting.why}.`]);
@@ -102,6 +108,7 @@ function showNotices() {
   });
 }
 
+const sinceHeard = () => (Date.now() - heardAt) / 1000;
 const sameHost = (node) => node.page && node.page === location.origin;
 
 function showHead() {
@@ -195,7 +202,7 @@ function showCurves() {
   for (const button of $("names").children) set(button, "aria-pressed", button.textContent === chosen);
   set($("curve-title"), "text", `${chosen} over steps`);
   const values = chosen === "step time" ? past.seconds : chosen === "samples a step" ? past.samples : past.metrics[chosen];
-  const marks = events.filter((event) => ["joined", "joins", "node-failure", "lost", "left", "leaves"].includes(event.kind)).slice(-60).map((event) => ({ step: event.step, kind: kindOf(event.kind) || "bad" }));
+  const marks = events.filter((event) => ["joined", "node-failure", "expelled", "declared dead", "left"].includes(event.kind)).slice(-60).map((event) => ({ step: event.step, kind: kindOf(event.kind) || "bad" }));
   chart.show(past.step, values, past.time_s, marks, chosen === "step time" ? seconds : chosen === "samples a step" ? count : value);
 }
 
@@ -243,7 +250,7 @@ function showTable() {
     $("rows").replaceChildren();
   }
   const out = (node) => node.state === "failed" || node.state === "left";
-  const recent = page.nodes.filter((node) => !out(node) || $("gone").checked || graph.ghosts.has(node.id));
+  const recent = page.nodes.filter((node) => !out(node) || $("gone").checked || graph.fades(node.id));
   keyed($("rows"), recent, (node) => node.id, () => element("tr", {}, ...columns.map(([, number]) => element("td", { class: number ? "n" : "" }))), (row, node) => {
     set(row, "class", out(node) ? "out" : "");
     columns.forEach(([, , tell], i) => {
@@ -258,5 +265,11 @@ function showTable() {
 }
 
 $("gone").addEventListener("change", () => page?.head && showTable());
-setInterval(() => { if (lostAt != null || page?.silent_for_s != null) { showLive(); showNotices(); } }, 1000);
+setInterval(() => {
+  if (heardAt != null && !page.source && Date.now() - Math.max(heardAt, triedAt) > SILENCE_MS) {
+    lostAt ??= heardAt; triedAt = Date.now();
+    move().then(() => moved || connect());
+  }
+  if (lostAt != null || page?.silent_for_s != null) { showLive(); showNotices(); }
+}, 1000);
 connect();

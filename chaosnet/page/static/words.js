@@ -17,7 +17,9 @@ export function seconds(s) {
   if (s == null) return "–";
   if (s < 0.0995) return `${(s * 1e3).toFixed(s < 0.00995 ? 1 : 0)} ms`;
   if (s < 60) return `${s.toFixed(s < 9.95 ? 2 : 1)} s`;
-  return s < 3600 ? `${Math.floor(s / 60)} min ${Math.round(s % 60)} s` : `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
+  s = Math.round(s);
+  if (s >= 3600) s = 60 * Math.round(s / 60);
+  return s < 3600 ? `${Math.floor(s / 60)} min ${s % 60} s` : `${Math.floor(s / 3600)} h ${(s % 3600) / 60} min`;
 }
 
 export const count = (n) => Math.round(n).toLocaleString("en");
@@ -58,9 +60,10 @@ export function set(target, name, v) {
   else if (target.getAttribute(name) !== text) target.setAttribute(name, text);
 }
 
-// Children of `parent`, one for each item, by key: those that stay are kept.
+// Children of `parent`, one for each item, by key: those that stay are kept. Of items with equal keys the later are new.
 export function keyed(parent, items, key, make, update) {
   const old = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  const kept = new Set();
   let place = parent.firstElementChild;
   for (const item of items) {
     const name = key(item);
@@ -69,7 +72,8 @@ export function keyed(parent, items, key, make, update) {
     else { child = make(item); child.dataset.key = name; }
     if (child === place) place = place.nextElementSibling;
     else parent.insertBefore(child, place);
+    kept.add(child);
     update(child, item);
   }
-  for (const child of old.values()) child.remove();
+  for (const child of [...parent.children]) if (!kept.has(child)) child.remove();
 }
