@@ -39,6 +39,8 @@ def test_a_name_that_takes_more_bytes_than_a_property_has_is_cut():
         ({b"version": b"2", b"cluster": b"lab", b"node": b"n1"}, ["10.0.0.2"], 81),
         ({b"version": b"1", b"cluster": b"\xff", b"node": b"n1"}, ["10.0.0.2"], 81),
         ({b"version": b"1", b"cluster": b"lab", b"node": b"n1", b"key": b"none"}, ["10.0.0.2"], 81),
+        ({b"version": b"1", b"cluster": b"lab", b"node": b"\x1b[2Jn1"}, ["10.0.0.2"], 81),
+        ({b"version": b"1", b"cluster": b"lab", b"node": b"n1\n[chaosnet] n3 leaves"}, ["10.0.0.2"], 81),
         ({b"version": b"1", b"cluster": b"lab", b"node": b"n1"}, [], 81),
         ({b"version": b"1", b"cluster": b"lab", b"node": b"n1"}, ["10.0.0.2"], 0),
     ],

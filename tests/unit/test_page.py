@@ -13,7 +13,7 @@ from statuses import STATUS
 
 from chaosnet.options import ListenAt
 from chaosnet.page import metrics, model
-from chaosnet.page.picture import STEPS_KEPT, STEPS_WHOLE, Picture
+from chaosnet.page.picture import EVENTS_KEPT, STEPS_KEPT, STEPS_WHOLE, Picture
 from chaosnet.protocols.status import EventRow, StepRow
 from chaosnet.told_pipelines import StageTold, lines
 
@@ -53,6 +53,18 @@ def test_a_long_run_keeps_its_beginning_in_outline_and_its_end_whole():
     kept = [row.step for row in picture.steps]
     assert kept[0] == 0 and len(kept) <= STEPS_KEPT
     assert kept[-STEPS_WHOLE:] == [*range(STEPS_KEPT + 500 - STEPS_WHOLE, STEPS_KEPT + 500)]
+
+
+def test_an_event_by_a_clock_that_is_behind_is_counted_once_and_shown_in_its_place():
+    def event(n):
+        return EventRow(kind="link-up", node="a", detail=f"{n}", step=1, time_s=1000.0 + n, handling_ms=0.1)
+
+    late = msgspec.structs.replace(event(0), kind="joined", node="b", time_s=5.0)
+    picture = pictured(after(STATUS, events=tuple(event(n) for n in range(EVENTS_KEPT))))
+    for _ in range(3):
+        picture.answered(after(STATUS, events=(late, event(EVENTS_KEPT - 1))), 200.0)
+    assert picture.events_by_kind["joined"] == 1
+    assert model.story(picture.events)[0]["kind"] == "joined"
 
 
 def test_another_cluster_at_the_same_addresses_begins_anew():
@@ -138,6 +150,11 @@ def test_nobody_is_blamed_for_a_wait_that_does_not_matter_or_without_others():
     assert model.split((member("a", 0.12), member("b", 0.1)), step_s=1.0)["slowest"] is None
     assert model.split((member("a", 0.12),), step_s=1.0)["slowest"] is None
     assert model.split((), step_s=1.0) is None and model.split((member("a", 0.1),), None) is None
+
+
+def test_who_has_just_joined_has_waited_for_no_step_and_is_not_blamed():
+    new = msgspec.structs.replace(member("new", 0.0), step=7, joined_step=7)
+    assert model.split((member("a", 0.8), member("b", 0.8), new), step_s=1.0)["slowest"] is None
 
 
 def test_pipelines_are_read_from_what_the_status_says():
@@ -232,6 +249,14 @@ def test_of_a_cluster_that_does_not_answer_prometheus_reads_only_that():
     picture = pictured(STATUS)
     picture.silent("nobody answers", 110.0)
     assert parsed(picture) == {"chaosnet_up": [({}, 0.0)]}
+
+
+def test_of_a_joiner_that_died_no_pull_is_told():
+    members = tuple(
+        msgspec.structs.replace(row, state="failed") if row.pulls_bytes else row for row in STATUS.members
+    )
+    assert parsed(pictured(STATUS))["chaosnet_join_state_bytes"]
+    assert "chaosnet_join_state_bytes" not in parsed(pictured(after(STATUS, members=members)))
 
 
 def test_names_and_labels_that_are_awkward_are_escaped():

@@ -27,6 +27,7 @@ from chaosnet.protocols.status import (
     CheckpointRow,
     EventRow,
     MemberRow,
+    StepRow,
     from_json,
     to_json,
 )
@@ -140,6 +141,23 @@ def shown(status, width, wide=False):
     screen = io.StringIO()
     Console(width=width, file=screen).print(dashboard.cluster(status, wide))
     return screen.getvalue()
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are():
+    """Of nodes, also as neighbours, and of what a script averages."""
+    names = {"a": "a[/b]", "b": "gpu[a100]"}
+    members = tuple(
+        msgspec.structs.replace(
+            row,
+            node=names.get(row.node, row.node),
+            neighbors=tuple(names.get(each, each) for each in row.neighbors),
+        )
+        for row in STATUS.members
+    )
+    step = StepRow(step=1, time_s=0.0, seconds=0.5, samples=8, metrics={"acc[top5]": 0.5})
+    told = shown(msgspec.structs.replace(STATUS, members=members, steps=(step,)), 200, wide=True)
+    for name in ("a[/b] - gpu[a100]", "acc[top5] 0.5000", *names.values()):
+        assert name in told, name
 
 
 LONG_NAMES = [f"a-host-with-a-long-name-{number:06x}" for number in range(3)]
