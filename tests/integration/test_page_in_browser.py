@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -104,6 +106,24 @@ def test_a_node_is_had_leave_from_the_page_by_who_has_the_token_and_by_nobody_el
             assert cluster.nodes[1].exit_code() == 0
             seen(page, "b", "left")
         server.stop()
+
+
+def test_a_page_whose_server_falls_silent_does_not_say_that_it_is_live(browser, tmp_path):
+    """As after a cut of power there: connections stay open, and nothing comes."""
+    with cluster_of(1, tmp_path, pause_s=0.02) as cluster:
+        address = cluster.nodes[0].last("joined")["address"]
+        command = [sys.executable, "-m", "chaosnet", "dashboard", address, "--listen", "0"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            url = next(word for word in server.stdout.readline().split() if word.startswith("http://"))
+            with page_at(browser, url) as page:
+                page.wait_for_selector("#live.good:has-text('live')")
+                server.send_signal(signal.SIGSTOP)
+                page.wait_for_selector("#live.bad:has-text('server gone')")
+                assert "does not answer since" in page.locator("#notices").inner_text()
+                server.send_signal(signal.SIGCONT)
+                page.wait_for_selector("#live.good:has-text('live')")
+            server.send_signal(signal.SIGINT)
 
 
 def test_an_open_page_moves_from_a_node_that_dies_to_one_that_serves_another(browser, tmp_path):
