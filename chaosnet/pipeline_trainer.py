@@ -120,11 +120,8 @@ class PipelineTrainer(ScriptMember):
         self._node = ScriptNode(self.session, OfPipelines(self.engine), remembered, page, teller)
         self._steps = PipelineSteps(self.session, self.engine, self._node, teller.say)
         self._evaluation = EvaluationLoop(self.session, self.engine.evaluation, self._steps)
-        try:
+        with page.unless_opened():
             self.session.open(self.engine)
-        except BaseException:  # If it cannot listen, the script may try again.
-            page.stop()
-            raise
         self._node.enter(self._steps)
 
     def _on_ended(self, ended: Ended) -> None:

@@ -146,16 +146,14 @@ class Trainer(RunFacts):
         )  # fmt: skip
         self.model, self.optimizer, self.lr_scheduler = engine.model, engine.optimizer, engine.lr_scheduler
         script_engine = OfDataParallel(engine)
-        page: NodePage | None = None
         try:
             page = NodePage(self._page_at)
             node = ScriptNode(session, script_engine, self._members, page, self._teller)
-            session.open(engine, guarded=engine.guard is not None)
+            with page.unless_opened():
+                session.open(engine, guarded=engine.guard is not None)
         except BaseException:  # If it cannot listen, the script may go on alone, or try again.
             script_engine.let_go()
             script_engine.detach()
-            if page is not None:
-                page.stop()
             raise
         steps = ScriptSteps(session, engine, node)
         self._run = Run(session, engine, node, steps, Batches(session, engine, steps))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..extras import demand
@@ -51,6 +53,15 @@ class NodePage:
             lambda: self._session.addresses[0], lambda: self._session.settings.keys, PACE_BESIDE_TRAINING_S
         )
         self._server = server_of(self._feed, self._place.host, self._place.port, "dashboard")
+
+    @contextmanager
+    def unless_opened(self) -> Iterator[None]:
+        """Closes it if the block fails: the script may try again."""
+        try:
+            yield
+        except BaseException:
+            self.stop()
+            raise
 
     def start(self, session: Session) -> None:
         """Serve the cluster of that session, which listens already."""
