@@ -29,7 +29,7 @@ class Feed:
     Args:
         ask: Statuses of the cluster, without an end; None: the picture is what it is, and stays so.
         pace_s: From one question to the next.
-        address: Where the cluster was asked first; "": of no use to others.
+        address: Where the cluster is asked first; "": nowhere, as all is known.
     """
 
     def __init__(
