@@ -17,8 +17,8 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from functools import cache, cached_property
+from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -59,7 +59,12 @@ NUMPY_KINDS = DTYPES.keys() & np.sctypeDict.keys()  # Those that numpy has, too:
 
 def dtype_name(tensor: torch.Tensor) -> str:
     """As torch spells it, without the module: "float32"."""
-    return str(tensor.dtype).removeprefix("torch.")
+    return _spelled(tensor.dtype)
+
+
+@cache
+def _spelled(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def row_of(name: str, tensor: torch.Tensor) -> Row:
@@ -98,8 +103,7 @@ class Manifest:
     @cached_property
     def layout(self) -> bytes:
         """Hash of which tensors lie where: caches and the user's own may differ in shape from node to node."""
-        rows = "\n".join(f"{entry.name!r} {entry.dtype} {entry.shape}" for entry in self.entries)
-        return xxhash.xxh3_64_digest(rows.encode())
+        return xxhash.xxh3_64_digest(msgspec.msgpack.encode(self.entries))
 
     def to_bytes(self) -> bytes:
         tensors = [(entry.name, entry.dtype, entry.shape) for entry in self.entries]
@@ -116,8 +120,8 @@ class Manifest:
             raise MalformedMessage(f"no manifest: {error}") from error
         if step < 0:
             raise MalformedMessage(f"manifest of step {step}")
-        for row in rows:
-            _check_row(row)
+        for dtype, shape in {(dtype, shape) for _, dtype, shape in rows}:
+            _check_kind(dtype, shape)
         manifest = cls(tuple(lay_out(rows)), plain_part, step)
         if len({entry.name for entry in manifest.entries}) < len(manifest.entries):
             raise MalformedMessage("manifest names a tensor twice")
@@ -130,9 +134,12 @@ class Manifest:
 
 def lay_out(rows: Iterable[Row]) -> Iterator[Entry]:
     """The tensors of `rows` one behind the other."""
-    start = 0
+    start, sizes = 0, dict[tuple[str, tuple[int, ...]], int]()
     for name, dtype, shape in rows:
-        stop = start + math.prod(shape) * ITEM_SIZES[dtype]
+        size = sizes.get((dtype, shape))
+        if size is None:  # There may be thousands of tensors, of few shapes.
+            size = sizes[dtype, shape] = math.prod(shape) * ITEM_SIZES[dtype]
+        stop = start + size
         yield Entry(name, dtype, shape, start, stop)
         start = stop
 
@@ -150,13 +157,12 @@ def merged(entries: Iterable[Entry]) -> Iterator[tuple[int, int]]:
         yield start, stop
 
 
-def _check_row(row: Row) -> None:
-    """As a peer sent it. Raises: MalformedMessage."""
-    _, dtype, shape = row
+def _check_kind(dtype: str, shape: tuple[int, ...]) -> None:
+    """Of a tensor, as a peer sent it. Raises: MalformedMessage."""
     sane = dtype in DTYPES and len(shape) <= MAX_DIMENSIONS and min(shape, default=0) >= 0
     # An empty tensor has strides too, and torch multiplies its other sizes for them.
     if not sane or math.prod([size or 1 for size in shape]) > MAX_TOTAL_BYTES:
-        raise MalformedMessage(f"manifest entry {row!r:.200}")
+        raise MalformedMessage(f"manifest entry of {dtype:.50} {shape!r:.200}")
 
 
 class StateChanged(ChaosnetError):
@@ -267,16 +273,21 @@ class Capture:
 class Arrival:
     """A training state as it comes in, range by range, in any order.
 
-    Every tensor has memory of its own from the start, so that the optimizer keeps what arrives without
-    another copy, and the rest can be freed. What `places` names arrives where it is to stay.
+    Every tensor has memory of its own from the start (small ones share blocks), so that the optimizer keeps what
+    arrives without another copy, and the rest can be freed. What `places` names arrives where it is to stay.
     """
 
     def __init__(self, manifest: Manifest, places: Mapping[str, torch.Tensor] | None = None) -> None:
         self.manifest = manifest
-        made = [_place_for(entry, (places or {}).get(entry.name)) for entry in manifest.entries]
-        self.tensors = [tensor for tensor, _ in made]
-        self._starts = [entry.start for entry in manifest.entries if entry.stop > entry.start]
-        self._bytes = [data for _, data in made if data.size]
+        self.tensors: list[torch.Tensor] = []
+        self._starts: list[int] = []  # Of `_bytes`, in the state.
+        self._bytes: list[np.ndarray] = []
+        for run in _runs(manifest.entries, places or {}):
+            tensors, data = _places_for(run, (places or {}).get(run[0].name))
+            self.tensors += tensors
+            if data.size:
+                self._starts.append(run[0].start)
+                self._bytes.append(data)
         self._have: list[tuple[int, int]] = []  # Disjoint, not adjacent, in order.
 
     def write(self, start: int, data: bytes | bytearray | memoryview) -> None:
@@ -322,6 +333,33 @@ class Arrival:
     @property
     def complete(self) -> bool:
         return not self.missing
+
+
+def _runs(entries: Iterable[Entry], places: Mapping[str, torch.Tensor]) -> Iterator[list[Entry]]:
+    """Neighbors that share one block: small tensors of one dtype. Each of the others is a run of its own."""
+
+    def block(entry: Entry) -> str | tuple[str, int]:
+        if 0 < entry.stop - entry.start < SMALL_BYTES and entry.name not in places:
+            return entry.dtype, entry.start // CPU_RUN_BYTES
+        return entry.name
+
+    for _, run in groupby(entries, block):
+        yield list(run)
+
+
+def _places_for(run: list[Entry], place: torch.Tensor | None) -> tuple[list[torch.Tensor], np.ndarray]:
+    """Tensors to fill, and their bytes one behind the other."""
+    if len(run) == 1:
+        tensor, data = _place_for(run[0], place)
+        return [tensor], data
+    data = np.empty(run[-1].stop - run[0].start, np.uint8)
+    values = torch.from_numpy(data).view(DTYPES[run[0].dtype])
+    parts = values.split_with_sizes([math.prod(entry.shape) for entry in run])
+    shaped = [
+        part if len(entry.shape) == 1 else part.view(entry.shape)
+        for part, entry in zip(parts, run, strict=True)
+    ]
+    return shaped, data
 
 
 def _place_for(entry: Entry, place: torch.Tensor | None) -> tuple[torch.Tensor, np.ndarray]:

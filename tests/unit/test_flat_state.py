@@ -112,3 +112,38 @@ def test_one_element_of_a_slice_has_bytes_as_any_other():
     value = torch.tensor([1.5, 2.5])[::2]
     assert value.stride() == (2,)
     assert as_bytes(value).numpy().tobytes() == torch.tensor([1.5]).numpy().tobytes()
+
+
+SMALL = st.lists(
+    st.tuples(
+        st.sampled_from(["float32", "bfloat16", "uint8"]),
+        st.lists(st.integers(0, 3), max_size=3).map(tuple),
+    ),
+    max_size=30,
+)
+
+
+@given(SMALL, st.integers(1, 50))
+def test_small_tensors_arrive_in_any_pieces_and_none_overwrites_another(kinds, piece):
+    rows = [(f"t{index}", dtype, shape) for index, (dtype, shape) in enumerate(kinds)]
+    arrival = Arrival(Manifest(tuple(lay_out(rows)), b"", 1))
+    data = bytes(index % 251 for index in range(arrival.manifest.total_bytes))
+    for start in reversed(range(0, len(data), piece)):
+        arrival.write(start, data[start : start + piece])
+    assert arrival.complete
+    for tensor, entry in zip(arrival.tensors, arrival.manifest.entries, strict=True):
+        assert (str(tensor.dtype), tuple(tensor.shape)) == (f"torch.{entry.dtype}", entry.shape)
+        assert bytes(as_bytes(tensor).numpy()) == data[entry.start : entry.stop]
+    assert bytes(arrival.snapshot().slice(0, len(data))) == data
+
+
+def test_small_neighbours_of_one_dtype_share_a_block_and_large_ones_do_not():
+    rows = [
+        ("a", "float32", (3,)),
+        ("b", "float32", ()),
+        ("large", "float32", (1 << 14,)),
+        ("c", "int64", (2,)),
+    ]
+    a, b, large, c = Arrival(Manifest(tuple(lay_out(rows)), b"", 1)).tensors
+    assert a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    assert len({each.untyped_storage().data_ptr() for each in (a, large, c)}) == 3
