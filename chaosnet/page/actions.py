@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -28,6 +29,8 @@ from .feed import Feed
 TOKEN_BYTES = 24
 MAX_BYTES = 4096  # Of a request.
 INVITE_S = 600.0
+
+Answered = TypeVar("Answered")
 
 
 class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="leave"):
@@ -102,9 +105,10 @@ class Actions:
             if status is None:
                 raise ConfigError("the cluster has not answered yet (expected one that does)")
             if isinstance(action, Invite):
-                return True, _invite([self._feed.address(), *_anybody(status)])
+                anybody = [self._feed.address(), *_anybody(status)]
+                return True, _of_first(anybody, lambda address: invite.make(address, INVITE_S))
             answer = (
-                client.leave(_address(_member(status, action.node)))
+                _of_first(_addresses(_member(status, action.node)), client.leave)
                 if isinstance(action, Leave)
                 else _change_link(status, action)
             )
@@ -133,11 +137,11 @@ def _member(status: Status, name: str) -> MemberRow:
     raise ConfigError(f"{name!r} is no member now (expected one that trains)")
 
 
-def _address(row: MemberRow) -> str:
+def _addresses(row: MemberRow) -> tuple[str, ...]:
     """Where that member is asked. Raises: ConfigError."""
     if not row.addresses:
         raise ConfigError(f"{row.node} only dials, so nobody can ask it (expected a member that listens)")
-    return row.addresses[0]
+    return row.addresses
 
 
 def _anybody(status: Status) -> list[str]:
@@ -148,12 +152,15 @@ def _anybody(status: Status) -> list[str]:
     return found
 
 
-def _invite(addresses: Iterable[str]) -> str:
-    """The token of whoever answers first. Raises: as `invite.make`, by the last one."""
+def _of_first(addresses: Iterable[str], question: Callable[[str], Answered]) -> Answered:
+    """What the first says that answers: a member may listen where this machine does not reach it.
+
+    Raises: as `question`; PeerUnreachable by the last one.
+    """
     silent: PeerUnreachable | None = None
     for address in dict.fromkeys(filter(None, addresses)):
         try:
-            return invite.make(address, INVITE_S)
+            return question(address)
         except PeerUnreachable as error:
             silent = error
     assert silent is not None
@@ -166,4 +173,6 @@ def _change_link(status: Status, action: ChangeLink) -> Answer:
     if action.a == action.b:
         raise ConfigError(f"a link from {action.a} to itself (expected two members)")
     asked, other = ends if ends[0].addresses else reversed(ends)
-    return client.change_link(_address(asked), other.node, action.connect)
+    return _of_first(
+        _addresses(asked), lambda address: client.change_link(address, other.node, action.connect)
+    )

@@ -12,14 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from cluster import cluster_of
 
 from chaosnet import client
+from chaosnet.invite import is_token
+from chaosnet.node.keys import KeyPair, save
 from chaosnet.page.actions import MAX_BYTES
 from chaosnet.page.feed import of_cluster, of_status
 from chaosnet.page.server import PageServer
-from chaosnet.protocols.errors import ConfigError
+from chaosnet.protocols.errors import ConfigError, PeerUnreachable
+from chaosnet.protocols.messages import Answer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from many_nodes import cluster as simulated
@@ -56,9 +60,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the cluster is asked, which it is not in these tests."""
     found: list[Any] = []
     for name in ("leave", "change_link"):
-        monkeypatch.setattr(
-            client, name, lambda *what: found.append(what) or client.Answer(ok=True, text="done")
-        )
+        monkeypatch.setattr(client, name, lambda *what: found.append(what) or Answer(ok=True, text="done"))
     return found
 
 
@@ -148,6 +150,47 @@ def test_nodes_leave_and_links_open_and_close_and_what_the_cluster_refuses_is_sa
             assert (code, "c" in said) == (200, True)
             assert cluster.nodes[2].exit_code() == 0
         cluster.nodes[0].advance(5)
+
+
+@pytest.mark.parametrize(
+    ("body", "call"),
+    [(LEAVE, "leave"), ({"type": "link", "a": "n1", "b": "n2", "connect": True}, "change_link")],
+)
+def test_a_member_is_asked_at_each_of_its_addresses_until_one_answers(body, call, monkeypatch):
+    places = ("10.255.0.1:1", "10.255.0.2:2", "10.255.0.3:3")
+    status = simulated(3)
+    rows = tuple(msgspec.structs.replace(row, addresses=places) for row in status.members)
+    silent, tried = {places[0]}, []
+
+    def ask(address: str, *what: Any) -> Answer:
+        tried.append(address)
+        if address in silent:
+            raise PeerUnreachable(f"{address} does not answer")
+        return Answer(ok=True, text="done")
+
+    monkeypatch.setattr(client, call, ask)
+    with served(of_status(msgspec.structs.replace(status, members=rows), "run.json")) as server:
+        assert (post(server, body), tried) == ((200, "done"), list(places[:2]))
+        silent |= set(places)
+        assert post(server, body) == (200, f"{places[2]} does not answer")
+
+
+def test_an_invite_from_the_page_lets_one_node_in(tmp_path, monkeypatch):
+    monkeypatch.setenv("CHAOSNET_KEY", str(tmp_path / "a.key"))
+    save(KeyPair.new(), tmp_path / "a.key")
+    with cluster_of(0, tmp_path, pause_s=0.02) as cluster:
+        first = cluster.start(key=str(tmp_path / "a.key"))
+        address = first.last("joined")["address"]
+        with served(of_cluster(lambda: address)) as server:
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+            connection.request("GET", "/status.json")  # It has heard of the node then.
+            assert len(json.loads(connection.getresponse().read())["members"]) == 1
+            code, token = post(server, {"type": "invite"})
+        assert (code, is_token(token)) == (200, True), token
+        cluster.start(key=str(tmp_path / "b.key"), join=token).last("joined")
+        late = cluster.start(key=str(tmp_path / "c.key"), join=token, join_patience_s=5.0)
+        assert "used already or has expired" in late.ended()["reason"]
+        first.advance(5)
 
 
 def test_the_command_prints_the_address_with_its_token_and_keeps_it_on_this_machine(tmp_path):
