@@ -108,7 +108,7 @@ def watch(
         increments: The history comes once; then only what is at or after the last step of the status before.
     Raises: as `status` the first time; then PeerUnreachable once nobody has answered for `patience_s`.
     """
-    keys = identity() if keys == "user" else keys
+    keys = _own(keys)
     known = Known(completed(address, keys), patience_s)
     found = status(address, keys=keys, history=history)
     while True:
@@ -120,6 +120,10 @@ def watch(
             last and found.cluster != cluster
         ):  # Another one, at the same addresses: its steps have other numbers.
             found = _next(known, 0.0, keys, history, 0, on_silence)
+
+
+def _own(keys: Keys) -> KeyPair | None:
+    return identity() if keys == "user" else keys
 
 
 def _next(
@@ -214,7 +218,7 @@ def ask(
     `keys`: whose to show; None: none. An address without a key has the same.
     Raises: PeerUnreachable if nobody answers there, or no scheduler answers in time.
     """
-    keys = identity() if keys == "user" else keys
+    keys = _own(keys)
     me = name or f"cli-{secrets.token_hex(4)}"
     return asyncio.run(_Asking(completed(address, keys), question, of_scheduler, me, keys).run(deadline_s))
 

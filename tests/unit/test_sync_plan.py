@@ -81,7 +81,8 @@ def rooted_spanning_trees(graph: nx.Graph) -> list[SpanningTree]:
         candidate = nx.Graph(links)
         if len(candidate) == len(graph) and nx.is_connected(candidate):
             for root in graph:
-                trees.append(SpanningTree(root, dict(nx.bfs_predecessors(candidate, root)), 1.0))
+                parents = {child: parent for parent, child in nx.bfs_edges(candidate, root)}
+                trees.append(SpanningTree(root, parents, 1.0))
     return trees
 
 
