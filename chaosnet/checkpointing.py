@@ -284,10 +284,15 @@ class Checkpointing:
             self._tell_newest(*self.newest)
             self.counters["checkpoint_ms"] = round(1e3 * (time.monotonic() - started_s))
             self.counters["checkpoint_bytes"] = size
-            prune(self.directory, self.settings.kept)
             if self._is_final:
                 self.say(f"the state after step {mark.step} is in {self.directory / mark.folder}")
-        except (CheckpointError, StateChanged) as error:
+            self._prune()
+        except (
+            CheckpointError,
+            StateChanged,
+            RuntimeError,
+            MemoryError,
+        ) as error:  # Torch's, for want of memory.
             self.counters["checkpoints_failed"] += 1
             following = f"training goes on, the next try is at step {mark.step + self.settings.every}"
             self.say(
@@ -296,6 +301,12 @@ class Checkpointing:
             )
         finally:
             self.busy, self.counters[WRITING] = False, 0
+
+    def _prune(self) -> None:
+        try:
+            prune(self.directory, self.settings.kept)
+        except (CheckpointError, OSError) as error:
+            self.say(f"old checkpoints are not removed this time: {error}")
 
     def _write_shard(self, snapshot: Snapshot, mark: Mark, part: Part) -> int:
         entries, shard = snapshot.manifest.entries, self._shard(mark)

@@ -171,11 +171,16 @@ def file_of(keys: list[str]) -> Iterator[str]:
         yield file.name
 
 
-def obey(ear: Ear, members: Members, grace_s: float) -> None:
-    """Until all have ended."""
-    gone = threading.Event()
+def told_to_end() -> threading.Event:
+    """Set once this process is to end."""
+    ends = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: gone.set())
+        signal.signal(number, lambda *_: ends.set())
+    return ends
+
+
+def obey(ear: Ear, members: Members, gone: threading.Event, grace_s: float) -> None:
+    """Until all have ended; once `gone` is set, they are asked to."""
 
     def listen() -> None:
         while (line := ear.line(SILENCE_S)) is not None:
@@ -207,9 +212,14 @@ def main() -> None:
         orders = decoded(line, Orders)
         if orders is not None:
             members = Members(mouth)
+            gone = told_to_end()
             with file_of(orders.allowed) as allowed:
-                members.start(hello, orders, allowed)
-                obey(ear, members, orders.grace_s)
+                try:
+                    members.start(hello, orders, allowed)
+                except OSError as error:
+                    print(f"error: not all members can be started: {error}", file=sys.stderr)
+                    gone.set()
+                obey(ear, members, gone, orders.grace_s)
             return
 
 

@@ -17,6 +17,7 @@ from .protocols.effects import TakeSnapshot
 from .protocols.errors import ConfigError
 
 POLL_S = 0.002
+NO_MEMORY = (MemoryError, RuntimeError)  # The second is torch's.
 
 
 class StateCopies:
@@ -61,7 +62,7 @@ class StateCopies:
         only, for_joiner = (part, False) if joiner is None else (None, bool(self._state.parted))
         try:
             capture = self._state.begin_capture(step, runtime, only, for_joiner)
-        except ConfigError as error:  # What was in extra_state at the start was checked then.
+        except (ConfigError, *NO_MEMORY) as error:  # What was in extra_state at the start was checked then.
             self._say(f"the state cannot be copied for {'a joiner' if joiner else 'a checkpoint'}: {error}")
             if joiner is not None:
                 self._session.serve_snapshot(joiner.step, None)
@@ -86,7 +87,9 @@ class StateCopies:
             return capture.wait()
         except StateChanged as error:
             self._say(f"no copy of the state for a joiner: {error}; from now on it is copied inside update()")
-            return None
+        except NO_MEMORY as error:
+            self._say(f"no copy of the state for a joiner: {error}")
+        return None
 
     def serve(self) -> bool:
         """Wait until a blocking joiner has all of it. Returns: whether any joiner is being served."""
@@ -107,6 +110,6 @@ class StateCopies:
         """The optimizer must not change what is still being copied."""
         self.serve()
         if self._capture is not None:
-            with contextlib.suppress(StateChanged):  # Whom it was for knows.
+            with contextlib.suppress(StateChanged, *NO_MEMORY):  # Whom it was for knows.
                 self._capture.wait()
             self._capture = None

@@ -355,11 +355,8 @@ def _places_for(run: list[Entry], place: torch.Tensor | None) -> tuple[list[torc
     data = np.empty(run[-1].stop - run[0].start, np.uint8)
     values = torch.from_numpy(data).view(DTYPES[run[0].dtype])
     parts = values.split_with_sizes([math.prod(entry.shape) for entry in run])
-    shaped = [
-        part if len(entry.shape) == 1 else part.view(entry.shape)
-        for part, entry in zip(parts, run, strict=True)
-    ]
-    return shaped, data
+    # .data: as tensors of their own, not views of which a change to one counts as a change to all (`Capture`).
+    return [part.view(entry.shape).data for part, entry in zip(parts, run, strict=True)], data
 
 
 def _place_for(entry: Entry, place: torch.Tensor | None) -> tuple[torch.Tensor, np.ndarray]:
@@ -368,13 +365,15 @@ def _place_for(entry: Entry, place: torch.Tensor | None) -> tuple[torch.Tensor, 
     if place is not None and place.dtype == dtype and tuple(place.shape) == entry.shape:
         if entry.dtype in NUMPY_KINDS and place.is_contiguous():
             return place, place.numpy().reshape(-1).view(np.uint8)
-        return place, as_bytes(place).numpy()
+        data = as_bytes(place)
+        if data.data_ptr() == place.data_ptr():
+            return place, data.numpy()
     if 0 < entry.stop - entry.start < SMALL_BYTES:  # Calls count here, and this takes the fewest.
         if entry.dtype in NUMPY_KINDS:
             values = np.empty(entry.shape, entry.dtype)
             return torch.from_numpy(values), values.reshape(-1).view(np.uint8)
-        data = np.empty(entry.stop - entry.start, np.uint8)
-        return torch.from_numpy(data).view(dtype).view(entry.shape), data
+        bare = np.empty(entry.stop - entry.start, np.uint8)
+        return torch.from_numpy(bare).view(dtype).view(entry.shape), bare
     tensor = torch.empty(entry.shape, dtype=dtype)
     return tensor, as_bytes(tensor).numpy()
 

@@ -87,8 +87,8 @@ class StateWindow:
         """What is due before `step`; None if nothing is."""
         turn = step % EVERY
         anew = turn == 0 or (step < EVERY and step & (step - 1) == 0)  # The same on all nodes.
-        if turn == 0 or self._in_state != len(self._state.optimizer.state):
-            self._lay_out()  # Of thousands of tensors it takes as long as a step.
+        if anew or self._in_state != len(self._state.optimizer.state):
+            self._lay_out()
         windows = min(EVERY, max(1, -(-self._total // LEAST_BYTES)))
         index = turn * windows // EVERY
         due = turn == 0 or index != (turn - 1) * windows // EVERY
@@ -100,7 +100,7 @@ class StateWindow:
                 pieces = list(
                     self._pieces(self._total * index // windows, self._total * (index + 1) // windows)
                 )
-            except (KeyError, IndexError, AttributeError, RuntimeError):
+            except (KeyError, IndexError, AttributeError, TypeError, RuntimeError):
                 self.forget()  # Another layout than before: nothing to compare it with.
                 return None
         kind = f"state {self._device}"

@@ -172,7 +172,7 @@ class TrainingState:
 
         The dtype of a parameter that had requires_grad=False at the start reads "frozen float32". Three rows
         more hold the type of the optimizer, with the sizes of its parameter groups, of the LR scheduler and
-        of extra_state.
+        of extra_state; then comes one for each of `terms`.
         """
         return self._spec
 

@@ -1,10 +1,14 @@
 """Shards that two nodes write, each by its own state: what of it need not be the same on both."""
 
+import errno
+
 import pytest
 import torch
 from torch import nn
 
+from chaosnet import checkpointing
 from chaosnet.checkpointing import Checkpointing, load
+from chaosnet.node import flat_state
 from chaosnet.node.checkpoint import scan
 from chaosnet.node.checkpoint_plan import Mark, choose
 from chaosnet.node.training_state import TrainingState
@@ -95,3 +99,26 @@ def test_a_state_that_changes_while_it_is_copied_is_no_checkpoint_and_that_is_sa
     assert "no checkpoint at step 10: " in a.said[0]
     assert a.checkpointing.counters["checkpoints_failed"] == 1
     assert [each.present for each in scan(tmp_path)] in ([], [frozenset()])
+
+
+def test_old_checkpoints_that_cannot_be_removed_do_not_make_the_new_one_a_failure(tmp_path, monkeypatch):
+    def prune(directory, kept):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(checkpointing, "prune", prune)
+    a = Node("a", tmp_path, rows=16)
+    a.write(10, shards=1)
+    assert [each.complete for each in scan(tmp_path)] == [True]
+    assert a.said == ["old checkpoints are not removed this time: [Errno 116] Stale file handle"]
+    assert (a.checkpointing.counters["checkpoints"], a.checkpointing.counters["checkpoints_failed"]) == (1, 0)
+
+
+def test_a_copy_for_which_there_is_no_memory_is_no_checkpoint_and_that_is_said(tmp_path, monkeypatch):
+    def gather(tensors, out):
+        raise RuntimeError("not enough memory: you tried to allocate 1 byte")
+
+    a = Node("a", tmp_path, rows=16)
+    monkeypatch.setattr(flat_state, "gather", gather)
+    a.write(10, shards=1)
+    assert "no checkpoint at step 10: not enough memory" in a.said[0]
+    assert a.checkpointing.counters["checkpoints_failed"] == 1

@@ -299,6 +299,37 @@ def test_every_byte_of_the_state_is_in_a_window_within_so_many_steps():
         flat[place] = before
 
 
+def test_who_comes_later_says_of_an_equal_state_what_the_others_say():
+    """A tensor has come since the first laid its window out."""
+    model = nn.Linear(3, 2)
+    state = TrainingState(
+        model, torch.optim.SGD(model.parameters(), 0.1), None, extra := {"losses": torch.zeros(1)}
+    )
+    gradients = Gradients(model)
+    old = StateWindow(state, gradients)
+    for step in range(5):
+        old.read(step)
+    extra["losses"] = torch.zeros(2)
+    new = StateWindow(state, gradients)
+    for step in range(5, 8):
+        old.read(step), new.read(step)
+    for step in range(8, 2 * EVERY):
+        assert old.read(step) == new.read(step)
+
+
+@pytest.mark.parametrize("after", [None, 3.0, {}, [torch.zeros(1)]])
+def test_a_tensor_that_the_script_has_replaced_by_something_else_ends_no_training(after):
+    model = nn.Linear(3, 2)
+    state = TrainingState(
+        model, torch.optim.SGD(model.parameters(), 0.1), None, extra := {"best": {"w": torch.zeros(1 << 17)}}
+    )
+    window = StateWindow(state, Gradients(model))
+    window.read(0)
+    extra["best"] = after
+    readings = [window.read(step) for step in range(1, 2 * EVERY)]
+    assert readings[-EVERY] is not None
+
+
 def test_hashes_of_many_nodes_add_up_in_any_order():
     sides = [{"settings": {"x" if i % 3 else "y": Side(nodes=1, names=(f"n{i:02}",))}} for i in range(30)]
     whole = merge_sides(sides)

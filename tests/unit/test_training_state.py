@@ -403,6 +403,49 @@ def test_a_state_may_arrive_in_the_parameters_themselves():
     assert joiner.state_hash() == source.state_hash()
 
 
+def test_a_parameter_of_one_element_of_a_slice_arrives_too():
+    def state(value):
+        model = nn.Module()
+        model.weight = nn.Parameter(torch.full((4,), value, dtype=torch.bfloat16)[::4])
+        return TrainingState(model, torch.optim.SGD(model.parameters(), 0.1))
+
+    source, joiner = state(1.0), state(2.0)
+    snapshot = snapshot_of(source)
+    arrival = Arrival(snapshot.manifest, joiner.places())
+    arrival.write(0, snapshot.slice(0, snapshot.manifest.total_bytes))
+    joiner.load(arrival)
+    assert joiner.model.weight.tolist() == [1.0]
+
+
+def test_what_has_arrived_side_by_side_changes_by_itself():
+    """A cache that forward writes into is no change of what the optimizer keeps."""
+
+    class Cached(nn.Module):
+        def __init__(self, length):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+            self.register_buffer("cache", torch.zeros(length), persistent=False)
+
+    def state(length):
+        model = Cached(length)
+        optimizer = torch.optim.Adam(model.parameters(), 0.1)
+        model.weight.sum().backward()
+        optimizer.step()
+        return TrainingState(model, optimizer, None, {})
+
+    source, joiner = state(5), state(0)
+    source.extra_state["mean"] = torch.zeros(3)
+    joiner.load(arrival_of(snapshot_of(source)))
+    for change in (joiner.model.cache, joiner.extra_state["mean"]):
+        capture = joiner.begin_capture(1, {})
+        change.add_(1)
+        capture.run()
+        capture.wait()
+    weight = joiner.model.weight
+    joiner.model.cache[:3] = weight * 2  # As forward may do it, with gradients.
+    assert joiner.model.cache.requires_grad
+
+
 def test_the_hash_sees_every_part_of_the_state():
     run = Run("adam", "step", extra_state={"n": 0})
     run.train(1, seed=0)
