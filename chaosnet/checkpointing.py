@@ -190,9 +190,8 @@ class Checkpointing:
         total, settings = commit.total, self.settings
         if self.node not in total.shares:
             return None
-        members = tuple(sorted(total.shares))
-        shards = len(members) if settings.copies == "shard" else 1
-        mark = Mark(run=run, step=step, key=commit.key, members=members, shards=shards)
+        members = tuple(sorted(total.shares)) if settings.copies == "shard" else (self.node,)
+        mark = Mark(run=run, step=step, key=commit.key, members=members, shards=len(members))
         if total.leaving:
             return self._final(mark)
         if not total.weight or step % settings.every:

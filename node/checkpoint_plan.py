@@ -27,7 +27,8 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         run: Drawn anew whenever a cluster is founded or resumed.
         step: Updates of the model behind it.
         key: The view in which that step was committed.
-        members: Of that view, sorted.
+        members: Those that write it, sorted: all of that view, or one that writes all of it. So two that are
+            wrongly told to write whole copies into one folder do not write into each other's.
         shards: Number of files that make it up.
         layout: Hash of the names, types and shapes of the tensors that are spread over them. As it is part of the
             folder's name, shards that do not fit together are in two folders, both incomplete. "" until the

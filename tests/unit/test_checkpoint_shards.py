@@ -1,6 +1,7 @@
 """Shards that two nodes write, each by its own state: what of it need not be the same on both."""
 
 import errno
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -122,3 +123,12 @@ def test_a_copy_for_which_there_is_no_memory_is_no_checkpoint_and_that_is_said(t
     a.write(10, shards=1)
     assert "no checkpoint at step 10: not enough memory" in a.said[0]
     assert a.checkpointing.counters["checkpoints_failed"] == 1
+
+
+def test_two_nodes_that_write_whole_copies_into_one_folder_do_not_write_into_each_others(tmp_path):
+    total = SimpleNamespace(shares={"a": 1, "b": 1}, leaving=False, weight=1.0, metrics={})
+    commit = SimpleNamespace(total=total, key=(1, 1))
+    settings = CheckpointSettings(directory=str(tmp_path), every=10, copies="whole")
+    marks = [Checkpointing(settings, name, print).due(10, "r", commit) for name in MEMBERS]
+    assert [mark.shards for mark in marks] == [1, 1]
+    assert marks[0].folder != marks[1].folder
