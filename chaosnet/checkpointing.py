@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from .means import UNDER_WAY
 from .node import plain
 from .node.checkpoint import (
     FOLDER,
@@ -39,7 +40,6 @@ from .scheduler.monitor import CHECKPOINT_STEP as STEP
 from .scheduler.monitor import CHECKPOINT_WRITING as WRITING
 from .settings import CheckpointSettings
 
-UNDER_WAY = "checkpoint under way"  # A metric without weight: no mean of it is ever shown.
 CLOSE_PATIENCE_S = 60.0  # A node that leaves ends its write, unless the disk hangs.
 
 Say = Callable[[str], None]

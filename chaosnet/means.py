@@ -11,6 +11,9 @@ from .protocols.errors import ConfigError
 from .protocols.step_sync import means
 
 MAX_NAME = 64
+VOID, WHOLE, UNDER_WAY = SIGNALS = "void", "whole model", "checkpoint under way"
+"""What engines tell each other as metrics without weight, of which no mean is ever shown: the step counts for
+nothing; somebody wants the parameters of all layers; a checkpoint is being written."""
 MAX_WEIGHT = 1e12  # Those of all nodes together still fit into a message.
 
 
@@ -54,6 +57,8 @@ class Means:
             value = float(number)
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
             raise ConfigError(f"mean: the name is {name!r:.80} (expected 1 to {MAX_NAME} characters)")
+        if name in SIGNALS:
+            raise ConfigError(f"mean: {name!r} is a signal of chaosnet's own (expected another name)")
         if not 0 <= weight <= MAX_WEIGHT:
             raise ConfigError(f"mean: the weight of {name!r} is {weight} (expected 0 to {MAX_WEIGHT:g})")
         self._pending.setdefault(name, []).append((value, weight))

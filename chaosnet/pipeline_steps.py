@@ -47,6 +47,7 @@ class PipelineSteps:
     def next(self) -> StepDone | None:
         """The script wants the step that is due. None: what this node had for it does not count."""
         self._node.driver = threading.current_thread()
+        self.in_hand = None
         with self._turn:
             done = None if self._session.ended else self._take_part()
             if self._node.must_leave:

@@ -98,6 +98,8 @@ class PipelineTrainer(ScriptMember):
             quiet, callbacks or Callbacks(), self.name, log_format, SETTINGS["summary"].of(summary)
         )
         remembered = Remembered(self.name, self.settings.listen, teller.say)
+        if not isinstance(stages, int) or stages < 1:
+            raise ConfigError(f"stages: {stages!r} (expected a whole number from 1 on)")
         told = PipelineSettings(
             loss,
             batch,
@@ -105,7 +107,7 @@ class PipelineTrainer(ScriptMember):
             stages,
             layout,
             exact,
-            max_grad_norm,
+            SETTINGS["max_grad_norm"].of(max_grad_norm),
             seed,
             lr_scheduler_every,
             keepers,

@@ -196,10 +196,12 @@ class LayerSums:
     def add(self, layer: nn.Module, samples: int) -> None:
         """One micro-batch has gone back through `layer`: its mean gradients, times its samples, are added.
 
-        Takes them out of `.grad`.
+        Takes them out of `.grad`. Raises: ConfigError for a gradient that cannot be added, by name.
         """
         groups = set[int]()
-        for parameter in layer.parameters():
+        for name, parameter in layer.named_parameters():
+            if parameter.requires_grad and parameter.grad is not None:
+                _check_grad(name, parameter.grad, parameter in self._place)
             if parameter not in self._place:
                 continue
             group, place = self._place[parameter]
@@ -339,9 +341,23 @@ class LayerSums:
         return [group.top for group in self.groups]
 
     def set_tops(self, tops: Sequence[int]) -> None:
-        """Those that the others have."""
-        for group, top in zip(self.groups, tops, strict=True):
-            group.top = top
+        """Those that the others have; not those of a checkpoint of which other layers were frozen."""
+        if len(tops) == len(self.groups):
+            for group, top in zip(self.groups, tops, strict=True):
+                group.top = top
+
+
+def _check_grad(name: str, grad: torch.Tensor, is_trained: bool) -> None:
+    if not is_trained:
+        raise ConfigError(
+            f"parameter {name!r} of a layer has a gradient but had requires_grad=False when training began, so it is "
+            "not added up; unfreeze it before that, and hold it with a learning rate of 0"
+        )
+    if grad.layout is not torch.strided:
+        raise ConfigError(
+            f"parameter {name!r} of a layer has a sparse gradient; expected a dense one (for nn.Embedding, pass "
+            "sparse=False)"
+        )
 
 
 @torch.no_grad()

@@ -14,12 +14,13 @@ from itertools import chain
 from typing import Any
 
 from ..evaluation import Evaluation
+from ..means import WHOLE
 from ..node.layer_sums import LayerSums
 from ..node.mailbox import Mailbox, TensorName
 from ..node.plain import decode, encode
 from ..node.state_window import arithmetic_of
 from ..node.training_state import TrainingState
-from ..protocols.errors import ReplicasDiffer
+from ..protocols.errors import ConfigError, ReplicasDiffer
 from ..protocols.messages import Contribution, Tensor, View, ViewKey
 from ..scheduler.elastic.keeping import (
     Move,
@@ -34,8 +35,6 @@ from ..scheduler.elastic.keeping import (
 from ..scheduler.elastic.running import Running
 from . import tensor_bytes
 from .state_parts import StateParts
-
-WHOLE = "whole model"  # A metric without weight: somebody wants the parameters of all layers.
 
 
 class Keeping:
@@ -283,6 +282,10 @@ def keeping_of(
     send: Callable[[Tensor, Any], None],
 ) -> Keeping:  # fmt: skip
     """For `state`, of which so many members are to keep each part. Raises: ConfigError if it cannot be divided."""
+    if not sums.groups:
+        raise ConfigError(
+            "keepers: no layer has a parameter that is trained (expected one, of which parts can be kept)"
+        )
     groups = [[place.parameter for place in group.places] for group in sums.groups]
     names = [f"layers {ranges_of(group.users)}" for group in sums.groups]
     parts = StateParts(state.model, groups, state.optimizer, names, arithmetic_of(state))

@@ -186,6 +186,7 @@ class _Attempt:
                 self._do(line)
                 done += 1
         except _Void:
+            self.runner.in_hand = None  # What goes wrong from here on is not for these samples to answer for.
             self.done = Done(void=True)
             for line in self.lines[done:]:
                 if line.op is Op.SEND and line.tag is not None:

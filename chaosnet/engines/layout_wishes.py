@@ -41,9 +41,10 @@ class LayoutWishes:
         """From the next step but one on. Raises: ConfigError for what cannot run with so many."""
         check_wish(layout, self._layers, self._micro_batches, members)
         self.own = layout
-        for asker in self._asking:
-            self._answer(asker, False, f"{layout} was asked for meanwhile")
-        self._asking.clear()
+        for asker, other in list(self._asking.items()):
+            if other != layout:
+                del self._asking[asker]
+                self._answer(asker, False, f"{layout} was asked for meanwhile")
 
     def hear(self, members: int) -> None:
         """What clients have asked for meanwhile; so many members there are."""

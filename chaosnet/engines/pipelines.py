@@ -27,7 +27,7 @@ from ..checkpointing import Checkpointing
 from ..evaluation import Evaluation, average
 from ..layers import device_of, layers_of
 from ..lr_schedule import LRSchedule
-from ..means import Means
+from ..means import VOID, Means
 from ..node.devices import name_of
 from ..node.flat_state import Arrival
 from ..node.layer_sums import LayerSums, Norms, clip
@@ -50,8 +50,6 @@ from .layer_runner import Done, LayerRunner, due, layers_in, needs_nothing
 from .layout_wishes import LayoutWishes
 from .pace import Pace
 from .step_costs import Predicted, StepCosts, told
-
-VOID = "void"  # A metric without weight: the step counts for nothing.
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +279,9 @@ class Pipelines:
             self.pace.from_plain(own["pace"])
             if "costs" in own:  # Checkpoints of before have none.
                 self.costs.from_plain(own["costs"])
-            self._laid = None if own["laid"] is None else Laid.from_plain(own["laid"])
+            laid = None if own["laid"] is None else Laid.from_plain(own["laid"])
+            if laid is not None and all(each.cuts[-1] == len(self.layers) for each in laid.pipelines):
+                self._laid = laid  # Else it is of a model that was cut into other layers.
             self._goal, self.wishes.agreed = own["goal"], own["wished"]
         if self.keeping is not None and not self.keeping.parts.are_in(
             arrival.manifest

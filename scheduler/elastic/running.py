@@ -143,7 +143,7 @@ class Running:
 def lengths_of(wish: str) -> tuple[int, ...]:
     """Stages of each pipeline: "4+2+1", or "2x3" for two of three. Raises: ConfigError for what says neither."""
     try:
-        if len(wish) > MOST_SAID:
+        if not isinstance(wish, str) or len(wish) > MOST_SAID:
             raise ValueError
         if "x" in wish:
             count, length = map(int, wish.split("x"))

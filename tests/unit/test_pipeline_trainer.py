@@ -170,6 +170,11 @@ def test_layers_may_hand_on_several_tensors():
         ),
         ({"batch": 9}, "micro_batch: 2 does not divide the batch of 9"),
         ({"optimizer": torch.optim.LBFGS(make_model().parameters())}, "LBFGS"),
+        ({"stages": "2"}, "stages: '2' .expected a whole number from 1 on"),
+        ({"stages": 0}, "stages: 0 .expected"),
+        ({"layout": 1}, "layout: 1 .expected stages of each pipeline"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm: -1.0"),
+        ({"max_grad_norm": "1"}, "max_grad_norm: '1'"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
@@ -187,6 +192,82 @@ def test_a_loss_that_is_no_number_is_refused_by_its_shape():
         PipelineTrainer(model, optimizer, loss, **SIZES, **ONE) as t,
     ):
         list(t.steps(make_data(), epochs=1))
+
+
+def frozen(*layers):
+    """Those layers of the model are."""
+    model = make_model()
+    for number in layers:
+        model[number].requires_grad_(False)
+    return model
+
+
+def test_a_layer_that_is_thawed_while_it_trains_is_refused_by_name():
+    model = frozen(0)
+    with (
+        pytest.raises(ConfigError, match="'weight' of a layer has a gradient but had requires_grad=False"),
+        trainer(model) as t,
+    ):
+        for _ in t.steps(make_data(), epochs=2):
+            model[0].requires_grad_(True)
+
+
+def test_a_gradient_from_before_a_layer_was_frozen_is_none_of_ours():
+    model = make_model()
+    model(torch.ones(2, 4)).sum().backward()
+    model[0].requires_grad_(False)
+    with trainer(model) as t:
+        assert len(list(t.steps(make_data(), epochs=1))) == 3
+
+
+def test_a_sparse_gradient_is_refused_by_name():
+    model = nn.Sequential(nn.EmbeddingBag(5, 4, sparse=True), nn.Linear(4, 3))
+    data = TensorDataset(torch.arange(20).reshape(20, 1) % 5, torch.arange(20) % 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with (
+        pytest.raises(ConfigError, match="'weight' of a layer has a sparse gradient"),
+        trainer(model, optimizer) as t,
+    ):
+        list(t.steps(data, epochs=1))
+
+
+def test_keepers_of_nothing_that_is_trained_are_refused():
+    with pytest.raises(ConfigError, match="keepers: no layer has a parameter that is trained"):
+        trainer(frozen(0, 2), keepers=2)
+
+
+def test_a_run_goes_on_with_one_layer_more_that_has_no_parameters_and_without_it(tmp_path):
+    """The layout in the checkpoint is of other layers."""
+    to_disk = Checkpoints(tmp_path, every=2, resume=True)
+    for epochs, more in enumerate(([], [nn.Identity()], []), start=1):
+        model = nn.Sequential(*make_model(), *more)
+        with trainer(model, checkpoints=to_disk) as t:
+            list(t.steps(make_data(), epochs=epochs))
+            assert (t.step, t.layout) == (3 * epochs, f"{t.name} 0-{2 + len(more)} x4")
+
+
+def test_a_run_goes_on_with_other_layers_frozen(tmp_path):
+    with trainer(checkpoints=Checkpoints(tmp_path, every=2)) as t:
+        list(t.steps(make_data(), epochs=1))
+    model = frozen(0)
+    with trainer(model, checkpoints=Checkpoints(tmp_path, every=2, resume=True)) as t:
+        before = model[0].weight.clone()
+        assert [step.step for step in t.steps(make_data(), epochs=2)] == [4, 5, 6]
+        assert torch.equal(model[0].weight, before)
+
+
+def test_a_mean_of_a_training_step_does_not_weigh_as_the_last_batch_of_an_evaluation():
+    with trainer() as t:
+        for step in t.steps(make_data(), epochs=1):
+            if step.step == 1:
+                list(t.evaluate(make_data(7), 3))
+                assert t._steps.in_hand is not None
+        assert t._steps.in_hand is None
+
+
+def test_names_by_which_engines_signal_are_no_names_of_means():
+    with trainer() as t, pytest.raises(ConfigError, match="mean: 'void' is a signal of chaosnet's own"):
+        t.mean(1.0, "void")
 
 
 def test_who_leaves_before_it_has_data_holds_nobody_up():
