@@ -32,7 +32,7 @@ from .node.checkpoint import (
     write_shard,
 )
 from .node.checkpoint_plan import Checkpoint, Mark, choose, describe, layout_of, part_of, part_of_keeper
-from .node.flat_state import Arrival, Capture, Entry, Manifest, Snapshot, StateChanged
+from .node.flat_state import NO_MEMORY, Arrival, Capture, Entry, Manifest, Snapshot, StateChanged
 from .protocols.errors import CheckpointError, ConfigError, MalformedMessage
 from .protocols.messages import Commit
 from .scheduler.monitor import CHECKPOINT_AT_S as AT_S
@@ -286,12 +286,7 @@ class Checkpointing:
             if self._is_final:
                 self.say(f"the state after step {mark.step} is in {self.directory / mark.folder}")
             self._prune()
-        except (
-            CheckpointError,
-            StateChanged,
-            RuntimeError,
-            MemoryError,
-        ) as error:  # Torch's, for want of memory.
+        except (CheckpointError, StateChanged, *NO_MEMORY) as error:
             self.counters["checkpoints_failed"] += 1
             following = f"training goes on, the next try is at step {mark.step + self.settings.every}"
             self.say(

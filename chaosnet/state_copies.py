@@ -10,14 +10,13 @@ from typing import Any
 
 from .checkpointing import Checkpointing
 from .node.checkpoint_plan import Mark
-from .node.flat_state import Capture, Snapshot, StateChanged
+from .node.flat_state import NO_MEMORY, Capture, Snapshot, StateChanged
 from .node.session import Session
 from .node.training_state import TrainingState
 from .protocols.effects import TakeSnapshot
 from .protocols.errors import ConfigError
 
 POLL_S = 0.002
-NO_MEMORY = (MemoryError, RuntimeError)  # The second is torch's.
 
 
 class StateCopies:

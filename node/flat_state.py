@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import groupby, pairwise
+from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -165,6 +165,12 @@ def _check_kind(dtype: str, shape: tuple[int, ...]) -> None:
         raise MalformedMessage(f"manifest entry of {dtype:.50} {shape!r:.200}")
 
 
+NO_MEMORY = (
+    MemoryError,
+    RuntimeError,
+)  # For a copy of the state, or for one that arrives. The second is torch's.
+
+
 class StateChanged(ChaosnetError):
     """The script has changed what was being copied, or sent from where it lies."""
 
@@ -273,21 +279,16 @@ class Capture:
 class Arrival:
     """A training state as it comes in, range by range, in any order.
 
-    Every tensor has memory of its own from the start (small ones share blocks), so that the optimizer keeps what
-    arrives without another copy, and the rest can be freed. What `places` names arrives where it is to stay.
+    Every tensor has memory of its own from the start, so that the optimizer keeps what arrives without
+    another copy, and the rest can be freed. What `places` names arrives where it is to stay.
     """
 
     def __init__(self, manifest: Manifest, places: Mapping[str, torch.Tensor] | None = None) -> None:
         self.manifest = manifest
-        self.tensors: list[torch.Tensor] = []
-        self._starts: list[int] = []  # Of `_bytes`, in the state.
-        self._bytes: list[np.ndarray] = []
-        for run in _runs(manifest.entries, places or {}):
-            tensors, data = _places_for(run, (places or {}).get(run[0].name))
-            self.tensors += tensors
-            if data.size:
-                self._starts.append(run[0].start)
-                self._bytes.append(data)
+        made = [_place_for(entry, (places or {}).get(entry.name)) for entry in manifest.entries]
+        self.tensors = [tensor for tensor, _ in made]
+        self._starts = [entry.start for entry in manifest.entries if entry.stop > entry.start]
+        self._bytes = [data for _, data in made if data.size]
         self._have: list[tuple[int, int]] = []  # Disjoint, not adjacent, in order.
 
     def write(self, start: int, data: bytes | bytearray | memoryview) -> None:
@@ -333,30 +334,6 @@ class Arrival:
     @property
     def complete(self) -> bool:
         return not self.missing
-
-
-def _runs(entries: Iterable[Entry], places: Mapping[str, torch.Tensor]) -> Iterator[list[Entry]]:
-    """Neighbors that share one block: small tensors of one dtype. Each of the others is a run of its own."""
-
-    def block(entry: Entry) -> str | tuple[str, int]:
-        if 0 < entry.stop - entry.start < SMALL_BYTES and entry.name not in places:
-            return entry.dtype, entry.start // CPU_RUN_BYTES
-        return entry.name
-
-    for _, run in groupby(entries, block):
-        yield list(run)
-
-
-def _places_for(run: list[Entry], place: torch.Tensor | None) -> tuple[list[torch.Tensor], np.ndarray]:
-    """Tensors to fill, and their bytes one behind the other."""
-    if len(run) == 1:
-        tensor, data = _place_for(run[0], place)
-        return [tensor], data
-    data = np.empty(run[-1].stop - run[0].start, np.uint8)
-    values = torch.from_numpy(data).view(DTYPES[run[0].dtype])
-    parts = values.split_with_sizes([math.prod(entry.shape) for entry in run])
-    # .data: as tensors of their own, not views of which a change to one counts as a change to all (`Capture`).
-    return [part.view(entry.shape).data for part, entry in zip(parts, run, strict=True)], data
 
 
 def _place_for(entry: Entry, place: torch.Tensor | None) -> tuple[torch.Tensor, np.ndarray]:

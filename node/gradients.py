@@ -30,6 +30,7 @@ from .compression import Compression, Encoding, encoding_of
 from .devices import Crossing, has_streams
 from .flat_state import device_runs
 from .lanes import MAX_CHUNK_BYTES, LaneLayout, chunk_bytes_of, int_like, stage
+from .training_state import sparse_gradient, thawed
 
 COMPARED_AT_ONCE = 1 << 17  # Elements: with what they are compared with, they fit into a cache.
 LARGE = 16384  # Elements of a gradient from which on a digest is faster than a copy to compare it with.
@@ -225,10 +226,7 @@ class Gradients:
         assert 0 <= weight < math.inf, weight
         for name, parameter in self._frozen:
             if parameter.requires_grad and parameter.grad is not None:
-                raise ConfigError(
-                    f"parameter {name!r} has a gradient but had requires_grad=False when training began, so "
-                    "it is not averaged; unfreeze it before that, and hold it with a learning rate of 0"
-                )
+                raise thawed(repr(name))
         self._arrived()
         handed_over = any(self._handed_over)
         retracted = handed_over and (weight != self._weight or self._outdated(weight))
@@ -408,10 +406,7 @@ class Gradients:
                 place = self._parameters[index]
                 self.lanes[place.lane].contribution[place.start : place.stop].zero_()
             if grad is not None and grad.layout is not torch.strided:
-                raise ConfigError(
-                    f"parameter {self._parameters[index].name!r} has a sparse gradient; expected a dense one "
-                    "(for nn.Embedding, pass sparse=False)"
-                )
+                raise sparse_gradient(repr(self._parameters[index].name))
         for lane, start, stop, group in self._runs(indices, grads) if weight else ():
             target = self.lanes[lane].contribution[start:stop]
             if self._crossing is None:

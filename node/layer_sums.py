@@ -26,7 +26,7 @@ from torch import nn
 from ..protocols.errors import ConfigError
 from .compression import Encoding, Exact
 from .lanes import Chunk, Lane, chunk_bytes_of
-from .training_state import check_parameter
+from .training_state import check_parameter, sparse_gradient, thawed
 
 # Powers of two: at first, above the last gradients, and by so much more for one that does not fit.
 FIRST_TOP, ROOM, GROWS = 10, 6, 16
@@ -200,9 +200,9 @@ class LayerSums:
         """
         groups = set[int]()
         for name, parameter in layer.named_parameters():
-            if parameter.requires_grad and parameter.grad is not None:
-                _check_grad(name, parameter.grad, parameter in self._place)
             if parameter not in self._place:
+                if parameter.requires_grad and parameter.grad is not None:
+                    raise thawed(f"{name!r} of a layer")
                 continue
             group, place = self._place[parameter]
             if id(group) not in groups:
@@ -210,6 +210,8 @@ class LayerSums:
                 group.samples += samples
             grad, parameter.grad = parameter.grad, None
             if grad is not None:
+                if grad.layout is not torch.strided:
+                    raise sparse_gradient(f"{name!r} of a layer")
                 self._present[place.bit] = True
                 self._add(group, place, grad.detach(), samples)
 
@@ -345,19 +347,6 @@ class LayerSums:
         if len(tops) == len(self.groups):
             for group, top in zip(self.groups, tops, strict=True):
                 group.top = top
-
-
-def _check_grad(name: str, grad: torch.Tensor, is_trained: bool) -> None:
-    if not is_trained:
-        raise ConfigError(
-            f"parameter {name!r} of a layer has a gradient but had requires_grad=False when training began, so it is "
-            "not added up; unfreeze it before that, and hold it with a learning rate of 0"
-        )
-    if grad.layout is not torch.strided:
-        raise ConfigError(
-            f"parameter {name!r} of a layer has a sparse gradient; expected a dense one (for nn.Embedding, pass "
-            "sparse=False)"
-        )
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from ..protocols.errors import ChaosnetError
 from ..protocols.events import Event, ManifestBad, ManifestKnown, Received, ShardBad, ShardStored
 from ..protocols.messages import ManifestReply, NoSnapshot, Shard
 from ..protocols.replication import MAX_PIECE_BYTES
-from .flat_state import Arrival, Manifest, Snapshot, StateChanged
+from .flat_state import NO_MEMORY, Arrival, Manifest, Snapshot, StateChanged
 from .shared_memory import Payload
 
 log = logging.getLogger("chaosnet")
@@ -91,7 +91,7 @@ class Replica:
                 return ManifestBad(effect.source, "it does not match its hash", effect.attempt)
             manifest = Manifest.from_bytes(bytes(body))
             self.arrival, self.bytes_by_source = Arrival(manifest, self.places), {}
-        except (ChaosnetError, MemoryError, RuntimeError) as error:  # The last is torch's for want of memory.
+        except (ChaosnetError, *NO_MEMORY) as error:
             return ManifestBad(effect.source, str(error)[:1000], effect.attempt)
         return ManifestKnown(effect.step, manifest.total_bytes, effect.attempt)
 

@@ -85,6 +85,21 @@ def check_parameter(name: str, parameter: nn.Parameter) -> None:
         raise ConfigError(f"parameter {name!r} is sparse; expected a dense one")
 
 
+def thawed(parameter: str) -> ConfigError:
+    """Of one that was frozen when training began, and has a gradient."""
+    return ConfigError(
+        f"parameter {parameter} has a gradient but had requires_grad=False when training began, so it is not "
+        "averaged; unfreeze it before that, and hold it with a learning rate of 0"
+    )
+
+
+def sparse_gradient(parameter: str) -> ConfigError:
+    """Of one whose gradient we cannot average."""
+    return ConfigError(
+        f"parameter {parameter} has a sparse gradient; expected a dense one (for nn.Embedding, pass sparse=False)"
+    )
+
+
 class TrainingState:
     """The live objects of one training run, as something to copy, ship and compare.
 

@@ -135,15 +135,3 @@ def test_small_tensors_arrive_in_any_pieces_and_none_overwrites_another(kinds, p
         assert (str(tensor.dtype), tuple(tensor.shape)) == (f"torch.{entry.dtype}", entry.shape)
         assert bytes(as_bytes(tensor).numpy()) == data[entry.start : entry.stop]
     assert bytes(arrival.snapshot().slice(0, len(data))) == data
-
-
-def test_small_neighbours_of_one_dtype_share_a_block_and_large_ones_do_not():
-    rows = [
-        ("a", "float32", (3,)),
-        ("b", "float32", ()),
-        ("large", "float32", (1 << 14,)),
-        ("c", "int64", (2,)),
-    ]
-    a, b, large, c = Arrival(Manifest(tuple(lay_out(rows)), b"", 1)).tensors
-    assert a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-    assert len({each.untyped_storage().data_ptr() for each in (a, large, c)}) == 3
