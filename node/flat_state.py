@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
 from operator import attrgetter
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -44,8 +43,17 @@ STILL_BLOCK_BYTES = 1 << 20  # Hashed as one.
 
 Row = tuple[str, str, tuple[int, ...]]  # Name, dtype, shape.
 
-# Of a manifest. What a header claims costs no memory before it is there.
-_decoder = msgspec.msgpack.Decoder(tuple[int, list[Row], bytes])
+
+class _Named(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A `Row`, in a manifest. There may be thousands, at which Python's collector need not look."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+# What a header claims costs no memory before it is there.
+_decoder = msgspec.msgpack.Decoder(tuple[int, list[_Named], bytes])
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -72,7 +80,7 @@ def row_of(name: str, tensor: torch.Tensor) -> Row:
     return name, dtype_name(tensor), tuple(tensor.shape)
 
 
-class Entry(NamedTuple):
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One tensor of the flat state."""
 
     name: str
@@ -106,8 +114,8 @@ class Manifest:
         return xxhash.xxh3_64_digest(msgspec.msgpack.encode(self.entries))
 
     def to_bytes(self) -> bytes:
-        tensors = [(entry.name, entry.dtype, entry.shape) for entry in self.entries]
-        return plain.encode_arrays([self.step, tensors, self.plain], "manifest")
+        named = [_Named(entry.name, entry.dtype, entry.shape) for entry in self.entries]
+        return plain.checked(msgspec.msgpack.encode((self.step, named, self.plain)), "manifest")
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
@@ -120,9 +128,9 @@ class Manifest:
             raise MalformedMessage(f"no manifest: {error}") from error
         if step < 0:
             raise MalformedMessage(f"manifest of step {step}")
-        for dtype, shape in {(dtype, shape) for _, dtype, shape in rows}:
+        for dtype, shape in {(row.dtype, row.shape) for row in rows}:
             _check_kind(dtype, shape)
-        manifest = cls(tuple(lay_out(rows)), plain_part, step)
+        manifest = cls(tuple(lay_out((row.name, row.dtype, row.shape) for row in rows)), plain_part, step)
         if len({entry.name for entry in manifest.entries}) < len(manifest.entries):
             raise MalformedMessage("manifest names a tensor twice")
         if manifest.total_bytes > MAX_TOTAL_BYTES:
@@ -134,13 +142,13 @@ class Manifest:
 
 def lay_out(rows: Iterable[Row]) -> Iterator[Entry]:
     """The tensors of `rows` one behind the other."""
-    start, sizes = 0, dict[tuple[str, tuple[int, ...]], int]()
+    start, kinds = 0, dict[tuple[str, tuple[int, ...]], tuple[tuple[int, ...], int]]()
     for name, dtype, shape in rows:
-        size = sizes.get((dtype, shape))
-        if size is None:  # There may be thousands of tensors, of few shapes.
-            size = sizes[dtype, shape] = math.prod(shape) * ITEM_SIZES[dtype]
-        stop = start + size
-        yield Entry(name, dtype, shape, start, stop)
+        kind = kinds.get((dtype, shape))
+        if kind is None:  # There may be thousands of tensors, of few shapes: each is kept once.
+            kind = kinds[dtype, shape] = shape, math.prod(shape) * ITEM_SIZES[dtype]
+        stop = start + kind[1]
+        yield Entry(name, dtype, kind[0], start, stop)
         start = stop
 
 

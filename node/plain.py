@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import Any
 
 import msgpack
@@ -73,12 +74,7 @@ def encode(value: Any, path: str, tensors: TensorTable | None = None, *, canonic
         canonical: Sort dicts and Counters by key, so that equal dicts give equal bytes: for hashing.
     Raises: ConfigError naming the path and type of what is not plain data.
     """
-    return _checked(_Encoder(tensors, canonical).pack(value, path, MAX_DEPTH), path)
-
-
-def encode_arrays(value: Any, path: str) -> bytes:
-    """As `encode`, in one call, for what is known to be sequences of str, bytes and 64-bit int; all become lists."""
-    return _checked(_packer().pack(value), path)
+    return checked(_Encoder(tensors, canonical).pack(value, path, MAX_DEPTH), path)
 
 
 def decode(data: bytes, tensors: Sequence[torch.Tensor] = ()) -> Any:
@@ -96,7 +92,8 @@ def decode(data: bytes, tensors: Sequence[torch.Tensor] = ()) -> Any:
         raise MalformedMessage(f"not plain data: {type(error).__name__}: {error}") from error
 
 
-def _checked(data: bytes, path: str) -> bytes:
+def checked(data: bytes, path: str) -> bytes:
+    """`data`, which is `path`, if it is small enough to be sent. Raises: ConfigError."""
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path} takes {len(data)} bytes; at most {MAX_BYTES} fit (use tensors for bulk)")
     return data
@@ -111,6 +108,7 @@ class _Encoder:
         self.tensors = tensors
         self.canonical = canonical
         self.packer = _packer()
+        self._known: dict[str, bytes] = {}  # Keys.
 
     def pack(self, value: Any, path: str, depth_left: int) -> bytes:
         if isinstance(value, torch.Tensor) and self.tensors is not None:  # First, as there may be thousands.
@@ -149,20 +147,23 @@ class _Encoder:
         return b"".join(parts)
 
     def _map(self, values: dict[Any, Any], path: str, depth_left: int, in_key_order: bool) -> bytes:
-        items: list[tuple[bytes, str, Any]] = []
-        for key, value in values.items():
-            if not _is_key(key):
-                raise ConfigError(
-                    f"{path} has the key {key!r:.80}, a {_type_name(key)}; "
-                    "expected str, int, float, bool or a tuple of these"
-                )
-            items.append((self.pack(key, f"{path} key", depth_left - 1), f"{path}[{key!r}]", value))
+        keys = [(self._key(key, path, depth_left), key) for key in values]
         if in_key_order:  # Before the values are packed: their tensors are numbered in this order too.
-            items.sort(key=lambda item: item[0])
-        parts = [self.packer.pack_map_header(len(items))]
-        for packed_key, value_path, value in items:
-            parts += [packed_key, self.pack(value, value_path, depth_left - 1)]
+            keys.sort(key=itemgetter(0))
+        parts = [self.packer.pack_map_header(len(keys))]
+        for packed_key, key in keys:
+            parts += packed_key, self.pack(values[key], f"{path}[{key!r}]", depth_left - 1)
         return b"".join(parts)
+
+    def _key(self, key: Any, path: str, depth_left: int) -> bytes:
+        if type(key) is str:  # Thousands of maps have the same few.
+            return self._known.get(key) or self._known.setdefault(key, self.packer.pack(key))
+        if not _is_key(key):
+            raise ConfigError(
+                f"{path} has the key {key!r:.80}, a {_type_name(key)}; "
+                "expected str, int, float, bool or a tuple of these"
+            )
+        return self.pack(key, f"{path} key", depth_left - 1)
 
     def _ext(self, code: int, body: bytes) -> bytes:
         return self.packer.pack_ext_type(code, body)

@@ -22,6 +22,7 @@ from .collector import held_off
 from .devices import Moment, accelerators
 from .flat_state import (
     DTYPES,
+    SMALL_BYTES,
     Arrival,
     Capture,
     Entry,
@@ -43,6 +44,10 @@ Spec = tuple[Row, ...]
 
 # Of a parameter group: how its step is computed, and not what. Each node's own, as it hangs on the device.
 EXECUTION = frozenset({"foreach", "fused", "capturable", "differentiable"})
+
+MANY = (
+    1000  # Tensors: so many small ones are copied at the boundary, as calls take longer there than copying.
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +318,8 @@ class TrainingState:
                 late.append(index)
             else:
                 now.append(index)
+        if len(late) >= MANY and sum(sizes[index] for index in late) < SMALL_BYTES * len(late):
+            late, now = [], sorted(late + now)  # Another thread would only take turns with this one.
         late_bytes = sum(sizes[index] for index in late)
         copied = torch.empty(late_bytes + sum(sizes[index] for index in now), dtype=torch.uint8)
         offset, data = 0, copied.numpy()

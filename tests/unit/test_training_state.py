@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler as schedules
 
 from chaosnet.named_updates import NamedOptimizers
 from chaosnet.node.flat_state import Arrival, Manifest, StateChanged
-from chaosnet.node.training_state import TrainingState, first_difference
+from chaosnet.node.training_state import MANY, TrainingState, first_difference
 from chaosnet.protocols.errors import ConfigError, MalformedMessage
 
 
@@ -594,3 +594,19 @@ def test_a_capture_of_some_tensors_copies_only_those():
             with pytest.raises(AssertionError, match="was not copied"):
                 part.slice(entry.start, entry.stop)
     assert capture._target.nbytes == sum(sizes[1::2])
+
+
+def test_many_small_tensors_are_copied_at_the_boundary():
+    """Another thread would only take turns with the training thread."""
+    model = nn.ParameterList(nn.Parameter(torch.full((2,), float(index))) for index in range(MANY))
+    state = TrainingState(model, torch.optim.SGD(model.parameters(), 1.0))
+    expected = state.state_hash()
+    capture = state.begin_capture(1, {})
+    with torch.no_grad():
+        model[7].mul_(2)  # Before the rest is copied: there is no rest.
+    capture.run()
+    twin = TrainingState(
+        copy := nn.ParameterList(map(torch.zeros_like, model)), torch.optim.SGD(copy.parameters(), 1.0)
+    )
+    twin.load(arrival_of(capture.wait()))
+    assert twin.state_hash() == expected
