@@ -1,6 +1,7 @@
 """A training step, simulated from scratch, to hold the estimator against: no code of theirs in common.
 
-Machines take what is ready, backward first, and at most so many micro-batches at once. What the estimator leaves
+Machines take what is ready, a forward and a backward in turns where both are, and at most so many micro-batches at
+once, as in 1F1B. What the estimator leaves
 out is here: each machine sends one thing at a time, a sum of gradients goes around its ring in 2 (D - 1) rounds,
 each with a latency, and a computation takes more or less than the profile says (`jitter`, log-normal).
 """
@@ -55,6 +56,7 @@ class Step:
         self.here = {(number, 0) for number, _ in enumerate(routes)}  # Activations that have come.
         self.due: dict[str, list[tuple[int, int]]] = defaultdict(list)  # Backwards that can begin.
         self.working: set[str] = set()
+        self.went_back: set[str] = set()  # Machines that did a backward last.
         self.sending_until_s: dict[str, float] = defaultdict(float)
         self.idle_since_s: dict[str, float] = dict.fromkeys(self.line, 0.0)
 
@@ -97,11 +99,14 @@ class Step:
         """For something to do."""
         if machine in self.working:
             return
-        if self.due[machine]:
+        may_go_on = self.line[machine] and self.line[machine][0] in self.here and self.room[machine]
+        if self.due[machine] and not (may_go_on and machine in self.went_back):
+            self.went_back.add(machine)
             self.due[machine].sort()
             number, place = self.due[machine].pop(0)
             self._work(machine, "backward", number, place, self.routes[number][place].backward_s, at_s)
-        elif self.line[machine] and self.line[machine][0] in self.here and self.room[machine]:
+        elif may_go_on:
+            self.went_back.discard(machine)
             number, place = self.line[machine].pop(0)
             self.room[machine] -= 1
             self._work(machine, "forward", number, place, self.routes[number][place].forward_s, at_s)

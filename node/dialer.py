@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+import socket
 from functools import partial
 
 import zmq
@@ -10,13 +12,14 @@ import zmq
 from ..protocols.errors import ConfigError
 from ..protocols.keyring import KeyVerdict
 from ..protocols.messages import Hello
-from .endpoint import Endpoint
+from .endpoint import Endpoint, is_numeric
 from .greeting import Identity
 from .link import Conn, LinkStage, PeerLink, Port
 from .links import Links
 from .sockets import Sockets
 from .turns import Sink, Turns
 
+NOT_THERE = "it does not accept connections (refused, no route, or no such host)"
 CHECK_S = 1.5  # From `check` until nobody has answered; less than a joiner waits for its links.
 
 
@@ -32,6 +35,7 @@ class Dialer:
         self._dialling: dict[
             tuple[str, bool], PeerLink
         ] = {}  # By address and check, until it opens or fails.
+        self._lookups: set[asyncio.Task[None]] = set()  # asyncio itself does not keep them.
 
     def links(self) -> list[PeerLink]:
         """Those that are being opened."""
@@ -47,17 +51,43 @@ class Dialer:
         link = self._dialling[address, check] = PeerLink(dialled=True, address=address, check=check)
         try:
             there = self._dialable(address)
-            link.key = there.key
-            suffix = secrets.token_bytes(12) + b"#" + self._identity.node.encode()[:64]
-            link.control = self._connect(link, there, b"c" + suffix)
-            link.bulk = None if check else self._connect(link, there, b"b" + suffix)
-        except (ConfigError, zmq.ZMQError) as error:
+        except ConfigError as error:
             self.failed(link, str(error))
             return
+        link.key = there.key
         patience_s = CHECK_S if check else self.timeout_s
         link.set_timer(self._turns.later(patience_s, self._timed_out, link, patience_s))
+        if is_numeric(there.host):
+            self._connect(link, there)
+        else:
+            lookup = asyncio.get_running_loop().create_task(self._look_up(link, there))
+            self._lookups.add(lookup)
+            lookup.add_done_callback(self._lookups.discard)
+
+    async def _look_up(self, link: PeerLink, there: Endpoint) -> None:
+        """Not by libzmq, which would stop all links meanwhile: it has one thread for them."""
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(
+                there.host, there.port, type=socket.SOCK_STREAM
+            )
+        except (OSError, ValueError):  # ValueError: of a name that cannot be one.
+            self.failed(link, NOT_THERE)
+            return
+        usual = min(found, key=lambda each: each[0] != socket.AF_INET)  # IPv4, if there is one.
+        if link.state is LinkStage.GREETING and not self._turns.closed:
+            self._connect(link, there.at(str(usual[4][0])))
+
+    def _connect(self, link: PeerLink, there: Endpoint) -> None:
+        """`there` has an address of numbers."""
+        suffix = secrets.token_bytes(12) + b"#" + self._identity.node.encode()[:64]
+        try:
+            link.control = self._connection(link, there, b"c" + suffix)
+            link.bulk = None if link.check else self._connection(link, there, b"b" + suffix)
+        except zmq.ZMQError as error:
+            self.failed(link, str(error))
+            return
         for conn in link.conns():
-            self._links.sender.say(conn, self._identity.hello(check))
+            self._links.sender.say(conn, self._identity.hello(link.check))
 
     def answered(self, conn: Conn, hello: Hello) -> None:
         """The other end has said who it is; with the first answer it has heard both our Hellos."""
@@ -67,6 +97,8 @@ class Dialer:
             return  # The second answer.
         if refusal := self._identity.refusal(hello):
             self.failed(link, refusal, final=True)
+        elif forbidden := self._forbidden(link.key):  # It may have been revoked since we dialled.
+            self.failed(link, f"it is not let in: {forbidden}")
         elif link.check:
             self._dialling.pop((link.address, True), None)
             self._links.bury(link)
@@ -110,11 +142,16 @@ class Dialer:
             )
         if there.key and not keys:
             raise ConfigError(f"{address!r} names a key, and this node has none (chaosnet keygen makes one)")
-        if self._identity.keyring and (verdict := self._identity.verdict(there.key)) is not KeyVerdict.MEMBER:
-            raise ConfigError(f"{address!r} is not dialled: {verdict.value}")
+        if forbidden := self._forbidden(there.key):
+            raise ConfigError(f"{address!r} is not dialled: {forbidden}")
         return there
 
-    def _connect(self, link: PeerLink, there: Endpoint, route: bytes) -> Conn:
+    def _forbidden(self, key: str) -> str:
+        """Why its holder may not have a link to us, by the keyring; "" for nothing."""
+        verdict = self._identity.verdict(key) if self._identity.keyring else KeyVerdict.MEMBER
+        return "" if verdict is KeyVerdict.MEMBER else verdict.value
+
+    def _connection(self, link: PeerLink, there: Endpoint, route: bytes) -> Conn:
         bulk = route.startswith(b"b")
         port = self._sockets.dial(there, route, bulk)
         port.conn = Conn(port, bulk, link)
@@ -139,6 +176,6 @@ class Dialer:
 def _why_lost(port: Port) -> str:
     """Why there was no Hello over a connection that we dialled."""
     if not port.connected:
-        return "it does not accept connections (refused, no route, or no such host)"
+        return NOT_THERE
     hung_up = "it hung up before it said Hello (it wants to see a key, is no chaosnet node, or shuts down)"
     return port.failure or hung_up

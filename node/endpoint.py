@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import re
 from dataclasses import dataclass, replace
 
@@ -70,6 +71,15 @@ class Endpoint:
         return bool(self.host and self.port)
 
 
+def is_numeric(host: str) -> bool:
+    """Is it an address, and no name that has to be looked up?"""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 async def refuses(address: str, patience_s: float) -> bool:
     """Is the machine there, and nothing listens at `address`? libzmq does not tell why it could not connect."""
     try:
@@ -77,7 +87,7 @@ async def refuses(address: str, patience_s: float) -> bool:
         _, writer = await asyncio.wait_for(asyncio.open_connection(end.host, end.port), patience_s)
     except ConnectionRefusedError:
         return True
-    except (ConfigError, OSError, TimeoutError):
+    except (ConfigError, OSError, TimeoutError, ValueError):  # ValueError: of a name that cannot be one.
         return False
     writer.close()
     return False

@@ -17,6 +17,9 @@ from .endpoint import ANY_HOST, Endpoint
 from .keys import KeyPair
 from .link import Conn
 
+MAX_WORDS_BYTES = 4096
+"""Of a Hello or an introduction. What a stranger sends costs its size many times over to unpack."""
+
 
 def new_incarnation() -> str:
     return secrets.token_hex(8)
@@ -89,6 +92,8 @@ def guest_name(invite: str) -> str:
 
 def introduces(conn: Conn, body: bytes) -> bool:
     """Is it what the holder of this connection's invite may say?"""
+    if len(body) > MAX_WORDS_BYTES:
+        return False
     try:
         envelope = decode(body)
     except (MalformedMessage, VersionMismatch):
@@ -103,6 +108,10 @@ def introduces(conn: Conn, body: bytes) -> bool:
 def parse_hello(frames: list[zmq.Frame]) -> Hello:
     if len(frames) != 2 or len(frames[0]):
         raise MalformedMessage("the first item is no Hello")
+    if len(frames[1]) > MAX_WORDS_BYTES:
+        raise MalformedMessage(
+            f"the first item has {len(frames[1])} bytes (at most {MAX_WORDS_BYTES} expected)"
+        )
     message = decode(frames[1].buffer)
     if not isinstance(message, Hello):
         raise MalformedMessage(f"the first item is a {type(message).__name__}, no Hello")

@@ -60,8 +60,21 @@ class Traffic:
 
 
 def traffic() -> Traffic:
-    """Of all interfaces but loopback."""
-    counters = [
-        each for name, each in psutil.net_io_counters(pernic=True).items() if not name.startswith("lo")
-    ]
+    """Of all interfaces but loopback; none where it cannot be read."""
+    try:
+        by_name = psutil.net_io_counters(pernic=True)
+    except Exception:  # As below.
+        by_name = {}
+    counters = [each for name, each in by_name.items() if not name.startswith("lo")]
     return Traffic(sum(each.bytes_sent for each in counters), sum(each.bytes_recv for each in counters))
+
+
+def battery_pct() -> float:
+    """How full this machine's battery is; -1 where there is none, or where it cannot be read."""
+    try:
+        battery = psutil.sensors_battery()
+    except (
+        Exception
+    ):  # psutil reads files of the kernel's, some of which some machines lack, and lets errors through.
+        return -1.0
+    return float(battery.percent) if battery else -1.0

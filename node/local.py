@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from .endpoint import ANY_HOST, Endpoint
+from .endpoint import ANY_HOST, Endpoint, is_numeric
 
 PREFIX = "chaosnet-"
 LISTED = Path("/proc/net/unix")
@@ -32,9 +32,8 @@ def meeting_place(here: Endpoint) -> str:
 
 def way_to(there: Endpoint) -> str:
     """libzmq's address for a connection to `there`: of its Unix socket, if that is on this machine."""
-    host = "127.0.0.1" if there.host == "localhost" else there.host
     listening = _listening()
-    for name in (f"{host}:{there.port}", *([f"*:{there.port}"] if _is_here(host) else ())):
+    for name in (f"{there.host}:{there.port}", *([f"*:{there.port}"] if _is_here(there.host) else ())):
         if f"@{PREFIX}{name}" in listening:
             return f"ipc://@{PREFIX}{name}"
     return f"tcp://{there.place}"
@@ -52,12 +51,8 @@ def _listening() -> set[str]:
 
 def _is_here(host: str) -> bool:
     """Is it an address of this machine's? Of a name nobody knows."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
     mine = (each.address for found in psutil.net_if_addrs().values() for each in found)
-    return address.is_loopback or host in mine
+    return is_numeric(host) and (ipaddress.ip_address(host).is_loopback or host in mine)
 
 
 def host_of(place: str) -> str:

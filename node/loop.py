@@ -240,12 +240,15 @@ class NodeLoop:
         self._ended = self._loop.create_future()
         self.transport = self._make_transport(self._incoming)
         self._tests = LinkTests(self.transport, self.post, self._at_once)
-        await self.transport.start()
-        self._addresses = interfaces.advertised(self.transport.address)
-        self._begin_life(0)
-        self._loop.call_later(0.1, self._take_readings)
-        self._started.set_result(self._addresses)
-        await self._ended
+        try:
+            await self.transport.start()
+            self._addresses = interfaces.advertised(self.transport.address)
+            self._begin_life(0)
+            self._loop.call_later(0.1, self._take_readings)
+            self._started.set_result(self._addresses)
+            await self._ended
+        finally:  # However it ends: others would wait for a node whose links are open.
+            self.transport.close(0)
 
     def _begin_life(self, least: int) -> None:
         """Nothing of an earlier life is left but the transport and its address."""

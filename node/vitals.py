@@ -42,7 +42,6 @@ class Vitals:
 
     def readings(self, rates: Rates, counters: Mapping[str, int], transport: Transport) -> ReadingsTaken:
         """As they are now. `counters`: all that went wrong here so far, by its name; but for refused strangers."""
-        battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
         traffic = interfaces.traffic()
         sent_bytes, received_bytes = transport.moved_bytes
         refused = {f"{REFUSED}{reason}": count for reason, count in transport.refused.items()}
@@ -54,7 +53,7 @@ class Vitals:
             page=rates.page,
             cpu_pct=self._process.cpu_percent(),
             memory_bytes=self._process.memory_info().rss,
-            battery_pct=battery.percent if battery else -1.0,
+            battery_pct=interfaces.battery_pct(),
             nic_sent_bytes=traffic.sent,
             nic_received_bytes=traffic.received,
             counters={**counters, **refused},

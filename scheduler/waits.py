@@ -11,6 +11,7 @@ from ..protocols.waiting import LEAST_S, StepClock
 from .monitor import ClusterMonitor
 
 NAMED = 3  # Of many; the others are counted.
+MOST_LETTERS = 200  # Of names, in a notice.
 MOST_APART_S = 600.0  # From one line to the next.
 
 
@@ -29,7 +30,8 @@ class Wait:
             return " - ".join(self.about)
         more = len(self.about) - NAMED
         shown = ", ".join(self.about[:NAMED])
-        return f"{shown} and {more} more" if more > 0 else shown
+        shown = f"{shown} and {more} more" if more > 0 else shown
+        return shown[:MOST_LETTERS]
 
 
 class Waits:

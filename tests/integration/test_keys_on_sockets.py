@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 import zmq
@@ -171,6 +172,25 @@ async def test_a_revoked_key_loses_its_links_whoever_dialled_and_does_not_get_ba
             await b[1].until("closed")
             assert "has revoked it" in await failed_dial(b, a[0].address)
             await refusals(a, "revoked key")
+
+
+@real
+async def test_a_key_that_is_revoked_while_its_holder_is_dialled_gets_no_link() -> None:
+    async with keyed("a", "b") as [a, b]:
+        acceptor, answered = b[0].acceptor, asyncio.Event()
+        answer = acceptor._answer
+
+        def late(*args: Any) -> None:
+            asyncio.get_running_loop().call_later(0.3, answer, *args)
+            answered.set()
+
+        acceptor._answer = late  # type: ignore[method-assign]
+        a[0].dial(b[0].address)
+        await answered.wait()
+        ring_of(a).merge(KeyringNews(revoked=(ring_of(b).own,)), 0.0)
+        a[0].enforce_keys()
+        assert "revoked" in (await a[1].until("dial_failed"))[2]
+        assert not a[1].count("opened")
 
 
 @real

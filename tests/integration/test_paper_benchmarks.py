@@ -79,7 +79,7 @@ def test_without_jitter_it_times_1f1b_as_equation_9_does():
 
 def test_estimates_are_near_the_other_simulation(tmp_path):
     found = bench(tmp_path, "chameleon-fig9", "--batches", "16", "--seeds", "1", "--jitter", "0")
-    assert found["worst"] == max(row["error"] for row in found["rows"]) < 0.2
+    assert found["worst"] == max(row["error"] for row in found["rows"]) < 0.0802  # The paper's.
     assert {row["state"] for row in found["rows"]} == {"whole", "after: reroute", "after: layout"}
 
 

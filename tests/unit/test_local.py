@@ -29,7 +29,7 @@ def way(address):
 
 def test_a_node_that_listens_at_the_address_dialled_is_met_there(listed):
     listed("127.0.0.1:5555", "10.0.0.7:5555")
-    assert way("127.0.0.1:5555") == way("localhost:5555") == "ipc://@chaosnet-127.0.0.1:5555"
+    assert way("127.0.0.1:5555") == "ipc://@chaosnet-127.0.0.1:5555"
     assert way("10.0.0.7:5555") == "ipc://@chaosnet-10.0.0.7:5555"
     assert way("127.0.0.1:5556") == "tcp://127.0.0.1:5556"
 

@@ -5,11 +5,11 @@ from statuses import STATUS
 
 from chaosnet import dashboard
 from chaosnet.protocols.effects import Happened
-from chaosnet.protocols.messages import Lack, Member, Report, View
+from chaosnet.protocols.messages import Lack, Member, Notice, Report, View
 from chaosnet.protocols.status import WaitRow
 from chaosnet.protocols.waiting import FIRST_S, LEAST_S, StepClock
 from chaosnet.scheduler.monitor import ClusterMonitor
-from chaosnet.scheduler.waits import Waits
+from chaosnet.scheduler.waits import Wait, Waits
 
 VIEW = View(term=1, seq=1, scheduler="a", members=tuple(Member(id=name) for name in "abc"))
 
@@ -107,3 +107,9 @@ def test_status_shows_who_is_waited_for_and_for_how_long():
     assert "waits for b, 25 s: its script has not called update()" in dashboard.headline(status).plain
     cells = [str(row[1]) for row in dashboard.members(status).rows]
     assert cells == ["scheduler", "idle 25 s", "worker"]
+
+
+def test_the_names_of_three_nodes_fit_a_notice_however_long_they_are():
+    wait = Wait(tuple(letter * 64 for letter in "abcd"), 0.0, "")
+    notice = Notice(kind="waits", node=wait.names, detail="", step=1, time_s=0.0)
+    assert msgspec.convert(msgspec.to_builtins(notice), Notice) == notice  # As whoever hears it checks.

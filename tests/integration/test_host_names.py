@@ -1,0 +1,63 @@
+"""Addresses that name a host: looked up beside the links, which go on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from typing import Any
+
+import pytest
+from test_transport import link, nodes
+
+from chaosnet.node.dialer import NOT_THERE
+
+pytestmark = pytest.mark.realtime
+
+
+def test_links_go_on_while_a_name_is_looked_up() -> None:
+    async def scenario() -> None:
+        async with nodes("a", "b", "c") as [a, b, c]:
+            await link(a, b)
+            found, loop = asyncio.Event(), asyncio.get_running_loop()
+
+            async def slow(host: str, port: int, **_: Any) -> list[Any]:
+                assert host == "slow.example"
+                await found.wait()
+                six = (socket.AF_INET6, 0, 0, "", ("::1", port, 0, 0))
+                return [six, (socket.AF_INET, 0, 0, "", ("127.0.0.1", port))]
+
+            loop.getaddrinfo = slow  # type: ignore[method-assign, assignment]
+            address = c[0].address.replace("127.0.0.1", "slow.example")
+            a[0].dial(address)
+            b[1].answer = b[0]
+            for turn in range(1, 20):
+                a[0].send("b", b"ping")
+                await a[1].until("control", times=turn)
+            assert a[1].count("opened") == 1
+            found.set()
+            assert await a[1].until("opened", times=2) == ("opened", "c", address, True, False)
+
+    asyncio.run(scenario())
+
+
+def test_a_name_that_comes_too_late_or_is_none_fails() -> None:
+    async def scenario() -> None:
+        async with nodes("a", dial_timeout_s=0.2) as [a]:
+
+            async def never(*_: Any, **__: Any) -> list[Any]:
+                await asyncio.Event().wait()
+                return []
+
+            lookup = asyncio.get_running_loop().getaddrinfo
+            asyncio.get_running_loop().getaddrinfo = never  # type: ignore[method-assign, assignment]
+            began_s = time.monotonic()
+            a[0].dial("slow.example:5555")
+            assert "no answer in 0.2 s" in (await a[1].until("dial_failed"))[2]
+            assert time.monotonic() - began_s >= 0.2
+            asyncio.get_running_loop().getaddrinfo = lookup  # type: ignore[method-assign]
+            for count, name in enumerate(("a..b:5555", "x" * 64 + ":5555", "nowhere.invalid:5555"), start=2):
+                a[0].dial(name)
+                assert (await a[1].until("dial_failed", times=count))[2] == NOT_THERE
+
+    asyncio.run(scenario())
