@@ -193,7 +193,9 @@ class Performer:
                     # For those who join with us.
                     self.replica.snapshots[step] = self.replica.arrival.snapshot()
             case fx.StoreShard():
-                self.soon(self.replica.store_shard(effect))
+                stored = self.replica.store_shard(effect)
+                self.counters["damaged_pieces"] += isinstance(stored, ev.ShardBad)
+                self.soon(stored)
             case fx.StateWhole(step):
                 self._pending.append(StateArrived(step, self.replica.arrived(), self.replica.bytes_by_source))
             case fx.DiscardState():

@@ -87,8 +87,6 @@ class Replication:
         self.total_bytes: int | None = None
         self.piece_bytes = MAX_PIECE_BYTES
         self.stored_bytes = 0
-        self.bad_shards = 0
-        self.stolen_pieces = 0
         self.failed = ""
         self.whole = False
         self.wake_at_s: float | None = None
@@ -230,7 +228,6 @@ class Replication:
 
     def _on_bad(self, name: str, where: Range, now_s: float) -> list[Effect]:
         piece = where[0] // self.piece_bytes
-        self.bad_shards += 1
         if name not in self.sources:
             return []
         self.sources[name].under_way.pop(piece, None)
@@ -312,7 +309,6 @@ class Replication:
             for piece in reversed(rest):
                 if source.can_send(piece):
                     rest.remove(piece)
-                    self.stolen_pieces += rest is not self._nobodys
                     return piece
         return self._repeat(source) if self.steals else None
 

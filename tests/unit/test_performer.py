@@ -8,7 +8,8 @@ import pytest
 
 from chaosnet.node.outcomes import StepOutcome
 from chaosnet.node.performer import Performer
-from chaosnet.protocols.effects import Happened, StepCompleted, TakeSnapshot
+from chaosnet.protocols.effects import Happened, StepCompleted, StoreShard, TakeSnapshot
+from chaosnet.protocols.events import ShardBad, ShardStored
 from chaosnet.protocols.messages import Commit, Contribution, Member, View
 
 
@@ -45,3 +46,14 @@ def test_a_step_and_the_copy_that_is_wanted_after_it_come_together_whatever_is_t
     outcome = performer.outcomes.get_nowait()
     assert isinstance(outcome, StepOutcome)
     assert outcome.snapshot == copy
+
+
+def test_damaged_pieces_are_counted(performer):
+    """A member's counters are in its reports: bad memory, or a bad link, shows there."""
+    came, heard = [ShardStored("a", 0, 4), ShardBad("a", 4, 8)], []
+    performer.replica = SimpleNamespace(store_shard=lambda effect: came[len(heard)])
+    performer.soon = heard.append
+    for start in (0, 4):
+        performer.perform([StoreShard("a", start, start + 4, b"", b"")], 0.0)
+    assert heard == came
+    assert performer.counters["damaged_pieces"] == 1
