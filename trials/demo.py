@@ -120,8 +120,8 @@ def _scale_in(stage: DemoStage) -> None:
     node.fate = "left"
     node.process.send_signal(signal.SIGINT)
     stage.wait(lambda: node.process.poll() is not None, f"{node.name} has left")
-    said = node.last_words().removeprefix("[chaosnet] ")
-    stage.say(f"   {said.split(' steps with')[0]} steps; exit code {node.process.returncode}")
+    said = node.last_words(f"{node.name} left after").removeprefix("[chaosnet] ")
+    stage.say(f"   {said}; exit code {node.process.returncode}")
     stage.wait_until_calm()
 
 

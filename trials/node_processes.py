@@ -71,9 +71,10 @@ class NodeProcess:
         """Has it printed that?"""
         return text in self._printed.read_text(errors="replace")
 
-    def last_words(self) -> str:
-        text = self._printed.read_text(errors="replace").strip()
-        return (text.splitlines() or ["it wrote nothing"])[-1]
+    def last_words(self, about: str = "") -> str:
+        """The last line that it printed; `about`: of those with this in them."""
+        lines = self._printed.read_text(errors="replace").strip().splitlines()
+        return next((line for line in reversed(lines) if about in line), "it wrote nothing")
 
 
 def run_folder(out: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from chaosnet.protocols.status import LinkRow
 from chaosnet.trials import demo_report as report
 from chaosnet.trials.demo_report import NodeLog, SeenStep
+from chaosnet.trials.node_processes import NodeProcess
 
 
 def log(name: str, *steps: int, loss: float = 1.0, shift_s: float = 0.0, final: str = "") -> NodeLog:
@@ -125,3 +127,12 @@ def test_each_broken_promise_is_named(wrong: dict[str, Any]) -> None:
     assert next(iter(wrong)) in line.replace("things happened", "events").replace(
         "node-2 ended with", "exit_codes"
     )
+
+
+def test_what_a_node_says_as_it_leaves_is_found_before_its_summary(tmp_path: Path) -> None:
+    node = NodeProcess.__new__(NodeProcess)
+    node._printed = tmp_path / "a.log"
+    node._printed.write_text("[chaosnet] a left after step 7 (it asked to): 7 steps\n[chaosnet] loss: 0.1\n")
+    assert node.last_words("a left after") == "[chaosnet] a left after step 7 (it asked to): 7 steps"
+    assert node.last_words() == "[chaosnet] loss: 0.1"
+    assert node.last_words("error") == "it wrote nothing"
