@@ -47,7 +47,7 @@ from chaosnet.scheduler.changes import LEAVE_PATIENCE_S
 from chaosnet.scheduler.core import Scheduler
 from chaosnet.scheduler.joins import NAMESAKE_S
 from chaosnet.scheduler.monitor import ClusterMonitor
-from chaosnet.scheduler.sync_plan import POLICIES
+from chaosnet.scheduler.sync_plan import POLICIES, custom
 from chaosnet.scheduler.tenure import REPEAT_EVERY_S
 from chaosnet.scheduler.views import AddJoiners, AddLink, Entrant, Nothing, Promote, Remove, RemoveLink
 
@@ -58,7 +58,7 @@ def member(name, joined_step=0):
     return Member(id=name, addresses=(f"{name}:1",), joined_step=joined_step)
 
 
-def make_view(members, links, observers="", **kwargs):
+def make_view(members, links, observers="", policy="single", **kwargs):
     view = View(
         term=1,
         seq=1,
@@ -70,13 +70,13 @@ def make_view(members, links, observers="", **kwargs):
     )
     graph = nx.Graph([each for each in links if {*each} <= {*members}])
     graph.add_nodes_from(members)
-    return views.with_trees(view, graph, POLICIES["single"])
+    return views.with_trees(view, graph, POLICIES[policy])
 
 
 class Bench:
     """The scheduler on node a, in the only view of its term; what it sends is kept, with its views whole."""
 
-    def __init__(self, members="abc", links=TRIANGLE, observers=""):
+    def __init__(self, members="abc", links=TRIANGLE, observers="", policy="single", **kwargs):
         self.sync, self.overlay, self.monitor = StepSync("a", 1), Overlay("a"), ClusterMonitor()
         self.sent, self.version, self.now_s = [], 0, 0.0
         self.views = {}  # That somebody knows, by key.
@@ -87,11 +87,12 @@ class Bench:
             self.overlay,
             self.monitor,
             self._send,
-            POLICIES["single"],
+            POLICIES[policy],
             digest="d",
             spec=b"s",
+            **kwargs,
         )
-        self.enter(make_view(members, links, observers), step=10)
+        self.enter(make_view(members, links, observers, policy), step=10)
 
     def _send(self, target, body):
         if isinstance(body, Prepare | Install) and isinstance(body.view, ViewChange):
@@ -1094,3 +1095,68 @@ def test_when_a_link_becomes_slow_the_same_view_is_proposed_with_other_trees(ben
     assert replace(prepare.view, seq=1, trees=()) == replace(before, trees=())
     [happened] = bench.enter(prepare.view, step=11)
     assert happened.kind == "new-plan"
+
+
+# --- a policy that finds no trees ---
+
+SQUARE = [("a", "b"), ("a", "d"), ("b", "c"), ("c", "d")]
+
+
+def trees(view):
+    return len(view.trees), {node for tree in view.trees for node in (tree.root, *tree.parent)}
+
+
+def test_who_is_left_of_a_ring_goes_on_over_one_tree_and_people_are_told_once():
+    """PlanInfeasible ended the node that scheduled, and then the next one."""
+    bench = Bench("abcd", SQUARE, policy="ring")
+    bench.lose(("a", "b"), ("c", "b"))
+    bench.flush_ok("c")
+    bench.flush_ok("d")
+    told, sent = bench.flush_ok("a")
+    install = installs(sent)[0]
+    assert trees(install.view) == (1, {*"acd"})
+    [notice] = [each for each in told if isinstance(each, Happened) and each.kind == "new-plan"]
+    assert notice.detail.startswith("one for all sums, as the sync policy finds no others (ring: no Ham")
+    told = bench.enter(install.view, step=10)
+    assert trees(bench.proposed()) == (3, {*"acd"})  # A repair closes the ring again.
+    assert not [each for each in told if isinstance(each, Happened) and each.kind == "new-plan"]
+
+
+def test_a_joiner_that_no_ring_goes_through_is_let_in_over_one_tree():
+    """It was told "next" for ever."""
+    bench = Bench("abcd", [*SQUARE, ("a", "j"), ("c", "j")], observers="j", policy="ring")
+    told, sent = bench.receive("j", ScaleOutReady(node="j"))
+    [prepare] = [body for _, body in sent if isinstance(body, Prepare)]
+    assert trees(prepare.view) == (1, {*"abcdj"})
+    assert [each.kind for each in told] == ["new-plan"]
+
+
+def test_who_asks_for_what_the_policy_cannot_do_is_told_why():
+    bench = Bench("abcd", [*SQUARE, ("a", "c")], policy="ring")
+    _, [(_, answer)] = bench.receive("cli", DisconnectLinkRequest(a="a", b="b", asker="cli"))
+    assert not answer.ok and "ring" in answer.text
+    assert bench.scheduler.proposal is None and not bench.scheduler.unplanned
+
+
+def test_an_error_in_a_policy_of_the_users_own_ends_no_scheduler():
+    bench = Bench()
+    bench.scheduler.policy = custom(lambda graph: [][0])
+    bench.lose(("a", "c"), ("b", "c"))
+    bench.flush_ok("a")
+    told, sent = bench.flush_ok("b")
+    assert trees(installs(sent)[0].view) == (1, {*"ab"})
+    assert "the callable raises IndexError: list index out of range" in told[0].detail
+
+
+def test_a_ring_of_more_nodes_than_a_view_holds_trees_is_one_tree():
+    """Nobody could decode the view."""
+    names = [f"n{index:02}" for index in range(65)]
+    ring = [tuple(sorted((names[index - 1], names[index]))) for index in range(65)]
+    bench = Bench(["a"], [])
+    bench.scheduler.policy = POLICIES["ring"]
+    view = replace(make_view(names, ring), trees=())
+    assert trees(bench.scheduler.planned(view)) == (1, {*names})
+    assert "65" in bench.scheduler.unplanned
+    many = [views.SpanningTree("a", {"b": "a"}, 1 / 65)] * 65
+    with pytest.raises(PlanInfeasible, match="65 trees"):
+        views.with_trees(make_view("ab", [("a", "b")]), nx.Graph([("a", "b")]), lambda graph: many)
