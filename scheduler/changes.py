@@ -88,8 +88,8 @@ class Changes:
         result_bytes, step_s = tenure.admission.costs()
         if tenure.busy or tenure.parked or tenure.sync.frozen or not result_bytes or step_s is None:
             return []
-        graph = tenure.graph(tenure.view)
-        why = self.replanning.look(tenure.view, graph, tenure.policy, result_bytes, step_s, now_s)
+        view, policy = tenure.view, tenure.policy
+        why = self.replanning.look(view, lambda: tenure.graph(view), policy, result_bytes, step_s, now_s)
         return self.enqueue(Replan(why=why), now_s) if why else []
 
     # --- proposals ---
