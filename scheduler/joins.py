@@ -204,9 +204,19 @@ class Joins:
                 **self._shards(joining.node, full),
             )
             effects += tenure.send(joining.node, message)
+        self._forget_members(view)
         self.astray &= view.member_set
         self.namesakes = {node: each for node, each in self.namesakes.items() if node in view.member_set}
         return effects
+
+    def _forget_members(self, view: View) -> None:
+        """Who had asked anew while the view that makes it a member was on its way wants nothing any more."""
+        requests = self.tenure.requests
+        for node, request in [*requests.items()]:
+            member = view.find(node) if node in view.member_set else None
+            if member is not None and member.life == request.life:  # A later life still wants in.
+                del requests[node]
+                self.tenure.admission.forget({node})
 
     def _shards(self, joiner: str, full: list[str]) -> dict[str, Any]:
         """Who sends how much, of those who have all of the state (Algorithms 1 and 2)."""

@@ -981,6 +981,31 @@ def test_for_several_the_cluster_waits_sooner():
     assert [each.blocking for each in prepare.view.joining] == [True, True]
 
 
+def test_one_that_cannot_be_let_in_makes_the_cluster_wait_for_no_other():
+    """It had a link to one that died, and died itself: every join after that made all wait."""
+    bench = alone(45_000_000, 1.0)
+    asks(bench, "ghost")
+    is_linked(bench, "ghost", 1e9, "gone")
+    bench.now_s += GATHER_S[1]
+    bench.scheduler.tick(bench.now_s)
+    bench.now_s = 1000.0
+    asks(bench, "j")
+    is_linked(bench, "j", 1e9, "a")
+    [prepare] = gathered(bench)
+    assert [(each.node, each.blocking) for each in prepare.view.joining] == [("j", False)]
+
+
+def test_who_asks_anew_while_it_is_made_a_member_wants_nothing_any_more():
+    bench = Bench("abc", [*TRIANGLE, ("a", "j"), ("b", "j")], observers="j")
+    _, sent = bench.receive("j", ScaleOutReady(node="j"))
+    [view] = [body.view for _, body in sent if isinstance(body, Prepare)]
+    asks(bench, "j", "a", "b")
+    bench.enter(view, 11)
+    assert "j" in bench.sync.view.voter_ids
+    assert is_linked(bench, "j", 1e9, "a", "b") == []
+    assert not bench.scheduler.requests and not bench.scheduler.admission.wanting
+
+
 def test_those_that_came_in_together_get_a_vote_one_after_the_other():
     bench = alone()
     asks(bench, "j")
