@@ -32,9 +32,9 @@ from .repairs import Repairs
 from .tenure import MAX_QUEUE, Tenure
 from .views import Entrant, Promote
 
-NAMESAKE_S = (
-    2.5  # Less than until a joiner asks again, more than until a death shows; as RIVAL_S of the transport.
-)
+# A member that reports so long after a later process of its name has asked is another node; as RIVAL_S of the
+# transport. Less than until a joiner asks again.
+NAMESAKE_S = 2.5
 
 
 class Joins:
@@ -125,7 +125,7 @@ class Joins:
         ]
 
     def _may_be_reborn(self, request: ScaleOutRequest, now_s: float) -> bool:
-        """Was the member started again? It asks once more, and by then its death has shown; or it had not died.
+        """Was the member started again? Not if the one that we know has reported a while after that.
 
         If a flush is under way, only its end shows that.
         """
@@ -133,7 +133,8 @@ class Joins:
         if life != request.life or self.tenure.flush is not None:
             asked_s = now_s
             self.namesakes[request.node] = request.life, asked_s
-        return now_s < asked_s + NAMESAKE_S
+        record = self.tenure.monitor.nodes.get(request.node)
+        return record is None or record.reported_s < asked_s + NAMESAKE_S
 
     def _on_astray(self, request: ScaleOutRequest, now_s: float) -> list[Effect]:
         """A member asks to be let in: it lost its way to us just before the view that made it one.

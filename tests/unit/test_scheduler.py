@@ -500,8 +500,17 @@ def test_a_joiner_named_like_a_member_is_refused(bench):
     for _ in range(2):  # As if the member had been started again; one request may come by two ways.
         assert join(bench, node="b", life=9) == ([], [])
     bench.now_s += NAMESAKE_S
+    bench.receive("b", Report(node="b"))
     _, [(_, refused)] = join(bench, node="b", life=9)
     assert refused.reason == "a node named 'b' is in the cluster already; choose another with --name"
+
+
+def test_a_member_that_is_started_again_is_not_refused_while_its_death_has_not_shown(bench):
+    """Who was held up before it died is given more time than that."""
+    bench.receive("b", Report(node="b"))
+    for _ in range(5):
+        assert join(bench, node="b", life=9) == ([], [])
+        bench.now_s += NAMESAKE_S
 
 
 def test_while_a_flush_is_under_way_nobody_is_refused_as_a_namesake(bench):
