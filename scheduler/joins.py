@@ -32,6 +32,7 @@ from .repairs import Repairs
 from .tenure import MAX_QUEUE, Tenure
 from .views import Entrant, Promote
 
+MAX_NEIGHBORS = 64  # Named in one NegotiationPlan.
 # A member that reports so long after a later process of its name has asked is another node; as RIVAL_S of the
 # transport. Less than until a joiner asks again.
 NAMESAKE_S = 2.5
@@ -93,7 +94,7 @@ class Joins:
                 return told + self.changes.admit(now_s)
         told += self._begin(request, now_s)
         fellows = () if request.neighbors else self._fellows_for(request, now_s)
-        return told + tenure.send(node, NegotiationPlan(neighbors=(*neighbors, *fellows)))
+        return told + tenure.send(node, NegotiationPlan(neighbors=(*neighbors, *fellows)[:MAX_NEIGHBORS]))
 
     def _begin(self, request: ScaleOutRequest, now_s: float) -> list[Effect]:
         """It opens its links from here on, whatever it had done before."""
@@ -240,10 +241,8 @@ class Joins:
     def on_ready(self, node: str, in_s: float, now_s: float) -> list[Effect]:
         """It has the state, or will have it in so many seconds."""
         tenure, view = self.tenure, self.tenure.view
-        if node in view.voter_ids:
-            return []  # It is in already, and about to notice.
-        if node in view.member_ids:
-            return []  # It votes once it has taken part in a step.
+        if node in view.member_set:
+            return []  # It is about to notice, and votes once it has taken part in a step.
         if node in view.observer_ids and in_s:
             self.ready_at_s[node] = now_s + in_s
             return self._promote_early(now_s)

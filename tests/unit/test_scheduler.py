@@ -5,6 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from chaosnet.errors import PlanInfeasible
+from chaosnet.protocols.codec import decode, encode
 from chaosnet.protocols.effects import Happened, Parked
 from chaosnet.protocols.keyring import Keyring
 from chaosnet.protocols.messages import (
@@ -17,6 +18,7 @@ from chaosnet.protocols.messages import (
     DisconnectLinkRequest,
     Electorate,
     Entering,
+    Envelope,
     Expelled,
     Flush,
     FlushOk,
@@ -45,7 +47,7 @@ from chaosnet.scheduler import views
 from chaosnet.scheduler.admission import FRESH_S, GATHER_S
 from chaosnet.scheduler.changes import LEAVE_PATIENCE_S
 from chaosnet.scheduler.core import Scheduler
-from chaosnet.scheduler.joins import NAMESAKE_S
+from chaosnet.scheduler.joins import MAX_NEIGHBORS, NAMESAKE_S
 from chaosnet.scheduler.monitor import ClusterMonitor
 from chaosnet.scheduler.sync_plan import POLICIES, custom
 from chaosnet.scheduler.tenure import REPEAT_EVERY_S
@@ -1129,6 +1131,37 @@ def test_when_a_link_becomes_slow_the_same_view_is_proposed_with_other_trees(ben
     assert replace(prepare.view, seq=1, trees=()) == replace(before, trees=())
     [happened] = bench.enter(prepare.view, step=11)
     assert happened.kind == "new-plan"
+
+
+def test_if_the_last_that_had_a_vote_is_gone_the_others_have_one():
+    """Nobody could answer whether they are a quorum."""
+    base = make_view("ab", [("a", "b")], joining=(Entering(node="b", sources=(), blocking=True),))
+    assert views.survivors(base, {"a", "b"}, {("a", "b")}, (1, 2), "a").voter_ids == ("a",)
+    assert views.survivors(base, {"b"}, set(), (1, 2), "b").voter_ids == ("b",)
+
+
+def test_a_link_that_somebody_had_closed_is_taken_back_once_a_join_has_brought_it_back(bench):
+    _, [(_, prepare)] = bench.receive("cli", DisconnectLinkRequest(a="a", b="c", asker="cli"))
+    closed = prepare.view
+    bench.enter(closed, 11)
+    bench.take_sent()
+    heals = ConnectLinkRequest(a="a", b="c", asker="a", healed=True)
+    assert bench.receive("a", heals) == ([], [])
+    bench.enter(replace(make_view("abc", TRIANGLE), seq=11), 12)  # c was gone meanwhile.
+    bench.enter(replace(closed, seq=12), 13)  # The link was lost.
+    bench.take_sent()
+    told, _ = bench.receive("a", heals)
+    assert [each.detail for each in told] == ["it carries again"]
+
+
+def test_a_plan_names_no_more_neighbours_than_a_message_takes():
+    names = [f"n{index:02}" for index in range(64)]
+    bench = Bench(["a", *names[1:]], [("a", each) for each in names[1:]])
+    asks(bench, "j", degree=64)
+    plan = asks(bench, "k", degree=64)[-1]
+    assert len(plan.neighbors) == MAX_NEIGHBORS
+    envelope = Envelope(source="a", target="k", serial=1, body=plan)
+    assert decode(encode(envelope)) == envelope
 
 
 # --- a policy that finds no trees ---
