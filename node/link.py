@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -105,6 +106,7 @@ class Peer:
     name: str
     incarnation: str
     links: list[PeerLink] = field(default_factory=list)
+    heard_s: float = -math.inf  # When the last message came.
     messages_in: int = 0
     messages_out: int = 0
     bytes_in: int = 0

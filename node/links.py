@@ -20,7 +20,7 @@ from .turns import Sink, Turns
 
 LINGER_S = 1.0  # Time for what is queued to leave, and for our Bye to be answered.
 GRACE_S = 0.1  # Time for last words: of a connection whose twin is lost, and of a socket that is closed.
-RIVAL_S = 2.5  # Of two nodes of one name the later is refused; for good once the earlier has outlived this.
+RIVAL_S = 2.5  # Of two nodes of one name the later is refused; for good once the earlier is heard after this.
 INTRODUCTION_S = 20.0  # An invite's connection ends after this.
 
 
@@ -49,15 +49,15 @@ class Links:
     def rival(self, hello: Hello) -> Bye | None:
         """What to answer to another process of a connected peer's name: it, or the peer, must go.
 
-        If it is that node, started again, the end of the old one shows within the peer's patience.
+        If it is that node, started again, nothing is heard of the old one any more, whose end shows once our patience
+        is over: that is longer than RIVAL_S if one of us was held up lately (protocols/liveness.py).
         """
         peer = self.peers.get(hello.node)
         if peer is None or peer.incarnation == hello.incarnation:
             return None
-        now_s = time.monotonic()
-        first_s = peer.rivals.setdefault(hello.incarnation, now_s)
+        first_s = peer.rivals.setdefault(hello.incarnation, time.monotonic())
         reason = f"a node named {hello.node!r} is in the cluster already; choose another with --name"
-        return Bye(reason=reason, final=now_s > first_s + RIVAL_S)
+        return Bye(reason=reason, final=peer.heard_s > first_s + RIVAL_S)
 
     def open(self, link: PeerLink, hello: Hello) -> None:
         """Both ends have greeted, and nothing speaks against it."""

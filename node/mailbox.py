@@ -35,7 +35,6 @@ class Mailbox:
         self._at: tuple[ViewKey, int] = ((0, 0), 0)
         self._parts: dict[tuple[ViewKey, int, TensorName], dict[int, tuple[Tensor, Any]]] = {}
         self._summed: tuple[ViewKey, int, list[torch.Tensor]] | None = None
-        self.waited_s = 0.0
 
     def begin(self, key: ViewKey, step: int) -> None:
         """From now on that attempt is computed: what belongs to an earlier one is void."""

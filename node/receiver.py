@@ -6,6 +6,7 @@ read empty after it, so what a dead peer sent is delivered first.
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import zmq
@@ -97,6 +98,7 @@ class Receiver:
         """What is for the sink."""
         peer = conn.link.peer
         assert peer
+        peer.heard_s = time.monotonic()
         peer.messages_in += 1
         size = len(first) + (0 if second is None else len(second))
         peer.bytes_in += size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 
 import msgspec
@@ -22,6 +23,7 @@ from .outcomes import Rates
 from .step_history import StepHistory
 from .transport import Transport
 
+TIMES_KEPT = 50
 TIMED = (ScaleInRequest, ConnectLinkRequest, DisconnectLinkRequest)
 
 
@@ -29,7 +31,7 @@ class Vitals:
     """Of all of a node's lives."""
 
     def __init__(self) -> None:
-        self.handling_ms: dict[str, list[float]] = {}
+        self.handling_ms: dict[str, deque[float]] = {}
         self._process = psutil.Process()
 
     def handled(self, event: Event, took_ms: float) -> None:
@@ -38,7 +40,8 @@ class Vitals:
             return
         body = event.message.body
         if isinstance(body, TIMED):
-            self.handling_ms.setdefault(type(body).__name__, []).append(took_ms)
+            times = self.handling_ms.setdefault(type(body).__name__, deque(maxlen=TIMES_KEPT))
+            times.append(took_ms)
 
     def readings(self, rates: Rates, counters: Mapping[str, int], transport: Transport) -> ReadingsTaken:
         """As they are now. `counters`: all that went wrong here so far, by its name; but for refused strangers."""
@@ -86,7 +89,7 @@ class Vitals:
             **rates.left_out,
             parked=agent.why_it_waits(now_s),
             waiting=agent.waits.row(now_s),
-            handling_ms={name: tuple(values[-50:]) for name, values in self.handling_ms.items()},
+            handling_ms={name: tuple(values) for name, values in self.handling_ms.items()},
             members=_with_kept(agent.monitor.member_rows(now_s), rates.kept),
             links=agent.monitor.link_rows(now_s),
             events=events[min(_first(events, since), lately) :] if history else events[lately:],

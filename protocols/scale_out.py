@@ -2,6 +2,7 @@
 
     KNOCKING --a seed answers--> ASKED --NegotiationPlan--> LINKING --links open and measured--> WAITING
        WAITING --ReplicationPlan--> FETCHING --StateWhole--> LOADING --CaughtUp--> READY --view--> JOINED
+    ASKED, LINKING --ReplicationPlan of an earlier request--> FETCHING
     any state --refused, nobody answers, no source left and no patience--> FAILED
 
 KNOCKING and ASKED are asking.py, to which every other state comes back when it has failed.
@@ -109,7 +110,13 @@ class Joiner:
                 )  # Who is wanted may come yet.
                 return self.asking.fail(refusal.reason, refusal.spec, lasting)
             case (
-                (JoinState.ASKED | JoinState.WAITING | JoinState.FETCHING | JoinState.READY),
+                (
+                    JoinState.ASKED
+                    | JoinState.LINKING
+                    | JoinState.WAITING
+                    | JoinState.FETCHING
+                    | JoinState.READY
+                ),
                 Received(scheduler, ReplicationPlan() as plan),
             ):
                 self.asking.planned_by(scheduler)
@@ -178,7 +185,7 @@ class Joiner:
 
     def overtaken(self, scheduler: str, plan: ReplicationPlan, now_s: float) -> list[Effect]:
         """As an observer of before we are in the plan's view already, and may have results that begin with it."""
-        if self.state not in (JoinState.ASKED, JoinState.WAITING):
+        if self.state not in (JoinState.ASKED, JoinState.LINKING, JoinState.WAITING):
             return []
         self.asking.planned_by(scheduler)
         return self._fetch(plan, now_s)

@@ -11,6 +11,7 @@ Source: Chaos, Sec. V-B (`checkStateReplication`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -46,6 +47,8 @@ class Serving:
     def entered(self, view: View, step: int) -> list[Effect]:
         """A view is active: copy for those who join with it, and drop what was for nodes that it has lost."""
         effects: list[Effect] = []
+        for joining in view.joining:
+            effects += self.drop(joining.node, before=step) if joining.sources else []  # It pulls anew.
         mine = [joining for joining in view.joining if self.me in joining.sources]
         fetches = any(joining.node == self.me and joining.sources for joining in view.joining)
         if mine and not fetches:
@@ -117,10 +120,10 @@ class Serving:
         assert len(self.early) <= MAX_EARLY
         assert all(len(each.waiting) <= MAX_EARLY for each in self.snapshots.values())
 
-    def drop(self, joiner: str) -> list[Effect]:
-        """It has all it needs, or is gone: a copy that nobody else waits for goes."""
+    def drop(self, joiner: str, before: float = math.inf) -> list[Effect]:
+        """It has all it needs, or is gone: a copy that nobody else waits for goes. `before`: of steps before that."""
         effects: list[Effect] = []
-        for step, snapshot in list(self.snapshots.items()):
+        for step, snapshot in [each for each in self.snapshots.items() if each[0] < before]:
             snapshot.joiners.discard(joiner)
             if not snapshot.joiners:
                 del self.snapshots[step]

@@ -98,12 +98,18 @@ class Admission:
         return self.since_s + min(waits_s, GATHER_S[1])
 
     def admissible(self, view: View) -> tuple[Entrant, ...]:
-        """Who can be let in now. If the cluster has to wait for one, it does for all."""
-        shares = {node: self._share_of_results(each, view) for node, each in self.wanting.items()}
-        most = MAX_RESULTS_SHARE[len(self.wanting) > 1]
-        waits = any(each.blocking or shares[node] > most for node, each in self.wanting.items())
+        """Who can be let in now. If the cluster has to wait for one, it does for all.
+
+        Who cannot be let in even so may be dead, and says nothing about the others.
+        """
+        if_all_wait = (replace(each.joiner, blocking=True) for each in self.wanting.values())
+        near = [self.wanting[each.node] for each in views.admissible(view, if_all_wait)]
+        shares = [self._share_of_results(each, view) for each in near]
+        most = MAX_RESULTS_SHARE[len(near) > 1]
+        waits = any(share > most for share in shares) or any(each.blocking for each in near)
         wanting = (
-            replace(each.joiner, blocking=waits, share=shares[node]) for node, each in self.wanting.items()
+            replace(each.joiner, blocking=waits, share=share)
+            for each, share in zip(near, shares, strict=True)
         )
         return views.admissible(view, wanting)
 

@@ -88,8 +88,8 @@ class Changes:
         result_bytes, step_s = tenure.admission.costs()
         if tenure.busy or tenure.parked or tenure.sync.frozen or not result_bytes or step_s is None:
             return []
-        graph = tenure.graph(tenure.view)
-        why = self.replanning.look(tenure.view, graph, tenure.policy, result_bytes, step_s, now_s)
+        view, policy = tenure.view, tenure.policy
+        why = self.replanning.look(view, lambda: tenure.graph(view), policy, result_bytes, step_s, now_s)
         return self.enqueue(Replan(why=why), now_s) if why else []
 
     # --- proposals ---
@@ -105,6 +105,7 @@ class Changes:
             except (Nothing, PlanInfeasible) as reason:
                 effects += self.notices.answer(change, False, str(reason))
                 continue
+            effects += self.notices.unplanned()
             told = told_against(tenure.view, view)
             tenure.propose(Proposal(view, told, change, now_s, now_s + REPEAT_EVERY_S))
             effects += tenure.send(EVERYONE, Prepare(view=told))
@@ -126,7 +127,9 @@ class Changes:
     def _view_with(self, change: Change) -> View:
         tenure = self.tenure
         key, step, impossible = tenure.next_key(), tenure.sync.step + 1, self.repairs.impossible(tenure.view)
-        return tenure.planned(views.apply_change(tenure.view, change, key, step, impossible))
+        view = views.apply_change(tenure.view, change, key, step, impossible)
+        # Who asks for it is told why it cannot be, and a better plan is none without trees.
+        return tenure.planned(view, must_be=not change.asker and not isinstance(change, Replan))
 
     def on_prepare_failed(self, message: PrepareFailed, now_s: float) -> list[Effect]:
         """A link that the proposal needs cannot be opened."""

@@ -138,7 +138,7 @@ class Scheduler(Tenure):
         """The host entered a new view: finish what it was for, go on with the next change."""
         effects = self.joins.switched(view)
         self.changes.replanning.entered(now_s)
-        self.repairs.entered({*view.node_ids, *self.requests})
+        self.repairs.entered(view, {*view.node_ids, *self.requests})
         effects += self.changes.switched(view)
         if self.admission.wanting and self.admission.since_s is None:
             effects += self.changes.admit(now_s)  # Somebody may be there now through whom they can be let in.

@@ -225,7 +225,7 @@ class Flushes:
         )
         tenure.flush_by(None)
         self.last_install = install
-        effects = self._unpark()
+        effects = self._unpark() + self.notices.unplanned()
         proposed = flush.proposed
         if proposed is not None and proposed.view.key == base.key != tenure.view.key:
             effects += self.notices.done_meanwhile(proposed)

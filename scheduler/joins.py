@@ -32,9 +32,10 @@ from .repairs import Repairs
 from .tenure import MAX_QUEUE, Tenure
 from .views import Entrant, Promote
 
-NAMESAKE_S = (
-    2.5  # Less than until a joiner asks again, more than until a death shows; as RIVAL_S of the transport.
-)
+MAX_NEIGHBORS = 64  # Named in one NegotiationPlan.
+# A member that reports so long after a later process of its name has asked is another node; as RIVAL_S of the
+# transport. Less than until a joiner asks again.
+NAMESAKE_S = 2.5
 
 
 class Joins:
@@ -93,7 +94,7 @@ class Joins:
                 return told + self.changes.admit(now_s)
         told += self._begin(request, now_s)
         fellows = () if request.neighbors else self._fellows_for(request, now_s)
-        return told + tenure.send(node, NegotiationPlan(neighbors=(*neighbors, *fellows)))
+        return told + tenure.send(node, NegotiationPlan(neighbors=(*neighbors, *fellows)[:MAX_NEIGHBORS]))
 
     def _begin(self, request: ScaleOutRequest, now_s: float) -> list[Effect]:
         """It opens its links from here on, whatever it had done before."""
@@ -125,7 +126,7 @@ class Joins:
         ]
 
     def _may_be_reborn(self, request: ScaleOutRequest, now_s: float) -> bool:
-        """Was the member started again? It asks once more, and by then its death has shown; or it had not died.
+        """Was the member started again? Not if the one that we know has reported a while after that.
 
         If a flush is under way, only its end shows that.
         """
@@ -133,7 +134,8 @@ class Joins:
         if life != request.life or self.tenure.flush is not None:
             asked_s = now_s
             self.namesakes[request.node] = request.life, asked_s
-        return now_s < asked_s + NAMESAKE_S
+        record = self.tenure.monitor.nodes.get(request.node)
+        return record is None or record.reported_s < asked_s + NAMESAKE_S
 
     def _on_astray(self, request: ScaleOutRequest, now_s: float) -> list[Effect]:
         """A member asks to be let in: it lost its way to us just before the view that made it one.
@@ -204,9 +206,19 @@ class Joins:
                 **self._shards(joining.node, full),
             )
             effects += tenure.send(joining.node, message)
+        self._forget_members(view)
         self.astray &= view.member_set
         self.namesakes = {node: each for node, each in self.namesakes.items() if node in view.member_set}
         return effects
+
+    def _forget_members(self, view: View) -> None:
+        """Who had asked anew while the view that makes it a member was on its way wants nothing any more."""
+        requests = self.tenure.requests
+        for node, request in [*requests.items()]:
+            member = view.find(node) if node in view.member_set else None
+            if member is not None and member.life == request.life:  # A later life still wants in.
+                del requests[node]
+                self.tenure.admission.forget({node})
 
     def _shards(self, joiner: str, full: list[str]) -> dict[str, Any]:
         """Who sends how much, of those who have all of the state (Algorithms 1 and 2)."""
@@ -229,10 +241,8 @@ class Joins:
     def on_ready(self, node: str, in_s: float, now_s: float) -> list[Effect]:
         """It has the state, or will have it in so many seconds."""
         tenure, view = self.tenure, self.tenure.view
-        if node in view.voter_ids:
-            return []  # It is in already, and about to notice.
-        if node in view.member_ids:
-            return []  # It votes once it has taken part in a step.
+        if node in view.member_set:
+            return []  # It is about to notice, and votes once it has taken part in a step.
         if node in view.observer_ids and in_s:
             self.ready_at_s[node] = now_s + in_s
             return self._promote_early(now_s)

@@ -16,6 +16,7 @@ class Notices:
 
     def __init__(self, tenure: Tenure, repairs: Repairs) -> None:
         self.tenure, self.repairs = tenure, repairs
+        self.told_unplanned = False
 
     def answer(self, change: Change, ok: bool, text: str) -> list[Effect]:
         """To who asked, if anybody did."""
@@ -51,6 +52,15 @@ class Notices:
             case Replan(why=why):
                 return [Happened("new-plan", self.tenure.me, why, step)]
         return []
+
+    def unplanned(self) -> list[Effect]:
+        """The policy finds no trees: people are told once, until it does again."""
+        why, is_told = self.tenure.unplanned, self.told_unplanned
+        self.told_unplanned = bool(why)
+        if not why or is_told:
+            return []
+        detail = f"one for all sums, as the sync policy finds no others ({why})"
+        return [Happened("new-plan", self.tenure.me, detail[:2000], self.tenure.sync.step)]
 
     def done_meanwhile(self, proposed: Proposal) -> list[Effect]:
         """Others have completed a step in the view proposed, and this node has not: nobody else would tell of it."""

@@ -32,8 +32,9 @@ class Repairs:
         self.unwanted: set[Link] = set()  # Links that somebody had removed: no repair brings them back.
         self.out_of_reach: set[Link] = set()  # Nodes that could not open one: no repair tries it again.
 
-    def entered(self, known: set[str]) -> None:
-        """Nobody asks for links of others than those."""
+    def entered(self, view: View, known: set[str]) -> None:
+        """Nobody asks for links of others than those. One that a join has brought back is wanted."""
+        self.unwanted -= view.link_set
         self.out_of_reach = {each for each in self.out_of_reach if known.issuperset(each)}
 
     def opened(self, opened: Link) -> None:

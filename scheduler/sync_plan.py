@@ -13,7 +13,7 @@ import numpy as np
 from ..protocols.errors import ConfigError, PlanInfeasible
 from .sync_time import SyncTime
 from .tree_packing import pack
-from .trees import SpanningTree, measured, throughput_bps, validate
+from .trees import MAX_TREES, SpanningTree, measured, throughput_bps, validate
 
 SyncPolicy = Callable[[nx.Graph], list[SpanningTree]]
 Bundler = Callable[[Sequence[SpanningTree], nx.Graph], int]
@@ -75,8 +75,10 @@ def ring(graph: nx.Graph) -> list[SpanningTree]:
 
     Each link of the cycle carries (N - 1)/N of the gradient in each direction. Of the cycles found, the one
     whose slowest link is fastest. One or two nodes count as a ring.
-    Raises: PlanInfeasible if no cycle is found in `MAX_RING_STEPS`, or as `best_single_tree`.
+    Raises: PlanInfeasible above `MAX_TREES` nodes, if `MAX_RING_STEPS` find no cycle, or as `best_single_tree`.
     """
+    if len(graph) > MAX_TREES:
+        raise PlanInfeasible(f"ring: {len(graph)} nodes (expected at most {MAX_TREES}: one tree each)")
     cycle = _fastest_cycle(measured(graph))
     return [_path(cycle[at:] + cycle[:at], 1 / len(cycle)) for at in range(len(cycle))]
 
@@ -142,11 +144,19 @@ def _packed(overlay: nx.Graph, best_bps: float) -> list[SpanningTree]:
 
 
 def custom(plan_trees: Callable[[nx.Graph], Iterable[SpanningTree]]) -> SyncPolicy:
-    """A policy of the user's own: what `plan_trees` returns, once it has passed `validate`."""
+    """A policy of the user's own: what `plan_trees` returns, once it has passed `validate`.
+
+    Whatever it raises is PlanInfeasible: an error in it must not end the node that schedules, and then the next one.
+    """
 
     def checked(graph: nx.Graph) -> list[SpanningTree]:
-        trees = list(plan_trees(graph))
-        validate(trees, graph)
+        try:
+            trees = list(plan_trees(graph))
+            validate(trees, graph)
+        except PlanInfeasible:
+            raise
+        except Exception as error:
+            raise PlanInfeasible(f"the callable raises {type(error).__name__}: {error}") from error
         return trees
 
     return checked

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 import networkx as nx
 
 from ..protocols.effects import Effect
+from ..protocols.errors import PlanInfeasible
 from ..protocols.messages import FlushOk, Member, Routed, ScaleOutRequest, View, ViewChange
 from ..protocols.overlay import Overlay
 from ..protocols.step_sync import StepSync
 from . import views
 from .admission import Admission, Costs
 from .monitor import ClusterMonitor
-from .sync_plan import Bundler, SyncPolicy
+from .sync_plan import Bundler, SyncPolicy, best_single_tree
 from .views import Change, Replan
 
 REPEAT_EVERY_S = 0.5  # PREPARE and FLUSH are sent again to make up for what was lost with a connection.
@@ -68,6 +69,7 @@ class Tenure:
         self.proposal: Proposal | None = None
         self.flush: FlushState | None = None
         self.parked = ""
+        self.unplanned = ""  # Why the last view has one tree and not those of the policy.
         self.seq = 0
 
     # --- verbs ---
@@ -127,9 +129,21 @@ class Tenure:
         more = len(self.view.members) - len(named)
         return (f"{told} and {more} more" if more else told)[:MEMBERS_TEXT]
 
-    def planned(self, view: View) -> View:
-        """The same view, with trees."""
-        return views.with_trees(view, self.graph(view), self.policy, self.bundler)
+    def planned(self, view: View, must_be: bool = True) -> View:
+        """The same view, with trees: if the policy finds none and it `must_be`, the best single one.
+
+        Raises: PlanInfeasible.
+        """
+        why = ""
+        try:
+            view = views.with_trees(view, self.graph(view), self.policy, self.bundler)
+        except PlanInfeasible as error:
+            if not must_be:
+                raise
+            why = str(error)
+            view = views.with_trees(view, self.graph(view), best_single_tree, self.bundler)
+        self.unplanned = why
+        return view
 
     def graph(self, view: View) -> nx.Graph:
         """The overlay of a view's members, with what policies may want to know (sync_plan.py)."""

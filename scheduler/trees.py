@@ -32,6 +32,10 @@ MAX_PACKING_NODES = 8
 """`packing_bound` goes through all partitions of the nodes: 4,140 for eight of them."""
 
 
+MAX_TREES = 64
+"""In one plan: a view has no room for more (protocols/messages/views.py)."""
+
+
 class SpanningTree(NamedTuple):
     """One spanning tree of the overlay and what it carries."""
 
@@ -45,8 +49,10 @@ class SpanningTree(NamedTuple):
 def validate(trees: Sequence[SpanningTree], graph: nx.Graph) -> None:
     """Raise PlanInfeasible, naming tree, node or link, unless `trees` is a plan for `graph`.
 
-    Each tree spans all nodes, uses only links of the overlay and has no cycle; shares sum to 1.
+    Each tree spans all nodes, uses only links of the overlay and has no cycle; shares sum to 1; a view has room.
     """
+    if len(trees) > MAX_TREES:
+        raise PlanInfeasible(f"{len(trees)} trees (expected at most {MAX_TREES}, which is what a view holds)")
     for index, tree in enumerate(trees):
         _check_tree(f"tree {index}, root {tree.root!r}", tree, graph)
     total = sum(tree.share for tree in trees)

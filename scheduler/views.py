@@ -156,6 +156,7 @@ def survivors(
     observers = tuple(member for member in base.observers if member.id in alive & heard)
     nodes = voters | {member.id for member in observers}
     links = [each for each in links if nodes.issuperset(each)]
+    joining = tuple(each for each in _not_voting(base) if each.node in voters)
     return View(
         term=key[0],
         seq=key[1],
@@ -163,7 +164,7 @@ def survivors(
         members=members,
         observers=observers,
         links=tuple(sorted(links)),
-        joining=tuple(each for each in _not_voting(base) if each.node in voters),
+        joining=joining if len(joining) < len(members) else (),  # The last that had a vote is gone.
     )
 
 

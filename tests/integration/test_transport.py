@@ -22,7 +22,7 @@ from chaosnet.node import descriptors, local
 from chaosnet.node.descriptors import borrowed
 from chaosnet.node.endpoint import Endpoint
 from chaosnet.node.link import PeerLink
-from chaosnet.node.links import LINGER_S
+from chaosnet.node.links import LINGER_S, RIVAL_S
 from chaosnet.node.sender import LAID_PER_TURN
 from chaosnet.node.shared_memory import LEAST_BYTES, Payload
 from chaosnet.node.sockets import MAX_FRAME_BYTES
@@ -258,29 +258,43 @@ async def test_a_namesake_is_refused_while_the_first_is_connected() -> None:
     """Not for good at first: it may be the same node, started again, before its end was seen."""
     async with nodes("a", "b", "b") as [a, b, namesake]:
         await link(b, a)
-        await be_refused(namesake, a)
+        said = await be_refused(namesake, a, speaker=b)
         assert b[0].send("a", b"still there")
-        assert await a[1].until("control") == ("control", "b", b"still there")
+        assert await a[1].until("control", times=said + 1) == ("control", "b", b"still there")
 
 
 @real
 async def test_a_namesake_that_was_dialled_is_refused_too() -> None:
     async with nodes("a", "b", "b") as [a, b, namesake]:
         await link(b, a)
-        await be_refused(a, namesake)
+        said = await be_refused(a, namesake, speaker=b)
         assert b[0].send("a", b"still there")
-        assert await a[1].until("control") == ("control", "b", b"still there")
+        assert await a[1].until("control", times=said + 1) == ("control", "b", b"still there")
 
 
-async def be_refused(one: Node, other: Node) -> None:
-    """One dials the other as long as it takes to be told that it need not try again."""
-    for times in range(1, 50):
+@real
+async def test_a_namesake_is_not_refused_for_good_while_the_first_is_silent() -> None:
+    """It may be the same node, started again after it was held up: the end of that shows late."""
+    async with nodes("a", "b", "b") as [a, b, namesake]:
+        await link(b, a)
+        with pytest.raises(AssertionError, match="never refused for good"):
+            await be_refused(namesake, a, tries=int(1.2 * RIVAL_S / 0.1))
+
+
+async def be_refused(one: Node, other: Node, speaker: Node | None = None, tries: int = 50) -> int:
+    """One dials the other as long as it takes to be told that it need not try again.
+
+    `speaker`: says something to "a" each time. Returns: how often.
+    """
+    for times in range(1, tries):
+        if speaker:
+            assert speaker[0].send("a", b"heartbeat")
         one[0].dial(other[0].address)
         *_, reason, final = await one[1].until("dial_failed", times=times)
         assert "a node named 'b' is in the cluster already" in reason
         assert times > 1 or not final
         if final:
-            return
+            return times
         await asyncio.sleep(0.1)
     raise AssertionError("never refused for good")
 

@@ -1,6 +1,7 @@
 """Bugs that random runs have found, each as the shortest story that shows it. The seeds were of their time."""
 
 from dataclasses import replace as with_
+from itertools import pairwise
 from unittest import mock
 
 import msgspec
@@ -532,3 +533,17 @@ def test_nobody_waits_for_ever_for_or_as_a_joiner_that_listens(seed):
     155054: it alone could pass on the last result, and went.
     """
     RandomRun(seed, rates=True).run()
+
+
+@pytest.mark.parametrize("joiner", [False, True], ids=["a loss", "a loss and a join"])
+def test_who_is_left_of_a_ring_goes_on(joiner):
+    """The policy "ring" found no trees, which ended the node that scheduled, and then each that came after it."""
+    names = ["n1", "n2", "n3", "n4", "n5"]
+    cluster = Scripted(policy="ring")
+    cluster.found(names, [*pairwise(names), ("n1", "n5")])
+    cluster.settle()
+    cluster.crash("n2")
+    if joiner:
+        cluster.add("n6", seeds=["n3"], degree=2)
+    cluster.settle(15.0)
+    assert_settled(cluster, *sorted({*names} - {"n2"} | ({"n6"} if joiner else set())))

@@ -3,7 +3,7 @@
 import pytest
 
 from chaosnet.protocols.messages import LinkReading, Member, Notice, View
-from chaosnet.scheduler.monitor import ClusterMonitor
+from chaosnet.scheduler.monitor import GONE_KEPT, ClusterMonitor
 
 MEMBERS = {name: Member(id=name, addresses=(f"{name}:1",)) for name in "abc"}
 
@@ -42,6 +42,18 @@ def test_who_leaves_has_left():
     monitor.entered(view("ab", seq=2))
     monitor.notice(notice("left", "c"))
     assert states(monitor)["c"] == "left"
+
+
+def test_of_those_that_are_out_the_first_to_leave_are_forgotten():
+    """It was the first to come: a member of long standing was forgotten as soon as it had left."""
+    monitor = ClusterMonitor()
+    monitor.entered(view("ab"))
+    for index in range(GONE_KEPT):
+        monitor.entered(view(["a", "b", f"j{index}"], seq=2 + 2 * index))
+        monitor.entered(view("ab", seq=3 + 2 * index))
+    monitor.entered(view("a", seq=1000))
+    assert "b" in monitor.nodes and "j0" not in monitor.nodes
+    assert len(monitor.nodes) == 1 + GONE_KEPT
 
 
 def test_who_failed_is_known_whether_the_notice_comes_before_the_view_or_after_it():

@@ -532,3 +532,19 @@ def test_time_in_which_a_joiner_was_stopped_is_none_of_its_patience():
     while not (effects := bench.handle(Tick())) or not isinstance(effects[0], JoinFailed):
         bench.now_s += KNOCK_EVERY_S
     assert bench.now_s == pytest.approx(40.0 + 20.0, abs=1.0)
+
+
+@pytest.mark.parametrize("overtaken", [False, True], ids=["new view", "view it is in"])
+def test_a_plan_of_an_earlier_request_counts_while_links_of_the_next_are_opened(bench, overtaken):
+    """All waited for it until its patience with these links was over, and a flush let it go."""
+    bench.to_waiting()
+    bench.after(ASK_EVERY_S)
+    bench.plan(A, B)
+    assert bench.joiner.state is JoinState.LINKING
+    plan = ReplicationPlan(view=VIEW, step=7, shard_bytes=100, shards_by_source={"a": 1})
+    if overtaken:
+        bench.joiner.overtaken("a", plan, bench.now_s)
+    else:
+        bench.handle(Received("a", plan))
+    assert bench.joiner.state is JoinState.FETCHING
+    assert bench.joiner.replication is not None

@@ -5,6 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from chaosnet.errors import PlanInfeasible
+from chaosnet.protocols.codec import decode, encode
 from chaosnet.protocols.effects import Happened, Parked
 from chaosnet.protocols.keyring import Keyring
 from chaosnet.protocols.messages import (
@@ -17,6 +18,7 @@ from chaosnet.protocols.messages import (
     DisconnectLinkRequest,
     Electorate,
     Entering,
+    Envelope,
     Expelled,
     Flush,
     FlushOk,
@@ -45,9 +47,9 @@ from chaosnet.scheduler import views
 from chaosnet.scheduler.admission import FRESH_S, GATHER_S
 from chaosnet.scheduler.changes import LEAVE_PATIENCE_S
 from chaosnet.scheduler.core import Scheduler
-from chaosnet.scheduler.joins import NAMESAKE_S
+from chaosnet.scheduler.joins import MAX_NEIGHBORS, NAMESAKE_S
 from chaosnet.scheduler.monitor import ClusterMonitor
-from chaosnet.scheduler.sync_plan import POLICIES
+from chaosnet.scheduler.sync_plan import POLICIES, custom
 from chaosnet.scheduler.tenure import REPEAT_EVERY_S
 from chaosnet.scheduler.views import AddJoiners, AddLink, Entrant, Nothing, Promote, Remove, RemoveLink
 
@@ -58,7 +60,7 @@ def member(name, joined_step=0):
     return Member(id=name, addresses=(f"{name}:1",), joined_step=joined_step)
 
 
-def make_view(members, links, observers="", **kwargs):
+def make_view(members, links, observers="", policy="single", **kwargs):
     view = View(
         term=1,
         seq=1,
@@ -70,13 +72,13 @@ def make_view(members, links, observers="", **kwargs):
     )
     graph = nx.Graph([each for each in links if {*each} <= {*members}])
     graph.add_nodes_from(members)
-    return views.with_trees(view, graph, POLICIES["single"])
+    return views.with_trees(view, graph, POLICIES[policy])
 
 
 class Bench:
     """The scheduler on node a, in the only view of its term; what it sends is kept, with its views whole."""
 
-    def __init__(self, members="abc", links=TRIANGLE, observers=""):
+    def __init__(self, members="abc", links=TRIANGLE, observers="", policy="single", **kwargs):
         self.sync, self.overlay, self.monitor = StepSync("a", 1), Overlay("a"), ClusterMonitor()
         self.sent, self.version, self.now_s = [], 0, 0.0
         self.views = {}  # That somebody knows, by key.
@@ -87,11 +89,12 @@ class Bench:
             self.overlay,
             self.monitor,
             self._send,
-            POLICIES["single"],
+            POLICIES[policy],
             digest="d",
             spec=b"s",
+            **kwargs,
         )
-        self.enter(make_view(members, links, observers), step=10)
+        self.enter(make_view(members, links, observers, policy), step=10)
 
     def _send(self, target, body):
         if isinstance(body, Prepare | Install) and isinstance(body.view, ViewChange):
@@ -499,8 +502,17 @@ def test_a_joiner_named_like_a_member_is_refused(bench):
     for _ in range(2):  # As if the member had been started again; one request may come by two ways.
         assert join(bench, node="b", life=9) == ([], [])
     bench.now_s += NAMESAKE_S
+    bench.receive("b", Report(node="b"))
     _, [(_, refused)] = join(bench, node="b", life=9)
     assert refused.reason == "a node named 'b' is in the cluster already; choose another with --name"
+
+
+def test_a_member_that_is_started_again_is_not_refused_while_its_death_has_not_shown(bench):
+    """Who was held up before it died is given more time than that."""
+    bench.receive("b", Report(node="b"))
+    for _ in range(5):
+        assert join(bench, node="b", life=9) == ([], [])
+        bench.now_s += NAMESAKE_S
 
 
 def test_while_a_flush_is_under_way_nobody_is_refused_as_a_namesake(bench):
@@ -980,6 +992,31 @@ def test_for_several_the_cluster_waits_sooner():
     assert [each.blocking for each in prepare.view.joining] == [True, True]
 
 
+def test_one_that_cannot_be_let_in_makes_the_cluster_wait_for_no_other():
+    """It had a link to one that died, and died itself: every join after that made all wait."""
+    bench = alone(45_000_000, 1.0)
+    asks(bench, "ghost")
+    is_linked(bench, "ghost", 1e9, "gone")
+    bench.now_s += GATHER_S[1]
+    bench.scheduler.tick(bench.now_s)
+    bench.now_s = 1000.0
+    asks(bench, "j")
+    is_linked(bench, "j", 1e9, "a")
+    [prepare] = gathered(bench)
+    assert [(each.node, each.blocking) for each in prepare.view.joining] == [("j", False)]
+
+
+def test_who_asks_anew_while_it_is_made_a_member_wants_nothing_any_more():
+    bench = Bench("abc", [*TRIANGLE, ("a", "j"), ("b", "j")], observers="j")
+    _, sent = bench.receive("j", ScaleOutReady(node="j"))
+    [view] = [body.view for _, body in sent if isinstance(body, Prepare)]
+    asks(bench, "j", "a", "b")
+    bench.enter(view, 11)
+    assert "j" in bench.sync.view.voter_ids
+    assert is_linked(bench, "j", 1e9, "a", "b") == []
+    assert not bench.scheduler.requests and not bench.scheduler.admission.wanting
+
+
 def test_those_that_came_in_together_get_a_vote_one_after_the_other():
     bench = alone()
     asks(bench, "j")
@@ -1094,3 +1131,99 @@ def test_when_a_link_becomes_slow_the_same_view_is_proposed_with_other_trees(ben
     assert replace(prepare.view, seq=1, trees=()) == replace(before, trees=())
     [happened] = bench.enter(prepare.view, step=11)
     assert happened.kind == "new-plan"
+
+
+def test_if_the_last_that_had_a_vote_is_gone_the_others_have_one():
+    """Nobody could answer whether they are a quorum."""
+    base = make_view("ab", [("a", "b")], joining=(Entering(node="b", sources=(), blocking=True),))
+    assert views.survivors(base, {"a", "b"}, {("a", "b")}, (1, 2), "a").voter_ids == ("a",)
+    assert views.survivors(base, {"b"}, set(), (1, 2), "b").voter_ids == ("b",)
+
+
+def test_a_link_that_somebody_had_closed_is_taken_back_once_a_join_has_brought_it_back(bench):
+    _, [(_, prepare)] = bench.receive("cli", DisconnectLinkRequest(a="a", b="c", asker="cli"))
+    closed = prepare.view
+    bench.enter(closed, 11)
+    bench.take_sent()
+    heals = ConnectLinkRequest(a="a", b="c", asker="a", healed=True)
+    assert bench.receive("a", heals) == ([], [])
+    bench.enter(replace(make_view("abc", TRIANGLE), seq=11), 12)  # c was gone meanwhile.
+    bench.enter(replace(closed, seq=12), 13)  # The link was lost.
+    bench.take_sent()
+    told, _ = bench.receive("a", heals)
+    assert [each.detail for each in told] == ["it carries again"]
+
+
+def test_a_plan_names_no_more_neighbours_than_a_message_takes():
+    names = [f"n{index:02}" for index in range(64)]
+    bench = Bench(["a", *names[1:]], [("a", each) for each in names[1:]])
+    asks(bench, "j", degree=64)
+    plan = asks(bench, "k", degree=64)[-1]
+    assert len(plan.neighbors) == MAX_NEIGHBORS
+    envelope = Envelope(source="a", target="k", serial=1, body=plan)
+    assert decode(encode(envelope)) == envelope
+
+
+# --- a policy that finds no trees ---
+
+SQUARE = [("a", "b"), ("a", "d"), ("b", "c"), ("c", "d")]
+
+
+def trees(view):
+    return len(view.trees), {node for tree in view.trees for node in (tree.root, *tree.parent)}
+
+
+def test_who_is_left_of_a_ring_goes_on_over_one_tree_and_people_are_told_once():
+    """PlanInfeasible ended the node that scheduled, and then the next one."""
+    bench = Bench("abcd", SQUARE, policy="ring")
+    bench.lose(("a", "b"), ("c", "b"))
+    bench.flush_ok("c")
+    bench.flush_ok("d")
+    told, sent = bench.flush_ok("a")
+    install = installs(sent)[0]
+    assert trees(install.view) == (1, {*"acd"})
+    [notice] = [each for each in told if isinstance(each, Happened) and each.kind == "new-plan"]
+    assert notice.detail.startswith("one for all sums, as the sync policy finds no others (ring: no Ham")
+    told = bench.enter(install.view, step=10)
+    assert trees(bench.proposed()) == (3, {*"acd"})  # A repair closes the ring again.
+    assert not [each for each in told if isinstance(each, Happened) and each.kind == "new-plan"]
+
+
+def test_a_joiner_that_no_ring_goes_through_is_let_in_over_one_tree():
+    """It was told "next" for ever."""
+    bench = Bench("abcd", [*SQUARE, ("a", "j"), ("c", "j")], observers="j", policy="ring")
+    told, sent = bench.receive("j", ScaleOutReady(node="j"))
+    [prepare] = [body for _, body in sent if isinstance(body, Prepare)]
+    assert trees(prepare.view) == (1, {*"abcdj"})
+    assert [each.kind for each in told] == ["new-plan"]
+
+
+def test_who_asks_for_what_the_policy_cannot_do_is_told_why():
+    bench = Bench("abcd", [*SQUARE, ("a", "c")], policy="ring")
+    _, [(_, answer)] = bench.receive("cli", DisconnectLinkRequest(a="a", b="b", asker="cli"))
+    assert not answer.ok and "ring" in answer.text
+    assert bench.scheduler.proposal is None and not bench.scheduler.unplanned
+
+
+def test_an_error_in_a_policy_of_the_users_own_ends_no_scheduler():
+    bench = Bench()
+    bench.scheduler.policy = custom(lambda graph: [][0])
+    bench.lose(("a", "c"), ("b", "c"))
+    bench.flush_ok("a")
+    told, sent = bench.flush_ok("b")
+    assert trees(installs(sent)[0].view) == (1, {*"ab"})
+    assert "the callable raises IndexError: list index out of range" in told[0].detail
+
+
+def test_a_ring_of_more_nodes_than_a_view_holds_trees_is_one_tree():
+    """Nobody could decode the view."""
+    names = [f"n{index:02}" for index in range(65)]
+    ring = [tuple(sorted((names[index - 1], names[index]))) for index in range(65)]
+    bench = Bench(["a"], [])
+    bench.scheduler.policy = POLICIES["ring"]
+    view = replace(make_view(names, ring), trees=())
+    assert trees(bench.scheduler.planned(view)) == (1, {*names})
+    assert "65" in bench.scheduler.unplanned
+    many = [views.SpanningTree("a", {"b": "a"}, 1 / 65)] * 65
+    with pytest.raises(PlanInfeasible, match="65 trees"):
+        views.with_trees(make_view("ab", [("a", "b")]), nx.Graph([("a", "b")]), lambda graph: many)

@@ -60,6 +60,22 @@ def test_joiners_that_a_view_has_lost_are_dropped(serving):
     assert serving.entered(view(), 8) == [DropSnapshot(7)]
 
 
+@pytest.mark.parametrize("sources", [("a",), ("b",)], ids=["of us", "of another"])
+def test_what_a_joiner_had_begun_to_pull_is_dropped_when_it_pulls_anew(serving, sources):
+    """Each time that it asked anew left one more copy of the whole state."""
+    effects = serving.entered(view("j", sources=sources), 9)
+    assert effects == [DropSnapshot(7), *([TakeSnapshot(9, blocking=False)] if sources == ("a",) else [])]
+    assert [*serving.snapshots] == ([9] if sources == ("a",) else [])
+
+
+def test_what_others_still_pull_stays_when_one_of_them_pulls_anew():
+    serving = Serving("a")
+    serving.entered(view("j", "k"), 7)
+    both = replace(view("j"), members=view("j", "k").members)
+    assert serving.entered(both, 9) == [TakeSnapshot(9, blocking=False)]
+    assert {step: each.joiners for step, each in serving.snapshots.items()} == {7: {"k"}, 9: {"j"}}
+
+
 def test_who_asks_before_we_have_reached_the_step_is_answered_then():
     serving = Serving("a")
     assert asks(serving, MANIFEST, now_at=6) == []
