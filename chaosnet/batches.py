@@ -101,21 +101,29 @@ class Batches:
         self, dataset: Any, batch_size: int | None, collate_fn: Collate | None
     ) -> Iterator[Batch | NamedBatch]:
         """See `Trainer.evaluate`."""
-        return self._evaluation.batches(dataset, batch_size, collate_fn)
+        named = self._engine.named
+        if named.mine:
+            raise ConfigError(
+                f"evaluate: update(name={named.names[named.mine]!r}) is due (expected evaluate after all of "
+                f"{', '.join(named.names)})"
+            )
+        yield from self._evaluation.batches(dataset, batch_size, collate_fn)
 
     def _until(self, target: int, order: EpochOrder, accumulate: int, fetched: Fetch) -> Iterator[Any]:
         """To the end of that epoch."""
         while self._share.epoch < target and not self._session.done:
             yield from self._of_step(order, accumulate, fetched)
+        self._engine.weight = self._steps.in_hand = None  # Whatever comes next is of none of these batches.
 
     def _of_step(self, order: EpochOrder, accumulate: int, fetched: Fetch) -> Iterator[Batch | NamedBatch]:
         steps, share = self._steps, self._share
+        steps.check_trains("batches: the next batch was asked for")
         steps.await_round()
         mine, before = share.take(), steps.calls
         if not mine:
             steps.skip()
             return
-        weight = float(sum(stop - start for start, stop in mine))
+        self._engine.weight, weight = None, float(sum(stop - start for start, stop in mine))
         several = parts(mine, accumulate, share.rules.min_samples)
         for index, part in enumerate(several):
             if steps.calls != before:

@@ -179,9 +179,13 @@ class DataShare:
 
     def take(self) -> list[Range]:
         """Our part of the step under way."""
-        assert self.cursor is not None
-        self.ranges = list(self.cursor.deal(self.deal).get(self.name, []))
+        self.ranges = self.dealt()
         return self.ranges
+
+    def dealt(self) -> list[Range]:
+        """What we are dealt as things are now."""
+        assert self.cursor is not None
+        return list(self.cursor.deal(self.deal).get(self.name, []))
 
     def ahead(self, target: int, accumulate: int) -> Iterator[list[int]]:
         """Indices of this node's batches from the step under way on, until `target` epochs, if nothing happens.

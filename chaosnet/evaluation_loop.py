@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from numbers import Integral
 from typing import Any, Protocol
@@ -20,9 +21,7 @@ Fetch = Callable[[list[int], Callable[[int], None]], Batch | NamedBatch]
 
 
 class EvaluationSteps(Protocol):
-    """Steps of the cluster in which this node trains nothing. `in_hand`: samples of the last batch handed out."""
-
-    in_hand: float | None
+    """Steps of the cluster in which this node trains nothing."""
 
     @property
     def has_model(self) -> bool:
@@ -31,6 +30,10 @@ class EvaluationSteps(Protocol):
 
     def await_round(self) -> None:
         """Until nothing else is under way."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Inside, the steps are of an evaluation. What is in hand for another step stays so."""
+        ...
 
     def skip(self) -> bool:
         """Take part in one."""
@@ -65,21 +68,20 @@ class EvaluationLoop:
                 self._ahead = Ahead(loader, f"{session.name}, evaluation")
             self._ahead.begin(evaluation.ahead)
             fetched = self._ahead.fetch
-        steps.await_round()
-        evaluation.enter(len(dataset), int(batch_size))
-        try:
-            if not session.done:
-                steps.skip()  # With it, all hear of the evaluation.
-            while evaluation.under_way and not session.done:
-                if steps.has_model and (indices := evaluation.take()):
-                    batch = fetched(indices, lambda number: None)
-                    steps.in_hand = float(batch.samples)
-                    yield batch
-                steps.skip()
-        finally:
-            evaluation.leave()
-            if self._ahead is not None:
-                self._ahead.end()
+        with steps.aside():
+            steps.await_round()
+            evaluation.enter(len(dataset), int(batch_size))
+            try:
+                if not session.done:
+                    steps.skip()  # With it, all hear of the evaluation.
+                while evaluation.under_way and not session.done:
+                    if steps.has_model and (indices := evaluation.take()):
+                        yield fetched(indices, lambda number: None)
+                    steps.skip()
+            finally:
+                evaluation.leave()
+                if self._ahead is not None:
+                    self._ahead.end()
 
 
 def counts(number: Any) -> bool:

@@ -174,7 +174,7 @@ class PipelineTrainer(ScriptMember):
 
     def mean(self, value: Any, name: str = "loss", weight: float | None = None) -> ClusterMean:
         """As of `Trainer`: of an evaluation's batch in hand, or of the next step, whose own "loss" goes first."""
-        counts = weight if weight is not None else self._steps.in_hand or 1.0
+        counts = weight if weight is not None else self.engine.evaluation.in_hand or 1.0
         return self.engine.means.add(name, value, float(counts))
 
     # --- what runs ---
