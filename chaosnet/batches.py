@@ -13,6 +13,7 @@ from .engines.data_parallel import DataParallel
 from .evaluation_loop import Collate, EvaluationLoop, Fetch, counts, fetch_collated
 from .loading import Ahead, check_loader
 from .node.session import Session
+from .passes import Passes
 from .protocols.data_cursor import DealRules
 from .protocols.errors import ConfigError
 from .script_steps import ScriptSteps
@@ -40,7 +41,18 @@ class Batches:
                     "epochs: counts epochs of trainer.batches, and this script brings its own data "
                     "(expected `for epoch in range(N)`, or trainer.batches inside)"
                 )
-            return  # The loop inside was left early.
+            if not self._session.done:
+                raise ConfigError(self._left_early(before))
+
+    def _left_early(self, epoch: int) -> str:
+        """A loop over the rest of the epoch may have stopped anywhere: nodes could not agree on what is left out."""
+        cursor = self._share.cursor
+        done = f" after {cursor.length - cursor.remaining} of {cursor.length} samples" if cursor else ""
+        return (
+            f"epochs: the loop inside left epoch {epoch}{done} (expected a loop over trainer.batches to its end; for "
+            "fewer samples an epoch, give batches a torch.utils.data.Subset, the same on all nodes; to end training, "
+            "leave the loop over epochs, too)"
+        )
 
     def batches(
         self,
@@ -53,7 +65,7 @@ class Batches:
         collate_fn: Collate | None,
         shuffle: bool,
         global_batch: int | None,
-    ) -> Iterator[Any]:
+    ) -> Passes:
         """See `Trainer.batches`."""
         loader = dataset if isinstance(dataset, DataLoader) else None
         if loader is not None:
@@ -81,15 +93,29 @@ class Batches:
         )
         check_dataset(dataset, collate_fn)
         rules = DealRules(int(min_samples), bool(drop_last), not shuffle, int(global_batch or 0))
+        fetched = partial(fetch_collated, dataset, collate_fn) if loader is None else None
+        size = int(batch_size) * accumulate
+        return Passes(partial(self._run, len(dataset), size, epochs, accumulate, rules, fetched or loader))
+
+    def _run(
+        self,
+        length: int,
+        size: int,
+        epochs: int | None,
+        accumulate: int,
+        rules: DealRules,
+        source: Fetch | DataLoader[Any],
+    ) -> Iterator[Any]:
+        """One pass. `source`: what fetches a batch, or a DataLoader that does."""
         share = self._share
-        order = share.begin(len(dataset), int(batch_size) * accumulate, rules)
+        order = share.begin(length, size, rules)
         self._engine.gradients.arm(None)
         target = epochs if epochs is not None else share.epoch + 1
-        if loader is None:
-            yield from self._until(target, order, accumulate, partial(fetch_collated, dataset, collate_fn))
+        if not isinstance(source, DataLoader):
+            yield from self._until(target, order, accumulate, source)
             return
-        if self._trained is None or self._trained.loader is not loader:
-            self._trained = Ahead(loader, f"{self._session.name}, {share.seed}")
+        if self._trained is None or self._trained.loader is not source:
+            self._trained = Ahead(source, f"{self._session.name}, {share.seed}")
         ahead = self._trained
         ahead.begin(lambda: share.ahead(target, accumulate))
         try:
@@ -97,17 +123,9 @@ class Batches:
         finally:
             ahead.end()
 
-    def evaluate(
-        self, dataset: Any, batch_size: int | None, collate_fn: Collate | None
-    ) -> Iterator[Batch | NamedBatch]:
+    def evaluate(self, dataset: Any, batch_size: int | None, collate_fn: Collate | None) -> Passes:
         """See `Trainer.evaluate`."""
-        named = self._engine.named
-        if named.mine:
-            raise ConfigError(
-                f"evaluate: update(name={named.names[named.mine]!r}) is due (expected evaluate after all of "
-                f"{', '.join(named.names)})"
-            )
-        yield from self._evaluation.batches(dataset, batch_size, collate_fn)
+        return self._evaluation.batches(dataset, batch_size, collate_fn)
 
     def _until(self, target: int, order: EpochOrder, accumulate: int, fetched: Fetch) -> Iterator[Any]:
         """To the end of that epoch."""

@@ -14,6 +14,7 @@ from .data import Batch, NamedBatch, check_dataset, fetch
 from .evaluation import Evaluation
 from .loading import Ahead, check_loader
 from .node.session import Session
+from .passes import Passes
 from .settings import expect
 
 Collate = Callable[[list[Any]], Any]
@@ -47,9 +48,7 @@ class EvaluationLoop:
         self._session, self._evaluation, self._steps = session, evaluation, steps
         self._ahead: Ahead | None = None  # Of the last pass: workers may be persistent.
 
-    def batches(
-        self, dataset: Any, batch_size: int | None, collate_fn: Collate | None
-    ) -> Iterator[Batch | NamedBatch]:
+    def batches(self, dataset: Any, batch_size: int | None, collate_fn: Collate | None) -> Passes:
         """See `Trainer.evaluate`."""
         loader = dataset if isinstance(dataset, DataLoader) else None
         if loader is not None:
@@ -61,6 +60,12 @@ class EvaluationLoop:
         assert batch_size is not None
         check_dataset(dataset, collate_fn, "evaluate")
         expect(len(dataset) > 0, "dataset", dataset, "one with samples")
+        return Passes(partial(self._run, dataset, int(batch_size), collate_fn, loader))
+
+    def _run(
+        self, dataset: Any, batch_size: int, collate_fn: Collate | None, loader: DataLoader[Any] | None
+    ) -> Iterator[Batch | NamedBatch]:
+        """One evaluation."""
         steps, evaluation, session = self._steps, self._evaluation, self._session
         fetched: Fetch = partial(fetch_collated, dataset, collate_fn)
         if loader is not None:
@@ -70,7 +75,7 @@ class EvaluationLoop:
             fetched = self._ahead.fetch
         with steps.aside():
             steps.await_round()
-            evaluation.enter(len(dataset), int(batch_size))
+            evaluation.enter(len(dataset), batch_size)
             try:
                 if not session.done:
                     steps.skip()  # With it, all hear of the evaluation.

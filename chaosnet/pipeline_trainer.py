@@ -16,6 +16,7 @@ from .means import ClusterMean
 from .node.outcomes import Ended
 from .node.session import Session
 from .page.of_node import NodePage
+from .passes import Passes
 from .pipeline_steps import PipelineSteps
 from .protocols.errors import ConfigError, NodeExpelled
 from .protocols.messages import FASTEST
@@ -168,9 +169,9 @@ class PipelineTrainer(ScriptMember):
         batch_size: int | None = None,
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-    ) -> Iterator[Any]:
+    ) -> Passes:
         """As of `Trainer`: members evaluate the whole model, each with its share of the samples."""
-        yield from self._evaluation.batches(dataset, batch_size, collate_fn)
+        return self._evaluation.batches(dataset, batch_size, collate_fn)
 
     def mean(self, value: Any, name: str = "loss", weight: float | None = None) -> ClusterMean:
         """As of `Trainer`: of an evaluation's batch in hand, or of the next step, whose own "loss" goes first."""

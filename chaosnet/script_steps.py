@@ -179,10 +179,15 @@ class ScriptSteps:
     def aside(self) -> Iterator[None]:
         """Inside, this node takes part in an evaluation. What the script has in hand for its own step stays so.
 
-        Unless the cluster has trained meanwhile (of which the script may have computed nothing), or deals these samples
-        to somebody now, as a member is gone: then what it has does not count, and others get the samples.
+        Unless the cluster has trained meanwhile, or deals these samples to others now, as a member is gone: then what
+        it has does not count.
         """
-        engine, share = self._engine, self._engine.share
+        engine, share, named = self._engine, self._engine.share, self._engine.named
+        if named.mine:
+            raise ConfigError(
+                f"evaluate: update(name={named.names[named.mine]!r}) is due (expected evaluate after all of "
+                f"{', '.join(named.names)})"
+            )
         ranges, blamed, calls, told = share.ranges, share.in_hand, self.calls, engine.means.hold()
         before = self._basis()
         share.in_hand = []

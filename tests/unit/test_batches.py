@@ -180,3 +180,28 @@ def test_an_update_without_samples_drops_the_gradient_and_what_was_averaged(star
     trainer.update()
     assert trainer.metrics == {"loss": loss.item()} and trainer.step == 1
     assert all(bool(each.isfinite().all()) for each in trainer.model.parameters())
+
+
+# --- loops that are kept ---
+
+
+def test_batches_that_are_kept_are_a_new_pass_in_each_epoch(start):
+    trainer = start()
+    loader = trainer.batches(DATA, 8)
+    used = [train(trainer, loader) for _ in trainer.epochs(3)]
+    assert [len(each) for each in used] == [3, 3, 3] and trainer.epoch == 3
+    assert all(sorted(index for batch in each for index in batch) == list(range(LENGTH)) for each in used)
+
+
+def test_an_evaluation_that_is_kept_is_a_new_one_each_time(start):
+    trainer = start()
+    valid = trainer.evaluate(DATA, 10)
+    assert next(valid).samples == 10
+    for _ in range(2):
+        assert [batch.samples for batch in valid] == [10, 10, 4]
+
+
+@pytest.mark.parametrize(("what", "given"), [("batches", 0), ("evaluate", 0), ("batches", None)])
+def test_arguments_are_checked_before_the_first_batch(start, what, given):
+    with pytest.raises(ConfigError, match=r"batch_size: .*a whole number from 1"):
+        getattr(start(), what)(DATA, given)
