@@ -26,7 +26,7 @@ class Batches:
     def __init__(self, session: Session, engine: DataParallel, steps: ScriptSteps) -> None:
         self._session, self._engine, self._steps, self._share = session, engine, steps, engine.share
         self._trained: Ahead | None = None  # Of the last pass: workers may be persistent.
-        self._evaluation = EvaluationLoop(session, engine.evaluation, steps)
+        self._evaluation = EvaluationLoop(session, engine, steps)
 
     def epochs(self, count: int) -> Iterator[int]:
         """See `Trainer.epochs`."""
@@ -115,7 +115,7 @@ class Batches:
             yield from self._until(target, order, accumulate, source)
             return
         if self._trained is None or self._trained.loader is not source:
-            self._trained = Ahead(source, f"{self._session.name}, {share.seed}")
+            self._trained = Ahead(source, self._engine.random.workers)
         ahead = self._trained
         ahead.begin(lambda: share.ahead(target, accumulate))
         try:

@@ -15,6 +15,7 @@ from .protocols.errors import ConfigError
 from .protocols.messages import Contribution, Range, Strike
 
 USUAL = DealRules()
+OWN = ("samples", "last", "share", "data", "to")  # What a batch has besides fields.
 ARGUMENTS = {"in_order": "shuffle"}  # As `batches` calls its opposite.
 
 
@@ -29,23 +30,24 @@ class Batch(Sequence[Any]):
     """
 
     def __init__(self, data: Any, samples: int) -> None:
+        fields = getattr(data, "_fields", ())
+        for name in fields:
+            if name in OWN:
+                raise ConfigError(
+                    f"batches: items of the data set are named tuples with a field {name!r}, which a batch has of "
+                    f"its own (expected fields other than {', '.join(OWN)})"
+                )
+            setattr(self, name, getattr(data, name))
         self.data, self.samples = data, samples
         self.last, self.share = True, 1.0
         self._parts = data if isinstance(data, list | tuple) else (data,)
 
-    @property
-    def x(self) -> Any:
-        return self._parts[0]
-
-    @property
-    def y(self) -> Any:
-        return self._parts[1]
-
     def __getattr__(self, name: str) -> Any:
-        """Fields of a named tuple."""
-        if name in getattr(self.__dict__.get("data"), "_fields", ()):
-            return getattr(self.data, name)
-        raise AttributeError(f"a batch has no {name!r}")
+        """What is no field: x and y are the first two parts."""
+        place, parts = "xy".find(name) if len(name) == 1 else -1, self.__dict__.get("_parts", ())
+        if not 0 <= place < len(parts):
+            raise AttributeError(f"a batch has no {name!r}")
+        return parts[place]
 
     def __getitem__(self, index: Any) -> Any:
         return self._parts[index]

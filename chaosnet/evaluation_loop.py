@@ -15,6 +15,7 @@ from .evaluation import Evaluation
 from .loading import Ahead, check_loader
 from .node.session import Session
 from .passes import Passes
+from .randomness import Randomness
 from .settings import expect
 
 Collate = Callable[[list[Any]], Any]
@@ -41,11 +42,19 @@ class EvaluationSteps(Protocol):
         ...
 
 
+class EvaluatingEngine(Protocol):
+    """What belongs to an evaluation."""
+
+    evaluation: Evaluation
+    random: Randomness
+
+
 class EvaluationLoop:
     """Of one node."""
 
-    def __init__(self, session: Session, evaluation: Evaluation, steps: EvaluationSteps) -> None:
-        self._session, self._evaluation, self._steps = session, evaluation, steps
+    def __init__(self, session: Session, engine: EvaluatingEngine, steps: EvaluationSteps) -> None:
+        self._session, self._evaluation, self._steps = session, engine.evaluation, steps
+        self._workers = engine.random.workers
         self._ahead: Ahead | None = None  # Of the last pass: workers may be persistent.
 
     def batches(self, dataset: Any, batch_size: int | None, collate_fn: Collate | None) -> Passes:
@@ -70,7 +79,7 @@ class EvaluationLoop:
         fetched: Fetch = partial(fetch_collated, dataset, collate_fn)
         if loader is not None:
             if self._ahead is None or self._ahead.loader is not loader:
-                self._ahead = Ahead(loader, f"{session.name}, evaluation")
+                self._ahead = Ahead(loader, self._workers)
             self._ahead.begin(evaluation.ahead)
             fetched = self._ahead.fetch
         with steps.aside():

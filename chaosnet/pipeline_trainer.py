@@ -122,7 +122,7 @@ class PipelineTrainer(ScriptMember):
         page = NodePage(SETTINGS["dashboard"].of(dashboard))
         self._node = ScriptNode(self.session, OfPipelines(self.engine), remembered, page, teller)
         self._steps = PipelineSteps(self.session, self.engine, self._node, teller.say)
-        self._evaluation = EvaluationLoop(self.session, self.engine.evaluation, self._steps)
+        self._evaluation = EvaluationLoop(self.session, self.engine, self._steps)
         with page.unless_opened():
             self.session.open(self.engine)
         self._node.enter(self._steps)

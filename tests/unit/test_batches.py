@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from chaosnet import ConfigError, Trainer
 
@@ -205,3 +205,32 @@ def test_an_evaluation_that_is_kept_is_a_new_one_each_time(start):
 def test_arguments_are_checked_before_the_first_batch(start, what, given):
     with pytest.raises(ConfigError, match=r"batch_size: .*a whole number from 1"):
         getattr(start(), what)(DATA, given)
+
+
+# --- random numbers in workers ---
+
+
+class Noise:
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, index):
+        return torch.randn(4), torch.zeros(1), index
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_workers_draw_others_in_each_epoch_and_the_same_in_two_runs_of_one_seed(start, kept):
+    def run():
+        torch.manual_seed(5)
+        trainer, drawn = start(nn.Linear(4, 1)), []
+        loader = DataLoader(Noise(), 8, num_workers=1)
+        for _ in trainer.epochs(2):
+            for batch in trainer.batches(loader if kept else DataLoader(Noise(), 8, num_workers=1)):
+                loss_of(trainer, batch).backward()
+                trainer.update()
+                drawn.append(batch[0].sum().item())
+        trainer.close()
+        return drawn
+
+    drawn = run()
+    assert len(set(drawn)) == 6 and run() == drawn

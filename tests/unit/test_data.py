@@ -1,5 +1,6 @@
 """`chaosnet.data`: batches, the order of an epoch, and how a step's samples are cut for accumulation."""
 
+import copy
 from collections import namedtuple
 
 import pytest
@@ -45,6 +46,21 @@ def test_items_that_are_dictionaries_give_a_dictionary():
     assert isinstance(batch, dict) and (lambda x, labels: labels.tolist())(**batch) == [1, 3]
     moved = batch.to("meta")
     assert (moved["x"].device.type, moved.samples, moved.last) == ("meta", 2, True)
+
+
+def test_fields_are_those_of_the_named_tuple_whatever_their_place():
+    Sample = namedtuple("Sample", ["index", "x", "y"])
+    batch = fetch([Sample(n, 10 + n, 20 + n) for n in range(4)], [1, 3])
+    assert [batch.index.tolist(), batch.x.tolist(), batch.y.tolist()] == [[1, 3], [11, 13], [21, 23]]
+    assert batch.to("cpu").x.tolist() == copy.copy(batch).x.tolist() == [11, 13]
+    first = fetch([namedtuple("Two", ["y", "z"])(n, 10 + n) for n in range(4)], [1])
+    assert (first.y.tolist(), first.x.tolist()) == ([1], [1])
+
+
+@pytest.mark.parametrize("name", ["samples", "last", "share", "data", "to"])
+def test_fields_that_a_batch_has_of_its_own_are_refused(name):
+    with pytest.raises(ConfigError, match=f"a field '{name}'"):
+        fetch([namedtuple("Sample", ["image", name])(n, n) for n in range(4)], [1])
 
 
 def test_items_that_are_named_tuples_keep_their_names():
