@@ -16,6 +16,7 @@ from .protocols.messages import Contribution, Range, Strike
 
 USUAL = DealRules()
 OWN = ("samples", "last", "share", "data", "to")  # What a batch has besides fields.
+PARTS = "its tensors are batch.x and batch.y, or those of a loop over it"
 ARGUMENTS = {"in_order": "shuffle"}  # As `batches` calls its opposite.
 
 
@@ -46,8 +47,14 @@ class Batch(Sequence[Any]):
         """What is no field: x and y are the first two parts."""
         place, parts = "xy".find(name) if len(name) == 1 else -1, self.__dict__.get("_parts", ())
         if not 0 <= place < len(parts):
-            raise AttributeError(f"a batch has no {name!r}")
+            hint = f" ({PARTS})" if isinstance(self.__dict__.get("data"), torch.Tensor) else ""
+            raise AttributeError(f"a batch has no {name!r}{hint}")
         return parts[place]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Torch was given a batch for a tensor."""
+        raise ConfigError(f"{getattr(func, '__name__', func)}: got a batch (expected a tensor; {PARTS})")
 
     def __getitem__(self, index: Any) -> Any:
         return self._parts[index]
@@ -160,7 +167,9 @@ class DataShare:
         """The script wants `size` of `length` samples per step. Raises: ConfigError if the cluster has others."""
         if self.cursor is None:
             self.rules = rules
-        if 0 < length < rules.min_samples:
+        if not length:
+            raise ConfigError(f"batches: the data set has {length} samples (expected >= 1 sample per epoch)")
+        if length < rules.min_samples:
             raise ConfigError(
                 f"batches: the data set has {length} samples (expected at least min_samples={rules.min_samples})"
             )
@@ -168,7 +177,8 @@ class DataShare:
         _expect_same(rules, cursor.rules)
         if cursor.length != length:
             raise ConfigError(
-                f"batches: the data set has {length} samples here, {cursor.length} in the cluster"
+                f"batches: the data set has {length} samples here, {cursor.length} in the cluster (expected one data "
+                "set for a whole run: on all nodes, in all of a script's loops over batches, and after a checkpoint)"
             )
         self.length, self.size, self.rules = length, size, rules
         return self.order()
