@@ -93,9 +93,11 @@ class Batches:
         )
         check_dataset(dataset, collate_fn)
         rules = DealRules(int(min_samples), bool(drop_last), not shuffle, int(global_batch or 0))
-        fetched = partial(fetch_collated, dataset, collate_fn) if loader is None else None
+        source: Fetch | DataLoader[Any] = (
+            loader if loader is not None else partial(fetch_collated, dataset, collate_fn)
+        )
         size = int(batch_size) * accumulate
-        return Passes(partial(self._run, len(dataset), size, epochs, accumulate, rules, fetched or loader))
+        return Passes(partial(self._run, len(dataset), size, epochs, accumulate, rules, source))
 
     def _run(
         self,
