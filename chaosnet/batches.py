@@ -13,6 +13,7 @@ from .engines.data_parallel import DataParallel
 from .evaluation_loop import Collate, EvaluationLoop, Fetch, counts, fetch_collated
 from .loading import Ahead, check_loader
 from .node.session import Session
+from .passes import Passes
 from .protocols.data_cursor import DealRules
 from .protocols.errors import ConfigError
 from .script_steps import ScriptSteps
@@ -25,7 +26,7 @@ class Batches:
     def __init__(self, session: Session, engine: DataParallel, steps: ScriptSteps) -> None:
         self._session, self._engine, self._steps, self._share = session, engine, steps, engine.share
         self._trained: Ahead | None = None  # Of the last pass: workers may be persistent.
-        self._evaluation = EvaluationLoop(session, engine.evaluation, steps)
+        self._evaluation = EvaluationLoop(session, engine, steps)
 
     def epochs(self, count: int) -> Iterator[int]:
         """See `Trainer.epochs`."""
@@ -40,7 +41,18 @@ class Batches:
                     "epochs: counts epochs of trainer.batches, and this script brings its own data "
                     "(expected `for epoch in range(N)`, or trainer.batches inside)"
                 )
-            return  # The loop inside was left early.
+            if not self._session.done:
+                raise ConfigError(self._left_early(before))
+
+    def _left_early(self, epoch: int) -> str:
+        """A loop over the rest of the epoch may have stopped anywhere: nodes could not agree on what is left out."""
+        cursor = self._share.cursor
+        done = f" after {cursor.length - cursor.remaining} of {cursor.length} samples" if cursor else ""
+        return (
+            f"epochs: the loop inside left epoch {epoch}{done} (expected a loop over trainer.batches to its end; for "
+            "fewer samples an epoch, give batches a torch.utils.data.Subset, the same on all nodes; to end training, "
+            "leave the loop over epochs, too)"
+        )
 
     def batches(
         self,
@@ -53,7 +65,7 @@ class Batches:
         collate_fn: Collate | None,
         shuffle: bool,
         global_batch: int | None,
-    ) -> Iterator[Any]:
+    ) -> Passes:
         """See `Trainer.batches`."""
         loader = dataset if isinstance(dataset, DataLoader) else None
         if loader is not None:
@@ -81,15 +93,31 @@ class Batches:
         )
         check_dataset(dataset, collate_fn)
         rules = DealRules(int(min_samples), bool(drop_last), not shuffle, int(global_batch or 0))
+        source: Fetch | DataLoader[Any] = (
+            loader if loader is not None else partial(fetch_collated, dataset, collate_fn)
+        )
+        size = int(batch_size) * accumulate
+        return Passes(partial(self._run, len(dataset), size, epochs, accumulate, rules, source))
+
+    def _run(
+        self,
+        length: int,
+        size: int,
+        epochs: int | None,
+        accumulate: int,
+        rules: DealRules,
+        source: Fetch | DataLoader[Any],
+    ) -> Iterator[Any]:
+        """One pass. `source`: what fetches a batch, or a DataLoader that does."""
         share = self._share
-        order = share.begin(len(dataset), int(batch_size) * accumulate, rules)
+        order = share.begin(length, size, rules)
         self._engine.gradients.arm(None)
         target = epochs if epochs is not None else share.epoch + 1
-        if loader is None:
-            yield from self._until(target, order, accumulate, partial(fetch_collated, dataset, collate_fn))
+        if not isinstance(source, DataLoader):
+            yield from self._until(target, order, accumulate, source)
             return
-        if self._trained is None or self._trained.loader is not loader:
-            self._trained = Ahead(loader, f"{self._session.name}, {share.seed}")
+        if self._trained is None or self._trained.loader is not source:
+            self._trained = Ahead(source, self._engine.random.workers)
         ahead = self._trained
         ahead.begin(lambda: share.ahead(target, accumulate))
         try:
@@ -97,9 +125,7 @@ class Batches:
         finally:
             ahead.end()
 
-    def evaluate(
-        self, dataset: Any, batch_size: int | None, collate_fn: Collate | None
-    ) -> Iterator[Batch | NamedBatch]:
+    def evaluate(self, dataset: Any, batch_size: int | None, collate_fn: Collate | None) -> Passes:
         """See `Trainer.evaluate`."""
         return self._evaluation.batches(dataset, batch_size, collate_fn)
 
@@ -107,15 +133,17 @@ class Batches:
         """To the end of that epoch."""
         while self._share.epoch < target and not self._session.done:
             yield from self._of_step(order, accumulate, fetched)
+        self._engine.weight = self._steps.in_hand = None  # Whatever comes next is of none of these batches.
 
     def _of_step(self, order: EpochOrder, accumulate: int, fetched: Fetch) -> Iterator[Batch | NamedBatch]:
         steps, share = self._steps, self._share
+        steps.check_trains("batches: the next batch was asked for")
         steps.await_round()
         mine, before = share.take(), steps.calls
         if not mine:
             steps.skip()
             return
-        weight = float(sum(stop - start for start, stop in mine))
+        self._engine.weight, weight = None, float(sum(stop - start for start, stop in mine))
         several = parts(mine, accumulate, share.rules.min_samples)
         for index, part in enumerate(several):
             if steps.calls != before:

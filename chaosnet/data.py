@@ -15,6 +15,8 @@ from .protocols.errors import ConfigError
 from .protocols.messages import Contribution, Range, Strike
 
 USUAL = DealRules()
+OWN = ("samples", "last", "share", "data", "to")  # What a batch has besides fields.
+PARTS = "its tensors are batch.x and batch.y, or those of a loop over it"
 ARGUMENTS = {"in_order": "shuffle"}  # As `batches` calls its opposite.
 
 
@@ -29,23 +31,30 @@ class Batch(Sequence[Any]):
     """
 
     def __init__(self, data: Any, samples: int) -> None:
+        fields = getattr(data, "_fields", ())
+        for name in fields:
+            if name in OWN:
+                raise ConfigError(
+                    f"batches: items of the data set are named tuples with a field {name!r}, which a batch has of "
+                    f"its own (expected fields other than {', '.join(OWN)})"
+                )
+            setattr(self, name, getattr(data, name))
         self.data, self.samples = data, samples
         self.last, self.share = True, 1.0
         self._parts = data if isinstance(data, list | tuple) else (data,)
 
-    @property
-    def x(self) -> Any:
-        return self._parts[0]
-
-    @property
-    def y(self) -> Any:
-        return self._parts[1]
-
     def __getattr__(self, name: str) -> Any:
-        """Fields of a named tuple."""
-        if name in getattr(self.__dict__.get("data"), "_fields", ()):
-            return getattr(self.data, name)
-        raise AttributeError(f"a batch has no {name!r}")
+        """What is no field: x and y are the first two parts."""
+        place, parts = "xy".find(name) if len(name) == 1 else -1, self.__dict__.get("_parts", ())
+        if not 0 <= place < len(parts):
+            hint = f" ({PARTS})" if isinstance(self.__dict__.get("data"), torch.Tensor) else ""
+            raise AttributeError(f"a batch has no {name!r}{hint}")
+        return parts[place]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Torch was given a batch for a tensor."""
+        raise ConfigError(f"{getattr(func, '__name__', func)}: got a batch (expected a tensor; {PARTS})")
 
     def __getitem__(self, index: Any) -> Any:
         return self._parts[index]
@@ -158,7 +167,9 @@ class DataShare:
         """The script wants `size` of `length` samples per step. Raises: ConfigError if the cluster has others."""
         if self.cursor is None:
             self.rules = rules
-        if 0 < length < rules.min_samples:
+        if not length:
+            raise ConfigError(f"batches: the data set has {length} samples (expected >= 1 sample per epoch)")
+        if length < rules.min_samples:
             raise ConfigError(
                 f"batches: the data set has {length} samples (expected at least min_samples={rules.min_samples})"
             )
@@ -166,7 +177,8 @@ class DataShare:
         _expect_same(rules, cursor.rules)
         if cursor.length != length:
             raise ConfigError(
-                f"batches: the data set has {length} samples here, {cursor.length} in the cluster"
+                f"batches: the data set has {length} samples here, {cursor.length} in the cluster (expected one data "
+                "set for a whole run: on all nodes, in all of a script's loops over batches, and after a checkpoint)"
             )
         self.length, self.size, self.rules = length, size, rules
         return self.order()
@@ -179,9 +191,13 @@ class DataShare:
 
     def take(self) -> list[Range]:
         """Our part of the step under way."""
-        assert self.cursor is not None
-        self.ranges = list(self.cursor.deal(self.deal).get(self.name, []))
+        self.ranges = self.dealt()
         return self.ranges
+
+    def dealt(self) -> list[Range]:
+        """What we are dealt as things are now."""
+        assert self.cursor is not None
+        return list(self.cursor.deal(self.deal).get(self.name, []))
 
     def ahead(self, target: int, accumulate: int) -> Iterator[list[int]]:
         """Indices of this node's batches from the step under way on, until `target` epochs, if nothing happens.

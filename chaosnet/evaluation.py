@@ -46,6 +46,11 @@ class Evaluation:
         """Does the cluster evaluate, with the step that is due?"""
         return self._cursor is not None
 
+    @property
+    def in_hand(self) -> float:
+        """Samples of the batch that this node evaluates."""
+        return float(sum(stop - start for start, stop in self.mine))
+
     # --- this node's part ---
 
     def enter(self, length: int, size: int) -> None:

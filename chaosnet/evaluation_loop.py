@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from numbers import Integral
 from typing import Any, Protocol
@@ -13,6 +14,8 @@ from .data import Batch, NamedBatch, check_dataset, fetch
 from .evaluation import Evaluation
 from .loading import Ahead, check_loader
 from .node.session import Session
+from .passes import Passes
+from .randomness import Randomness
 from .settings import expect
 
 Collate = Callable[[list[Any]], Any]
@@ -20,9 +23,7 @@ Fetch = Callable[[list[int], Callable[[int], None]], Batch | NamedBatch]
 
 
 class EvaluationSteps(Protocol):
-    """Steps of the cluster in which this node trains nothing. `in_hand`: samples of the last batch handed out."""
-
-    in_hand: float | None
+    """Steps of the cluster in which this node trains nothing."""
 
     @property
     def has_model(self) -> bool:
@@ -32,21 +33,31 @@ class EvaluationSteps(Protocol):
     def await_round(self) -> None:
         """Until nothing else is under way."""
 
+    def aside(self) -> AbstractContextManager[None]:
+        """Inside, the steps are of an evaluation. What is in hand for another step stays so."""
+        ...
+
     def skip(self) -> bool:
         """Take part in one."""
         ...
 
 
+class EvaluatingEngine(Protocol):
+    """What belongs to an evaluation."""
+
+    evaluation: Evaluation
+    random: Randomness
+
+
 class EvaluationLoop:
     """Of one node."""
 
-    def __init__(self, session: Session, evaluation: Evaluation, steps: EvaluationSteps) -> None:
-        self._session, self._evaluation, self._steps = session, evaluation, steps
+    def __init__(self, session: Session, engine: EvaluatingEngine, steps: EvaluationSteps) -> None:
+        self._session, self._evaluation, self._steps = session, engine.evaluation, steps
+        self._workers = engine.random.workers
         self._ahead: Ahead | None = None  # Of the last pass: workers may be persistent.
 
-    def batches(
-        self, dataset: Any, batch_size: int | None, collate_fn: Collate | None
-    ) -> Iterator[Batch | NamedBatch]:
+    def batches(self, dataset: Any, batch_size: int | None, collate_fn: Collate | None) -> Passes:
         """See `Trainer.evaluate`."""
         loader = dataset if isinstance(dataset, DataLoader) else None
         if loader is not None:
@@ -58,28 +69,33 @@ class EvaluationLoop:
         assert batch_size is not None
         check_dataset(dataset, collate_fn, "evaluate")
         expect(len(dataset) > 0, "dataset", dataset, "one with samples")
+        return Passes(partial(self._run, dataset, int(batch_size), collate_fn, loader))
+
+    def _run(
+        self, dataset: Any, batch_size: int, collate_fn: Collate | None, loader: DataLoader[Any] | None
+    ) -> Iterator[Batch | NamedBatch]:
+        """One evaluation."""
         steps, evaluation, session = self._steps, self._evaluation, self._session
         fetched: Fetch = partial(fetch_collated, dataset, collate_fn)
         if loader is not None:
             if self._ahead is None or self._ahead.loader is not loader:
-                self._ahead = Ahead(loader, f"{session.name}, evaluation")
+                self._ahead = Ahead(loader, self._workers)
             self._ahead.begin(evaluation.ahead)
             fetched = self._ahead.fetch
-        steps.await_round()
-        evaluation.enter(len(dataset), int(batch_size))
-        try:
-            if not session.done:
-                steps.skip()  # With it, all hear of the evaluation.
-            while evaluation.under_way and not session.done:
-                if steps.has_model and (indices := evaluation.take()):
-                    batch = fetched(indices, lambda number: None)
-                    steps.in_hand = float(batch.samples)
-                    yield batch
-                steps.skip()
-        finally:
-            evaluation.leave()
-            if self._ahead is not None:
-                self._ahead.end()
+        with steps.aside():
+            steps.await_round()
+            evaluation.enter(len(dataset), batch_size)
+            try:
+                if not session.done:
+                    steps.skip()  # With it, all hear of the evaluation.
+                while evaluation.under_way and not session.done:
+                    if steps.has_model and (indices := evaluation.take()):
+                        yield fetched(indices, lambda number: None)
+                    steps.skip()
+            finally:
+                evaluation.leave()
+                if self._ahead is not None:
+                    self._ahead.end()
 
 
 def counts(number: Any) -> bool:

@@ -8,7 +8,6 @@ batches that are expected. Where others are dealt, what was fetched in vain is d
 from __future__ import annotations
 
 import itertools
-import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,6 +27,11 @@ def check_loader(loader: DataLoader[Any], caller: str = "batches") -> bool:
     Returns: does it shuffle?
     Raises: ConfigError for a sampler that has its own idea of who gets what, with what to write instead.
     """
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise ConfigError(
+            f"{caller}: {type(loader).__name__} iterates in a way of its own, which nothing would come through here "
+            "(expected a DataLoader, and what it does in the data set, in collate_fn or in the loop)"
+        )
     sampler, batches = loader.sampler, loader.batch_sampler
     if isinstance(loader.dataset, IterableDataset):
         return False  # Refused with the data set.
@@ -52,20 +56,19 @@ def check_loader(loader: DataLoader[Any], caller: str = "batches") -> bool:
 class Ahead:
     """The batches that a DataLoader like the script's fetches, and those that are expected next."""
 
-    def __init__(self, loader: DataLoader[Any], seed: str) -> None:
-        """`seed`: of random numbers in workers, unless the script's loader has a generator of its own."""
+    def __init__(self, loader: DataLoader[Any], generator: torch.Generator) -> None:
+        """`generator`: of the seeds of workers, unless the script's loader has one of its own."""
         self.loader = loader
         self._expected: Callable[[], Iterator[list[int]]] = lambda: iter(())
         self._guesses: Iterator[list[int]] = iter(())
         self._asked: deque[list[int]] = deque()  # Given to the workers, and not taken from them yet.
         self._fetched: Iterator[Any] | None = None
         # Torch draws a seed for each iterator; from the usual generator that would part replicas that share one.
-        generator = loader.generator or torch.Generator().manual_seed(random.Random(seed).getrandbits(32))
         self._made = DataLoader(
             loader.dataset, batch_sampler=_Guesses(self._next_guess), num_workers=loader.num_workers,
             collate_fn=loader.collate_fn, pin_memory=loader.pin_memory, timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn, multiprocessing_context=loader.multiprocessing_context,
-            generator=generator, prefetch_factor=loader.prefetch_factor,
+            generator=loader.generator or generator, prefetch_factor=loader.prefetch_factor,
             persistent_workers=loader.persistent_workers,
         )  # fmt: skip
 

@@ -66,6 +66,19 @@ class Means:
         self._handles.append(handle)
         return handle
 
+    def hold(self) -> tuple[dict[str, list[tuple[float | torch.Tensor, float]]], list[ClusterMean]]:
+        """Keep back what was added. Returns: it, for `give_back`."""
+        held = self._pending, self._handles
+        self._pending, self._handles = {}, []
+        return held
+
+    def give_back(
+        self, held: tuple[dict[str, list[tuple[float | torch.Tensor, float]]], list[ClusterMean]]
+    ) -> None:
+        """It belongs to the step under way."""
+        self._pending, handles = held
+        self._handles += handles
+
     def take(self) -> dict[str, tuple[float, float]]:
         """What was added; from now on, what is added belongs to the next step."""
         taken, self._pending = self._pending, {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from . import endings
 from .callbacks import StepDone
@@ -22,7 +23,6 @@ class PipelineSteps:
     Attributes:
         ran: The pipelines of the last step, in words.
         updates_here: Steps of which this node has computed a part.
-        in_hand: Samples of the last batch of an evaluation.
     """
 
     def __init__(
@@ -34,7 +34,6 @@ class PipelineSteps:
         self._kept = "-"  # What this node keeps of the training state, as it was told.
         self._table: Table = ()  # Who keeps what, as it was told.
         self.updates_here = 0
-        self.in_hand: float | None = None
 
     @property
     def has_model(self) -> bool:
@@ -47,7 +46,6 @@ class PipelineSteps:
     def next(self) -> StepDone | None:
         """The script wants the step that is due. None: what this node had for it does not count."""
         self._node.driver = threading.current_thread()
-        self.in_hand = None
         with self._turn:
             done = None if self._session.ended else self._take_part()
             if self._node.must_leave:
@@ -59,6 +57,10 @@ class PipelineSteps:
         """Take part until nobody evaluates anything."""
         while self._engine.evaluation.under_way and not self._session.done:
             self.skip()
+
+    def aside(self) -> AbstractContextManager[None]:
+        """See `EvaluationSteps`. Between two steps this node has nothing in hand."""
+        return nullcontext()
 
     def skip(self) -> bool:
         """See `NodeSteps`. The others need what this node computes until they do without it."""

@@ -16,6 +16,7 @@ from .means import ClusterMean
 from .node.outcomes import Ended
 from .node.session import Session
 from .page.of_node import NodePage
+from .passes import Passes
 from .pipeline_steps import PipelineSteps
 from .protocols.errors import ConfigError, NodeExpelled
 from .protocols.messages import FASTEST
@@ -121,7 +122,7 @@ class PipelineTrainer(ScriptMember):
         page = NodePage(SETTINGS["dashboard"].of(dashboard))
         self._node = ScriptNode(self.session, OfPipelines(self.engine), remembered, page, teller)
         self._steps = PipelineSteps(self.session, self.engine, self._node, teller.say)
-        self._evaluation = EvaluationLoop(self.session, self.engine.evaluation, self._steps)
+        self._evaluation = EvaluationLoop(self.session, self.engine, self._steps)
         with page.unless_opened():
             self.session.open(self.engine)
         self._node.enter(self._steps)
@@ -168,13 +169,13 @@ class PipelineTrainer(ScriptMember):
         batch_size: int | None = None,
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-    ) -> Iterator[Any]:
+    ) -> Passes:
         """As of `Trainer`: members evaluate the whole model, each with its share of the samples."""
-        yield from self._evaluation.batches(dataset, batch_size, collate_fn)
+        return self._evaluation.batches(dataset, batch_size, collate_fn)
 
     def mean(self, value: Any, name: str = "loss", weight: float | None = None) -> ClusterMean:
         """As of `Trainer`: of an evaluation's batch in hand, or of the next step, whose own "loss" goes first."""
-        counts = weight if weight is not None else self._steps.in_hand or 1.0
+        counts = weight if weight is not None else self.engine.evaluation.in_hand or 1.0
         return self.engine.means.add(name, value, float(counts))
 
     # --- what runs ---

@@ -39,15 +39,24 @@ class Randomness:
         devices: Accelerators that have generators of their own.
     Attributes:
         key: Of the run, for what all nodes draw alike. It begins as the founder's seed, and travels with the state.
+        workers: Seeds those of all DataLoaders of this node. From the usual generator that would part nodes that
+            share one.
     """
 
     def __init__(self, same: bool, devices: Sequence[torch.device] = ()) -> None:
         self.same, self._devices = same, devices
         self.key = torch.initial_seed()
+        self.workers = torch.Generator()
+        self.begins(0)
+
+    def begins(self, step: int) -> None:
+        """This node founds a cluster, or goes on from a checkpoint."""
+        self.workers.manual_seed(seed_from("workers", torch.initial_seed(), step))
 
     def joined(self, run: str, name: str, step: int) -> None:
         """The state came from another node. Its generators are not to be ours."""
         seed_generators(seed_from("node", run, name, step))
+        self.workers.manual_seed(seed_from("workers", run, name, step))
 
     def step_begins(self, step: int) -> None:
         if self.same:

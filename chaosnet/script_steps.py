@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +33,7 @@ class ScriptSteps:
 
     Attributes:
         turn: Held by whoever takes part in a step: the main thread may end beside the one that trains.
-        in_hand: Those of the last batch handed out; None: it brings its own data.
+        in_hand: Samples of the last batch handed out; None: it brings its own data.
         calls: Steps that the script has asked for, and that the cluster has answered, if only by "you are out".
         updates_here: Steps with samples from here.
     """
@@ -41,6 +43,7 @@ class ScriptSteps:
         self.turn = threading.RLock()
         self.in_hand: float | None = None
         self.calls = self.updates_here = self.heals = 0
+        self._void = False  # Is what the script has in hand not to count?
         self._eager = False  # Is the weight known before update(), so that chunks may leave during backward?
         self._updating = ""  # Name of the update() under way.
         self._healed: dict[str, list[int]] = {}  # What had differed: at which steps.
@@ -48,8 +51,8 @@ class ScriptSteps:
 
     @property
     def usual_weight(self) -> float:
-        """Samples of the batch in hand, or what the script said of its own."""
-        return self.in_hand or self._engine.own_weight
+        """Samples of the last batch, or what the script said of its own."""
+        return self._engine.evaluation.in_hand or self.in_hand or self._engine.own_weight
 
     @property
     def has_model(self) -> bool:
@@ -67,7 +70,7 @@ class ScriptSteps:
         self._started_s = time.monotonic()
         engine.random.step_begins(engine.step)
         if engine.named.is_settled:  # Else the round's other updates are of the same samples.
-            share.ranges, engine.weight, self.in_hand = [], None, None
+            share.ranges, self._void = [], False
         later = share.size or self._session.leaving or not self._eager
         engine.gradients.arm(None if later else self._engine.own_weight)
 
@@ -91,12 +94,14 @@ class ScriptSteps:
         self._node.driver = threading.current_thread()
         with self.turn:
             self._engine.rules.check_place(way)
+            self.check_trains(way)
             if not self._node.leave_if_wanted():
                 if samples != 0:
                     self._engine.rules.check_way(way)
-                if overflow:
+                left_out = overflow or self._void or samples == 0
+                if left_out:
                     self._engine.drop_gradient()
-                self._update(0 if overflow else samples, name)
+                self._update(0 if left_out else samples, name)
             if self._node.must_leave:
                 self._node.request_node_exit()
         endings.rest_if_all_ends()
@@ -162,6 +167,47 @@ class ScriptSteps:
             self._node.request_node_exit()
             raise NodeExpelled(f"{session.name} has put itself out of the cluster: {verdict.reason}")
         return 0.0
+
+    def check_trains(self, way: str) -> None:
+        """Raises: ConfigError in the middle of a loop over an evaluation."""
+        if self._engine.evaluation.size:
+            raise ConfigError(
+                f"{way} within a loop over trainer.evaluate (expected after it: nothing is trained meanwhile)"
+            )
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, this node takes part in an evaluation. What the script has in hand for its own step stays so.
+
+        Unless the cluster has trained meanwhile, or deals these samples to others now, as a member is gone: then what
+        it has does not count.
+        """
+        engine, share, named = self._engine, self._engine.share, self._engine.named
+        if named.mine:
+            raise ConfigError(
+                f"evaluate: update(name={named.names[named.mine]!r}) is due (expected evaluate after all of "
+                f"{', '.join(named.names)})"
+            )
+        ranges, blamed, calls, told = share.ranges, share.in_hand, self.calls, engine.means.hold()
+        before = self._basis()
+        share.in_hand = []
+        try:
+            yield
+        finally:
+            engine.means.give_back(told)
+            self.calls = calls
+            moved = self._basis() != before or (ranges and share.dealt() != ranges)
+            has_some = ranges or not before[-1]
+            self._void = bool(has_some and moved)
+            if self._void:
+                self._node.record.void(engine.step, computed=True)
+            else:
+                share.ranges, share.in_hand = ranges, blamed
+
+    def _basis(self) -> tuple[int, int, int, bool]:
+        """What the script's work for a step rests on; and is there no gradient yet?"""
+        engine = self._engine
+        return engine.step, self._session.rejoins, engine.share.epoch, engine.gradients.is_zero()
 
     def skip(self) -> bool:
         """Take part in a step without samples. Returns: False if this node is out."""

@@ -18,6 +18,7 @@ from .node.collector import held_off
 from .node.outcomes import Ended
 from .node.session import Hooks, Session
 from .page.of_node import NodePage
+from .passes import Passes
 from .protocols.errors import ConfigError
 from .remembered import Remembered
 from .run_facts import Run, RunFacts
@@ -213,10 +214,11 @@ class Trainer(RunFacts):
         collate_fn: Callable[[list[Any]], Any] | None = None,
         shuffle: bool = True,
         global_batch: int | None = None,
-    ) -> Iterator[Any]:
+    ) -> Passes:
         """This node's share of a data set that all members have: each sample of an epoch exactly once.
 
-        However members come, go and crash, what a crashed one had not contributed is dealt out again.
+        However members come, go and crash, what a crashed one had not contributed is dealt out again. What is
+        returned may be kept: each loop over it is a new pass.
         Args:
             dataset: Anything with len() and [index]; or a DataLoader, whose workers fetch ahead: then its batch size,
                 shuffle, drop_last and collate_fn count.
@@ -235,7 +237,7 @@ class Trainer(RunFacts):
         Items that are dictionaries give a dictionary (`model(**batch)`), others a `Batch`.
         A sample over which the scripts of two nodes have ended with an error is set aside (`samples_set_aside`).
         """
-        yield from self._attached().batches.batches(
+        return self._attached().batches.batches(
             dataset, batch_size, epochs, accumulate, drop_last, min_samples, collate_fn, shuffle, global_batch
         )
 
@@ -245,7 +247,7 @@ class Trainer(RunFacts):
         batch_size: int | None = None,
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-    ) -> Iterator[Any]:
+    ) -> Passes:
         """This node's share of an evaluation: all nodes together see each sample of a data set once.
 
         What the script averages in the loop, with `mean`, is in `metrics` after it: the same on all nodes, over all
@@ -256,7 +258,7 @@ class Trainer(RunFacts):
             collate_fn: As of `batches`.
         Batches are as `batches` gives them. Gradients are the script's matter (torch.no_grad(), model.eval()).
         """
-        yield from self._attached().batches.evaluate(dataset, batch_size, collate_fn)
+        return self._attached().batches.evaluate(dataset, batch_size, collate_fn)
 
     def mean(self, value: Any, name: str = "loss", weight: float | None = None) -> ClusterMean:
         """Average a number over the cluster, with the next update(); costs no message of its own.

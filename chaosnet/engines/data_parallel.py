@@ -106,6 +106,7 @@ class DataParallel:
             self.checkpointing.counters = session.counters
             if session.settings.may_found and self.checkpointing.resume(self._load):
                 self._run = secrets.token_hex(8)
+                self.random.begins(self.round)
         self.copies = StateCopies(self.state, session, self.checkpointing, session.say)
         try:
             self.rules = ScriptRules(

@@ -84,3 +84,47 @@ def test_all_nodes_have_the_result_of_all_samples_whoever_joins_and_dies_meanwhi
         both = [len(each.lines("evaluating")) for each in (first, late)]
         assert both[0] < 4 * 40, "n0 has not evaluated all by itself"
         assert both[1] >= 10, scripts.story()
+
+
+HOLDING = """
+import sys, time, torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from chaosnet import Trainer
+torch.set_num_threads(1)
+torch.manual_seed(0)
+x = torch.randn(80, 8)
+train = TensorDataset(x, x.sum(1, keepdim=True))
+model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.05))
+apart, evaluated = len(sys.argv) > 1, -1
+for epoch in trainer.epochs(6):
+    for x, y in trainer.batches(train, 4):
+        nn.functional.mse_loss(model(x), y).backward()
+        wants = trainer.is_main if apart else True
+        if wants and trainer.step % 3 == 0 and trainer.step > evaluated:
+            evaluated = trainer.step
+            with torch.no_grad():
+                for v, _ in trainer.evaluate(train, 3):
+                    trainer.mean(model(v).mean(), "valid")
+                    print("evaluating", trainer.step, len(trainer.members))
+                    time.sleep(0.02)
+        trainer.update()
+        print("trained", epoch, trainer.step)
+print("end", trainer.samples, trainer.epoch, trainer.state_hash())
+"""
+
+
+@pytest.mark.parametrize("args", [(), ("apart",)], ids=["all", "one"])
+def test_samples_in_hand_are_counted_once_though_others_train_join_and_die_in_the_evaluation(tmp_path, args):
+    with scripts_in(tmp_path) as scripts:
+        first = scripts.start("n0", HOLDING, *args)
+        first.address()
+        second = scripts.start("n1", HOLDING, *args)
+        first.says(" 2\n")
+        late = scripts.start("n2", HOLDING, *args)
+        first.says(" 3\n")
+        second.signal(signal.SIGKILL)
+        assert [first.exit_code(), late.exit_code()] == [0, 0], scripts.story()
+        assert first.lines("end") == late.lines("end"), scripts.story()
+        assert first.lines("end")[0][:2] == ["480.0", "6"], scripts.story()

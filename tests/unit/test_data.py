@@ -1,5 +1,6 @@
 """`chaosnet.data`: batches, the order of an epoch, and how a step's samples are cut for accumulation."""
 
+import copy
 from collections import namedtuple
 
 import pytest
@@ -40,11 +41,46 @@ def test_items_may_be_dictionaries_or_bare_tensors():
     assert bare.x.tolist() == [2, 3] and bare.samples == 2
 
 
+def test_a_batch_of_single_tensors_that_is_taken_for_one_says_where_it_is():
+    batch = fetch([torch.ones(4) for _ in range(4)], [2, 3])
+    with pytest.raises(ConfigError, match=r"linear: got a batch .*batch\.x"):
+        nn.Linear(4, 1)(batch)
+    with pytest.raises(AttributeError, match=r"has no 'shape' .*batch\.x"):
+        _ = batch.shape
+
+
+def test_a_data_set_without_samples_is_told_as_one():
+    with pytest.raises(ConfigError, match="the data set has 0 samples"):
+        DataShare("a", seed=1).begin(0, 4)
+
+
+def test_another_data_set_in_the_same_run_is_told_what_is_expected():
+    share = DataShare("a", seed=1)
+    share.begin(64, 4)
+    with pytest.raises(ConfigError, match=r"48 samples here, 64 in the cluster \(expected one data set"):
+        share.begin(48, 4)
+
+
 def test_items_that_are_dictionaries_give_a_dictionary():
     batch = fetch([{"x": torch.ones(2), "labels": n} for n in range(4)], [1, 3])
     assert isinstance(batch, dict) and (lambda x, labels: labels.tolist())(**batch) == [1, 3]
     moved = batch.to("meta")
     assert (moved["x"].device.type, moved.samples, moved.last) == ("meta", 2, True)
+
+
+def test_fields_are_those_of_the_named_tuple_whatever_their_place():
+    Sample = namedtuple("Sample", ["index", "x", "y"])
+    batch = fetch([Sample(n, 10 + n, 20 + n) for n in range(4)], [1, 3])
+    assert [batch.index.tolist(), batch.x.tolist(), batch.y.tolist()] == [[1, 3], [11, 13], [21, 23]]
+    assert batch.to("cpu").x.tolist() == copy.copy(batch).x.tolist() == [11, 13]
+    first = fetch([namedtuple("Two", ["y", "z"])(n, 10 + n) for n in range(4)], [1])
+    assert (first.y.tolist(), first.x.tolist()) == ([1], [1])
+
+
+@pytest.mark.parametrize("name", ["samples", "last", "share", "data", "to"])
+def test_fields_that_a_batch_has_of_its_own_are_refused(name):
+    with pytest.raises(ConfigError, match=f"a field '{name}'"):
+        fetch([namedtuple("Sample", ["image", name])(n, n) for n in range(4)], [1])
 
 
 def test_items_that_are_named_tuples_keep_their_names():

@@ -40,6 +40,18 @@ def no_blame(number):
     raise AssertionError("nothing is wrong")
 
 
+class OfItsOwn(DataLoader):
+    def __iter__(self):
+        yield from super().__iter__()
+
+
+class OtherCollate(DataLoader):
+    """As torch_geometric's: it only sets what collates."""
+
+    def __init__(self, dataset, **options):
+        super().__init__(dataset, collate_fn=list, **options)
+
+
 def loader(bad=None, **options):
     return DataLoader(Squares(bad), batch_size=4, **options)
 
@@ -50,7 +62,7 @@ def expecting(*batches):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_is_expected_is_fetched_by_the_workers_and_comes_in_order(workers):
-    ahead = Ahead(loader(num_workers=workers), "a")
+    ahead = Ahead(loader(num_workers=workers), torch.Generator())
     batches = [[0, 1], [5, 2], [7], [3, 4], [6]]
     ahead.begin(expecting(*batches))
     came = [ahead.fetch(indices, no_blame) for indices in batches]
@@ -63,7 +75,7 @@ def test_what_is_expected_is_fetched_by_the_workers_and_comes_in_order(workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_was_expected_and_is_not_dealt_is_dropped(workers):
-    ahead = Ahead(loader(num_workers=workers), "a")
+    ahead = Ahead(loader(num_workers=workers), torch.Generator())
     ahead.begin(expecting([0], [1], [2], [3], [4]))
     assert ahead.fetch([0], no_blame)[0].tolist() == [0]
     ahead.begin(expecting([7, 8], [9, 1]))  # Somebody has joined.
@@ -75,7 +87,7 @@ def test_what_was_expected_and_is_not_dealt_is_dropped(workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sample_that_cannot_be_fetched_is_blamed_when_it_is_dealt_and_not_before(workers):
-    ahead = Ahead(loader(5, num_workers=workers), "a")
+    ahead = Ahead(loader(5, num_workers=workers), torch.Generator())
     ahead.begin(expecting([0], [5, 6], [7]))
     assert ahead.fetch([0], no_blame).samples == 1
     ahead.begin(expecting([7], [3, 5]))
@@ -91,7 +103,7 @@ def test_a_sample_that_cannot_be_fetched_is_blamed_when_it_is_dealt_and_not_befo
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_live_from_pass_to_pass_if_they_are_persistent(persistent):
-    ahead = Ahead(loader(num_workers=1, persistent_workers=persistent), "a")
+    ahead = Ahead(loader(num_workers=1, persistent_workers=persistent), torch.Generator())
     processes = set()
     for _ in range(2):
         ahead.begin(expecting([0], [1]))
@@ -103,7 +115,7 @@ def test_workers_live_from_pass_to_pass_if_they_are_persistent(persistent):
 def test_the_usual_random_numbers_are_not_touched():
     torch.manual_seed(7)
     before = torch.get_rng_state()
-    ahead = Ahead(loader(shuffle=True), "a")
+    ahead = Ahead(loader(shuffle=True), torch.Generator())
     ahead.begin(expecting([0]))
     ahead.fetch([0], no_blame)
     assert torch.equal(torch.get_rng_state(), before)
@@ -129,6 +141,7 @@ class Stream(IterableDataset):
         ),
         (DataLoader(Squares(), batch_size=None), "no batch_size"),
         (DataLoader(Squares(), batch_sampler=[[1, 2]]), r"has list \(Trainer divides"),
+        (OfItsOwn(Squares(), 4), "OfItsOwn iterates in a way of its own"),
     ],
 )
 def test_a_sampler_that_divides_the_data_itself_is_refused_by_name(made, says):
@@ -138,6 +151,7 @@ def test_a_sampler_that_divides_the_data_itself_is_refused_by_name(made, says):
 
 def test_a_loader_shuffles_or_not():
     assert check_loader(loader(shuffle=True)) and not check_loader(loader())
+    assert not check_loader(OtherCollate(Squares(), batch_size=4))
 
 
 def share_of(name, deal, **rules):

@@ -238,9 +238,23 @@ def test_epochs_counts_those_that_the_cluster_still_has_to_do(start, data):
     assert list(trainer.epochs(3)) == []
 
 
-def test_epochs_ends_when_the_loop_inside_was_left(start, data):
+def test_an_epoch_that_the_loop_inside_has_left_is_an_error_and_not_the_end(start, data):
     trainer = start()
-    assert [epoch for epoch in trainer.epochs(3) if next(trainer.batches(data, batch_size=8))] == [0]
+    epochs = trainer.epochs(3)
+    next(epochs)
+    batches = iter(trainer.batches(data, batch_size=8))
+    loss_of(trainer.model, next(batches)).backward()
+    trainer.update()
+    with pytest.raises(ConfigError, match=r"left epoch 0 after 8 of 24 samples .*Subset"):
+        next(epochs)
+
+
+def test_epochs_ends_when_the_node_is_to_leave(start, data):
+    trainer = start()
+    epochs = trainer.epochs(3)
+    assert [next(epochs), next(trainer.batches(data, batch_size=8)).samples] == [0, 8]
+    exit_event.want_exit()
+    assert list(epochs) == []
 
 
 def test_a_node_alone_is_the_main_one_from_the_beginning(start, data):
