@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler as torch_schedulers
 
+from .named_updates import parts_of
 from .protocols.errors import ConfigError
 
 STEP, EPOCH = "step", "epoch"
@@ -83,7 +84,7 @@ class LRSchedule:
 
     def called(self, name: str, arguments: tuple[Any, ...]) -> None:
         """The script calls step() of the scheduler of that name. Raises: ConfigError if it means another schedule."""
-        parts = getattr(self.scheduler, "parts", {"": self.scheduler})
+        parts = parts_of(self.scheduler)
         kind, own = type(parts[name]).__name__, self._own.setdefault(name, _Own())
         if isinstance(parts[name], torch_schedulers.ReduceLROnPlateau):
             raise ConfigError(

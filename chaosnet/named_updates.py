@@ -243,6 +243,11 @@ def named(
     return model, optimizer, scheduler, NamedUpdates(names, model, optimizer, scheduler)
 
 
+def parts_of(whole: Any) -> Mapping[str, Any]:
+    """The script's optimizers, or its schedulers, by the names of their updates; one has the name ""."""
+    return whole.parts if isinstance(whole, NamedOptimizers | NamedSchedulers) else {"": whole}
+
+
 def parameter_count(gradients: Gradients) -> int:
     """How many of the first bits of `present` are parameters'."""
     return len(gradients._parameters)

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import numpy as np
 import torch
 
+from .named_updates import parts_of
 from .node.generators import get_generators, set_generators
 
 
@@ -74,6 +75,6 @@ class Randomness:
 
     def stepping(self, optimizer: torch.optim.Optimizer, step: int) -> AbstractContextManager[None]:
         """For optimizer.step(). Those that come with torch draw nothing: they are spared the 0.1 ms."""
-        parts = getattr(optimizer, "parts", {"": optimizer}).values()
+        parts = parts_of(optimizer).values()
         draws = not all(type(part).__module__.startswith("torch.") for part in parts)
         return self.alike("optimizer", step) if draws else nullcontext()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from .named_updates import parts_of
 from .node.gradients import Gradients
 from .node.state_window import EVERY
 from .protocols.errors import ConfigError
@@ -44,25 +47,28 @@ class ScriptRules:
                 "an LR scheduler was made for this optimizer, but not given to Trainer: nodes that join would train "
                 "at other learning rates; write Trainer(model, optimizer, scheduler)"
             )
-        self._groups = self._group_sizes()
+        self._parameters = {id(p): (name, p) for name, p in model.named_parameters()}
+        self._groups = self._grouped()
+        self._held = [p for group in optimizer.param_groups for p in group["params"]]  # So ids stay theirs.
+        self._pid = os.getpid()
         self._dicts = [each for module in model.modules() for each in (module._parameters, module._modules)]
-        self._entries = self._count_entries()
+        self._entries = self._find_entries()
         self._empty: int | None = 0  # Steps with a backward and without a gradient; None: it has contributed.
         register = getattr(optimizer, "register_step_pre_hook", None)
         # From here on the script's objects are changed: all of them, or none.
         self._loop = ScriptLoop(optimizer, scheduler, on_step, on_schedule)
         try:
-            self._hook = register(self._before_step) if register is not None else None
+            self._hooks = [register(self._before_step)] if register is not None else []
         except BaseException:
             self._loop.remove()
             raise
+        self._hooks.append(register_optimizer_step_pre_hook(self._before_any_step))
 
     def remove(self) -> None:
         """The script may do as it likes again."""
         self._loop.remove()
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        while self._hooks:
+            self._hooks.pop().remove()
 
     # Steps of the optimizer and of the scheduler are the cluster's.
 
@@ -75,6 +81,20 @@ class ScriptRules:
             raise ConfigError(
                 "the optimizer was stepped past Trainer, e.g. by a step() that was kept from before Trainer was made "
                 "(expected optimizer.step(), which is a step of the cluster, or trainer.update())"
+            )
+
+    def _before_any_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Of any optimizer in the process: of another model's, or in a forked child, it is no matter of ours."""
+        if self._loop.is_ours or any(optimizer is each for each in parts_of(self._optimizer).values()):
+            return
+        ids = (id(p) for group in optimizer.param_groups for p in group["params"])
+        stepped = next((self._parameters[each][0] for each in ids if each in self._parameters), None)
+        if stepped is not None and os.getpid() == self._pid:
+            raise ConfigError(
+                f"optimizer: {type(optimizer).__name__}, which is not the one that Trainer has, was stepped, and has "
+                f"the model's parameter {stepped!r}: this node's model alone would change (expected the optimizer "
+                "that Trainer was given; several as a dictionary; for another phase of training, request_node_exit() "
+                "and a Trainer with the new optimizer)"
             )
 
     @contextmanager
@@ -122,13 +142,16 @@ class ScriptRules:
 
     def check(self, round: int) -> None:
         """Raises: ConfigError for parameters that came after the trainer."""
-        if self._group_sizes() != self._groups:
+        if (groups := self._grouped()) != self._groups:
+            now, before = list(map(len, groups)), list(map(len, self._groups))
+            what = f"the sizes of the groups are {now}, and were {before}"
+            if now == before:
+                what = "the groups hold other parameters than"
             raise ConfigError(
-                f"optimizer.param_groups: the sizes of the groups are {self._group_sizes()}, and were {self._groups} "
-                f"when training began{self._newcomers()}; give the optimizer all parameters before Trainer is made, "
-                "and hold those that are to wait with a learning rate of 0"
+                f"optimizer.param_groups: {what} when training began{self._newcomers()}; give the optimizer all "
+                "parameters before Trainer is made, and hold those that are to wait with a learning rate of 0"
             )
-        if (self._count_entries() != self._entries or round % EVERY == 0) and (
+        if (self._find_entries() != self._entries or round % EVERY == 0) and (
             names := self._gradients.strangers(self._model)
         ):
             raise ConfigError(
@@ -147,13 +170,16 @@ class ScriptRules:
                 "script call optimizer.zero_grad() between backward() and the step? It belongs behind the step"
             )
 
-    def _group_sizes(self) -> list[int]:
-        return [len(group["params"]) for group in self._optimizer.param_groups]
+    def _grouped(self) -> list[list[int]]:
+        """Which parameters are in each group."""
+        return [list(map(id, group["params"])) for group in self._optimizer.param_groups]
 
-    def _count_entries(self) -> int:
-        return sum(map(len, self._dicts))
+    def _find_entries(self) -> list[int]:
+        """Which parameters and modules the model is made of."""
+        return [id(value) for entries in self._dicts for value in entries.values()]
 
     def _newcomers(self) -> str:
-        added = [p for group in self._optimizer.param_groups[len(self._groups) :] for p in group["params"]]
-        names = [name for name, p in self._model.named_parameters() if any(p is each for each in added)]
+        held = set(map(id, self._held))
+        added = {id(p) for group in self._optimizer.param_groups for p in group["params"]} - held
+        names = [name for name, p in self._model.named_parameters() if id(p) in added]
         return f" ({', '.join(map(repr, names[:3]))} added)" if names else ""

@@ -70,6 +70,83 @@ def test_a_parameter_that_is_added_later_and_has_a_gradient_is_refused(start):
 
 
 @pytest.mark.realtime
+def test_a_parameter_that_is_swapped_in_the_optimizer_is_refused_at_the_next_step(start):
+    model = make_model()
+    optimizer = sgd(model)
+    trainer = start(model, optimizer)
+    model[2] = nn.Linear(8, 2)
+    optimizer.param_groups[0]["params"][2:] = model[2].parameters()
+    backward(model)
+    with pytest.raises(
+        ConfigError, match=r"groups hold other parameters than .*'2\.weight', '2\.bias' added"
+    ):
+        trainer.update()
+
+
+@pytest.mark.realtime
+def test_a_parameter_that_is_swapped_in_the_model_is_refused_at_the_next_step(start):
+    model = make_model()
+    trainer = start(model, sgd(model))
+    backward(model)
+    trainer.update()
+    model[2] = nn.Linear(8, 2)
+    backward(model)
+    with pytest.raises(ConfigError, match=r"parameter '2\.weight' has a gradient, but was no part"):
+        trainer.update()
+
+
+@pytest.mark.realtime
+def test_another_optimizer_that_steps_the_models_parameters_is_refused(start):
+    model = make_model()
+    trainer = start(model, sgd(model))
+    second = torch.optim.Adam(model[2].parameters())
+    backward(model)
+    before = model[2].weight.clone()
+    with pytest.raises(ConfigError, match=r"Adam, which is not the one that Trainer has.*'2\.weight'"):
+        second.step()
+    assert torch.equal(model[2].weight, before)
+    trainer.crash("it ends")
+    second.step()
+    assert not torch.equal(model[2].weight, before)
+
+
+@pytest.mark.realtime
+def test_optimizers_of_other_parameters_are_the_scripts_own(start):
+    model, other = make_model(), make_model()
+    trainer = start(model, sgd(model))
+    second = sgd(other)
+    backward(other)
+    second.step()
+    backward(model)
+    trainer.update()
+    assert trainer.step == 1
+
+
+class Outer(torch.optim.SGD):
+    """Steps another optimizer of the same parameters, as SAM does."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, 0.1)
+        self.inner = torch.optim.Adam(self.param_groups[0]["params"], 0.1)
+
+    def step(self, closure=None):
+        self.inner.step()
+
+
+@pytest.mark.realtime
+def test_an_optimizer_within_the_trainers_own_steps_with_it_and_not_by_itself(start):
+    model = make_model()
+    optimizer = Outer(model.parameters())
+    trainer = start(model, optimizer)
+    backward(model)
+    optimizer.step()
+    assert trainer.step == 1 and len(optimizer.inner.state) == 4
+    backward(model)
+    with pytest.raises(ConfigError, match="Adam, which is not the one"):
+        optimizer.inner.step()
+
+
+@pytest.mark.realtime
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_zero_grad_before_update_is_told_after_two_steps(start, capfd, set_to_none):
     model = make_model()
