@@ -128,7 +128,7 @@ _LEADS_TO = {  # Every transition that the code allows, by core; "x" and "not x"
     "Standing": {
         "knocking": "asked failed joined",
         "asked": "linking fetching knocking failed",
-        "linking": "waiting asked knocking failed",
+        "linking": "waiting fetching asked knocking failed",
         "waiting": "fetching asked knocking failed",
         "fetching": "loading asked knocking failed",
         "loading": "ready asked knocking failed",
