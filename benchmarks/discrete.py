@@ -1,9 +1,9 @@
 """A training step, simulated from scratch, to hold the estimator against: no code of theirs in common.
 
-Machines take what is ready, a forward and a backward in turns where both are, and at most so many micro-batches at
-once, as in 1F1B. What the estimator leaves
-out is here: each machine sends one thing at a time, a sum of gradients goes around its ring in 2 (D - 1) rounds,
-each with a latency, and a computation takes more or less than the profile says (`jitter`, log-normal).
+Machines take what is ready, a forward and a backward in turns where both are, and at most so many
+micro-batches at once, as in 1F1B. What the estimator leaves out is here: each machine sends one thing at a time,
+a sum of gradients goes around its ring in 2 (D - 1) rounds, each with a latency, and a computation takes more or
+less than the profile says (`jitter`, log-normal).
 """
 
 from __future__ import annotations

@@ -47,9 +47,9 @@ class ScriptRules:
                 "an LR scheduler was made for this optimizer, but not given to Trainer: nodes that join would train "
                 "at other learning rates; write Trainer(model, optimizer, scheduler)"
             )
+        # With the parameters themselves, so that nothing made later gets one of these ids.
         self._parameters = {id(p): (name, p) for name, p in model.named_parameters()}
         self._groups = self._grouped()
-        self._held = [p for group in optimizer.param_groups for p in group["params"]]  # So ids stay theirs.
         self._pid = os.getpid()
         self._dicts = [each for module in model.modules() for each in (module._parameters, module._modules)]
         self._entries = self._find_entries()
@@ -179,7 +179,7 @@ class ScriptRules:
         return [id(value) for entries in self._dicts for value in entries.values()]
 
     def _newcomers(self) -> str:
-        held = set(map(id, self._held))
-        added = {id(p) for group in self._optimizer.param_groups for p in group["params"]} - held
+        before = {each for group in self._groups for each in group}
+        added = {each for group in self._grouped() for each in group} - before
         names = [name for name, p in self._model.named_parameters() if id(p) in added]
         return f" ({', '.join(map(repr, names[:3]))} added)" if names else ""

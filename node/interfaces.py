@@ -75,6 +75,6 @@ def battery_pct() -> float:
         battery = psutil.sensors_battery()
     except (
         Exception
-    ):  # psutil reads files of the kernel's, some of which some machines lack, and lets errors through.
+    ):  # psutil reads the kernel's files; where they are missing or odd, any error comes through.
         return -1.0
     return float(battery.percent) if battery else -1.0

@@ -45,9 +45,7 @@ Spec = tuple[Row, ...]
 # Of a parameter group: how its step is computed, and not what. Each node's own, as it hangs on the device.
 EXECUTION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 
-MANY = (
-    1000  # Tensors: so many small ones are copied at the boundary, as calls take longer there than copying.
-)
+MANY = 1000  # Small tensors: so many are copied at the boundary, as the calls take longer than the copying.
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,9 +91,8 @@ class ClusterMonitor:
         before, self.view = self.view, view
         known = before.standings if before else frozenset()
         for node, *_ in sorted(known - view.standings):
-            record = self.nodes[node] = self.nodes.pop(
-                node
-            )  # Who left last comes last, and is forgotten last.
+            # Who left last comes last, and is forgotten last.
+            record = self.nodes[node] = self.nodes.pop(node)
             record.state = "left" if record.state in ("active", "standby") else record.state
         for node, _, joined_step, state in sorted(view.standings - known):
             member = view.find(node)
