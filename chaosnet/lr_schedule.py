@@ -16,6 +16,7 @@ from .protocols.errors import ConfigError
 STEP, EPOCH = "step", "epoch"
 TORCHS_OWN = (torch_schedulers.LRScheduler, torch_schedulers.ReduceLROnPlateau)
 MOST_INSIDE = 64  # A longer list is no list of schedulers, and is not looked through at each step.
+_METHODS = ("step", "state_dict", "load_state_dict")
 LEAST_SHARE = 1e-9  # Of the initial learning rate: what is below was not meant.
 
 
@@ -26,6 +27,7 @@ class LRSchedule:
         scheduler: Anything with torch's step(); None for none.
         every: "step": with every step of the optimizer. "epoch": with every epoch of `batches` that the cluster
             completes. A number: whenever the cluster has trained so many samples more.
+    Raises: ConfigError for what is no scheduler, or one of another optimizer.
     """
 
     def __init__(
@@ -38,9 +40,39 @@ class LRSchedule:
         self.scheduler, self._optimizer, self._every, self._say = scheduler, optimizer, every, say
         self._at = 0.0  # Epochs, or samples, up to which it has been stepped.
         self._loss = (0.0, 0.0)  # Sum and weight since, for ReduceLROnPlateau.
-        self._said = False
+        self._said = self._is_over = False
         self._own: dict[str, _Own] = {}
+        if scheduler is not None:
+            self._check_owner()
         self._counts = step_counts(scheduler)
+        for each, _ in self._counts:
+            if every == STEP and isinstance(each, torch_schedulers.ReduceLROnPlateau):
+                say(
+                    f"ReduceLROnPlateau looks at the mean loss of each step of the cluster, so its patience of "
+                    f"{each.patience} counts steps (Trainer(lr_scheduler_every='epoch') counts epochs)"
+                )
+
+    def _check_owner(self) -> None:
+        """Is it a scheduler, and does it step learning rates of ours?"""
+        mine = [id(group) for group in self._optimizer.param_groups]
+        for name, scheduler in parts_of(self.scheduler).items():
+            what = f"lr_scheduler[{name!r}]" if name else "lr_scheduler"
+            missing = [each for each in _METHODS if not callable(getattr(scheduler, each, None))]
+            if missing or isinstance(scheduler, type):
+                raise ConfigError(
+                    f"{what}: {scheduler!r:.200} (expected a scheduler made for the optimizer, as of "
+                    "torch.optim.lr_scheduler)"
+                )
+            for each, _ in step_counts(scheduler):
+                theirs = getattr(each, "optimizer", None)
+                if isinstance(theirs, torch.optim.Optimizer) and not any(
+                    id(group) in mine for group in theirs.param_groups
+                ):
+                    raise ConfigError(
+                        f"{what}: this {type(each).__name__} was made for another optimizer, of class "
+                        f"{type(theirs).__name__}, than the one that Trainer is given, so it would change nothing "
+                        "(expected one made for that)"
+                    )
 
     # What joiners and checkpoints get, beside the scheduler's own state.
 
@@ -69,8 +101,9 @@ class LRSchedule:
         if any(each is other and count != was for each, count in self._counts for other, was in before):
             name = type(self.scheduler).__name__
             raise ConfigError(
-                f"{name} was stepped past Trainer, which steps it on all nodes alike (expected no call; or, where "
-                f"the class {name} defines step(), scheduler.step() once after each step of the optimizer)"
+                f"{name} was stepped past Trainer, or given another state, and Trainer steps it on all nodes alike "
+                "(expected no call of step(), and load_state_dict() before Trainer is made; or, where the class "
+                f"{name} defines step(), scheduler.step() once after each step of the optimizer)"
             )
 
     # The script's own calls of step(): Trainer has done it already, on all nodes. Is that what the script means?
@@ -89,7 +122,8 @@ class LRSchedule:
         if isinstance(parts[name], torch_schedulers.ReduceLROnPlateau):
             raise ConfigError(
                 f"{kind}.step() was called by the script with what this node has measured (expected "
-                "trainer.mean(loss) before optimizer.step(), and no call: Trainer steps it by the cluster's mean)"
+                "trainer.mean(loss) before optimizer.step(), and no call: Trainer steps it by the cluster's mean, with "
+                "each step, or with Trainer(lr_scheduler_every='epoch') once an epoch)"
             )
         if any(value is not None for value in arguments):
             raise ConfigError(f"{kind}.step() was called with {arguments!r} (expected no argument)")
@@ -138,7 +172,9 @@ class LRSchedule:
         name, before = type(self.scheduler).__name__, self._rates()
         (total, weight), self._loss = self._loss, (0.0, 0.0)
         if finished(self.scheduler):
-            self._warn(f"the schedule {name} is over: the learning rate stays at {max(before):g}")
+            if self._is_over:  # Its own last step is one more than changes something: OneCycleLR's total_steps.
+                self._warn(f"the schedule {name} is over: the learning rate stays at {max(before):g}")
+            self._is_over = True
             return
         if isinstance(self.scheduler, torch_schedulers.ReduceLROnPlateau):
             if weight:

@@ -9,7 +9,6 @@ count as used when the round's last update is done.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from torch import nn
 
 from .node.gradients import Gradients
+from .node.training_state import check_optimizer
 from .protocols.errors import ConfigError
 
 MAX_NAME = 64
@@ -42,11 +42,7 @@ class NamedOptimizers:
         self._schedulers = list(self.parts.values())  # As composites of torch have: what they are made of.
         owner: dict[int, str] = {}
         for name, part in self.parts.items():
-            if not isinstance(part, torch.optim.Optimizer):
-                raise ConfigError(f"optimizer[{name!r}]: {part!r} (expected a torch.optim optimizer)")
-            closure = inspect.signature(part.step).parameters.get("closure")
-            if closure is not None and closure.default is inspect.Parameter.empty:
-                raise ConfigError(f"optimizer[{name!r}]: {type(part).__name__} steps only with a closure")
+            check_optimizer(part, f"optimizer[{name!r}]")
             for parameter in _parameters(part):
                 other = owner.setdefault(id(parameter), name)
                 if other != name:
@@ -179,9 +175,12 @@ class NamedUpdates:
         self.void = self.mine != 0
 
     def parameters(self) -> Iterable[nn.Parameter]:
-        """Those that the update under way steps."""
+        """Those that the update under way steps; with one optimizer in the model's order."""
         part = getattr(self._optimizer, "parts", {}).get(getattr(self._optimizer, "due", ""))
-        return self._model.parameters() if part is None else _parameters(part)
+        if part is not None:
+            return _parameters(part)
+        mine = trained_by(self._optimizer)
+        return (parameter for parameter in self._model.parameters() if parameter in mine)
 
     def watch(self, present: bytes, count: int) -> None:
         """Look at which of the `count` parameters an unnamed update had gradients of.
@@ -212,6 +211,8 @@ def named(
                     f"model: {name!r}: {type(part).__name__} (expected names, and modules for them)"
                 )
         model = nn.ModuleDict(dict(model))
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model: {model!r:.200} (expected a torch.nn.Module, or a dictionary of some by name)")
     names: tuple[str, ...] = ()
     if isinstance(optimizer, Mapping):
         if not optimizer or not all(
@@ -236,10 +237,12 @@ def named(
             raise ConfigError(
                 "lr_scheduler: one for several optimizers (expected a dictionary by their names)"
             )
-    elif updates is not None:
-        raise ConfigError(
-            "updates: given with one optimizer (expected a dictionary of optimizers by these names)"
-        )
+    else:
+        check_optimizer(optimizer)
+        if updates is not None:
+            raise ConfigError(
+                "updates: given with one optimizer (expected a dictionary of optimizers by these names)"
+            )
     return model, optimizer, scheduler, NamedUpdates(names, model, optimizer, scheduler)
 
 
@@ -299,6 +302,11 @@ class _Handles:
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
+
+
+def trained_by(optimizer: Any) -> set[nn.Parameter]:
+    """The parameters that an optimizer has, or several as one."""
+    return {*_parameters(optimizer)}
 
 
 def _parameters(part: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -14,7 +14,7 @@ from .node.outcomes import Ended
 from .node.session import Hooks, Session
 from .page.of_node import NodePage
 from .presence import Presence
-from .protocols.errors import ScaleOutFailed, describe
+from .protocols.errors import ConfigError, ScaleOutFailed, describe
 from .protocols.messages import Range
 from .remembered import Remembered
 from .started_alike import alone_among_many
@@ -154,8 +154,12 @@ class ScriptNode:
         if self._in_callback:  # The step under way ends first.
             self.must_leave = True
             return
-        while self.steps.skip():
-            pass
+        try:
+            while self.steps.skip():
+                pass
+        except ConfigError as error:  # The model cannot take part in a step any more, not even without samples.
+            self.crash(describe(error))
+            raise
         if self._closed:  # It could not take part, as its script had ended.
             return
         self._closed = True

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .named_updates import parts_of
+from .named_updates import parts_of, trained_by
 from .node.gradients import Gradients
 from .node.state_window import EVERY
 from .protocols.errors import ConfigError
@@ -46,6 +46,13 @@ class ScriptRules:
             say(
                 "an LR scheduler was made for this optimizer, but not given to Trainer: nodes that join would train "
                 "at other learning rates; write Trainer(model, optimizer, scheduler)"
+            )
+        mine = trained_by(optimizer)
+        left = [name for name, p in model.named_parameters() if p.requires_grad and p not in mine]
+        if left:
+            say(
+                f"{len(left)} of the model's parameters are in no optimizer, {left[0]!r} first: they stay as they are, "
+                "and their gradients are not averaged"
             )
         # With the parameters themselves, so that nothing made later gets one of these ids.
         self._parameters = {id(p): (name, p) for name, p in model.named_parameters()}

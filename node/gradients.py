@@ -14,7 +14,7 @@ import itertools
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import is_not
@@ -29,7 +29,7 @@ from ..protocols.sums import bundles
 from .compression import Compression, Encoding, encoding_of
 from .devices import Crossing, has_streams
 from .flat_state import device_runs
-from .lanes import MAX_CHUNK_BYTES, LaneLayout, chunk_bytes_of, int_like, stage
+from .lanes import MAX_CHUNK_BYTES, LaneLayout, averaged, chunk_bytes_of, int_like, stage
 from .training_state import sparse_gradient, thawed
 
 COMPARED_AT_ONCE = 1 << 17  # Elements: with what they are compared with, they fit into a cache.
@@ -93,6 +93,8 @@ class Gradients:
         on_chunks_ready: Called with neighbouring chunks once their contribution is complete, each once per step, in
             the thread that runs backward. Must return quickly and not raise.
         compression: What float32 gradients are on the wire (compression.py).
+        trained: The parameters that the optimizer has; what others have for gradients stays here, and where it is.
+            Default: all.
     Raises: ConfigError for a parameter that cannot be averaged, by name.
     """
 
@@ -102,15 +104,16 @@ class Gradients:
         chunk_bytes: int | None = None,
         on_chunks_ready: Callable[[range], None] = lambda chunks: None,
         compression: Compression = "none",
+        trained: Collection[nn.Parameter] | None = None,
     ) -> None:
         if chunk_bytes is None:
-            chunk_bytes = chunk_bytes_of(sum(4 * p.numel() for p in model.parameters() if p.requires_grad))
+            chunk_bytes = chunk_bytes_of(sum(4 * p.numel() for _, p in averaged(model, trained)))
         if not isinstance(chunk_bytes, int) or not 8 <= chunk_bytes <= MAX_CHUNK_BYTES:
             raise ConfigError(
                 f"chunk_bytes: {chunk_bytes!r} (expected a whole number from 8 to {MAX_CHUNK_BYTES})"
             )
         self.chunk_bytes, self.compression = chunk_bytes, compression
-        self._layout = layout = LaneLayout(model, chunk_bytes)
+        self._layout = layout = LaneLayout(model, chunk_bytes, trained)
         self.lanes, self.chunks = layout.lanes, layout.chunks
         self._parameters, self._buffers = layout.parameters, layout.buffers
         self._holders = [place.holder for place in self._parameters if isinstance(place.holder, nn.Parameter)]
@@ -118,6 +121,7 @@ class Gradients:
         self._is_large = [place.stop - place.start >= LARGE for place in self._parameters]
         self._parameter_bits = np.array([place.bit for place in self._parameters], dtype=np.int64)
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+        self._known = {id(p): p for p in model.parameters()}
         self._on_chunks_ready = on_chunks_ready
         crosses = bool(layout.devices) and all(map(has_streams, layout.devices))
         self._crossing = Crossing(layout.devices) if crosses else None
@@ -320,10 +324,9 @@ class Gradients:
         return [(name, agreed) for name, agreed in zip(names, self._agreed, strict=True) if agreed.numel()]
 
     def strangers(self, model: nn.Module) -> list[str]:
-        """Parameters of the model with a gradient and without a place here: added or replaced since."""
-        known = {id(place.holder) for place in self._parameters} | {id(p) for _, p in self._frozen}
+        """Parameters of the model with a gradient that were no part of it at construction: added or replaced since."""
         named = model.named_parameters()
-        return [name for name, p in named if p.grad is not None and id(p) not in known]
+        return [name for name, p in named if p.grad is not None and id(p) not in self._known]
 
     def rebase(self) -> None:
         """Take the buffers as they are for what all members hold, e.g. after `TrainingState.load`.

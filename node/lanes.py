@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +14,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from ..protocols.errors import ConfigError
 from .devices import accelerators, to_device, widened
-from .flat_state import device_runs
+from .flat_state import device_runs, dtype_name
 from .training_state import BufferSlot, buffer_slots, check_parameter
 
 # As small as slow links need them, to be busy from the first to the last. Where links are fast, several travel as one
@@ -22,6 +22,16 @@ from .training_state import BufferSlot, buffer_slots, check_parameter
 USUAL_CHUNKS, LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 256, 64 << 10, 2 << 20
 SMALL = 4096  # Elements.
 MAX_CHUNK_BYTES = 32 << 20  # One frame: half of what a peer takes (sockets.py).
+
+_KINDS = {torch.float32: "floats of 32 bits or less", torch.float64: "float64", torch.int64: "whole numbers"}
+
+
+def averaged(
+    model: nn.Module, trained: Collection[nn.Parameter] | None = None
+) -> list[tuple[str, nn.Parameter]]:
+    """The parameters whose gradients travel: not frozen, and of those that the optimizer has. Default: all."""
+    named = model.named_parameters()
+    return [(name, p) for name, p in named if p.requires_grad and (trained is None or p in trained)]
 
 
 def chunk_bytes_of(total: int) -> int:
@@ -64,6 +74,7 @@ class Place:
     lane: int
     start: int
     stop: int
+    dtype: torch.dtype  # Of the lane.
 
     @property
     def is_flat(self) -> bool:
@@ -79,6 +90,11 @@ class Place:
             raise ConfigError(
                 f"buffer {self.name!r} had {self.stop - self.start} numbers when training began and is "
                 f"now {now}, so it cannot be averaged; register it with persistent=False if it is a cache"
+            )
+        if _lane_dtype(tensor) != self.dtype:
+            raise ConfigError(
+                f"buffer {self.name!r} is now {dtype_name(tensor)}, so it cannot be averaged (expected "
+                f"{_KINDS[self.dtype]}, as when training began)"
             )
         return _reals(tensor)
 
@@ -109,8 +125,8 @@ class LaneLayout:
 
     Parameters lie in the reverse of their order in `model.parameters()`, as backward reaches the last layers
     first, and buffers follow in chunks of their own. Up to 32 bits travel as float32, float64 as it is, integers
-    and bools as int64 under "max". Parameters with requires_grad=False at construction and buffers with
-    persistent=False, which are caches, are left out.
+    and bools as int64 under "max". Parameters with requires_grad=False at construction, those that are not in
+    `trained`, and buffers with persistent=False, which are caches, are left out.
 
     Attributes:
         devices: Accelerators that the model lies on; then lanes are in pinned memory.
@@ -118,12 +134,14 @@ class LaneLayout:
     Raises: ConfigError for a parameter that cannot be averaged, by name.
     """
 
-    def __init__(self, model: nn.Module, chunk_bytes: int) -> None:
+    def __init__(
+        self, model: nn.Module, chunk_bytes: int, trained: Collection[nn.Parameter] | None = None
+    ) -> None:
         self.lanes: list[Lane] = []
         self.chunks: list[Chunk] = []
         self.parameters: list[Place] = []  # In lane order, hence neighbors are neighbors in memory.
         self.buffers: list[list[Place]] = []  # By lane.
-        parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        parameters = averaged(model, trained)
         buffers = [slot for slot in buffer_slots(model) if slot.persistent and slot.tensor is not None]
         self.devices = accelerators(model.parameters())
         for name, parameter in parameters:
@@ -149,7 +167,7 @@ class LaneLayout:
             lane, start = len(self.lanes), 0
             self.buffers.append([])
             for name, holder, elements in mine:
-                place = Place(name, holder, bit_by_name.get(name, -1), lane, start, start + elements)
+                place = Place(name, holder, bit_by_name.get(name, -1), lane, start, start + elements, dtype)
                 (self.parameters if isinstance(holder, nn.Parameter) else self.buffers[lane]).append(place)
                 start += elements
             self._add_lane(dtype, border, start, chunk_bytes // dtype.itemsize)

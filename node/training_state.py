@@ -88,6 +88,18 @@ def check_parameter(name: str, parameter: nn.Parameter) -> None:
         raise ConfigError(f"parameter {name!r} is sparse; expected a dense one")
 
 
+def check_optimizer(optimizer: Any, what: str = "optimizer") -> None:
+    """Raises: ConfigError for what is no optimizer, or steps only with a closure."""
+    if isinstance(optimizer, type) or not all(hasattr(optimizer, each) for each in ("param_groups", "step")):
+        raise ConfigError(f"{what}: {optimizer!r:.200} (expected a torch.optim optimizer)")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigError(
+            f"{what}: {type(optimizer).__name__} computes the loss itself, several times a step "
+            "(expected one whose step() needs no closure)"
+        )
+
+
 def thawed(parameter: str) -> ConfigError:
     """Of one that was frozen when training began, and has a gradient."""
     return ConfigError(
@@ -146,16 +158,12 @@ class TrainingState:
         self.parted: Collection[nn.Parameter] = ()  # Of which nodes keep parts: no joiner is sent these.
         self._last: Capture | None = None
         self._at_once = False  # The script has changed between two steps what only the optimizer should.
+        self._order = self._find_order()
         self._spec = self._make_spec()  # Once: a script may freeze and thaw parameters as it goes.
         self._sections(TensorTable(), canonical=False)  # Refuses now what it would refuse at the first join.
 
     def _check_optimizer(self) -> None:
-        closure = inspect.signature(self.optimizer.step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
-            raise ConfigError(
-                f"optimizer: {type(self.optimizer).__name__} computes the loss itself, several times a step "
-                "(expected one whose step() needs no closure)"
-            )
+        check_optimizer(self.optimizer)
         known = {id(parameter) for parameter in self.model.parameters()}
         for number, group in enumerate(self.optimizer.param_groups):
             for index, parameter in enumerate(group["params"]):
@@ -179,7 +187,7 @@ class TrainingState:
         for name, _, _ in spec:
             _check_name(name)
         groups = tuple(len(group["params"]) for group in self.optimizer.param_groups)
-        spec.append(("optimizer", _kind(self.optimizer), groups))
+        spec.append(("optimizer", _kind(self.optimizer) + self._order, groups))
         for part, value in (("lr_scheduler", self.lr_scheduler), ("extra_state", self.extra_state)):
             spec.append((part, _kind(value), ()))
         spec += [(name, value, ()) for name, value in sorted(self.terms.items())]
@@ -189,8 +197,8 @@ class TrainingState:
         """What must be the same on every node: (name, dtype, shape) of each parameter and persistent buffer.
 
         The dtype of a parameter that had requires_grad=False at the start reads "frozen float32". Three rows
-        more hold the type of the optimizer, with the sizes of its parameter groups, of the LR scheduler and
-        of extra_state; then comes one for each of `terms`.
+        more hold the type of the optimizer, with the sizes of its parameter groups and the order of what is in
+        them, of the LR scheduler and of extra_state; then comes one for each of `terms`.
         """
         return self._spec
 
@@ -247,7 +255,7 @@ class TrainingState:
             "optimizer": _settings(state, EXECUTION if canonical else frozenset()),
             "lr_scheduler": self.lr_scheduler.state_dict() if self.lr_scheduler is not None else None,
             "extra_state": self.extra_state,
-            "kinds": self._kinds(),
+            "kinds": self._kinds() if canonical else {**self._kinds(), "order": self._order},
         }
         for name, part in rest.items():
             sections[name] = plain.encode(part, name, table, canonical=canonical)
@@ -262,6 +270,15 @@ class TrainingState:
     def _kinds(self) -> dict[str, str]:
         """Whose state it is: that of an SGD would load into an Adam, and fail at its next step."""
         return {"optimizer": _kind(self.optimizer), "lr_scheduler": _kind(self.lr_scheduler)}
+
+    def _find_order(self) -> str:
+        """Which parameter is where in the optimizer's groups, as its state goes by that; "" if as in the model."""
+        index_of = {id(parameter): index for index, parameter in enumerate(self.model.parameters())}
+        order = [index_of[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
+        if order == list(range(len(index_of))):
+            return ""
+        digest = xxhash.xxh3_64_hexdigest(plain.encode(order, "order"))
+        return f" with parameters in an order of its own ({digest})"
 
     # Copying it.
 
@@ -377,11 +394,13 @@ class TrainingState:
                 ours.append(row_of(slot.name, slot.tensor))
                 if slot.name in parts["buffers"]:
                     theirs.append(row_of(slot.name, parts["buffers"][slot.name]))
+        mine = {**self._kinds(), "order": self._order} if "order" in parts["kinds"] else self._kinds()
         for rows, kinds, groups, extra_state in (
-            (ours, self._kinds(), self.optimizer.param_groups, self.extra_state),
+            (ours, mine, self.optimizer.param_groups, self.extra_state),
             (theirs, parts["kinds"], parts["optimizer"]["param_groups"], parts["extra_state"]),
         ):
-            rows.append(("optimizer", kinds["optimizer"], tuple(len(group["params"]) for group in groups)))
+            kind = kinds["optimizer"] + kinds.get("order", "")
+            rows.append(("optimizer", kind, tuple(len(group["params"]) for group in groups)))
             rows.append(("lr_scheduler", kinds["lr_scheduler"], ()))
             rows.append(("extra_state", "None" if extra_state is None else "given", ()))
         return first_difference(tuple(ours), tuple(theirs))

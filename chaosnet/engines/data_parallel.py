@@ -17,7 +17,7 @@ from ..evaluation import Evaluation, average
 from ..guard import Guard
 from ..lr_schedule import LRSchedule
 from ..means import Means
-from ..named_updates import named, parameter_count
+from ..named_updates import named, parameter_count, trained_by
 from ..node.flat_state import Arrival
 from ..node.generators import get_generators, set_generators
 from ..node.gradients import Gradients
@@ -87,8 +87,10 @@ class DataParallel:
         self.model, self.optimizer, self.lr_scheduler, self.named = named(
             model, optimizer, lr_scheduler, told.updates
         )
+        self.schedule = LRSchedule(self.lr_scheduler, self.optimizer, told.lr_scheduler_every, session.say)
         compression, chunk_bytes = session.settings.compression, session.settings.chunk_bytes
-        self.gradients = Gradients(self.model, chunk_bytes, self._chunks_ready, compression)
+        trained = trained_by(self.optimizer)
+        self.gradients = Gradients(self.model, chunk_bytes, self._chunks_ready, compression, trained)
         self.guard = None if told.guard is None else Guard(told.guard, told.guard_factor)
         self.state = TrainingState(
             self.model, self.optimizer, self.lr_scheduler, extra_state, self._terms(compression)
@@ -98,7 +100,6 @@ class DataParallel:
         self.random = Randomness(told.same_rng, self._devices)
         if self.guard is not None:
             self.gradients.judge_first()
-        self.schedule = LRSchedule(self.lr_scheduler, self.optimizer, told.lr_scheduler_every, session.say)
         self.agreement = Agreement(self.state, self.gradients, session.name, told.on_divergence)
         self.checkpointing: Checkpointing | None = None
         if checkpoints is not None:

@@ -34,7 +34,7 @@ from ..node.layer_sums import LayerSums, Norms, clip
 from ..node.outcomes import StepOutcome
 from ..node.plain import decode, encode
 from ..node.session import Offer, Session
-from ..node.training_state import TrainingState
+from ..node.training_state import TrainingState, check_optimizer
 from ..protocols.errors import CheckpointError, ConfigError, LayersLost, ReplicasDiffer
 from ..protocols.events import KeepersChosen, TensorMade
 from ..protocols.messages import Contribution, Deal, Tensor, View, ViewKey
@@ -125,6 +125,8 @@ class Pipelines:
         self.sums = LayerSums(self.layers, self.batches.micro_batches, told.exact)
         if told.layout:
             check_wish(told.layout, len(self.layers), self.batches.micro_batches)
+        check_optimizer(optimizer)
+        self.schedule = LRSchedule(lr_scheduler, optimizer, told.lr_scheduler_every, session.say)
         self.state = TrainingState(self.model, optimizer, lr_scheduler, None, self._terms())
         send = _sender(session)
         self.keeping: Keeping | None = None
@@ -137,7 +139,6 @@ class Pipelines:
             self.keeping.await_layer if self.keeping is not None else needs_nothing, self._device,
         )  # fmt: skip
         self.random = Randomness(False, self.state.accelerators())
-        self.schedule = LRSchedule(lr_scheduler, optimizer, told.lr_scheduler_every, session.say)
         window = self.keeping.parts if self.keeping is not None else None
         self.agreement = Agreement(self.state, self, session.name, "stop", window)
         self.pace, self.costs = Pace(self.layers), StepCosts(len(self.layers))

@@ -116,6 +116,35 @@ def test_chunks_cover_every_lane_once_and_the_layout_is_reversed():
     assert torch.equal(gradients.lanes[0].contribution[-54:], model[0].weight.grad.flatten())
 
 
+def test_gradients_of_parameters_that_no_optimizer_has_stay_where_they_are():
+    model = net()
+    head = list(model[4].parameters())
+    gradients = Gradients(model, TINY_CHUNKS, trained={*head})
+    assert gradients.total_bytes == 4 * sum(p.numel() for p in head)
+    loss_of(model, *samples(2)).backward()
+    before = model[0].weight.grad
+    one_step([gradients], [2])
+    assert model[0].weight.grad is before
+    assert gradients.strangers(model) == []
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "says"),
+    [
+        (torch.zeros(2, dtype=torch.long), torch.zeros(2), "now float32.*expected whole numbers"),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.long), "now int64.*expected floats of 32 bits or less"),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.double), "now float64.*expected floats of 32"),
+    ],
+)
+def test_a_buffer_that_becomes_another_kind_of_number_is_refused(was, now, says):
+    model = net()
+    model.register_buffer("seen", was)
+    gradients = Gradients(model, TINY_CHUNKS)
+    model.seen = now
+    with pytest.raises(ConfigError, match=f"buffer 'seen' is {says}"):
+        gradients.finish(1)
+
+
 def test_accumulated_gradients_are_retracted_and_sent_late_from_then_on():
     model, ready = net(), []
     gradients = Gradients(model, TINY_CHUNKS, ready.extend)

@@ -576,6 +576,93 @@ def test_a_scheduler_that_the_trainer_was_not_given_is_told(start, capfd):
 # --- and afterwards ---
 
 
+@pytest.mark.parametrize("kind", ["one", "in a sequence", "with a name"])
+def test_a_scheduler_of_another_optimizer_is_refused(start, kind):
+    model = make_model()
+    mine, other = sgd(model), torch.optim.Adam(model.parameters())
+    scheduler = schedulers.StepLR(other, 1)
+    if kind == "in a sequence":
+        scheduler = schedulers.SequentialLR(other, [scheduler, schedulers.StepLR(other, 2)], milestones=[1])
+    rest = (mine, scheduler) if kind != "with a name" else ({"D": mine}, {"D": scheduler})
+    with pytest.raises(ConfigError, match="was made for another optimizer, of class Adam"):
+        start(model, *rest)
+    mine.step()
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        ("model", [nn.Linear(1, 1)], r"model: \[Linear.*expected a torch.nn.Module"),
+        ("optimizer", torch.optim.Adam, r"optimizer: <class .*Adam.*expected a torch.optim optimizer\)"),
+        ("optimizer", "sgd", r"optimizer: 'sgd' \(expected"),
+        ("scheduler", [1, 2], r"lr_scheduler: \[1, 2\] \(expected a scheduler made for the optimizer"),
+        ("scheduler", schedulers.StepLR, r"lr_scheduler: <class .*StepLR"),
+        ("scheduler", TensorDataset(torch.ones(2)), r"lr_scheduler: <torch.utils.data"),
+    ],
+)
+def test_what_is_no_model_optimizer_or_scheduler_is_refused_by_name(start, place, value, says):
+    model = make_model()
+    given = {"model": model, "optimizer": sgd(model), "scheduler": None, place: value}
+    with pytest.raises(ConfigError, match=says):
+        start(*given.values())
+
+
+def test_a_plateau_that_counts_steps_is_told(start, capfd):
+    model = make_model()
+    optimizer = sgd(model)
+    start(model, optimizer, schedulers.ReduceLROnPlateau(optimizer, patience=7), quiet=False)
+    assert "its patience of 7 counts steps" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("steps", [STEPS, STEPS + 1])
+def test_a_schedule_that_ends_with_the_training_is_not_said_to_be_over(start, capfd, steps):
+    model = make_model()
+    optimizer = sgd(model)
+    cycle = schedulers.OneCycleLR(optimizer, 0.1, total_steps=STEPS)
+    start(model, optimizer, cycle, quiet=False)
+    for step in range(steps):
+        loss_of(model, step).backward()
+        optimizer.step()
+        cycle.step()
+    assert ("OneCycleLR is over" in capfd.readouterr().err) == (steps > STEPS)
+
+
+def test_parameters_that_no_optimizer_has_stay_as_they_are(start, capfd):
+    """As without a trainer, where the script clips what it trains."""
+    model = make_model()
+    head = list(model[2].parameters())
+    optimizer = torch.optim.SGD(head, 0.1, momentum=0.9)
+    trainer = start(model, optimizer, quiet=False, max_grad_norm=0.1)
+    twin = make_model()
+    alone = torch.optim.SGD(twin[2].parameters(), 0.1, momentum=0.9)
+    for step in range(STEPS):
+        loss_of(model, step).backward()
+        optimizer.step()
+        loss_of(twin, step).backward()
+        nn.utils.clip_grad_norm_(twin[2].parameters(), 0.1)
+        alone.step()
+        alone.zero_grad()
+    assert trainer.step == STEPS
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    told = capfd.readouterr().err
+    assert "2 of the model's parameters are in no optimizer, '0.weight' first" in told
+
+
+def test_a_model_that_can_take_part_in_no_step_ends_its_node_once(start):
+    model = make_model()
+    model.register_buffer("count", torch.zeros(3))
+    trainer = start(model, sgd(model))
+    loss_of(model).backward()
+    model.count = torch.zeros(5)
+    with pytest.raises(ConfigError, match="buffer 'count' had 3 numbers"):
+        trainer.update()
+    with pytest.raises(ConfigError, match="buffer 'count' had 3 numbers"):
+        trainer.close()
+    trainer.close()
+    model.count = torch.zeros(3)
+    start(model, sgd(model))  # Which refuses a second one beside one that is open.
+
+
 def test_out_of_the_cluster_everything_is_as_it_was(start):
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), 0.1, fused=True)

@@ -529,6 +529,37 @@ def test_the_state_of_another_optimizer_or_scheduler_is_refused_and_changes_noth
     assert new.state.state_hash() == before
 
 
+def test_an_optimizer_that_lists_its_parameters_in_another_order_is_refused_and_changes_nothing():
+    """Their state goes by their place in its groups: with these it would go to the wrong ones, which it fits."""
+
+    def state_of(order):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        first, second = (list(layer.parameters()) for layer in model)
+        params = {"model": first + second, "groups": [{"params": second}, {"params": first}]}[order]
+        return TrainingState(model, torch.optim.Adam(params))
+
+    old, new = state_of("groups"), state_of("model")
+    before = new.state_hash()
+    assert old.spec() == state_of("groups").spec()
+    assert "in an order of its own" in str(first_difference(new.spec(), old.spec()))
+    snapshot = snapshot_of(old)
+    with pytest.raises(ConfigError, match=r"'optimizer' is Adam \[4\] here, Adam with parameters in an order of"):
+        new.load(arrival_of(snapshot))
+    assert new.state_hash() == before
+    state_of("groups").load(arrival_of(snapshot))
+
+
+def test_an_order_tells_two_groups_of_one_size_apart():
+    def state_of(first):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        named = sorted(model.named_parameters(), key=lambda pair: not pair[0].endswith(first))
+        params = [parameter for _, parameter in named]
+        return TrainingState(model, torch.optim.Adam([{"params": params[:2]}, {"params": params[2:]}]))
+
+    with pytest.raises(ConfigError, match="in an order of its own .* here, .* in an order of its own .* there"):
+        state_of("weight").load(arrival_of(snapshot_of(state_of("bias"))))
+
+
 def test_what_cannot_be_shipped_is_refused_by_name():
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
