@@ -122,8 +122,8 @@ class LRSchedule:
         if isinstance(parts[name], torch_schedulers.ReduceLROnPlateau):
             raise ConfigError(
                 f"{kind}.step() was called by the script with what this node has measured (expected "
-                "trainer.mean(loss) before optimizer.step(), and no call: Trainer steps it by the cluster's mean, with "
-                "each step, or with Trainer(lr_scheduler_every='epoch') once an epoch)"
+                "trainer.mean(loss) before optimizer.step(), and no call: Trainer steps it by the cluster's mean, "
+                "with each step, or with Trainer(lr_scheduler_every='epoch') once an epoch)"
             )
         if any(value is not None for value in arguments):
             raise ConfigError(f"{kind}.step() was called with {arguments!r} (expected no argument)")
@@ -172,7 +172,9 @@ class LRSchedule:
         name, before = type(self.scheduler).__name__, self._rates()
         (total, weight), self._loss = self._loss, (0.0, 0.0)
         if finished(self.scheduler):
-            if self._is_over:  # Its own last step is one more than changes something: OneCycleLR's total_steps.
+            if (
+                self._is_over
+            ):  # Its own last step is one more than changes something: OneCycleLR's total_steps.
                 self._warn(f"the schedule {name} is over: the learning rate stays at {max(before):g}")
             self._is_over = True
             return

@@ -212,7 +212,9 @@ def named(
                 )
         model = nn.ModuleDict(dict(model))
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"model: {model!r:.200} (expected a torch.nn.Module, or a dictionary of some by name)")
+        raise ConfigError(
+            f"model: {model!r:.200} (expected a torch.nn.Module, or a dictionary of some by name)"
+        )
     names: tuple[str, ...] = ()
     if isinstance(optimizer, Mapping):
         if not optimizer or not all(

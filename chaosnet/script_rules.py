@@ -51,8 +51,8 @@ class ScriptRules:
         left = [name for name, p in model.named_parameters() if p.requires_grad and p not in mine]
         if left:
             say(
-                f"{len(left)} of the model's parameters are in no optimizer, {left[0]!r} first: they stay as they are, "
-                "and their gradients are not averaged"
+                f"{len(left)} of the model's parameters are in no optimizer, {left[0]!r} first: they stay as they "
+                "are, and their gradients are not averaged"
             )
         # With the parameters themselves, so that nothing made later gets one of these ids.
         self._parameters = {id(p): (name, p) for name, p in model.named_parameters()}

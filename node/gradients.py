@@ -324,7 +324,7 @@ class Gradients:
         return [(name, agreed) for name, agreed in zip(names, self._agreed, strict=True) if agreed.numel()]
 
     def strangers(self, model: nn.Module) -> list[str]:
-        """Parameters of the model with a gradient that were no part of it at construction: added or replaced since."""
+        """Parameters of the model with a gradient that it did not have at construction: added or replaced since."""
         named = model.named_parameters()
         return [name for name, p in named if p.grad is not None and id(p) not in self._known]
 

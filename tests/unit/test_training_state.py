@@ -543,7 +543,9 @@ def test_an_optimizer_that_lists_its_parameters_in_another_order_is_refused_and_
     assert old.spec() == state_of("groups").spec()
     assert "in an order of its own" in str(first_difference(new.spec(), old.spec()))
     snapshot = snapshot_of(old)
-    with pytest.raises(ConfigError, match=r"'optimizer' is Adam \[4\] here, Adam with parameters in an order of"):
+    with pytest.raises(
+        ConfigError, match=r"'optimizer' is Adam \[4\] here, Adam with parameters in an order of"
+    ):
         new.load(arrival_of(snapshot))
     assert new.state_hash() == before
     state_of("groups").load(arrival_of(snapshot))
@@ -556,7 +558,9 @@ def test_an_order_tells_two_groups_of_one_size_apart():
         params = [parameter for _, parameter in named]
         return TrainingState(model, torch.optim.Adam([{"params": params[:2]}, {"params": params[2:]}]))
 
-    with pytest.raises(ConfigError, match="in an order of its own .* here, .* in an order of its own .* there"):
+    with pytest.raises(
+        ConfigError, match=r"in an order of its own .* here, .* in an order of its own .* there"
+    ):
         state_of("weight").load(arrival_of(snapshot_of(state_of("bias"))))
 
 
