@@ -139,10 +139,11 @@ class Evaluation:
             self._sums = {str(name): (float(a), float(b)) for name, (a, b) in plain["sums"].items()}
 
 
-def average(evaluation: Evaluation, means: Means, outcome: StepOutcome) -> bool:
+def average(evaluation: Evaluation, means: Means, outcome: StepOutcome) -> tuple[bool, Sums | None]:
     """What scripts averaged: with a completed step, or over an evaluation once that is complete.
 
-    Returns: whether the step belongs to an evaluation. Raises: as `Evaluation.completed`.
+    Returns: whether the step belongs to an evaluation, and the sums of that, if it has ended.
+    Raises: as `Evaluation.completed`.
     """
     total, was_under_way = outcome.commit.total, evaluation.under_way
     sums = evaluation.completed(total, [name for name, _ in outcome.deal])
@@ -150,4 +151,4 @@ def average(evaluation: Evaluation, means: Means, outcome: StepOutcome) -> bool:
         means.came(total.metrics)
     elif sums is not None:
         means.came(sums)
-    return was_under_way or evaluation.under_way
+    return was_under_way or evaluation.under_way, sums

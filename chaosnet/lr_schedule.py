@@ -1,9 +1,10 @@
-"""When the LR scheduler is stepped: by steps, epochs or samples of the cluster; and what if its schedule is over."""
+"""When the LR scheduler is stepped: by steps, epochs, samples or evaluations of the cluster; and what at its end."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,12 @@ import torch
 from torch.optim import lr_scheduler as torch_schedulers
 
 from .named_updates import parts_of
+from .node.training_state import check_optimizer
 from .protocols.errors import ConfigError
+from .protocols.step_sync import means
 
-STEP, EPOCH = "step", "epoch"
+STEP, EPOCH, EVALUATION = "step", "epoch", "evaluation"
+LOSS = "loss"  # What trainer.mean averages, unless the script gives it a name.
 TORCHS_OWN = (torch_schedulers.LRScheduler, torch_schedulers.ReduceLROnPlateau)
 MOST_INSIDE = 64  # A longer list is no list of schedulers, and is not looked through at each step.
 _METHODS = ("step", "state_dict", "load_state_dict")
@@ -26,7 +30,8 @@ class LRSchedule:
     Args:
         scheduler: Anything with torch's step(); None for none.
         every: "step": with every step of the optimizer. "epoch": with every epoch of `batches` that the cluster
-            completes. A number: whenever the cluster has trained so many samples more.
+            completes. "evaluation": with every evaluation. A number: whenever the cluster has trained so many samples
+            more.
     Raises: ConfigError for what is no scheduler, or one of another optimizer.
     """
 
@@ -38,8 +43,9 @@ class LRSchedule:
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.scheduler, self._optimizer, self._every, self._say = scheduler, optimizer, every, say
-        self._at = 0.0  # Epochs, or samples, up to which it has been stepped.
+        self._at = 0.0  # Epochs, samples or evaluations up to which it has been stepped.
         self._loss = (0.0, 0.0)  # Sum and weight since, for ReduceLROnPlateau.
+        self._judged = math.nan  # What the last evaluation came to.
         self._said = self._is_over = False
         self._own: dict[str, _Own] = {}
         if scheduler is not None:
@@ -49,11 +55,12 @@ class LRSchedule:
             if every == STEP and isinstance(each, torch_schedulers.ReduceLROnPlateau):
                 say(
                     f"ReduceLROnPlateau looks at the mean loss of each step of the cluster, so its patience of "
-                    f"{each.patience} counts steps (Trainer(lr_scheduler_every='epoch') counts epochs)"
+                    f"{each.patience} counts steps (see Trainer(lr_scheduler_every='epoch') and 'evaluation')"
                 )
 
     def _check_owner(self) -> None:
         """Is it a scheduler, and does it step learning rates of ours?"""
+        check_optimizer(self._optimizer)
         mine = [id(group) for group in self._optimizer.param_groups]
         for name, scheduler in parts_of(self.scheduler).items():
             what = f"lr_scheduler[{name!r}]" if name else "lr_scheduler"
@@ -120,20 +127,22 @@ class LRSchedule:
         parts = parts_of(self.scheduler)
         kind, own = type(parts[name]).__name__, self._own.setdefault(name, _Own())
         if isinstance(parts[name], torch_schedulers.ReduceLROnPlateau):
-            raise ConfigError(
-                f"{kind}.step() was called by the script with what this node has measured (expected "
-                "trainer.mean(loss) before optimizer.step(), and no call: Trainer steps it by the cluster's mean, "
-                "with each step, or with Trainer(lr_scheduler_every='epoch') once an epoch)"
-            )
+            self._check_judged(kind, arguments[0] if arguments else None)
+            arguments = arguments[1:]
         if any(value is not None for value in arguments):
             raise ConfigError(f"{kind}.step() was called with {arguments!r} (expected no argument)")
-        if self._every not in (STEP, EPOCH):
+        if self._every not in (STEP, EPOCH, EVALUATION):
             raise ConfigError(
                 f"{kind}.step() was called by the script, but Trainer steps it by samples: lr_scheduler_every="
                 f"{self._every} (expected no call; delete that line)"
             )
         steps, calls, at = own.steps, own.steps + own.empty, own.called_at
         own.steps, own.empty, own.called_at = 0, 0, self._at
+        if self._every == EVALUATION and self._at in (0, at):
+            raise ConfigError(
+                f"{kind}.step() was called by the script without an evaluation before it, but lr_scheduler_every="
+                "'evaluation' (expected once after each loop over trainer.evaluate, or no call)"
+            )
         if self._every == EPOCH and at == self._at:
             raise ConfigError(
                 f"{kind}.step() was called by the script within an epoch, but lr_scheduler_every='epoch' (expected "
@@ -151,22 +160,51 @@ class LRSchedule:
                 "or a number of samples, and no call)"
             )
 
+    def _check_judged(self, kind: str, value: Any) -> None:
+        """The script steps a plateau with that value. Raises: ConfigError if other nodes may do so with another."""
+        if self._every != EVALUATION:
+            raise ConfigError(
+                f"{kind}.step() was called by the script with what this node has measured (expected for a loss of "
+                "validation: Trainer(lr_scheduler_every='evaluation'), trainer.evaluate and trainer.mean(loss); for "
+                "that of training: trainer.mean(loss) before optimizer.step(), and no call)"
+            )
+        if value is not None and float(value) != self._judged:
+            raise ConfigError(
+                f"{kind}.step() was called with {float(value)!r}, and the cluster's evaluation has come to "
+                f"{self._judged!r} (expected that, which trainer.metrics has after trainer.evaluate; or no call)"
+            )
+
     def stepped(self, loss: tuple[float, float]) -> None:
         """The optimizer has stepped. `loss`: weighted sum, and weight, of trainer.mean(loss)."""
         if self.scheduler is None:
             return
-        self._loss = (self._loss[0] + loss[0], self._loss[1] + loss[1])
+        if self._every != EVALUATION:
+            self._loss = (self._loss[0] + loss[0], self._loss[1] + loss[1])
         if self._every == STEP:
             self._step()
 
-    def progressed(self, epoch: int, samples: float) -> None:
-        """Epochs completed and samples trained by the cluster, ever."""
+    def progressed(
+        self, epoch: int, samples: float, evaluated: Mapping[str, tuple[float, float]] | None = None
+    ) -> None:
+        """Epochs completed and samples trained by the cluster, ever; and what an evaluation has just come to."""
         if self.scheduler is None or self._every == STEP:
+            return
+        if self._every == EVALUATION:
+            if evaluated is not None:
+                self._evaluated({name: sums for name, sums in evaluated.items() if sums[1]})
             return
         now, unit = (epoch, 1) if self._every == EPOCH else (samples, float(self._every))
         while self._at + unit <= now:
             self._at += unit
             self._step()
+
+    def _evaluated(self, sums: Mapping[str, tuple[float, float]]) -> None:
+        """An evaluation has come to these weighted sums, and their weights."""
+        name = LOSS if len(sums) != 1 else next(iter(sums))
+        self._loss = sums.get(name, (0.0, 0.0))
+        self._judged = means(sums).get(name, math.nan)
+        self._at += 1
+        self._step()
 
     def _step(self) -> None:
         name, before = type(self.scheduler).__name__, self._rates()
@@ -216,9 +254,7 @@ class LRSchedule:
         if self._said:
             return
         self._said = True
-        unit = (
-            "steps" if self._every == STEP else "epochs" if self._every == EPOCH else f"{self._every} samples"
-        )
+        unit = f"{self._every}s" if self._every in (STEP, EPOCH, EVALUATION) else f"{self._every} samples"
         self._say(f"{text} (it counts {unit} of the cluster; see lr_scheduler_every)")
 
 

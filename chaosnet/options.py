@@ -313,10 +313,10 @@ class StepEpochOrSamples(Expecting):
     """Of scripts only: how often a schedule is stepped."""
 
     name = "EVERY"
-    expected = "'step', 'epoch' or a number of samples > 0"
+    expected = "'step', 'epoch', 'evaluation' or a number of samples > 0"
 
     def of_script(self, value: Any) -> str | int:
-        if value not in ("step", "epoch") and not (isinstance(value, int) and value > 0):
+        if value not in ("step", "epoch", "evaluation") and not (isinstance(value, int) and value > 0):
             self.refuse(value)
         return value
 

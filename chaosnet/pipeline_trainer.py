@@ -52,7 +52,7 @@ class PipelineTrainer(ScriptMember):
         exact: The same to the bit, whoever computes what; gradients take twice the bytes then.
         max_grad_norm: Clip the mean gradient to this norm before the optimizer steps.
         seed: Of the order of samples.
-        lr_scheduler_every: "step", "epoch", or whenever so many samples more were trained.
+        lr_scheduler_every: "step", "epoch", "evaluation", or whenever so many samples more were trained.
         keepers: Members that keep each layer's parameters and the optimizer's state of them, at least 2. Default: all
             members keep all. With it no member has the whole model between steps: see `gather`.
         callbacks: As of `Trainer`.

@@ -159,10 +159,11 @@ STEP = (
     ),
     Setting(
         name="lr_scheduler_every", annotation="str | int", check=StepEpochOrSamples(), default="step",
-        help='When the scheduler is stepped: "step", "epoch" (one of `batches`, by the cluster), or whenever the '
-        "cluster has trained so many samples more. The same on all nodes.",
+        help='When the scheduler is stepped: "step", "epoch" (one of `batches`, by the cluster), "evaluation" (a '
+        "loop over `evaluate`), or whenever the cluster has trained so many samples more. The same on all nodes.",
         more="The more nodes there are, the fewer steps has an epoch of `batches`: then a `OneCycleLR` over "
         '`epochs * len(loader)` steps never gets there, so use samples. `"epoch"` is refused with your own loader. '
+        'With `"evaluation"` a `ReduceLROnPlateau` looks at the mean `loss` of the evaluation, or at its only one. '
         "How far it is goes to joiners and into checkpoints",
     ),
     Setting(

@@ -52,7 +52,8 @@ class Trainer(RunFacts):
         updates: With several optimizers: the order of updates in a round, e.g. ("D", "D", "G"). The same on
             all nodes.
         lr_scheduler_every: When the scheduler is stepped: "step", "epoch" (one of `batches`, by the cluster),
-            or whenever the cluster has trained so many samples more. The same on all nodes.
+            "evaluation" (a loop over `evaluate`), or whenever the cluster has trained so many samples more.
+            The same on all nodes.
         max_grad_norm: Clip the cluster's mean gradient to this norm before the optimizer steps. The same on
             all nodes.
         after_step: Called on every node after each step of the optimizer, also for the steps that a joiner

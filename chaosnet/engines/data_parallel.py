@@ -325,7 +325,9 @@ class DataParallel:
         if self.checkpointing is not None:
             self.checkpointing.next_step_done()
         applied = bool(total.weight) and self._is_acceptable(outcome)
-        evaluates = average(self.evaluation, self.means, outcome)  # First, as after_step may look at them.
+        evaluates, evaluated = average(
+            self.evaluation, self.means, outcome
+        )  # First, as after_step may look at them.
         if applied:
             self._apply(total, outcome.results)
             self.step += 1
@@ -337,7 +339,7 @@ class DataParallel:
             self.session.say(said)
         self.session.rates.left_out = self.share.left_out()
         with self.rules.our_step():
-            self.schedule.progressed(self.share.epoch, self.samples)
+            self.schedule.progressed(self.share.epoch, self.samples, evaluated)
         self._judge(outcome)
         self._capture(outcome, applied)
         done = StepDone(

@@ -34,7 +34,7 @@ from ..node.layer_sums import LayerSums, Norms, clip
 from ..node.outcomes import StepOutcome
 from ..node.plain import decode, encode
 from ..node.session import Offer, Session
-from ..node.training_state import TrainingState, check_optimizer
+from ..node.training_state import TrainingState
 from ..protocols.errors import CheckpointError, ConfigError, LayersLost, ReplicasDiffer
 from ..protocols.events import KeepersChosen, TensorMade
 from ..protocols.messages import Contribution, Deal, Tensor, View, ViewKey
@@ -125,7 +125,6 @@ class Pipelines:
         self.sums = LayerSums(self.layers, self.batches.micro_batches, told.exact)
         if told.layout:
             check_wish(told.layout, len(self.layers), self.batches.micro_batches)
-        check_optimizer(optimizer)
         self.schedule = LRSchedule(lr_scheduler, optimizer, told.lr_scheduler_every, session.say)
         self.state = TrainingState(self.model, optimizer, lr_scheduler, None, self._terms())
         send = _sender(session)
@@ -457,7 +456,8 @@ class Pipelines:
         if self.checkpointing is not None:
             self.checkpointing.next_step_done()
         gathered = self.keeping is not None and self.keeping.gathers
-        epoch, evaluates = self.batches.epoch, average(self.evaluation, self.means, outcome)
+        epoch = self.batches.epoch
+        evaluates, evaluated = average(self.evaluation, self.means, outcome)
         applied = bool(total.weight) and not total.leaving and VOID not in total.metrics
         kept = self.keeping.agree(total) if self.keeping is not None else None
         if applied:
@@ -484,7 +484,7 @@ class Pipelines:
             self.session.say(said)
         self.session.rates.left_out = self.batches.share.left_out()
         self._agree(total)
-        self.schedule.progressed(self.batches.epoch, self.samples)
+        self.schedule.progressed(self.batches.epoch, self.samples, evaluated)
         self._judge(outcome)
         if self.keeping is not None and total.checkpoints:
             self._go_back(self.keeping, total.checkpoints)

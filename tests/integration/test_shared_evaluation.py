@@ -18,7 +18,11 @@ x = torch.randn(264, 8)
 data = TensorDataset(x, x.sum(1, keepdim=True).sin())
 train, valid = TensorDataset(*data[:64]), TensorDataset(*data[64:])
 model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 1))
-trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+# Every evaluation but the first halves the rate.
+halving = {"factor": 0.5, "patience": 0, "threshold": 9, "threshold_mode": "abs"}
+plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, **halving)
+trainer = Trainer(model, optimizer, plateau, lr_scheduler_every="evaluation")
 loader = DataLoader(valid, 5, num_workers=1)
 for epoch in trainer.epochs(4):
     for x, y in trainer.batches(train, 8):
@@ -34,6 +38,8 @@ for epoch in trainer.epochs(4):
         alone = nn.functional.mse_loss(model(valid[:][0]), valid[:][1])
     assert trainer.step == step, "nothing is trained meanwhile"
     model.train()
+    plateau.step(trainer.metrics["loss"])
+    print("rate", epoch, plateau.get_last_lr()[0])
     print("result", epoch, trainer.metrics["loss"], alone.item(), trainer.state_hash())
 print("end", trainer.samples, trainer.state_hash())
 """
@@ -56,10 +62,10 @@ PIPELINES = (
     SCRIPT.replace(EPOCHS, STEPS)
     .replace("import Trainer", "import PipelineTrainer")
     .replace(
-        "Trainer(model, torch.optim.SGD(model.parameters(), 0.1))",
-        "PipelineTrainer(model, torch.optim.SGD(model.parameters(), 0.1), nn.functional.mse_loss, batch=16,"
-        " micro_batch=4, stages=2)",
+        "Trainer(model, optimizer, plateau,",
+        "PipelineTrainer(model, optimizer, nn.functional.mse_loss, plateau, batch=16, micro_batch=4, stages=2,",
     )
+    .replace('    plateau.step(trainer.metrics["loss"])\n', "")
 )
 assert EPOCHS not in PIPELINES and "stages=2" in PIPELINES
 
@@ -80,6 +86,9 @@ def test_all_nodes_have_the_result_of_all_samples_whoever_joins_and_dies_meanwhi
         assert len(others) >= 2, scripts.story()
         for _, result, alone, _ in mine:
             assert float(result) == pytest.approx(float(alone), rel=1e-5)
+        assert first.lines("rate") == [[str(each), str(0.1 * 0.5**each)] for each in range(4)], (
+            scripts.story()
+        )
         assert first.lines("end") == late.lines("end") == [["256.0", mine[-1][-1]]], scripts.story()
         both = [len(each.lines("evaluating")) for each in (first, late)]
         assert both[0] < 4 * 40, "n0 has not evaluated all by itself"

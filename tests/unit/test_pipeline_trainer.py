@@ -170,6 +170,8 @@ def test_layers_may_hand_on_several_tensors():
         ),
         ({"batch": 9}, "micro_batch: 2 does not divide the batch of 9"),
         ({"optimizer": torch.optim.LBFGS(make_model().parameters())}, "LBFGS"),
+        ({"optimizer": torch.optim.SGD}, "optimizer: <class .*expected a torch.optim optimizer"),
+        ({"lr_scheduler": [0.1]}, r"lr_scheduler: \[0.1\] .expected a scheduler"),
         ({"stages": "2"}, "stages: '2' .expected a whole number from 1 on"),
         ({"stages": 0}, "stages: 0 .expected"),
         ({"layout": 1}, "layout: 1 .expected stages of each pipeline"),

@@ -607,6 +607,52 @@ def test_what_is_no_model_optimizer_or_scheduler_is_refused_by_name(start, place
         start(*given.values())
 
 
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda plateau, loss: plateau.step(loss), None),
+        (lambda plateau, loss: plateau.step(metrics=loss, epoch=None), None),
+        (lambda plateau, loss: None, None),
+        (
+            lambda plateau, loss: plateau.step(loss + 1),
+            "was called with .* the cluster's evaluation has come to",
+        ),
+        (lambda plateau, loss: (plateau.step(loss), plateau.step(loss)), "without an evaluation before it"),
+    ],
+)
+def test_a_plateau_may_look_at_what_the_cluster_has_evaluated(start, call, says):
+    model = make_model()
+    optimizer = sgd(model)
+    plateau = schedulers.ReduceLROnPlateau(
+        optimizer, factor=0.5, patience=0, threshold=9, threshold_mode="abs"
+    )
+    trainer = start(model, optimizer, plateau, lr_scheduler_every="evaluation")
+    valid = TensorDataset(torch.randn(6, 4))
+    for evaluation in range(3):
+        loss_of(model).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for (x,) in trainer.evaluate(valid, 4):
+                trainer.mean(model(x).square().mean())
+        if says is not None:
+            with pytest.raises(ConfigError, match=says):
+                call(plateau, trainer.metrics["loss"])
+            return
+        call(plateau, trainer.metrics["loss"])
+        assert optimizer.param_groups[0]["lr"] == 0.1 * 0.5**evaluation
+
+
+def test_a_schedule_by_evaluations_is_not_called_before_one(start):
+    model = make_model()
+    optimizer = sgd(model)
+    scheduler = schedulers.StepLR(optimizer, 1)
+    start(model, optimizer, scheduler, lr_scheduler_every="evaluation")
+    loss_of(model).backward()
+    optimizer.step()
+    with pytest.raises(ConfigError, match="without an evaluation before it"):
+        scheduler.step()
+
+
 def test_a_plateau_that_counts_steps_is_told(start, capfd):
     model = make_model()
     optimizer = sgd(model)
