@@ -264,3 +264,8 @@ def _check_keepers(keepers: int | None, to_disk: CheckpointSettings | None) -> N
         raise ConfigError(
             f"copies of checkpoints: {to_disk.copies!r} (expected 'shard' with keepers={keepers}: nobody has all)"
         )
+    if to_disk is not None and to_disk.kept < 2:
+        raise ConfigError(
+            f"kept checkpoints: {to_disk.kept} (expected at least 2 with keepers={keepers}: when layers are lost, all go "
+            "back to the same one, and one member may have a newer one already)"
+        )

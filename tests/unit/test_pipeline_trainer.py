@@ -233,6 +233,15 @@ def test_a_sparse_gradient_is_refused_by_name():
         list(t.steps(data, epochs=1))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [({"kept": 1}, "kept checkpoints: 1 .expected at least 2"), ({"copies": "whole"}, "expected .shard. with keepers=2")],
+)
+def test_keepers_need_checkpoints_that_all_can_go_back_to(tmp_path, wrong, says):
+    with pytest.raises(ConfigError, match=says):
+        trainer(keepers=2, checkpoints=Checkpoints(tmp_path, **wrong))
+
+
 def test_keepers_of_nothing_that_is_trained_are_refused():
     with pytest.raises(ConfigError, match="keepers: no layer has a parameter that is trained"):
         trainer(frozen(0, 2), keepers=2)
