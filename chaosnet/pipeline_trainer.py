@@ -266,6 +266,6 @@ def _check_keepers(keepers: int | None, to_disk: CheckpointSettings | None) -> N
         )
     if to_disk is not None and to_disk.kept < 2:
         raise ConfigError(
-            f"kept checkpoints: {to_disk.kept} (expected at least 2 with keepers={keepers}: when layers are lost, all go "
-            "back to the same one, and one member may have a newer one already)"
+            f"kept checkpoints: {to_disk.kept} (expected at least 2 with keepers={keepers}: when layers are lost, "
+            "all go back to the same one, and one member may have a newer one already)"
         )

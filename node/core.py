@@ -28,7 +28,8 @@ import random
 from collections.abc import Callable
 
 from ..protocols.asking import Otherwise
-from ..protocols.effects import Effect, Left, Out
+from ..protocols.effects import Effect, Left, Misheard, Out
+from ..protocols.errors import RemoteProtocolError
 from ..protocols.events import Event, Received, Tick
 from ..protocols.messages import EVERYONE, Envelope, LinkNews, Routed, View
 from .joining import Joining
@@ -41,7 +42,7 @@ from .recovery import StepRecovery
 from .relayouts import Relayouts
 from .reports import Reports
 from .role import Role
-from .routes import Part, merged
+from .routes import Handler, Part, merged
 from .steps import Steps
 from .strikes import Strikes
 from .views import Views
@@ -119,13 +120,13 @@ class Agent(Node):
     # --- events ---
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
-        """One event in, its effects out. RemoteProtocolError is a peer's mistake: drop and count it."""
+        """One event in, its effects out. What is a peer's mistake is `Misheard`."""
         if self.phase is Phase.OUT:
             return []
         handler = self._events.get(type(event))
         if handler is None:
             raise TypeError(f"nobody handles {event!r}")
-        return self._finish(handler(event, now_s), now_s)
+        return self._finish(self._taken(handler, event, now_s), now_s)
 
     def note(self, message: Routed, now_s: float, target: str = EVERYONE) -> list[Effect]:
         """Tell everybody; above all what happened here, once the loop has put time and cost to it."""
@@ -162,7 +163,7 @@ class Agent(Node):
         """Of a neighbour. What nobody handles is meant for a transport or a client."""
         heard = self.neighbors.heard(event, now_s)
         handler = self._messages.get(type(event.message))
-        return heard + handler(event, now_s) if handler else heard
+        return heard + self._taken(handler, event, now_s) if handler else heard
 
     def _on_envelope(self, event: Received, now_s: float) -> list[Effect]:
         """Pass it on, and open it if it is for us."""
@@ -176,7 +177,14 @@ class Agent(Node):
 
     def _open(self, source: str, body: Routed, now_s: float) -> list[Effect]:
         handler = self._routed.get(type(body))
-        return handler(Received(source, body), now_s) if handler else []
+        return self._taken(handler, Received(source, body), now_s) if handler else []
+
+    def _taken(self, handler: Handler, event: Event, now_s: float) -> list[Effect]:
+        """What it leads to. What else the event has led to, as that others are told, does not hang on it."""
+        try:
+            return handler(event, now_s)
+        except RemoteProtocolError as error:
+            return [Misheard(str(error))]
 
     # --- what follows ---
 

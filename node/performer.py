@@ -122,6 +122,9 @@ class Performer:
                 self.mailbox.put_sums(key, step, self.all_reduce.results_of(step))
             case fx.LayoutAsked():
                 self.asked.put(effect)
+            case fx.Misheard(text):
+                self.counters["dropped"] += 1
+                log.warning("dropped: %s", text)
             case fx.FellBehind():
                 self.counters["fell_behind"] += 1
             case fx.MeasureLink() | fx.Measured():

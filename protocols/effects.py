@@ -289,6 +289,13 @@ class Happened(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class Misheard(Effect):
+    """A peer's message could not be taken: count it, and go on."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerStatus(Effect):
     """Send the cluster's status as JSON to a client. `history`, `since`: see StatusRequest."""
 

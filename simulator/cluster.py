@@ -17,7 +17,6 @@ from ..protocols import effects as fx
 from ..protocols import events as ev
 from ..protocols.asking import Otherwise
 from ..protocols.data_cursor import DataCursor
-from ..protocols.errors import RemoteProtocolError
 from ..protocols.messages import (
     Contribution,
     Deal,
@@ -279,12 +278,7 @@ class SimCluster(History):
             earlier = {each for each in node.contributed if each[0] == node.step}
             node.contributed = earlier | {(node.step, chunk) for chunk in chunks}
         frozen = node.agent.sync.frozen
-        try:
-            effects = node.agent.handle(event, node.clock.reads(self.now_s))
-        except RemoteProtocolError as error:
-            self._say(node.name, f"dropped: {error}")
-            return
-        self._perform_all(node, effects)
+        self._perform_all(node, node.agent.handle(event, node.clock.reads(self.now_s)))
         if frozen and not node.agent.sync.frozen and node.agent.phase is Phase.MEMBER:
             node.installed = max(node.installed, node.view.key)
 
@@ -342,6 +336,8 @@ class SimCluster(History):
             case fx.JoinFailed(reason):
                 self._check_gives_up(node, reason)
                 self._finish(node, "JoinFailed", reason)
+            case fx.Misheard(text):
+                self._say(node.name, f"dropped: {text}")
             case fx.Parked(reason):
                 node.goes_on_s = self.now_s
                 self._say(node.name, f"parked: {reason}")

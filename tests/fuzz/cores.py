@@ -153,12 +153,9 @@ class Attacked:
     def tell(self, event):
         """As the loop of a node does (loop.py)."""
         began_s = time.perf_counter()
-        try:
-            self.perform(self.agent.handle(event, self.now_s))
-            while self.soon:
-                self.perform(self.agent.handle(self.soon.popleft(), self.now_s))
-        except RemoteProtocolError:
-            self.refused += 1
+        self.perform(self.agent.handle(event, self.now_s))
+        while self.soon:
+            self.perform(self.agent.handle(self.soon.popleft(), self.now_s))
         took_s = time.perf_counter() - began_s
         assert took_s < SLOW_S, f"{self.what}: {took_s:.1f} s for {str(event)[:300]}"
         wake_at_s = self.agent.wake_at_s
@@ -195,6 +192,8 @@ class Attacked:
                     self.replica.arrived()
                 case fx.DiscardState():
                     self.replica.arrival = None
+                case fx.Misheard():
+                    self.refused += 1
                 case fx.Happened():
                     encode(m.Notice(kind=effect.kind, node=effect.node, detail=effect.detail, step=effect.step,
                                     time_s=0.0))  # fmt: skip

@@ -235,7 +235,10 @@ def test_a_sparse_gradient_is_refused_by_name():
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
-    [({"kept": 1}, "kept checkpoints: 1 .expected at least 2"), ({"copies": "whole"}, "expected .shard. with keepers=2")],
+    [
+        ({"kept": 1}, "kept checkpoints: 1 .expected at least 2"),
+        ({"copies": "whole"}, "expected .shard. with keepers=2"),
+    ],
 )
 def test_keepers_need_checkpoints_that_all_can_go_back_to(tmp_path, wrong, says):
     with pytest.raises(ConfigError, match=says):

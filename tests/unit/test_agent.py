@@ -1,0 +1,34 @@
+"""`chaosnet.node.core`: the step that a cluster begins with, and messages that cannot be taken."""
+
+import random
+
+from chaosnet.node.core import Agent, CoreSettings
+from chaosnet.protocols.effects import Joined, Misheard, StepCompleted, Transmit
+from chaosnet.protocols.events import Contributed, LocalReady, PeerOpened, Received
+from chaosnet.protocols.messages import EVERYONE, Contribution, Envelope, Prepare, ViewChange
+
+
+def test_a_founder_begins_at_the_step_it_is_told_and_goes_on_from_there():
+    agent = Agent("a", CoreSettings(chunks=2, first_step=1200), random.Random(0))
+    effects = agent.found(0.0)
+    assert Joined(1200, (("a", 0),), agent.sync.view) in effects
+    assert agent.sync.view.members[0].joined_step == 1200
+    agent.handle(Contributed((0, 1), 4.0), 0.1)
+    done = agent.handle(LocalReady(Contribution(weight=4.0, shares={"a": 4})), 0.2)
+    assert [effect.step for effect in done if isinstance(effect, StepCompleted)] == [1200]
+    assert agent.sync.step == 1201
+    agent.check_invariants()
+
+
+def test_what_cannot_be_taken_here_is_told_to_the_others_nevertheless():
+    agent = Agent("a", CoreSettings(), random.Random(0))
+    agent.found(0.0)
+    for peer in ("b", "c"):
+        agent.handle(PeerOpened(peer, ""), 0.1)
+    base = agent.sync.view.key
+    nobody = ViewChange(base=base, term=base[0], seq=base[1] + 1, scheduler="a", gone=("a",), trees=())
+    envelope = Envelope(source="b", target=EVERYONE, serial=1, body=Prepare(view=nobody))
+    sent, misheard = agent.handle(Received("b", envelope), 0.2)
+    assert sent == Transmit("c", envelope)
+    assert isinstance(misheard, Misheard) and "a change to a bad view" in misheard.text
+    agent.check_invariants()
