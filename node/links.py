@@ -21,6 +21,7 @@ from .turns import Sink, Turns
 LINGER_S = 1.0  # Time for what is queued to leave, and for our Bye to be answered.
 GRACE_S = 0.1  # Time for last words: of a connection whose twin is lost, and of a socket that is closed.
 RIVAL_S = 2.5  # Of two nodes of one name the later is refused; for good once the earlier is heard after this.
+RIVALS_KEPT = 16
 INTRODUCTION_S = 20.0  # An invite's connection ends after this.
 
 
@@ -56,6 +57,8 @@ class Links:
         if peer is None or peer.incarnation == hello.incarnation:
             return None
         first_s = peer.rivals.setdefault(hello.incarnation, time.monotonic())
+        while len(peer.rivals) > RIVALS_KEPT:  # A supervisor may start it anew for ever.
+            del peer.rivals[next(iter(peer.rivals))]
         reason = f"a node named {hello.node!r} is in the cluster already; choose another with --name"
         return Bye(reason=reason, final=peer.heard_s > first_s + RIVAL_S)
 
