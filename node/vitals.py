@@ -24,6 +24,7 @@ from .step_history import StepHistory
 from .transport import Transport
 
 TIMES_KEPT = 50
+NEW_TREES = "new-plan"  # The kind of such an event.
 TIMED = (ScaleInRequest, ConnectLinkRequest, DisconnectLinkRequest)
 
 
@@ -70,7 +71,7 @@ class Vitals:
     ) -> Status:
         """The cluster as this agent sees it; whole on the scheduler. `history`: with all kept from `since` on."""
         now_s, view, events = clock.now_s(), agent.sync.view, agent.monitor.event_rows()
-        lately = max(len(events) - EVENTS_TOLD, 0)
+        newest = max(len(events) - EVENTS_TOLD, 0)
         return Status(
             node=agent.me,
             phase=agent.phase.value,
@@ -92,11 +93,22 @@ class Vitals:
             handling_ms={name: tuple(values) for name, values in self.handling_ms.items()},
             members=_with_kept(agent.monitor.member_rows(now_s), rates.kept),
             links=agent.monitor.link_rows(now_s),
-            events=events[min(_first(events, since), lately) :] if history else events[lately:],
+            events=events[min(_first(events, since), newest) :] if history else lately(events),
             steps=steps.since(since) if history else (),
             trees=agent.monitor.tree_rows(),
             strangers_refused=agent.monitor.refused(),
         )
+
+
+def lately(events: tuple[EventRow, ...]) -> tuple[EventRow, ...]:
+    """The newest; of new trees, which may come often, the last only."""
+    told: list[EventRow] = []
+    for event in reversed(events):
+        if event.kind != NEW_TREES or all(each.kind != NEW_TREES for each in told):
+            told.append(event)
+        if len(told) == EVENTS_TOLD:
+            break
+    return tuple(reversed(told))
 
 
 def _with_kept(rows: tuple[MemberRow, ...], kept: Mapping[str, str]) -> tuple[MemberRow, ...]:

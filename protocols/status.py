@@ -113,11 +113,11 @@ class WaitRow(msgspec.Struct, frozen=True, kw_only=True):
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster as the node `node` sees it; that is all of it where `node` is the scheduler.
 
-    `events` and `steps` have the newest last. Without the history, these are the newest EVENTS_TOLD events and no
-    steps. With it, they are all that `node` has kept: at most EVENTS_KEPT events (scheduler/monitor.py) and
-    STEPS_KEPT steps (node/step_history.py), since it joined last; or of these what came at or
-    after a step that was asked for. What is too much for one message is left out, and
-    `cut` tells of it (`to_json`).
+    `events` and `steps` have the newest last. Without the history, these are the newest EVENTS_TOLD events (of new
+    trees the last only) and no steps. With it, they are all that `node` has kept: at most EVENTS_KEPT events
+    (scheduler/monitor.py) and STEPS_KEPT steps (node/step_history.py), since it joined last; or of these what came at
+    or after a step that was asked for. What is too much for one message is left out, and `cut` tells of it
+    (`to_json`).
     """
 
     version: int = STATUS_VERSION
