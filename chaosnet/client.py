@@ -278,14 +278,14 @@ class _Asking:
 
     # --- the transport's sink ---
 
-    def opened(self, peer: str, address: str, dialled: bool, client: bool) -> None:
+    def opened(self, peer: str, address: str, dialled: bool, client: bool, at: str) -> None:
         self.node = peer
         self._ask()
 
     def closed(self, peer: str, clean: bool) -> None:
         self._fail(f"{peer} {'closed the connection' if clean else 'died'} before an answer came")
 
-    def checked(self, address: str, peer: str, reason: str) -> None:
+    def checked(self, address: str, peer: str, reason: str, at: str) -> None:
         pass  # A client checks nothing.
 
     def dial_failed(self, address: str, reason: str, final: bool) -> None:

@@ -12,7 +12,7 @@ import zmq
 from ..protocols.errors import ConfigError
 from ..protocols.keyring import KeyVerdict
 from ..protocols.messages import Hello
-from .endpoint import Endpoint, is_numeric
+from .endpoint import Endpoint, is_loopback, is_numeric
 from .greeting import Identity
 from .link import Conn, LinkStage, PeerLink, Port
 from .links import Links
@@ -79,6 +79,7 @@ class Dialer:
 
     def _connect(self, link: PeerLink, there: Endpoint) -> None:
         """`there` has an address of numbers."""
+        link.at = str(there)
         suffix = secrets.token_bytes(12) + b"#" + self._identity.node.encode()[:64]
         try:
             link.control = self._connection(link, there, b"c" + suffix)
@@ -95,6 +96,8 @@ class Dialer:
         conn.hello = hello
         if link.state is not LinkStage.GREETING:
             return  # The second answer.
+        if hello.machine != self._identity.machine and is_loopback(Endpoint.parse(link.at).host):
+            link.at = ""  # It is a tunnel's.
         if refusal := self._identity.refusal(hello):
             self.failed(link, refusal, final=True)
         elif forbidden := self._forbidden(link.key):  # It may have been revoked since we dialled.
@@ -102,7 +105,7 @@ class Dialer:
         elif link.check:
             self._dialling.pop((link.address, True), None)
             self._links.bury(link)
-            self._turns.tell(partial(self._sink.checked, link.address, hello.node, ""))
+            self._turns.tell(partial(self._sink.checked, link.address, hello.node, "", link.at))
         elif rival := self._links.rival(hello):
             self.failed(link, rival.reason, rival.final)
         else:
@@ -168,7 +171,7 @@ class Dialer:
     def _report_failure(self, link: PeerLink, reason: str, final: bool = False) -> None:
         self._dialling.pop((link.address, link.check), None)
         if link.check:
-            self._turns.tell(partial(self._sink.checked, link.address, "", reason))
+            self._turns.tell(partial(self._sink.checked, link.address, "", reason, ""))
         else:
             self._turns.tell(partial(self._sink.dial_failed, link.address, reason, final))
 

@@ -16,6 +16,7 @@ from . import clock
 from .endpoint import ANY_HOST, Endpoint
 from .keys import KeyPair
 from .link import Conn
+from .local import this_machine
 
 MAX_WORDS_BYTES = 4096
 """Of a Hello or an introduction. What a stranger sends costs its size many times over to unpack."""
@@ -38,6 +39,7 @@ class Identity:
     incarnation: str = field(
         default_factory=new_incarnation
     )  # Tells a restarted process from the one before it.
+    machine: str = field(default_factory=this_machine)
 
     def hello(self, check: bool = False) -> Hello:
         return Hello(
@@ -47,6 +49,7 @@ class Identity:
             cluster=self.cluster,
             client=self.client,
             check=check,
+            machine=self.machine,
         )
 
     def refusal(self, hello: Hello) -> str:

@@ -46,8 +46,8 @@ class Incoming:
         """Of whom the others hear from now on."""
         self._agent, self._all_reduce, self._tests = agent, all_reduce, tests
 
-    def opened(self, peer: str, address: str, dialled: bool, client: bool) -> None:
-        self._tell(ev.PeerOpened(peer, address, client, dialled))
+    def opened(self, peer: str, address: str, dialled: bool, client: bool, at: str) -> None:
+        self._tell(ev.PeerOpened(peer, address, client, dialled, at))
 
     def closed(self, peer: str, clean: bool) -> None:
         self._tell(ev.PeerClosed(peer, clean))
@@ -55,9 +55,9 @@ class Incoming:
     def dial_failed(self, address: str, reason: str, final: bool) -> None:
         self._tell(ev.DialFailed(address, reason, final))
 
-    def checked(self, address: str, peer: str, reason: str) -> None:
+    def checked(self, address: str, peer: str, reason: str, at: str) -> None:
         if peer:
-            self._tell(ev.Reached(address, peer))
+            self._tell(ev.Reached(address, peer, at))
         else:
             self._tests.look(address, reason)
 

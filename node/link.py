@@ -70,10 +70,14 @@ class Conn:
 
 @dataclass(eq=False, slots=True)
 class PeerLink:
-    """Two connections. `address`: what we dialled, or where the dialer says it can be dialled."""
+    """Two connections. `address`: what we dialled, or where the dialer says it can be dialled.
+
+    `at`: what we dialled, in numbers; "" if it is a loopback address behind which another machine answers.
+    """
 
     dialled: bool
     address: str
+    at: str = ""
     check: bool = False  # Ends as soon as the other end has said who it is.
     key: str = ""  # That the other end has proved to hold.
     spare: bool = False  # Its other end has said Bye to it because there is another.

@@ -141,7 +141,7 @@ class Links:
             self.sender.say(conn, offer)
 
     def _report_opened(self, name: str, link: PeerLink) -> None:
-        self._sink.opened(name, link.address, link.dialled, link.of_client)
+        self._sink.opened(name, link.address, link.dialled, link.of_client, link.at)
 
     def _end(self, link: PeerLink) -> None:
         """A connection of this link was lost; by now the other one is, too, or had time to be."""

@@ -9,19 +9,33 @@ So a container or a namespace with an address of its own is never taken for this
 from __future__ import annotations
 
 import contextlib
-import ipaddress
+import platform
 import socket
 import sys
+import uuid
+from functools import cache
 from pathlib import Path
 
 import psutil
+import xxhash
 
-from .endpoint import ANY_HOST, Endpoint, is_numeric
+from .endpoint import ANY_HOST, Endpoint, is_loopback, is_numeric
 
 PREFIX = "chaosnet-"
 LISTED = Path("/proc/net/unix")
 """One line for each socket of this network namespace; its name is the last word."""
+BOOT, NETWORK = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")
 _ACCEPTS = "00010000"  # In the flags of one that listens.
+
+
+@cache
+def this_machine() -> str:
+    """What only processes of one machine, in one network namespace, have alike: 127.0.0.1 is the same to them."""
+    try:
+        known = f"{BOOT.read_text()} {NETWORK.stat().st_ino}"
+    except OSError:  # Not Linux, or hidden.
+        known = f"{platform.node()} {uuid.getnode()}"
+    return xxhash.xxh3_64_hexdigest(known.encode())
 
 
 def meeting_place(here: Endpoint) -> str:
@@ -52,7 +66,7 @@ def _listening() -> set[str]:
 def _is_here(host: str) -> bool:
     """Is it an address of this machine's? Of a name nobody knows."""
     mine = (each.address for found in psutil.net_if_addrs().values() for each in found)
-    return is_numeric(host) and (ipaddress.ip_address(host).is_loopback or host in mine)
+    return is_numeric(host) and (is_loopback(host) or host in mine)
 
 
 def host_of(place: str) -> str:

@@ -124,7 +124,7 @@ class Neighbors:
         if node.phase is Phase.MEMBER and node.sync.feeds(peer):  # It cannot know what was for it before.
             effects += self.recovery.tear(f"the link {node.me} - {peer} was late", now_s)
         if event.dialled:
-            node.book.reached(peer, event.address)
+            node.book.reached(peer, event.address, event.at)
             wanted = node.opener.view
             effects += [MeasureLink(peer)] if wanted and peer in wanted.neighbors(node.me) else []
         if not event.client:
@@ -156,7 +156,9 @@ class Neighbors:
             effects += self.recovery.tear(f"lost the link {node.me} - {peer}", now_s)
         if client:
             return effects
-        effects += node.deaths.closed(peer, broke, now_s, proof_until_s, hold_until_s)
+        member = view.find(peer) if view is not None else None
+        is_its_own = node.book.is_its_own(peer, member.addresses if member else ())
+        effects += node.deaths.closed(peer, broke, now_s, proof_until_s, hold_until_s, is_its_own)
         return effects + ([] if peer in node.deaths.looking else self.tell(peer, LinkState.SILENT))
 
     def _proof_until_s(self, peer: str, now_s: float) -> float:
@@ -190,7 +192,7 @@ class Neighbors:
             effects += self.tell(peer, LinkState.CLOSED if died else LinkState.SILENT, life)
         if isinstance(event, NotReached):
             return effects
-        node.book.reached(event.peer, event.address)
+        node.book.reached(event.peer, event.address, event.at)
         view = node.sync.view
         if view is not None and node.phase is Phase.MEMBER:
             effects += node.lost_links.reached(event.peer, view)

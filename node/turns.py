@@ -19,16 +19,19 @@ BULK_TURN_S = 0.002  # Time the sink may spend on bulk in one turn; control wait
 class Sink(Protocol):
     """Who hears what happens; always on the loop's thread, never from inside a call to the transport."""
 
-    def opened(self, peer: str, address: str, dialled: bool, client: bool) -> None:
-        """A first link to `peer` is up. `address`: the one we dialled, else the one it names ("" if none)."""
+    def opened(self, peer: str, address: str, dialled: bool, client: bool, at: str) -> None:
+        """A first link to `peer` is up. `address`: the one we dialled, else the one it names ("" if none).
+
+        `at`: see `PeerLink`.
+        """
 
     def closed(self, peer: str, clean: bool) -> None:
         """The last link to `peer` is gone. `clean`: one of us said Bye; else its process or the path died."""
 
     def dial_failed(self, address: str, reason: str, final: bool) -> None: ...
 
-    def checked(self, address: str, peer: str, reason: str) -> None:
-        """A `check` has ended: `peer` answers there, or "" does, for this reason."""
+    def checked(self, address: str, peer: str, reason: str, at: str) -> None:
+        """A `check` has ended: `peer` answers there, or "" does, for this reason. `at`: see `PeerLink`."""
 
     def control(self, peer: str, body: bytes) -> None: ...
 

@@ -7,6 +7,7 @@ person has typed.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Collection, Mapping
 
 from .effects import CheckReach, Effect, Transmit
@@ -20,10 +21,19 @@ class AddressBook:
     def __init__(self, given: Mapping[str, str] | None = None) -> None:
         self.given = dict(given or {})
         self.answered: dict[str, str] = {}  # Peer: where it answered last.
+        self._at: dict[str, str] = {}  # Peer: that in numbers.
 
-    def reached(self, peer: str, address: str) -> None:
-        """`peer` answers there."""
-        self.answered[peer] = address
+    def reached(self, peer: str, address: str, at: str) -> None:
+        """`peer` answers there. `at`: see `PeerOpened`."""
+        self.answered[peer], self._at[peer] = address, at
+
+    def is_its_own(self, peer: str, named: Addresses) -> bool:
+        """Does `peer` itself listen where it answered, and not a tunnel or a relay that may end without it?
+
+        `named`: where it says that it listens.
+        """
+        place = _place(self._at.get(peer, ""))
+        return bool(place) and (_is_loopback(place) or place in map(_place, named))
 
     def ways_to(self, member: Member) -> tuple[str, ...]:
         """Addresses to try, the likeliest first."""
@@ -38,7 +48,7 @@ class AddressBook:
     def keep(self, *peers: Collection[str]) -> None:
         """Forget the others: their processes have gone, and another of the same name may live elsewhere."""
         for peer in [peer for peer in self.answered if not any(peer in some for some in peers)]:
-            del self.answered[peer]
+            del self.answered[peer], self._at[peer]
 
 
 class DialBacks:
@@ -87,3 +97,15 @@ class DialBacks:
     def _answer(self, asker: str, reached: str, reason: str) -> list[Effect]:
         del self.waiting[asker]
         return [Transmit(asker, DialBackReply(reached=reached, reason=reason))]
+
+
+def _place(address: str) -> str:
+    """Without the key."""
+    return address.rpartition("@")[2]
+
+
+def _is_loopback(place: str) -> bool:
+    try:
+        return ipaddress.ip_address(place.rpartition(":")[0].strip("[]")).is_loopback
+    except ValueError:
+        return False

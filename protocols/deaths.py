@@ -1,11 +1,12 @@
 """A connection broke: has the process at its other end died, or only the way to it?
 
-An exact half of the members may go on without the others only if these have died (overlay.py), so a broken tunnel,
-or a router that forgot the connection, must not pass for a death. The machine of a dead process refuses
-connections where the process had listened. So it is looked there at once, and only a refusal, at an address
-where that peer has answered us before, is a proof; and only as long as the peer cannot have gone on without us
-before it died. So it may have before the connection opened: the death of one that has not said in which view it
-acts, as all do first, proves nothing, either.
+An exact half of the members may go on without the others only if these have died (overlay.py), so a broken tunnel, or
+a router that forgot the connection, must not pass for a death. The machine of a dead process refuses connections
+where the process had listened. So it is looked there at once, and only a refusal, at an address where that peer has
+answered us before, is a proof; and only if it listens there itself (an end of a tunnel on our machine refuses when
+the tunnel ends), and only as long as the peer cannot have gone on without us before it died. So it may have before
+the connection opened: the death of one that has not said in which view it acts, as all do first, proves nothing,
+either.
 
 How long that is, depends on what makes the peer go on without us: our farewell, which we know of; silence; or its end
 of the connection that breaks.
@@ -67,10 +68,16 @@ class Deaths:
         now_s: float,
         proof_until_s: float | None = None,
         hold_until_s: float = 0.0,
+        is_its_own: bool = True,
     ) -> list[Effect]:
-        """If its connection broke, look where it has answered. Unless it is in `looking` then, its link is lost."""
+        """If its connection broke, look where it has answered. Unless it is in `looking` then, its link is lost.
+
+        `is_its_own`: the peer listens there itself.
+        """
         address, life = self.book.answered.get(peer, ""), self.placed.pop(peer, None)
         proof_until_s = now_s + PROOF_S if proof_until_s is None else proof_until_s
+        if not is_its_own:
+            proof_until_s = float("-inf")
         may_prove = bool(address) and life is not None and now_s < proof_until_s
         holds = now_s < hold_until_s
         if not broke or not (may_prove or holds):

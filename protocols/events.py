@@ -24,12 +24,16 @@ class Tick(Event):
 
 @dataclass(frozen=True, slots=True)
 class PeerOpened(Event):
-    """A connection to `peer` can be used in both directions. `dialled`: by us, at `address`."""
+    """A connection to `peer` can be used in both directions. `dialled`: by us, at `address`.
+
+    `at`: that in numbers; "" if it leads to another machine than it seems to.
+    """
 
     peer: str
     address: str
     client: bool = False
     dialled: bool = False
+    at: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +58,11 @@ class DialFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Reached(Event):
-    """CheckReach has found `peer` at `address`."""
+    """CheckReach has found `peer` at `address`. `at`: see `PeerOpened`."""
 
     address: str
     peer: str
+    at: str = ""
 
 
 @dataclass(frozen=True, slots=True)

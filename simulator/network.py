@@ -227,7 +227,7 @@ class Network(Generic[M]):
                 told = ev.NotReached(address, reason, refused=after_s is not None)
                 self.later(after_s or 0.0, lambda: self._event(node, told))
             else:
-                self._event(node, ev.Reached(address, name))
+                self._event(node, ev.Reached(address, name, address))
 
         self.later(2 * self._delay(), answered)
 
@@ -246,7 +246,7 @@ class Network(Generic[M]):
         connection = self.connections[pair] = Connection(pair, lives)
         connection.open_at = {*pair}
         for end, other in (pair, pair[::-1]):
-            opened = ev.PeerOpened(other, f"{other}:1", dialled=end == dialler)
+            opened = ev.PeerOpened(other, f"{other}:1", dialled=end == dialler, at=f"{other}:1")
             self._event(self.nodes[end], opened)
 
     def _lives(self, pair: Link) -> tuple[int, int]:

@@ -302,7 +302,7 @@ class _Heard:
     def __init__(self):
         self.items, self.peers = 0, set()
 
-    def opened(self, peer, address, dialled, client):
+    def opened(self, peer, address, dialled, client, at):
         self.peers.add(peer)
 
     def control(self, peer, body):
@@ -315,7 +315,7 @@ class _Heard:
 
     def dial_failed(self, address, reason, final): ...
 
-    def checked(self, address, peer, reason): ...
+    def checked(self, address, peer, reason, at): ...
 
     def foreign(self, where, reason): ...
 

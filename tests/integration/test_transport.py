@@ -49,13 +49,13 @@ class Ear:
         self.heard.append(what)
         self.changed.set()
 
-    def opened(self, peer: str, address: str, dialled: bool, client: bool) -> None:
+    def opened(self, peer: str, address: str, dialled: bool, client: bool, at: str) -> None:
         self.note("opened", peer, address, dialled, client)
 
     def closed(self, peer: str, clean: bool) -> None:
         self.note("closed", peer, clean)
 
-    def checked(self, address: str, peer: str, reason: str) -> None:
+    def checked(self, address: str, peer: str, reason: str, at: str) -> None:
         self.note("checked", address, peer, reason)
 
     def dial_failed(self, address: str, reason: str, final: bool) -> None:

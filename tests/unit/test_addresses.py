@@ -1,5 +1,7 @@
 """`chaosnet.protocols.addresses`: the address that works, and joiners that nobody can dial."""
 
+import pytest
+
 from chaosnet.protocols.addresses import AddressBook, DialBacks
 from chaosnet.protocols.effects import CheckReach, Transmit
 from chaosnet.protocols.events import NotReached, Reached
@@ -12,9 +14,9 @@ ASKED = DialBack(addresses=TWO.addresses)
 def test_all_addresses_are_tried_and_the_one_that_answered_comes_first():
     book = AddressBook()
     assert book.ways_to(TWO) == TWO.addresses
-    book.reached("b", "192.168.0.2:5")
+    book.reached("b", "192.168.0.2:5", "")
     assert book.ways_to(TWO) == ("192.168.0.2:5", "10.0.0.2:5")
-    book.reached("b", "203.0.113.9:7000")  # As the user had typed it: a forwarded port.
+    book.reached("b", "203.0.113.9:7000", "")  # As the user had typed it: a forwarded port.
     assert book.ways_to(TWO) == ("203.0.113.9:7000", *TWO.addresses)
 
 
@@ -81,6 +83,25 @@ def test_who_asks_again_before_it_is_answered_adds_nothing():
 def test_who_is_neither_member_nor_connected_is_forgotten():
     book = AddressBook()
     for peer in "bc":
-        book.reached(peer, f"{peer}:1")
+        book.reached(peer, f"{peer}:1", "")
     book.keep({"b"})
     assert book.answered == {"b": "b:1"}
+
+
+@pytest.mark.parametrize(
+    ("at", "named", "is_its_own"),
+    [
+        ("10.0.0.2:5", ("10.0.0.2:5",), True),
+        ("key@10.0.0.2:5", ("other@192.168.0.2:5", "key@10.0.0.2:5"), True),
+        ("127.0.0.1:5", ("10.0.0.2:5",), True),  # The transport has seen that it is on this machine.
+        ("[::1]:5", (), True),
+        ("10.0.0.9:5", ("10.0.0.2:5",), False),  # Another machine hands it on.
+        ("10.0.0.2:6", ("10.0.0.2:5",), False),
+        ("", ("10.0.0.2:5",), False),
+    ],
+)
+def test_who_listens_where_it_answered(at, named, is_its_own):
+    book = AddressBook()
+    assert not book.is_its_own("b", named)
+    book.reached("b", "as.typed:5", at)
+    assert book.is_its_own("b", named) is is_its_own

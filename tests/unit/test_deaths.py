@@ -11,7 +11,7 @@ from chaosnet.protocols.events import NotReached, Reached
 @pytest.fixture
 def deaths():
     book = AddressBook()
-    book.reached("b", "b:1")
+    book.reached("b", "b:1", "b:1")
     deaths = Deaths(book)
     deaths.said_where("b", life=7)
     return deaths
@@ -27,6 +27,16 @@ def test_a_refusal_is_a_proof(deaths):
 def test_anything_else_is_none(deaths, event):
     deaths.closed("b", True, 5.0)
     assert deaths.handle(event, 5.0) == {"b": None}
+
+
+def test_a_refusal_where_it_does_not_listen_itself_is_none(deaths):
+    """A tunnel has ended, perhaps."""
+    assert deaths.closed("b", True, 5.0, proof_until_s=7.0, is_its_own=False) == []
+    deaths.said_where("b", life=7)
+    looks = deaths.closed("b", True, 5.0, proof_until_s=7.0, hold_until_s=8.0, is_its_own=False)
+    assert looks == [CheckReach("b:1")]
+    assert deaths.handle(NotReached("b:1", "connection refused", refused=True), 5.0) == {}
+    assert deaths.overdue(8.0) == ["b"]
 
 
 def test_what_is_not_known_in_time_is_no_proof_later(deaths):

@@ -36,7 +36,7 @@ class Pair:
         self.now_s, self.rates, self.probes = 0.0, rates, []
         self.probers = {me: Prober(me, kind, AddressBook()) for me in rates}
         for me, other in (tuple(rates), tuple(rates)[::-1]):
-            self.probers[me].book.reached(other, f"{other}:1")
+            self.probers[me].book.reached(other, f"{other}:1", "")
         self.found = {}
 
     def perform(self, me, effects):
@@ -225,7 +225,7 @@ def test_a_server_that_fails_when_the_asker_has_gone_on_in_band_changes_nothing(
 def test_a_peer_that_says_nothing_of_iperf3_is_asked_in_band():
     """So does one with keys: its port would be open to everybody."""
     prober = Prober("a", "iperf3", AddressBook())
-    prober.book.reached("b", "b:1")
+    prober.book.reached("b", "b:1", "")
     assert prober.want("b", 0.0) == [Transmit("b", ProbeRequest(kind="iperf3"))]
     late_s = PATIENCE_S["iperf3"]
     assert prober.handle(Tick(), late_s) == [Transmit("b", ProbeRequest(kind="in-band"))]
