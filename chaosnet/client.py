@@ -11,6 +11,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import zmq
@@ -220,7 +221,13 @@ def ask(
     """
     keys = _own(keys)
     me = name or f"cli-{secrets.token_hex(4)}"
-    return asyncio.run(_Asking(completed(address, keys), question, of_scheduler, me, keys).run(deadline_s))
+    asking = _Asking(completed(address, keys), question, of_scheduler, me, keys)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(asking.run(deadline_s))
+    with ThreadPoolExecutor(1) as other:  # As in a notebook: this thread has a loop already.
+        return other.submit(lambda: asyncio.run(asking.run(deadline_s))).result()
 
 
 class _Asking:

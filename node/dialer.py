@@ -110,9 +110,8 @@ class Dialer:
             self.failed(link, rival.reason, rival.final)
         else:
             self._dialling.pop((link.address, False), None)
-            self._identity.cluster = (
-                self._identity.cluster or hello.cluster
-            )  # Whom a joiner dials, it belongs to.
+            if not self._identity.cluster and hello.cluster:  # Whom a joiner dials, it belongs to.
+                self._identity.cluster, self._identity.is_guest = hello.cluster, True
             self._links.open(link, hello)
 
     def failed(self, link: PeerLink, reason: str, final: bool = False) -> None:

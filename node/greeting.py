@@ -40,6 +40,7 @@ class Identity:
         default_factory=new_incarnation
     )  # Tells a restarted process from the one before it.
     machine: str = field(default_factory=this_machine)
+    is_guest: bool = False  # Of `cluster`, which it dials and has not been let into yet.
 
     def hello(self, check: bool = False) -> Hello:
         return Hello(

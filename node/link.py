@@ -81,6 +81,7 @@ class PeerLink:
     check: bool = False  # Ends as soon as the other end has said who it is.
     key: str = ""  # That the other end has proved to hold.
     spare: bool = False  # Its other end has said Bye to it because there is another.
+    drains: bool = False  # So have we: what the other end had sent until then is still for us.
     invited: bool = False  # By an invite's key: it may introduce somebody, and nothing else.
     state: LinkStage = LinkStage.GREETING
     control: Conn | None = None

@@ -86,6 +86,7 @@ class Links:
         self._report_opened(peer.name, link)
 
     def say_bye(self, link: PeerLink, reason: str, spare: bool = False) -> None:
+        link.drains = spare
         for conn in link.conns():
             self.sender.bye(conn, reason[:1000], spare)
         self._finish(link, clean=True, state=LinkStage.CLOSING)
@@ -95,7 +96,10 @@ class Links:
         link = conn.link
         conn.said_bye, link.spare = True, spare
         if link.state is LinkStage.OPEN:
-            conn.queue.clear()  # Whoever has said Bye delivers nothing any more.
+            other = link.peer.link() if spare and link.peer else None
+            if other is not None:
+                self.sender.move(conn, other)
+            conn.queue.clear()  # Whoever has said Bye delivers nothing any more but what was sent before.
             self.sender.bye(conn, "you said so")
         everything = all(each.said_bye for each in link.conns())
         if link.state is LinkStage.OPEN and everything:
@@ -104,6 +108,13 @@ class Links:
             link.set_timer(self._turns.later(LINGER_S, self._end, link))
         elif link.state is LinkStage.CLOSING and everything:
             self.bury(link)
+
+    def delivers(self, link: PeerLink) -> bool:
+        """Is what comes over it for the sink?"""
+        if link.state is LinkStage.OPEN:
+            return True
+        drains = link.drains and link.state is LinkStage.CLOSING and link.peer is not None
+        return drains and link.peer is self.peers.get(link.peer.name if link.peer else "")
 
     def lost(self, conn: Conn) -> None:
         """Its connection is gone, and all that came over it has been read."""
@@ -163,6 +174,10 @@ class Links:
         peer.links.remove(link)
         if not peer.links:
             del self.peers[peer.name]
+            if (
+                self._identity.is_guest and not self.peers
+            ):  # Its members may be gone, and others be there instead.
+                self._identity.cluster, self._identity.is_guest = "", False
             self._turns.tell(partial(self._sink.closed, peer.name, clean))
         elif not link.spare and state is LinkStage.GONE:
             self._turns.later(GRACE_S, self._open_again, peer, clean)

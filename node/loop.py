@@ -197,7 +197,12 @@ class NodeLoop:
 
         if not self._call(evaluate):
             raise ChaosnetError("this node has left, or failed: there is no cluster to ask")
-        return answer.result(timeout=ASK_PATIENCE_S)
+        try:
+            return answer.result(timeout=ASK_PATIENCE_S)
+        except TimeoutError:
+            if answer.done():
+                raise  # It is the question's own.
+            raise ChaosnetError(f"this node's links have not been served for {ASK_PATIENCE_S:g} s") from None
 
     def status(self, history: bool = False, since: int = 0) -> Status:
         """The cluster as this node sees it; whole on the scheduler. `history`: with all that is kept of it.
@@ -252,6 +257,7 @@ class NodeLoop:
 
     def _begin_life(self, least: int) -> None:
         """Nothing of an earlier life is left but the transport and its address."""
+        self._telling.forget()
         self.agent = self._make_agent(self._addresses, least)
         self.all_reduce = AllReduce(self._store, self.transport.send_bulk, self._guards, self.counters)
         self.replica = Replica(self.transport.send_bulk)
@@ -313,9 +319,12 @@ class NodeLoop:
             self._alarm.set(self.agent.wake_at_s)
 
     def _take_readings(self) -> None:
-        self._catching(lambda: self._event(self._vitals.readings(self.rates, self.counters, self.transport)))
-        for peer, rate_bps in self.agent.readings.sent_bps().items():
-            self.transport.bound_unsent(peer, rate_bps)
+        def take() -> None:
+            self._event(self._vitals.readings(self.rates, self.counters, self.transport))
+            for peer, rate_bps in self.agent.readings.sent_bps().items():
+                self.transport.bound_unsent(peer, rate_bps)
+
+        self._catching(take)
         if not self._ended.done():
             self._loop.call_later(READ_EVERY_S, self._take_readings)
 

@@ -70,6 +70,10 @@ class Outgoing:
             self.carried = total + size, took_s + now_s - self._full_s
             self._full_s = now_s if self._heap else None
 
+    def pop(self) -> Item:
+        """What was next, which is not sent from here."""
+        return heapq.heappop(self._heap)
+
     def clear(self) -> None:
         self._heap.clear()
         self._full_s = None

@@ -166,6 +166,8 @@ class Performer:
                 self._pending.append(FoundedAt(self.addresses))
             case fx.Joined(step, deal, view):
                 self.member = True
+                self.telling.parked(None)  # It may have waited in an earlier life.
+                self.transport.belongs()
                 self._pending.append(Admitted(step, deal, view))
             case fx.Recompute(view):
                 self._pending.append(Redo(view))

@@ -91,7 +91,7 @@ class Receiver:
             self._drop(conn, "the first item is no Hello")
         elif second is not None and not conn.bulk:
             self._drop(conn, "a control message of two frames")
-        elif conn.link.state is LinkStage.OPEN:
+        elif self._links.delivers(conn.link):
             self._take(conn, first, second)
 
     def _take(self, conn: Conn, first: bytes, second: zmq.Frame | Payload | None) -> None:

@@ -11,7 +11,7 @@ import zmq
 from ..protocols.codec import encode
 from ..protocols.messages import Bye, Message
 from . import clock, lending
-from .link import OURS, Conn, Port
+from .link import OURS, Conn, PeerLink, Port
 from .outgoing import Item, Rank, size_of
 from .sockets import Sockets
 from .turns import Turns
@@ -50,6 +50,14 @@ class Sender:
     def say(self, conn: Conn, word: Message, rank: Rank = Rank.STATE) -> bool:
         """Queue one of the transport's own words."""
         return self.put(conn, OURS, encode(word), rank)
+
+    def move(self, conn: Conn, link: PeerLink) -> None:
+        """What waits for a connection of a link that ends goes over another link to that peer."""
+        there = link.bulk if conn.bulk else link.control
+        while conn.queue:
+            item = conn.queue.pop()
+            if there is not None and item.first != OURS:
+                self.put(there, item.first, item.second, item.rank, item.tag, item.turn)
 
     def bye(self, conn: Conn, reason: str, spare: bool = False) -> None:
         self.say(conn, Bye(reason=reason, spare=spare), Rank.BYE)

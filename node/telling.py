@@ -30,14 +30,18 @@ class Telling:
 
     def parked(self, reason: str | None) -> None:
         """A wait that is over in a moment, as while others leave, is not told."""
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
+        self.forget()
         if reason is not None:
             self._later = asyncio.get_running_loop().call_later(WAIT_TOLD_S, self._tell_parked, reason)
         elif self._told_parked:
             self._told_parked = False
             self.on_parked(None)
+
+    def forget(self) -> None:
+        """The life is over in which it waited: what is not told yet has no meaning any more."""
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
 
     def _tell_parked(self, reason: str) -> None:
         self._later, self._told_parked = None, True

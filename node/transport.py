@@ -219,9 +219,13 @@ class Transport:
         self.turns.forget()
         self.identity.incarnation = new_incarnation()
 
+    def belongs(self) -> None:
+        """This node is a member of the cluster that it has dialled: no other will do from now on."""
+        self.identity.is_guest = False
+
     def found(self) -> None:
         """Name a cluster. Who greeted us when we were in none must do so again: it may be in another by now."""
-        self.identity.cluster = secrets.token_hex(4)
+        self.identity.cluster, self.identity.is_guest = secrets.token_hex(4), False
         reason = "it has founded a cluster, and wants to be greeted anew"
         for peer in list(self.links.peers.values()):
             if not any(link.of_client for link in peer.links):

@@ -6,7 +6,8 @@ two nodes' knowledge can be merged in any order and any number of times, with on
 opens a link to another member tells it everything. No scheduler is needed for that, and none can lose it.
 
 Only who is let in by an invite must be decided once: the scheduler does. If a partition or a lost flood lets two
-schedulers decide differently, the lower of the two keys stays, on every node that has heard of both.
+schedulers decide differently, the lower of the two keys stays in `used`, on every node that has heard of both. If the
+other's holder has linked to a member by then, its key is among those allowed, and stays, too.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .messages import EVERYONE, MAX_KEYS, Answer, Introduction, KeyCommand, Keyr
 from .relay import Relay
 
 MAX_INVITES = 1024  # Remembered, whether open or expired; those that expire first are forgotten first.
+OVER_S = 1e-3  # What is told of an invite that has expired: as good as nothing.
 MAX_INVITE_S = 7 * 24 * 3600.0
 ASK_FOR_ANOTHER = "ask a member for another (chaosnet invite)"
 
@@ -40,7 +42,8 @@ class Keyring:
     Args:
         own: This node's key.
         given: Keys that its user allows; all members learn them, as they learn `own`.
-        named: Keys in the addresses that its user wants to join; nobody else is told to trust them.
+        named: Keys in the addresses that its user wants to join. Nobody is told of them; but their holders, to whom a
+            link is opened, tell of their own.
     """
 
     def __init__(self, own: str, given: Iterable[str] = (), named: Iterable[str] = ()) -> None:
@@ -70,7 +73,8 @@ class Keyring:
             allowed=tuple(sorted(self.allowed)),
             revoked=tuple(sorted(self.revoked)),
             used=tuple(sorted(self.used.items())),
-            invites=tuple((key, at_s - now_s) for key, at_s in sorted(self.invites.items()) if at_s > now_s),
+            # Also those that are over: whoever was told of them late, by a node that had slept, takes them for open.
+            invites=tuple((key, max(at_s - now_s, OVER_S)) for key, at_s in sorted(self.invites.items())),
             whole=True,
         )
 

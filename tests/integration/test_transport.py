@@ -93,13 +93,13 @@ Node = tuple[Transport, Ear]
 
 
 @asynccontextmanager
-async def nodes(*names: str, **settings: Any) -> AsyncIterator[list[Node]]:
-    """Transports that listen on loopback; all closed at the end."""
+async def nodes(*names: str, listen: str = "127.0.0.1:0", **settings: Any) -> AsyncIterator[list[Node]]:
+    """Transports that listen, on loopback; all closed at the end."""
     made: list[Node] = []
     try:
         for name in names:
             ear = Ear()
-            made.append((Transport(name, "127.0.0.1:0", ear, **settings), ear))
+            made.append((Transport(name, listen, ear, **settings), ear))
             await made[-1][0].start()
         yield made
     finally:
@@ -241,6 +241,36 @@ async def test_a_second_dial_of_a_connected_peer_is_hung_up_and_changes_nothing(
 
 
 @real
+async def test_nothing_is_lost_over_the_link_that_is_given_up_if_a_node_is_dialled_at_two_addresses() -> None:
+    """Which of the two they keep the dialer decides, after the other end may have sent something over either."""
+    for _ in range(12):
+        async with nodes("a", "b", listen="0.0.0.0:0") as [(a, ear_a), (b, ear_b)]:
+            say_at_once(b, ear_b)
+            port = b.address.rpartition(":")[2]
+            for host in ("127.0.0.1", "127.0.0.2", "127.0.0.3"):
+                a.dial(f"{host}:{port}")
+            await ear_a.until("control", 20)
+            await ear_a.until("bulk", 20)
+            said = [each[2] for each in ear_a.heard if each[0] == "control"]
+            assert sorted(said, key=int) == [b"%d" % index for index in range(20)]
+            assert (ear_a.count("opened"), ear_a.count("closed")) == (1, 0)
+
+
+def say_at_once(node: Transport, ear: Ear) -> None:
+    """20 messages of both kinds, as soon as there is a link."""
+    note = ear.note
+
+    def answer(*what: Any) -> None:
+        note(*what)
+        if what[0] == "opened":
+            for index in range(20):
+                node.send(what[1], b"%d" % index)
+                node.send_bulk(what[1], b"%d" % index, b"payload")
+
+    ear.note = answer  # type: ignore[method-assign]
+
+
+@real
 async def test_a_restarted_node_is_closed_and_opened_again() -> None:
     async with nodes("a", "b", "b") as [a, b, again]:
         await link(b, a)
@@ -341,6 +371,26 @@ async def test_nodes_of_two_clusters_refuse_each_other_by_name() -> None:
         assert "'red'" in failed[2] and "'blue'" in failed[2]
         await b[1].until("foreign")
         assert b[1].count("opened") == 0
+
+
+@real
+async def test_a_guest_of_a_cluster_that_is_gone_may_dial_another_and_a_member_may_not() -> None:
+    for is_member in (False, True):
+        async with nodes("a", "b", "c") as [(a, ear_a), (b, _), (c, _)]:
+            b.found()
+            c.found()
+            a.dial(b.address)
+            await ear_a.until("opened")
+            if is_member:
+                a.belongs()
+            b.close_peer("a", "the end")
+            await ear_a.until("closed")
+            a.dial(c.address)
+            if is_member:
+                assert "it belongs to cluster" in (await ear_a.until("dial_failed"))[2]
+            else:
+                await ear_a.until("opened", 2)
+                assert a.cluster == c.cluster
 
 
 @real

@@ -1,4 +1,4 @@
-"""A member has joined through a forwarded port, as of `ssh -L`: an end of the tunnel that dies is no death of a node."""
+"""A member has joined through a forwarded port, as of `ssh -L`: an end of the tunnel that dies is no node's death."""
 
 from __future__ import annotations
 
@@ -79,4 +79,5 @@ def test_an_end_of_a_tunnel_that_refuses_is_no_proof_and_its_return_heals(
     machines.until(
         lambda: machines.log("a").read_text().count("b joins: now 2 members") == 2, "a has b again"
     )
+    machines.says("b", "going on")
     assert "elected" not in machines.log("b").read_text(), machines.story()

@@ -67,7 +67,9 @@ def test_an_invite_that_is_heard_of_again_lives_no_longer():
     ring = with_invite(until_s=60.0)
     ring.merge(KeyringNews(invites=((INVITE, 60.0),)), now_s=50.0)
     assert ring.verdict(INVITE, 60.0) is KeyVerdict.EXPIRED
-    assert not ring.all_known(60.0).invites, "nobody is told of it any more"
+    other = Keyring(B)
+    other.merge(ring.all_known(60.0), now_s=60.0)
+    assert other.verdict(INVITE, 60.1) is KeyVerdict.EXPIRED, "who is told of it any more has no use for it"
 
 
 def test_an_invite_lets_one_key_in_and_the_second_hears_why_not():
@@ -102,6 +104,17 @@ def test_an_invite_used_on_both_sides_of_a_partition_lets_the_same_one_in_on_bot
     there.merge(told_here, 2.0)
     for ring in (here, there):
         assert [ring.verdict(key, 2.0) for key in (B, C)] == [KeyVerdict.MEMBER, KeyVerdict.UNKNOWN]
+
+
+def test_an_expired_invite_is_over_also_for_who_heard_of_it_from_one_that_had_slept():
+    member, slept, late = Keyring(OWN), Keyring(OWN), Keyring(B)
+    news = KeyringNews(invites=((INVITE, 50.0),))
+    member.merge(news, 0.0)
+    slept.merge(news, 3600.0)  # What it was told before it slept, read afterwards.
+    late.merge(slept.all_known(3601.0), 3601.0)
+    assert late.verdict(INVITE, 3602.0) is KeyVerdict.INVITED
+    late.merge(member.all_known(3602.0), 3602.0)
+    assert late.verdict(INVITE, 3603.0) is KeyVerdict.EXPIRED
 
 
 def test_invites_are_bounded_in_number_and_those_that_expire_first_go_first():
