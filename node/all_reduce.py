@@ -294,15 +294,15 @@ class AllReduce:
         )
 
     def _send_down(self, effect: SendDown) -> None:
-        chunks = effect.chunks
-        message = Down(
-            key=effect.key, step=effect.step, chunk=chunks.start, count=len(chunks), weight=effect.weight
-        )
-        payload = effect.payload
-        if payload is None and effect.weight:
-            payload = self._kept(effect.step, chunks)
+        chunks, payload, weight = effect.chunks, effect.payload, effect.weight
+        if payload is None and weight:
+            if chunks.start in self.results[effect.step]:
+                payload = self._kept(effect.step, chunks)
+            else:  # The step has a weight by other chunks: it was found void in between.
+                weight = 0.0
+        message = Down(key=effect.key, step=effect.step, chunk=chunks.start, count=len(chunks), weight=weight)
         for peer in effect.peers:
-            self._send(peer, message, payload if effect.weight else None)
+            self._send(peer, message, payload if weight else None)
 
     def _send(self, peer: str, message: Up | Down, payload: Any) -> None:
         """Earlier chunks overtake later ones: else results wait behind parts that nobody needs yet."""

@@ -34,7 +34,8 @@ class Node:
         self.reduce = AllReduce(store, self._sent)
 
     def _sent(self, peer, header, payload, tag, **how):
-        self.sent.append((range(tag.chunk, tag.chunk + tag.count), bytes(payload)))
+        chunks = range(tag.chunk, tag.chunk + tag.count)
+        self.sent.append((chunks, bytes(payload) if payload is not None else None))
 
     def up(self, step, bundles):
         for chunks in bundles:
@@ -166,3 +167,13 @@ def test_a_message_of_another_length_is_the_peers_mistake(encoding):
     for wrong in (0, size - 1, size + 4):
         with pytest.raises(RemoteProtocolError, match=rf"2 chunks from 1 on came with {wrong} bytes"):
             node.reduce.check(up, frame(bytes(wrong)))
+
+
+def test_what_has_no_result_in_a_step_that_has_others_is_served_as_such():
+    """A step of pipelines that was found void after a loss was told: the holder ended with a KeyError at a flush."""
+    node = Node(1, Exact(np.dtype(np.float32)))
+    node.reduce.perform(FinishChunks(0, range(3, 4), 2.0, True))
+    assert [(chunks, data is None) for chunks, data in node.down(0, [range(3), range(3, 4)])] == [
+        (range(3), True),
+        (range(3, 4), False),
+    ]
