@@ -158,7 +158,7 @@ class AllReduce:
         """The results of a step, by chunk; [] if nobody had samples. Those of earlier ones are let go."""
         self.parts.clear()
         results = self.results.get(step, {})
-        if self.losing and not (self.guarded and self._is_refused(results)):
+        if self.losing and not self._is_refused(results):
             self.lost |= self.losing
         self.losing.clear()
         self.results, self.done = {step: results}, step
@@ -175,7 +175,12 @@ class AllReduce:
 
     def _is_refused(self, results: dict[int, Result]) -> bool:
         """Does nobody apply these (docs/guard.md)?"""
-        return not all(_is_finite(each.values) for each in _distinct(results))
+        judged = [each for each in _distinct(results) if self._is_judged(each.chunks)]
+        return not all(_is_finite(each.values) for each in judged)
+
+    def _is_judged(self, chunks: range) -> bool:
+        """Not those of buffers, which may hold infinity on purpose, as causal masks do."""
+        return self.guarded and self.store.chunks[chunks.start].is_gradient
 
     # --- what chunks look like ---
 

@@ -13,7 +13,7 @@ from chaosnet.node.all_reduce import AllReduce
 from chaosnet.node.compression import Exact
 from chaosnet.node.gradients import Gradients
 from chaosnet.node.loop import NodeLoop
-from chaosnet.protocols.effects import Accumulate
+from chaosnet.protocols.effects import Accumulate, AdoptChunks
 
 
 def used_to(norm, policy="skip", factor=10.0):
@@ -66,10 +66,10 @@ def test_gradients_of_zero_make_no_limit_of_zero():
 
 def all_reduce(guarded):
     lanes = [SimpleNamespace(op="mean"), SimpleNamespace(op="max")]
-    own = [torch.ones(4), torch.ones(4, dtype=torch.int64)]
+    own = [torch.ones(4), torch.ones(4, dtype=torch.int64), torch.ones(4)]  # The last two are of buffers.
     store = SimpleNamespace(
         lanes=lanes,
-        chunks=[SimpleNamespace(lane=0), SimpleNamespace(lane=1)],
+        chunks=[SimpleNamespace(lane=lane, is_gradient=not number) for number, lane in enumerate((0, 1, 0))],
         contribution=lambda chunks: own[chunks.start],
         encoding=lambda chunk: Exact(own[chunk].numpy().dtype),
     )
@@ -101,6 +101,14 @@ def test_without_a_guard_nothing_is_looked_at():
     reduce = all_reduce(guarded=False)
     reduce.perform(Accumulate(range(1), frame(1, math.nan, 3, 4), 0))
     assert reduce.counters["guard_dropped_parts"] == 0 and np.isnan(reduce._sum(range(1), own=True)).any()
+
+
+@pytest.mark.parametrize(("chunk", "refused"), [(0, True), (2, False)])
+def test_only_a_gradient_that_is_not_finite_is_a_reason_to_refuse_results(chunk, refused):
+    """A buffer may hold infinity on purpose, as a causal mask does."""
+    reduce = all_reduce(guarded=True)
+    reduce.perform(AdoptChunks(0, range(chunk, chunk + 1), frame(1, -math.inf, 3, 4)))
+    assert reduce._is_refused(reduce.results[0]) is refused
 
 
 def test_a_node_that_comes_back_is_as_guarded_as_before():

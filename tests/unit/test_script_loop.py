@@ -709,6 +709,14 @@ def test_a_model_that_can_take_part_in_no_step_ends_its_node_once(start):
     start(model, sgd(model))  # Which refuses a second one beside one that is open.
 
 
+def test_a_buffer_that_is_not_finite_on_purpose_is_nothing_to_the_guard(start):
+    model = make_model()
+    model.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+    trainer = start(model, sgd(model), guard="skip")
+    one_step(trainer, model)
+    assert trainer.step == 1
+
+
 def test_out_of_the_cluster_everything_is_as_it_was(start):
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), 0.1, fused=True)
