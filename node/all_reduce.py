@@ -241,7 +241,7 @@ class AllReduce:
     def _accumulate(self, chunks: range, payload: zmq.Frame | Payload, place: int) -> None:
         """Keep a child's part; adding is cheapest when all parts are there, and memory is bounded."""
         parts, part = self.parts.setdefault(chunks, {}), self._decode(chunks, payload.buffer)
-        if self.guarded and not _is_finite(part):
+        if self._is_judged(chunks) and not _is_finite(part):
             part[:] = 0  # With its weight: all chunks of a step keep one total, whoever dropped what.
             self.counters["guard_dropped_parts"] += 1
         parts[FIRST_LEAF + place] = part

@@ -29,7 +29,7 @@ from ..protocols.sums import bundles
 from .compression import Compression, Encoding, encoding_of
 from .devices import Crossing, has_streams
 from .flat_state import device_runs
-from .lanes import MAX_CHUNK_BYTES, LaneLayout, averaged, chunk_bytes_of, int_like, stage
+from .lanes import MAX_CHUNK_BYTES, LaneLayout, Place, averaged, chunk_bytes_of, int_like, stage
 from .training_state import sparse_gradient, thawed
 
 COMPARED_AT_ONCE = 1 << 17  # Elements: with what they are compared with, they fit into a cache.
@@ -343,6 +343,16 @@ class Gradients:
                 buffer, start = place.buffer(), place.start - places[0].start
                 buffer.copy_(agreed[start : start + buffer.numel()].view(buffer.shape))
 
+    def spoilt(self) -> str | None:
+        """The buffer in which this step's forward made a number not finite that was finite when all agreed on it."""
+        for number, (agreed, places) in enumerate(zip(self._agreed, self._buffers, strict=True)):
+            values = self._layout.gather_buffers(number)
+            wrong = (agreed.isfinite() & ~values.isfinite()).nonzero()
+            if len(wrong):
+                at = places[0].start + int(wrong[0])
+                return next(place.name for place in places if at < place.stop)
+        return None
+
     def judge_first(self) -> None:
         """From now on no chunk leaves before `finish`, so that a gradient can be judged as a whole."""
         self._eager_allowed = False
@@ -451,34 +461,12 @@ class Gradients:
         if runs is None:  # Steps are alike, and there may be thousands of parameters.
             if len(self._known_runs) > 2 * len(self.chunks) + 2:
                 self._known_runs.clear()
-            runs = self._known_runs[key] = self._plan_runs(indices, most)
+            runs = self._known_runs[key] = _plan_runs(self._parameters, indices, most)
         for run in runs:
             group = here[run.first : run.last]
             if run.cut is not None:
                 group = [group[0].detach().reshape(-1)[run.cut]]
             yield run.lane, run.start, run.stop, group
-
-    def _plan_runs(self, indices: Sequence[int], most: int) -> list[_Run]:
-        runs: list[_Run] = []
-        for number, index in enumerate(indices):
-            place = self._parameters[index]
-            size = place.stop - place.start
-            if size > most:
-                for at in range(0, size, most):
-                    cut = slice(at, min(at + most, size))
-                    runs.append(
-                        _Run(place.lane, place.start + at, place.start + cut.stop, number, number + 1, cut)
-                    )
-                continue
-            last = runs[-1] if runs else None
-            if (
-                last is None or last.cut is not None or (last.lane, last.stop) != (place.lane, place.start)
-                or place.stop - last.start > most
-            ):  # fmt: skip
-                runs.append(_Run(place.lane, place.start, place.stop, number, number + 1))
-            else:
-                last.stop, last.last = place.stop, number + 1
-        return runs
 
     def _write_buffers(self, weight: float) -> list[int]:
         """Write the buffers' contributions. Returns: the bits of those that changed since all agreed."""
@@ -506,6 +494,30 @@ class Gradients:
             here = [holder.grad is not None for holder in self._holders]
             bits[self._parameter_bits[here]] = True
         return np.packbits(bits, bitorder="little").tobytes()
+
+
+def _plan_runs(places: Sequence[Place], indices: Sequence[int], most: int) -> list[_Run]:
+    """See `Gradients._runs`."""
+    runs: list[_Run] = []
+    for number, index in enumerate(indices):
+        place = places[index]
+        size = place.stop - place.start
+        if size > most:
+            for at in range(0, size, most):
+                cut = slice(at, min(at + most, size))
+                runs.append(
+                    _Run(place.lane, place.start + at, place.start + cut.stop, number, number + 1, cut)
+                )
+            continue
+        last = runs[-1] if runs else None
+        if (
+            last is None or last.cut is not None or (last.lane, last.stop) != (place.lane, place.start)
+            or place.stop - last.start > most
+        ):  # fmt: skip
+            runs.append(_Run(place.lane, place.start, place.stop, number, number + 1))
+        else:
+            last.stop, last.last = place.stop, number + 1
+    return runs
 
 
 def _versions(grads: Iterable[torch.Tensor | None]) -> list[int]:

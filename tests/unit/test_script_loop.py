@@ -717,6 +717,19 @@ def test_a_buffer_that_is_not_finite_on_purpose_is_nothing_to_the_guard(start):
     assert trainer.step == 1
 
 
+def test_what_spoils_a_buffer_counts_for_nothing_with_a_guard(start, capfd):
+    model = make_model()
+    model.register_buffer("average", torch.ones(2))
+    trainer = start(model, sgd(model), guard="clip", quiet=False)
+    model.average += 1
+    one_step(trainer, model)
+    assert (trainer.step, model.average.tolist()) == (1, [2.0, 2.0])
+    model.average[1] = torch.nan
+    one_step(trainer, model)
+    assert (trainer.step, model.average.tolist()) == (1, [2.0, 2.0])
+    assert "forward made its buffer 'average' not finite: skip" in capfd.readouterr().err
+
+
 def test_out_of_the_cluster_everything_is_as_it_was(start):
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), 0.1, fused=True)
