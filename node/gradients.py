@@ -87,7 +87,8 @@ class Gradients:
     Eager mode, `arm` with a weight, hands chunks over while backward runs. If the script then turns out to
     add to gradients that are gone already (a second backward, say), `finish` retracts them, and eager mode
     stays off for the rest of this object's life: a script that accumulates does so at every step, and would
-    pay for an aborted attempt each time.
+    pay for an aborted attempt each time. What a backward handed over that the script then gave up (`arm` again
+    without `finish` or `empty`) is retracted, too.
     Args:
         chunk_bytes: Size of a chunk; the last of a lane is smaller. None: what suits the model.
         on_chunks_ready: Called with neighbouring chunks once their contribution is complete, each once per step, in
@@ -135,6 +136,8 @@ class Gradients:
         self._fired = bytearray(len(self._parameters))
         self._written = bytearray(len(self._parameters))
         self._handed_over = bytearray(len(self.chunks))
+        self._is_over = True  # Has the step that `arm` began come to `finish` or `empty`?
+        self._given_up = False  # Have chunks left of a backward that came to neither?
         self._as_sent: list[_AsSent] = []  # Keeps alive no gradient of an earlier step.
         self._lock = threading.Lock()  # Backward has one thread per device.
         self._hooks = [
@@ -172,12 +175,15 @@ class Gradients:
                 None if not: `finish` hands over all of them.
         """
         self._arrived()
+        # Whoever has those takes them for this step's, as chunks come once: nothing else may leave before `finish`.
+        self._given_up = not self._is_over and (self._given_up or any(self._handed_over))
+        self._is_over = False
         self._fired[:] = bytes(len(self._fired))
         self.had_backward = False
         self._written[:] = bytes(len(self._written))
         self._handed_over[:] = bytes(len(self._handed_over))
         self._waiting[:] = self._waiting_at_start
-        self._weight = weight if self._eager_allowed else None
+        self._weight = weight if self._eager_allowed and not self._given_up else None
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         """Runs for every parameter at every step, so it does little: writing waits until a bundle is full."""
@@ -244,18 +250,19 @@ class Gradients:
         self._arrived()
         self._forget()
         chunks = [index for index, gone in enumerate(self._handed_over) if not gone]
-        return Finished(present, chunks, retracted)
+        return Finished(present, chunks, retracted or self._given_up)
 
     def empty(self) -> Finished:
         """End the step without a contribution: no samples, and no chunk of data to send."""
         with self._lock:
-            retracted, self._weight = any(self._handed_over), None
+            retracted, self._weight = self._given_up or any(self._handed_over), None
         self._arrived()
         present = self._present(self._write_buffers(0.0), 0.0)
         self._forget()
         return Finished(present, [], retracted)
 
     def _forget(self) -> None:
+        self._is_over = True
         self._as_sent.clear()
         if self._crossing is not None:
             self._crossing.forget()

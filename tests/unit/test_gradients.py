@@ -215,6 +215,27 @@ def test_another_weight_than_announced_is_no_retraction_if_nothing_was_sent():
     assert not gradients.finish(2).retracted
 
 
+@pytest.mark.parametrize("end", ["finish", "empty"])
+def test_what_has_left_of_a_backward_that_was_given_up_is_retracted(end):
+    model, ready = net(), []
+    gradients = Gradients(model, TINY_CHUNKS, ready.extend)
+    gradients.arm(2)
+    loss_of(model, *samples(2)).backward()
+    ready.clear()
+    model.zero_grad()
+    for weight in (None, 2):  # A new pass begins, and its first batch.
+        gradients.arm(weight)
+    loss_of(model, *samples(2, seed=2)).backward()
+    assert ready == []
+    finished = gradients.finish(2) if end == "finish" else gradients.empty()
+    assert finished.retracted
+    if end == "finish":
+        assert finished.chunks == list(range(len(gradients.chunks)))
+    gradients.arm(2)
+    loss_of(model, *samples(2)).backward()
+    assert ready and not gradients.finish(2).retracted
+
+
 def test_a_second_backward_into_chunks_still_open_needs_no_retraction():
     model, ready = net(), []
     gradients = Gradients(model, 1 << 20, ready.extend)

@@ -4,6 +4,7 @@ import copy
 import operator
 import pickle
 import socket
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -728,6 +729,25 @@ def test_what_spoils_a_buffer_counts_for_nothing_with_a_guard(start, capfd):
     one_step(trainer, model)
     assert (trainer.step, model.average.tolist()) == (1, [2.0, 2.0])
     assert "forward made its buffer 'average' not finite: skip" in capfd.readouterr().err
+
+
+def test_a_batch_that_the_script_gave_up_is_in_no_gradient(start):
+    model, data = make_model(), TensorDataset(torch.randn(24, 4))
+    trainer = start(model, torch.optim.SGD(model.parameters(), 1.0))
+    for (x,) in trainer.batches(data, 8):
+        (1000 * model(x).square().mean()).backward()
+        time.sleep(0.2)  # It has been summed.
+        break
+    trainer.optimizer.zero_grad()
+    for (x,) in trainer.batches(data, 8):
+        loss = model[2](torch.ones(1, 8)).sum() + 0 * x.sum()  # The first layer has no gradient.
+        before = [p.detach().clone() for p in model.parameters()]
+        loss.backward()
+        trainer.update()
+        break
+    moved = [was - now.detach() for was, now in zip(before, model.parameters(), strict=True)]
+    expected = [torch.zeros(8, 4), torch.zeros(8), torch.ones(2, 8), torch.ones(2)]
+    torch.testing.assert_close(moved, expected)
 
 
 def test_out_of_the_cluster_everything_is_as_it_was(start):
