@@ -132,7 +132,11 @@ class AllReduce:
             )
 
     def perform(self, effect: AllReduceEffect) -> None:
-        """Do one effect."""
+        """Do one effect. Numbers that are not finite are for the guard, and no warning, which may be an error."""
+        with np.errstate(all="ignore"):
+            self._perform(effect)
+
+    def _perform(self, effect: AllReduceEffect) -> None:
         match effect:
             case Accumulate(chunks, payload, place):
                 self._accumulate(chunks, payload, place)
