@@ -5,6 +5,8 @@ It sits in three places, because what travels are sums (docs/guard.md):
     own part      before it leaves: finite? not far above what is usual here?       this module
     child's part  as it arrives at a parent: finite? else it counts as zeros        node/all_reduce.py
     result        before the optimizer steps: finite? All members see the same bits, so all refuse it, or none
+
+Of buffers the own part only: one may hold infinity on purpose, and zeros would pull averages towards zero.
 """
 
 from __future__ import annotations
@@ -57,12 +59,17 @@ class Guard:
         if math.isfinite(norm) and norm <= limit:
             self.in_a_row = 0
             return Verdict("pass")
+        if not math.isfinite(norm):
+            return self.refuse("its gradient is not finite")
+        reason = f"its gradient has norm {norm:.3g} (limit {limit:.3g})"
+        if self.policy != "clip":
+            return self.refuse(reason)
         self.in_a_row += 1
-        reason = "its gradient is not finite"
-        if math.isfinite(norm):
-            reason = f"its gradient has norm {norm:.3g} (limit {limit:.3g})"
-        if self.policy == "clip" and math.isfinite(norm):
-            return Verdict("clip", limit / norm, reason)
+        return Verdict("clip", limit / norm, reason)
+
+    def refuse(self, reason: str) -> Verdict:
+        """What to do with a part of this node that is not to count at all."""
+        self.in_a_row += 1
         if self.policy == "evict" and self.in_a_row >= EVICT_AFTER:
             return Verdict("evict", reason=f"{reason}, the {EVICT_AFTER}rd time in a row")
         return Verdict("skip", reason=reason)

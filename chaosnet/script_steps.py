@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -150,10 +151,15 @@ class ScriptSteps:
         return weight
 
     def _guarded(self, guard: Guard, weight: float) -> float:
-        """Judge our own gradient before anybody gets it. Returns: the weight that it is to have."""
+        """Judge our own gradient and buffers before anybody gets them. Returns: the weight that they are to have."""
         engine, session = self._engine, self._session
         gradients = [p.grad for p in engine.model.parameters() if p.grad is not None]
-        verdict = guard.judge(float(nn.utils.get_total_norm(gradients)))
+        norm = float(nn.utils.get_total_norm(gradients))
+        spoilt = engine.gradients.spoilt() if math.isfinite(norm) else None  # Else there is a reason already.
+        if spoilt is None:
+            verdict = guard.judge(norm)
+        else:
+            verdict = guard.refuse(f"forward made its buffer {spoilt!r} not finite")
         if verdict.action == "pass":
             return weight
         session.counters[f"guard_{verdict.action}"] += 1

@@ -132,7 +132,11 @@ class AllReduce:
             )
 
     def perform(self, effect: AllReduceEffect) -> None:
-        """Do one effect."""
+        """Do one effect. Numbers that are not finite are for the guard, and no warning, which may be an error."""
+        with np.errstate(all="ignore"):
+            self._perform(effect)
+
+    def _perform(self, effect: AllReduceEffect) -> None:
         match effect:
             case Accumulate(chunks, payload, place):
                 self._accumulate(chunks, payload, place)
@@ -158,7 +162,7 @@ class AllReduce:
         """The results of a step, by chunk; [] if nobody had samples. Those of earlier ones are let go."""
         self.parts.clear()
         results = self.results.get(step, {})
-        if self.losing and not (self.guarded and self._is_refused(results)):
+        if self.losing and not self._is_refused(results):
             self.lost |= self.losing
         self.losing.clear()
         self.results, self.done = {step: results}, step
@@ -175,7 +179,12 @@ class AllReduce:
 
     def _is_refused(self, results: dict[int, Result]) -> bool:
         """Does nobody apply these (docs/guard.md)?"""
-        return not all(_is_finite(each.values) for each in _distinct(results))
+        judged = [each for each in _distinct(results) if self._is_judged(each.chunks)]
+        return not all(_is_finite(each.values) for each in judged)
+
+    def _is_judged(self, chunks: range) -> bool:
+        """Not those of buffers, which may hold infinity on purpose, as causal masks do."""
+        return self.guarded and self.store.chunks[chunks.start].is_gradient
 
     # --- what chunks look like ---
 
@@ -236,7 +245,7 @@ class AllReduce:
     def _accumulate(self, chunks: range, payload: zmq.Frame | Payload, place: int) -> None:
         """Keep a child's part; adding is cheapest when all parts are there, and memory is bounded."""
         parts, part = self.parts.setdefault(chunks, {}), self._decode(chunks, payload.buffer)
-        if self.guarded and not _is_finite(part):
+        if self._is_judged(chunks) and not _is_finite(part):
             part[:] = 0  # With its weight: all chunks of a step keep one total, whoever dropped what.
             self.counters["guard_dropped_parts"] += 1
         parts[FIRST_LEAF + place] = part

@@ -29,7 +29,7 @@ from ..protocols.sums import bundles
 from .compression import Compression, Encoding, encoding_of
 from .devices import Crossing, has_streams
 from .flat_state import device_runs
-from .lanes import MAX_CHUNK_BYTES, LaneLayout, averaged, chunk_bytes_of, int_like, stage
+from .lanes import MAX_CHUNK_BYTES, LaneLayout, Place, averaged, chunk_bytes_of, int_like, stage
 from .training_state import sparse_gradient, thawed
 
 COMPARED_AT_ONCE = 1 << 17  # Elements: with what they are compared with, they fit into a cache.
@@ -87,7 +87,8 @@ class Gradients:
     Eager mode, `arm` with a weight, hands chunks over while backward runs. If the script then turns out to
     add to gradients that are gone already (a second backward, say), `finish` retracts them, and eager mode
     stays off for the rest of this object's life: a script that accumulates does so at every step, and would
-    pay for an aborted attempt each time.
+    pay for an aborted attempt each time. What a backward handed over that the script then gave up (`arm` again
+    without `finish` or `empty`) is retracted, too.
     Args:
         chunk_bytes: Size of a chunk; the last of a lane is smaller. None: what suits the model.
         on_chunks_ready: Called with neighbouring chunks once their contribution is complete, each once per step, in
@@ -135,6 +136,8 @@ class Gradients:
         self._fired = bytearray(len(self._parameters))
         self._written = bytearray(len(self._parameters))
         self._handed_over = bytearray(len(self.chunks))
+        self._is_over = True  # Has the step that `arm` began come to `finish` or `empty`?
+        self._given_up = False  # Have chunks left of a backward that came to neither?
         self._as_sent: list[_AsSent] = []  # Keeps alive no gradient of an earlier step.
         self._lock = threading.Lock()  # Backward has one thread per device.
         self._hooks = [
@@ -172,12 +175,15 @@ class Gradients:
                 None if not: `finish` hands over all of them.
         """
         self._arrived()
+        # Whoever has those takes them for this step's, as chunks come once: nothing else may leave before `finish`.
+        self._given_up = not self._is_over and (self._given_up or any(self._handed_over))
+        self._is_over = False
         self._fired[:] = bytes(len(self._fired))
         self.had_backward = False
         self._written[:] = bytes(len(self._written))
         self._handed_over[:] = bytes(len(self._handed_over))
         self._waiting[:] = self._waiting_at_start
-        self._weight = weight if self._eager_allowed else None
+        self._weight = weight if self._eager_allowed and not self._given_up else None
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         """Runs for every parameter at every step, so it does little: writing waits until a bundle is full."""
@@ -244,18 +250,19 @@ class Gradients:
         self._arrived()
         self._forget()
         chunks = [index for index, gone in enumerate(self._handed_over) if not gone]
-        return Finished(present, chunks, retracted)
+        return Finished(present, chunks, retracted or self._given_up)
 
     def empty(self) -> Finished:
         """End the step without a contribution: no samples, and no chunk of data to send."""
         with self._lock:
-            retracted, self._weight = any(self._handed_over), None
+            retracted, self._weight = self._given_up or any(self._handed_over), None
         self._arrived()
         present = self._present(self._write_buffers(0.0), 0.0)
         self._forget()
         return Finished(present, [], retracted)
 
     def _forget(self) -> None:
+        self._is_over = True
         self._as_sent.clear()
         if self._crossing is not None:
             self._crossing.forget()
@@ -342,6 +349,16 @@ class Gradients:
             for place in places:
                 buffer, start = place.buffer(), place.start - places[0].start
                 buffer.copy_(agreed[start : start + buffer.numel()].view(buffer.shape))
+
+    def spoilt(self) -> str | None:
+        """The buffer in which this step's forward made a number not finite that was finite when all agreed on it."""
+        for number, (agreed, places) in enumerate(zip(self._agreed, self._buffers, strict=True)):
+            values = self._layout.gather_buffers(number)
+            wrong = (agreed.isfinite() & ~values.isfinite()).nonzero()
+            if len(wrong):
+                at = places[0].start + int(wrong[0])
+                return next(place.name for place in places if at < place.stop)
+        return None
 
     def judge_first(self) -> None:
         """From now on no chunk leaves before `finish`, so that a gradient can be judged as a whole."""
@@ -451,34 +468,12 @@ class Gradients:
         if runs is None:  # Steps are alike, and there may be thousands of parameters.
             if len(self._known_runs) > 2 * len(self.chunks) + 2:
                 self._known_runs.clear()
-            runs = self._known_runs[key] = self._plan_runs(indices, most)
+            runs = self._known_runs[key] = _plan_runs(self._parameters, indices, most)
         for run in runs:
             group = here[run.first : run.last]
             if run.cut is not None:
                 group = [group[0].detach().reshape(-1)[run.cut]]
             yield run.lane, run.start, run.stop, group
-
-    def _plan_runs(self, indices: Sequence[int], most: int) -> list[_Run]:
-        runs: list[_Run] = []
-        for number, index in enumerate(indices):
-            place = self._parameters[index]
-            size = place.stop - place.start
-            if size > most:
-                for at in range(0, size, most):
-                    cut = slice(at, min(at + most, size))
-                    runs.append(
-                        _Run(place.lane, place.start + at, place.start + cut.stop, number, number + 1, cut)
-                    )
-                continue
-            last = runs[-1] if runs else None
-            if (
-                last is None or last.cut is not None or (last.lane, last.stop) != (place.lane, place.start)
-                or place.stop - last.start > most
-            ):  # fmt: skip
-                runs.append(_Run(place.lane, place.start, place.stop, number, number + 1))
-            else:
-                last.stop, last.last = place.stop, number + 1
-        return runs
 
     def _write_buffers(self, weight: float) -> list[int]:
         """Write the buffers' contributions. Returns: the bits of those that changed since all agreed."""
@@ -506,6 +501,30 @@ class Gradients:
             here = [holder.grad is not None for holder in self._holders]
             bits[self._parameter_bits[here]] = True
         return np.packbits(bits, bitorder="little").tobytes()
+
+
+def _plan_runs(places: Sequence[Place], indices: Sequence[int], most: int) -> list[_Run]:
+    """See `Gradients._runs`."""
+    runs: list[_Run] = []
+    for number, index in enumerate(indices):
+        place = places[index]
+        size = place.stop - place.start
+        if size > most:
+            for at in range(0, size, most):
+                cut = slice(at, min(at + most, size))
+                runs.append(
+                    _Run(place.lane, place.start + at, place.start + cut.stop, number, number + 1, cut)
+                )
+            continue
+        last = runs[-1] if runs else None
+        if (
+            last is None or last.cut is not None or (last.lane, last.stop) != (place.lane, place.start)
+            or place.stop - last.start > most
+        ):  # fmt: skip
+            runs.append(_Run(place.lane, place.start, place.stop, number, number + 1))
+        else:
+            last.stop, last.last = place.stop, number + 1
+    return runs
 
 
 def _versions(grads: Iterable[torch.Tensor | None]) -> list[int]:

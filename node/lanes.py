@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +16,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from ..protocols.errors import ConfigError
 from .devices import accelerators, to_device, widened
 from .flat_state import device_runs, dtype_name
-from .training_state import BufferSlot, buffer_slots, check_parameter
+from .training_state import BufferSlot, buffer_slots, check_buffer, check_parameter
 
 # As small as slow links need them, to be busy from the first to the last. Where links are fast, several travel as one
 # message (protocols/sums.py), for each message costs its handling.
@@ -32,6 +33,27 @@ def averaged(
     """The parameters whose gradients travel: not frozen, and of those that the optimizer has. Default: all."""
     named = model.named_parameters()
     return [(name, p) for name, p in named if p.requires_grad and (trained is None or p in trained)]
+
+
+def averaged_buffers(model: nn.Module) -> list[BufferSlot]:
+    """The buffers that travel. Raises: ConfigError for one that cannot be averaged, by name."""
+    slots = [slot for slot in buffer_slots(model) if slot.persistent and slot.tensor is not None]
+    kinds: dict[tuple[torch.dtype, torch.device], set[torch.dtype]] = defaultdict(set)
+    for slot in slots:
+        assert slot.tensor is not None
+        check_buffer(slot.name, slot.tensor)
+        if slot.tensor.numel():
+            kinds[_lane_dtype(slot.tensor), slot.tensor.device].add(_reals(slot.tensor).dtype)
+    for slot in slots:
+        assert slot.tensor is not None
+        lane, dtype = _lane_dtype(slot.tensor), _reals(slot.tensor).dtype
+        if len(kinds[lane, slot.tensor.device]) > 1 and not _promotes(dtype, lane):
+            raise ConfigError(
+                f"buffer {slot.name!r} is {dtype_name(slot.tensor)}, which torch does not convert beside other "
+                f"types, so it cannot be averaged (expected {str(lane).removeprefix('torch.')}, or persistent=False "
+                "if it is a constant)"
+            )
+    return slots
 
 
 def chunk_bytes_of(total: int) -> int:
@@ -131,7 +153,7 @@ class LaneLayout:
     Attributes:
         devices: Accelerators that the model lies on; then lanes are in pinned memory.
         bits: So many parameters and averaged buffers there are, each with a bit of its own in `present`.
-    Raises: ConfigError for a parameter that cannot be averaged, by name.
+    Raises: ConfigError for a parameter or buffer that cannot be averaged, by name.
     """
 
     def __init__(
@@ -142,7 +164,7 @@ class LaneLayout:
         self.parameters: list[Place] = []  # In lane order, hence neighbors are neighbors in memory.
         self.buffers: list[list[Place]] = []  # By lane.
         parameters = averaged(model, trained)
-        buffers = [slot for slot in buffer_slots(model) if slot.persistent and slot.tensor is not None]
+        buffers = averaged_buffers(model)
         self.devices = accelerators(model.parameters())
         for name, parameter in parameters:
             check_parameter(name, parameter)
@@ -298,6 +320,14 @@ def _lane_dtype(tensor: torch.Tensor) -> torch.dtype:
     if not tensor.is_floating_point() and not tensor.is_complex():
         return torch.int64
     return torch.float64 if tensor.dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+def _promotes(dtype: torch.dtype, to: torch.dtype) -> bool:
+    try:
+        torch.promote_types(dtype, to)
+    except RuntimeError:
+        return False
+    return True
 
 
 def int_like(dtype: torch.dtype) -> torch.dtype:

@@ -88,6 +88,30 @@ def check_parameter(name: str, parameter: nn.Parameter) -> None:
         raise ConfigError(f"parameter {name!r} is sparse; expected a dense one")
 
 
+def check_buffer(name: str, buffer: torch.Tensor) -> None:
+    """Raises: ConfigError for a buffer that we cannot average or ship."""
+    wrong = expected = ""
+    if buffer.layout != torch.strided or buffer.is_nested or buffer.is_quantized:
+        wrong = "is sparse, nested or quantized"
+        expected = "a dense one, as of to_dense() or dequantize()"
+    elif buffer.is_conj():
+        wrong = "is a conjugated view"
+        expected = "a copy of it, as of resolve_conj()"
+    elif buffer.is_inference():
+        wrong = "was made in inference mode"
+        expected = "a copy of it, as of clone() outside of that"
+    elif is_expanded(buffer):
+        wrong = "has several elements in one place of memory"
+        expected = "a copy, as of contiguous() after expand()"
+    if wrong:
+        raise ConfigError(f"buffer {name!r} {wrong}, so it cannot be averaged (expected {expected})")
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """As of expand(): torch refuses to write into it."""
+    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def check_optimizer(optimizer: Any, what: str = "optimizer") -> None:
     """Raises: ConfigError for what is no optimizer, or steps only with a closure."""
     if isinstance(optimizer, type) or not all(hasattr(optimizer, each) for each in ("param_groups", "step")):
@@ -418,7 +442,8 @@ class TrainingState:
             mine, theirs = slot.tensor, buffers.get(slot.name)
             if mine is None or theirs is None:
                 continue
-            if mine.shape == theirs.shape and mine.dtype == theirs.dtype:
+            fits = mine.shape == theirs.shape and mine.dtype == theirs.dtype
+            if fits and not is_expanded(mine):  # As caches may be.
                 mine.copy_(theirs)
             else:
                 slot.module._buffers[slot.key] = theirs.to(mine.device)

@@ -1,5 +1,6 @@
 """Bundles in the all-reduce: what is kept by chunk, whatever chunks travelled together."""
 
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -115,6 +116,20 @@ def test_nothing_of_a_void_attempt_is_left_beside_the_results_of_the_next(encodi
     assert b"".join(data for _, data in late.down(2, SINGLE)) == b"".join(
         data for _, data in root.down(1, SINGLE)
     )
+
+
+@of_each
+def test_sums_that_are_not_finite_warn_of_nothing(encoding):
+    """A node whose warnings are errors would end."""
+    root, leaf = Node(1, encoding), Node(2, encoding)
+    root.values[0], leaf.values[0] = torch.inf, -torch.inf
+    root.values[1] = leaf.values[1] = 3e38
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        root.finish(0, leaf.up(0, WHOLE))
+        leaf.adopt(0, root.down(0, WHOLE))
+        for node in (root, leaf):
+            node.reduce.completed(0)
 
 
 def summed(parts, order):

@@ -85,7 +85,7 @@ class Node:
         self.sent = []
         store = SimpleNamespace(
             lanes=[SimpleNamespace(op="mean")],
-            chunks=[SimpleNamespace(lane=0)],
+            chunks=[SimpleNamespace(lane=0, is_gradient=True)],
             contribution=lambda chunk: torch.from_numpy(values),
             encoding=lambda chunk: encoding,
         )

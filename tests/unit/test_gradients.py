@@ -128,6 +128,57 @@ def test_gradients_of_parameters_that_no_optimizer_has_stay_where_they_are():
     assert gradients.strangers(model) == []
 
 
+def made_in_inference_mode():
+    with torch.inference_mode():
+        return torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("make", "says", "mend"),
+    [
+        (lambda: torch.eye(2).to_sparse(), "is sparse.*expected.*to_dense", lambda t: t.to_dense()),
+        (
+            lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8),
+            "quantized.*expected.*dequantize", lambda t: t.dequantize(),
+        ),
+        (lambda: torch.ones(2, dtype=torch.cfloat).conj(), "expected.*resolve_conj", torch.resolve_conj),
+        (made_in_inference_mode, "inference mode.*expected.*clone", torch.clone),
+        (lambda: torch.arange(4).expand(2, -1), "one place.*expected.*contiguous", torch.Tensor.contiguous),
+        (lambda: torch.ones(1).expand(4), "one place.*expected.*contiguous", torch.Tensor.contiguous),
+        (lambda: torch.ones(2).to(torch.float8_e5m2), "is float8_e5m2.*expected float32, or", torch.Tensor.float),
+        (lambda: torch.ones(2).to(torch.uint16), "is uint16.*expected int64, or", torch.Tensor.long),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:.*quantize.*", "ignore:.*[Ss]parse.*")
+def test_a_buffer_that_cannot_be_averaged_is_refused_by_name(make, says, mend):
+    model = net()
+    model.register_buffer("fractions", torch.ones(2))
+    model.register_buffer("numbers", torch.ones(2, dtype=torch.int64))
+    model.register_buffer("odd", make())
+    with pytest.raises(ConfigError, match=f"^buffer 'odd' .*{says}"):
+        Gradients(model)
+    model.odd = mend(model.odd)
+    gradients = Gradients(model)
+    loss_of(model, *samples(2)).backward()
+    for value in (1, 3):
+        model.odd += value
+        one_step([gradients], [1])
+        gradients.revert_buffers()
+    assert torch.equal(model.odd, mend(make()) + 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16, torch.uint64])
+def test_buffers_of_an_odd_type_are_averaged_if_there_are_no_others(dtype):
+    model = net()
+    for name in ("a", "b"):
+        model.register_buffer(name, torch.ones(2).to(dtype))
+    gradients = Gradients(model)
+    loss_of(model, *samples(2)).backward()
+    model.a.copy_(torch.tensor([2.0, 4.0]))
+    one_step([gradients], [1])
+    assert model.a.float().tolist() == [2, 4]
+
+
 @pytest.mark.parametrize(
     ("was", "now", "says"),
     [
@@ -213,6 +264,27 @@ def test_another_weight_than_announced_is_no_retraction_if_nothing_was_sent():
     gradients = Gradients(net(), TINY_CHUNKS)
     gradients.arm(4)
     assert not gradients.finish(2).retracted
+
+
+@pytest.mark.parametrize("end", ["finish", "empty"])
+def test_what_has_left_of_a_backward_that_was_given_up_is_retracted(end):
+    model, ready = net(), []
+    gradients = Gradients(model, TINY_CHUNKS, ready.extend)
+    gradients.arm(2)
+    loss_of(model, *samples(2)).backward()
+    ready.clear()
+    model.zero_grad()
+    for weight in (None, 2):  # A new pass begins, and its first batch.
+        gradients.arm(weight)
+    loss_of(model, *samples(2, seed=2)).backward()
+    assert ready == []
+    finished = gradients.finish(2) if end == "finish" else gradients.empty()
+    assert finished.retracted
+    if end == "finish":
+        assert finished.chunks == list(range(len(gradients.chunks)))
+    gradients.arm(2)
+    loss_of(model, *samples(2)).backward()
+    assert ready and not gradients.finish(2).retracted
 
 
 def test_a_second_backward_into_chunks_still_open_needs_no_retraction():

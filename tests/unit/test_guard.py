@@ -13,7 +13,7 @@ from chaosnet.node.all_reduce import AllReduce
 from chaosnet.node.compression import Exact
 from chaosnet.node.gradients import Gradients
 from chaosnet.node.loop import NodeLoop
-from chaosnet.protocols.effects import Accumulate
+from chaosnet.protocols.effects import Accumulate, AdoptChunks
 
 
 def used_to(norm, policy="skip", factor=10.0):
@@ -51,6 +51,14 @@ def test_the_third_in_a_row_puts_the_node_out():
         assert guard.judge(1.0).action == "pass"
 
 
+def test_what_is_refused_for_another_reason_is_one_in_the_row():
+    guard = used_to(1.0, "evict")
+    verdicts = [guard.refuse("it is spoilt"), guard.judge(math.nan), guard.refuse("it is spoilt")]
+    assert [verdict.action for verdict in verdicts] == ["skip", "skip", "evict"]
+    assert verdicts[2].reason == "it is spoilt, the 3rd time in a row"
+    assert used_to(1.0, "clip").refuse("it is spoilt").action == "skip"
+
+
 def test_what_grows_for_good_becomes_usual():
     guard = used_to(1.0)
     actions = [guard.judge(1000.0).action for _ in range(4 * MEMORY)]
@@ -66,10 +74,10 @@ def test_gradients_of_zero_make_no_limit_of_zero():
 
 def all_reduce(guarded):
     lanes = [SimpleNamespace(op="mean"), SimpleNamespace(op="max")]
-    own = [torch.ones(4), torch.ones(4, dtype=torch.int64)]
+    own = [torch.ones(4), torch.ones(4, dtype=torch.int64), torch.ones(4)]  # The last two are of buffers.
     store = SimpleNamespace(
         lanes=lanes,
-        chunks=[SimpleNamespace(lane=0), SimpleNamespace(lane=1)],
+        chunks=[SimpleNamespace(lane=lane, is_gradient=not number) for number, lane in enumerate((0, 1, 0))],
         contribution=lambda chunks: own[chunks.start],
         encoding=lambda chunk: Exact(own[chunk].numpy().dtype),
     )
@@ -103,6 +111,22 @@ def test_without_a_guard_nothing_is_looked_at():
     assert reduce.counters["guard_dropped_parts"] == 0 and np.isnan(reduce._sum(range(1), own=True)).any()
 
 
+def test_a_childs_part_of_a_buffer_counts_as_it_is():
+    """Zeros with its weight would pull everybody's running averages towards zero."""
+    reduce = all_reduce(guarded=True)
+    reduce.perform(Accumulate(range(2, 3), frame(100, -math.inf, 100, 100), 0))
+    assert reduce._sum(range(2, 3), own=True).tolist() == [101, -math.inf, 101, 101]
+    assert reduce.counters["guard_dropped_parts"] == 0
+
+
+@pytest.mark.parametrize(("chunk", "refused"), [(0, True), (2, False)])
+def test_only_a_gradient_that_is_not_finite_is_a_reason_to_refuse_results(chunk, refused):
+    """A buffer may hold infinity on purpose, as a causal mask does."""
+    reduce = all_reduce(guarded=True)
+    reduce.perform(AdoptChunks(0, range(chunk, chunk + 1), frame(1, -math.inf, 3, 4)))
+    assert reduce._is_refused(reduce.results[0]) is refused
+
+
 def test_a_node_that_comes_back_is_as_guarded_as_before():
     store = SimpleNamespace(lanes=[], chunks=[], contribution=None)
     loop = NodeLoop(lambda *args: None, lambda loop: None, store, guarded=True)
@@ -125,6 +149,20 @@ def test_buffers_go_back_to_what_all_agreed_on():
     assert model[0].running_mean.isnan().all()
     gradients.revert_buffers()
     assert all(map(torch.equal, agreed, model.buffers()))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_buffer_is_spoilt_by_a_number_that_was_finite_when_all_agreed(bad):
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(3, dtype=torch.double))
+    model.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+    gradients = Gradients(model)
+    model.mask[1] = bad  # As infinite as it was on purpose.
+    model[1].running_mean += 1
+    assert gradients.spoilt() is None
+    model[1].running_var[2] = bad
+    assert gradients.spoilt() == "1.running_var"
+    gradients.revert_buffers()
+    assert gradients.spoilt() is None
 
 
 def test_nothing_leaves_during_backward_once_it_is_to_be_judged_first():

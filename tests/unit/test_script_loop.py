@@ -4,6 +4,7 @@ import copy
 import operator
 import pickle
 import socket
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -707,6 +708,46 @@ def test_a_model_that_can_take_part_in_no_step_ends_its_node_once(start):
     trainer.close()
     model.count = torch.zeros(3)
     start(model, sgd(model))  # Which refuses a second one beside one that is open.
+
+
+def test_a_buffer_that_is_not_finite_on_purpose_is_nothing_to_the_guard(start):
+    model = make_model()
+    model.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+    trainer = start(model, sgd(model), guard="skip")
+    one_step(trainer, model)
+    assert trainer.step == 1
+
+
+def test_what_spoils_a_buffer_counts_for_nothing_with_a_guard(start, capfd):
+    model = make_model()
+    model.register_buffer("average", torch.ones(2))
+    trainer = start(model, sgd(model), guard="clip", quiet=False)
+    model.average += 1
+    one_step(trainer, model)
+    assert (trainer.step, model.average.tolist()) == (1, [2.0, 2.0])
+    model.average[1] = torch.nan
+    one_step(trainer, model)
+    assert (trainer.step, model.average.tolist()) == (1, [2.0, 2.0])
+    assert "forward made its buffer 'average' not finite: skip" in capfd.readouterr().err
+
+
+def test_a_batch_that_the_script_gave_up_is_in_no_gradient(start):
+    model, data = make_model(), TensorDataset(torch.randn(24, 4))
+    trainer = start(model, torch.optim.SGD(model.parameters(), 1.0))
+    for (x,) in trainer.batches(data, 8):
+        (1000 * model(x).square().mean()).backward()
+        time.sleep(0.2)  # It has been summed.
+        break
+    trainer.optimizer.zero_grad()
+    for (x,) in trainer.batches(data, 8):
+        loss = model[2](torch.ones(1, 8)).sum() + 0 * x.sum()  # The first layer has no gradient.
+        before = [p.detach().clone() for p in model.parameters()]
+        loss.backward()
+        trainer.update()
+        break
+    moved = [was - now.detach() for was, now in zip(before, model.parameters(), strict=True)]
+    expected = [torch.zeros(8, 4), torch.zeros(8), torch.ones(2, 8), torch.ones(2)]
+    torch.testing.assert_close(moved, expected)
 
 
 def test_out_of_the_cluster_everything_is_as_it_was(start):

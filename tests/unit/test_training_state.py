@@ -186,6 +186,14 @@ def test_odd_tensors_arrive_with_their_type_shape_and_ties():
     assert new.model.conv.weight.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_a_cache_that_is_expanded_arrives():
+    runs = [Run(seed=seed) for seed in (0, 1)]
+    for number, run in enumerate(runs):
+        run.model.register_buffer("cache", torch.tensor([number]).expand(3), persistent=False)
+    runs[1].state.load(arrival_of(snapshot_of(runs[0].state)))
+    assert runs[1].model.cache.tolist() == [0, 0, 0]
+
+
 def test_a_tied_parameter_is_shipped_once():
     names = [entry.name for entry in snapshot_of(odd_run(1)).manifest.entries]
     assert "a.weight" in names
