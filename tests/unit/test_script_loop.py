@@ -761,6 +761,17 @@ def test_constants_that_travel_in_each_step_are_told_by_the_largest(start, capfd
     assert capfd.readouterr().err.count(told) == (size == 130_000 and persistent)
 
 
+@pytest.mark.parametrize("samples", [1e-12, 1e12])
+def test_the_least_and_the_most_samples_leave_the_gradient_as_it_is(start, samples):
+    model = make_model()
+    trainer = start(model, torch.optim.SGD(model.parameters(), 1.0))
+    loss_of(model).backward()
+    gradients, before = zip(*[(p.grad.clone(), p.detach().clone()) for p in model.parameters()], strict=True)
+    trainer.update(samples=samples)
+    for gradient, was, now in zip(gradients, before, model.parameters(), strict=True):
+        torch.testing.assert_close(was - now, gradient, rtol=1e-5, atol=1e-6)
+
+
 def test_out_of_the_cluster_everything_is_as_it_was(start):
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), 0.1, fused=True)
