@@ -13,10 +13,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .named_updates import parts_of, trained_by
 from .node.gradients import Gradients
+from .node.lanes import whole_numbers
 from .node.state_window import EVERY
 from .protocols.errors import ConfigError
 from .script_loop import ScriptLoop
 
+MUCH_BYTES = 1_000_000  # Of what may be constants, in each step.
 TOLD_AFTER = 2  # Steps with a backward of which nothing was left.
 UPDATE, STEP, SCHEDULE = "trainer.update()", "optimizer.step()", "scheduler.step()"
 
@@ -54,6 +56,7 @@ class ScriptRules:
                 f"{len(left)} of the model's parameters are in no optimizer, {left[0]!r} first: they stay as they "
                 "are, and their gradients are not averaged"
             )
+        _tell_constants(model, say)
         # With the parameters themselves, so that nothing made later gets one of these ids.
         self._parameters = {id(p): (name, p) for name, p in model.named_parameters()}
         self._groups = self._grouped()
@@ -190,3 +193,15 @@ class ScriptRules:
         added = {each for group in self._grouped() for each in group} - before
         names = [name for name, p in self._model.named_parameters() if id(p) in added]
         return f" ({', '.join(map(repr, names[:3]))} added)" if names else ""
+
+
+def _tell_constants(model: nn.Module, say: Callable[[str], None]) -> None:
+    """A mask that is a persistent buffer may take longer to travel than the gradient."""
+    sizes = whole_numbers(model)
+    if sum(sizes.values()) > MUCH_BYTES:
+        largest = max(sizes, key=sizes.__getitem__)
+        say(
+            f"buffers of whole numbers and bools take {sum(sizes.values()) / 1e6:.1f} MB of each step, 8 bytes a "
+            f"number, the largest {largest!r} {sizes[largest] / 1e6:.1f} MB: a constant that every script makes anew "
+            "stays at home if it is registered with persistent=False"
+        )

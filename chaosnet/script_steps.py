@@ -16,7 +16,7 @@ from . import endings
 from .agreement import HEALS_COUNT_STEPS, MAX_HEALS, Divergence
 from .engines.data_parallel import DataParallel
 from .guard import Guard
-from .means import MAX_WEIGHT
+from .means import MAX_WEIGHT, MIN_WEIGHT
 from .node.outcomes import Ended
 from .node.session import Session
 from .protocols.errors import ConfigError, NodeExpelled, ReplicasDiffer
@@ -145,6 +145,8 @@ class ScriptSteps:
         weight = float(samples if samples is not None else self._engine.weight or self._engine.own_weight)
         if not 0 <= weight <= MAX_WEIGHT:
             raise ConfigError(f"update: samples is {samples} (expected a number from 0 to {MAX_WEIGHT:g})")
+        if 0 < weight < MIN_WEIGHT:
+            raise ConfigError(f"update: samples is {samples} (expected 0, or a number from {MIN_WEIGHT:g})")
         if samples and self._engine.weight is None:
             self._engine.own_weight = weight  # None at all is said of this update, not of those to come.
         self._eager = samples is None

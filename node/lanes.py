@@ -56,6 +56,12 @@ def averaged_buffers(model: nn.Module) -> list[BufferSlot]:
     return slots
 
 
+def whole_numbers(model: nn.Module) -> dict[str, int]:
+    """Bytes that each buffer of whole numbers or bools is in every step, changed or not: 8 a number."""
+    tensors = [(slot.name, slot.tensor) for slot in averaged_buffers(model)]
+    return {name: 8 * t.numel() for name, t in tensors if t is not None and _lane_dtype(t) == torch.int64}
+
+
 def chunk_bytes_of(total: int) -> int:
     """What the all-reduce of so many bytes of gradients moves as one, unless the user says otherwise."""
     return min(max(-(-total // USUAL_CHUNKS), LEAST_CHUNK_BYTES), MOST_CHUNK_BYTES)

@@ -750,6 +750,28 @@ def test_a_batch_that_the_script_gave_up_is_in_no_gradient(start):
     torch.testing.assert_close(moved, expected)
 
 
+@pytest.mark.parametrize(("size", "persistent"), [(130_000, True), (120_000, True), (130_000, False)])
+def test_constants_that_travel_in_each_step_are_told_by_the_largest(start, capfd, size, persistent):
+    model = make_model()
+    model.register_buffer("count", torch.zeros(10, dtype=torch.int32))
+    model.register_buffer("mask", torch.ones(size, dtype=torch.bool), persistent)
+    model.register_buffer("fractions", torch.ones(200_000))
+    start(model, sgd(model), quiet=False)
+    told = "take 1.0 MB of each step, 8 bytes a number, the largest 'mask' 1.0 MB: "
+    assert capfd.readouterr().err.count(told) == (size == 130_000 and persistent)
+
+
+@pytest.mark.parametrize("samples", [1e-12, 1e12])
+def test_the_least_and_the_most_samples_leave_the_gradient_as_it_is(start, samples):
+    model = make_model()
+    trainer = start(model, torch.optim.SGD(model.parameters(), 1.0))
+    loss_of(model).backward()
+    gradients, before = zip(*[(p.grad.clone(), p.detach().clone()) for p in model.parameters()], strict=True)
+    trainer.update(samples=samples)
+    for gradient, was, now in zip(gradients, before, model.parameters(), strict=True):
+        torch.testing.assert_close(was - now, gradient, rtol=1e-5, atol=1e-6)
+
+
 def test_out_of_the_cluster_everything_is_as_it_was(start):
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), 0.1, fused=True)

@@ -377,6 +377,12 @@ def test_samples_is_a_number_of_at_least_zero(start, samples):
         start().update(samples=samples)
 
 
+@pytest.mark.parametrize("samples", [1e-39, 9e-13])
+def test_samples_are_no_number_that_float32_has_no_reciprocal_of(start, samples):
+    with pytest.raises(ConfigError, match=rf"samples is {samples} \(expected 0, or a number from 1e-12\)"):
+        start().update(samples=samples)
+
+
 @pytest.mark.parametrize("name", [32, "", "x" * 65])
 def test_a_mean_whose_name_would_not_reach_the_others_is_refused(start, name):
     with pytest.raises(ConfigError, match=r"mean: the name is .* \(expected 1 to 64 characters\)"):
