@@ -167,6 +167,13 @@ def test_a_buffer_that_cannot_be_averaged_is_refused_by_name(make, says, mend):
     assert torch.equal(model.odd, mend(make()) + 4)
 
 
+def test_a_buffer_without_data_is_refused_by_name():
+    model = net()
+    model.register_buffer("odd", torch.ones(2, device="meta"))
+    with pytest.raises(ConfigError, match="buffer 'odd' has no data"):
+        Gradients(model)
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16, torch.uint64])
 def test_buffers_of_an_odd_type_are_averaged_if_there_are_no_others(dtype):
     model = net()
