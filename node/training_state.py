@@ -95,7 +95,8 @@ def check_buffer(name: str, buffer: torch.Tensor) -> None:
         wrong = "is sparse, nested or quantized"
         expected = "a dense one, as of to_dense() or dequantize()"
     elif buffer.is_meta:
-        wrong, expected = "has no data (it is on the device 'meta')", "one on another device"
+        wrong = "has no data (it is on the device 'meta')"
+        expected = "one with data, as of to_empty()"
     elif buffer.is_conj():
         wrong = "is a conjugated view"
         expected = "a copy of it, as of resolve_conj()"
