@@ -137,7 +137,11 @@ def up(topology: Path, name: str, backend: str, routes: bool) -> None:
 
 
 def _up(backend: str, name: str, topology: Topology, routes: bool = True) -> Backend:
+    """What another back end has made under this name goes first, once it is certain that this one can be made."""
     made = BACKENDS[backend](name, topology, routes)
+    made.check(topology)
+    if name in store.saved() and _opened(name).kind != made.kind:
+        _down(name)
     made.up(topology)
     store.save(made)
     return made

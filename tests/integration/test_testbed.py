@@ -136,6 +136,17 @@ def test_what_a_killed_harness_leaves_is_removed_by_name(tmp_path):
     assert _sleepers() == []
 
 
+def test_another_back_end_under_the_same_name_replaces_what_the_first_has_made(tmp_path):
+    path = file_of(ring(3), tmp_path)
+    assert chaosnet("up", path, "--name", NAME)[0] == 0
+    assert chaosnet("up", path, "--name", NAME, "--backend", "relay")[0] == 0
+    assert spaces_of(f"chaos-{NAME}-") == []
+    assert chaosnet("ls")[1] == f"{NAME} (relay): 3 nodes, 3 links\n"
+    assert chaosnet("up", path, "--name", NAME)[0] == 0
+    assert not (tmp_path / "up" / f"{NAME}.relay").exists()
+    assert chaosnet("down", "--name", NAME) == (0, "3 nodes down\n", "")
+
+
 def _sleepers() -> list[str]:
     spaces = spaces_of(f"chaos-{NAME}-")
     pids = [
