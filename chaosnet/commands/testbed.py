@@ -140,10 +140,15 @@ def _up(backend: str, name: str, topology: Topology, routes: bool = True) -> Bac
     """What another back end has made under this name goes first, once it is certain that this one can be made."""
     made = BACKENDS[backend](name, topology, routes)
     made.check(topology)
+    store.make_folder()
     if name in store.saved() and _opened(name).kind != made.kind:
         _down(name)
     made.up(topology)
-    store.save(made)
+    try:
+        store.save(made)
+    except BaseException:  # What nobody remembers would stay for good.
+        made.down()
+        raise
     return made
 
 

@@ -12,6 +12,7 @@ import time
 import psutil
 import pytest
 
+from chaosnet.commands import testbed
 from chaosnet.netem import LinkSpec, TestbedError, Topology
 from chaosnet.netem.measure import measure
 from chaosnet.netem.relay import MARK, RelayTestbed
@@ -185,6 +186,29 @@ def test_what_a_killed_harness_leaves_is_removed_by_name(tmp_path):
         harness.send_signal(signal.SIGKILL)
     assert chaosnet("ls")[1] == f"{NAME} (relay): 3 nodes, 3 links\n"
     assert chaosnet("down", "--name", NAME) == (0, "3 nodes down\n", "")
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_made(tmp_path):
+    (tmp_path / "up").write_text("")  # Where the folder would be.
+    for command in (["up", "TOPOLOGY"], ["run", "TOPOLOGY"]):
+        words = [str(file_of(ring(3), tmp_path)) if word == "TOPOLOGY" else word for word in command]
+        rest = ["--", "true"] if "run" in command else []
+        code, out, err = chaosnet(*words, "--name", NAME, "--backend", "relay", *rest)
+        assert (code, out, err.count("\n")) == (1, "", 1), err
+        assert err.startswith(f"error: testbed: {tmp_path / 'up'}: File exists (expected a folder")
+        assert ours() == []
+    (tmp_path / "up").unlink()
+
+
+def test_what_cannot_be_remembered_is_taken_down(tmp_path, monkeypatch):
+    def full(_made):
+        raise TestbedError("No space left on device")
+
+    monkeypatch.setattr("chaosnet.netem.store.save", full)
+    with pytest.raises(TestbedError, match="No space left"):
+        testbed._up("relay", NAME, ring(3))
+    assert ours() == []
+    assert list((tmp_path / "up").iterdir()) == []
 
 
 def test_a_testbed_whose_relay_has_died_says_so(tmp_path):
