@@ -311,17 +311,16 @@ def heal(a: str, b: str, name: str) -> None:
 @named
 def trace(file: Path, name: str) -> None:
     """Change links over time, as a CSV file says (time_s,a,b,field,value)."""
-    made = _opened(name)
     started_s = time.monotonic()
-    for due_s, changes in Trace.read(file, made.topology).moments():
+    for due_s, changes in Trace.read(file, _opened(name).topology).moments():
         time.sleep(max(0.0, started_s + due_s - time.monotonic()))
-        began_s = time.monotonic()
-        for each in changes:
-            if each.field == CUT:
-                (made.cut if each.value else made.heal)(each.link)
-        made.change(specs_after(made.topology, changes))
-        took_ms = (time.monotonic() - began_s) * 1e3
-        store.save(made)
+        with _changing(name) as made:  # Others may have changed it since the last moment.
+            began_s = time.monotonic()
+            for each in changes:
+                if each.field == CUT:
+                    (made.cut if each.value else made.heal)(each.link)
+            made.change(specs_after(made.topology, changes))
+            took_ms = (time.monotonic() - began_s) * 1e3
         click.echo(f"{due_s:g} s: {len(changes)} changes in {took_ms:.0f} ms")
 
 

@@ -211,6 +211,23 @@ def test_what_cannot_be_remembered_is_taken_down(tmp_path, monkeypatch):
     assert list((tmp_path / "up").iterdir()) == []
 
 
+def test_a_trace_keeps_what_other_commands_change_meanwhile(tmp_path):
+    (tmp_path / "trace.csv").write_text(
+        "time_s,a,b,field,value\n0,n0,n1,rate_mbit,50\n4,n0,n1,rate_mbit,60\n4,n0,n2,rate_mbit,70\n"
+    )
+    assert chaosnet("up", file_of(ring(3), tmp_path), "--name", NAME, "--backend", "relay")[0] == 0
+    command = [*CHAOSNET, "trace", str(tmp_path / "trace.csv"), "--name", NAME]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as tracing:
+        assert tracing.stdout.readline().startswith(b"0 s: 1 changes")
+        assert chaosnet("cut", "n1", "n2", "--name", NAME)[0] == 0
+        assert chaosnet("change", "n0", "n2", "delay_ms=5", "--name", NAME)[0] == 0
+        assert tracing.stdout.readline().startswith(b"4 s: 2 changes")
+    rows = {row["link"][0] + row["link"][1]: row for row in testbed._opened(NAME).in_force()}
+    assert (rows["n0n2"]["delay_ms"], rows["n0n2"]["rate_mbit"], rows["n1n2"]["cut"]) == (5.0, 70.0, True)
+    assert testbed._opened(NAME).cuts == {("n1", "n2")}
+    assert chaosnet("down", "--name", NAME)[0] == 0
+
+
 def test_a_testbed_whose_relay_has_died_says_so(tmp_path):
     with up(ring(3)) as made:
         pid = json.loads((tmp_path / "up" / f"{NAME}.relay").read_text())["pid"]
