@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import uuid4
 
 import msgspec
 import networkx as nx
@@ -39,6 +40,7 @@ class RelayTestbed:
         self.name, self.topology, self.routes = check_name(name), topology, routes
         self.cuts: set[Link] = set()
         self._process: dict[str, Any] | None = None
+        self.id = uuid4().hex
 
     def check(self, topology: Topology) -> None:
         """Nothing is needed but sockets."""

@@ -21,6 +21,7 @@ class Saved(msgspec.Struct, frozen=True):
     routes: bool
     topology: str  # As YAML.
     cuts: list[Link] = []
+    id: str = ""
 
 
 def folder() -> Path:
@@ -50,7 +51,7 @@ def make_folder() -> None:
 
 def save(made: Backend) -> None:
     """Remember a testbed as it is now."""
-    plain = Saved(made.kind, made.routes, made.topology.to_text(), sorted(made.cuts))
+    plain = Saved(made.kind, made.routes, made.topology.to_text(), sorted(made.cuts), made.id)
     with writing():
         new = folder() / f".{made.name}.{os.getpid()}"
         new.write_bytes(msgspec.json.encode(plain))

@@ -157,6 +157,7 @@ def _opened(name: str) -> Backend:
     saved, topology = store.load(name)
     made = BACKENDS[saved.backend](name, topology, saved.routes)
     made.cuts |= set(saved.cuts)
+    made.id = saved.id
     return made
 
 
@@ -228,15 +229,28 @@ def run_(topology: Path, command: tuple[str, ...], name: str, backend: str, rout
     CHAOSNET_NEIGHBORS_AT (NODE=HOST:PORT,...). Lines come after the name of their node; what happens in the
     cluster, which all nodes tell, once.
     """
+    wanted = Topology.read(topology)
+    _check_free(name)
     with sigterm_as_ctrl_c():
-        made = _up(backend, name, Topology.read(topology), routes)
-        lines = NodeLines(made.topology.nodes)
+        made = _up(backend, name, wanted, routes)
         try:
+            lines = NodeLines(made.topology.nodes)
             codes = _wait([_started(made, node, command, lines) for node in made.topology.nodes])
         finally:
-            _down(name)
+            # Not if somebody has taken it down: the name may be another run's by now.
+            if name in store.saved() and _opened(name).id == made.id:
+                _down(name)
     lines.close()
     raise SystemExit(max(codes))
+
+
+def _check_free(name: str) -> None:
+    """Raises TestbedError if a testbed is up under this name: to replace it would end what runs on it."""
+    if name in store.saved() and (there := _opened(name)).alive():
+        raise TestbedError(
+            f"{name!r} is up ({there.kind}, {len(there.topology.nodes)} nodes), and may be in use (expected "
+            f"another name, by --name; or take it down: chaosnet testbed down --name {name})"
+        )
 
 
 def _started(made: Backend, node: str, command: Sequence[str], lines: NodeLines) -> subprocess.Popen[bytes]:

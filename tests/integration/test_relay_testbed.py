@@ -211,6 +211,33 @@ def test_what_cannot_be_remembered_is_taken_down(tmp_path, monkeypatch):
     assert list((tmp_path / "up").iterdir()) == []
 
 
+def test_a_run_under_the_name_of_one_that_is_alive_is_refused(tmp_path):
+    path = file_of(ring(3), tmp_path)
+    script = "import sys; print('here', flush=True); sys.stdin.read()"
+    command = ["run", str(path), "--name", NAME, "--backend", "relay", "--", sys.executable, "-c", script]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([*CHAOSNET, *command], **pipes) as first:
+        assert first.stdout.readline().endswith(b"| here\n")
+        code, out, err = chaosnet(*command)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert f"{NAME!r} is up (relay, 3 nodes)" in err and f"chaosnet testbed down --name {NAME})" in err
+        first.stdin.close()
+        assert first.wait(timeout=30) == 0
+    assert ours() == []
+
+
+def test_the_end_of_a_run_leaves_alone_what_was_made_under_its_name_since(tmp_path):
+    path = file_of(ring(3), tmp_path)
+    command = [*CHAOSNET, "run", str(path), "--name", NAME, "--backend", "relay", "--"]
+    with subprocess.Popen([*command, "sh", "-c", "echo here; sleep 100"], stdout=subprocess.PIPE) as first:
+        assert first.stdout.readline().endswith(b"| here\n")
+        assert chaosnet("up", path, "--name", NAME, "--backend", "relay")[0] == 0  # Its programs end by this.
+        first.wait(timeout=30)
+    assert chaosnet("ls")[1] == f"{NAME} (relay): 3 nodes, 3 links\n"
+    assert testbed._opened(NAME).alive() == 3
+    assert chaosnet("down", "--name", NAME)[0] == 0
+
+
 def test_a_trace_keeps_what_other_commands_change_meanwhile(tmp_path):
     (tmp_path / "trace.csv").write_text(
         "time_s,a,b,field,value\n0,n0,n1,rate_mbit,50\n4,n0,n1,rate_mbit,60\n4,n0,n2,rate_mbit,70\n"
