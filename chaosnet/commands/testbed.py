@@ -212,7 +212,7 @@ def show(name: str, as_json: bool) -> None:
 def exec_(node: str, command: tuple[str, ...], name: str) -> None:
     """Run COMMAND on NODE."""
     process = _opened(name).start(node, command)
-    raise SystemExit(_wait([process])[0])
+    raise SystemExit(_exit_code(_wait([process])))
 
 
 @testbed.command("run", context_settings={"ignore_unknown_options": True})
@@ -241,7 +241,7 @@ def run_(topology: Path, command: tuple[str, ...], name: str, backend: str, rout
             if name in store.saved() and _opened(name).id == made.id:
                 _down(name)
     lines.close()
-    raise SystemExit(max(codes))
+    raise SystemExit(_exit_code(codes))
 
 
 def _check_free(name: str) -> None:
@@ -276,6 +276,11 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
         return [process.wait() for process in processes]
     except KeyboardInterrupt:
         return [process.wait() for process in processes]
+
+
+def _exit_code(codes: Sequence[int]) -> int:
+    """The worst of several; of a program that a signal has ended, what a shell tells: 137 after SIGKILL."""
+    return max(128 - code if code < 0 else code for code in codes)
 
 
 @testbed.command()

@@ -238,6 +238,16 @@ def test_the_end_of_a_run_leaves_alone_what_was_made_under_its_name_since(tmp_pa
     assert chaosnet("down", "--name", NAME)[0] == 0
 
 
+def test_a_program_that_a_signal_ends_has_the_exit_code_that_shells_tell(tmp_path):
+    path = file_of(ring(3), tmp_path)
+    kill_one = "test $CHAOSNET_NAME != n1 || kill -9 $$"
+    assert chaosnet("run", path, "--name", NAME, "--backend", "relay", "--", "sh", "-c", kill_one)[0] == 137
+    assert chaosnet("up", path, "--name", NAME, "--backend", "relay")[0] == 0
+    for ending, code in (("kill -TERM $$", 143), ("exit 3", 3), ("true", 0)):
+        assert chaosnet("exec", "n0", "--name", NAME, "--", "sh", "-c", ending)[0] == code
+    assert chaosnet("down", "--name", NAME)[0] == 0
+
+
 def test_a_trace_keeps_what_other_commands_change_meanwhile(tmp_path):
     (tmp_path / "trace.csv").write_text(
         "time_s,a,b,field,value\n0,n0,n1,rate_mbit,50\n4,n0,n1,rate_mbit,60\n4,n0,n2,rate_mbit,70\n"

@@ -153,7 +153,9 @@ def test_a_namespace_that_somebody_else_removes_meanwhile_is_gone(monkeypatch):
     there = spaces_of(f"chaos-{NAME}-")
     subprocess.run(["ip", "netns", "delete", there[0]], check=True)
     seen = iter([there])
-    monkeypatch.setattr("chaosnet.netem.netns.spaces_of", lambda prefix: next(seen, None) or spaces_of(prefix))
+    monkeypatch.setattr(
+        "chaosnet.netem.netns.spaces_of", lambda prefix: next(seen, None) or spaces_of(prefix)
+    )
     assert testbed.down() == 3
     assert spaces_of(f"chaos-{NAME}-") == []
 
