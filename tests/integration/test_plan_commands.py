@@ -49,13 +49,28 @@ def test_the_choice_is_there_as_json_with_every_candidate(chaosnet):
             "llama2-7b",
             "layers of pipeline 1: 31 (the profile has 32)",
         ),
-        (CLUSTER + "workers: {a: {speed: 0}}\n", "llama2-7b", "Expected `float` > 0"),
+        (CLUSTER + "workers: {a: {speed: 0}}\n", "llama2-7b", "Expected `float` >= 1e-06"),
+        (CLUSTER + "workers: {a: {speed: 1.0e-320}}\n", "llama2-7b", "Expected `float` >= 1e-06"),
+        (CLUSTER + "workers: {a: {speed: .inf}}\n", "llama2-7b", "Expected `float` <= 1000000000.0"),
+        (CLUSTER + "between_faults_hours: .inf\n", "llama2-7b", "Expected `float` <= 1000000000.0"),
+        (CLUSTER + "between_faults_hours: .nan\n", "llama2-7b", "Expected `float` >= 1e-06"),
+        (CLUSTER + "rate_gbps: .inf\n", "llama2-7b", "Expected `float` <= 1000000000.0"),
         (CLUSTER, "llama2-8b", "no such file"),
     ],
 )
 def test_bad_input_is_named(tmp_path, chaosnet, text, profile, told):
     code, _, err = chaosnet("plan", cluster(tmp_path, text), profile, "--fail", "a")
     assert code == 1 and told in err
+
+
+def test_at_the_bounds_of_what_a_cluster_file_takes_the_choice_is_valid_json(tmp_path, chaosnet):
+    text = CLUSTER + (
+        "between_faults_hours: 1.0e+9\nrate_gbps: 1.0e-6\nmemory_gib: .inf\n"
+        "workers: {b: {speed: 1.0e-6}, c: {speed: 1.0e+9, nic_gbps: .inf}}\n"
+    )
+    code, out, err = chaosnet("plan", cluster(tmp_path, text), "llama2-7b", "--fail", "a", "--json")
+    assert (code, err) == (0, "")
+    json.loads(out, parse_constant=pytest.fail)  # NaN, Infinity: of no JSON.
 
 
 @pytest.mark.parametrize("content", [b"pipelines: [[\xff]]", b"pipelines: [[a, b]"])
