@@ -98,7 +98,7 @@ def train(
     run.spans.append(Span(0.0, decision.samples_per_s, len(there)))
     last_s = 0.0
     for event in [*(each for each in events if each.at_s < seconds), Incident(seconds)]:
-        worked_s = max(event.at_s - max(last_s, ready_s), 0.0)
+        worked_s = max(event.at_s - max(last_s, ready_s), 0.0) if decision.samples_per_s else 0.0
         run.samples += worked_s * decision.samples_per_s
         run.stood_s += event.at_s - last_s - worked_s
         last_s = event.at_s
@@ -107,7 +107,8 @@ def train(
         there = (there | {*event.come}) - {*event.gone}
         decision = system.met(event)
         ready_s = max(event.at_s + decision.transition_s, ready_s)
-        run.families[decision.family] += 1
+        if decision.samples_per_s:  # Else it is no recovery.
+            run.families[decision.family] += 1
         if run.spans[-1].from_s > event.at_s:  # It did not come to that.
             run.spans.pop()
         if decision.transition_s:

@@ -92,6 +92,11 @@ def test_too_little_memory_for_any_plan_says_by_how_much(tmp_path, chaosnet):
     assert code == 1 and "no way to go on" in err and "over its memory" in err
 
 
+def test_a_loss_of_all_workers_leaves_nobody(tmp_path, chaosnet):
+    code, _, err = chaosnet("plan", cluster(tmp_path, CLUSTER), "llama2-7b", "--fail", "a,b,c,d")
+    assert (code, err) == (1, "error: no way to go on: all: nobody is left\n")
+
+
 def test_a_profile_of_ones_own_is_read_and_checked(tmp_path, chaosnet):
     layer = {"seconds": {"1": [0.1, 0.2]}, "parameter_bytes": 1, "gradient_bytes": 1, "optimizer_bytes": 4,
              "activation_bytes": 1, "boundary_bytes": 1}  # fmt: skip
