@@ -27,7 +27,7 @@ from ..netem.netns import Netns, remove
 from ..netem.relay import RelayTestbed
 from ..netem.topology import FAST, line, link_name, mesh, random_overlay, ring, star, two_sites
 from ..netem.trace import CUT, MAX_PERIODS, PAPER_PERIOD_S, specs_after
-from ..outputs import OutputFile, json_option, write_json
+from ..outputs import PictureFile, json_option, write_json
 from ..protocols.errors import ConfigError
 from ..trials.node_processes import sigterm_as_ctrl_c
 from .node_lines import NodeLines
@@ -368,7 +368,7 @@ def measure_(name: str, seconds: float, json_file: Path | None) -> None:
 
 @testbed.command()
 @click.argument("topology", type=a_file)
-@click.argument("picture", type=OutputFile())
+@click.argument("picture", type=PictureFile())
 def plot(topology: Path, picture: Path) -> None:
     """Draw the overlay of a YAML file: the wider a link, the faster."""
     demand("plot", "chaosnet testbed plot")

@@ -108,6 +108,18 @@ def test_a_profile_of_ones_own_is_read_and_checked(tmp_path, chaosnet):
     assert code == 1 and "bad.json" in err and "Expected `float` >= 0" in err
 
 
+@pytest.mark.parametrize("name", ["found.jpeg2", "found", "png"])
+def test_a_picture_of_an_unknown_kind_is_refused_before_anything_begins(tmp_path, chaosnet, name):
+    (tmp_path / "any.yaml").write_text("no: scenario, no topology")
+    picture, told = str(tmp_path / "new" / name), "(expected a file that ends with .png, .pdf, .svg)"
+    for command in (["simulate-training", str(tmp_path / "any.yaml"), "--plot", picture],
+                    ["testbed", "plot", str(tmp_path / "any.yaml"), picture],
+                    ["bench", "chameleon-fig6", "--plot", picture]):  # fmt: skip
+        code, _, err = chaosnet(*command)
+        assert (code, err.count("\n")) == (2, 1) and f"{picture!r} {told}" in err
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_scenario_is_simulated_drawn_and_written_down(tmp_path, chaosnet):
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text(
