@@ -34,7 +34,8 @@ class Netns:
         self.id = uuid4().hex
 
     def check(self, topology: Topology) -> None:
-        """Root, tools, and netem if a link needs it."""
+        """Root, tools, netem if a link needs it, and an address for every end."""
+        commands.check_size(topology)
         for tool in ("ip", "tc"):
             if shutil.which(tool) is None:
                 raise TestbedError(f"{tool} is not installed (package iproute2); or {ALTERNATIVE}")

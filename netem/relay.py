@@ -115,6 +115,10 @@ class RelayTestbed:
             return subprocess.Popen(list(command), env=env, **options)
         except FileNotFoundError:
             raise TestbedError(f"{command[0]!r} is no program on this machine's PATH") from None
+        except OSError as error:
+            raise TestbedError(
+                f"{command[0]!r} cannot be run: {error.strerror} (expected a program)"
+            ) from None
 
     def in_force(self) -> list[dict[str, Any]]:
         """What the relay says is set."""

@@ -154,15 +154,20 @@ def read_trace(path: Path) -> list[tuple[float, int]]:
     Raises: ConfigError that names file and line.
     """
     rows: list[tuple[float, int]] = []
-    with path.open(newline="") as lines:
-        reader = csv.DictReader(line for line in lines if not line.startswith("#"))
-        if reader.fieldnames != ["time_s", "nodes"]:
-            raise ConfigError(f"{path}: columns {reader.fieldnames} (expected time_s,nodes)")
-        for row in reader:
-            try:
-                rows.append((float(row["time_s"]), int(row["nodes"])))
-            except (TypeError, ValueError):
-                raise ConfigError(f"{path}: line {reader.line_num}: {row} (expected two numbers)") from None
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror} (expected a CSV file: time_s,nodes)") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: no UTF-8 text ({error.reason} at byte {error.start})") from None
+    reader = csv.DictReader(line for line in lines if not line.startswith("#"))
+    if reader.fieldnames != ["time_s", "nodes"]:
+        raise ConfigError(f"{path}: columns {reader.fieldnames} (expected time_s,nodes)")
+    for row in reader:
+        try:
+            rows.append((float(row["time_s"]), int(row["nodes"])))
+        except (TypeError, ValueError):
+            raise ConfigError(f"{path}: line {reader.line_num}: {row} (expected two numbers)") from None
     if not rows or rows[0][0] != 0 or any(a[0] >= b[0] for a, b in itertools.pairwise(rows)):
         raise ConfigError(f"{path}: times (expected from 0, and growing)")
     return rows

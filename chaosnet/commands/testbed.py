@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from ..netem.netns import Netns, remove
 from ..netem.relay import RelayTestbed
 from ..netem.topology import FAST, line, link_name, mesh, random_overlay, ring, star, two_sites
 from ..netem.trace import CUT, MAX_PERIODS, PAPER_PERIOD_S, specs_after
+from ..options import Amount
 from ..outputs import PictureFile, json_option, write_json
 from ..protocols.errors import ConfigError
 from ..trials.node_processes import sigterm_as_ctrl_c
@@ -234,7 +236,8 @@ def run_(topology: Path, command: tuple[str, ...], name: str, backend: str, rout
     with sigterm_as_ctrl_c():
         made = _up(backend, name, wanted, routes)
         try:
-            lines = NodeLines(made.topology.nodes)
+            # Who no longer reads (`| head`) wants no more: as by SIGTERM, the programs get the time to leave.
+            lines = NodeLines(made.topology.nodes, lambda: os.kill(os.getpid(), signal.SIGTERM))
             codes = _wait([_started(made, node, command, lines) for node in made.topology.nodes])
         finally:
             # Not if somebody has taken it down: the name may be another run's by now.
@@ -345,7 +348,9 @@ def trace(file: Path, name: str) -> None:
 
 @testbed.command("measure")
 @named
-@click.option("--seconds", default=1.0, show_default=True, help="Per link and direction.")
+@click.option(
+    "--seconds", type=Amount(0.05, 3600.0), default=1.0, show_default=True, help="Per link and direction."
+)
 @json_option
 def measure_(name: str, seconds: float, json_file: Path | None) -> None:
     """Every link's real rate and round trip, beside what is set; one link after the other."""

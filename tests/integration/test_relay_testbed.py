@@ -248,6 +248,28 @@ def test_a_program_that_a_signal_ends_has_the_exit_code_that_shells_tell(tmp_pat
     assert chaosnet("down", "--name", NAME)[0] == 0
 
 
+def test_what_is_no_program_is_refused_in_one_line(tmp_path):
+    path, text = file_of(ring(3), tmp_path), tmp_path / "text"
+    text.write_text("no program")
+    for what in (text, tmp_path):
+        code, _, err = chaosnet("run", path, "--name", NAME, "--backend", "relay", "--", what)
+        assert (code, err) == (
+            1, f"error: testbed: {str(what)!r} cannot be run: Permission denied (expected a program)\n"
+        )  # fmt: skip
+
+
+def test_a_run_whose_lines_nobody_reads_any_more_ends(tmp_path):
+    path = file_of(ring(3), tmp_path)
+    command = [*CHAOSNET, "run", str(path), "--name", NAME, "--backend", "relay", "--"]
+    loop = ["sh", "-c", "while true; do echo here; sleep 0.1; done"]
+    with subprocess.Popen([*command, *loop], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout.readline().endswith(b"| here\n")
+        run.stdout.close()
+        # 130 where not all nodes had been started yet.
+        assert run.wait(timeout=30) in (130, 143) and b"Traceback" not in run.stderr.read()
+    assert ours() == []
+
+
 def test_a_trace_keeps_what_other_commands_change_meanwhile(tmp_path):
     (tmp_path / "trace.csv").write_text(
         "time_s,a,b,field,value\n0,n0,n1,rate_mbit,50\n4,n0,n1,rate_mbit,60\n4,n0,n2,rate_mbit,70\n"

@@ -131,6 +131,15 @@ def test_a_trace_of_node_counts_is_followed(tmp_path):
         trace_events([(0.0, 2)], nodes, seed=0)
 
 
+@pytest.mark.parametrize(("content", "told"), [(None, "No such file"), (b"\xff\xfe", "no UTF-8 text")])
+def test_a_trace_that_cannot_be_read_is_named(tmp_path, content, told):
+    if content is not None:
+        (tmp_path / "trace.csv").write_bytes(content)
+    text = SCENARIO.replace("{per_hour: 0.3, repair_hours: 0.5}", "{trace: trace.csv}")
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/trace.csv: {told}"):
+        scenario(tmp_path, text=text)
+
+
 @pytest.mark.parametrize("kind", ["plateau", "shrink"])
 def test_made_traces_stay_within_their_nodes(kind):
     trace = [*made_trace(kind, 12, 3600, seed=1)]
