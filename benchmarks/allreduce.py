@@ -32,6 +32,7 @@ from ..node.loop import NodeLoop
 from ..node.outcomes import Admitted, Ended, StepOutcome
 from ..node.transport import Transport
 from ..node.turns import Sink
+from ..options import Several, Whole
 from ..outputs import json_option, write_json
 from ..protocols.events import Contributed, LocalReady
 from ..protocols.keyring import Keyring
@@ -215,16 +216,29 @@ def measure(
 
 
 @click.command("allreduce")
-@click.option("--bytes", "size_bytes", default=104_857_600, show_default=True, help="Size of the vector.")
-@click.option("--nodes", default="2,4", show_default=True, help="Numbers of processes to try.")
-@click.option("--chunk-bytes", type=int, help="Default: as of the Trainer, by the size.")
+@click.option(
+    "--bytes",
+    "size_bytes",
+    type=Whole(4, 10**11),
+    default=104_857_600,
+    show_default=True,
+    help="Size of the vector.",
+)
+@click.option(
+    "--nodes",
+    type=Several(Whole(2, 64)),
+    default="2,4",
+    show_default=True,
+    help="Numbers of processes to try.",
+)
+@click.option("--chunk-bytes", type=Whole(4, 10**9), help="Default: as of the Trainer, by the size.")
 @click.option("--policy", type=click.Choice(sorted(POLICIES)), default="packed", show_default=True)
-@click.option("--threads", default=1, show_default=True, help="Of torch, per process.")
+@click.option("--threads", type=Whole(1, 1024), default=1, show_default=True, help="Of torch, per process.")
 @click.option("--keys", is_flag=True, help="Also with encryption.")
 @json_option
 def allreduce_command(
     size_bytes: int,
-    nodes: str,
+    nodes: tuple[int, ...],
     chunk_bytes: int | None,
     policy: str,
     threads: int,
@@ -234,7 +248,7 @@ def allreduce_command(
     """All-reduce against Gloo in the same run."""
     figures = {}
     with tempfile.TemporaryDirectory() as folder:
-        for count in (int(part) for part in nodes.split(",")):
+        for count in nodes:
             size = chunk_bytes or chunk_bytes_of(size_bytes)
             figures[str(count)] = measure(size_bytes, count, size, policy, threads, Path(folder), keys)
             f = figures[str(count)]

@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from ..options import Amount, Several, Whole
 from ..scheduler.elastic import roles
 from ..scheduler.elastic.cluster import Cluster, alike
 from ..scheduler.elastic.estimator import Estimator, Execution, ProfiledCosts
@@ -39,10 +40,7 @@ __all__ = [
 
 CHAMELEON = ("reroute", "layout")
 NPU_GIB = 64.0
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+NUMBERS = Several(Whole(1, 100_000))
 
 
 # --- Fig. 6 ---
@@ -107,11 +105,13 @@ def _draw_fig6(figure: Any, found: Found) -> None:
 
 
 @click.command("chameleon-fig6")
-@click.option("--batches", default="16,32,64", show_default=True, help="Micro-batches of one sample.")
+@click.option(
+    "--batches", type=NUMBERS, default="16,32,64", show_default=True, help="Micro-batches of one sample."
+)
 @outputs
-def fig6_command(batches: str, json_file: Path | None, plot_file: Path | None) -> None:
+def fig6_command(batches: tuple[int, ...], json_file: Path | None, plot_file: Path | None) -> None:
     """Throughput after a loss, as a share of what it was."""
-    found = measure_fig6(_numbers(batches))
+    found = measure_fig6(batches)
     families = sorted({family for row in found["rows"] for family in row["families"]})
     names = ("chameleon", "no clocks", "chaosnet", "capacity", "bound", "paper")
     head = ("NPUs", "batch", *families, *names)
@@ -200,15 +200,23 @@ def _draw_fig9(figure: Any, found: Found) -> None:
 
 
 @click.command("chameleon-fig9")
-@click.option("--batches", default="16,32,64", show_default=True)
-@click.option("--jitter", default=0.03, show_default=True, help="Of a computation, standard deviation.")
-@click.option("--seeds", default=3, show_default=True, help="Simulated steps of each state.")
+@click.option("--batches", type=NUMBERS, default="16,32,64", show_default=True)
+@click.option(
+    "--jitter",
+    type=Amount(0, 1),
+    default=0.03,
+    show_default=True,
+    help="Of a computation, standard deviation.",
+)
+@click.option(
+    "--seeds", type=Whole(1, 10_000), default=3, show_default=True, help="Simulated steps of each state."
+)
 @outputs
 def fig9_command(
-    batches: str, jitter: float, seeds: int, json_file: Path | None, plot_file: Path | None
+    batches: tuple[int, ...], jitter: float, seeds: int, json_file: Path | None, plot_file: Path | None
 ) -> None:
     """The estimator beside a simulation that shares no code with it."""
-    found = measure_fig9(_numbers(batches), LAYOUTS, jitter, seeds)
+    found = measure_fig9(batches, LAYOUTS, jitter, seeds)
     rows = [(*row.values(),) for row in found["rows"]]
     table(("layout", "batch", "state", "estimated s", "simulated s", "worst error"), rows)
     click.echo(f"worst error {100 * found['worst']:.2f} % (paper: 8.02 %)")
@@ -311,12 +319,14 @@ def _draw_fig10(figure: Any, found: Found) -> None:
 
 
 @click.command("chameleon-fig10")
-@click.option("--layers", default="4,8,16", show_default=True)
-@click.option("--micro-batches", default=16, show_default=True)
+@click.option("--layers", type=Several(Whole(2, 32)), default="4,8,16", show_default=True)
+@click.option("--micro-batches", type=Whole(4, 10_000), default=16, show_default=True)
 @outputs
-def fig10_command(layers: str, micro_batches: int, json_file: Path | None, plot_file: Path | None) -> None:
+def fig10_command(
+    layers: tuple[int, ...], micro_batches: int, json_file: Path | None, plot_file: Path | None
+) -> None:
     """Moving weights, with and without choosing roles (Kuhn-Munkres) and sources."""
-    found = measure_fig10(_numbers(layers), micro_batches)
+    found = measure_fig10(layers, micro_batches)
     head = ("layers", "naive GB", "matched GB", "naive s", "matched s", "+ sources s", "matched: less %",
             "+ sources: less %", "paper %", "total s*", "paper s")  # fmt: skip
     rows = [
@@ -388,12 +398,14 @@ def _draw_fig11(figure: Any, found: Found) -> None:
 
 
 @click.command("chameleon-fig11")
-@click.option("--batches", default="16,32,64", show_default=True)
-@click.option("--rates-gbps", default="200,100,50", show_default=True, help="Of links.")
+@click.option("--batches", type=NUMBERS, default="16,32,64", show_default=True)
+@click.option("--rates-gbps", type=NUMBERS, default="200,100,50", show_default=True, help="Of links.")
 @outputs
-def fig11_command(batches: str, rates_gbps: str, json_file: Path | None, plot_file: Path | None) -> None:
+def fig11_command(
+    batches: tuple[int, ...], rates_gbps: tuple[int, ...], json_file: Path | None, plot_file: Path | None
+) -> None:
     """Sums of gradients in rounds, and one after another."""
-    found = measure_fig11(_numbers(batches), _numbers(rates_gbps))
+    found = measure_fig11(batches, rates_gbps)
     head = (
         "Gbit/s",
         "batch",
@@ -460,8 +472,10 @@ def _draw_fig12(figure: Any, found: Found) -> None:
 
 
 @click.command("chameleon-fig12")
-@click.option("--batch", default=16, show_default=True)
-@click.option("--sequence", default=2048, show_default=True, help="Tokens of a sample.")
+@click.option("--batch", type=Whole(1, 10_000), default=16, show_default=True)
+@click.option(
+    "--sequence", type=Whole(1, 10_000_000), default=2048, show_default=True, help="Tokens of a sample."
+)
 @outputs
 def fig12_command(batch: int, sequence: int, json_file: Path | None, plot_file: Path | None) -> None:
     """Memory of each worker before and after a loss."""
@@ -560,17 +574,25 @@ def _draw_search(figure: Any, found: Found) -> None:
 
 
 @click.command("chameleon-search-time")
-@click.option("--workers", default="256,512,1024,2048,4096", show_default=True)
-@click.option("--stages", default=8, show_default=True, help="Of the pipelines so far.")
+@click.option("--workers", type=NUMBERS, default="256,512,1024,2048,4096", show_default=True)
+@click.option("--stages", type=Whole(1, 32), default=8, show_default=True, help="Of the pipelines so far.")
 @click.option(
-    "--reference", default="16,24,32,40,48", show_default=True, help="Workers, for Algorithm 1 as printed."
+    "--reference",
+    type=NUMBERS,
+    default="16,24,32,40,48",
+    show_default=True,
+    help="Workers, for Algorithm 1 as printed.",
 )
 @outputs
 def search_time_command(
-    workers: str, stages: int, reference: str, json_file: Path | None, plot_file: Path | None
+    workers: tuple[int, ...],
+    stages: int,
+    reference: tuple[int, ...],
+    json_file: Path | None,
+    plot_file: Path | None,
 ) -> None:
     """How long the search for a plan takes."""
-    found = measure_search(_numbers(workers), stages, _numbers(reference), 10.0)
+    found = measure_search(workers, stages, reference, 10.0)
     rows = [
         (row["workers"], f"{row['cold_s']:.4f}", f"{row['warm_s']:.4f}", row.get("reference_s"), row["paper_s"],
          row["step_s"], row.get("reference_step_s"))

@@ -16,6 +16,7 @@ from typing import Any
 import click
 import msgspec
 
+from ..options import Amount, Whole
 from ..simulator.many_runs import in_processes
 from ..simulator.scenario import Failures, Overhead, Scenario, events_of, interval, run, summary
 from ..simulator.training import HOUR_S, TrainingRun
@@ -182,12 +183,14 @@ def _recoveries(counts: dict[str, float]) -> str:
 
 
 def _churned(command: Any) -> Any:
-    for name, default, of in (
-        ("seeds", 100, "Runs, from seed 0 on."), ("per-hour", 0.10, "Of each worker, probability to fail."),
-        ("hours", 9.0, "Of training."), ("micro-batches", 64, "Of all pipelines, one sample each."),
-        ("stages", 4, "Of a pipeline."), ("workers", 32, "At the beginning."),
+    for name, kind, default, of in (
+        ("seeds", Whole(1, 100_000), 100, "Runs, from seed 0 on."),
+        ("per-hour", Amount(0, 0.999), 0.10, "Of each worker, probability to fail."),
+        ("hours", Amount(0.01, 100_000), 9.0, "Of training."),
+        ("micro-batches", Whole(1, 100_000), 64, "Of all pipelines, one sample each."),
+        ("stages", Whole(1, 32), 4, "Of a pipeline."), ("workers", Whole(1, 100_000), 32, "At the beginning."),
     ):  # fmt: skip
-        command = click.option(f"--{name}", default=default, show_default=True, help=of)(command)
+        command = click.option(f"--{name}", type=kind, default=default, show_default=True, help=of)(command)
     return command
 
 
@@ -208,10 +211,28 @@ def fig7_command(
 
 @click.command("chameleon-fig8")
 @_churned
-@click.option("--bubble", default=BUBBLE, show_default=True, help="Calibrated part of Eq. 13's last term.")
-@click.option("--oobleck-s", default=OOBLECK_S, show_default=True, help="Calibrated, per reconfiguration.")
-@click.option("--sweep-seeds", default=6, show_default=True, help="Of each point of the sweep; 0: none.")
-@click.option("--processes", type=int, help="Default: one per core.")
+@click.option(
+    "--bubble",
+    type=Amount(0, 1000),
+    default=BUBBLE,
+    show_default=True,
+    help="Calibrated part of Eq. 13's last term.",
+)
+@click.option(
+    "--oobleck-s",
+    type=Amount(0, 100_000),
+    default=OOBLECK_S,
+    show_default=True,
+    help="Calibrated, per reconfiguration.",
+)
+@click.option(
+    "--sweep-seeds",
+    type=Whole(0, 10_000),
+    default=6,
+    show_default=True,
+    help="Of each point of the sweep; 0: none.",
+)
+@click.option("--processes", type=Whole(1, 1024), help="Default: one per core.")
 @outputs
 def fig8_command(
     workers: int, stages: int, micro_batches: int, hours: float, per_hour: float, seeds: int, bubble: float,

@@ -20,6 +20,7 @@ import click
 import torch
 from torch import nn
 
+from ..options import Whole
 from ..outputs import json_option, write_json
 from .processes import Pipe, Workers
 
@@ -99,11 +100,30 @@ def _figures(found: dict[str, Any], steps: int, pairs: int) -> dict[str, Any]:
 
 
 @click.command("checkpoint")
-@click.option("--bytes", "size_bytes", default=100_000_000, show_default=True, help="Parameters and Adam's.")
-@click.option("--nodes", default=1, show_default=True)
+@click.option(
+    "--bytes",
+    "size_bytes",
+    type=Whole(1, 10**11),
+    default=100_000_000,
+    show_default=True,
+    help="Parameters and Adam's.",
+)
+@click.option("--nodes", type=Whole(1, 64), default=1, show_default=True)
 @click.option("--copies", type=click.Choice(["shard", "whole"]), default="shard", show_default=True)
-@click.option("--steps", default=20, show_default=True, help="From a checkpoint to the block without one.")
-@click.option("--pairs", default=8, show_default=True, help="Of blocks with and without a checkpoint.")
+@click.option(
+    "--steps",
+    type=Whole(1, 100_000),
+    default=20,
+    show_default=True,
+    help="From a checkpoint to the block without one.",
+)
+@click.option(
+    "--pairs",
+    type=Whole(1, 10_000),
+    default=8,
+    show_default=True,
+    help="Of blocks with and without a checkpoint.",
+)
 @click.option("--dir", "folder", help="On the disk to measure. Default: a temporary folder.")
 @json_option
 def checkpoint_command(

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from ..options import Amount, OneOf, Several, Whole
 from ..scheduler.elastic.profile import llama2
 from ..scheduler.elastic.recoveries import FAMILIES, Recoveries
 from ..scheduler.elastic.state import State
@@ -55,14 +56,7 @@ TECHNIQUES = {
 }
 
 
-def _models(text: str) -> list[str]:
-    found = text.split(",")
-    unknown = [each for each in found if each not in WORKLOADS]
-    if unknown:
-        raise click.BadParameter(
-            f"{unknown[0]!r} (expected of {', '.join(WORKLOADS)})", param_hint="--models"
-        )
-    return found
+MODELS = Several(OneOf(tuple(WORKLOADS)))
 
 
 def started(model: str, per_pipeline: int) -> tuple[Recoveries, State]:
@@ -170,23 +164,29 @@ def _draw_fig12a(figure: Any, found: Found) -> None:
 
 
 def _sized(command: Any) -> Any:
-    command = click.option("--processes", type=int, help="Default: one per core.")(command)
+    command = click.option("--processes", type=Whole(1, 1024), help="Default: one per core.")(command)
     command = click.option(
-        "--per-pipeline", default=64, show_default=True, help="Micro-batches; Table 2: 256."
+        "--per-pipeline",
+        type=Whole(1, 10_000),
+        default=64,
+        show_default=True,
+        help="Micro-batches; Table 2: 256.",
     )(command)
-    command = click.option("--nodes", default="1,2,3", show_default=True, help="Lost.")(command)
-    return click.option("--models", default="7b,13b,34b", show_default=True)(command)
+    command = click.option(
+        "--nodes", type=Several(Whole(1, 100)), default="1,2,3", show_default=True, help="Lost."
+    )(command)
+    return click.option("--models", type=MODELS, default="7b,13b,34b", show_default=True)(command)
 
 
 @click.command("elaswave-fig11")
 @_sized
 @outputs
 def fig11_command(
-    models: str, nodes: str, per_pipeline: int, processes: int | None, json_file: Path | None,
+    models: tuple[str, ...], nodes: tuple[int, ...], per_pipeline: int, processes: int | None, json_file: Path | None,
     plot_file: Path | None,
 ) -> None:  # fmt: skip
     """Throughput after nodes are lost, by system."""
-    found = measure_fig11(_models(models), [int(part) for part in nodes.split(",")], per_pipeline, processes)
+    found = measure_fig11(models, nodes, per_pipeline, processes)
     systems = [*SYSTEM_FAMILIES]
     head = (
         "model",
@@ -215,11 +215,11 @@ def fig11_command(
 @_sized
 @outputs
 def fig12a_command(
-    models: str, nodes: str, per_pipeline: int, processes: int | None, json_file: Path | None,
+    models: tuple[str, ...], nodes: tuple[int, ...], per_pipeline: int, processes: int | None, json_file: Path | None,
     plot_file: Path | None,
 ) -> None:  # fmt: skip
     """Linear scaling efficiency, by technique."""
-    found = measure_fig11(_models(models), [int(part) for part in nodes.split(",")], per_pipeline, processes)
+    found = measure_fig11(models, nodes, per_pipeline, processes)
     found |= {"paper": 0.89, "open": OPEN_12A}
     rows = [
         (row["model"], row["nodes"], *row["techniques"].values(), row["lse"].get("chaosnet"), found["paper"])
@@ -327,21 +327,28 @@ def _draw_fig14(figure: Any, found: Found) -> None:
 @click.command("elaswave-fig14")
 @click.option("--trace", "traces", type=click.Path(exists=True, dir_okay=False, path_type=Path), multiple=True,
               help="CSV of time_s,nodes; may be repeated. Default: those of examples/.")  # fmt: skip
-@click.option("--models", default="7b,13b,34b", show_default=True)
-@click.option("--minutes", default="20,0", show_default=True, help="To play a trace in; 0: its own time.")
-@click.option("--per-pipeline", default=8, show_default=True, help="Micro-batches; Table 2: 256.")
-@click.option("--seeds", default=2, show_default=True)
-@click.option("--processes", type=int, help="Default: one per core.")
+@click.option("--models", type=MODELS, default="7b,13b,34b", show_default=True)
+@click.option(
+    "--minutes",
+    type=Several(Amount(0, 100_000)),
+    default="20,0",
+    show_default=True,
+    help="To play a trace in; 0: its own time.",
+)
+@click.option(
+    "--per-pipeline", type=Whole(1, 10_000), default=8, show_default=True, help="Micro-batches; Table 2: 256."
+)
+@click.option("--seeds", type=Whole(1, 10_000), default=2, show_default=True)
+@click.option("--processes", type=Whole(1, 1024), help="Default: one per core.")
 @outputs
 def fig14_command(
-    traces: tuple[Path, ...], models: str, minutes: str, per_pipeline: int, seeds: int, processes: int | None,
-    json_file: Path | None, plot_file: Path | None,
+    traces: tuple[Path, ...], models: tuple[str, ...], minutes: tuple[float, ...], per_pipeline: int,
+    seeds: int, processes: int | None, json_file: Path | None, plot_file: Path | None,
 ) -> None:  # fmt: skip
     """Throughput on traces of spot instances."""
     with tempfile.TemporaryDirectory() as folder:
         files = list(traces) or [write_made_trace(Path(folder) / f"trace-{kind}.csv", kind) for kind in MADE]
-        played = [float(part) for part in minutes.split(",")]
-        found = measure_fig14(files, _models(models), played, per_pipeline, seeds, processes)
+        found = measure_fig14(files, models, minutes, per_pipeline, seeds, processes)
     rows = [
         (row["trace"], row["model"], round(row["minutes"]),
          *(row["systems"][name]["samples_per_s"] for name in TRACE_SYSTEMS),
@@ -415,12 +422,20 @@ def _draw_fig15a(figure: Any, found: Found) -> None:
 
 
 @click.command("elaswave-fig15a")
-@click.option("--models", default="7b,13b,34b", show_default=True)
-@click.option("--per-pipeline", default=64, show_default=True, help="Micro-batches; Table 2: 256.")
+@click.option("--models", type=MODELS, default="7b,13b,34b", show_default=True)
+@click.option(
+    "--per-pipeline",
+    type=Whole(1, 10_000),
+    default=64,
+    show_default=True,
+    help="Micro-batches; Table 2: 256.",
+)
 @outputs
-def fig15a_command(models: str, per_pipeline: int, json_file: Path | None, plot_file: Path | None) -> None:
+def fig15a_command(
+    models: tuple[str, ...], per_pipeline: int, json_file: Path | None, plot_file: Path | None
+) -> None:
     """One slow worker, at three levels."""
-    found = measure_fig15a(_models(models), per_pipeline)
+    found = measure_fig15a(models, per_pipeline)
     head = (
         "model",
         "level",

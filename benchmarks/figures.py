@@ -31,7 +31,7 @@ LINES = (("paper", "-"), ("capacity", "--"), ("bound", ":"))
 
 def outputs(command: Callable[..., None]) -> Callable[..., None]:
     """Adds --json and --plot."""
-    return json_option(plot_option("plot_file", "Draw a PNG.")(command))
+    return json_option(plot_option("plot_file", "Draw it: a .png, .pdf or .svg.")(command))
 
 
 def publish(found: Found, json_file: Path | None, plot_file: Path | None, draw: Draw) -> None:

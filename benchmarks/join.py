@@ -212,9 +212,16 @@ def _against_few(run: dict[str, Any], few: dict[str, Any], parameters: int) -> N
 
 @click.command("join")
 @click.option(
-    "--bytes", "size_bytes", default=524_288_000, show_default=True, help="Size of the training state."
+    "--bytes",
+    "size_bytes",
+    type=Whole(1, 10**11),
+    default=524_288_000,
+    show_default=True,
+    help="Size of the training state.",
 )
-@click.option("--sources", default=3, show_default=True, help="Nodes that train and serve.")
+@click.option(
+    "--sources", type=Whole(1, 64), default=3, show_default=True, help="Nodes that train and serve."
+)
 @click.option("--blocking", is_flag=True, help="The paper's mode: sources wait.")
 @click.option("--trained", is_flag=True, help="Train all of it: the state is copied while it changes.")
 @click.option("--joiners", type=Whole(1, 64), default=1, show_default=True, help="Nodes that join at once.")
@@ -224,7 +231,7 @@ def _against_few(run: dict[str, Any], few: dict[str, Any], parameters: int) -> N
     default=0,
     help=f"Cut the state into so many, and in turns into {FEW} of the same bytes.",
 )
-@click.option("--repeat", default=1, show_default=True)
+@click.option("--repeat", type=Whole(1, 1000), default=1, show_default=True)
 @json_option
 def join_command(
     size_bytes: int,

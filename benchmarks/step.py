@@ -25,7 +25,7 @@ from torch import nn
 
 from ..netem import commands
 from ..netem.backend import TestbedError
-from ..options import Amount, Whole
+from ..options import Amount, Several, Whole
 from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
 from ..trials.demo_digits import small_net
@@ -222,9 +222,19 @@ def measure(
 
 @click.command("step")
 @click.option(
-    "--mb", default="0,45", show_default=True, help="Sizes of the model; 0: the demo's net (0.4 MB)."
+    "--mb",
+    type=Several(Amount(0, 100_000)),
+    default="0,45",
+    show_default=True,
+    help="Sizes of the model; 0: the demo's net (0.4 MB).",
 )
-@click.option("--nodes", default="2,4", show_default=True, help="Numbers of processes to try.")
+@click.option(
+    "--nodes",
+    type=Several(Whole(2, 64)),
+    default="2,4",
+    show_default=True,
+    help="Numbers of processes to try.",
+)
 @click.option(
     "--parameters",
     default=0,
@@ -240,14 +250,16 @@ def measure(
     help="Each process in a network namespace with a link of so many Mbit/s to a switch (root). Default: loopback.",
 )
 @json_option
-def step_command(mb: str, nodes: str, parameters: int, rate: float, json_file: Path | None) -> None:
+def step_command(
+    mb: tuple[float, ...], nodes: tuple[int, ...], parameters: int, rate: float, json_file: Path | None
+) -> None:
     """Steps with chaosnet and with DDP + Gloo, in turns."""
     figures: dict[str, Any] = {}
     if rate and os.geteuid() != 0:
         raise ConfigError("bench step --rate: network namespaces need root")
     with tempfile.TemporaryDirectory() as folder:
-        for size in (float(part) for part in mb.split(",")):
-            for count in (int(part) for part in nodes.split(",")):
+        for size in mb:
+            for count in nodes:
                 try:
                     with places(count, rate) as at:
                         found = measure(round(size * 1e6), parameters, count, Path(folder), at)

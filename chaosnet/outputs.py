@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import click
 
@@ -39,6 +39,17 @@ class OutputFile(click.Path):
         return path
 
 
+class PictureFile(OutputFile):
+    """Its ending says what kind of picture it is."""
+
+    ENDINGS: ClassVar = (".png", ".pdf", ".svg")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if Path(os.fsdecode(value)).suffix.lower() not in self.ENDINGS:
+            self.fail(f"{os.fsdecode(value)!r} (expected a file that ends with {', '.join(self.ENDINGS)})")
+        return super().convert(value, param, ctx)
+
+
 def plot_option(name: str, help: str) -> Callable[[Command], Command]:
     """--plot FILE, which needs an extra: that is said before anything begins. `name`: of the argument."""
 
@@ -47,7 +58,7 @@ def plot_option(name: str, help: str) -> Callable[[Command], Command]:
             demand("plot", "--plot")
         return value
 
-    return click.option("--plot", name, type=OutputFile(), callback=look, help=help)
+    return click.option("--plot", name, type=PictureFile(), callback=look, help=help)
 
 
 json_option = click.option("--json", "json_file", type=OutputFile(), help="Write what was found.")

@@ -36,6 +36,7 @@ class Backend(Protocol):
     topology: Topology
     routes: bool  # Are nodes that are no neighbours reached through others?
     cuts: set[Link]
+    id: str  # Another one than that of an earlier or later testbed of the same name.
 
     def check(self, topology: Topology) -> None:
         """Can it be done here? Changes nothing."""

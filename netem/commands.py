@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import networkx as nx
 
+from .backend import TestbedError
 from .topology import Link, LinkSpec, Topology, burst_bytes, link_name
 
 PREFIX = "chaos"  # Of every namespace and device that is ours.
@@ -37,6 +38,15 @@ def device(testbed: str, link: Link, end: str) -> str:
     return f"{PREFIX[:2]}{digest}{which}"
 
 
+def check_size(topology: Topology) -> None:
+    """Raises TestbedError for more links than there are addresses for: four each, and one of each node."""
+    most = (NETWORK.num_addresses - len(topology.nodes) - 2) // 4
+    if len(topology.links) > most:
+        raise TestbedError(
+            f"{len(topology.links)} links (expected at most {most}: {NETWORK} has no more addresses)"
+        )
+
+
 def addresses(topology: Topology) -> dict[Link, tuple[str, str]]:
     """The addresses of each link's two ends."""
     networks = NETWORK.subnets(new_prefix=30)
@@ -54,6 +64,7 @@ def own_address(topology: Topology, node: str) -> str:
 
 def up(testbed: str, topology: Topology, routes: bool, netem: bool) -> list[Command]:
     """Make everything; a list of `ip` and `tc` invocations, in order."""
+    check_size(topology)
     made: list[Command] = []
     for node in topology.nodes:
         made += [("ip", "netns", "add", namespace(testbed, node)), *_loopback(testbed, topology, node)]

@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
+from uuid import uuid4
 
 from . import commands
 from .backend import TestbedError, check_name
@@ -58,6 +59,7 @@ class Docker:
         self.routes = False  # Docker lets nothing pass from one network to another.
         self.cuts: set[Link] = set()
         self.netem = commands.needs_netem(topology.links.values())
+        self.id = uuid4().hex
 
     def check(self, topology: Topology) -> None:
         """Root, tools, an engine, and containers that run and share networks as `topology` says."""

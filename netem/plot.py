@@ -12,7 +12,7 @@ MAX_WIDTH = 6.0  # Of the fastest link, in points.
 
 
 def draw(topology: Topology, picture: Path) -> None:
-    """Write a PNG: nodes in a circle, edges as wide as their rates, labelled with rate and delay."""
+    """Write a picture: nodes in a circle, edges as wide as their rates, labelled with rate and delay."""
     import matplotlib
 
     matplotlib.use("Agg")

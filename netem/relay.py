@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import uuid4
 
 import msgspec
 import networkx as nx
@@ -39,15 +40,16 @@ class RelayTestbed:
         self.name, self.topology, self.routes = check_name(name), topology, routes
         self.cuts: set[Link] = set()
         self._process: dict[str, Any] | None = None
+        self.id = uuid4().hex
 
     def check(self, topology: Topology) -> None:
         """Nothing is needed but sockets."""
 
     def up(self, topology: Topology) -> None:
         """Start the process that relays."""
+        store.make_folder()
         self.down()
         self.topology = topology
-        store.folder().mkdir(parents=True, exist_ok=True)
         # It outlives this process, as namespaces do.
         with subprocess.Popen(
             [sys.executable, "-m", f"{__package__}.relay_process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -60,7 +62,13 @@ class RelayTestbed:
             started.returncode = 0  # Nobody waits for it.
         if not said:
             raise TestbedError("the process that relays ended at once")
-        self._file.write_bytes(said)
+        self._process = json.loads(said)
+        try:
+            with store.writing():
+                self._file.write_bytes(said)
+        except TestbedError:
+            self._end_relay()
+            raise
 
     def change(self, links: Mapping[Link, LinkSpec]) -> None:
         """From now on, also for connections that are open."""
@@ -107,6 +115,10 @@ class RelayTestbed:
             return subprocess.Popen(list(command), env=env, **options)
         except FileNotFoundError:
             raise TestbedError(f"{command[0]!r} is no program on this machine's PATH") from None
+        except OSError as error:
+            raise TestbedError(
+                f"{command[0]!r} cannot be run: {error.strerror} (expected a program)"
+            ) from None
 
     def in_force(self) -> list[dict[str, Any]]:
         """What the relay says is set."""
@@ -119,14 +131,11 @@ class RelayTestbed:
 
     def down(self) -> int:
         """End what runs on the nodes, then the relay."""
-        found = self._file_content()
+        found = self._process = self._file_content()
         end_processes(lambda: _marked(self.name))
-        if _running(found):
-            with contextlib.suppress(TestbedError):
-                self._ask(Stop())
-            end_processes(lambda: [found["pid"]] if _running(found) else [])
-        self._file.unlink(missing_ok=True)
-        self._process = None
+        self._end_relay()
+        with store.writing():
+            self._file.unlink(missing_ok=True)
         return len(found.get("ports", ()))
 
     @staticmethod
@@ -146,6 +155,14 @@ class RelayTestbed:
             return found
         except (OSError, ValueError):
             return {}
+
+    def _end_relay(self) -> None:
+        found = self._process or {}
+        if _running(found):
+            with contextlib.suppress(TestbedError):
+                self._ask(Stop())
+            end_processes(lambda: [found["pid"]] if _running(found) else [])
+        self._process = None
 
     @property
     def _relay(self) -> dict[str, Any]:

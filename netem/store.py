@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,21 +21,41 @@ class Saved(msgspec.Struct, frozen=True):
     routes: bool
     topology: str  # As YAML.
     cuts: list[Link] = []
+    id: str = ""
 
 
 def folder() -> Path:
-    """Where the files are: CHAOSNET_TESTBEDS, or a folder for temporary files."""
-    return Path(os.environ.get("CHAOSNET_TESTBEDS") or Path(tempfile.gettempdir()) / "chaosnet-testbeds")
+    """Where the files are: CHAOSNET_TESTBEDS, or this user's own among the temporary ones."""
+    own = Path(tempfile.gettempdir()) / f"chaosnet-testbeds-{os.getuid()}"
+    return Path(os.environ.get("CHAOSNET_TESTBEDS") or own)
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """Raises TestbedError that names the folder, where the system does not let us write or remove a file."""
+    try:
+        yield
+    except OSError as error:
+        raise TestbedError(
+            f"{folder()}: {error.strerror} (expected a folder that is open to you, to remember testbeds in; "
+            "CHAOSNET_TESTBEDS names another)"
+        ) from None
+
+
+def make_folder() -> None:
+    """Before anything else is made, for what is not remembered is not taken down. Raises TestbedError."""
+    with writing():
+        folder().mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder()).close()
 
 
 def save(made: Backend) -> None:
     """Remember a testbed as it is now."""
-    folder().mkdir(parents=True, exist_ok=True)
-    new = folder() / f".{made.name}.{os.getpid()}"
-    new.write_bytes(
-        msgspec.json.encode(Saved(made.kind, made.routes, made.topology.to_text(), sorted(made.cuts)))
-    )
-    new.replace(folder() / f"{made.name}.json")
+    plain = Saved(made.kind, made.routes, made.topology.to_text(), sorted(made.cuts), made.id)
+    with writing():
+        new = folder() / f".{made.name}.{os.getpid()}"
+        new.write_bytes(msgspec.json.encode(plain))
+        new.replace(folder() / f"{made.name}.json")
 
 
 def load(name: str) -> tuple[Saved, Topology]:
@@ -46,6 +68,8 @@ def load(name: str) -> tuple[Saved, Topology]:
         raise TestbedError(
             f"no testbed {name!r} is up (up: {known}; make one with: chaosnet testbed up)"
         ) from None
+    except OSError as error:
+        raise TestbedError(f"{path}: {error.strerror}") from None
     except msgspec.DecodeError as error:
         raise TestbedError(f"{path}: {error} (remove the file)") from None
     return found, Topology.from_text(found.topology, str(path))
@@ -58,4 +82,5 @@ def saved() -> list[str]:
 
 def forget(name: str) -> None:
     """It is down."""
-    (folder() / f"{name}.json").unlink(missing_ok=True)
+    with writing():
+        (folder() / f"{name}.json").unlink(missing_ok=True)

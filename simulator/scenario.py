@@ -35,9 +35,12 @@ from .systems import (
 )
 from .training import HOUR_S, Incident, System, TrainingRun, failures, read_trace, trace_events, train
 
-Whole = Annotated[int, msgspec.Meta(ge=1)]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+# Bounds beyond which sums of times are infinite or no numbers, or the work has no end.
+Whole = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+Positive = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Capacity = Annotated[float, msgspec.Meta(ge=1e-6)]
+"""May be .inf: as much as is needed."""
 
 
 class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,7 +87,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     samples: Whole = 1
     tensor_parallel: Whole = 1
     workers_per_node: Whole = 1
-    memory_gib: Positive = math.inf
+    memory_gib: Capacity = math.inf
     rate_gbps: Positive = 200.0
     failures: Failures = Failures()
     slow: tuple[SlowWorker, ...] = ()
@@ -128,6 +131,9 @@ def load(path: Path) -> Scenario:
         trace = path.parent / scenario.failures.trace
         failing = msgspec.structs.replace(scenario.failures, trace=str(trace))
         scenario = msgspec.structs.replace(scenario, failures=failing)
+        events_of(
+            scenario, seed=0
+        )  # Or a trace that cannot be read, or of another cluster, is told by a process.
     return scenario
 
 

@@ -98,7 +98,7 @@ def train(
     run.spans.append(Span(0.0, decision.samples_per_s, len(there)))
     last_s = 0.0
     for event in [*(each for each in events if each.at_s < seconds), Incident(seconds)]:
-        worked_s = max(event.at_s - max(last_s, ready_s), 0.0)
+        worked_s = max(event.at_s - max(last_s, ready_s), 0.0) if decision.samples_per_s else 0.0
         run.samples += worked_s * decision.samples_per_s
         run.stood_s += event.at_s - last_s - worked_s
         last_s = event.at_s
@@ -107,7 +107,8 @@ def train(
         there = (there | {*event.come}) - {*event.gone}
         decision = system.met(event)
         ready_s = max(event.at_s + decision.transition_s, ready_s)
-        run.families[decision.family] += 1
+        if decision.samples_per_s:  # Else it is no recovery.
+            run.families[decision.family] += 1
         if run.spans[-1].from_s > event.at_s:  # It did not come to that.
             run.spans.pop()
         if decision.transition_s:
@@ -153,15 +154,20 @@ def read_trace(path: Path) -> list[tuple[float, int]]:
     Raises: ConfigError that names file and line.
     """
     rows: list[tuple[float, int]] = []
-    with path.open(newline="") as lines:
-        reader = csv.DictReader(line for line in lines if not line.startswith("#"))
-        if reader.fieldnames != ["time_s", "nodes"]:
-            raise ConfigError(f"{path}: columns {reader.fieldnames} (expected time_s,nodes)")
-        for row in reader:
-            try:
-                rows.append((float(row["time_s"]), int(row["nodes"])))
-            except (TypeError, ValueError):
-                raise ConfigError(f"{path}: line {reader.line_num}: {row} (expected two numbers)") from None
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror} (expected a CSV file: time_s,nodes)") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: no UTF-8 text ({error.reason} at byte {error.start})") from None
+    reader = csv.DictReader(line for line in lines if not line.startswith("#"))
+    if reader.fieldnames != ["time_s", "nodes"]:
+        raise ConfigError(f"{path}: columns {reader.fieldnames} (expected time_s,nodes)")
+    for row in reader:
+        try:
+            rows.append((float(row["time_s"]), int(row["nodes"])))
+        except (TypeError, ValueError):
+            raise ConfigError(f"{path}: line {reader.line_num}: {row} (expected two numbers)") from None
     if not rows or rows[0][0] != 0 or any(a[0] >= b[0] for a, b in itertools.pairwise(rows)):
         raise ConfigError(f"{path}: times (expected from 0, and growing)")
     return rows

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
 
 from ..protocols.errors import ConfigError, PlanInfeasible
 from ..scheduler.elastic.cluster import Cluster, Worker
 from ..scheduler.elastic.plan import Pipeline, cuts_of, even
 from ..scheduler.elastic.state import State
-
-Whole = Annotated[int, msgspec.Meta(ge=1)]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+from ..simulator.scenario import Capacity, Positive, Whole
 
 
 class MachineEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is special about a worker."""
 
     speed: Positive = 1.0
-    memory_gib: Positive | None = None
-    nic_gbps: Positive | None = None
+    memory_gib: Capacity | None = None
+    nic_gbps: Capacity | None = None
 
 
 class MeasuredLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"source": "from"}):
@@ -45,7 +41,7 @@ class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layers: tuple[tuple[Whole, ...], ...] = ()
     idle: tuple[str, ...] = ()
     workers: dict[str, MachineEntry] = {}
-    memory_gib: Positive = float("inf")
+    memory_gib: Capacity = float("inf")
     rate_gbps: Positive = 200.0
     links: tuple[MeasuredLink, ...] = ()
     between_faults_hours: Positive = 1.0

@@ -41,7 +41,7 @@ def explain(cluster_path: Path, profile_name: str, failed: Sequence[str], as_jso
         "idle": sorted(after.idle),
         "between_faults_s": between_s,
     }
-    click.echo(json.dumps(found, indent=2)) if as_json else _show(found, failed)
+    click.echo(json.dumps(found, indent=2, allow_nan=False)) if as_json else _show(found, failed)
 
 
 def _figures(estimator: Estimator, state: State) -> dict[str, float]:

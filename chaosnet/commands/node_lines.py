@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import IO, TextIO
 
 NOTICE = re.compile(r"\[chaosnet\] step \d+: ")  # As chaosnet/teller.py prints what happens in the cluster.
@@ -15,9 +16,15 @@ LAST_WORDS_S = 2.0  # What a node has started may hold its pipe for longer than 
 
 
 class NodeLines:
-    """From several threads. `nodes`: all that there are."""
+    """From several threads.
 
-    def __init__(self, nodes: Iterable[str]) -> None:
+    Args:
+        nodes: all that there are.
+        on_closed: called when nobody reads any more what is shown (`| head`).
+    """
+
+    def __init__(self, nodes: Iterable[str], on_closed: Callable[[], None] = lambda: None) -> None:
+        self._on_closed = on_closed
         self._width = max(map(len, nodes), default=0)
         self._told: OrderedDict[object, None] = OrderedDict()
         self._turn = threading.Lock()
@@ -55,8 +62,13 @@ class NodeLines:
 
     def _pass_on(self, node: str, pipe: IO[bytes], to: TextIO) -> None:
         with pipe:
-            for line in pipe:
-                self.tell(node, line, to)
+            for line in pipe:  # To the end, or the node would get stuck at its full pipe.
+                try:
+                    self.tell(node, line, to)
+                except BrokenPipeError:
+                    with open(os.devnull, "wb") as nowhere:
+                        os.dup2(nowhere.fileno(), to.fileno())
+                    self._on_closed()
 
 
 def event_of(line: str) -> object | None:

@@ -37,7 +37,7 @@ def plan(cluster: Path, profile: str, failed: tuple[str, ...], as_json: bool) ->
 )
 @click.option("--seeds", type=Whole(1, 100_000), help="How many runs. Default: as the scenario says.")
 @json_option
-@plot_option("picture", "Write a PNG of the first run.")
+@plot_option("picture", "Draw the first run: a .png, .pdf or .svg.")
 def simulate_training(
     scenario: Path, seeds: int | None, json_file: Path | None, picture: Path | None
 ) -> None:

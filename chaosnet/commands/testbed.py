@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -27,7 +28,8 @@ from ..netem.netns import Netns, remove
 from ..netem.relay import RelayTestbed
 from ..netem.topology import FAST, line, link_name, mesh, random_overlay, ring, star, two_sites
 from ..netem.trace import CUT, MAX_PERIODS, PAPER_PERIOD_S, specs_after
-from ..outputs import OutputFile, json_option, write_json
+from ..options import Amount
+from ..outputs import PictureFile, json_option, write_json
 from ..protocols.errors import ConfigError
 from ..trials.node_processes import sigterm_as_ctrl_c
 from .node_lines import NodeLines
@@ -137,9 +139,18 @@ def up(topology: Path, name: str, backend: str, routes: bool) -> None:
 
 
 def _up(backend: str, name: str, topology: Topology, routes: bool = True) -> Backend:
+    """What another back end has made under this name goes first, once it is certain that this one can be made."""
     made = BACKENDS[backend](name, topology, routes)
+    made.check(topology)
+    store.make_folder()
+    if name in store.saved() and _opened(name).kind != made.kind:
+        _down(name)
     made.up(topology)
-    store.save(made)
+    try:
+        store.save(made)
+    except BaseException:  # What nobody remembers would stay for good.
+        made.down()
+        raise
     return made
 
 
@@ -148,6 +159,7 @@ def _opened(name: str) -> Backend:
     saved, topology = store.load(name)
     made = BACKENDS[saved.backend](name, topology, saved.routes)
     made.cuts |= set(saved.cuts)
+    made.id = saved.id
     return made
 
 
@@ -202,7 +214,7 @@ def show(name: str, as_json: bool) -> None:
 def exec_(node: str, command: tuple[str, ...], name: str) -> None:
     """Run COMMAND on NODE."""
     process = _opened(name).start(node, command)
-    raise SystemExit(_wait([process])[0])
+    raise SystemExit(_exit_code(_wait([process])))
 
 
 @testbed.command("run", context_settings={"ignore_unknown_options": True})
@@ -219,15 +231,29 @@ def run_(topology: Path, command: tuple[str, ...], name: str, backend: str, rout
     CHAOSNET_NEIGHBORS_AT (NODE=HOST:PORT,...). Lines come after the name of their node; what happens in the
     cluster, which all nodes tell, once.
     """
+    wanted = Topology.read(topology)
+    _check_free(name)
     with sigterm_as_ctrl_c():
-        made = _up(backend, name, Topology.read(topology), routes)
-        lines = NodeLines(made.topology.nodes)
+        made = _up(backend, name, wanted, routes)
         try:
+            # Who no longer reads (`| head`) wants no more: as by SIGTERM, the programs get the time to leave.
+            lines = NodeLines(made.topology.nodes, lambda: os.kill(os.getpid(), signal.SIGTERM))
             codes = _wait([_started(made, node, command, lines) for node in made.topology.nodes])
         finally:
-            _down(name)
+            # Not if somebody has taken it down: the name may be another run's by now.
+            if name in store.saved() and _opened(name).id == made.id:
+                _down(name)
     lines.close()
-    raise SystemExit(max(codes))
+    raise SystemExit(_exit_code(codes))
+
+
+def _check_free(name: str) -> None:
+    """Raises TestbedError if a testbed is up under this name: to replace it would end what runs on it."""
+    if name in store.saved() and (there := _opened(name)).alive():
+        raise TestbedError(
+            f"{name!r} is up ({there.kind}, {len(there.topology.nodes)} nodes), and may be in use (expected "
+            f"another name, by --name; or take it down: chaosnet testbed down --name {name})"
+        )
 
 
 def _started(made: Backend, node: str, command: Sequence[str], lines: NodeLines) -> subprocess.Popen[bytes]:
@@ -253,6 +279,11 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
         return [process.wait() for process in processes]
     except KeyboardInterrupt:
         return [process.wait() for process in processes]
+
+
+def _exit_code(codes: Sequence[int]) -> int:
+    """The worst of several; of a program that a signal has ended, what a shell tells: 137 after SIGKILL."""
+    return max(128 - code if code < 0 else code for code in codes)
 
 
 @testbed.command()
@@ -302,23 +333,24 @@ def heal(a: str, b: str, name: str) -> None:
 @named
 def trace(file: Path, name: str) -> None:
     """Change links over time, as a CSV file says (time_s,a,b,field,value)."""
-    made = _opened(name)
     started_s = time.monotonic()
-    for due_s, changes in Trace.read(file, made.topology).moments():
+    for due_s, changes in Trace.read(file, _opened(name).topology).moments():
         time.sleep(max(0.0, started_s + due_s - time.monotonic()))
-        began_s = time.monotonic()
-        for each in changes:
-            if each.field == CUT:
-                (made.cut if each.value else made.heal)(each.link)
-        made.change(specs_after(made.topology, changes))
-        took_ms = (time.monotonic() - began_s) * 1e3
-        store.save(made)
+        with _changing(name) as made:  # Others may have changed it since the last moment.
+            began_s = time.monotonic()
+            for each in changes:
+                if each.field == CUT:
+                    (made.cut if each.value else made.heal)(each.link)
+            made.change(specs_after(made.topology, changes))
+            took_ms = (time.monotonic() - began_s) * 1e3
         click.echo(f"{due_s:g} s: {len(changes)} changes in {took_ms:.0f} ms")
 
 
 @testbed.command("measure")
 @named
-@click.option("--seconds", default=1.0, show_default=True, help="Per link and direction.")
+@click.option(
+    "--seconds", type=Amount(0.05, 3600.0), default=1.0, show_default=True, help="Per link and direction."
+)
 @json_option
 def measure_(name: str, seconds: float, json_file: Path | None) -> None:
     """Every link's real rate and round trip, beside what is set; one link after the other."""
@@ -341,7 +373,7 @@ def measure_(name: str, seconds: float, json_file: Path | None) -> None:
 
 @testbed.command()
 @click.argument("topology", type=a_file)
-@click.argument("picture", type=OutputFile())
+@click.argument("picture", type=PictureFile())
 def plot(topology: Path, picture: Path) -> None:
     """Draw the overlay of a YAML file: the wider a link, the faster."""
     demand("plot", "chaosnet testbed plot")

@@ -54,6 +54,8 @@ class Balance:
         As the time of a pipeline grows with its micro-batches, whoever has one more than here ends later.
         """
         total = sum(state.counts)
+        if not pipelines:
+            raise PlanInfeasible("nobody is left")
         if total < len(pipelines):
             raise PlanInfeasible(
                 f"micro-batches: {total} for {len(pipelines)} pipelines (expected one for each)"

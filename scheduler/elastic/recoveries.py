@@ -179,6 +179,8 @@ class Recoveries:
                 f"profile {self.profile.model}: {len(self.profile.layers)} layers"
                 f" (expected {', '.join(map(str, sorted(layers)))}, those of the plan)"
             )
+        if not state.held:
+            return [Refusal("all", "nobody is left")]
         proposed: list[Recovery | Refusal] = []
         for family in self.families:
             try:

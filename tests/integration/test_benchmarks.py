@@ -165,6 +165,35 @@ def test_what_cannot_be_an_overlay_is_told(args, told):
     assert done.exit_code == 2 and told in done.output
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("allreduce --nodes x", "'x' is no number"),
+        ("allreduce --nodes 2,0", "'0' is out of range (expected a whole number from 2 to 64"),
+        ("allreduce --nodes 1", "'1' is out of range"),
+        ("allreduce --bytes 0", "'0' is out of range (expected a whole number from 4 to"),
+        ("allreduce --threads 0", "'0' is out of range"),
+        ("step --nodes x", "'x' is no number"),
+        ("step --mb nan", "'nan' is out of range"),
+        ("checkpoint --nodes 0", "'0' is out of range"),
+        ("join --sources 0", "'0' is out of range"),
+        ("chameleon-fig6 --batches x", "'x' is no number"),
+        ("chameleon-fig7 --seeds 0", "'0' is out of range"),
+        ("chameleon-fig7 --workers 0", "'0' is out of range"),
+        ("chameleon-fig7 --hours nan", "'nan' is out of range"),
+        ("chameleon-fig9 --seeds 0", "'0' is out of range"),
+        ("chameleon-fig11 --rates-gbps nan", "'nan' is no number"),
+        ("elaswave-fig11 --nodes nan", "'nan' is no number"),
+        ("elaswave-fig11 --models 8b", "'8b' is unknown (expected one of 7b, 13b, 34b)"),
+        ("elaswave-fig14 --minutes nan", "'nan' is out of range"),
+        ("elaswave-fig14 --seeds 0", "'0' is out of range"),
+    ],
+)
+def test_options_that_cannot_be_are_told_before_anything_is_measured(command, told):
+    done = CliRunner().invoke(cli, ["bench", *command.split()])
+    assert done.exit_code == 2 and told in done.output
+
+
 @pytest.mark.slow
 def test_steps_of_pipelines_are_compared_with_what_they_could_be(tmp_path):
     found = bench(tmp_path / "found.json", "pipelines", "--quick")

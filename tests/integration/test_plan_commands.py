@@ -49,13 +49,28 @@ def test_the_choice_is_there_as_json_with_every_candidate(chaosnet):
             "llama2-7b",
             "layers of pipeline 1: 31 (the profile has 32)",
         ),
-        (CLUSTER + "workers: {a: {speed: 0}}\n", "llama2-7b", "Expected `float` > 0"),
+        (CLUSTER + "workers: {a: {speed: 0}}\n", "llama2-7b", "Expected `float` >= 1e-06"),
+        (CLUSTER + "workers: {a: {speed: 1.0e-320}}\n", "llama2-7b", "Expected `float` >= 1e-06"),
+        (CLUSTER + "workers: {a: {speed: .inf}}\n", "llama2-7b", "Expected `float` <= 1000000000.0"),
+        (CLUSTER + "between_faults_hours: .inf\n", "llama2-7b", "Expected `float` <= 1000000000.0"),
+        (CLUSTER + "between_faults_hours: .nan\n", "llama2-7b", "Expected `float` >= 1e-06"),
+        (CLUSTER + "rate_gbps: .inf\n", "llama2-7b", "Expected `float` <= 1000000000.0"),
         (CLUSTER, "llama2-8b", "no such file"),
     ],
 )
 def test_bad_input_is_named(tmp_path, chaosnet, text, profile, told):
     code, _, err = chaosnet("plan", cluster(tmp_path, text), profile, "--fail", "a")
     assert code == 1 and told in err
+
+
+def test_at_the_bounds_of_what_a_cluster_file_takes_the_choice_is_valid_json(tmp_path, chaosnet):
+    text = CLUSTER + (
+        "between_faults_hours: 1.0e+9\nrate_gbps: 1.0e-6\nmemory_gib: .inf\n"
+        "workers: {b: {speed: 1.0e-6}, c: {speed: 1.0e+9, nic_gbps: .inf}}\n"
+    )
+    code, out, err = chaosnet("plan", cluster(tmp_path, text), "llama2-7b", "--fail", "a", "--json")
+    assert (code, err) == (0, "")
+    json.loads(out, parse_constant=pytest.fail)  # NaN, Infinity: of no JSON.
 
 
 @pytest.mark.parametrize("content", [b"pipelines: [[\xff]]", b"pipelines: [[a, b]"])
@@ -77,6 +92,11 @@ def test_too_little_memory_for_any_plan_says_by_how_much(tmp_path, chaosnet):
     assert code == 1 and "no way to go on" in err and "over its memory" in err
 
 
+def test_a_loss_of_all_workers_leaves_nobody(tmp_path, chaosnet):
+    code, _, err = chaosnet("plan", cluster(tmp_path, CLUSTER), "llama2-7b", "--fail", "a,b,c,d")
+    assert (code, err) == (1, "error: no way to go on: all: nobody is left\n")
+
+
 def test_a_profile_of_ones_own_is_read_and_checked(tmp_path, chaosnet):
     layer = {"seconds": {"1": [0.1, 0.2]}, "parameter_bytes": 1, "gradient_bytes": 1, "optimizer_bytes": 4,
              "activation_bytes": 1, "boundary_bytes": 1}  # fmt: skip
@@ -86,6 +106,18 @@ def test_a_profile_of_ones_own_is_read_and_checked(tmp_path, chaosnet):
     assert chaosnet("plan", cluster(tmp_path, CLUSTER), str(good), "--fail", "a")[0] == 0
     code, _, err = chaosnet("plan", cluster(tmp_path, CLUSTER), str(bad), "--fail", "a")
     assert code == 1 and "bad.json" in err and "Expected `float` >= 0" in err
+
+
+@pytest.mark.parametrize("name", ["found.jpeg2", "found", "png"])
+def test_a_picture_of_an_unknown_kind_is_refused_before_anything_begins(tmp_path, chaosnet, name):
+    (tmp_path / "any.yaml").write_text("no: scenario, no topology")
+    picture, told = str(tmp_path / "new" / name), "(expected a file that ends with .png, .pdf, .svg)"
+    for command in (["simulate-training", str(tmp_path / "any.yaml"), "--plot", picture],
+                    ["testbed", "plot", str(tmp_path / "any.yaml"), picture],
+                    ["bench", "chameleon-fig6", "--plot", picture]):  # fmt: skip
+        code, _, err = chaosnet(*command)
+        assert (code, err.count("\n")) == (2, 1) and f"{picture!r} {told}" in err
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_scenario_is_simulated_drawn_and_written_down(tmp_path, chaosnet):

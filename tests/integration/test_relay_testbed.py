@@ -12,6 +12,7 @@ import time
 import psutil
 import pytest
 
+from chaosnet.commands import testbed
 from chaosnet.netem import LinkSpec, TestbedError, Topology
 from chaosnet.netem.measure import measure
 from chaosnet.netem.relay import MARK, RelayTestbed
@@ -185,6 +186,105 @@ def test_what_a_killed_harness_leaves_is_removed_by_name(tmp_path):
         harness.send_signal(signal.SIGKILL)
     assert chaosnet("ls")[1] == f"{NAME} (relay): 3 nodes, 3 links\n"
     assert chaosnet("down", "--name", NAME) == (0, "3 nodes down\n", "")
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_made(tmp_path):
+    (tmp_path / "up").write_text("")  # Where the folder would be.
+    for command in (["up", "TOPOLOGY"], ["run", "TOPOLOGY"]):
+        words = [str(file_of(ring(3), tmp_path)) if word == "TOPOLOGY" else word for word in command]
+        rest = ["--", "true"] if "run" in command else []
+        code, out, err = chaosnet(*words, "--name", NAME, "--backend", "relay", *rest)
+        assert (code, out, err.count("\n")) == (1, "", 1), err
+        assert err.startswith(f"error: testbed: {tmp_path / 'up'}: File exists (expected a folder")
+        assert ours() == []
+    (tmp_path / "up").unlink()
+
+
+def test_what_cannot_be_remembered_is_taken_down(tmp_path, monkeypatch):
+    def full(_made):
+        raise TestbedError("No space left on device")
+
+    monkeypatch.setattr("chaosnet.netem.store.save", full)
+    with pytest.raises(TestbedError, match="No space left"):
+        testbed._up("relay", NAME, ring(3))
+    assert ours() == []
+    assert list((tmp_path / "up").iterdir()) == []
+
+
+def test_a_run_under_the_name_of_one_that_is_alive_is_refused(tmp_path):
+    path = file_of(ring(3), tmp_path)
+    script = "import sys; print('here', flush=True); sys.stdin.read()"
+    command = ["run", str(path), "--name", NAME, "--backend", "relay", "--", sys.executable, "-c", script]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([*CHAOSNET, *command], **pipes) as first:
+        assert first.stdout.readline().endswith(b"| here\n")
+        code, out, err = chaosnet(*command)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert f"{NAME!r} is up (relay, 3 nodes)" in err and f"chaosnet testbed down --name {NAME})" in err
+        first.stdin.close()
+        assert first.wait(timeout=30) == 0
+    assert ours() == []
+
+
+def test_the_end_of_a_run_leaves_alone_what_was_made_under_its_name_since(tmp_path):
+    path = file_of(ring(3), tmp_path)
+    command = [*CHAOSNET, "run", str(path), "--name", NAME, "--backend", "relay", "--"]
+    with subprocess.Popen([*command, "sh", "-c", "echo here; sleep 100"], stdout=subprocess.PIPE) as first:
+        assert first.stdout.readline().endswith(b"| here\n")
+        assert chaosnet("up", path, "--name", NAME, "--backend", "relay")[0] == 0  # Its programs end by this.
+        first.wait(timeout=30)
+    assert chaosnet("ls")[1] == f"{NAME} (relay): 3 nodes, 3 links\n"
+    assert testbed._opened(NAME).alive() == 3
+    assert chaosnet("down", "--name", NAME)[0] == 0
+
+
+def test_a_program_that_a_signal_ends_has_the_exit_code_that_shells_tell(tmp_path):
+    path = file_of(ring(3), tmp_path)
+    kill_one = "test $CHAOSNET_NAME != n1 || kill -9 $$"
+    assert chaosnet("run", path, "--name", NAME, "--backend", "relay", "--", "sh", "-c", kill_one)[0] == 137
+    assert chaosnet("up", path, "--name", NAME, "--backend", "relay")[0] == 0
+    for ending, code in (("kill -TERM $$", 143), ("exit 3", 3), ("true", 0)):
+        assert chaosnet("exec", "n0", "--name", NAME, "--", "sh", "-c", ending)[0] == code
+    assert chaosnet("down", "--name", NAME)[0] == 0
+
+
+def test_what_is_no_program_is_refused_in_one_line(tmp_path):
+    path, text = file_of(ring(3), tmp_path), tmp_path / "text"
+    text.write_text("no program")
+    for what in (text, tmp_path):
+        code, _, err = chaosnet("run", path, "--name", NAME, "--backend", "relay", "--", what)
+        assert (code, err) == (
+            1, f"error: testbed: {str(what)!r} cannot be run: Permission denied (expected a program)\n"
+        )  # fmt: skip
+
+
+def test_a_run_whose_lines_nobody_reads_any_more_ends(tmp_path):
+    path = file_of(ring(3), tmp_path)
+    command = [*CHAOSNET, "run", str(path), "--name", NAME, "--backend", "relay", "--"]
+    loop = ["sh", "-c", "while true; do echo here; sleep 0.1; done"]
+    with subprocess.Popen([*command, *loop], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout.readline().endswith(b"| here\n")
+        run.stdout.close()
+        # 130 where not all nodes had been started yet.
+        assert run.wait(timeout=30) in (130, 143) and b"Traceback" not in run.stderr.read()
+    assert ours() == []
+
+
+def test_a_trace_keeps_what_other_commands_change_meanwhile(tmp_path):
+    (tmp_path / "trace.csv").write_text(
+        "time_s,a,b,field,value\n0,n0,n1,rate_mbit,50\n4,n0,n1,rate_mbit,60\n4,n0,n2,rate_mbit,70\n"
+    )
+    assert chaosnet("up", file_of(ring(3), tmp_path), "--name", NAME, "--backend", "relay")[0] == 0
+    command = [*CHAOSNET, "trace", str(tmp_path / "trace.csv"), "--name", NAME]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as tracing:
+        assert tracing.stdout.readline().startswith(b"0 s: 1 changes")
+        assert chaosnet("cut", "n1", "n2", "--name", NAME)[0] == 0
+        assert chaosnet("change", "n0", "n2", "delay_ms=5", "--name", NAME)[0] == 0
+        assert tracing.stdout.readline().startswith(b"4 s: 2 changes")
+    rows = {row["link"][0] + row["link"][1]: row for row in testbed._opened(NAME).in_force()}
+    assert (rows["n0n2"]["delay_ms"], rows["n0n2"]["rate_mbit"], rows["n1n2"]["cut"]) == (5.0, 70.0, True)
+    assert testbed._opened(NAME).cuts == {("n1", "n2")}
+    assert chaosnet("down", "--name", NAME)[0] == 0
 
 
 def test_a_testbed_whose_relay_has_died_says_so(tmp_path):

@@ -136,6 +136,30 @@ def test_what_a_killed_harness_leaves_is_removed_by_name(tmp_path):
     assert _sleepers() == []
 
 
+def test_another_back_end_under_the_same_name_replaces_what_the_first_has_made(tmp_path):
+    path = file_of(ring(3), tmp_path)
+    assert chaosnet("up", path, "--name", NAME)[0] == 0
+    assert chaosnet("up", path, "--name", NAME, "--backend", "relay")[0] == 0
+    assert spaces_of(f"chaos-{NAME}-") == []
+    assert chaosnet("ls")[1] == f"{NAME} (relay): 3 nodes, 3 links\n"
+    assert chaosnet("up", path, "--name", NAME)[0] == 0
+    assert not (tmp_path / "up" / f"{NAME}.relay").exists()
+    assert chaosnet("down", "--name", NAME) == (0, "3 nodes down\n", "")
+
+
+def test_a_namespace_that_somebody_else_removes_meanwhile_is_gone(monkeypatch):
+    testbed = Netns(NAME, ring(3))
+    testbed.up(testbed.topology)
+    there = spaces_of(f"chaos-{NAME}-")
+    subprocess.run(["ip", "netns", "delete", there[0]], check=True)
+    seen = iter([there])
+    monkeypatch.setattr(
+        "chaosnet.netem.netns.spaces_of", lambda prefix: next(seen, None) or spaces_of(prefix)
+    )
+    assert testbed.down() == 3
+    assert spaces_of(f"chaos-{NAME}-") == []
+
+
 def _sleepers() -> list[str]:
     spaces = spaces_of(f"chaos-{NAME}-")
     pids = [

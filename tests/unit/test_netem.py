@@ -75,6 +75,20 @@ def test_an_unknown_link_is_told_with_those_there_are():
         PAIR.spec(("a", "z"))
 
 
+def test_more_links_than_there_are_addresses_for_are_refused_with_how_many_fit():
+    commands.check_size(mesh(180))
+    with pytest.raises(
+        TestbedError, match=r"17766 links \(expected at most 16336: 10.211.0.0/16 has no more"
+    ):
+        commands.up("t", mesh(189), routes=False, netem=False)
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "0", "inf"])
+def test_a_link_is_not_measured_for_no_time_or_for_ever(seconds):
+    done = CliRunner().invoke(command_line, ["measure", "--name", "absent", "--seconds", seconds])
+    assert done.exit_code == 2 and "is out of range (expected a number from 0.05 to 3600.0)" in done.output
+
+
 # --- traces ---
 
 

@@ -87,6 +87,21 @@ def test_a_transition_is_not_shorter_because_another_event_comes_in_between():
     assert run.spans[-1] == Span(70.0, 0.5, 2)
 
 
+def test_a_system_that_cannot_go_on_stands_still_and_has_not_recovered():
+    events = [Incident(10.0, gone=("a",)), Incident(20.0, gone=("b",))]
+    run = train(
+        Scripted(Decision(10, 0, "stay"), Decision(5, 0, "drop"), Decision(0, 0, "none")), "ab", events, 30
+    )
+    assert run.samples == 150 and run.stood_s == 10 and run.families == {"drop": 1}
+
+
+def test_a_cluster_of_which_nobody_is_left_trains_no_more(tmp_path):
+    text = SCENARIO.replace("0.3, repair_hours: 0.5", "0.99").replace("hours: 2", "hours: 5")
+    for name, found in run_seed(0, scenario(tmp_path, text=text)).items():
+        assert found.spans[-1].workers == 0
+        assert (found.spans[-1].samples_per_s == 0 and found.stood_s > 0) or name == "fault-free"
+
+
 def test_failures_are_as_frequent_as_asked_for():
     workers = [f"w{i}" for i in range(2000)]
     within_an_hour = {e.gone[0] for e in failures(workers, 0.1, 9, seed=1) if e.at_s < HOUR_S}
@@ -114,6 +129,15 @@ def test_a_trace_of_node_counts_is_followed(tmp_path):
             read_trace(path)
     with pytest.raises(ConfigError, match=r"from 2 nodes on \(expected 3"):
         trace_events([(0.0, 2)], nodes, seed=0)
+
+
+@pytest.mark.parametrize(("content", "told"), [(None, "No such file"), (b"\xff\xfe", "no UTF-8 text")])
+def test_a_trace_that_cannot_be_read_is_named(tmp_path, content, told):
+    if content is not None:
+        (tmp_path / "trace.csv").write_bytes(content)
+    text = SCENARIO.replace("{per_hour: 0.3, repair_hours: 0.5}", "{trace: trace.csv}")
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/trace.csv: {told}"):
+        scenario(tmp_path, text=text)
 
 
 @pytest.mark.parametrize("kind", ["plateau", "shrink"])
