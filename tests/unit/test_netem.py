@@ -89,6 +89,31 @@ def test_a_link_is_not_measured_for_no_time_or_for_ever(seconds):
     assert done.exit_code == 2 and "is out of range (expected a number from 0.05 to 3600.0)" in done.output
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("random 8 --rate 5", "5 means nothing with random (expected no --rate)"),
+        ("random 8 --delay 0", "0 means nothing with random (expected no --delay)"),
+        ("ring 8 --links 9", "9 means nothing with ring (expected no --links)"),
+        ("two-sites 8 --seed 0", "0 means nothing with two-sites (expected no --seed)"),
+    ],
+)
+def test_options_of_other_shapes_are_refused(words, told):
+    done = CliRunner().invoke(command_line, ["new", *words.split()])
+    assert done.exit_code == 2 and told in done.output
+
+
+def test_rate_and_delay_are_those_of_all_links_but_the_two_between_sites():
+    def links(words):
+        done = CliRunner().invoke(command_line, ["new", *words.split()])
+        return Topology.from_text(done.output).links
+
+    assert links("ring 4") == ring(4).links
+    assert {*links("ring 4 --rate 5 --delay 2").values()} == {LinkSpec(rate_mbit=5.0, delay_ms=2.0)}
+    assert {spec.rate_mbit for spec in links("two-sites 4 --rate 5").values()} == {5.0, 100.0}
+    assert links("random 8 --seed 3 --links 10") == random_overlay(8, 3, 10).links
+
+
 # --- traces ---
 
 
