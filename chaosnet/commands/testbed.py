@@ -16,9 +16,9 @@ from types import FrameType
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from ..console import console
 from ..extras import demand
 from ..netem import LinkSpec, TestbedError, Topology, Trace, commands, store
 from ..netem.backend import Backend
@@ -183,9 +183,12 @@ def _changing(name: str) -> Iterator[Backend]:
 
 
 def _down(name: str) -> int:
-    """Also what a crashed run has left, that nothing is saved of."""
-    nothing = Topology({})
-    left: list[Backend] = [_opened(name)] if name in store.saved() else [kind(name, nothing) for kind in OWN]
+    """Also what a crashed run has left, that nothing is saved of, or nothing that can be read."""
+    left: list[Backend] = []
+    try:
+        left.append(_opened(name))
+    except TestbedError:
+        left += [kind(name, Topology({})) for kind in OWN]
     removed = sum(each.down() for each in left)
     store.forget(name)
     return removed
@@ -195,7 +198,11 @@ def _down(name: str) -> int:
 def ls() -> None:
     """Which testbeds are up."""
     for name in store.saved():
-        made = _opened(name)
+        try:
+            made = _opened(name)
+        except TestbedError as error:  # The others are told all the same.
+            click.echo(f"{name}: {error}")
+            continue
         nodes, alive = len(made.topology.nodes), made.alive()
         gone = "" if alive == nodes else f", of which {alive} are there"
         click.echo(f"{name} ({made.kind}): {nodes} nodes{gone}, {len(made.topology.links)} links")
@@ -215,7 +222,7 @@ def show(name: str, as_json: bool) -> None:
         to = row["link"][1] if row["from"] == row["link"][0] else row["link"][0]
         figures = (f"{row[name]:g}" for name in ("rate_mbit", "delay_ms", "jitter_ms", "loss_pct"))
         table.add_row(row["from"], to, *figures, "cut" if row["cut"] else "up")
-    Console().print(table)
+    console().print(table)
 
 
 @testbed.command("exec", context_settings={"ignore_unknown_options": True})

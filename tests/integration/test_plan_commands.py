@@ -97,6 +97,11 @@ def test_a_loss_of_all_workers_leaves_nobody(tmp_path, chaosnet):
     assert (code, err) == (1, "error: no way to go on: all: nobody is left\n")
 
 
+def test_who_is_lost_may_be_said_twice_and_with_blanks(chaosnet):
+    once = chaosnet("plan", str(EXAMPLE), "llama2-7b", "--fail", "b2,c1")
+    assert chaosnet("plan", str(EXAMPLE), "llama2-7b", "--fail", "b2, c1", "--fail", "b2") == once
+
+
 def test_a_profile_of_ones_own_is_read_and_checked(tmp_path, chaosnet):
     layer = {"seconds": {"1": [0.1, 0.2]}, "parameter_bytes": 1, "gradient_bytes": 1, "optimizer_bytes": 4,
              "activation_bytes": 1, "boundary_bytes": 1}  # fmt: skip

@@ -310,6 +310,19 @@ def test_a_relay_that_is_told_to_end_removes_its_folder(tmp_path):
             time.sleep(0.02)
 
 
+def test_one_broken_file_keeps_no_other_testbed_from_being_listed_and_goes_with_down(tmp_path):
+    assert chaosnet("up", file_of(ring(3), tmp_path), "--name", NAME, "--backend", "relay")[0] == 0
+    broken = tmp_path / "up" / "broken.json"
+    broken.write_text("{")
+    code, out, err = chaosnet("ls")
+    assert (code, err, len(out.splitlines())) == (0, "", 2)
+    assert out.startswith(f"broken: {broken}: ") and f"{NAME} (relay): 3 nodes, 3 links\n" in out
+    assert chaosnet("down", "--name", "broken") == (0, "0 nodes down\n", "")
+    assert not broken.exists()
+    (tmp_path / "up" / f"{NAME}.json").write_text("{")
+    assert chaosnet("down", "--name", NAME) == (0, "3 nodes down\n", "")
+
+
 def test_a_trace_keeps_what_other_commands_change_meanwhile(tmp_path):
     (tmp_path / "trace.csv").write_text(
         "time_s,a,b,field,value\n0,n0,n1,rate_mbit,50\n4,n0,n1,rate_mbit,60\n4,n0,n2,rate_mbit,70\n"
