@@ -41,6 +41,7 @@ __all__ = [
 CHAMELEON = ("reroute", "layout")
 NPU_GIB = 64.0
 NUMBERS = Several(Whole(1, 100_000))
+Counts = Sequence[int]
 
 
 # --- Fig. 6 ---
@@ -109,7 +110,7 @@ def _draw_fig6(figure: Any, found: Found) -> None:
     "--batches", type=NUMBERS, default="16,32,64", show_default=True, help="Micro-batches of one sample."
 )
 @outputs
-def fig6_command(batches: tuple[int, ...], json_file: Path | None, plot_file: Path | None) -> None:
+def fig6_command(batches: Sequence[int], json_file: Path | None, plot_file: Path | None) -> None:
     """Throughput after a loss, as a share of what it was."""
     found = measure_fig6(batches)
     families = sorted({family for row in found["rows"] for family in row["families"]})
@@ -213,7 +214,7 @@ def _draw_fig9(figure: Any, found: Found) -> None:
 )
 @outputs
 def fig9_command(
-    batches: tuple[int, ...], jitter: float, seeds: int, json_file: Path | None, plot_file: Path | None
+    batches: Counts, jitter: float, seeds: int, json_file: Path | None, plot_file: Path | None
 ) -> None:
     """The estimator beside a simulation that shares no code with it."""
     found = measure_fig9(batches, LAYOUTS, jitter, seeds)
@@ -322,9 +323,7 @@ def _draw_fig10(figure: Any, found: Found) -> None:
 @click.option("--layers", type=Several(Whole(2, 32)), default="4,8,16", show_default=True)
 @click.option("--micro-batches", type=Whole(4, 10_000), default=16, show_default=True)
 @outputs
-def fig10_command(
-    layers: tuple[int, ...], micro_batches: int, json_file: Path | None, plot_file: Path | None
-) -> None:
+def fig10_command(layers: Counts, micro_batches: int, json_file: Path | None, plot_file: Path | None) -> None:
     """Moving weights, with and without choosing roles (Kuhn-Munkres) and sources."""
     found = measure_fig10(layers, micro_batches)
     head = ("layers", "naive GB", "matched GB", "naive s", "matched s", "+ sources s", "matched: less %",
@@ -402,7 +401,7 @@ def _draw_fig11(figure: Any, found: Found) -> None:
 @click.option("--rates-gbps", type=NUMBERS, default="200,100,50", show_default=True, help="Of links.")
 @outputs
 def fig11_command(
-    batches: tuple[int, ...], rates_gbps: tuple[int, ...], json_file: Path | None, plot_file: Path | None
+    batches: Counts, rates_gbps: Counts, json_file: Path | None, plot_file: Path | None
 ) -> None:
     """Sums of gradients in rounds, and one after another."""
     found = measure_fig11(batches, rates_gbps)
@@ -585,11 +584,7 @@ def _draw_search(figure: Any, found: Found) -> None:
 )
 @outputs
 def search_time_command(
-    workers: tuple[int, ...],
-    stages: int,
-    reference: tuple[int, ...],
-    json_file: Path | None,
-    plot_file: Path | None,
+    workers: Counts, stages: int, reference: Counts, json_file: Path | None, plot_file: Path | None
 ) -> None:
     """How long the search for a plan takes."""
     found = measure_search(workers, stages, reference, 10.0)

@@ -21,27 +21,38 @@ def measure(
     seconds: float = 1.0,
     links: Iterable[Link] | None = None,
 ) -> Iterable[dict[str, Any]]:
-    """Yields one row a link and direction, one after the other: set_mbit, mbit, error, set_rtt_ms, rtt_ms."""
+    """Yields one row a link and direction, one after the other: set_mbit, mbit, error, set_rtt_ms, rtt_ms.
+
+    A link that is cut has only what is set, and `cut`: nothing passes.
+    """
     for link in topology.links if links is None else links:
         spec = topology.spec(link)
         for sender, receiver in (link, link[::-1]):
-            found = _flow(backend, sender, receiver, seconds)
-            set_mbit = spec.rate_from(sender == link[0])
-            yield {
+            set_mbit, cut = spec.rate_from(sender == link[0]), link in backend.cuts
+            row = {
                 "from": sender,
                 "to": receiver,
                 "set_mbit": set_mbit,
+                "set_rtt_ms": 2 * spec.delay_ms,
+                "cut": cut,
+            }
+            if cut:
+                yield row
+                continue
+            found = _flow(backend, sender, receiver, seconds)
+            yield row | {
                 "mbit": round(found["mbit"], 1),
                 "error": round(found["mbit"] / (GOODPUT * set_mbit) - 1, 4),
-                "set_rtt_ms": 2 * spec.delay_ms,
                 "rtt_ms": round(found["rtt_median_ms"], 3),
                 "congestion_control": found["congestion_control"],
             }
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Median and worst error of the goodput, as shares."""
-    errors = [abs(row["error"]) for row in rows]
+    """Median and worst error of the goodput, as shares; nothing if no link was measured."""
+    errors = [abs(row["error"]) for row in rows if "error" in row]
+    if not errors:
+        return {}
     return {"median_error": statistics.median(errors), "worst_error": max(errors)}
 
 

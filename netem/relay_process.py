@@ -18,6 +18,7 @@ import random
 import select
 import selectors
 import shutil
+import signal
 import socket
 import struct
 import sys
@@ -309,21 +310,26 @@ def main() -> None:
     """Serve until told to stop."""
     sys.setswitchinterval(SWITCH_S)
     topology = Topology.from_text(sys.stdin.read())
-    relays = Relays(topology)
-    folder = tempfile.mkdtemp(prefix="chaosnet-relay-")
-    context = zmq.Context()
+    # Threads inherit that it is blocked, so that it wakes this one, which then ends by way of `finally`.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    relays, context = Relays(topology), zmq.Context()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     control = context.socket(zmq.REP)
-    control.bind(f"ipc://{folder}/control")
-    kept = reserved_ports(len(topology.nodes))
-    ports = {node: each.getsockname()[1] for node, each in zip(topology.nodes, kept, strict=True)}
-    print(json.dumps({"pid": os.getpid(), "control": f"ipc://{folder}/control", "ports": ports}), flush=True)
+    folder = tempfile.mkdtemp(prefix="chaosnet-relay-")
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        control.bind(f"ipc://{folder}/control")
+        kept = reserved_ports(len(topology.nodes))
+        ports = {node: each.getsockname()[1] for node, each in zip(topology.nodes, kept, strict=True)}
+        told = {"pid": os.getpid(), "control": f"ipc://{folder}/control", "ports": ports}
+        print(json.dumps(told), flush=True)
         while True:
             request = msgspec.json.decode(control.recv(), type=Request)
             control.send_json(answer(relays, request))
             if isinstance(request, Stop):
                 return
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         control.close(linger=200)
         context.term()
         shutil.rmtree(folder, ignore_errors=True)

@@ -51,8 +51,21 @@ def key_bytes(text: str) -> bytes:
 
 def save(pair: KeyPair, path: Path, force: bool = False) -> None:
     """Write a file that only this user can read. Raises: ConfigError if there is one, unless `force`."""
+    if force and path.exists() and not _is_key(path):
+        raise ConfigError(
+            f"{path}: --force replaces a key, and this is none (expected a file of `chaosnet keygen`)"
+        )
     if not _kept(pair, path, force):
         raise ConfigError(f"{path}: there is a key already (--force replaces it, and it is gone then)")
+
+
+def _is_key(path: Path) -> bool:
+    """Does it begin as ours do? It may be too open, or damaged."""
+    try:
+        with path.open("rb") as lines:
+            return lines.read(len(HEADER)) == HEADER.encode()
+    except OSError:
+        return False
 
 
 def make(path: Path) -> None:

@@ -15,6 +15,7 @@ import yaml
 from scipy import stats
 
 from ..protocols.errors import ConfigError
+from ..protocols.plain_data import told
 from ..scheduler.elastic.cluster import Cluster, Worker
 from ..scheduler.elastic.plan import Pipeline, cuts_of, even
 from ..scheduler.elastic.policy import FaultClock
@@ -113,10 +114,11 @@ def read_yaml(path: Path) -> Any:
 
 def load(path: Path) -> Scenario:
     """Raises: ConfigError that names the file, the key and what was expected."""
+    plain = read_yaml(path)
     try:
-        scenario = msgspec.convert(read_yaml(path), Scenario)
+        scenario = msgspec.convert(plain, Scenario)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{path}: {told(error, plain)}") from None
     unknown = {*scenario.systems, *scenario.overheads.more_s} - {*SYSTEMS}
     if unknown:
         raise ConfigError(f"{path}: systems: {sorted(unknown)} (expected of {', '.join(SYSTEMS)})")
@@ -168,7 +170,8 @@ def events_of(scenario: Scenario, seed: int) -> list[Incident]:
     if scenario.failures.trace:
         size = scenario.workers_per_node
         nodes = [workers[start : start + size] for start in range(0, len(workers), size)]
-        return sorted(trace_events(read_trace(Path(scenario.failures.trace)), nodes, seed) + slow)
+        file = Path(scenario.failures.trace)
+        return sorted(trace_events(read_trace(file), nodes, seed, str(file)) + slow)
     failing = scenario.failures
     return sorted(failures(workers, failing.per_hour, scenario.hours, seed, failing.repair_hours) + slow)
 

@@ -174,7 +174,7 @@ def read_trace(path: Path) -> list[tuple[float, int]]:
 
 
 def trace_events(
-    trace: Sequence[tuple[float, int]], nodes: Sequence[Sequence[str]], seed: int
+    trace: Sequence[tuple[float, int]], nodes: Sequence[Sequence[str]], seed: int, name: str = "trace"
 ) -> list[Incident]:
     """Which workers come and go where a trace only says how many nodes there are: drawn from `seed`.
 
@@ -182,7 +182,7 @@ def trace_events(
         nodes: workers by node; those of one go together. The trace begins with all of them.
     """
     if trace[0][1] != len(nodes) or any(not 0 <= count <= len(nodes) for _, count in trace):
-        raise ConfigError(f"trace: from {trace[0][1]} nodes on (expected {len(nodes)}, and never more)")
+        raise ConfigError(f"{name}: from {trace[0][1]} nodes on (expected {len(nodes)}, and never more)")
     rng, there = random.Random(seed), list(range(len(nodes)))
     away: list[int] = []
     found = []

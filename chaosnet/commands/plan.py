@@ -28,7 +28,8 @@ def plan(cluster: Path, profile: str, failed: tuple[str, ...], as_json: bool) ->
     demand("planner", "chaosnet plan")
     from .explanation import explain
 
-    explain(cluster, profile, [name for each in failed for name in each.split(",")], as_json)
+    names = (name.strip() for each in failed for name in each.split(","))
+    explain(cluster, profile, [*dict.fromkeys(names)], as_json)
 
 
 @click.command(short_help="Simulate training under failures, with the recoveries of several systems.")

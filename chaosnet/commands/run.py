@@ -58,6 +58,8 @@ def check_together(given: Mapping[str, Any]) -> None:
             "--resume" if given["resume"] else "--resume-from",
             "without --checkpoint-dir (expected the folder to resume from)",
         )
+    if given["every"] is not None and not (given["directory"] or os.environ.get("CHAOSNET_CHECKPOINT_DIR")):
+        raise click.BadOptionUsage("--every", "without --checkpoint-dir (expected the folder to write to)")
     if links and not (join or given["cluster_name"]):
         raise click.BadOptionUsage(
             "--link", f"{links[0]!r} without --join or --cluster (a node that joins nobody has no links)"

@@ -16,9 +16,9 @@ from types import FrameType
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from ..console import console
 from ..extras import demand
 from ..netem import LinkSpec, TestbedError, Topology, Trace, commands, store
 from ..netem.backend import Backend
@@ -92,16 +92,24 @@ a_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @testbed.command()
 @click.argument("shape", type=click.Choice([*SHAPES, "random"]))
 @click.argument("nodes", type=int)
-@click.option(
-    "--rate", default=1000.0, show_default=True, help="Of all links, Mbit/s; random ones have their own."
-)
-@click.option("--delay", default=0.0, show_default=True, help="Of all links, ms one way.")
+@click.option("--rate", type=float, help="Of links, Mbit/s; not of random ones. Default: 1000.")
+@click.option("--delay", type=float, help="Of links, ms one way; not of random ones. Default: 0.")
 @click.option("--links", type=int, help="How many, if random. Default: as the paper's, two to four a node.")
-@click.option("--seed", default=0, show_default=True, help="Of a random one.")
-def new(shape: str, nodes: int, rate: float, delay: float, links: int | None, seed: int) -> None:
-    """Print an overlay as YAML: new random 8 > overlay.yaml. Random ones have links of 100 to 1000 Mbit/s."""
-    spec = FAST.with_value("rate_mbit", rate).with_value("delay_ms", delay)
-    made = random_overlay(nodes, seed, links) if shape == "random" else SHAPES[shape](nodes, spec)
+@click.option("--seed", type=int, help="Of a random one. Default: 0.")
+def new(
+    shape: str, nodes: int, rate: float | None, delay: float | None, links: int | None, seed: int | None
+) -> None:
+    """Print an overlay as YAML: new random 8 > overlay.yaml.
+
+    Random ones have links of 100 to 1000 Mbit/s. The two links between two-sites have 100 Mbit/s and 20 ms, whatever
+    --rate and --delay say of the others.
+    """
+    idle = {"--rate": rate, "--delay": delay} if shape == "random" else {"--links": links, "--seed": seed}
+    for option, value in idle.items():
+        if value is not None:
+            raise click.BadOptionUsage(option, f"{value:g} means nothing with {shape} (expected no {option})")
+    spec = FAST.with_value("rate_mbit", 1000.0 if rate is None else rate).with_value("delay_ms", delay or 0.0)
+    made = random_overlay(nodes, seed or 0, links) if shape == "random" else SHAPES[shape](nodes, spec)
     click.echo(made.to_text(), nl=False)
 
 
@@ -143,8 +151,11 @@ def _up(backend: str, name: str, topology: Topology, routes: bool = True) -> Bac
     made = BACKENDS[backend](name, topology, routes)
     made.check(topology)
     store.make_folder()
-    if name in store.saved() and _opened(name).kind != made.kind:
-        _down(name)
+    there = _opened(name) if name in store.saved() else made
+    # Before its programs are ended, or the run that has made it would take down what is made now.
+    store.forget(name)
+    if there.kind != made.kind:
+        there.down()
     made.up(topology)
     try:
         store.save(made)
@@ -172,9 +183,12 @@ def _changing(name: str) -> Iterator[Backend]:
 
 
 def _down(name: str) -> int:
-    """Also what a crashed run has left, that nothing is saved of."""
-    nothing = Topology({})
-    left: list[Backend] = [_opened(name)] if name in store.saved() else [kind(name, nothing) for kind in OWN]
+    """Also what a crashed run has left, that nothing is saved of, or nothing that can be read."""
+    left: list[Backend] = []
+    try:
+        left.append(_opened(name))
+    except TestbedError:
+        left += [kind(name, Topology({})) for kind in OWN]
     removed = sum(each.down() for each in left)
     store.forget(name)
     return removed
@@ -184,7 +198,11 @@ def _down(name: str) -> int:
 def ls() -> None:
     """Which testbeds are up."""
     for name in store.saved():
-        made = _opened(name)
+        try:
+            made = _opened(name)
+        except TestbedError as error:  # The others are told all the same.
+            click.echo(f"{name}: {error}")
+            continue
         nodes, alive = len(made.topology.nodes), made.alive()
         gone = "" if alive == nodes else f", of which {alive} are there"
         click.echo(f"{name} ({made.kind}): {nodes} nodes{gone}, {len(made.topology.links)} links")
@@ -204,7 +222,7 @@ def show(name: str, as_json: bool) -> None:
         to = row["link"][1] if row["from"] == row["link"][0] else row["link"][0]
         figures = (f"{row[name]:g}" for name in ("rate_mbit", "delay_ms", "jitter_ms", "loss_pct"))
         table.add_row(row["from"], to, *figures, "cut" if row["cut"] else "up")
-    Console().print(table)
+    console().print(table)
 
 
 @testbed.command("exec", context_settings={"ignore_unknown_options": True})
@@ -355,20 +373,28 @@ def trace(file: Path, name: str) -> None:
 def measure_(name: str, seconds: float, json_file: Path | None) -> None:
     """Every link's real rate and round trip, beside what is set; one link after the other."""
     made = _opened(name)
-    rows = []
+    rows: list[dict[str, Any]] = []
     click.echo("from         to           set Mbit/s   goodput   error   set ms   rtt ms")
-    for row in measure(made, made.topology, seconds):
-        rows.append(row)
+    try:
+        for row in measure(made, made.topology, seconds):
+            rows.append(row)
+            click.echo(_measured(row))
+    finally:  # What was measured is kept where a later link fails.
+        found = summary(rows)
+        write_json(json_file, {"links": rows, **found})
+    if found:
+        kinds = {row["congestion_control"] for row in rows if "error" in row}
         click.echo(
-            f"{row['from']:<12} {row['to']:<12} {row['set_mbit']:>10.0f} {row['mbit']:>9.1f} "
-            f"{row['error']:>7.2%} {row['set_rtt_ms']:>8.1f} {row['rtt_ms']:>8.2f}"
+            f"error of the goodput against 0.956 of the set rate: median {found['median_error']:.2%}, "
+            f"worst {found['worst_error']:.2%} ({', '.join(sorted(kinds))})"
         )
-    found = summary(rows)
-    click.echo(
-        f"error of the goodput against 0.956 of the set rate: median {found['median_error']:.2%}, "
-        f"worst {found['worst_error']:.2%} ({rows[0]['congestion_control']})"
-    )
-    write_json(json_file, {"links": rows, **found})
+
+
+def _measured(row: dict[str, Any]) -> str:
+    ends = f"{row['from']:<12} {row['to']:<12} {row['set_mbit']:>10.0f}"
+    if row["cut"]:
+        return f"{ends}       cut"
+    return f"{ends} {row['mbit']:>9.1f} {row['error']:>7.2%} {row['set_rtt_ms']:>8.1f} {row['rtt_ms']:>8.2f}"
 
 
 @testbed.command()

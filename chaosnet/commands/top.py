@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from ..extras import demand
@@ -20,6 +22,8 @@ def top(address: str) -> None:
     ? shows what keys do, q quits.
     """
     demand("top", "chaosnet top")
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.UsageError("this is no terminal (expected one; chaosnet status prints the same once)")
     from .. import client
 
     first = client.status(address, history=True)

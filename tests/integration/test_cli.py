@@ -155,6 +155,8 @@ USAGE = {
     "run --neighbors 2 --link a --join h:1 SCRIPT": "--link: 'a' beside --neighbors 2 (expected one of them)",
     "run --link a SCRIPT": "--link: 'a' without --join",
     "run --policy best SCRIPT": "--policy: 'best' is unknown (expected one of packed, fapt, single, ring)",
+    "top 127.0.0.1:9": "chaosnet top: this is no terminal (expected one; chaosnet status prints",
+    "run --every 5 SCRIPT": "--every: without --checkpoint-dir (expected the folder to write to)",
     "run --resume SCRIPT": "--resume: without --checkpoint-dir (expected the folder to resume from)",
     "run --checkpoint-dir SCRIPT SCRIPT": "--checkpoint-dir: ",
     "run --checkpoint-dir d --every 0 SCRIPT": "--every: '0' is out of range (expected a whole number from 1",

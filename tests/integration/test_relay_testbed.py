@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -268,6 +269,58 @@ def test_a_run_whose_lines_nobody_reads_any_more_ends(tmp_path):
         # 130 where not all nodes had been started yet.
         assert run.wait(timeout=30) in (130, 143) and b"Traceback" not in run.stderr.read()
     assert ours() == []
+
+
+def test_a_cut_link_is_told_and_the_others_are_measured(tmp_path):
+    assert chaosnet("up", file_of(line(3), tmp_path), "--name", NAME, "--backend", "relay")[0] == 0
+    assert chaosnet("cut", "n0", "n1", "--name", NAME)[0] == 0
+    report = tmp_path / "found.json"
+    code, out, err = chaosnet("measure", "--name", NAME, "--seconds", "0.1", "--json", report)
+    assert (code, err) == (0, "") and "n0           n1                 1000       cut\n" in out
+    rows = json.loads(report.read_text())["links"]
+    assert [(row["from"], row["cut"], "mbit" in row) for row in rows] == [
+        ("n0", True, False), ("n1", True, False), ("n1", False, True), ("n2", False, True),
+    ]  # fmt: skip
+    assert chaosnet("down", "--name", NAME)[0] == 0
+
+
+def test_what_was_measured_before_a_failure_is_written(tmp_path, monkeypatch):
+    def measured(*_):
+        yield {"from": "n0", "to": "n1", "set_mbit": 1.0, "cut": True}
+        raise TestbedError("nothing passes from n1 to n2")
+
+    monkeypatch.setattr(testbed, "measure", measured)
+    assert chaosnet("up", file_of(line(3), tmp_path), "--name", NAME, "--backend", "relay")[0] == 0
+    report = tmp_path / "found.json"
+    with pytest.raises(TestbedError, match="nothing passes"):
+        testbed.measure_.callback(NAME, 1.0, report)
+    assert [row["from"] for row in json.loads(report.read_text())["links"]] == ["n0"]
+    assert chaosnet("down", "--name", NAME)[0] == 0
+
+
+def test_a_relay_that_is_told_to_end_removes_its_folder(tmp_path):
+    with up(ring(3)):
+        found = json.loads((tmp_path / "up" / f"{NAME}.relay").read_text())
+        folder = Path(found["control"].removeprefix("ipc://")).parent
+        assert folder.is_dir()
+        os.kill(found["pid"], signal.SIGTERM)
+        deadline_s = time.monotonic() + 20
+        while folder.exists():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+
+
+def test_one_broken_file_keeps_no_other_testbed_from_being_listed_and_goes_with_down(tmp_path):
+    assert chaosnet("up", file_of(ring(3), tmp_path), "--name", NAME, "--backend", "relay")[0] == 0
+    broken = tmp_path / "up" / "broken.json"
+    broken.write_text("{")
+    code, out, err = chaosnet("ls")
+    assert (code, err, len(out.splitlines())) == (0, "", 2)
+    assert out.startswith(f"broken: {broken}: ") and f"{NAME} (relay): 3 nodes, 3 links\n" in out
+    assert chaosnet("down", "--name", "broken") == (0, "0 nodes down\n", "")
+    assert not broken.exists()
+    (tmp_path / "up" / f"{NAME}.json").write_text("{")
+    assert chaosnet("down", "--name", NAME) == (0, "3 nodes down\n", "")
 
 
 def test_a_trace_keeps_what_other_commands_change_meanwhile(tmp_path):

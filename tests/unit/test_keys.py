@@ -34,6 +34,14 @@ def home(tmp_path, monkeypatch):
 # --- key pairs and files ---
 
 
+def test_force_replaces_nothing_but_a_key(tmp_path):
+    other = tmp_path / "thesis.txt"
+    other.write_text("years of work\n")
+    with pytest.raises(ConfigError, match=r"thesis.txt: --force replaces a key, and this is none"):
+        save(PAIR, other, force=True)
+    assert other.read_text() == "years of work\n"
+
+
 @given(st.binary(min_size=32, max_size=32))
 def test_a_key_is_52_letters_and_digits_and_back(raw):
     assert KEY.fullmatch(key_text(raw)) and key_bytes(key_text(raw)) == raw

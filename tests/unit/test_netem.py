@@ -54,12 +54,12 @@ def test_random_overlays_are_connected_even_and_of_the_papers_rates(count, seed)
     ("told", "complaint"),
     [
         ("links: [{a: x, b: y, rate: 5}]", "unknown field `rate`"),
-        ("links: [{a: x, b: y, rate_mbit: 0}]", "`$.links[0].rate_mbit`"),
-        ("links: [{a: x, b: y, loss_pct: 101}]", "`$.links[0].loss_pct`"),
+        ("links: [{a: x, b: y, rate_mbit: 0}]", "links, entry 1: rate_mbit: 0 (expected `float` > 0"),
+        ("links: [{a: x, b: y, loss_pct: 101}]", "links, entry 1: loss_pct: 101 (expected `float` <= 100"),
         ("links: [{a: x, b: y}, {a: y, b: x}]", "the link y - x is there twice"),
         ("links: [{a: x, b: x}]", "the link x - x leads nowhere"),
-        ("links: [{a: 'x y', b: z}]", "`$.links[0].a`"),
-        ("links: []", "Expected `array` of length >= 1 - at `$.links`"),
+        ("links: [{a: 'x y', b: z}]", "links, entry 1: a: 'x y' (expected `str` matching"),
+        ("links: []", "links: [] (expected `array` of length >= 1)"),
         ("links: {", "not YAML"),
         ("3", "Expected `object`"),
     ],
@@ -87,6 +87,31 @@ def test_more_links_than_there_are_addresses_for_are_refused_with_how_many_fit()
 def test_a_link_is_not_measured_for_no_time_or_for_ever(seconds):
     done = CliRunner().invoke(command_line, ["measure", "--name", "absent", "--seconds", seconds])
     assert done.exit_code == 2 and "is out of range (expected a number from 0.05 to 3600.0)" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("random 8 --rate 5", "5 means nothing with random (expected no --rate)"),
+        ("random 8 --delay 0", "0 means nothing with random (expected no --delay)"),
+        ("ring 8 --links 9", "9 means nothing with ring (expected no --links)"),
+        ("two-sites 8 --seed 0", "0 means nothing with two-sites (expected no --seed)"),
+    ],
+)
+def test_options_of_other_shapes_are_refused(words, told):
+    done = CliRunner().invoke(command_line, ["new", *words.split()])
+    assert done.exit_code == 2 and told in done.output
+
+
+def test_rate_and_delay_are_those_of_all_links_but_the_two_between_sites():
+    def links(words):
+        done = CliRunner().invoke(command_line, ["new", *words.split()])
+        return Topology.from_text(done.output).links
+
+    assert links("ring 4") == ring(4).links
+    assert {*links("ring 4 --rate 5 --delay 2").values()} == {LinkSpec(rate_mbit=5.0, delay_ms=2.0)}
+    assert {spec.rate_mbit for spec in links("two-sites 4 --rate 5").values()} == {5.0, 100.0}
+    assert links("random 8 --seed 3 --links 10") == random_overlay(8, 3, 10).links
 
 
 # --- traces ---

@@ -1,6 +1,7 @@
 """The training simulator: what it counts, and that its scenarios say what is wrong with them."""
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,7 @@ from chaosnet.simulator.training import (
     train,
 )  # fmt: skip
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SCENARIO = """
 name: small
 model: llama2-7b
@@ -197,13 +199,23 @@ def test_intervals_are_students():
         ("colour: red\n", "unknown field `colour`"),
         ("systems: [chaosnet, magic]\n", "['magic'] (expected of fault-free, chaosnet"),
         ("slow: [{worker: 6, speed: 0.5}]\n", "slow: worker (expected below 6)"),
-        ("seeds: 0\n", "Expected `int` >= 1"),
+        ("seeds: 0\n", "seeds: 0 (expected `int` >= 1)"),
     ],
 )
 def test_a_scenario_says_what_is_wrong_with_it(tmp_path, more, told):
     with pytest.raises(ConfigError) as found:
         scenario(tmp_path, more)
     assert told in str(found.value) and str(tmp_path / "scenario.yaml") in str(found.value)
+
+
+def test_a_trace_of_another_cluster_is_named_and_the_advised_one_fits_as_advised(tmp_path):
+    text = (EXAMPLES / "scenario.yaml").read_text()
+    assert "with `pipelines: 6` and `workers_per_node: 2`" in text
+    traced = text.replace("per_hour: 0.10 ", f"trace: {EXAMPLES / 'trace-shrink.csv'} ")
+    fitting = traced.replace("pipelines: 8", "pipelines: 6\nworkers_per_node: 2")
+    with pytest.raises(ConfigError, match=r"trace-shrink.csv: from 12 nodes on \(expected 32"):
+        scenario(tmp_path, text=traced)
+    assert events_of(scenario(tmp_path, text=fitting), 0)
 
 
 def test_a_profile_that_is_not_there_is_named():
