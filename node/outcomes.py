@@ -49,7 +49,7 @@ class FoundedAt:
 
 @dataclass(slots=True)
 class Admitted:
-    """This node is a member from `step` on, in `view`."""
+    """This node is a member in `view`, and contributes from `step` on, once it has adopted all before that."""
 
     step: int
     deal: Deal

@@ -276,10 +276,10 @@ class Session:
 
         Returns: why there is none; None if all is well.
         """
-        admitted = False
+        admitted: int | None = None  # The first step that this node contributes to.
         fetched: int | None = None  # The step whose state has come.
         waiting: list[StepOutcome] = []
-        while not (loaded and admitted):
+        while not (loaded and admitted is not None and self.engine.round >= admitted):
             match self.loop.outcomes.get():
                 case StateArrived() as arrived:
                     loaded, fetched = self._load(arrived), arrived.step
@@ -291,7 +291,7 @@ class Session:
                     if loaded:
                         self.post(CaughtUp())
                 case StateDiscarded():
-                    loaded, admitted, waiting = False, False, []
+                    loaded, admitted, waiting = False, None, []
                 case FoundedAt(addresses):
                     self.say(_founds(self.name, addresses))
                     self.engine.founded()
@@ -302,7 +302,7 @@ class Session:
                     else:
                         waiting.append(outcome)
                 case Admitted(step, deal, view):
-                    admitted, self.joined_step = True, step
+                    admitted = self.joined_step = step
                     self.engine.admitted(deal)
                     self.engine.acts_in(view)
                 case Redo(view):

@@ -91,12 +91,11 @@ def check_parameter(name: str, parameter: nn.Parameter) -> None:
 def check_buffer(name: str, buffer: torch.Tensor) -> None:
     """Raises: ConfigError for a buffer that we cannot average or ship."""
     wrong = expected = ""
-    if buffer.layout != torch.strided or buffer.is_nested or buffer.is_quantized:
+    if buffer.is_meta:
+        wrong, expected = "has no data (it is on the device 'meta')", "another device"
+    elif buffer.layout != torch.strided or buffer.is_nested or buffer.is_quantized:
         wrong = "is sparse, nested or quantized"
         expected = "a dense one, as of to_dense() or dequantize()"
-    elif buffer.is_meta:
-        wrong = "has no data (it is on the device 'meta')"
-        expected = "one with data, as of to_empty()"
     elif buffer.is_conj():
         wrong = "is a conjugated view"
         expected = "a copy of it, as of resolve_conj()"

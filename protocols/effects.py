@@ -221,7 +221,7 @@ class ViewEntered(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Joined(Effect):
-    """This node is a member from `step` on; `deal` and `view` as in StepCompleted."""
+    """This node is a member, and contributes from `step` on; `deal` and `view` as in StepCompleted."""
 
     step: int
     deal: Deal

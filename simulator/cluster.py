@@ -351,7 +351,7 @@ class SimCluster(History):
                 node.training = True
                 if self.rates is not None and self.now_s - node.was_away_s > 100 * self.compute_s:
                     self.met.add(coverage.LONG_JOIN)
-                if node.loaded:
+                if node.loaded and step == node.agent.sync.step:  # Else it adopts the one before first.
                     self._compute(node, step, deal, view)
             case fx.StepCompleted():
                 self._completed(node, effect)
