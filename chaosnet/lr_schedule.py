@@ -210,9 +210,8 @@ class LRSchedule:
         name, before = type(self.scheduler).__name__, self._rates()
         (total, weight), self._loss = self._loss, (0.0, 0.0)
         if finished(self.scheduler):
-            if (
-                self._is_over
-            ):  # Its own last step is one more than changes something: OneCycleLR's total_steps.
+            # Told one call late: OneCycleLR takes a step more than changes something.
+            if self._is_over:
                 self._warn(f"the schedule {name} is over: the learning rate stays at {max(before):g}")
             self._is_over = True
             return

@@ -15,9 +15,8 @@ VOID, WHOLE, UNDER_WAY = SIGNALS = "void", "whole model", "checkpoint under way"
 """What engines tell each other as metrics without weight, of which no mean is ever shown: the step counts for
 nothing; somebody wants the parameters of all layers; a checkpoint is being written."""
 MAX_WEIGHT = 1e12  # Those of all nodes together still fit into a message.
-MIN_WEIGHT = (
-    1e-12  # Of a gradient that counts: float32 has no 1 / 1e-39, and rounds what is multiplied by it.
-)
+# Of a gradient that counts: float32 has no 1 / 1e-39, and rounds what is multiplied by it.
+MIN_WEIGHT = 1e-12
 
 
 class ClusterMean:

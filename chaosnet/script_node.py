@@ -157,9 +157,8 @@ class ScriptNode:
         try:
             while self.steps.skip():
                 pass
-        except (
-            ConfigError
-        ) as error:  # The model cannot take part in a step any more, not even without samples.
+        except ConfigError as error:
+            # The model cannot take part in a step any more, not even without samples.
             self.crash(describe(error))
             raise
         if self._closed:  # It could not take part, as its script had ended.

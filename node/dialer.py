@@ -9,10 +9,11 @@ from functools import partial
 
 import zmq
 
+from ..protocols.addresses import is_loopback
 from ..protocols.errors import ConfigError
 from ..protocols.keyring import KeyVerdict
 from ..protocols.messages import Hello
-from .endpoint import Endpoint, is_loopback, is_numeric
+from .endpoint import Endpoint, is_numeric
 from .greeting import Identity
 from .link import Conn, LinkStage, PeerLink, Port
 from .links import Links

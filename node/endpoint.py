@@ -80,11 +80,6 @@ def is_numeric(host: str) -> bool:
     return True
 
 
-def is_loopback(host: str) -> bool:
-    """Is it this machine's address of itself?"""
-    return is_numeric(host) and ipaddress.ip_address(host).is_loopback
-
-
 async def refuses(address: str, patience_s: float) -> bool:
     """Is the machine there, and nothing listens at `address`? libzmq does not tell why it could not connect."""
     try:

@@ -19,7 +19,8 @@ from pathlib import Path
 import psutil
 import xxhash
 
-from .endpoint import ANY_HOST, Endpoint, is_loopback, is_numeric
+from ..protocols.addresses import is_loopback
+from .endpoint import ANY_HOST, Endpoint, is_numeric
 
 PREFIX = "chaosnet-"
 LISTED = Path("/proc/net/unix")

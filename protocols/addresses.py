@@ -33,7 +33,7 @@ class AddressBook:
         `named`: where it says that it listens.
         """
         place = _place(self._at.get(peer, ""))
-        return bool(place) and (_is_loopback(place) or place in map(_place, named))
+        return bool(place) and (is_loopback(place.rpartition(":")[0]) or place in map(_place, named))
 
     def ways_to(self, member: Member) -> tuple[str, ...]:
         """Addresses to try, the likeliest first."""
@@ -104,8 +104,9 @@ def _place(address: str) -> str:
     return address.rpartition("@")[2]
 
 
-def _is_loopback(place: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Is it a machine's address of itself, in numbers?"""
     try:
-        return ipaddress.ip_address(place.rpartition(":")[0].strip("[]")).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False

@@ -325,9 +325,8 @@ class DataParallel:
         if self.checkpointing is not None:
             self.checkpointing.next_step_done()
         applied = bool(total.weight) and self._is_acceptable(outcome)
-        evaluates, evaluated = average(
-            self.evaluation, self.means, outcome
-        )  # First, as after_step may look at them.
+        # First, as after_step may look at them.
+        evaluates, evaluated = average(self.evaluation, self.means, outcome)
         if applied:
             self._apply(total, outcome.results)
             self.step += 1
