@@ -21,7 +21,7 @@ from .sockets import Sockets
 from .turns import Sink, Turns
 
 NOT_THERE = "it does not accept connections (refused, no route, or no such host)"
-CHECK_S = 1.5  # From `check` until nobody has answered; less than a joiner waits for its links.
+CHECK_S = 1.5  # Until a `check` must be connected; less than a joiner waits for its links. Greeting may take longer.
 
 
 class Dialer:
@@ -161,6 +161,11 @@ class Dialer:
         return port.conn
 
     def _timed_out(self, link: PeerLink, patience_s: float) -> None:
+        if patience_s < self.timeout_s and link.control and link.control.port.connected:
+            # Far away, but there.
+            rest_s = self.timeout_s - patience_s
+            link.set_timer(self._turns.later(rest_s, self._timed_out, link, self.timeout_s))
+            return
         self._say_bye(link, "your answer came too late")
         self.failed(link, f"no answer in {patience_s:g} s")
 

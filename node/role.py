@@ -34,7 +34,7 @@ from ..scheduler.core import Scheduler
 from .node import Node, Phase
 from .routes import Routes, all_to
 
-ROUNDS_IN_VAIN = 8  # Of an election, 2 to 4 s. Duels end sooner.
+ROUNDS_IN_VAIN = 8  # Of an election, 2 to 4 s where links are short. Duels end sooner.
 FOR_THE_SCHEDULER = (
     NeighborsReady, ScaleOutReady, ScaleInRequest, ConnectLinkRequest, DisconnectLinkRequest,
     PrepareFailed, AbortRequest, FlushOk, Report,
@@ -79,12 +79,12 @@ class Role:
             return []
         if node.me not in view.member_set:
             return []
-        seniors = view.member_set & node.overlay.reachable
+        seniors, rtt_s = view.member_set & node.overlay.reachable, node.liveness.slowest_rtt_s
         if node.election.wake_at_s is None:
             leaves = node.leaver.state is not LeaverState.STAYING  # Stands only if nobody else does.
             rank = sum(each in seniors for each in view.member_ids[: view.member_ids.index(node.me)])
-            node.election.scheduler_missing(rank + leaves * len(seniors), now_s)
-        effects = node.election.tick(view.key, node.sync.electorates(), seniors, now_s)
+            node.election.scheduler_missing(rank + leaves * len(seniors), now_s, rtt_s)
+        effects = node.election.tick(view.key, node.sync.electorates(), seniors, now_s, rtt_s)
         effects += self._count(view.key, seniors)
         if node.election.role is ElectionRole.ELECTED:
             return effects + self._take(now_s)

@@ -13,7 +13,8 @@ elected alone and die, and the junior after it. So that no term has two schedule
 terms and the latter odd ones. And of the even ones, those whose quorum of the present view rests on a crash are
 no multiples of four; the others, where only that of a predecessor does, are: a half of the present view with the
 most senior may be elected so, and die, and the other half after it.
-The most senior node stands first, so that candidates rarely duel; back-off is random when they do.
+The most senior node stands first, so that candidates rarely duel; back-off is random when they do. What these times
+are follows the round trips of links: votes that take longer than a round would never elect anybody.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from .overlay import lacking
 
 STAGGER_S = 0.02  # Times the rank in seniority: the head start of the more senior.
 ROUND_S = 0.25  # Answers that take longer do not count; then the next attempt.
+NEAR_S = 0.1  # Round trips up to this have room in that: pre-vote and vote take one for each link on their way.
+ROUND_TRIPS = 4  # A round is longer by so many times what the slowest link's takes beyond that.
+MOST_LONGER_S = 8.0
 
 
 class ElectionRole(enum.Enum):
@@ -67,20 +71,26 @@ class Election:
             self.role = ElectionRole.FOLLOWER
         self.wake_at_s, self.rounds = None, 0
 
-    def scheduler_missing(self, rank: int, now_s: float) -> None:
-        """The scheduler is out of reach: stand after a time that grows with `rank` (0: most senior alive)."""
+    def scheduler_missing(self, rank: int, now_s: float, rtt_s: float = 0.0) -> None:
+        """The scheduler is out of reach: stand after a time that grows with `rank` (0: most senior alive).
+
+        `rtt_s`: the round trip of the slowest link.
+        """
         if self.role is ElectionRole.FOLLOWER and self.wake_at_s is None:
-            self.wake_at_s = now_s + STAGGER_S * rank
+            self.wake_at_s = now_s + rank * (STAGGER_S + _longer_s(rtt_s))
 
     def tick(
-        self, key: ViewKey, electorates: list[Electorate], voters: Set[str], now_s: float
+        self, key: ViewKey, electorates: list[Electorate], voters: Set[str], now_s: float, rtt_s: float = 0.0
     ) -> list[Effect]:
-        """Stand, or stand again, when it is time. `voters`: all members that can be reached, and we."""
+        """Stand, or stand again, when it is time.
+
+        `voters`: all members that can be reached, and we. `rtt_s`: the round trip of the slowest link.
+        """
         if self.wake_at_s is None or now_s < self.wake_at_s:
             return []
         self.role, self.votes = ElectionRole.TRIAL, {self.me}
         self.rounds += 1
-        self.wake_at_s = now_s + ROUND_S * self.rng.uniform(1.0, 2.0)
+        self.wake_at_s = now_s + (ROUND_S + _longer_s(rtt_s)) * self.rng.uniform(1.0, 2.0)
         self.standing_for = self._next_term(electorates, voters)
         return self._ask(key, voters, self.standing_for, trial=True)
 
@@ -157,3 +167,7 @@ class Election:
     def _ask(self, key: ViewKey, voters: Set[str], term: int, trial: bool) -> list[Effect]:
         request = VoteRequest(term=term, candidate=self.me, key=key, trial=trial)
         return self.send(EVERYONE, request) if voters - {self.me} else []
+
+
+def _longer_s(rtt_s: float) -> float:
+    return min(ROUND_TRIPS * max(rtt_s - NEAR_S, 0.0), MOST_LONGER_S)

@@ -131,6 +131,11 @@ class Liveness:
         rtts_s = self.peers[peer].rtts_s if peer in self.peers else ()
         return (min(rtts_s), statistics.median(rtts_s)) if rtts_s else (0.0, 0.0)
 
+    @property
+    def slowest_rtt_s(self) -> float:
+        """Of the link with the longest median; 0 before the first."""
+        return max((self.rtt_s(peer)[1] for peer in self.peers), default=0.0)
+
     def vouched(self, peer: str, asked_s: float, now_s: float) -> None:
         """It has answered around the link: its process lives. `asked_s`: when we asked, as it says."""
         state = self.peers.get(peer)

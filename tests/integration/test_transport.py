@@ -20,6 +20,7 @@ import zmq
 
 from chaosnet.node import descriptors, local
 from chaosnet.node.descriptors import borrowed
+from chaosnet.node.dialer import CHECK_S
 from chaosnet.node.endpoint import Endpoint
 from chaosnet.node.link import PeerLink
 from chaosnet.node.links import LINGER_S, RIVAL_S
@@ -175,6 +176,39 @@ async def test_a_check_says_who_answers_and_leaves_no_link() -> None:
         a[0].check(b[0].address)
         await a[1].until("checked", times=3)
         assert not a[1].count("closed") and not b[1].count("closed")
+
+
+@asynccontextmanager
+async def far_from(address: str, way_s: float) -> AsyncIterator[str]:
+    """Where connections to an address arrive at once, and bytes take so long, each way."""
+    loop, writers = asyncio.get_running_loop(), []
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        while data := await reader.read(1 << 16):
+            loop.call_later(way_s, writer.write, data)
+        loop.call_later(way_s, writer.close)
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection(*address.split(":"))
+        await asyncio.gather(carry(reader, there[1]), carry(there[0], writer))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield "127.0.0.1:{}".format(server.sockets[0].getsockname()[1])
+    finally:
+        server.close()
+        for writer in writers:
+            writer.close()
+
+
+@real
+async def test_a_check_waits_for_who_accepts_and_is_far_away() -> None:
+    async with nodes("a", "b") as (a, b), far_from(b[0].address, way_s=0.35) as address:
+        began_s = time.monotonic()
+        a[0].check(address)
+        assert await a[1].until("checked") == ("checked", address, "b", "")
+        assert time.monotonic() - began_s > CHECK_S, "else it shows nothing"
 
 
 @real

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from chaosnet.protocols.effects import Transmit
-from chaosnet.protocols.election import ROUND_S, STAGGER_S, Election, ElectionRole
+from chaosnet.protocols.election import NEAR_S, ROUND_S, STAGGER_S, Election, ElectionRole
 from chaosnet.protocols.messages import EVERYONE, Electorate, VoteReply, VoteRequest
 
 VIEW = (1, 3)
@@ -181,6 +181,22 @@ def test_who_is_not_elected_tries_again_after_a_random_time():
         waits.add(election.wake_at_s)
         assert ROUND_S <= election.wake_at_s <= 2 * ROUND_S
     assert len(waits) == 5
+
+
+def test_over_far_links_a_round_is_longer_than_both_votes_take():
+    election, rtt_s = make("a"), 0.5
+    election.scheduler_missing(0, 0.0, rtt_s)
+    election.tick(VIEW, TRIO, {"a", "b", "c"}, 0.0, rtt_s)
+    assert election.wake_at_s > 2 * rtt_s
+
+
+def test_over_far_links_the_next_in_rank_hears_the_most_senior_before_it_stands():
+    junior, rtt_s = make("b"), 0.5
+    junior.scheduler_missing(1, 0.0, rtt_s)
+    assert junior.wake_at_s > rtt_s
+    near = make("b")
+    near.scheduler_missing(1, 0.0, NEAR_S)
+    assert near.wake_at_s == STAGGER_S
 
 
 def test_rounds_in_vain_are_counted_until_there_is_a_scheduler():
