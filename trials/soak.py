@@ -236,9 +236,11 @@ class Soak:
         if any(row not in present or present[row].stopped for row in rows):
             return None  # Somebody who has gone is still in the view.
         overlay = {link_name(a, b) for a, row in rows.items() for b in row.neighbors if b in rows}
+        starting = frozenset(name for name in self.names if self._starts_soon(name)) - {*self.processes}
         return Situation(
             names=self.names,
-            running=frozenset(self.processes) | {n for n in self.names if self._starts_soon(n)},
+            running=starting | {*self.processes},
+            starting=starting,
             members={name: present[name].born_s for name in rows},
             overlay=frozenset(overlay),
             cuts=frozenset(self.testbed.cuts),

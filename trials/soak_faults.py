@@ -54,11 +54,12 @@ class Situation:
     """The cluster between two faults."""
 
     names: tuple[str, ...]  # All that there may be.
-    running: frozenset[str]  # Those that have a process.
+    running: frozenset[str]  # Those that have a process, or will in a moment.
     members: Mapping[str, float]  # Active and not stopped: since when, seconds.
     overlay: frozenset[tuple[str, str]]  # Links of the view.
     cuts: frozenset[tuple[str, str]] = field(default_factory=frozenset)
     scheduler: str = ""
+    starting: frozenset[str] = frozenset()  # Of the running, those whose process is yet to be started.
 
     @property
     def live(self) -> nx.Graph:
@@ -126,7 +127,7 @@ def _of_kind(kind: Kind, now: Situation) -> Iterator[Fault]:
             if now.scheduler in now.members and now.survives_without(now.scheduler):
                 yield Fault(kind, now.scheduler)
         case Kind.KILL_JOINER:
-            joiners = now.running - set(now.members)
+            joiners = now.running - now.starting - set(now.members)
             yield from (Fault(kind, node) for node in joiners if now.survives_without(node))
         case Kind.PAUSE:
             yield from (Fault(kind, node) for node in now.members)

@@ -77,6 +77,11 @@ def all_of(now: Situation, kind: Kind) -> set[str]:
     return {fault.node for fault in chosen if fault}
 
 
+def test_no_joiner_is_killed_before_it_is_started():
+    now = ring(running=frozenset(NAMES[:6]), starting=frozenset(NAMES[4:5]))
+    assert all_of(now, Kind.KILL_JOINER) == {NAMES[5]}
+
+
 def test_nobody_leaves_who_is_needed_for_the_least_number_of_processes():
     assert len(ring().running) == MIN_RUNNING
     assert not all_of(ring(), Kind.LEAVE)
