@@ -1,13 +1,15 @@
 """The life of a link once both its ends have greeted: it opens, says or hears Bye, or is lost.
 
 Whoever says Bye does so after all that is queued, and reads on until it is answered: closing never resets a
-connection under words still on their way. Then the dialer, who alone can, closes. When one connection of a link is
+connection under words still on their way. That takes as long as the link needs for them: both ends wait while
+something moves. Then the dialer, who alone can, closes. When one connection of a link is
 lost, so is the other, after a moment for its last words.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 
 from ..protocols.messages import Bye, Hello
@@ -18,7 +20,7 @@ from .sender import Sender
 from .sockets import Sockets
 from .turns import Sink, Turns
 
-LINGER_S = 1.0  # Time for what is queued to leave, and for our Bye to be answered.
+LINGER_S = 1.0  # Of a link that ends: for so long nothing that is queued moves, and no Bye is answered.
 GRACE_S = 0.1  # Time for last words: of a connection whose twin is lost, and of a socket that is closed.
 RIVAL_S = 2.5  # Of two nodes of one name the later is refused; for good once the earlier is heard after this.
 RIVALS_KEPT = 16
@@ -90,7 +92,19 @@ class Links:
         for conn in link.conns():
             self.sender.bye(conn, reason[:1000], spare)
         self._finish(link, clean=True, state=LinkStage.CLOSING)
-        link.set_timer(self._turns.later(LINGER_S, self.bury, link))
+        self._linger(link, self.bury)
+
+    def _linger(self, link: PeerLink, end: Callable[[PeerLink], None]) -> None:
+        """`end(link)` once nothing has moved for LINGER_S."""
+        moved = _moved(link)
+
+        def look() -> None:
+            if _moved(link) != moved:
+                self._linger(link, end)
+            else:
+                end(link)
+
+        link.set_timer(self._turns.later(LINGER_S, look))
 
     def heard_bye(self, conn: Conn, spare: bool) -> None:
         link = conn.link
@@ -105,7 +119,7 @@ class Links:
         if link.state is LinkStage.OPEN and everything:
             self._finish(link, clean=True)
         elif link.state is LinkStage.OPEN:
-            link.set_timer(self._turns.later(LINGER_S, self._end, link))
+            self._linger(link, self._end)
         elif link.state is LinkStage.CLOSING and everything:
             self.bury(link)
 
@@ -190,3 +204,9 @@ class Links:
         if self.peers.get(peer.name) is peer and not self._turns.closed:
             self._turns.tell(partial(self._sink.closed, peer.name, clean))
             self._turns.tell(partial(self._report_opened, peer.name, peer.links[0]))
+
+
+def _moved(link: PeerLink) -> tuple[int, int]:
+    """What differs if something has been sent, or has come, since."""
+    waiting = sum(len(conn.queue) for conn in link.conns())
+    return waiting, link.peer.messages_in if link.peer else 0

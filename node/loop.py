@@ -215,7 +215,10 @@ class NodeLoop:
         """Close all links, after what is queued has gone, and end the thread."""
         if self._thread.is_alive() and not self._loop.is_closed():
             self._call(lambda: self._stop(linger_s))
-            self._thread.join(linger_s + 2.0)
+            waiting = -1
+            while self._thread.is_alive() and waiting != (left := self.transport.waiting):
+                waiting = left  # A slow link takes as long as it takes; a thread that hangs moves nothing.
+                self._thread.join(linger_s + 2.0)
 
     def _call(self, action: Callable[[], None]) -> bool:
         """Have the loop's thread do something; False if it has ended."""

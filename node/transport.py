@@ -253,6 +253,11 @@ class Transport:
         self.acceptor.close()
         self.sockets.term(linger_s + GRACE_S)
 
+    @property
+    def waiting(self) -> int:
+        """Items that are queued, for whomever. May be asked on any thread."""
+        return sum(len(conn.queue) for port in [*self.sockets.open] for conn in [*port.blocked])
+
     def stats(self) -> dict[str, Any]:
         """Counters since the start; a peer's are those since `opened`."""
         return {

@@ -35,7 +35,6 @@ from .rates import CONTROL_BYTES, BulkQueue, LinkRates
 BULK = {Up, Down, Shard, ManifestReply, Probe, Tensor}
 ROUNDING_S = 1e-9
 REACH_TIMEOUT_S = 1.5  # As node/dialer.py has it.
-LINGER_S = 1.0  # As node/links.py has it: what waits for longer when its sender says Bye is lost.
 GRACE_S = 0.1  # As node/links.py has it, between the ends of a link's two connections.
 MAX_ACTIONS = 2_000_000  # A life of a minute takes some 30,000.
 
@@ -414,9 +413,8 @@ class Network(Generic[M]):
         if self.rates is None or lane is None:
             return
         rate = self.rates.of(sender, receiver)
-        while lane.waiting and lane.free_at_s < self.now_s + LINGER_S:
+        while lane.waiting:
             self._put_through(connection, lane, (sender, receiver), rate)
-        lane.waiting.clear()
 
     # --- ends ---
 
@@ -434,8 +432,7 @@ class Network(Generic[M]):
     def _after_last(self, connection: Connection, receiver: str) -> float:
         """How long it takes until something sent now, behind all that is under way, arrives."""
         last_s = max((t for (to, _), t in connection.last_arrival_s.items() if to == receiver), default=0.0)
-        after_s = max(last_s - self.now_s, 0.0)
-        return (after_s if self.rates is None else min(after_s, LINGER_S)) + self._delay()
+        return max(last_s - self.now_s, 0.0) + self._delay()
 
     def _close_end(self, connection: Connection, end: str, clean: bool) -> Callable[[], None]:
         def close() -> None:

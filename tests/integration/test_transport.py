@@ -695,6 +695,50 @@ async def test_what_a_dead_peer_sent_comes_before_the_news_of_its_death() -> Non
             assert other[1].heard[-1][0] == "closed"
 
 
+@asynccontextmanager
+async def narrow_way_to(address: str, bytes_per_s: float) -> AsyncIterator[str]:
+    """Where connections lead to an address, and carry no more than that, each way."""
+    tasks = set()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await asyncio.sleep(len(data) / bytes_per_s)
+        writer.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection(*address.split(":"))
+        for way in (carry(reader, there[1]), carry(there[0], writer)):
+            tasks.add(asyncio.create_task(way))
+
+    door = socket.create_server(("127.0.0.1", 0))
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # Those that it accepts have it, too.
+    server = await asyncio.start_server(accept, sock=door)
+    try:
+        yield "127.0.0.1:{}".format(door.getsockname()[1])
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+
+
+@real
+async def test_what_is_queued_arrives_before_a_bye_however_long_the_link_takes() -> None:
+    async with nodes("a", "b") as [a, b], narrow_way_to(b[0].address, 4e6) as address:
+        a[0].dial(address)
+        await a[1].until("opened")
+        await b[1].until("opened")
+        for number in range(48):
+            a[0].send_bulk("b", b"%d" % number, bytes(1 << 18))
+        hung_up, began_s = a[0].hang_up("enough"), time.monotonic()
+        await b[1].until("closed", timeout_s=30)
+        assert b[1].count("bulk") == 48
+        assert time.monotonic() - began_s > 2 * LINGER_S, "else it shows nothing"
+        async with asyncio.timeout(2 * LINGER_S):
+            while not hung_up():
+                await asyncio.sleep(0.01)
+
+
 @real
 async def test_one_lost_connection_ends_the_whole_link_on_both_sides() -> None:
     async with nodes("a", "b") as [a, b]:
