@@ -15,6 +15,7 @@ from ..protocols.effects import Effect, Left, Out
 from ..protocols.events import Crashed, LeaveWanted, Received, Tick
 from ..protocols.messages import EVERYONE, Answer, Expelled, Farewell, LeaveCommand
 from ..protocols.scale_in import LeaverState
+from ..protocols.step_sync import ASKED_TO
 from .missing import Missing
 from .node import Node, Phase
 from .recovery import StepRecovery
@@ -77,15 +78,17 @@ class Leaving:
         if node.phase is Phase.JOINING and node.joiner:
             return self.recovery.orphaned(told.reason, now_s, goes_on=True)
         if node.leaver.state is LeaverState.LEAVING:
-            return [Left("it asked to")]
+            return [Left(ASKED_TO)]
         if node.sync.view is not None and (0, 0) < told.key <= node.sync.view.key:
             return []  # It was meant for our earlier life.
         return [Out(told.reason)] if node.phase is Phase.MEMBER else []
 
     def on_left(self, effect: Left, now_s: float) -> list[Effect]:
         """It is out, and wanted to be."""
+        scheduler = self.node.scheduler
+        told = scheduler.left() if scheduler is not None and effect.reason == ASKED_TO else []
         self.node.leaver.left()
-        return self.say_farewell()
+        return [*told, *self.say_farewell()]
 
     def on_out(self, effect: Out, now_s: float) -> list[Effect]:
         """It is out."""

@@ -145,6 +145,11 @@ class Scheduler(Tenure):
         self.changes.repair(view)
         return effects + self.changes.propose_next(now_s)
 
+    def left(self) -> list[Effect]:
+        """The host has left with the view that it had proposed: nobody else would tell."""
+        proposal = self.proposal
+        return self.notices.done(proposal.change, proposal.view) if proposal is not None else []
+
     def stepped(self, now_s: float) -> list[Effect]:
         """A step is complete: who has taken part in it is to get a vote."""
         return self.joins.stepped(now_s)

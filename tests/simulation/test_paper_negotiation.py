@@ -110,6 +110,9 @@ def test_even_the_scheduler_may_leave(cluster):
     assert cluster.nodes["n1"].done == "Left"
     assert cluster.members("n2") == cluster.members("n3") == ("n2", "n3")
     assert cluster.agent("n2").sync.view.scheduler == "n2"
+    for other in ("n2", "n3"):
+        told = [(each.kind, each.node, each.detail) for each in cluster.agent(other).monitor.events]
+        assert told.count(("left", "n1", "now 2 members, 1 link")) == 1
 
 
 # --- node failure ---
