@@ -117,9 +117,8 @@ def watch(
         yield found
         last = found.steps[-1].step if increments and found.steps else 0
         cluster, found = found.cluster, _next(known, every_s, keys, history, last, on_silence)
-        if (
-            last and found.cluster != cluster
-        ):  # Another one, at the same addresses: its steps have other numbers.
+        # Another one, at the same addresses: its steps have other numbers.
+        if last and found.cluster != cluster:
             found = _next(known, 0.0, keys, history, 0, on_silence)
 
 

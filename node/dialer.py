@@ -33,9 +33,8 @@ class Dialer:
         self.timeout_s = timeout_s
         self._identity, self._turns, self._sockets = identity, turns, sockets
         self._links, self._sink = links, sink
-        self._dialling: dict[
-            tuple[str, bool], PeerLink
-        ] = {}  # By address and check, until it opens or fails.
+        # By address and check, until it opens or fails.
+        self._dialling: dict[tuple[str, bool], PeerLink] = {}
         self._lookups: set[asyncio.Task[None]] = set()  # asyncio itself does not keep them.
 
     def links(self) -> list[PeerLink]:

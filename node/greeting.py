@@ -36,9 +36,8 @@ class Identity:
     keys: KeyPair | None
     keyring: Keyring | None
     address: str = ""  # Where we can be dialled.
-    incarnation: str = field(
-        default_factory=new_incarnation
-    )  # Tells a restarted process from the one before it.
+    # Tells a restarted process from the one before it.
+    incarnation: str = field(default_factory=new_incarnation)
     machine: str = field(default_factory=this_machine)
     is_guest: bool = False  # Of `cluster`, which it dials and has not been let into yet.
 

@@ -174,9 +174,8 @@ class Links:
         peer.links.remove(link)
         if not peer.links:
             del self.peers[peer.name]
-            if (
-                self._identity.is_guest and not self.peers
-            ):  # Its members may be gone, and others be there instead.
+            # Its members may be gone, and others be there instead.
+            if self._identity.is_guest and not self.peers:
                 self._identity.cluster, self._identity.is_guest = "", False
             self._turns.tell(partial(self._sink.closed, peer.name, clean))
         elif not link.spare and state is LinkStage.GONE:

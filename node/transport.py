@@ -237,10 +237,8 @@ class Transport:
         if self.turns.closed:
             return
         self.turns.closed = True
-        for link in [
-            *self.links.all(),
-            *self.dialer.links(),
-        ]:  # Who is dialled may have opened the link already.
+        # Who is dialled may have opened the link already.
+        for link in [*self.links.all(), *self.dialer.links()]:
             link.set_timer(None)
             for conn in link.conns():
                 self.links.sender.bye(conn, "this node closes")

@@ -82,9 +82,8 @@ class ClusterMonitor:
     links: dict[Link, LinkRecord] = field(default_factory=dict)
     events: deque[Notice] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     keyring: Keyring | None = None  # Of this node; read only.
-    endings: dict[str, tuple[int, str]] = field(
-        default_factory=dict
-    )  # Of the view: the life, and what it said.
+    # Of the view: the life, and what it said.
+    endings: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def entered(self, view: View) -> None:
         """A new view is active; who is no longer in it has left, unless a notice says otherwise."""

@@ -283,9 +283,8 @@ class Pipelines:
             if laid is not None and all(each.cuts[-1] == len(self.layers) for each in laid.pipelines):
                 self._laid = laid  # Else it is of a model that was cut into other layers.
             self._goal, self.wishes.agreed = own["goal"], own["wished"]
-        if self.keeping is not None and not self.keeping.parts.are_in(
-            arrival.manifest
-        ):  # It is no checkpoint.
+        # It is no checkpoint.
+        if self.keeping is not None and not self.keeping.parts.are_in(arrival.manifest):
             self.keeping.from_plain(runtime["keeping"])
         self.agreement.forget()
         self._loaded = StateLoaded(self.round, self.step, arrival.manifest.total_bytes)
