@@ -41,9 +41,6 @@ class Dialer:
         """Those that are being opened."""
         return list(self._dialling.values())
 
-    def addresses(self) -> list[str]:
-        return sorted(address for address, _ in self._dialling)
-
     def dial(self, address: str, check: bool) -> None:
         """Adds nothing to a dial of the same kind that is under way."""
         if self._turns.closed or (address, check) in self._dialling:

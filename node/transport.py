@@ -43,7 +43,7 @@ from .dialer import Dialer
 from .foreign import Foreign
 from .greeting import Identity, new_incarnation
 from .keys import KeyPair
-from .link import LinkStage, Peer
+from .link import LinkStage
 from .links import GRACE_S, LINGER_S, Links
 from .outgoing import Rank, size_of
 from .receiver import Receiver
@@ -251,17 +251,6 @@ class Transport:
         self.acceptor.close()
         self.sockets.term(linger_s + GRACE_S)
 
-    def stats(self) -> dict[str, Any]:
-        """Counters since the start; a peer's are those since `opened`."""
-        return {
-            "address": self.address,
-            "peers": {name: _counters(peer) for name, peer in sorted(self.links.peers.items())},
-            "dialling": self.dialer.addresses(),
-            "foreign": self.foreign.by_place.total(),
-            "foreign_by_place": dict(self.foreign.by_place),
-            "refused": dict(self.refused),
-        }
-
     @property
     def refused(self) -> Counter[str]:
         """Connections that never became a peer's, by reason."""
@@ -287,20 +276,6 @@ class Transport:
             conn = link.bulk if bulk else link.control
             assert conn is not None
             if self.links.sender.put(conn, first, payload, rank, tag, turn):
-                peer.messages_out += 1
-                peer.bytes_out += len(first) + size
                 self.links.bytes_out += len(first) + size
                 return True
         return False
-
-
-def _counters(peer: Peer) -> dict[str, int]:
-    return {
-        "links": len(peer.links),
-        "messages_in": peer.messages_in,
-        "messages_out": peer.messages_out,
-        "bytes_in": peer.bytes_in,
-        "bytes_out": peer.bytes_out,
-        "queued": peer.queued,
-        "unsent": sum(len(conn.queue) for link in peer.links for conn in link.conns()),
-    }

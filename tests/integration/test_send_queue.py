@@ -94,7 +94,7 @@ def headers(node: Node) -> list[bytes]:
 
 
 def unsent(node: Node, peer: str) -> int:
-    return int(node[0].stats()["peers"][peer]["unsent"])
+    return sum(len(conn.queue) for each in node[0].links.peers[peer].links for conn in each.conns())
 
 
 def bulk_of(node: Node, peer: str) -> Conn:

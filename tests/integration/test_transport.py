@@ -218,7 +218,7 @@ async def test_two_that_dial_each_other_at_once_open_once_and_close_once() -> No
         b[0].dial(a[0].address)
         await asyncio.sleep(0.2)
         assert [a[1].count("opened"), b[1].count("opened")] == [1, 1]
-        assert a[0].stats()["peers"]["b"]["links"] == 2
+        assert len(a[0].links.peers["b"].links) == 2
         a[0].send("b", b"x")
         b[0].send("a", b"y")
         assert await b[1].until("control") == ("control", "a", b"x")
@@ -237,7 +237,7 @@ async def test_a_second_dial_of_a_connected_peer_is_hung_up_and_changes_nothing(
         a[0].dial(b[0].address)
         await asyncio.sleep(0.2)
         assert [len(a[1].heard), len(b[1].heard)] == [1, 1]
-        assert a[0].stats()["peers"]["b"]["links"] == b[0].stats()["peers"]["a"]["links"] == 1
+        assert len(a[0].links.peers["b"].links) == len(b[0].links.peers["a"].links) == 1
 
 
 @real
@@ -467,7 +467,7 @@ async def test_control_and_bulk_come_back_as_they_were_sent() -> None:
                 assert frame is not None
                 assert not frame.buffer.readonly
                 frame.buffer[0] ^= 0xFF
-            assert a[0].stats()["peers"]["b"]["bytes_in"] > sum(sizes)
+            assert a[0].moved_bytes[1] > sum(sizes)
 
 
 @real
@@ -722,7 +722,7 @@ async def test_strangers_at_the_unix_socket_are_refused_as_those_at_the_port_are
             async with asyncio.timeout(1):
                 while b[0].sockets.door.by_fd:
                     await asyncio.sleep(0.01)
-        assert b[0].stats()["foreign_by_place"] == {"localhost": 1}
+        assert b[0].foreign.by_place == {"localhost": 1}
 
 
 @asynccontextmanager
@@ -747,7 +747,7 @@ async def test_large_payloads_lie_in_memory_that_both_ends_share_and_small_ones_
             assert await ear.until("bulk", times=2) == ("bulk", "a" if ear is b[1] else "b", b"header")
             assert [type(each) for each in ear.payloads] == [Payload, zmq.Frame]
             assert [bytes(each.buffer) for each in ear.payloads] == [large, small]
-        sent = [here[0].stats()["peers"][there]["bytes_out"] for here, there in ((a, "b"), (b, "a"))]
+        sent = [here[0].moved_bytes[0] for here in (a, b)]
         assert sent == 2 * [len(large + small) + 2 * len(b"header")]
 
 
@@ -777,7 +777,7 @@ async def test_a_turn_of_the_loop_copies_so_much_and_no_more_and_the_rest_can_be
     async with sharing() as [a, b]:
         for number in range(40):
             a[0].send_bulk("b", b"%d" % number, bytes(1 << 20), tag="even" if number % 2 == 0 else None)
-        unsent = a[0].stats()["peers"]["b"]["unsent"]
+        unsent = sum(len(conn.queue) for each in a[0].links.peers["b"].links for conn in each.conns())
         assert 40 - LAID_PER_TURN // (1 << 20) <= unsent < 40
         even = [number for number in range(40 - unsent, 40) if number % 2 == 0]
         assert a[0].forget_bulk(lambda tag: tag == "even") == len(even)
@@ -815,7 +815,7 @@ async def test_memory_that_is_none_is_not_mapped_and_places_outside_it_are_dropp
         assert control
         control.port.socket.send_multipart([b"", encode(Lend(descriptor=0))])
         await b[1].until("foreign", times=2)
-        assert b[0].stats()["foreign_by_place"] == {"a": 2}
+        assert b[0].foreign.by_place == {"a": 2}
         a[0].send_bulk("b", b"header", bytes(LEAST_BYTES))
         await b[1].until("bulk")
 
@@ -838,8 +838,8 @@ async def test_garbage_is_dropped_and_counted_and_the_node_goes_on() -> None:
             with raw_dealer(b[0].address) as dealer:
                 dealer.send_multipart(garbage)
                 await b[1].until("foreign", times=before + 1)
-        assert b[0].stats()["foreign"] == b[1].count("foreign") == 5
-        assert b[0].stats()["foreign_by_place"] == {"127.0.0.1": 5}
+        assert b[0].foreign.by_place.total() == b[1].count("foreign") == 5
+        assert b[0].foreign.by_place == {"127.0.0.1": 5}
         await link(a, b)
 
 
@@ -852,7 +852,7 @@ async def test_bytes_that_pass_for_those_of_an_old_libzmq_are_dropped() -> None:
         with socket.create_connection((there.host, there.port)) as connection:
             connection.sendall(b"\x01\x00" * 9)
             await b[1].until("foreign")
-        assert not failed and b[0].stats()["foreign_by_place"].keys() == {"?"}
+        assert not failed and b[0].foreign.by_place.keys() == {"?"}
 
 
 @real
@@ -865,7 +865,7 @@ async def test_garbage_of_no_zmq_at_all_is_dropped_and_counted_and_the_node_goes
                 raw.sendall(garbage)
                 await asyncio.sleep(0.02)
             await b[1].until("foreign", times=before + 1)
-        assert b[0].stats()["foreign"] >= 5
+        assert b[0].foreign.by_place.total() >= 5
         await link(a, b)
 
 
@@ -889,7 +889,7 @@ async def test_words_out_of_place_on_an_open_link_are_dropped_and_counted() -> N
         conn.port.socket.send_multipart([b"x", b"y"])
         conn.port.socket.send_multipart([b"x", b"y", b"z"])
         await b[1].until("foreign", times=4)
-        assert b[0].stats()["foreign_by_place"] == {"a": 4}
+        assert b[0].foreign.by_place == {"a": 4}
         a[0].send("b", b"fine")
         assert await b[1].until("control") == ("control", "a", b"fine")
 
