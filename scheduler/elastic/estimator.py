@@ -31,11 +31,9 @@ class ProfiledCosts:
     """Costs of a profiled model on a cluster.
 
     Args:
-        weight_share: of a backward, what the gradients of weights take; half, as both parts are one product
-        each.
+        weight_share: of a backward, what the gradients of weights take; half, as both parts are one product each.
         overlap: the part of a transfer hidden behind computation, 0 to 1 (sigma of ElasWave, Eq. 1, for
-        transfers
-            that are shorter than it).
+            transfers that are shorter than it).
         step_s: one STEP, wherever.
     """
 
@@ -97,7 +95,7 @@ def time_program(
 
     Args:
         begins_s: by worker, when it may begin, if not at 0: with ReCycle's staggered optimizer, the end of
-        its last step.
+            its last step.
     Raises: PlanInfeasible if a worker waits for what nobody sends, which no compiled plan does.
     """
     return _Execution(program, costs, begins_s or {}).run()
