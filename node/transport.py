@@ -33,8 +33,6 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
-import zmq
-
 from ..protocols.errors import LocalProtocolError
 from ..protocols.keyring import Keyring, KeyVerdict
 from . import descriptors
@@ -90,10 +88,6 @@ class Transport:
         self.receiver = Receiver(turns, sockets, links, dialer, acceptor, foreign, sink)
 
     @property
-    def node(self) -> str:
-        return self.identity.node
-
-    @property
     def cluster(self) -> str:
         return self.identity.cluster
 
@@ -142,7 +136,6 @@ class Transport:
         header: bytes,
         payload: Any = None,
         *,
-        copy: bool = False,
         rank: Rank = Rank.STATE,
         turn: tuple[int, int] = (0, 0),
         tag: Any = None,
@@ -150,13 +143,10 @@ class Transport:
         """Queue bulk bytes, contiguous or a payload that came in; False if there is no link.
 
         What has a lower `rank` is sent first, then what has a lower `turn`; else in order. `tag`: for `forget_bulk`.
-        Unless `copy`, `payload` is sent from where it lies: keep it unchanged until the receiver says that
-        it has it. Nothing here bounds the queue, the credits of the protocols do: a bound of ours could only
-        block the loop or drop.
+        `payload` is sent from where it lies: keep it unchanged until the receiver says that it has it. Nothing here
+        bounds the queue, the credits of the protocols do: a bound of ours could only block the loop or drop.
         """
         assert header, "an empty header is the transport's own mark"
-        if copy and payload is not None and not isinstance(payload, bytes):
-            payload = payload.bytes if isinstance(payload, zmq.Frame) else memoryview(payload).tobytes()
         return self._send(peer, True, header, payload, rank, tag, turn)
 
     def forget_bulk(self, is_void: Callable[[Any], bool], peers: Collection[str] | None = None) -> int:
@@ -213,8 +203,7 @@ class Transport:
 
         Nothing more is heard of what was before, not even that it has closed.
         """
-        for name in list(self.links.peers):
-            self.close_peer(name, reason)
+        self.hang_up(reason)
         self.dialer.give_up(reason)
         self.turns.forget()
         self.identity.incarnation = new_incarnation()
