@@ -393,9 +393,9 @@ class Pipelines:
         """
         if self.evaluation.size and not self.evaluation.under_way:
             return True
-        again, self._tried = self._tried == self.round, self.round
-        session = self.session
-        return again and bool(session.loop.ask(lambda: session.loop.agent.strikes.open))
+        self._tried = self.round
+        loop = self.session.loop
+        return self._torn and bool(loop.ask(lambda: loop.agent.strikes.open))
 
     def _layers_done(self, layers: list[int]) -> None:
         for chunks, weight in self.sums.finish(layers):
@@ -556,7 +556,7 @@ class Pipelines:
     def _judge(self, outcome: StepOutcome) -> None:
         verdict = self.agreement.judge(
             outcome.commit.total, self.step - 1, [name for name, _ in outcome.deal]
-        )  # fmt: skip
+        )
         if verdict is not None:
             self.session.counters["replicas_differ"] += 1
             raise ReplicasDiffer(verdict.sentence)
