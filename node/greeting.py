@@ -31,10 +31,10 @@ class Identity:
     """Who this node is to others, and whom it takes for one of its own."""
 
     node: str
-    cluster: str
     client: bool
     keys: KeyPair | None
     keyring: Keyring | None
+    cluster: str = ""  # Its name, once known: nodes of two named clusters refuse each other.
     address: str = ""  # Where we can be dialled.
     # Tells a restarted process from the one before it.
     incarnation: str = field(default_factory=new_incarnation)

@@ -56,7 +56,6 @@ class Transport:
         node: This node's name, unique in the cluster.
         listen: "HOST:PORT" to bind, port 0 for any free one; "" to only dial (clients, nodes behind NAT).
         sink: Hears everything.
-        cluster: Name of the cluster; "" until known. Nodes of two named clusters refuse each other.
         client: True for one that looks and is no member, e.g. `chaosnet status`.
         dial_timeout_s: From `dial` until `dial_failed` when nobody answers.
         keys: Ours. With them every connection, either way, is encrypted and proves both ends' keys; without,
@@ -70,7 +69,6 @@ class Transport:
         listen: str,
         sink: Sink,
         *,
-        cluster: str = "",
         client: bool = False,
         dial_timeout_s: float = 3.0,
         keys: KeyPair | None = None,
@@ -78,7 +76,7 @@ class Transport:
     ) -> None:
         assert not (keys and listen) or keyring, "who listens must know whom to let in"
         self._listen = listen
-        self.identity = us = Identity(node, cluster, client, keys, keyring)
+        self.identity = us = Identity(node, client, keys, keyring)
         self.turns = turns = Turns()
         self.sockets = sockets = Sockets(turns.wake, keys)
         self.foreign = foreign = Foreign(turns, sink)

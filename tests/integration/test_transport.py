@@ -365,7 +365,8 @@ async def test_dialling_oneself_or_no_address_fails_with_the_reason() -> None:
 
 @real
 async def test_nodes_of_two_clusters_refuse_each_other_by_name() -> None:
-    async with nodes("a", cluster="red") as [a], nodes("b", cluster="blue") as [b]:
+    async with nodes("a", "b") as [a, b]:
+        a[0].identity.cluster, b[0].identity.cluster = "red", "blue"
         a[0].dial(b[0].address)
         failed = await a[1].until("dial_failed")
         assert "'red'" in failed[2] and "'blue'" in failed[2]
