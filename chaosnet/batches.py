@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from .data import Batch, EpochOrder, NamedBatch, check_dataset, parts
+from .data import Batch, EpochOrder, NamedBatch, check_dataset, fetch, parts
 from .engines.data_parallel import DataParallel
-from .evaluation_loop import Collate, EvaluationLoop, Fetch, counts, fetch_collated
+from .evaluation_loop import Collate, EvaluationLoop, Fetch, counts
 from .loading import Ahead, check_loader
 from .node.session import Session
 from .passes import Passes
@@ -94,7 +94,7 @@ class Batches:
         check_dataset(dataset, collate_fn)
         rules = DealRules(int(min_samples), bool(drop_last), not shuffle, int(global_batch or 0))
         source: Fetch | DataLoader[Any] = (
-            loader if loader is not None else partial(fetch_collated, dataset, collate_fn)
+            loader if loader is not None else partial(fetch, dataset, collate=collate_fn)
         )
         size = int(batch_size) * accumulate
         return Passes(partial(self._run, len(dataset), size, epochs, accumulate, rules, source))

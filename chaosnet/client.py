@@ -117,9 +117,8 @@ def watch(
         yield found
         last = found.steps[-1].step if increments and found.steps else 0
         cluster, found = found.cluster, _next(known, every_s, keys, history, last, on_silence)
-        if (
-            last and found.cluster != cluster
-        ):  # Another one, at the same addresses: its steps have other numbers.
+        # Another one, at the same addresses: its steps have other numbers.
+        if last and found.cluster != cluster:
             found = _next(known, 0.0, keys, history, 0, on_silence)
 
 
@@ -147,16 +146,12 @@ def _next(
 
 def leave(address: str, deadline_s: float = DEADLINE_S) -> Answer:
     """Have the node at `address` leave, as if by Ctrl+C. Raises: as `ask`."""
-    reply = ask(address, lambda me, node: LeaveCommand(asker=me), deadline_s, of_scheduler=False)
-    assert isinstance(reply, Answer)
-    return reply
+    return _command(address, lambda me, node: LeaveCommand(asker=me), deadline_s)
 
 
 def go_on(address: str, deadline_s: float = DEADLINE_S) -> Answer:
     """Tell the node at `address`, which waits, that the members it cannot reach are dead. Raises: as `ask`."""
-    reply = ask(address, lambda me, node: GoOnCommand(asker=me), deadline_s, of_scheduler=False)
-    assert isinstance(reply, Answer)
-    return reply
+    return _command(address, lambda me, node: GoOnCommand(asker=me), deadline_s)
 
 
 def relayout(address: str, layout: str, deadline_s: float = RELAYOUT_DEADLINE_S) -> Answer:
@@ -164,11 +159,7 @@ def relayout(address: str, layout: str, deadline_s: float = RELAYOUT_DEADLINE_S)
 
     Returns: once they run, and from which step; or why they cannot. Raises: as `ask`.
     """
-    reply = ask(
-        address, lambda me, node: RelayoutCommand(asker=me, layout=layout), deadline_s, of_scheduler=False
-    )
-    assert isinstance(reply, Answer)
-    return reply
+    return _command(address, lambda me, node: RelayoutCommand(asker=me, layout=layout), deadline_s)
 
 
 def change_link(address: str, other: str, connect: bool, deadline_s: float = LINK_DEADLINE_S) -> Answer:
@@ -178,9 +169,7 @@ def change_link(address: str, other: str, connect: bool, deadline_s: float = LIN
     """
     kind = ConnectLinkRequest if connect else DisconnectLinkRequest
     peer = completed_peer(other, identity())
-    reply = ask(address, lambda me, node: kind(a=node, b=peer, asker=me), deadline_s)
-    assert isinstance(reply, Answer)
-    return reply
+    return _command(address, lambda me, node: kind(a=node, b=peer, asker=me), deadline_s, of_scheduler=True)
 
 
 def command_key(
@@ -195,13 +184,18 @@ def command_key(
 
     Raises, `keys`: as `ask`.
     """
-    reply = ask(
+    return _command(
         address,
         lambda me, node: KeyCommand(verb=verb, key=key, seconds=seconds, asker=me),
         deadline_s,
-        of_scheduler=False,
         keys=keys,
     )
+
+
+def _command(
+    address: str, command: Question, deadline_s: float, of_scheduler: bool = False, keys: Keys = "user"
+) -> Answer:
+    reply = ask(address, command, deadline_s, of_scheduler, keys)
     assert isinstance(reply, Answer)
     return reply
 

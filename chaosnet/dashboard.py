@@ -149,9 +149,8 @@ def members(status: Status, wide: bool = False) -> Fitting:
 
 
 def _member_cells(row: MemberRow, scheduler: str, battery: bool, idle: bool, wide: bool) -> list[Text | str]:
-    told = (
-        is_here(row) and row.report_age_s is not None
-    )  # A new scheduler hears its first reports within a second.
+    # A new scheduler hears its first reports within a second.
+    told = is_here(row) and row.report_age_s is not None
     around = ", ".join(row.neighbors) or ABSENT
     return [
         Text(short(row.node, wide), style="" if is_here(row) else "dim"),

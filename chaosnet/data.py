@@ -285,10 +285,6 @@ class DataShare:
         position = list(positions(part))[number]
         self.in_hand = [(position, position + 1)]
 
-    def blamed(self) -> tuple[Range, ...]:
-        """What this node has in hand."""
-        return tuple(self.in_hand)
-
     def _verdict(self, position: int, strikes: Sequence[Strike]) -> str:
         assert self.cursor is not None
         names = " and ".join(dict.fromkeys(each.node for each in strikes))

@@ -37,9 +37,8 @@ class Evaluation:
         self.mine: list[Range] = []
         self._cursor: DataCursor | None = None
         self._sums: Sums = {}
-        self._deal: tuple[
-            tuple[str, int], ...
-        ] = ()  # Who takes part with samples, in the order of membership.
+        # Who takes part with samples, in the order of membership.
+        self._deal: tuple[tuple[str, int], ...] = ()
 
     @property
     def under_way(self) -> bool:

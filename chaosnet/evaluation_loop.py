@@ -76,7 +76,7 @@ class EvaluationLoop:
     ) -> Iterator[Batch | NamedBatch]:
         """One evaluation."""
         steps, evaluation, session = self._steps, self._evaluation, self._session
-        fetched: Fetch = partial(fetch_collated, dataset, collate_fn)
+        fetched: Fetch = partial(fetch, dataset, collate=collate_fn)
         if loader is not None:
             if self._ahead is None or self._ahead.loader is not loader:
                 self._ahead = Ahead(loader, self._workers)
@@ -101,10 +101,3 @@ class EvaluationLoop:
 def counts(number: Any) -> bool:
     """A whole number from 1?"""
     return isinstance(number, Integral) and int(number) >= 1
-
-
-def fetch_collated(
-    dataset: Any, collate: Collate | None, indices: list[int], blame: Callable[[int], None]
-) -> Batch | NamedBatch:
-    """See `fetch`."""
-    return fetch(dataset, indices, blame, collate)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import click
 from .node.endpoint import Endpoint
 from .node.keys import KeyPair, load
 from .node.keys import make as make_key
+from .protocols import addresses
 from .protocols.errors import ConfigError
 
 
@@ -61,7 +61,4 @@ def completed_peer(peer: str, keys: KeyPair | None) -> str:
 
 def is_loopback(host: str) -> bool:
     """Can only this machine reach it?"""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return host == "localhost" or addresses.is_loopback(host)

@@ -134,9 +134,8 @@ class Lan:
         mine = self._acquaintance.mine
         hosts = [Endpoint.parse(place).host for place in mine.places]
         try:
-            with ThreadPoolExecutor(
-                1
-            ) as another:  # Where a loop runs (a notebook), it would depend on that one.
+            # Where a loop runs (a notebook), it would depend on that one.
+            with ThreadPoolExecutor(1) as another:
                 self._zeroconf = zeroconf = another.submit(Zeroconf, interfaces=hosts).result()
         except OSError as error:
             self._say(f"nobody can be found by the name {mine.cluster!r} from {', '.join(hosts)}: {error}")

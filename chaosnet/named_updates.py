@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from .node.gradients import Gradients
 from .node.training_state import check_optimizer
 from .protocols.errors import ConfigError
 
@@ -251,11 +250,6 @@ def named(
 def parts_of(whole: Any) -> Mapping[str, Any]:
     """The script's optimizers, or its schedulers, by the names of their updates; one has the name ""."""
     return whole.parts if isinstance(whole, NamedOptimizers | NamedSchedulers) else {"": whole}
-
-
-def parameter_count(gradients: Gradients) -> int:
-    """How many of the first bits of `present` are parameters'."""
-    return len(gradients._parameters)
 
 
 class _States(MutableMapping[Any, Any]):

@@ -18,7 +18,8 @@ from rich.progress import (
 )
 
 Item = TypeVar("Item")
-FIRST_S, EVERY_S = 2.0, 10.0
+FIRST_S = 2.0
+EVERY_S = 10.0  # From one line to the next, where it is no terminal.
 
 
 def line(what: str, done: int, total: int, seconds: float) -> str:
@@ -33,13 +34,11 @@ def followed(
     what: str,
     console: Console | None = None,
     first_s: float = FIRST_S,
-    every_s: float = EVERY_S,
 ) -> Iterator[Item]:
     """The `items` as they come. People read on stderr how many have, from `first_s` on.
 
     Args:
         what: They are, for people: "runs".
-        every_s: From one line to the next, where it is no terminal.
     """
     shown, count, ended = console or Console(stderr=True, highlight=False), [0], threading.Event()
     began_s = time.monotonic()
@@ -49,7 +48,7 @@ def followed(
         while not ended.wait(wait_s):
             text = line(what, count[0], total, time.monotonic() - began_s)
             shown.print(text, soft_wrap=True)
-            wait_s = every_s
+            wait_s = EVERY_S
 
     def as_bar() -> None:
         if ended.wait(first_s):

@@ -17,11 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .node.endpoint import Endpoint
+from .protocols.asking import MAX_KNOCKS
 from .protocols.errors import ConfigError
 from .protocols.messages import View
 
 MAX_BYTES = 64 << 10
-MAX_ADDRESSES = 32  # As many as a joiner dials at once (protocols/scale_out.py).
 
 
 def folder() -> Path:
@@ -51,7 +51,7 @@ def recall(listen: str) -> tuple[str, ...]:
         if file is None or file.stat().st_size > MAX_BYTES:
             return ()
         found = json.loads(file.read_text())["members"]
-        return tuple(str(Endpoint.parse(each)) for each in found[:MAX_ADDRESSES])
+        return tuple(str(Endpoint.parse(each)) for each in found[:MAX_KNOCKS])
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ConfigError):
         return ()
 
@@ -75,7 +75,7 @@ class Remembered:
             (member for member in view.members if member.id != self._name),
             key=lambda member: member.id not in view.neighbors(self._name),
         )
-        ways = tuple(dict.fromkeys(way for member in others for way in member.addresses))[:MAX_ADDRESSES]
+        ways = tuple(dict.fromkeys(way for member in others for way in member.addresses))[:MAX_KNOCKS]
         # Who goes on alone may have lost the others over a cut, and they may be there still when it comes back.
         if self._file is None or not ways or ways == self._kept or self._failed:
             return

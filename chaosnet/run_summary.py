@@ -45,11 +45,11 @@ class Curve:
             self._each *= 2
 
 
-def sparkline(values: Sequence[float], blocks: str = BLOCKS, width: int = SPARKS) -> str:
-    """At most `width` characters, each the mean of its part of the finite `values`; "" for fewer than two."""
+def sparkline(values: Sequence[float], blocks: str = BLOCKS) -> str:
+    """At most `SPARKS` characters, each the mean of its part of the finite `values`; "" for fewer than two."""
     if len(values) < 2:
         return ""
-    count = min(width, len(values))
+    count = min(SPARKS, len(values))
     borders = [len(values) * n // count for n in range(count + 1)]
     means = [sum(values[start:stop]) / (stop - start) for start, stop in pairwise(borders)]
     low, high = min(means), max(means)

@@ -44,7 +44,7 @@ class OfDataParallel(_OfEngine[DataParallel]):
         return bool(self._engine.rules.place)
 
     def blamed(self) -> tuple[Range, ...]:
-        return self._engine.share.blamed()
+        return tuple(self._engine.share.in_hand)
 
     def detach(self) -> None:
         self._engine.gradients.detach()

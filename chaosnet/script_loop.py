@@ -96,9 +96,8 @@ class _OptimizerStep:
         self._before = {key: optimizer.__dict__[key] for key in ("step", AMP) if key in optimizer.__dict__}
         self._active = True
         original = optimizer.step
-        called = torch.compiler.disable(
-            self._called
-        )  # In a function that is compiled, the step is no part of it.
+        # In a function that is compiled, the step is no part of it.
+        called = torch.compiler.disable(self._called)
 
         # As a method, with the attributes of the one before: LR schedulers wrap it, and look for their mark.
         @functools.wraps(original)

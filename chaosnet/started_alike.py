@@ -23,9 +23,8 @@ STARTERS = {
 
 def alone_among_many(settings: NodeSettings, environ: Mapping[str, str]) -> str:
     """What to tell if this node founds a cluster that no other one was told of, though there are others; else ""."""
-    if (
-        not settings.founds or Endpoint.parse(settings.listen).port
-    ):  # At a port that was chosen others may ask.
+    # At a port that was chosen others may ask.
+    if not settings.founds or Endpoint.parse(settings.listen).port:
         return ""
     for starter, (number, count) in STARTERS.items():
         if number in environ and environ.get(count, "").isdecimal() and int(environ[count]) > 1:

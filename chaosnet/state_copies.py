@@ -44,9 +44,8 @@ class StateCopies:
     ) -> None:
         """Copy the state after `step` steps, for `joiner`, the checkpoint `mark`, or both."""
         self.finish()
-        if (
-            joiner is not None and self._state.parted
-        ):  # It gets little, at once; a checkpoint is another copy.
+        # It gets little, at once; a checkpoint is another copy.
+        if joiner is not None and self._state.parted:
             self._take(step, runtime, joiner, None)
             self.finish()
             joiner = None

@@ -63,9 +63,7 @@ class Agent(Node):
         self.missing = Missing(self, self.recovery)
         self.joining = Joining(self, self.role, self.recovery, self.reports)
         self.neighbors = Neighbors(self, self.role, self.recovery, self.joining, self.missing)
-        self.views = Views(
-            self, self.role, self.recovery, self.joining, self.neighbors, self.missing
-        )  # fmt: skip
+        self.views = Views(self, self.role, self.recovery, self.joining, self.neighbors, self.missing)
         self.steps = Steps(self, self.recovery, self.strikes)
         self.leaving = Leaving(self, self.recovery, self.missing, self.views, self.strikes)
         self.parking = Parking(self, self.missing)

@@ -57,6 +57,12 @@ def process_at_the_end_of(fd: int) -> int:
     """Of a Unix socket: the process at its other end, as the kernel says, if it is the same user's; else 0."""
     with contextlib.suppress(OSError), borrowed(fd) as ours:
         if ours.family == getattr(socket, "AF_UNIX", None):
-            process, user, _ = struct.unpack("3i", ours.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            process, user = opened_by(ours)
             return process if user == os.geteuid() else 0
     return 0
+
+
+def opened_by(unix_socket: socket.socket) -> tuple[int, int]:
+    """The process at its other end, and its user, as the kernel says."""
+    process, user, _ = struct.unpack("3i", unix_socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return process, user

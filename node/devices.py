@@ -17,9 +17,8 @@ from functools import cache
 import torch
 
 FINGERPRINT_ELEMENTS = 1 << 22  # Of which at once: it takes 16 bytes of the device's memory for each.
-ODD = 0x9E3779B97F4A7C15 - (
-    1 << 64
-)  # 2^64 by the golden ratio: places that are near get factors that are not.
+# 2^64 by the golden ratio: places that are near get factors that are not.
+ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def accelerators(tensors: Iterable[torch.Tensor]) -> tuple[torch.device, ...]:

@@ -33,17 +33,13 @@ class Dialer:
         self.timeout_s = timeout_s
         self._identity, self._turns, self._sockets = identity, turns, sockets
         self._links, self._sink = links, sink
-        self._dialling: dict[
-            tuple[str, bool], PeerLink
-        ] = {}  # By address and check, until it opens or fails.
+        # By address and check, until it opens or fails.
+        self._dialling: dict[tuple[str, bool], PeerLink] = {}
         self._lookups: set[asyncio.Task[None]] = set()  # asyncio itself does not keep them.
 
     def links(self) -> list[PeerLink]:
         """Those that are being opened."""
         return list(self._dialling.values())
-
-    def addresses(self) -> list[str]:
-        return sorted(address for address, _ in self._dialling)
 
     def dial(self, address: str, check: bool) -> None:
         """Adds nothing to a dial of the same kind that is under way."""

@@ -173,10 +173,8 @@ def _check_kind(dtype: str, shape: tuple[int, ...]) -> None:
         raise MalformedMessage(f"manifest entry of {dtype:.50} {shape!r:.200}")
 
 
-NO_MEMORY = (
-    MemoryError,
-    RuntimeError,
-)  # For a copy of the state, or for one that arrives. The second is torch's.
+# For a copy of the state, or for one that arrives. The second is torch's.
+NO_MEMORY = (MemoryError, RuntimeError)
 
 
 class StateChanged(ChaosnetError):

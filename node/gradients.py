@@ -316,6 +316,11 @@ class Gradients:
         return self._layout.borders
 
     @property
+    def parameter_count(self) -> int:
+        """How many of the first bits of `present` are parameters'."""
+        return len(self._parameters)
+
+    @property
     def total_bytes(self) -> int:
         """Of what a step sums, on the wire."""
         return sum(self.encoding(each.index).size(each.stop - each.start) for each in self.chunks)

@@ -31,14 +31,13 @@ class Identity:
     """Who this node is to others, and whom it takes for one of its own."""
 
     node: str
-    cluster: str
     client: bool
     keys: KeyPair | None
     keyring: Keyring | None
+    cluster: str = ""  # Its name, once known: nodes of two named clusters refuse each other.
     address: str = ""  # Where we can be dialled.
-    incarnation: str = field(
-        default_factory=new_incarnation
-    )  # Tells a restarted process from the one before it.
+    # Tells a restarted process from the one before it.
+    incarnation: str = field(default_factory=new_incarnation)
     machine: str = field(default_factory=this_machine)
     is_guest: bool = False  # Of `cluster`, which it dials and has not been let into yet.
 

@@ -73,8 +73,6 @@ def battery_pct() -> float:
     """How full this machine's battery is; -1 where there is none, or where it cannot be read."""
     try:
         battery = psutil.sensors_battery()
-    except (
-        Exception
-    ):  # psutil reads the kernel's files; where they are missing or odd, any error comes through.
+    except Exception:  # psutil lets any error through that a missing or odd file of the kernel causes.
         return -1.0
     return float(battery.percent) if battery else -1.0

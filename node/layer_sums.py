@@ -231,9 +231,8 @@ class LayerSums:
         if values.data_ptr() == grad.data_ptr():
             values = values.clone()
         unit = 2.0 ** (group.top + self._sum_bits(group) - MANTISSA)
-        turn = (
-            1.5 * 2.0**MANTISSA * unit
-        )  # What is added to this, and taken off again, is a multiple of the unit.
+        # What is added to this, and taken off again, is a multiple of the unit.
+        turn = 1.5 * 2.0**MANTISSA * unit
         total.add_(values.mul_(samples).add_(turn).sub_(turn))
 
     def _sum_bits(self, group: _Group) -> int:
@@ -267,10 +266,8 @@ class LayerSums:
         """
         found = {}
         for number in groups if results else ():
-            users, values = (
-                len(self.groups[number].users),
-                [results[chunk] for chunk in self.groups[number].chunks],
-            )
+            users = len(self.groups[number].users)
+            values = [results[chunk] for chunk in self.groups[number].chunks]
             total = sum(_squares(each) for each in values) if squares else 0.0
             if values:
                 found[number] = users * max(map(_largest, values)), users**2 * total

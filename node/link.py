@@ -112,11 +112,6 @@ class Peer:
     incarnation: str
     links: list[PeerLink] = field(default_factory=list)
     heard_s: float = -math.inf  # When the last message came.
-    messages_in: int = 0
-    messages_out: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    queued: int = 0  # Bulk items received and not yet given to the sink.
     rivals: dict[str, float] = field(default_factory=dict)  # Incarnation of the same name: first refused at.
 
     def link(self) -> PeerLink | None:

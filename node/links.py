@@ -188,9 +188,8 @@ class Links:
         peer.links.remove(link)
         if not peer.links:
             del self.peers[peer.name]
-            if (
-                self._identity.is_guest and not self.peers
-            ):  # Its members may be gone, and others be there instead.
+            # Its members may be gone, and others be there instead.
+            if self._identity.is_guest and not self.peers:
                 self._identity.cluster, self._identity.is_guest = "", False
             self._turns.tell(partial(self._sink.closed, peer.name, clean))
         elif not link.spare and state is LinkStage.GONE:
@@ -206,7 +205,7 @@ class Links:
             self._turns.tell(partial(self._report_opened, peer.name, peer.links[0]))
 
 
-def _moved(link: PeerLink) -> tuple[int, int]:
+def _moved(link: PeerLink) -> tuple[int, float]:
     """What differs if something has been sent, or has come, since."""
     waiting = sum(len(conn.queue) for conn in link.conns())
-    return waiting, link.peer.messages_in if link.peer else 0
+    return waiting, link.peer.heard_s if link.peer else 0.0

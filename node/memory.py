@@ -16,14 +16,13 @@ MMAP_BYTES = 64 << 20  # Larger than any frame.
 TRIM_BYTES = 256 << 20
 
 
-def keep_freed_frames() -> bool:
-    """Set it, for the whole process; CHAOSNET_MALLOC=default leaves malloc alone. Returns: was it set?"""
+def keep_freed_frames() -> None:
+    """Set it, for the whole process; CHAOSNET_MALLOC=default leaves malloc alone."""
     if os.environ.get("CHAOSNET_MALLOC") == "default":
-        return False
+        return
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
-        return False  # Not glibc.
-    settings = ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, MMAP_BYTES), (M_TRIM_THRESHOLD, TRIM_BYTES))
-    done = [mallopt(name, value) == 1 for name, value in settings]
-    return all(done)
+        return  # Not glibc.
+    for name, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, MMAP_BYTES), (M_TRIM_THRESHOLD, TRIM_BYTES)):
+        mallopt(name, value)

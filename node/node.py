@@ -81,7 +81,7 @@ class Node:
         self.reporter = LinkReporter(me, settings.life, self.relay, self.overlay)
         self.sync = StepSync(
             me, settings.chunks, settings.result_bytes, settings.borders, settings.recomputes, settings.parts
-        )  # fmt: skip
+        )
         self.courier = Courier(me)
         self.follower = FlushFollower(me, self.sync, self.relay)
         self.election = Election(me, rng, self.relay.send)

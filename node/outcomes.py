@@ -92,8 +92,7 @@ class Rates:
     page: str = ""  # Where this process serves the cluster's page.
     pipelines: str = ""  # That run (scheduler/elastic/running.py).
     predicted_s: float = 0.0  # What a step of them should take.
-    kept: dict[str, str] = field(
-        default_factory=dict
-    )  # Layers whose state each member keeps, where they keep parts.
+    # Layers whose state each member keeps, where they keep parts.
+    kept: dict[str, str] = field(default_factory=dict)
     keepers: int = 0  # See `Status`.
     left_out: dict[str, int] = field(default_factory=dict)  # Samples that nobody trained on, by why.

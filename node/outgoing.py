@@ -38,9 +38,8 @@ class Outgoing:
     def __init__(self) -> None:
         self._heap: list[Item] = []
         self._numbers = itertools.count()
-        self._full_s: float | None = (
-            None  # Since then libzmq has been full, but for what it has taken just now.
-        )
+        # Since then libzmq has been full, but for what it has taken just now.
+        self._full_s: float | None = None
         self.carried: tuple[int, float] = 0, 0.0
         """Bytes that libzmq has taken while it was full, and for how long it was: the connection's rate."""
 

@@ -29,9 +29,8 @@ EXPECTED = "expected plain data (None, bool, int, float, str, bytes, list, tuple
 
 _TUPLE, _COUNTER, _ORDERED_DICT, _BIG_INT, _TENSOR = range(1, 6)  # On the wire: never renumber.
 _INT_BYTES = 9  # At most; one that claims to be more than it is has no room here.
-_AS_THEY_ARE = frozenset(
-    {type(None), bool, int, float, str, bytes}
-)  # In one call, where there is nothing else.
+# In one call, where there is nothing else.
+_AS_THEY_ARE = frozenset({type(None), bool, int, float, str, bytes})
 _MAP_TYPES: dict[int, type] = {_COUNTER: Counter, _ORDERED_DICT: OrderedDict}
 
 

@@ -19,7 +19,7 @@ from .acceptor import Acceptor
 from .dialer import Dialer
 from .foreign import Foreign
 from .greeting import introduces
-from .link import OURS, Conn, LinkStage, Peer, Port, where
+from .link import OURS, Conn, LinkStage, Port, where
 from .links import Links
 from .shared_memory import Arena, Payload
 from .sockets import Sockets
@@ -99,21 +99,13 @@ class Receiver:
         peer = conn.link.peer
         assert peer
         peer.heard_s = time.monotonic()
-        peer.messages_in += 1
-        size = len(first) + (0 if second is None else len(second))
-        peer.bytes_in += size
-        self._links.bytes_in += size
+        self._links.bytes_in += len(first) + (0 if second is None else len(second))
         if conn.link.invited and not introduces(conn, first):
             self._drop(conn, "an invite's holder said more than an introduction")
         elif conn.bulk:
-            peer.queued += 1
-            self._turns.tell(partial(self._give_bulk, peer, first, second))
+            self._turns.tell(partial(self._sink.bulk, peer.name, first, second))
         else:
             self._sink.control(peer.name, first)
-
-    def _give_bulk(self, peer: Peer, header: bytes, payload: zmq.Frame | Payload | None) -> None:
-        peer.queued -= 1
-        self._sink.bulk(peer.name, header, payload)
 
     def _own_words(self, conn: Conn, frame: zmq.Frame | None) -> None:
         link = conn.link

@@ -161,9 +161,10 @@ class Role:
             return []
         if request.candidate not in view.member_set:
             return self.expel_stranger(request.candidate, request.key)
-        if request.candidate == self._named and request.term > self._named_term:
+        named, term = self._named
+        if request.candidate == named and request.term > term:
             # We stand, too: its view may be too old for it to be elected again.
-            self.vacant_term = self._named_term
+            self.vacant_term = term
         effects = node.election.on_request(request, view.key, self._is_vacant)
         self.adopt_term(node.election.term)
         return effects
@@ -181,20 +182,15 @@ class Role:
         return effects
 
     @property
-    def _named(self) -> str:
-        """Who the scheduler is, by the flush under way, or else the view."""
-        flush, view = self.node.follower.flush, self.node.sync.view
-        return flush.scheduler if flush else (view.scheduler if view else "")
-
-    @property
-    def _named_term(self) -> int:
-        flush, view = self.node.follower.flush, self.node.sync.view
-        return flush.term if flush else (view.term if view else 0)
+    def _named(self) -> tuple[str, int]:
+        """Who the scheduler is, and of which term, by the flush under way, or else the view."""
+        said = self.node.follower.flush or self.node.sync.view
+        return (said.scheduler, said.term) if said else ("", 0)
 
     @property
     def _is_vacant(self) -> bool:
-        node, named = self.node, self._named
-        gave_up = node.scheduler is None if named == node.me else self.vacant_term == self._named_term
+        node, (named, term) = self.node, self._named
+        gave_up = node.scheduler is None if named == node.me else self.vacant_term == term
         return named == "" or gave_up or named not in node.overlay.reachable
 
     # --- those whose time is over ---

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import struct
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import zmq
 
 from .curve import MALFORMED, why_refused
-from .descriptors import borrowed
+from .descriptors import borrowed, opened_by
 
 MAX_STRANGERS = 512
 MAX_STRANGERS_PER_HOST = 128
@@ -26,7 +25,6 @@ FAILURES_PER_S = 10.0  # Of one host, in the long run; beyond, its connections a
 FAILURE_BURST = 100.0
 MAX_HOSTS = 1024  # Whose failures are remembered.
 TOO_OFTEN = "too often"
-_CREDENTIALS = struct.Struct("3i")  # Process, user and group.
 
 
 @dataclass(eq=False, slots=True)
@@ -196,10 +194,7 @@ def peer_of(fd: int) -> tuple[str, int]:
 
 def _peer(connection: socket.socket) -> tuple[str, int]:
     if connection.family == getattr(socket, "AF_UNIX", None):
-        process, _, _ = _CREDENTIALS.unpack(
-            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
-        return "localhost", process
+        return "localhost", opened_by(connection)[0]
     host, port, *_ = connection.getpeername()
     return str(host), int(port)
 

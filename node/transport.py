@@ -33,8 +33,6 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
-import zmq
-
 from ..protocols.errors import LocalProtocolError
 from ..protocols.keyring import Keyring, KeyVerdict
 from . import descriptors
@@ -43,7 +41,7 @@ from .dialer import Dialer
 from .foreign import Foreign
 from .greeting import Identity, new_incarnation
 from .keys import KeyPair
-from .link import LinkStage, Peer
+from .link import LinkStage
 from .links import GRACE_S, LINGER_S, Links
 from .outgoing import Rank, size_of
 from .receiver import Receiver
@@ -58,7 +56,6 @@ class Transport:
         node: This node's name, unique in the cluster.
         listen: "HOST:PORT" to bind, port 0 for any free one; "" to only dial (clients, nodes behind NAT).
         sink: Hears everything.
-        cluster: Name of the cluster; "" until known. Nodes of two named clusters refuse each other.
         client: True for one that looks and is no member, e.g. `chaosnet status`.
         dial_timeout_s: From `dial` until `dial_failed` when nobody answers.
         keys: Ours. With them every connection, either way, is encrypted and proves both ends' keys; without,
@@ -72,7 +69,6 @@ class Transport:
         listen: str,
         sink: Sink,
         *,
-        cluster: str = "",
         client: bool = False,
         dial_timeout_s: float = 3.0,
         keys: KeyPair | None = None,
@@ -80,7 +76,7 @@ class Transport:
     ) -> None:
         assert not (keys and listen) or keyring, "who listens must know whom to let in"
         self._listen = listen
-        self.identity = us = Identity(node, cluster, client, keys, keyring)
+        self.identity = us = Identity(node, client, keys, keyring)
         self.turns = turns = Turns()
         self.sockets = sockets = Sockets(turns.wake, keys)
         self.foreign = foreign = Foreign(turns, sink)
@@ -88,10 +84,6 @@ class Transport:
         self.dialer = dialer = Dialer(us, turns, sockets, links, sink, dial_timeout_s)
         self.acceptor = acceptor = Acceptor(us, turns, sockets, links, foreign)
         self.receiver = Receiver(turns, sockets, links, dialer, acceptor, foreign, sink)
-
-    @property
-    def node(self) -> str:
-        return self.identity.node
 
     @property
     def cluster(self) -> str:
@@ -142,7 +134,6 @@ class Transport:
         header: bytes,
         payload: Any = None,
         *,
-        copy: bool = False,
         rank: Rank = Rank.STATE,
         turn: tuple[int, int] = (0, 0),
         tag: Any = None,
@@ -150,13 +141,10 @@ class Transport:
         """Queue bulk bytes, contiguous or a payload that came in; False if there is no link.
 
         What has a lower `rank` is sent first, then what has a lower `turn`; else in order. `tag`: for `forget_bulk`.
-        Unless `copy`, `payload` is sent from where it lies: keep it unchanged until the receiver says that
-        it has it. Nothing here bounds the queue, the credits of the protocols do: a bound of ours could only
-        block the loop or drop.
+        `payload` is sent from where it lies: keep it unchanged until the receiver says that it has it. Nothing here
+        bounds the queue, the credits of the protocols do: a bound of ours could only block the loop or drop.
         """
         assert header, "an empty header is the transport's own mark"
-        if copy and payload is not None and not isinstance(payload, bytes):
-            payload = payload.bytes if isinstance(payload, zmq.Frame) else memoryview(payload).tobytes()
         return self._send(peer, True, header, payload, rank, tag, turn)
 
     def forget_bulk(self, is_void: Callable[[Any], bool], peers: Collection[str] | None = None) -> int:
@@ -213,8 +201,7 @@ class Transport:
 
         Nothing more is heard of what was before, not even that it has closed.
         """
-        for name in list(self.links.peers):
-            self.close_peer(name, reason)
+        self.hang_up(reason)
         self.dialer.give_up(reason)
         self.turns.forget()
         self.identity.incarnation = new_incarnation()
@@ -237,10 +224,8 @@ class Transport:
         if self.turns.closed:
             return
         self.turns.closed = True
-        for link in [
-            *self.links.all(),
-            *self.dialer.links(),
-        ]:  # Who is dialled may have opened the link already.
+        # Who is dialled may have opened the link already.
+        for link in [*self.links.all(), *self.dialer.links()]:
             link.set_timer(None)
             for conn in link.conns():
                 self.links.sender.bye(conn, "this node closes")
@@ -257,17 +242,6 @@ class Transport:
     def waiting(self) -> int:
         """Items that are queued, for whomever. May be asked on any thread."""
         return sum(len(conn.queue) for port in [*self.sockets.open] for conn in [*port.blocked])
-
-    def stats(self) -> dict[str, Any]:
-        """Counters since the start; a peer's are those since `opened`."""
-        return {
-            "address": self.address,
-            "peers": {name: _counters(peer) for name, peer in sorted(self.links.peers.items())},
-            "dialling": self.dialer.addresses(),
-            "foreign": self.foreign.by_place.total(),
-            "foreign_by_place": dict(self.foreign.by_place),
-            "refused": dict(self.refused),
-        }
 
     @property
     def refused(self) -> Counter[str]:
@@ -294,20 +268,6 @@ class Transport:
             conn = link.bulk if bulk else link.control
             assert conn is not None
             if self.links.sender.put(conn, first, payload, rank, tag, turn):
-                peer.messages_out += 1
-                peer.bytes_out += len(first) + size
                 self.links.bytes_out += len(first) + size
                 return True
         return False
-
-
-def _counters(peer: Peer) -> dict[str, int]:
-    return {
-        "links": len(peer.links),
-        "messages_in": peer.messages_in,
-        "messages_out": peer.messages_out,
-        "bytes_in": peer.bytes_in,
-        "bytes_out": peer.bytes_out,
-        "queued": peer.queued,
-        "unsent": sum(len(conn.queue) for link in peer.links for conn in link.conns()),
-    }

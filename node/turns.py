@@ -39,7 +39,7 @@ class Sink(Protocol):
         """`payload.buffer` is writable and belongs to the receiver."""
 
     def foreign(self, where: str, reason: str) -> None:
-        """Something malformed or not ours was dropped, and counted in `stats()`."""
+        """Something malformed or not ours was dropped."""
 
 
 class Turns:

@@ -97,7 +97,7 @@ class Vain:
         return self.planless >= MAX_PLANLESS
 
     def pull_ended(self, reason: str, stored_bytes: int) -> str:
-        """With so much of the state. Returns: how many have, if they are too many, and why; else ""."""
+        """One has ended so. Returns: what to fail with if there have been too many; else ""."""
         self.empty = 0 if stored_bytes else self.empty + 1
         self.alike = self.alike + 1 if reason == self.last_end else 1
         self.last_end, self.planless = reason, 0

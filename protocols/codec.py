@@ -26,7 +26,7 @@ from .messages import (
 )
 
 MAGIC = b"CN"
-MAX_FRAME_BYTES = 16 << 20  # A view of MAX_NODES nodes with all its trees stays below.
+MAX_MESSAGE_BYTES = 16 << 20  # A view of MAX_NODES nodes with all its trees stays below.
 _PREFIX = MAGIC + bytes([PROTOCOL_VERSION])
 _TYPE_BY_NAME = {kind.__name__: kind for kind in get_args(WireMessage)}  # Three times as fast as the union.
 
@@ -47,8 +47,8 @@ def decode(frame: bytes | memoryview) -> WireMessage:
     Raises: VersionMismatch if a chaosnet of another protocol version wrote it, MalformedMessage if
     nothing of ours did.
     """
-    if len(frame) > MAX_FRAME_BYTES:
-        raise MalformedMessage(f"a frame of {len(frame)} bytes (at most {MAX_FRAME_BYTES} are taken)")
+    if len(frame) > MAX_MESSAGE_BYTES:
+        raise MalformedMessage(f"a frame of {len(frame)} bytes (at most {MAX_MESSAGE_BYTES} are taken)")
     if len(frame) < 3 or bytes(frame[:2]) != MAGIC:
         raise MalformedMessage(f"a frame that starts with {bytes(frame[:3])!r} (expected {MAGIC!r})")
     if frame[2] != PROTOCOL_VERSION:

@@ -16,9 +16,8 @@ from .errors import RemoteProtocolError
 from .events import Event, Received, TensorMade
 from .messages import Tensor, View, ViewKey
 
-MOST_EARLY = (
-    4096  # Of a view that this node does not act in yet: what is beyond is sent again in the next attempt.
-)
+# Of a view that this node does not act in yet: what is beyond is sent again in the next attempt.
+MOST_EARLY = 4096
 
 
 class Courier:

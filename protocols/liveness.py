@@ -37,9 +37,8 @@ RTT_SLACK = 4  # Round trips that a heartbeat may take longer.
 STALL_MEMORY_S = 60.0
 MIN_STALL_S = 0.1  # Less is ordinary scheduling.
 MAX_STALL_S = 10.0
-STALL_USED_S = (
-    30.0  # So much longer our patience counts with a stall than we tell of it: others count on that.
-)
+# So much longer our patience counts with a stall than we tell of it: others count on that.
+STALL_USED_S = 30.0
 PAIR_PATIENCE_S = 2.5  # Of two members with each other.
 PAIR_PROOF_S = 2.2  # Less by more than two clocks drift apart in that time.
 PROOF_WINDOW_S = 0.5  # Less than any patience above: who closes for silence was silent for longer.

@@ -14,9 +14,8 @@ class NewLinks:
     """Of one plan. `ways`: at which addresses each neighbour may be dialled. `peers`: to whom a link is open."""
 
     def __init__(self, ways: Mapping[str, tuple[str, ...]], peers: Set[str]) -> None:
-        self.ways = {
-            peer: dict.fromkeys(each, "") for peer, each in ways.items()
-        }  # Why each failed; "": not yet.
+        # Why each failed; "": not yet.
+        self.ways = {peer: dict.fromkeys(each, "") for peer, each in ways.items()}
         self.open = {peer: peer in peers for peer in ways}
         self.measured: dict[str, LinkReading] = {}
         self.dialled_back: dict[str, DialBackReply] = {}

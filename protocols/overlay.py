@@ -245,16 +245,10 @@ class Overlay:
         """Links between nodes in reach: of the view and not lost, or found."""
         return {each for each in (self.view.link_set - self.lost) | self.found if self.reachable >= {*each}}
 
-    def denied(self, a: str, b: str) -> bool:
-        """Does one end say that the link is lost?"""
-        ours, theirs = self.news.get((a, b)), self.news.get((b, a))
-        return (ours is not None and ours.state is not LinkState.OPEN) or (
-            theirs is not None and theirs.state is not LinkState.OPEN
-        )
-
     def _sort(self, each: Link) -> None:
         """Put a link where it belongs, as far as that does not depend on who is in the view."""
-        denied = self.denied(*each)
+        said = self.news.get(each), self.news.get(each[::-1])  # By one end, and by the other.
+        denied = any(news is not None and news.state is not LinkState.OPEN for news in said)
         (self.denials.add if denied else self.denials.discard)(each)
         extra = not denied and each not in self.view.link_set and each[1] in self.told.get(each[0], ())
         (self.extra.add if extra else self.extra.discard)(each)

@@ -38,9 +38,8 @@ PIECES = 16  # At least so many, if they are not too small: else one source woul
 WINDOW = 3  # Pieces under way per source: one on the wire, one queued, one being asked for.
 SAMPLE_BYTES = 1 << 20  # Smaller pieces tell nothing about a link with a shaper's burst.
 SAMPLES = 3, 9  # Rates of a link: the median of at least, and at most, so many.
-LOADED_BYTES_PER_S = (
-    500e6  # Put in place, and results applied that have come meanwhile; roughly, on a busy machine.
-)
+# Put in place, and results applied that have come meanwhile; roughly, on a busy machine.
+LOADED_BYTES_PER_S = 500e6
 MANIFEST_PATIENCE_S = 2.0  # Then another source is asked for it, too.
 # Of who has no source with all of the state: for anything new from those that join, too.
 FELLOWS_PATIENCE_S = 10.0

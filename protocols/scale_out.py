@@ -85,9 +85,8 @@ class Joiner:
         self.links = NewLinks({}, frozenset())  # To neighbours of the last plan.
         self.warned = False
         self.replication: Replication | None = None
-        self.step_s = (
-            0.0  # What a step takes, said the plan; 0 once we have said that we are about to be ready.
-        )
+        # What a step takes, said the plan; 0 once we have said that we are about to be ready.
+        self.step_s = 0.0
         self.attempts = 0  # To pull the state.
         self.dropped = 0  # How often the cluster has gone on without us.
 
@@ -105,9 +104,8 @@ class Joiner:
             case ((JoinState.JOINED | JoinState.FAILED), _):
                 return []
             case _, Received(_, ScaleOutRefused() as refusal):
-                lasting = (
-                    bool(refusal.spec) or not self.asking.request.neighbors
-                )  # Who is wanted may come yet.
+                # Who is wanted may come yet.
+                lasting = bool(refusal.spec) or not self.asking.request.neighbors
                 return self.asking.fail(refusal.reason, refusal.spec, lasting)
             case (
                 (

@@ -87,9 +87,8 @@ class Serving:
         message = event.message
         assert isinstance(message, ManifestRequest | ShardRequest | ReplicationDone | Have)
         snapshot = self.snapshots.get(message.step)
-        if isinstance(
-            message, Have
-        ):  # Who has not all of it yet answers as one who fetches (replication.py).
+        # Who has not all of it yet answers as one who fetches (replication.py).
+        if isinstance(message, Have):
             asks = not message.pieces and not message.whole and snapshot is not None and snapshot.whole
             return [Transmit(event.peer, Have(step=message.step, whole=True))] if asks else []
         if snapshot is None and message.step > now_at and len(self.early) < MAX_EARLY:

@@ -146,9 +146,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[StepRow, ...] = ()
     trees: tuple[TreeRow, ...] = ()  # None while they are being planned.
     strangers_refused: dict[str, int]  # Connections that all nodes refused, by reason, most frequent first.
-    cut: int = (
-        0  # So many rows are missing, or the ends of their details, as they did not fit into one message.
-    )
+    # So many rows are missing, or the ends of their details, as they did not fit into one message.
+    cut: int = 0
 
     @property
     def active(self) -> tuple[MemberRow, ...]:

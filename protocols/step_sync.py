@@ -311,8 +311,7 @@ class StepSync:
             if self.me in before.member_set:
                 return [Left(ASKED_TO)]
             return [Out("the cluster dropped this node before it had joined")]
-        prior = Electorate(key=before.key, members=before.voter_ids)
-        return [*_void(before, following), *self.enter(following, self.step, (prior,), self.deal)]
+        return [*_void(before, following), *self.enter(following, self.step, (before.electorate,), self.deal)]
 
     def is_far_behind(self, state_bytes: int) -> bool:
         """Do more results wait for us, say the commits that have come, than a new copy of the state would be?"""
@@ -366,8 +365,7 @@ class StepSync:
     def electorates(self) -> list[Electorate]:
         """All whose quorum a decision needs: of our view and of those that others may be in."""
         assert self.view is not None
-        present = Electorate(key=self.view.key, members=self.view.voter_ids)
-        return [present, *self.priors, *self.without_us()]
+        return [self.view.electorate, *self.priors, *self.without_us()]
 
     def without_us(self) -> tuple[Electorate, ...]:
         """Views that the other of two voters may be in as soon as we have voted for them.
@@ -377,8 +375,7 @@ class StepSync:
         """
         if self.view is None or len(self.view.voter_ids) > 2:
             return ()
-        views = [view for view in self.prepared.values() if self.me not in view.member_set]
-        return tuple(Electorate(key=view.key, members=view.voter_ids) for view in views)
+        return tuple(view.electorate for view in self.prepared.values() if self.me not in view.member_set)
 
     def check_invariants(self) -> None:
         """What holds between any two events."""

@@ -12,9 +12,8 @@ from collections import deque
 STEPS_KEPT = 15  # Whose median is the usual one.
 LEAST_S = 2.0  # Nobody is told of shorter waits.
 TIMES_USUAL = 2.0
-FIRST_S = (
-    10.0  # In place of twice the usual, as long as no step is known: the first compiles, and loads data.
-)
+# In place of twice the usual, as long as no step is known: the first compiles, and loads data.
+FIRST_S = 10.0
 
 
 class StepClock:

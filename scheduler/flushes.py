@@ -183,7 +183,7 @@ class Flushes:
         return next(answer.priors for answer in answers.values() if answer.view == base)
 
     def _without_quorum(self, base: View, others: tuple[Electorate, ...], alive: set[str]) -> str:
-        electorates = [views.electorate(base), *others]
+        electorates = [base.electorate, *others]
         voters = lacking(electorates, alive, self.tenure.overlay.crashed, self.tenure.overlay.has_word)
         if voters is None:
             return ""
@@ -217,7 +217,7 @@ class Flushes:
             term=tenure.term,
             number=flush.number,
             view=view,
-            priors=(views.electorate(base), *priors),
+            priors=(base.electorate, *priors),
             step=top.step,
             deal=top.deal or tenure.sync.deal,
             holder=top.node if behind else "",

@@ -34,10 +34,8 @@ def most_carried(uses: Floats, limits: Floats) -> tuple[Floats, Floats]:
     table[:rows, :columns] = uses
     table[:rows, columns] = limits
     table[rows, :columns] = -1.0
-    unused, used = (
-        np.arange(columns),
-        np.arange(columns, columns + rows),
-    )  # From `columns` on: what a link has left.
+    # From `columns` on: what a link has left.
+    unused, used = np.arange(columns), np.arange(columns, columns + rows)
     stuck = False
     for _ in range(PIVOTS_PER_SIDE * (rows + columns)):
         column = _entering(table[rows, :columns], unused, stuck)

@@ -21,11 +21,8 @@ GONE_KEPT = 100  # Nodes that are out, of which people are still told.
 FAILURES = ("node-failure", "expelled")  # Kinds of events after which a node is out against its will.
 
 # Counters of a Report of who writes checkpoints: of the newest of which it has its part, and 1 while it writes one.
-CHECKPOINT_STEP, CHECKPOINT_AT_S, CHECKPOINT_WRITING = (
-    "checkpoint_step",
-    "checkpoint_at_s",
-    "checkpoint_under_way",
-)
+CHECKPOINT_STEP, CHECKPOINT_AT_S = "checkpoint_step", "checkpoint_at_s"
+CHECKPOINT_WRITING = "checkpoint_under_way"
 
 
 @dataclass(slots=True)
@@ -82,9 +79,8 @@ class ClusterMonitor:
     links: dict[Link, LinkRecord] = field(default_factory=dict)
     events: deque[Notice] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     keyring: Keyring | None = None  # Of this node; read only.
-    endings: dict[str, tuple[int, str]] = field(
-        default_factory=dict
-    )  # Of the view: the life, and what it said.
+    # Of the view: the life, and what it said.
+    endings: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def entered(self, view: View) -> None:
         """A new view is active; who is no longer in it has left, unless a notice says otherwise."""

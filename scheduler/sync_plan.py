@@ -11,6 +11,7 @@ import networkx as nx
 import numpy as np
 
 from ..protocols.errors import ConfigError, PlanInfeasible
+from ..protocols.messages import link
 from .sync_time import SyncTime
 from .tree_packing import pack
 from .trees import MAX_TREES, SpanningTree, measured, throughput_bps, validate
@@ -65,7 +66,7 @@ def best_single_tree(graph: nx.Graph) -> list[SpanningTree]:
     """
     overlay = measured(graph)
     links = nx.maximum_spanning_edges(overlay, weight="rate_bps")
-    bottleneck_bps = min((link["rate_bps"] for *_, link in links), default=0.0)
+    bottleneck_bps = min((data["rate_bps"] for *_, data in links), default=0.0)
     fast = _Paths(_links_from(overlay, bottleneck_bps), "hop_s")
     return [fast.tree(root, 1.0) for root in fast.centres(1)]
 
@@ -213,9 +214,9 @@ def repair_links(
             raise PlanInfeasible(f"link {u!r} - {v!r}: expected two of {list(overlay)!r}")
         overlay.add_edge(u, v)
     added = []
-    while link := _joining_link(overlay, impossible) or _degree_link(overlay, min_degree, impossible):
-        overlay.add_edge(*link)
-        added.append(link)
+    while new := _joining_link(overlay, impossible) or _degree_link(overlay, min_degree, impossible):
+        overlay.add_edge(*new)
+        added.append(new)
     return added
 
 
@@ -235,7 +236,7 @@ def _links_from(overlay: nx.Graph, rate_bps: float) -> nx.Graph:
     """The overlay's nodes with those of its links that are no slower than `rate_bps`."""
     fast = nx.Graph()
     fast.add_nodes_from(overlay)
-    fast.add_edges_from(link for link in overlay.edges(data=True) if link[2]["rate_bps"] >= rate_bps)
+    fast.add_edges_from(each for each in overlay.edges(data=True) if each[2]["rate_bps"] >= rate_bps)
     return fast
 
 
@@ -342,7 +343,7 @@ def _fastest_cycle(overlay: nx.Graph) -> list[str]:
 def _hamiltonian_cycle(overlay: nx.Graph) -> list[str] | None:
     """Depth first, nodes with the fewest ways on first; None if not found in `MAX_RING_STEPS`."""
     if len(overlay) <= 2:
-        return list(overlay)  # One link at most, and `_overlay` has seen that it is there.
+        return list(overlay)  # One link at most; `measured` has seen that it is there.
     if not nx.is_biconnected(overlay):
         return None  # Some node is the only way between two others; saves most of the hopeless searches.
     start = next(iter(overlay))
@@ -376,8 +377,8 @@ def _joining_link(overlay: nx.Graph, impossible: Container[tuple[str, str]]) -> 
     lowest = sorted(overlay, key=lambda node: (overlay.degree(node), node))
     for node in lowest if len(set(part.values())) > 1 else ():
         for other in lowest:
-            if part[other] != part[node] and _sorted_pair(node, other) not in impossible:
-                return _sorted_pair(node, other)
+            if part[other] != part[node] and link(node, other) not in impossible:
+                return link(node, other)
     return None
 
 
@@ -390,10 +391,6 @@ def _degree_link(
             return None
         others = sorted((overlay.degree(other), other) for other in nx.non_neighbors(overlay, node))
         for _, other in others:
-            if _sorted_pair(node, other) not in impossible:
-                return _sorted_pair(node, other)
+            if link(node, other) not in impossible:
+                return link(node, other)
     return None
-
-
-def _sorted_pair(u: str, v: str) -> tuple[str, str]:
-    return (u, v) if u < v else (v, u)

@@ -9,7 +9,7 @@ import msgspec
 import networkx as nx
 
 from ..protocols.errors import PlanInfeasible
-from ..protocols.messages import Electorate, Entering, Link, Member, Tree, View, link
+from ..protocols.messages import Entering, Link, Member, Tree, View, link
 from . import sync_plan
 from .trees import SpanningTree, validate
 
@@ -186,11 +186,6 @@ def with_trees(
         trees = sync_plan.attach_leaf(trees, observer, hosts)
     wire = tuple(Tree(root=tree.root, parent=dict(tree.parent), share=tree.share) for tree in trees)
     return msgspec.structs.replace(view, trees=wire, bundle=bundle)
-
-
-def electorate(view: View) -> Electorate:
-    """Who votes in `view`."""
-    return Electorate(key=view.key, members=view.voter_ids)
 
 
 def parts(nodes: Set[str], links: Iterable[Link]) -> list[set[str]]:

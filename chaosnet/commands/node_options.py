@@ -12,7 +12,6 @@ from ..options import PeerName, PeerNames, Switch
 from ..settings_table import SETTINGS, Setting
 
 Command = Callable[..., None]
-ON_THE_COMMAND_LINE = tuple(setting for setting in SETTINGS.values() if setting.option)
 
 
 def help_of(setting: Setting) -> str:
@@ -40,7 +39,7 @@ def option_of(setting: Setting, **how: Any) -> Callable[[Command], Command]:
 
 def node_options(command: Command) -> Command:
     """Adds an option for each setting that has one."""
-    return _with(command, map(option_of, ON_THE_COMMAND_LINE))
+    return node_options_but()(command)
 
 
 def keyed(command: Command) -> Command:
@@ -55,7 +54,7 @@ def keyed(command: Command) -> Command:
 
 def node_options_but(*names: str) -> Callable[[Command], Command]:
     """Adds an option for each setting that has one, but for these."""
-    settings = [each for each in ON_THE_COMMAND_LINE if each.name not in names]
+    settings = [each for each in SETTINGS.values() if each.option and each.name not in names]
     return lambda command: _with(command, map(option_of, settings))
 
 

@@ -49,16 +49,17 @@ def check_together(given: Mapping[str, Any]) -> None:
     """Raises: click.BadOptionUsage for options that make no sense together."""
     links, neighbors, join = given["links"], given["neighbors"], given["join"]
     resumes = given["resume"] or given["resume_from"] is not None
+    folder = given["directory"] or os.environ.get("CHAOSNET_CHECKPOINT_DIR")
     if links and neighbors is not None:
         raise click.BadOptionUsage(
             "--link", f"{links[0]!r} beside --neighbors {neighbors} (expected one of them)"
         )
-    if resumes and not (given["directory"] or os.environ.get("CHAOSNET_CHECKPOINT_DIR")):
+    if resumes and not folder:
         raise click.BadOptionUsage(
             "--resume" if given["resume"] else "--resume-from",
             "without --checkpoint-dir (expected the folder to resume from)",
         )
-    if given["every"] is not None and not (given["directory"] or os.environ.get("CHAOSNET_CHECKPOINT_DIR")):
+    if given["every"] is not None and not folder:
         raise click.BadOptionUsage("--every", "without --checkpoint-dir (expected the folder to write to)")
     if links and not (join or given["cluster_name"]):
         raise click.BadOptionUsage(

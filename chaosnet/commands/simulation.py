@@ -32,10 +32,10 @@ def run_seeds(
     schedules: int,
     nodes: tuple[int, int],
     report: Path | None,
-    hard: bool = False,
-    rates: bool = False,
-    tensors: bool = False,
-    parts: bool = False,
+    hard: bool,
+    rates: bool,
+    tensors: bool,
+    parts: bool,
 ) -> None:
     """Run seeds first, first + 1, ... on all cores; tell what they did. Raises: SimulationFailed."""
     started_s, tell = time.monotonic(), _Teller()
@@ -125,10 +125,10 @@ def replay_seed(
     seed: int,
     nodes: tuple[int, int],
     trace: Path | None,
-    hard: bool = False,
-    rates: bool = False,
-    tensors: bool = False,
-    parts: bool = False,
+    hard: bool,
+    rates: bool,
+    tensors: bool,
+    parts: bool,
 ) -> None:
     """Run one seed and tell, or write, its story. Raises: SimulationFailed."""
     life = RandomRun(seed, trace is not None, nodes, hard, rates, tensors, parts)

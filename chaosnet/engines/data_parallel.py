@@ -17,7 +17,7 @@ from ..evaluation import Evaluation, average
 from ..guard import Guard
 from ..lr_schedule import LRSchedule
 from ..means import Means
-from ..named_updates import named, parameter_count, trained_by
+from ..named_updates import named, trained_by
 from ..node.flat_state import Arrival
 from ..node.generators import get_generators, set_generators
 from ..node.gradients import Gradients
@@ -263,7 +263,7 @@ class DataParallel:
         finished = self.gradients.finish(weight)
         if weight > 0:
             self.rules.contributed()
-        self.named.watch(finished.present, parameter_count(self.gradients))
+        self.named.watch(finished.present, self.gradients.parameter_count)
         if finished.retracted:
             text = f"{self.session.name} changed gradients that were on their way"
             self.session.post(Retracted(weight, text))

@@ -88,9 +88,7 @@ class GlobalBatches:
     def samples(self) -> list[int]:
         """How many each micro-batch of the step has: fewer, or none, at the end of an epoch."""
         left = len(self._positions())
-        return [
-            min(max(left - at, 0), self.micro_batch) for at in range(0, self.batch, self.micro_batch)
-        ]  # fmt: skip
+        return [min(max(left - at, 0), self.micro_batch) for at in range(0, self.batch, self.micro_batch)]
 
     def _positions(self, number: int | None = None) -> list[int]:
         """Of the epoch, those that the step takes; or a micro-batch of it."""

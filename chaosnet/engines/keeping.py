@@ -31,7 +31,7 @@ from ..scheduler.elastic.keeping import (
     lost_groups,
     moves,
     who_computes,
-)  # fmt: skip
+)
 from ..scheduler.elastic.running import Running
 from . import tensor_bytes
 from .state_parts import StateParts

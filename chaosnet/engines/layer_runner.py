@@ -163,9 +163,8 @@ class _Attempt:
         self.runner, self.batches, self.mailbox, self.timed = runner, batches, mailbox, timed
         self.key, self.step, self.seed, self.lines = key, step, seed, lines
         self.done = Done()
-        self.kept: dict[
-            tuple[int, int], tuple[Value, Value]
-        ] = {}  # By micro-batch and layer: what went in, and out.
+        # By micro-batch and layer: what went in, and out.
+        self.kept: dict[tuple[int, int], tuple[Value, Value]] = {}
         self.here: dict[tuple[str, int, int], Value] = {}  # By way, micro-batch and layer that it enters.
         self.targets: dict[int, Any] = {}
         forwards = [line for line in lines if line.op is Op.FORWARD]

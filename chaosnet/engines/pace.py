@@ -30,9 +30,8 @@ class Pace:
         sizes = [1 + sum(p.numel() for p in layer.parameters()) // 1000 for layer in layers]
         self.costs_us: tuple[tuple[int, int], ...] = tuple((size, 2 * size) for size in sizes)
         self.speeds: dict[str, float] = {}
-        self._idle: dict[
-            str, int
-        ] = {}  # Who was slow, and for how many measurements it has had nothing to do.
+        # Who was slow, and for how many measurements it has had nothing to do.
+        self._idle: dict[str, int] = {}
         self._seen: dict[str, float] = {}  # In the last measurement: a speed counts when two in a row agree.
 
     def tells(self, round: int) -> bool:

@@ -283,9 +283,8 @@ class Pipelines:
             if laid is not None and all(each.cuts[-1] == len(self.layers) for each in laid.pipelines):
                 self._laid = laid  # Else it is of a model that was cut into other layers.
             self._goal, self.wishes.agreed = own["goal"], own["wished"]
-        if self.keeping is not None and not self.keeping.parts.are_in(
-            arrival.manifest
-        ):  # It is no checkpoint.
+        # It is no checkpoint.
+        if self.keeping is not None and not self.keeping.parts.are_in(arrival.manifest):
             self.keeping.from_plain(runtime["keeping"])
         self.agreement.forget()
         self._loaded = StateLoaded(self.round, self.step, arrival.manifest.total_bytes)
@@ -394,9 +393,9 @@ class Pipelines:
         """
         if self.evaluation.size and not self.evaluation.under_way:
             return True
-        again, self._tried = self._tried == self.round, self.round
-        session = self.session
-        return again and bool(session.loop.ask(lambda: session.loop.agent.strikes.open))
+        self._tried = self.round
+        loop = self.session.loop
+        return self._torn and bool(loop.ask(lambda: loop.agent.strikes.open))
 
     def _layers_done(self, layers: list[int]) -> None:
         for chunks, weight in self.sums.finish(layers):
@@ -557,7 +556,7 @@ class Pipelines:
     def _judge(self, outcome: StepOutcome) -> None:
         verdict = self.agreement.judge(
             outcome.commit.total, self.step - 1, [name for name, _ in outcome.deal]
-        )  # fmt: skip
+        )
         if verdict is not None:
             self.session.counters["replicas_differ"] += 1
             raise ReplicasDiffer(verdict.sentence)

@@ -57,9 +57,8 @@ class StateParts:
         self._meta = {parameter: torch.empty_like(parameter, device="meta") for parameter in self.parameters}
         self._known: dict[tuple[object, ...], Held] = {}  # What the optimizer keeps of a parameter, likewise.
         self._here: set[nn.Parameter] = set(self.parameters)  # Have values, those after the last step.
-        self._room: dict[
-            nn.Parameter, torch.Tensor
-        ] = {}  # Memory of others that is likely to be needed again.
+        # Memory of others that is likely to be needed again.
+        self._room: dict[nn.Parameter, torch.Tensor] = {}
         self._has_state = set(self.held)  # Groups of whose optimizer's state something is here.
 
     # --- what there is ---

@@ -61,9 +61,8 @@ class StepCosts:
         self.layers = layers
         self.out_bytes = [0] * layers
         self.rates_mbit: dict[Pair, int] = {}
-        self._timed: set[Pair] = (
-            set()
-        )  # Of these, what was timed as it was sent: that tells more than a probe.
+        # Of these, what was timed as it was sent: that tells more than a probe.
+        self._timed: set[Pair] = set()
         self.delays_us: dict[Pair, int] = {}
         self._steps_us: list[int] = []
         self._rests_us: list[int] = []

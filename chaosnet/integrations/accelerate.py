@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from ..trainer import Trainer
-from .dealt import RULES, DealtLoader, ToldSchedule, check_indexed, check_settings, refuse, samples_a_step
+from .dealt import DealtLoader, ToldSchedule, check_indexed, refuse, samples_a_step, settings_and_rules
 
 
 class Accelerator(accelerate.Accelerator):
@@ -39,10 +39,8 @@ class Accelerator(accelerate.Accelerator):
     """
 
     def __init__(self, *args: Any, chaosnet: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        settings = dict(chaosnet or {})
-        check_settings("chaosnet", settings, {"updates": "none, as there is one optimizer"})
-        self.rules = {name: settings.pop(name) for name in RULES if name in settings}
-        self._settings = settings
+        elsewhere = {"updates": "none, as there is one optimizer"}
+        self._settings, self.rules = settings_and_rules("chaosnet", chaosnet or {}, elsewhere)
         self.cluster: Trainer | None = None
         self._loader: _Loader | None = None
         super().__init__(*args, **kwargs)

@@ -26,17 +26,22 @@ def refuse(whose: str, what: str, value: Any, expected: str) -> NoReturn:
     raise ConfigError(f"{whose}: {what} is {value!r:.80} (expected {expected})")
 
 
-def check_settings(whose: str, given: Mapping[str, Any], elsewhere: Mapping[str, str]) -> None:
-    """Raises: ConfigError for what chaosnet's Trainer does not know, or the framework has.
+def settings_and_rules(
+    whose: str, given: Mapping[str, Any], elsewhere: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of `Trainer`, and those of its `batches`.
 
     Args:
         elsewhere: What to write instead, by setting.
+    Raises: ConfigError for what chaosnet's Trainer does not know, or the framework has.
     """
     for name, value in given.items():
         if name in elsewhere:
             refuse(whose, name, value, elsewhere[name])
         if name not in SETTINGS:
             refuse(whose, name, value, f"one of {', '.join(sorted(SETTINGS - set(elsewhere)))}")
+    rules = {name: given[name] for name in RULES if name in given}
+    return {name: value for name, value in given.items() if name not in rules}, rules
 
 
 def check_indexed(whose: str, what: str, loader: DataLoader[Any]) -> None:

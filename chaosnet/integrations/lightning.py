@@ -29,14 +29,13 @@ from torch.utils.data import DataLoader
 
 from ..trainer import Trainer
 from .dealt import (
-    RULES,
     CommonEnd,
     DealtLoader,
     ToldSchedule,
     check_indexed,
-    check_settings,
     refuse,
     samples_a_step,
+    settings_and_rules,
 )
 
 ELSEWHERE = {
@@ -69,9 +68,7 @@ class ChaosnetStrategy(SingleDeviceStrategy):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
-        check_settings("ChaosnetStrategy", settings, ELSEWHERE)
-        self._rules = {name: settings.pop(name) for name in RULES if name in settings}
-        self._settings = settings
+        self._settings, self._rules = settings_and_rules("ChaosnetStrategy", settings, ELSEWHERE)
         self.cluster: Trainer | None = None
         self._batches: _Batches | None = None  # While it trains.
         self._end = CommonEnd()

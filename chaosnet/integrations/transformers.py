@@ -20,7 +20,7 @@ import transformers as theirs
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..trainer import Trainer as ClusterTrainer
-from .dealt import RULES, CommonEnd, DealtLoader, ToldSchedule, check_settings, refuse, samples_a_step
+from .dealt import CommonEnd, DealtLoader, ToldSchedule, refuse, samples_a_step, settings_and_rules
 
 ELSEWHERE = {
     "max_grad_norm": "TrainingArguments(max_grad_norm=...), to which the cluster's mean is clipped here",
@@ -42,8 +42,7 @@ class ChaosnetMixin(Base):
     """
 
     def __init__(self, *args: Any, chaosnet: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        self._settings = dict(chaosnet or {})
-        check_settings("chaosnet", self._settings, ELSEWHERE)
+        self._settings, self._rules = settings_and_rules("chaosnet", chaosnet or {}, ELSEWHERE)
         self.cluster: ClusterTrainer | None = None
         self._run: _Run | None = None  # While it trains.
         self._was_main = True  # Before this node was a member, and when it left.
@@ -52,7 +51,7 @@ class ChaosnetMixin(Base):
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As ever. This node joins when its first batch is due, and leaves at the end."""
         check_arguments(self, resume_from_checkpoint, trial)
-        self._run = _Run(self, dict(self._settings))
+        self._run = _Run(self, dict(self._settings), self._rules)
         self.callback_handler.callbacks.insert(0, self._run)  # What it tells, the others are to see.
         error: BaseException | None = None
         try:
@@ -141,9 +140,8 @@ class _Run(theirs.TrainerCallback):
         common_end: When all stop.
     """
 
-    def __init__(self, trainer: Any, settings: dict[str, Any]) -> None:
-        self._trainer, self._settings = trainer, settings
-        self._rules = {name: settings.pop(name) for name in RULES if name in settings}
+    def __init__(self, trainer: Any, settings: dict[str, Any], rules: dict[str, Any]) -> None:
+        self._trainer, self._settings, self._rules = trainer, settings, rules
         self.dealt: DealtLoader | None = None
         self.common_end = CommonEnd()
         self.loss: Any = 0.0

@@ -24,21 +24,13 @@ from .fields import (
     EVERYONE,
     FASTEST,
     MAX_NODES,
-    MAX_REASON,
     PROTOCOL_VERSION,
-    Address,
     Addresses,
-    Bundle,
     Bytes,
-    Count,
     Id,
-    ItemText,
     Link,
     Message,
-    Positive,
     Range,
-    Real,
-    Text,
     ViewKey,
     link,
 )
@@ -50,7 +42,7 @@ from .joins import (
     ScaleOutRefused,
     ScaleOutRequest,
 )
-from .keys import MAX_KEYS, Introduction, Key, KeyCommand, KeyringNews
+from .keys import MAX_KEYS, Introduction, KeyCommand, KeyringNews
 from .links import (
     Bye,
     ConnectLinkRequest,

@@ -20,9 +20,8 @@ class Hello(Message, frozen=True, kw_only=True):
     cluster: Annotated[str, Meta(max_length=64)] = ""
     client: bool = False
     check: bool = False  # Only to see who answers here: no link follows.
-    machine: Annotated[str, Meta(max_length=64)] = (
-        ""  # Equal on one machine (and in one network namespace) only.
-    )
+    # Equal on one machine (and in one network namespace) only.
+    machine: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Bye(Message, frozen=True, kw_only=True):

@@ -105,6 +105,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True, tag=True):
         new = {joining.node for joining in self.joining}
         return tuple(member.id for member in self.members if member.id not in new)
 
+    @property
+    def electorate(self) -> Electorate:
+        return Electorate(key=self.key, members=self.voter_ids)
+
     @cached_property
     def node_ids(self) -> tuple[str, ...]:
         return self.member_ids + self.observer_ids

@@ -30,19 +30,11 @@ from .sync_rounds import Bucket
 class ProfiledCosts:
     """Costs of a profiled model on a cluster.
 
-    Args:
-        weight_share: of a backward, what the gradients of weights take; half, as both parts are one product
-        each.
-        overlap: the part of a transfer hidden behind computation, 0 to 1 (sigma of ElasWave, Eq. 1, for
-        transfers
-            that are shorter than it).
-        step_s: one STEP, wherever.
+    A transfer hides behind no computation. `step_s`: one STEP, wherever.
     """
 
     profile: Profile
     cluster: Cluster
-    weight_share: float = 0.5
-    overlap: float = 0.0
     step_s: float = 0.0
 
     def compute_s(self, worker: str, op: Op, start: int, stop: int, samples: int) -> float:
@@ -52,12 +44,12 @@ class ProfiledCosts:
         elif op is Op.BACKWARD:
             took_s = backward_s
         else:
-            took_s = backward_s * (self.weight_share if op is Op.BACKWARD_WEIGHT else 1 - self.weight_share)
+            took_s = backward_s / 2  # Of weights, or of inputs: one product each.
         return took_s / self.cluster.workers[worker].speed
 
     def transfer_s(self, source: str, to: str, boundary: int, samples: int) -> float:
         size_bytes = samples * self.profile.boundary_bytes(boundary)
-        return (1 - self.overlap) * self.cluster.transfer_s(source, to, size_bytes) if size_bytes else 0.0
+        return self.cluster.transfer_s(source, to, size_bytes) if size_bytes else 0.0
 
     def reduce_s(self, bucket: Bucket) -> float:
         """A ring's all-reduce: each holder sends and receives 2 (D - 1) / D of the gradients, at the slowest link."""
@@ -97,7 +89,7 @@ def time_program(
 
     Args:
         begins_s: by worker, when it may begin, if not at 0: with ReCycle's staggered optimizer, the end of
-        its last step.
+            its last step.
     Raises: PlanInfeasible if a worker waits for what nobody sends, which no compiled plan does.
     """
     return _Execution(program, costs, begins_s or {}).run()

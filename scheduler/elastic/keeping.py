@@ -17,9 +17,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-Table = tuple[
-    tuple[str, ...], ...
-]  # By group: its keepers. The first tells the others of its summed gradient.
+# By group: its keepers. The first tells the others of its summed gradient.
+Table = tuple[tuple[str, ...], ...]
 
 Rate = Callable[[str, str], int]
 """Of what goes from one member to another: the same on all members; > 0."""

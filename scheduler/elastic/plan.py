@@ -180,8 +180,8 @@ def without(
     """The same layout after a loss: what passed through a lost worker passes through peers that hold its layers.
 
     Args:
-        resize: False: whole micro-batches go to the peers in turn (data rerouting: ReCycle; Chameleon, Sec.
-        IV-A);
+        resize: False: whole micro-batches go to the peers in turn (data rerouting: ReCycle; Chameleon,
+            Sec. IV-A);
             True: each is cut up among the peers, who add the parts to their own (ElasWave, Sec. 4.1). Where
             its samples cannot be cut evenly, the larger parts go around.
     Raises: PlanInfeasible if nobody is left that holds a layer.
@@ -210,8 +210,8 @@ def _ways(placement: Mapping[str, range], lost: Hop) -> list[Route]:
         if held.start <= lost.start and lost.stop <= held.stop
     ]
     exact = [way for way in covering if placement[way[0].worker] == range(lost.start, lost.stop)]
-    if exact or covering:
-        return exact or covering
+    if found := exact or covering:
+        return found
     way: list[Hop] = []
     at = lost.start
     while at < lost.stop:

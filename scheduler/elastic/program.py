@@ -184,9 +184,8 @@ class _Schedule:
         self.busy: set[str] = set()
         self.in_flight = dict.fromkeys(self.visits, 0)
         self.begun = dict.fromkeys(self.visits, 0)  # Forwards, in the order of turns.
-        self.went_back: set[str] = (
-            set()
-        )  # Workers that did a backward last, not counting parts nobody waits for.
+        # Workers that did a backward last, not counting parts nobody waits for.
+        self.went_back: set[str] = set()
         # Ready, as heaps of numbers.
         self.backwards: dict[str, list[int]] = {worker: [] for worker in self.visits}
         self.weights: dict[str, list[int]] = {worker: [] for worker in self.visits}

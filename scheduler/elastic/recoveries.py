@@ -121,6 +121,11 @@ FAMILIES = (
     "stay", "fill", "reroute", "resize", "layers", "clocks", "shrink", "layout", "drop", "checkpoint",
 )  # fmt: skip
 
+MOST_STAGES = 16  # Of a pipeline of a layout (Chameleon's R_pp).
+SPREAD = 2  # Layouts have as many pipelines as there were, give or take so many (R_dp; Chameleon, Sec. IV-A).
+# Of a plan; the last three are what ReCycle adds.
+EXECUTIONS = (Execution(), Execution(True), Execution(True, 1), Execution(True, 2))
+
 NEW_PIPELINES = ("shrink", "layout")
 """Families whose pipelines may differ: `clocks` is proposed on top of them, too, beyond ElasWave."""
 
@@ -130,10 +135,7 @@ class Recoveries:
 
     Args:
         families: those to propose, of `FAMILIES`.
-        stages: R_pp of layouts: the fewest and the most stages of a pipeline.
-        spread: R_dp: layouts have as many pipelines as there were, give or take so many (Chameleon, Sec. IV-A: 2).
         most_clock: how far a clock can be raised (ElasWave: 1650 / 1400 MHz).
-        estimator: default: one with what ReCycle adds among its ways to execute a plan.
     """
 
     def __init__(
@@ -142,17 +144,12 @@ class Recoveries:
         cluster: Cluster,
         overheads: Overheads | None = None,
         families: Sequence[str] = FAMILIES,
-        stages: tuple[int, int] = (1, 16),
-        spread: int = 2,
         most_clock: float = 1650 / 1400,
-        estimator: Estimator | None = None,
     ) -> None:
         check(profile)
         self.profile, self.cluster, self.families = profile, cluster, tuple(families)
         self.overheads, self.most_clock = overheads or Overheads(), most_clock
-        self.stages, self.spread = stages, spread
-        executions = (Execution(), Execution(True), Execution(True, 1), Execution(True, 2))
-        self.estimator = estimator or Estimator(ProfiledCosts(profile, cluster), executions=executions)
+        self.estimator = Estimator(ProfiledCosts(profile, cluster), executions=EXECUTIONS)
         self._times_by: dict[tuple[int, float], PipelineTimes] = {}
         self._group_times: dict[tuple[object, ...], float] = {}
         self._sum_times: dict[tuple[Group, ...], float] = {}
@@ -266,15 +263,12 @@ class Recoveries:
         """
         workers, before, total = len(state.held), len(state.pipelines), sum(state.counts)
         times, lengths = self._times(state), self._lengths(workers)
-        near = before + self.spread + len(state.idle) // lengths[0]
+        near = before + SPREAD + len(state.idle)
         found: list[Layout] = []
-        refused = PlanInfeasible(f"workers: {workers} (expected at least {lengths[0]})")
+        refused = PlanInfeasible(f"workers: {workers} (expected at least 1)")
         alike = [([min(workers // length, total)], [length]) for length in lengths]
         for counts, stages in [
-            *(
-                ([count], lengths)
-                for count in range(max(1, before - self.spread - len(state.lost)), near + 1)
-            ),
+            *(([count], lengths) for count in range(max(1, before - SPREAD - len(state.lost)), near + 1)),
             *alike,
         ]:
             try:
@@ -286,9 +280,8 @@ class Recoveries:
         return found
 
     def _lengths(self, workers: int) -> range:
-        """R_pp, as far as there are workers and layers."""
-        fewest, most = self.stages
-        return range(fewest, max(fewest, min(most, len(self.profile.layers), workers)) + 1)
+        """Of pipelines, as far as there are workers and layers."""
+        return range(1, max(1, min(MOST_STAGES, len(self.profile.layers), workers)) + 1)
 
     def _times(self, state: State) -> PipelineTimes:
         memory_bytes = min(self.cluster.workers[worker].memory_bytes for worker in state.held)

@@ -193,9 +193,8 @@ def choose(members: Sequence[str], facts: Facts, before: Laid | None = None) -> 
     if not found:
         raise PlanInfeasible("; ".join(dict.fromkeys(reasons)))
     if any(each.why == "layout" and suits(each.laid, facts.wish) for each in found):
-        found = [
-            each for each in found if suits(each.laid, facts.wish)
-        ]  # Also if it is slower: it was asked for.
+        # Also if it is slower: it was asked for.
+        found = [each for each in found if suits(each.laid, facts.wish)]
     best = min(found, key=lambda each: each.predicted_us)
     stays = [each for each in found if each.why == "stay" and suits(each.laid, facts.wish)]
     if stays and best.predicted_us > WORTH * stays[0].predicted_us and not _newcomers(members, stays[0]):

@@ -269,7 +269,7 @@ class Sockets:
     async def _until_quiet(self, served, heard):
         """All that was sent has been heard or dropped."""
         before = None
-        while before != (now := (heard.items, served.stats()["foreign"])):
+        while before != (now := (heard.items, served.foreign.by_place.total())):
             before = now
             await asyncio.sleep(0.03)
 

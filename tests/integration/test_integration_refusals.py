@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from chaosnet import ConfigError, extras
-from chaosnet.integrations.dealt import check_settings, samples_a_step
+from chaosnet.integrations.dealt import samples_a_step, settings_and_rules
 
 pytestmark = [pytest.mark.realtime, pytest.mark.slow]  # They import the frameworks.
 
@@ -312,10 +312,13 @@ def test_accelerate_a_schedule_that_is_stepped_by_epochs():
 
 def test_settings_that_the_framework_has_or_nobody_has():
     with pytest.raises(ConfigError, match=r"^chaosnet: updates is 3 \(expected none\)$"):
-        check_settings("chaosnet", {"updates": 3}, {"updates": "none"})
+        settings_and_rules("chaosnet", {"updates": 3}, {"updates": "none"})
     with pytest.raises(ConfigError, match=r"chaosnet: model is 1 \(expected one of after_step, .*summary\)$"):
-        check_settings("chaosnet", {"model": 1}, {"updates": "none"})
-    check_settings("chaosnet", {"global_batch": 64, "seed": 1}, {})
+        settings_and_rules("chaosnet", {"model": 1}, {"updates": "none"})
+    assert settings_and_rules("chaosnet", {"global_batch": 64, "seed": 1}, {}) == (
+        {"seed": 1},
+        {"global_batch": 64},
+    )
 
 
 @pytest.mark.parametrize(

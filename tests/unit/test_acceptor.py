@@ -69,7 +69,7 @@ def test_a_link_whose_dialer_has_gone_before_our_answer_is_never_opened(gone, an
     """It was buried and then opened. If both connections had gone, nothing told of its end: a peer for ever."""
     heard, router = Heard(), Router([each.encode() for each in gone])
     sockets = SimpleNamespace(door=Door(keyed=False), read_monitor=lambda port: None, shut=lambda *_: None)
-    us = Identity("a", "", client=False, keys=None, keyring=None)
+    us = Identity("a", client=False, keys=None, keyring=None)
     links = Links(us, heard, sockets, heard)
     acceptor = Acceptor(us, heard, sockets, links, Foreign(heard, heard))
     port = Port(router, router, 0, None)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from chaosnet.errors import MalformedMessage, VersionMismatch
 from chaosnet.protocols import messages as m
-from chaosnet.protocols.codec import MAGIC, MAX_FRAME_BYTES, decode, encode
+from chaosnet.protocols.codec import MAGIC, MAX_MESSAGE_BYTES, decode, encode
 
 WIRE = Path(__file__).parent.parent / "traces" / "wire"
 REWRITE = os.environ.get("CHAOSNET_REWRITE_TRACES") == "1"
@@ -213,7 +213,7 @@ def test_foreign_frames_are_malformed(frame):
 
 def test_a_frame_that_is_too_large_is_not_even_parsed():
     with pytest.raises(MalformedMessage, match="at most"):
-        decode(bytes(MAX_FRAME_BYTES + 1))
+        decode(bytes(MAX_MESSAGE_BYTES + 1))
 
 
 def tampered(message, **fields):
