@@ -15,6 +15,7 @@ import xxhash
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..layer_builds import nothing_like
 from ..node.flat_state import Manifest, as_bytes
 from ..node.state_window import EVERY, Reading
 from ..protocols.errors import ConfigError
@@ -34,6 +35,7 @@ class StateParts:
 
     Args:
         names: Of the groups, for people. `arithmetic`: of what kind the numbers are (`arithmetic_of`).
+        unbuilt: Parameters that are not here yet, and how they lie once they are (`LayerBuilds.shapes`).
     Attributes:
         held: Groups of which all is here, as of the last step.
         sizes: Of each group's parameters, in bytes.
@@ -43,10 +45,11 @@ class StateParts:
 
     def __init__(
         self, model: nn.Module, groups: Sequence[Sequence[nn.Parameter]], optimizer: torch.optim.Optimizer,
-        names: Sequence[str] = (), arithmetic: str = "",
+        names: Sequence[str] = (), arithmetic: str = "", unbuilt: Mapping[nn.Parameter, torch.Tensor] | None = None,
     ) -> None:  # fmt: skip
+        unbuilt = unbuilt or {}
         self.groups, self.optimizer, self.names, self.arithmetic = groups, optimizer, names, arithmetic
-        self.held = set(range(len(groups)))
+        self.held = {number for number, group in enumerate(groups) if unbuilt.keys().isdisjoint(group)}
         self.sizes = [sum(parameter.nbytes for parameter in group) for group in groups]
         self.parameters = [parameter for group in groups for parameter in group]
         self.group_of = {parameter: number for number, group in enumerate(groups) for parameter in group}
@@ -54,9 +57,12 @@ class StateParts:
         self._numbers = {parameter: number for number, parameter in enumerate(self.parameters)}
         self.stepped = self._with_state()
         # As they are where they are whole; no values.
-        self._meta = {parameter: torch.empty_like(parameter, device="meta") for parameter in self.parameters}
+        self._meta = {
+            p: unbuilt[p] if p in unbuilt else torch.empty_like(p, device="meta") for p in self.parameters
+        }
         self._known: dict[tuple[object, ...], Held] = {}  # What the optimizer keeps of a parameter, likewise.
-        self._here: set[nn.Parameter] = set(self.parameters)  # Have values, those after the last step.
+        # Have values, those after the last step.
+        self._here: set[nn.Parameter] = {*self.parameters} - unbuilt.keys()
         self._room: dict[
             nn.Parameter, torch.Tensor
         ] = {}  # Memory of others that is likely to be needed again.
@@ -122,6 +128,10 @@ class StateParts:
         device = _device(parameter, known[key])
         self.optimizer.state[parameter][key] = torch.empty_like(known[key], device=device).copy_(tensor)
 
+    def has(self, group: int) -> bool:
+        """Are its parameters here, as of the last step?"""
+        return self._here.issuperset(self.groups[group])
+
     def brought(self, group: int) -> None:
         """All of its slots are here."""
         self.held.add(group)
@@ -137,7 +147,7 @@ class StateParts:
             for parameter in group:
                 if parameter in self._here:
                     self._room[parameter] = parameter.data
-                    parameter.data = _nothing(self._meta[parameter], parameter.device)
+                    parameter.data = nothing_like(self._meta[parameter], parameter.device)
                     self._here.discard(parameter)
                 if number not in needed:
                     self._room.pop(parameter, None)
@@ -154,7 +164,7 @@ class StateParts:
         if self._numbers[parameter] in self.stepped:
             known = self._probed(parameter)
             self.optimizer.state[parameter] = {
-                key: _nothing(each, _device(parameter, each)) for key, each in known.items()
+                key: nothing_like(each, _device(parameter, each)) for key, each in known.items()
             }
 
     def numbers(self, parameters: Iterable[nn.Parameter]) -> list[int]:
@@ -281,9 +291,3 @@ class _DrawsNothing(TorchDispatchMode):
 def _device(parameter: nn.Parameter, known: torch.Tensor) -> torch.device:
     """Where the optimizer keeps that: a count of steps may lie elsewhere than its parameter."""
     return parameter.device if known.is_meta else known.device
-
-
-def _nothing(like: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Of the same type and shape, in the memory of one number."""
-    value = float("nan") if like.dtype.is_floating_point else 0
-    return torch.full((1,) * like.dim(), value, dtype=like.dtype, device=device).expand(like.shape)
