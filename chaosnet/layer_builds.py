@@ -106,7 +106,7 @@ class LayerBuilds:
         """Inside, in this thread, modules get parameters without memory. `devices`: where they were to be, by id."""
         thread = threading.get_ident()
 
-        def instead(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        def instead(module: nn.Module, name: str, parameter: nn.Parameter | None) -> Any:
             del module
             if threading.get_ident() != thread or parameter is None or parameter.is_meta:
                 return None

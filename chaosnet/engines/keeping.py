@@ -128,7 +128,7 @@ class Keeping:
             if self.me in dict(each.sources):
                 self._tell(each, key, round)
 
-    def _present(self, members: Sequence[str]) -> Table:
+    def _present(self, members: Collection[str]) -> Table:
         """Who has each group before the step; what anybody can build, all have."""
         if not self.fresh:
             return self.table

@@ -34,7 +34,7 @@ from ..node.outcomes import StepOutcome
 from ..node.plain import decode, encode
 from ..node.session import Offer, Session
 from ..node.training_state import TrainingState
-from ..protocols.errors import CheckpointError, ConfigError, LayersLost, ReplicasDiffer
+from ..protocols.errors import ChaosnetError, CheckpointError, ConfigError, LayersLost, ReplicasDiffer
 from ..protocols.events import KeepersChosen, TensorMade
 from ..protocols.messages import Contribution, Deal, Tensor, View, ViewKey
 from ..randomness import Randomness
@@ -409,8 +409,11 @@ class Pipelines:
         if self.evaluation.size and not self.evaluation.under_way:
             return True
         again, self._tried = self._tried == self.round, self.round
-        session = self.session
-        return again and bool(session.loop.ask(lambda: session.loop.agent.strikes.open))
+        loop = self.session.loop
+        try:
+            return again and bool(loop.ask(lambda: loop.agent.strikes.open))
+        except ChaosnetError:
+            return False  # If the loop has ended, an outcome says how, and the first computation hears of it.
 
     def _layers_done(self, layers: list[int]) -> None:
         for chunks, weight in self.sums.finish(layers):
