@@ -150,7 +150,7 @@ class PipelineSteps:
         self.ran = self._session.rates.pipelines = str(running.laid)
         predicted = self._engine.predicted
         assert predicted is not None
-        more_us = predicted.total_us - running.predicted_us
+        more_us = predicted.usual_us - running.predicted_us
         others = "".join(
             f"; {why} {(us + more_us) / 1000:.1f} ms" for why, us in running.others if why != running.why
         )

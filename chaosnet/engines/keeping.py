@@ -159,7 +159,14 @@ class Keeping:
         """What plans are made of."""
         users = tuple(tuple(sorted(layers)) for layers in self._users)
         before = self._present(members)
-        return PartsKept(users, tuple(self.parts.sizes), before, self.copies, self._staying(members))
+        return PartsKept(
+            users,
+            tuple(self.parts.sizes),
+            before,
+            self.copies,
+            self._staying(members),
+            self.parts.known_bytes(),
+        )
 
     def _staying(self, members: Sequence[str]) -> tuple[str, ...]:
         return tuple(name for name in members if name not in self._leaving) or tuple(members)

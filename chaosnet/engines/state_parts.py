@@ -60,6 +60,7 @@ class StateParts:
         self._meta = {
             p: unbuilt[p] if p in unbuilt else torch.empty_like(p, device="meta") for p in self.parameters
         }
+        self._known_bytes: tuple[int, ...] | None = None  # None: it is to be counted.
         self._known: dict[tuple[object, ...], Held] = {}  # What the optimizer keeps of a parameter, likewise.
         # Have values, those after the last step.
         self._here: set[nn.Parameter] = {*self.parameters} - unbuilt.keys()
@@ -75,6 +76,20 @@ class StateParts:
         """Of the parameters and the optimizer's state that are here, and are as of the last step."""
         state = (each for group in self.held for p in self.groups[group] for each in self._state(p).values())
         return sum(p.nbytes for p in self._here) + sum(each.nbytes for each in state)
+
+    def known_bytes(self) -> tuple[int, ...]:
+        """By group, of what the optimizer knows of its parameters, here or elsewhere."""
+        if self._known_bytes is None:
+            self._known_bytes = tuple(
+                sum(
+                    each.nbytes
+                    for p in group
+                    if self._numbers[p] in self.stepped
+                    for each in self._probed(p).values()
+                )
+                for group in self.groups
+            )
+        return self._known_bytes
 
     def slots(self, group: int, whole: bool) -> list[Slot]:
         """What is sent of it, in order: its parameters, each with what the optimizer knows of it if `whole`."""
@@ -175,6 +190,7 @@ class StateParts:
         """The optimizer has stepped these parameters, where they are kept."""
         for number in {*numbers} - self.stepped:
             self.stepped.add(number)
+            self._known_bytes = None
             parameter = self.parameters[number]
             if self.group_of[parameter] not in self.held:
                 self._forget(parameter)
@@ -183,6 +199,7 @@ class StateParts:
         """Nothing is here, of a state in which these parameters have been stepped."""
         self._known.clear()  # Settings of the optimizer may have come with the rest.
         self.stepped, self._has_state = {*stepped}, set(range(len(self.groups)))
+        self._known_bytes = None
         self.keep(())
 
     @torch.no_grad()
@@ -196,7 +213,7 @@ class StateParts:
         self.held, self._here = set(range(len(self.groups))), set(self.parameters)
         self._has_state = set(self.held)
         self._known.clear()
-        self.stepped = self._with_state()
+        self.stepped, self._known_bytes = self._with_state(), None
 
     def _with_state(self) -> set[int]:
         return {self._numbers[p] for p in self.parameters if self.optimizer.state.get(p)}
