@@ -104,10 +104,7 @@ class PipelineTrainer(ScriptMember):
             quiet, callbacks or Callbacks(), self.name, log_format, SETTINGS["summary"].of(summary)
         )
         remembered = Remembered(self.name, self.settings.listen, teller.say)
-        if not isinstance(stages, int) or stages < 1:
-            raise ConfigError(f"stages: {stages!r} (expected a whole number from 1 on)")
-        if not isinstance(first_members, int) or first_members < 1:
-            raise ConfigError(f"first_members: {first_members!r} (expected a whole number from 1 on)")
+        _check_whole(stages=stages, first_members=first_members)
         told = PipelineSettings(
             loss,
             batch,
@@ -123,8 +120,7 @@ class PipelineTrainer(ScriptMember):
             callbacks,
         )
         self.session = Session(self.settings, hooks(teller, remembered, self._on_ended))
-        to_disk = checkpoint_settings(checkpoints)
-        _check_keepers(keepers, to_disk)
+        _check_keepers(keepers, to_disk := checkpoint_settings(checkpoints))
         self.engine = Pipelines(self.session, model, optimizer, lr_scheduler, told, to_disk)
         self.model = self.engine.model
         page = NodePage(SETTINGS["dashboard"].of(dashboard))
@@ -259,6 +255,12 @@ class PipelineTrainer(ScriptMember):
                 "can be compared after gather(), all of the state in a checkpoint)"
             )
         return self.engine.state.state_hash()
+
+
+def _check_whole(**given: Any) -> None:
+    for name, value in given.items():
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name}: {value!r} (expected a whole number from 1 on)")
 
 
 def _check_keepers(keepers: int | None, to_disk: CheckpointSettings | None) -> None:

@@ -24,6 +24,7 @@ from ..agreement import Agreement
 from ..callbacks import Callbacks, EpochDone, LayersComputed, StateLoaded, StepDone
 from ..checkpointing import Checkpointing
 from ..evaluation import Evaluation, average
+from ..layer_builds import LayerBuilds
 from ..layers import Model, built, device_of, layers_of, made_for
 from ..lr_schedule import LRSchedule
 from ..means import VOID, Means
@@ -119,8 +120,8 @@ class Pipelines:
     ) -> None:
         self.session, self._told = session, told
         self._callbacks = told.callbacks or Callbacks()
-        model, builds = built(model, told.seed, told.keepers is not None)
-        self.model, self.layers = layers_of(model)
+        whole, builds = built(model, told.seed, told.keepers is not None)
+        self.model, self.layers = layers_of(whole)
         self.optimizer, self._device = made_for(optimizer, self.model), device_of(self.model)
         lr_scheduler = made_for(lr_scheduler, self.optimizer)
         self.evaluation, self.means = Evaluation(session.name), Means()
@@ -129,7 +130,7 @@ class Pipelines:
         if told.layout:
             check_wish(told.layout, len(self.layers), self.batches.micro_batches)
         self.schedule = LRSchedule(lr_scheduler, self.optimizer, told.lr_scheduler_every, session.say)
-        terms = self._terms() | {"functions": ranges_of(sorted(builds.functions))}
+        terms = _terms(told, self._device, builds)
         self.state = TrainingState(self.model, self.optimizer, lr_scheduler, None, terms)
         send = _sender(session)
         self.keeping: Keeping | None = None
@@ -142,13 +143,11 @@ class Pipelines:
             self.keeping.await_layer if self.keeping is not None else needs_nothing, self._device,
         )  # fmt: skip
         self.random = Randomness(False, self.state.accelerators())
-        window = self.keeping.parts if self.keeping is not None else None
+        window = None if self.keeping is None else self.keeping.parts
         self.agreement = Agreement(self.state, self, session.name, "stop", window)
         self.pace, self.costs = Pace(self.layers), StepCosts(len(self.layers))
-        self.round = self.step = 0
-        self.samples = 0.0
-        self.wants = 0
-        self._goal = 0  # Epochs that members want to see trained, the most of them. Agreed.
+        self.round = self.step = self.wants = 0
+        self.samples, self._goal = 0.0, 0  # Epochs that members want to see trained: the most. Agreed.
         self.wishes = LayoutWishes(session, told.layout, len(self.layers), self.batches.micro_batches)
         self.running: Running | None = None
         self.predicted: Predicted | None = None
@@ -156,8 +155,7 @@ class Pipelines:
         self.key: ViewKey = (0, 0)  # Of the attempt under way.
         self._tried, self._torn = -1, False  # The round that was last begun, and whether it was begun anew.
         self._step_left = 0  # When the cluster went on without this node.
-        self.deal: Deal = ()
-        self.calling = Calling()
+        self.deal, self.calling = Deal(), Calling()
         self.last: StepDone | None = None
         self._laid: Laid | None = None  # Of the last step that was trained.
         self._planned: tuple[Any, Running] | None = None  # Of what it was made, and what came of it.
@@ -171,30 +169,6 @@ class Pipelines:
             if session.settings.may_found and self.checkpointing.resume(self._load):
                 self._run = secrets.token_hex(8)
         self.copies = StateCopies(self.state, session, self.checkpointing, session.say)
-
-    def _terms(self) -> dict[str, str]:
-        """What all members must have set alike."""
-        told = self._told
-        names = (
-            "batch",
-            "micro_batch",
-            "stages",
-            "layout",
-            "exact",
-            "max_grad_norm",
-            "seed",
-            "lr_scheduler_every",
-            "keepers",
-            "first_members",
-        )
-        terms = {"pipelines": "True"} | {name: str(getattr(told, name)) for name in names}
-        if told.exact:  # What the same numbers may hang on, too.
-            terms |= {
-                "torch": str(torch.__version__),
-                "machine": _machine(self._device),
-                "threads": str(torch.get_num_threads()),
-            }
-        return terms
 
     def agreed(self) -> list[tuple[str, torch.Tensor]]:
         """See `state_window.Averaged`: nothing is averaged beside gradients."""
@@ -584,6 +558,32 @@ class Pipelines:
         """End: with the checkpoint under way, or without it if the cluster went on without this node."""
         if self.checkpointing is not None:
             self.checkpointing.close(abandon)
+
+
+def _terms(told: PipelineSettings, device: torch.device, builds: LayerBuilds) -> dict[str, str]:
+    """What all members must have set alike."""
+    names = (
+        "batch",
+        "micro_batch",
+        "stages",
+        "layout",
+        "exact",
+        "max_grad_norm",
+        "seed",
+        "lr_scheduler_every",
+        "keepers",
+        "first_members",
+    )
+    terms = {"pipelines": "True", "functions": ranges_of(sorted(builds.functions))} | {
+        name: str(getattr(told, name)) for name in names
+    }
+    if told.exact:  # What the same numbers may hang on, too.
+        terms |= {
+            "torch": str(torch.__version__),
+            "machine": _machine(device),
+            "threads": str(torch.get_num_threads()),
+        }
+    return terms
 
 
 def _sender(session: Session) -> Callable[[Tensor, Any], None]:
