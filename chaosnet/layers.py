@@ -3,14 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
+from .layer_builds import Build, LayerBuilds
 from .protocols.errors import ConfigError
 
+Model = nn.Module | Sequence[nn.Module | Build]
 
-def layers_of(model: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, list[nn.Module]]:
+
+def built(model: Model, seed: int, in_parts: bool) -> tuple[Model, LayerBuilds]:
+    """The same with a module for each function that it holds: one without parameters if members keep parts.
+
+    `seed`: of their first values. Raises: ConfigError.
+    """
+    layers = list(model) if isinstance(model, list | tuple) else []
+    functions = {
+        n: each for n, each in enumerate(layers) if not isinstance(each, nn.Module) and callable(each)
+    }
+    builds = LayerBuilds(functions, seed, [each for each in layers if isinstance(each, nn.Module)])
+    if not functions:
+        return model, builds
+    for number in functions:
+        layers[number] = builds.empty(number) if in_parts else builds.full(number)
+    return nn.Sequential(*layers) if all(isinstance(each, nn.Module) for each in layers) else layers, builds
+
+
+def made_for(given: Any, what: Any) -> Any:
+    """What a function gives that a script has in the place of an optimizer, or of an LR scheduler."""
+    is_function = callable(given) and not isinstance(given, type) and not hasattr(given, "state_dict")
+    return given(what) if is_function else given
+
+
+def layers_of(model: Model) -> tuple[nn.Module, list[nn.Module]]:
     """The model as one module, and its layers: children of an nn.Sequential, or what a list holds.
 
     A parameter may be used by several layers.
@@ -25,8 +52,8 @@ def layers_of(model: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, list[n
         whole = nn.ModuleList(layers)
     else:
         raise ConfigError(
-            f"model: {type(model).__name__} (expected an nn.Sequential, or a list of modules, each a layer that "
-            "takes what the one before gives)"
+            f"model: {type(model).__name__} (expected an nn.Sequential, or a list of modules, or of functions that "
+            "build them, each a layer that takes what the one before gives)"
         )
     if not layers:
         raise ConfigError("model: no layers (expected at least one)")

@@ -16,6 +16,8 @@ from .protocols.messages import Contribution
 from .scheduler.elastic.keeping import Table
 from .script_node import ScriptNode
 
+WAIT_S = 0.05
+
 
 class PipelineSteps:
     """What this node does at each step of the cluster. For the thread that trains.
@@ -33,6 +35,7 @@ class PipelineSteps:
         self.ran = ""
         self._kept = "-"  # What this node keeps of the training state, as it was told.
         self._table: Table = ()  # Who keeps what, as it was told.
+        self._lacked = 0  # Members, as it was told.
         self.updates_here = 0
 
     @property
@@ -46,12 +49,22 @@ class PipelineSteps:
     def next(self) -> StepDone | None:
         """The script wants the step that is due. None: what this node had for it does not count."""
         self._node.driver = threading.current_thread()
+        self._await_first()
         with self._turn:
             done = None if self._session.ended else self._take_part()
             if self._node.must_leave:
                 self._node.request_node_exit()
         endings.rest_if_all_ends()
         return done
+
+    def _await_first(self) -> None:
+        """Steps that only let others in need not come as fast as they can."""
+        lacking = self._engine.lacks_members
+        if lacking and lacking != self._lacked:
+            self._say(f"{self._session.name} waits for {lacking} more to train with")
+        self._lacked = lacking
+        if lacking:
+            time.sleep(WAIT_S)
 
     def await_round(self) -> None:
         """Take part until nobody evaluates anything."""
@@ -137,7 +150,7 @@ class PipelineSteps:
         self.ran = self._session.rates.pipelines = str(running.laid)
         predicted = self._engine.predicted
         assert predicted is not None
-        more_us = predicted.total_us - running.predicted_us
+        more_us = predicted.usual_us - running.predicted_us
         others = "".join(
             f"; {why} {(us + more_us) / 1000:.1f} ms" for why, us in running.others if why != running.why
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from . import endings, exit_event
 from .callbacks import Callbacks, StepDone
 from .engines.pipelines import Pipelines, PipelineSettings
 from .evaluation_loop import EvaluationLoop
+from .layers import Model
 from .means import ClusterMean
 from .node.outcomes import Ended
 from .node.session import Session
@@ -40,10 +41,12 @@ class PipelineTrainer(ScriptMember):
 
     Args:
         model: An nn.Sequential, or a list of modules: each is a layer that takes what the one before gives, a tensor
-            or a tuple of tensors. Layers may share parameters.
-        optimizer: Any `torch.optim` over its parameters that steps without a closure.
+            or a tuple of tensors. Layers may share parameters. In the place of a module may be a function that builds
+            it; with `keepers` a member builds those that it needs.
+        optimizer: Any `torch.optim` over its parameters that steps without a closure, or a function that makes one
+            for the model.
         loss: Of the last layer's output and the targets: the mean over the samples that it is given.
-        lr_scheduler: Stepped by the trainer, on all members alike.
+        lr_scheduler: Stepped by the trainer, on all members alike; or a function that makes one for the optimizer.
         batch: Samples of a step, of all members together, however many there are.
         micro_batch: Samples that go through the layers at once; it divides `batch`.
         stages: No pipeline has fewer, if there are as many members.
@@ -51,10 +54,11 @@ class PipelineTrainer(ScriptMember):
             three). Default: those that are predicted to be the fastest.
         exact: The same to the bit, whoever computes what; gradients take twice the bytes then.
         max_grad_norm: Clip the mean gradient to this norm before the optimizer steps.
-        seed: Of the order of samples.
+        seed: Of the order of samples, and of first values in layers that functions build.
         lr_scheduler_every: "step", "epoch", "evaluation", or whenever so many samples more were trained.
         keepers: Members that keep each layer's parameters and the optimizer's state of them, at least 2. Default: all
             members keep all. With it no member has the whole model between steps: see `gather`.
+        first_members: Nothing is trained before so many members are there.
         callbacks: As of `Trainer`.
         quiet: Print nothing.
         log_format: As of `Trainer`.
@@ -68,8 +72,8 @@ class PipelineTrainer(ScriptMember):
 
     def __init__(
         self,
-        model: nn.Module | Sequence[nn.Module],
-        optimizer: torch.optim.Optimizer,
+        model: Model,
+        optimizer: torch.optim.Optimizer | Callable[[nn.Module], torch.optim.Optimizer],
         loss: Callable[[Any, Any], torch.Tensor],
         lr_scheduler: Any = None,
         *,
@@ -82,6 +86,7 @@ class PipelineTrainer(ScriptMember):
         seed: int = 0,
         lr_scheduler_every: str | int = "step",
         keepers: int | None = None,
+        first_members: int = 1,
         callbacks: Callbacks | None = None,
         quiet: bool = False,
         log_format: str | None = None,
@@ -99,8 +104,7 @@ class PipelineTrainer(ScriptMember):
             quiet, callbacks or Callbacks(), self.name, log_format, SETTINGS["summary"].of(summary)
         )
         remembered = Remembered(self.name, self.settings.listen, teller.say)
-        if not isinstance(stages, int) or stages < 1:
-            raise ConfigError(f"stages: {stages!r} (expected a whole number from 1 on)")
+        _check_whole(stages=stages, first_members=first_members)
         told = PipelineSettings(
             loss,
             batch,
@@ -112,11 +116,11 @@ class PipelineTrainer(ScriptMember):
             seed,
             lr_scheduler_every,
             keepers,
+            first_members,
             callbacks,
         )
         self.session = Session(self.settings, hooks(teller, remembered, self._on_ended))
-        to_disk = checkpoint_settings(checkpoints)
-        _check_keepers(keepers, to_disk)
+        _check_keepers(keepers, to_disk := checkpoint_settings(checkpoints))
         self.engine = Pipelines(self.session, model, optimizer, lr_scheduler, told, to_disk)
         self.model = self.engine.model
         page = NodePage(SETTINGS["dashboard"].of(dashboard))
@@ -251,6 +255,12 @@ class PipelineTrainer(ScriptMember):
                 "can be compared after gather(), all of the state in a checkpoint)"
             )
         return self.engine.state.state_hash()
+
+
+def _check_whole(**given: Any) -> None:
+    for name, value in given.items():
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name}: {value!r} (expected a whole number from 1 on)")
 
 
 def _check_keepers(keepers: int | None, to_disk: CheckpointSettings | None) -> None:

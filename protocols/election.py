@@ -29,7 +29,9 @@ from .overlay import lacking
 
 STAGGER_S = 0.02  # Times the rank in seniority: the head start of the more senior.
 ROUND_S = 0.25  # Answers that take longer do not count; then the next attempt.
-NEAR_S = 0.1  # Round trips up to this have room in that: pre-vote and vote take one for each link on their way.
+NEAR_S = (
+    0.1  # Round trips up to this have room in that: pre-vote and vote take one for each link on their way.
+)
 ROUND_TRIPS = 4  # A round is longer by so many times what the slowest link's takes beyond that.
 MOST_LONGER_S = 8.0
 

@@ -13,19 +13,19 @@ from __future__ import annotations
 import platform
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import xxhash
-from torch import nn
 
 from ..agreement import Agreement
 from ..callbacks import Callbacks, EpochDone, LayersComputed, StateLoaded, StepDone
 from ..checkpointing import Checkpointing
 from ..evaluation import Evaluation, average
-from ..layers import device_of, layers_of
+from ..layer_builds import LayerBuilds
+from ..layers import Model, built, device_of, layers_of, made_for
 from ..lr_schedule import LRSchedule
 from ..means import VOID, Means
 from ..node.devices import name_of
@@ -35,7 +35,7 @@ from ..node.outcomes import StepOutcome
 from ..node.plain import decode, encode
 from ..node.session import Offer, Session
 from ..node.training_state import TrainingState
-from ..protocols.errors import CheckpointError, ConfigError, LayersLost, ReplicasDiffer
+from ..protocols.errors import ChaosnetError, CheckpointError, ConfigError, LayersLost, ReplicasDiffer
 from ..protocols.events import KeepersChosen, TensorMade
 from ..protocols.messages import Contribution, Deal, Tensor, View, ViewKey
 from ..randomness import Randomness
@@ -45,7 +45,7 @@ from ..scheduler.elastic.traffic import Traffic
 from ..settings import CheckpointSettings
 from ..state_copies import StateCopies
 from .global_batches import GlobalBatches
-from .keeping import Keeping, keeping_of
+from .keeping import Keeping, keeping_of, ranges_of
 from .layer_runner import Done, LayerRunner, due, layers_in, needs_nothing
 from .layout_wishes import LayoutWishes
 from .pace import Pace
@@ -63,6 +63,7 @@ class PipelineSettings:
         layout: Pipelines that are wanted, as long as there are members enough ("2+2"); "": the fastest.
         exact: The same to the bit, whoever computes what (node/layer_sums.py).
         keepers: Members that keep each part of the state; None: all keep all.
+        first_members: So many must be there before the first update.
     """
 
     loss: Callable[[Any, Any], torch.Tensor]
@@ -75,6 +76,7 @@ class PipelineSettings:
     seed: int = 0
     lr_scheduler_every: str | int = "step"
     keepers: int | None = None
+    first_members: int = 1
     callbacks: Callbacks | None = None
 
 
@@ -110,41 +112,42 @@ class Pipelines:
     def __init__(
         self,
         session: Session,
-        model: nn.Module | Sequence[nn.Module],
-        optimizer: torch.optim.Optimizer,
+        model: Model,
+        optimizer: Any,
         lr_scheduler: Any,
         told: PipelineSettings,
         checkpoints: CheckpointSettings | None,
     ) -> None:
         self.session, self._told = session, told
         self._callbacks = told.callbacks or Callbacks()
-        self.model, self.layers = layers_of(model)
-        self.optimizer, self._device = optimizer, device_of(self.model)
+        whole, builds = built(model, told.seed, told.keepers is not None)
+        self.model, self.layers = layers_of(whole)
+        self.optimizer, self._device = made_for(optimizer, self.model), device_of(self.model)
+        lr_scheduler = made_for(lr_scheduler, self.optimizer)
         self.evaluation, self.means = Evaluation(session.name), Means()
         self.batches = GlobalBatches(told.batch, told.micro_batch, told.seed)
         self.sums = LayerSums(self.layers, self.batches.micro_batches, told.exact)
         if told.layout:
             check_wish(told.layout, len(self.layers), self.batches.micro_batches)
-        self.schedule = LRSchedule(lr_scheduler, optimizer, told.lr_scheduler_every, session.say)
-        self.state = TrainingState(self.model, optimizer, lr_scheduler, None, self._terms())
+        self.schedule = LRSchedule(lr_scheduler, self.optimizer, told.lr_scheduler_every, session.say)
+        terms = _terms(told, self._device, builds)
+        self.state = TrainingState(self.model, self.optimizer, lr_scheduler, None, terms)
         send = _sender(session)
         self.keeping: Keeping | None = None
         if told.keepers is not None:
             self.keeping = keeping_of(
-                session.name, self.state, self.sums, told.keepers, self.evaluation, send
+                session.name, self.state, self.sums, told.keepers, self.evaluation, send, builds
             )
         self.runner = LayerRunner(
             self.layers, told.loss, self.sums, send, self._layers_done, self._computed,
             self.keeping.await_layer if self.keeping is not None else needs_nothing, self._device,
         )  # fmt: skip
         self.random = Randomness(False, self.state.accelerators())
-        window = self.keeping.parts if self.keeping is not None else None
+        window = None if self.keeping is None else self.keeping.parts
         self.agreement = Agreement(self.state, self, session.name, "stop", window)
         self.pace, self.costs = Pace(self.layers), StepCosts(len(self.layers))
-        self.round = self.step = 0
-        self.samples = 0.0
-        self.wants = 0
-        self._goal = 0  # Epochs that members want to see trained, the most of them. Agreed.
+        self.round = self.step = self.wants = 0
+        self.samples, self._goal = 0.0, 0  # Epochs that members want to see trained: the most. Agreed.
         self.wishes = LayoutWishes(session, told.layout, len(self.layers), self.batches.micro_batches)
         self.running: Running | None = None
         self.predicted: Predicted | None = None
@@ -152,8 +155,7 @@ class Pipelines:
         self.key: ViewKey = (0, 0)  # Of the attempt under way.
         self._tried, self._torn = -1, False  # The round that was last begun, and whether it was begun anew.
         self._step_left = 0  # When the cluster went on without this node.
-        self.deal: Deal = ()
-        self.calling = Calling()
+        self.deal, self.calling = Deal(), Calling()
         self.last: StepDone | None = None
         self._laid: Laid | None = None  # Of the last step that was trained.
         self._planned: tuple[Any, Running] | None = None  # Of what it was made, and what came of it.
@@ -167,29 +169,6 @@ class Pipelines:
             if session.settings.may_found and self.checkpointing.resume(self._load):
                 self._run = secrets.token_hex(8)
         self.copies = StateCopies(self.state, session, self.checkpointing, session.say)
-
-    def _terms(self) -> dict[str, str]:
-        """What all members must have set alike."""
-        told = self._told
-        names = (
-            "batch",
-            "micro_batch",
-            "stages",
-            "layout",
-            "exact",
-            "max_grad_norm",
-            "seed",
-            "lr_scheduler_every",
-            "keepers",
-        )
-        terms = {"pipelines": "True"} | {name: str(getattr(told, name)) for name in names}
-        if told.exact:  # What the same numbers may hang on, too.
-            terms |= {
-                "torch": str(torch.__version__),
-                "machine": _machine(self._device),
-                "threads": str(torch.get_num_threads()),
-            }
-        return terms
 
     def agreed(self) -> list[tuple[str, torch.Tensor]]:
         """See `state_window.Averaged`: nothing is averaged beside gradients."""
@@ -223,7 +202,7 @@ class Pipelines:
         """See `Engine`."""
         self.state.watch()
         if self.keeping is not None:
-            self.keeping.have_all([self.session.name])
+            self.keeping.found()
         if self._loaded is not None:
             self.loaded()
 
@@ -267,6 +246,9 @@ class Pipelines:
 
     def _load(self, arrival: Arrival) -> None:
         """That of others, or of a checkpoint: also one of `Trainer`, which knows nothing of pipelines."""
+        whole = self.keeping is not None and self.keeping.parts.are_in(arrival.manifest)  # A checkpoint.
+        if self.keeping is not None and whole:
+            self.keeping.parts.make_room()
         runtime = self.state.load(arrival)
         self.round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
         self._run, self.random.key = runtime["run"], runtime["rng_key"]
@@ -283,8 +265,9 @@ class Pipelines:
             if laid is not None and all(each.cuts[-1] == len(self.layers) for each in laid.pipelines):
                 self._laid = laid  # Else it is of a model that was cut into other layers.
             self._goal, self.wishes.agreed = own["goal"], own["wished"]
-        # It is no checkpoint.
-        if self.keeping is not None and not self.keeping.parts.are_in(arrival.manifest):
+        if self.keeping is not None and whole:
+            self.keeping.fresh = False
+        elif self.keeping is not None:
             self.keeping.from_plain(runtime["keeping"])
         self.agreement.forget()
         self._loaded = StateLoaded(self.round, self.step, arrival.manifest.total_bytes)
@@ -327,7 +310,13 @@ class Pipelines:
     def is_wanted(self) -> bool:
         """Does any member want the step that is due to train, as they said with the last one, and none evaluate?"""
         others = self.evaluation.under_way if self.keeping is None else self.keeping.gathers
-        return self._goal > self.batches.epoch and not others
+        return self._goal > self.batches.epoch and not others and not self.lacks_members
+
+    @property
+    def lacks_members(self) -> int:
+        """So many more must be there before the first update."""
+        there = len(self.view.member_ids) if self.view is not None else 0
+        return 0 if self.step else max(self._told.first_members - there, 0)
 
     def compute(self) -> Contribution:
         """Of the step that is due, in the view of now. Raises: Interrupted when that is void."""
@@ -395,7 +384,10 @@ class Pipelines:
             return True
         self._tried = self.round
         loop = self.session.loop
-        return self._torn and bool(loop.ask(lambda: loop.agent.strikes.open))
+        try:
+            return self._torn and bool(loop.ask(lambda: loop.agent.strikes.open))
+        except ChaosnetError:
+            return False  # If the loop has ended, an outcome says how, and the first computation hears of it.
 
     def _layers_done(self, layers: list[int]) -> None:
         for chunks, weight in self.sums.finish(layers):
@@ -515,7 +507,6 @@ class Pipelines:
         if self.checkpointing is None:  # A joiner, which did not count for that.
             raise LayersLost(f"{lost}: the members go on from a checkpoint; start this node again")
         before, round, wished = self.step, self.round, self.wishes.agreed
-        keeping.parts.make_room()
         try:
             self._load(self.checkpointing.load_step(step))
         except (CheckpointError, ConfigError) as error:
@@ -567,6 +558,32 @@ class Pipelines:
         """End: with the checkpoint under way, or without it if the cluster went on without this node."""
         if self.checkpointing is not None:
             self.checkpointing.close(abandon)
+
+
+def _terms(told: PipelineSettings, device: torch.device, builds: LayerBuilds) -> dict[str, str]:
+    """What all members must have set alike."""
+    names = (
+        "batch",
+        "micro_batch",
+        "stages",
+        "layout",
+        "exact",
+        "max_grad_norm",
+        "seed",
+        "lr_scheduler_every",
+        "keepers",
+        "first_members",
+    )
+    terms = {"pipelines": "True", "functions": ranges_of(sorted(builds.functions))} | {
+        name: str(getattr(told, name)) for name in names
+    }
+    if told.exact:  # What the same numbers may hang on, too.
+        terms |= {
+            "torch": str(torch.__version__),
+            "machine": _machine(device),
+            "threads": str(torch.get_num_threads()),
+        }
+    return terms
 
 
 def _sender(session: Session) -> Callable[[Tensor, Any], None]:

@@ -15,6 +15,7 @@ import xxhash
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..layer_builds import nothing_like
 from ..node.flat_state import Manifest, as_bytes
 from ..node.state_window import EVERY, Reading
 from ..protocols.errors import ConfigError
@@ -34,6 +35,7 @@ class StateParts:
 
     Args:
         names: Of the groups, for people. `arithmetic`: of what kind the numbers are (`arithmetic_of`).
+        unbuilt: Parameters that are not here yet, and how they lie once they are (`LayerBuilds.shapes`).
     Attributes:
         held: Groups of which all is here, as of the last step.
         sizes: Of each group's parameters, in bytes.
@@ -43,10 +45,11 @@ class StateParts:
 
     def __init__(
         self, model: nn.Module, groups: Sequence[Sequence[nn.Parameter]], optimizer: torch.optim.Optimizer,
-        names: Sequence[str] = (), arithmetic: str = "",
+        names: Sequence[str] = (), arithmetic: str = "", unbuilt: Mapping[nn.Parameter, torch.Tensor] | None = None,
     ) -> None:  # fmt: skip
+        unbuilt = unbuilt or {}
         self.groups, self.optimizer, self.names, self.arithmetic = groups, optimizer, names, arithmetic
-        self.held = set(range(len(groups)))
+        self.held = {number for number, group in enumerate(groups) if unbuilt.keys().isdisjoint(group)}
         self.sizes = [sum(parameter.nbytes for parameter in group) for group in groups]
         self.parameters = [parameter for group in groups for parameter in group]
         self.group_of = {parameter: number for number, group in enumerate(groups) for parameter in group}
@@ -54,9 +57,13 @@ class StateParts:
         self._numbers = {parameter: number for number, parameter in enumerate(self.parameters)}
         self.stepped = self._with_state()
         # As they are where they are whole; no values.
-        self._meta = {parameter: torch.empty_like(parameter, device="meta") for parameter in self.parameters}
+        self._meta = {
+            p: unbuilt[p] if p in unbuilt else torch.empty_like(p, device="meta") for p in self.parameters
+        }
+        self._known_bytes: tuple[int, ...] | None = None  # None: it is to be counted.
         self._known: dict[tuple[object, ...], Held] = {}  # What the optimizer keeps of a parameter, likewise.
-        self._here: set[nn.Parameter] = set(self.parameters)  # Have values, those after the last step.
+        # Have values, those after the last step.
+        self._here: set[nn.Parameter] = {*self.parameters} - unbuilt.keys()
         # Memory of others that is likely to be needed again.
         self._room: dict[nn.Parameter, torch.Tensor] = {}
         self._has_state = set(self.held)  # Groups of whose optimizer's state something is here.
@@ -68,6 +75,20 @@ class StateParts:
         """Of the parameters and the optimizer's state that are here, and are as of the last step."""
         state = (each for group in self.held for p in self.groups[group] for each in self._state(p).values())
         return sum(p.nbytes for p in self._here) + sum(each.nbytes for each in state)
+
+    def known_bytes(self) -> tuple[int, ...]:
+        """By group, of what the optimizer knows of its parameters, here or elsewhere."""
+        if self._known_bytes is None:
+            self._known_bytes = tuple(
+                sum(
+                    each.nbytes
+                    for p in group
+                    if self._numbers[p] in self.stepped
+                    for each in self._probed(p).values()
+                )
+                for group in self.groups
+            )
+        return self._known_bytes
 
     def slots(self, group: int, whole: bool) -> list[Slot]:
         """What is sent of it, in order: its parameters, each with what the optimizer knows of it if `whole`."""
@@ -121,6 +142,10 @@ class StateParts:
         device = _device(parameter, known[key])
         self.optimizer.state[parameter][key] = torch.empty_like(known[key], device=device).copy_(tensor)
 
+    def has(self, group: int) -> bool:
+        """Are its parameters here, as of the last step?"""
+        return self._here.issuperset(self.groups[group])
+
     def brought(self, group: int) -> None:
         """All of its slots are here."""
         self.held.add(group)
@@ -136,7 +161,7 @@ class StateParts:
             for parameter in group:
                 if parameter in self._here:
                     self._room[parameter] = parameter.data
-                    parameter.data = _nothing(self._meta[parameter], parameter.device)
+                    parameter.data = nothing_like(self._meta[parameter], parameter.device)
                     self._here.discard(parameter)
                 if number not in needed:
                     self._room.pop(parameter, None)
@@ -153,7 +178,7 @@ class StateParts:
         if self._numbers[parameter] in self.stepped:
             known = self._probed(parameter)
             self.optimizer.state[parameter] = {
-                key: _nothing(each, _device(parameter, each)) for key, each in known.items()
+                key: nothing_like(each, _device(parameter, each)) for key, each in known.items()
             }
 
     def numbers(self, parameters: Iterable[nn.Parameter]) -> list[int]:
@@ -164,6 +189,7 @@ class StateParts:
         """The optimizer has stepped these parameters, where they are kept."""
         for number in {*numbers} - self.stepped:
             self.stepped.add(number)
+            self._known_bytes = None
             parameter = self.parameters[number]
             if self.group_of[parameter] not in self.held:
                 self._forget(parameter)
@@ -172,6 +198,7 @@ class StateParts:
         """Nothing is here, of a state in which these parameters have been stepped."""
         self._known.clear()  # Settings of the optimizer may have come with the rest.
         self.stepped, self._has_state = {*stepped}, set(range(len(self.groups)))
+        self._known_bytes = None
         self.keep(())
 
     @torch.no_grad()
@@ -185,7 +212,7 @@ class StateParts:
         self.held, self._here = set(range(len(self.groups))), set(self.parameters)
         self._has_state = set(self.held)
         self._known.clear()
-        self.stepped = self._with_state()
+        self.stepped, self._known_bytes = self._with_state(), None
 
     def _with_state(self) -> set[int]:
         return {self._numbers[p] for p in self.parameters if self.optimizer.state.get(p)}
@@ -280,9 +307,3 @@ class _DrawsNothing(TorchDispatchMode):
 def _device(parameter: nn.Parameter, known: torch.Tensor) -> torch.device:
     """Where the optimizer keeps that: a count of steps may lie elsewhere than its parameter."""
     return parameter.device if known.is_meta else known.device
-
-
-def _nothing(like: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Of the same type and shape, in the memory of one number."""
-    value = float("nan") if like.dtype.is_floating_point else 0
-    return torch.full((1,) * like.dim(), value, dtype=like.dtype, device=device).expand(like.shape)

@@ -35,23 +35,36 @@ Told = dict[str, tuple[float, float]]
 
 
 class Predicted(NamedTuple):
-    """Of a step, in microseconds. `parameters_us`: what waiting for them adds; `sums_us`: after all computing."""
+    """Of a step, in microseconds.
+
+    `parameters_us`: what waiting for them adds; `sums_us`: after all computing; `moving_us`: in this step alone, for
+    state that goes to other members.
+    """
 
     computing_us: float
     parameters_us: float
     sums_us: float
     step_us: int
     rest_us: int
+    moving_us: float = 0.0
+
+    @property
+    def usual_us(self) -> float:
+        """Where nothing moves. A step takes no less than computing."""
+        return max(self.computing_us, sum(self[:5]))
 
     @property
     def total_us(self) -> float:
-        """A step takes no less than computing."""
-        return max(self.computing_us, sum(self))
+        """Of this one."""
+        return self.usual_us + self.moving_us
 
     def __str__(self) -> str:
-        parts = zip(("computing", "parameters", "sums", "optimizer", "rest"), self, strict=True)
+        parts = zip(("computing", "parameters", "sums", "optimizer", "rest"), self[:5], strict=True)
         each = ", ".join(f"{us / 1000:.1f} {name}" for name, us in parts if name == "computing" or us)
-        return f"predicted {self.total_us / 1000:.1f} ms a step ({each})"
+        more = (
+            f", the first {self.moving_us / 1000:.1f} ms more for state that moves" if self.moving_us else ""
+        )
+        return f"predicted {self.usual_us / 1000:.1f} ms a step ({each}){more}"
 
 
 class StepCosts:
@@ -83,7 +96,14 @@ class StepCosts:
     def predicted(self, running: Running) -> Predicted:
         """Of a step of these pipelines."""
         sums_us = running.predicted_us - running.computing_us - running.parameters_us
-        return Predicted(running.computing_us, running.parameters_us, sums_us, self.step_us, self.rest_us)
+        return Predicted(
+            running.computing_us,
+            running.parameters_us,
+            sums_us,
+            self.step_us,
+            self.rest_us,
+            running.moving_us,
+        )
 
     # --- what is measured here ---
 
@@ -97,7 +117,7 @@ class StepCosts:
         step_us = 1e6 * adopted_s
         self._untold = {"step": (step_us, 1.0)}
         if before is not None and before[:2] == (round - 1, running.laid) and not torn:
-            rest_us = 1e6 * (now_s - before[2]) - running.predicted_us - step_us
+            rest_us = 1e6 * (now_s - before[2]) - running.predicted_us - running.moving_us - step_us
             self._untold["rest"] = rest_us, 1.0
 
     def told(

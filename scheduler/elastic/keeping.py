@@ -53,6 +53,7 @@ class PartsKept:
         table: Who keeps it now.
         copies: Members that are to keep each.
         staying: Members that may keep something; not empty.
+        known: By group, bytes of what the optimizer knows of it; (): nothing.
     """
 
     users: tuple[tuple[int, ...], ...]
@@ -60,14 +61,25 @@ class PartsKept:
     table: Table
     copies: int
     staying: tuple[str, ...]
+    known: tuple[int, ...] = ()
 
     def settled(
         self, placement: Mapping[str, range], members: Sequence[str], rate: Rate
     ) -> tuple[Table, list[Move]]:
         """Once steps were done with these layers at these members: the keepers, and what each step begins with."""
-        computing = who_computes(self.users, placement, members)
-        after = choose_keepers(self.sizes, computing, self.table, self.staying, self.copies)
+        computing, after = self._after(placement, members)
         return after, moves(computing, after, after, members, rate)
+
+    def first(self, placement: Mapping[str, range], members: Sequence[str], rate: Rate) -> list[Move]:
+        """What the first step with these layers at these members begins with. Nothing of what is lost."""
+        computing, after = self._after(placement, members)
+        gone = lost_groups(self.table, members)
+        here = tuple(() if group in gone else names for group, names in enumerate(after))
+        return moves(computing, self.table, here, members, rate)
+
+    def _after(self, placement: Mapping[str, range], members: Sequence[str]) -> tuple[list[set[str]], Table]:
+        computing = who_computes(self.users, placement, members)
+        return computing, choose_keepers(self.sizes, computing, self.table, self.staying, self.copies)
 
 
 def who_computes(

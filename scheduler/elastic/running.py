@@ -26,7 +26,7 @@ from ...protocols.errors import ConfigError, PlanInfeasible
 from ...protocols.messages import FASTEST
 from .cluster import Cluster, Worker
 from .estimator import ProfiledCosts, Timing, time_program
-from .keeping import PartsKept, Table
+from .keeping import Move, PartsKept, Table
 from .layouts import best_layout
 from .plan import Pipeline, Plan, cuts_of, even, of_pipelines, without
 from .profile import Layer, Profile
@@ -122,7 +122,8 @@ class Running:
     """Pipelines that run. `why`: see the module.
 
     `predicted_us`: of a step, until all sums are everywhere; `computing_us`: of that, until the last computation is
-    over, if all had their parameters when the step began; `parameters_us`: what waiting for these adds.
+    over, if all had their parameters when the step began; `parameters_us`: what waiting for these adds. `moving_us`:
+    by how much the first of these steps is longer, as other members are to keep parts of the state.
     `others`: what else could be done, and what it would take.
     """
 
@@ -133,6 +134,7 @@ class Running:
     others: tuple[tuple[str, float], ...] = ()
     computing_us: float = 0.0
     parameters_us: float = 0.0
+    moving_us: float = 0.0
 
     @property
     def plan(self) -> Plan:
@@ -203,7 +205,7 @@ def choose(members: Sequence[str], facts: Facts, before: Laid | None = None) -> 
     for each in found:
         if each is not best:
             others[each.why] = min(each.predicted_us, others.get(each.why, math.inf))
-    return replace(best, others=tuple(sorted(others.items())))
+    return replace(best, others=tuple(sorted(others.items())), moving_us=_moving_us(best, members, facts))
 
 
 def _newcomers(members: Sequence[str], running: Running) -> bool:
@@ -321,10 +323,10 @@ def _timed(why: str, laid: Laid, members: Sequence[str], facts: Facts) -> Runnin
         if laid.lost
         else of_pipelines(pipelines, counts, 1)
     )
-    workers = {name: Worker(_speed(facts, name)) for name in plan.placement}
-    cluster = Cluster(workers, latency_s=0.0)
-    costs = _Costs(_times(facts.costs_us).profile, cluster, traffic=facts.traffic)
-    table, begins_us = _begins_us(plan, members, costs, facts)
+    costs, table, begins_us = _costs_of(plan, facts), Table(), dict[str, int]()
+    if facts.parts is not None:
+        table, moved = facts.parts.settled(plan.placement, members, facts.traffic.rate_mbit)
+        begins_us, _ = _begins_us(plan, moved, costs, facts)
     programs = [compile_plan(replace(plan, sync=()), costs, more_in_flight=ahead) for ahead in AHEAD]
     timings = [time_program(each, costs, begins_us) for each in programs]
     summed_us = [_summed_us(plan, each, facts, table) for each in timings]
@@ -336,23 +338,44 @@ def _timed(why: str, laid: Laid, members: Sequence[str], facts: Facts) -> Runnin
     )  # fmt: skip
 
 
-def _begins_us(
-    plan: Plan, members: Sequence[str], costs: _Costs, facts: Facts
-) -> tuple[Table, dict[str, int]]:
-    """Who keeps what, and when members can begin, as they must wait for parameters.
+def _costs_of(plan: Plan, facts: Facts) -> _Costs:
+    workers = {name: Worker(_speed(facts, name)) for name in plan.placement}
+    cluster = Cluster(workers, latency_s=0.0)
+    return _Costs(_times(facts.costs_us).profile, cluster, traffic=facts.traffic)
+
+
+def _moving_us(running: Running, members: Sequence[str], facts: Facts) -> float:
+    """See `Running`."""
+    parts, plan, rate = facts.parts, running.plan, facts.traffic.rate_mbit
+    if parts is None:
+        return 0.0
+    table, usual = parts.settled(plan.placement, members, rate)
+    moved = parts.first(plan.placement, members, rate)
+    if moved == usual:
+        return 0.0
+    costs = _costs_of(plan, facts)
+    begins_us, last_us = _begins_us(plan, moved, costs, facts)
+    first_us = _summed_us(plan, time_program(running.program, costs, begins_us), facts, table)
+    return max(first_us, last_us, running.predicted_us) - running.predicted_us
+
+
+def _begins_us(plan: Plan, moved: Sequence[Move], costs: _Costs, facts: Facts) -> tuple[dict[str, int], int]:
+    """When members can begin, as they must wait for parameters; and when all is there that they only keep.
 
     A layer is computed as soon as its own are there: so who waits for the last ones has computed those before.
     """
-    if facts.parts is None:
-        return (), {}
-    table, moved = facts.parts.settled(plan.placement, members, facts.traffic.rate_mbit)
-    begins_us: dict[str, int] = {}
-    for (name, group), came_us in facts.traffic.came_us(moved, facts.parts.sizes).items():
-        held = plan.placement[name]
-        first = min(layer for layer in facts.parts.users[group] if layer in held)
+    assert facts.parts is not None
+    begins_us, last_us = dict[str, int](), 0
+    for (name, group), came_us in facts.traffic.came_us(moved, facts.parts.sizes, facts.parts.known).items():
+        held = plan.placement.get(name, range(0))
+        computed = [layer for layer in facts.parts.users[group] if layer in held]
+        if not computed:
+            last_us = max(last_us, came_us)
+            continue
+        first = min(computed)
         computed_us = round(costs.compute_s(name, Op.FORWARD, held.start, first, 1))
         begins_us[name] = max(begins_us.get(name, 0), came_us - computed_us)
-    return table, begins_us
+    return begins_us, last_us
 
 
 def _summed_us(plan: Plan, timing: Timing, facts: Facts, table: Table) -> float:

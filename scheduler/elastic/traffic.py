@@ -109,15 +109,20 @@ class Traffic:
 
     # --- parameters ---
 
-    def came_us(self, moves: Iterable[Move], sizes: Sequence[int]) -> dict[tuple[str, int], int]:
+    def came_us(
+        self, moves: Iterable[Move], sizes: Sequence[int], known: Sequence[int] = ()
+    ) -> dict[tuple[str, int], int]:
         """When who lacks a group of parameters has it, by member and group; all are sent when the step begins.
 
-        `sizes`: of the groups, in bytes. What goes between two members goes one by one.
+        `sizes`: of the groups, in bytes; `known`: of what the optimizer knows of them, which moves as well where all
+        of the state does. What goes between two members goes one by one.
         """
         sent_us: dict[Pair, int] = {}
         came_us: dict[tuple[str, int], int] = {}
         for each in moves:
             weights, size = sum(weight for _, weight in each.sources), sizes[each.group]
+            if each.whole and known:
+                size += known[each.group]
             for source, weight in each.sources:
                 pair = source, each.target
                 byte_us, delay_us = self.way_us(*pair)

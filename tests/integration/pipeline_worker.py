@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 
 import torch
 import xxhash
@@ -72,6 +73,22 @@ def make_layers(blocks: int = 5, dropout: float = 0.1) -> list[nn.Module]:
         return [Embedding(words, dropout), *(Block(dropout) for _ in range(blocks)), Head(words)]
 
 
+def make_functions(blocks: int, dropout: float, tell: Callable[[int], None]) -> list[nn.Module | Callable]:
+    """The same layers, but functions build the blocks. `tell`: hears which is built with its parameters."""
+
+    def function(number: int) -> Callable[[], nn.Module]:
+        def build() -> nn.Module:
+            block = Block(dropout)
+            if not block.norm.weight.is_meta:
+                tell(number)
+            return block
+
+        return build
+
+    first, *_, last = make_layers(blocks, dropout)
+    return [first, *(function(number + 1) for number in range(blocks)), last]
+
+
 def next_word(out: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(out.flatten(0, 1), targets.flatten())
 
@@ -86,7 +103,7 @@ def make_data(samples: int = 100) -> TensorDataset:
     return TensorDataset(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
 
 
-def make_optimizer(layers: list[nn.Module]) -> torch.optim.Optimizer:
+def make_optimizer(layers: Iterable[nn.Module]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(nn.ModuleList(layers).parameters(), lr=3e-3)
 
 
@@ -98,9 +115,13 @@ def make_plain(layers: list[nn.Module]) -> torch.optim.Optimizer:
 def train(worker: Worker) -> None:
     """Train until the test says otherwise, and report as worker.train does."""
     settings = worker.settings
-    layers = make_layers(settings.get("blocks", 5), settings.get("dropout", 0.1))
+    sizes = settings.get("blocks", 5), settings.get("dropout", 0.1)
+    layers = make_layers(*sizes)
     optimizer = make_plain(layers) if settings.get("plain") else make_optimizer(layers)
     schedule = None if settings.get("plain") else torch.optim.lr_scheduler.StepLR(optimizer, 50, 0.9)
+    if settings.get("functions"):
+        layers = make_functions(*sizes, lambda layer: worker.tell("built", layer=layer))
+        optimizer, schedule = make_optimizer, lambda made: torch.optim.lr_scheduler.StepLR(made, 50, 0.9)
 
     def on_step(event: StepDone) -> None:
         hash_every = settings.get("hash_every", 1)
@@ -133,6 +154,7 @@ def train(worker: Worker) -> None:
         layers, optimizer, next_word, schedule, batch=BATCH, micro_batch=MICRO_BATCH,
         max_grad_norm=None if settings.get("plain") else 1.0,
         stages=settings.get("stages", 2), layout=settings.get("layout", ""), keepers=settings.get("keepers"),
+        first_members=settings.get("first_members", 1),
         callbacks=Callbacks(on_step, on_loaded, on_notice),
         cluster=Cluster(name=worker.name, **{key: settings[key] for key in CLUSTER if key in settings}),
         checkpoints=Checkpoints(**{key: settings[key] for key in CHECKPOINTS if key in settings}),
@@ -164,7 +186,7 @@ def train(worker: Worker) -> None:
                 digest.update(parameter.detach().numpy().tobytes())
             worker.tell("gathered", parameters=digest.hexdigest())
         if settings.get("evaluates_every") and trainer.step % settings["evaluates_every"] == 0:
-            model = nn.Sequential(*layers).eval()
+            model = nn.Sequential(*trainer.model).eval()
             for x, y in trainer.evaluate(make_data(30), batch_size=8):
                 with torch.no_grad():
                     trainer.mean(next_word(model(x), y), "held out")

@@ -199,3 +199,52 @@ def test_members_evaluate_the_whole_model(alone, tmp_path):
         check_numbers(cluster, alone)
     assert {10, 20} <= told.keys()
     assert all(record["loss"] == told[record["step"]] for record in again)
+
+
+def built(node) -> set[int]:
+    """Layers of which that node has made the first values."""
+    return {record["layer"] for record in node.told("built")}
+
+
+def losses(cluster: Cluster) -> dict[int, float]:
+    return {step: record["means"]["loss"] for step, record in cluster.steps().items()}
+
+
+def test_a_member_builds_what_it_needs_and_all_train_as_one_process_with_the_whole_model(tmp_path_factory):
+    with cluster_of(
+        0, tmp_path_factory.mktemp("alone"), script=pipeline_worker.train, functions=True
+    ) as cluster:
+        node = cluster.start(pause_s=0.0)
+        cluster.until(lambda: node.step >= 80, "80 steps of one process", patience_s=80)
+        cluster.leave()
+        assert built(node) == {1, 2, 3, 4, 5}
+        wanted = losses(cluster)
+    settings = {"functions": True, "layout": "4", "keepers": 2, "first_members": 4}
+    with cluster_of(0, tmp_path_factory.mktemp("four"), script=pipeline_worker.train, **settings) as cluster:
+        a, *others = cluster.grow(4)
+        at_first = [built(node) for node in (a, *others)]
+        assert set().union(*at_first) == {1, 2, 3, 4, 5} and all(len(each) < 5 for each in at_first)
+        cluster.without("b", others[0].kill())
+        cluster.start().last("joined")
+        a.advance(10)
+        cluster.leave()
+        assert [built(node) for node in cluster.nodes] == [*at_first, set()]
+        found = losses(cluster)
+        assert len(found) > 10 and found.items() <= wanted.items()
+        cluster.check_steps()
+
+
+def test_who_founds_may_die_before_the_first_step(tmp_path):
+    settings = {"functions": True, "keepers": 2, "first_members": 3}
+    with cluster_of(0, tmp_path, script=pipeline_worker.train, **settings) as cluster:
+        a = cluster.start()
+        a.last("joined")
+        b = cluster.start()
+        told = lambda: b.told("step")  # noqa: E731
+        cluster.until(lambda: told() and told()[-1]["held"], "the layers that no function builds")
+        a.kill()
+        new = [cluster.start(join=b.last("joined")["address"]) for _ in range(2)]
+        b.advance(5)
+        cluster.leave()
+        assert not built(a)
+        assert set().union(*map(built, (b, *new))) == {1, 2, 3, 4, 5}

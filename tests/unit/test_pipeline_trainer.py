@@ -378,3 +378,14 @@ def test_an_evaluation_in_the_middle_is_of_the_model_as_it_is_and_costs_no_step(
             heard.append(t.metrics["right"] == pytest.approx(float(right)))
     assert seen == plain
     assert all(heard) and len(heard) == 6
+
+
+def test_a_loop_that_breaks_before_a_step_is_done_over_ends_the_script_with_its_own_error():
+    def breaks():
+        raise ZeroDivisionError("a bug of ours")
+
+    with pytest.raises(ZeroDivisionError, match="a bug of ours"), trainer() as t:
+        for _ in t.steps(make_data(), epochs=1):
+            t.session.loop._call(breaks)
+            t.session.loop._thread.join()
+            t.engine._tried = t.engine.round  # As if the step had been torn by that.

@@ -223,3 +223,38 @@ def test_where_parameters_take_longest_fewer_members_compute_each_layer():
     assert stages_of(choose("abcd", cheap)) == [1, 1, 1, 1]
     assert stages_of(choose("abcd", dear)) == [4]
     assert choose("abcd", dear).parameters_us == 0.0
+
+
+def test_the_first_step_of_a_layout_is_predicted_with_the_state_that_moves():
+    """a has all, and with what the optimizer knows each layer is three times its parameters."""
+    wanted = facts(stages=2, wish="2", traffic=links("ab"))
+    kept = replace(parts(1, "ab", 1), known=(2 * MB,) * LAYERS)
+    first = choose("ab", replace(wanted, parts=kept))
+    moved = list(first.plan.placement["b"])
+    moved_us = len(moved) * 3 * MB / 100
+    assert len(moved) > 2
+    # Its first layers are computed while others come.
+    assert 0.7 * moved_us < first.moving_us <= moved_us
+    half = choose("ab", replace(wanted, parts=replace(kept, known=())))
+    assert 0 < half.moving_us < 0.4 * first.moving_us
+    slower = replace(wanted, traffic=links("ab", mbit=80))
+    assert choose("ab", replace(slower, parts=kept)).moving_us > 8 * first.moving_us
+    assert first.predicted_us == choose("ab", wanted).predicted_us  # Of a step as usual.
+
+
+def test_nothing_moves_before_the_second_step_or_where_all_keep_all():
+    wanted = facts(stages=2, wish="2", traffic=links("ab"))
+    kept = replace(parts(1, "ab", 1), known=(2 * MB,) * LAYERS)
+    running = choose("ab", replace(wanted, parts=kept))
+    after, _ = kept.settled(running.plan.placement, "ab", wanted.traffic.rate_mbit)
+    then = choose("ab", replace(wanted, parts=replace(kept, table=after)), running.laid)
+    assert (then.laid, then.moving_us) == (running.laid, 0.0)
+    assert choose("ab", wanted).moving_us == 0.0
+
+
+def test_what_a_member_only_keeps_is_waited_for_as_well():
+    """Each computes one half of the layers, and gets the other half's state to keep."""
+    wanted = facts(stages=2, wish="2", traffic=links("ab", mbit=1))
+    halves = tuple(("a",) if layer < LAYERS // 2 else ("b",) for layer in range(LAYERS))
+    kept = replace(parts(1, "ab", 2, halves), known=(2 * MB,) * LAYERS)
+    assert choose("ab", replace(wanted, parts=kept)).moving_us > 0.9 * LAYERS // 2 * 3 * MB * 8

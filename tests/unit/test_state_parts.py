@@ -196,3 +196,15 @@ def test_a_trained_parameter_that_is_not_stepped_is_refused():
     model = nn.Linear(2, 2)
     with pytest.raises(ConfigError, match="it lacks a trained parameter"):
         StateParts(model, [list(model.parameters())], torch.optim.SGD([model.weight], 0.1)).check_optimizer()
+
+
+def test_what_the_optimizer_knows_is_counted_here_or_elsewhere():
+    member = Member(OPTIMIZERS["sgd"])
+    assert member.parts.known_bytes() == (0, 0, 0)
+    member.step(1)
+    sizes = tuple(sum(p.nbytes for p in group) for group in member.groups)  # A momentum for each.
+    assert member.parts.known_bytes() == sizes
+    member.parts.keep({1})
+    assert member.parts.known_bytes() == sizes
+    member.parts.start_over(())
+    assert member.parts.known_bytes() == (0, 0, 0)

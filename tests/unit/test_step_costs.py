@@ -8,8 +8,12 @@ from chaosnet.engines.step_costs import StepCosts
 from chaosnet.node.layer_sums import LayerSums
 from chaosnet.protocols.messages import LinkReading, Member, Tree, View
 
-RUNNING = SimpleNamespace(predicted_us=900_000.0, computing_us=700_000.0, parameters_us=50_000.0, laid="one")
-OTHER = SimpleNamespace(predicted_us=900_000.0, computing_us=700_000.0, parameters_us=50_000.0, laid="other")
+RUNNING = SimpleNamespace(
+    predicted_us=900_000.0, computing_us=700_000.0, parameters_us=50_000.0, moving_us=0.0, laid="one"
+)
+OTHER = SimpleNamespace(
+    predicted_us=900_000.0, computing_us=700_000.0, parameters_us=50_000.0, moving_us=0.0, laid="other"
+)
 
 
 def hear(costs, *said, members=("a", "b")):
@@ -156,3 +160,14 @@ def test_what_is_known_of_a_link_is_not_told_again():
     hear(costs, first := costs.told({}, "a", "ab", links))
     assert sorted(first) == ["came 1 0", "delay 0 1", "sent 0 1"]
     assert costs.told({}, "a", "ab", links) == {}
+
+
+def test_state_that_moves_is_in_what_the_first_step_is_to_take_and_not_in_its_rest():
+    costs, first = StepCosts(2), SimpleNamespace(**{**vars(RUNNING), "moving_us": 300_000.0})
+    costs.ended(4, RUNNING, 10.0, 0.1)
+    costs.ended(5, first, 11.55, 0.1)  # Other keepers, and the pipelines of before.
+    hear(costs, costs.told({}, "a", (), {}))
+    assert costs.rest_us == 250_000
+    assert costs.predicted(first).total_us == 1_550_000 and costs.predicted(RUNNING).total_us == 1_250_000
+    assert str(costs.predicted(first)).startswith("predicted 1250.0 ms a step (700.0 computing, ")
+    assert str(costs.predicted(first)).endswith("), the first 300.0 ms more for state that moves")
