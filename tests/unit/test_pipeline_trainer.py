@@ -161,6 +161,10 @@ def test_layers_may_hand_on_several_tensors():
     ("wrong", "names"),
     [
         ({"model": nn.Linear(4, 3)}, "model: Linear .expected an nn.Sequential"),
+        (
+            {"model": [nn.Linear(4, 3), torch.relu]},
+            "model: layer 1 is a builtin_function_or_method .expected",
+        ),
         ({"model": nn.Sequential(), "optimizer": torch.optim.SGD(make_model().parameters())}, "no layers"),
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, "'1' is a BatchNorm1d"),
         ({"layout": "2 and 2"}, "layout: '2 and 2'"),
