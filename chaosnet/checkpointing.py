@@ -85,6 +85,8 @@ class Checkpointing:
             load(arrival)
         except ConfigError as error:
             raise ConfigError(f"cannot resume from {self.directory}: {error}") from None
+        assert self.newest is not None
+        self.say("goes on from step {} in {}".format(*self.newest))
         return True
 
     def to_resume(self) -> Arrival | None:
@@ -117,7 +119,6 @@ class Checkpointing:
                 f"cannot resume: {error} ({hint}, --resume-from STEP takes that one)"
             ) from error
         self.newest = chosen.step, chosen.path
-        self.say(f"goes on from step {chosen.step} in {chosen.path}")
         return arrival
 
     def _load_newest(self, found: Sequence[Checkpoint]) -> tuple[Checkpoint, Arrival]:

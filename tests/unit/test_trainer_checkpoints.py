@@ -202,10 +202,11 @@ def test_a_damaged_checkpoint_changes_nothing_in_the_model(start, tmp_path, monk
     assert all(map(torch.equal, before, model.state_dict().values()))
 
 
-def test_the_checkpoint_of_another_model_is_refused_by_the_name_of_the_difference(start, tmp_path):
+def test_the_checkpoint_of_another_model_is_refused_by_the_name_of_the_difference(start, tmp_path, capsys):
     trained(start, tmp_path, 5)
     with pytest.raises(ConfigError, match=r"'0.weight' is float32 \[8, 4\] here, float32 \[16, 4\] there"):
         start(checkpoints=Checkpoints(tmp_path, resume=True), width=8)
+    assert "goes on from" not in capsys.readouterr().err
 
 
 def test_a_step_that_is_not_there_is_refused_with_those_that_are(start, tmp_path):
