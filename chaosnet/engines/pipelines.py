@@ -98,7 +98,8 @@ class Pipelines:
 
     Attributes:
         round: Steps of the all-reduce, also those in which nothing was trained.
-        step: Updates of the model since the cluster began; `samples`: behind them.
+        step: Updates of the model since the cluster began; `samples`: behind them; `joined_step`:
+            after which this node came in.
         running: The pipelines of the step under way; None before the first, and while nobody wants to train.
         predicted: What a step of them should take.
         wants: Epochs that this node wants to see trained in all; 0: none any more.
@@ -141,7 +142,7 @@ class Pipelines:
         window = self.keeping.parts if self.keeping is not None else None
         self.agreement = Agreement(self.state, self, session.name, "stop", window)
         self.pace, self.costs = Pace(self.layers), StepCosts(len(self.layers))
-        self.round = self.step = 0
+        self.round = self.step = self.joined_step = 0
         self.samples = 0.0
         self.wants = 0
         self._goal = 0  # Epochs that members want to see trained, the most of them. Agreed.
@@ -249,6 +250,7 @@ class Pipelines:
 
     def entered(self, fetched: int | None) -> None:
         """See `Engine`."""
+        self.joined_step = self.step
         self.copies.serve_fellows(fetched)
         if self.checkpointing is not None:
             self.checkpointing.started(self.step, self._run)

@@ -129,6 +129,21 @@ def test_twenty_steps_are_ten_and_ten_more_after_resuming_to_the_bit(start, tmp_
     assert second.scheduler.state_dict() == straight.scheduler.state_dict()
 
 
+def test_the_step_at_which_a_node_came_in_is_one_of_the_model_whatever_was_evaluated(start, tmp_path, capsys):
+    first = start(checkpoints=Checkpoints(tmp_path, every=5))
+    first.train(5)
+    assert sum(batch.samples for batch in first.trainer.evaluate(data(), 10)) == LENGTH
+    first.train(10)
+    first.close()
+    second = start(checkpoints=Checkpoints(tmp_path, every=5, resume=True))
+    assert second.trainer.joined_step == second.trainer.step == 10
+    second.train(12)
+    capsys.readouterr()
+    second.close()
+    told = capsys.readouterr().err
+    assert "left after step 12 (all have finished): 2 steps with samples from here, joined at step 10" in told
+
+
 def test_the_order_of_samples_is_that_of_the_run_whatever_the_seed_is_now(start, tmp_path):
     straight = start(seed=3)
     straight.train(12)
