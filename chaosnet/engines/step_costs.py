@@ -49,7 +49,11 @@ class Predicted(NamedTuple):
         return max(self.computing_us, sum(self))
 
     def __str__(self) -> str:
-        parts = zip(("computing", "parameters", "sums", "optimizer", "rest"), self, strict=True)
+        shown = (
+            *self[:4],
+            self.total_us - sum(self[:4]),
+        )  # So that parts add up where no less than computing is left.
+        parts = zip(("computing", "parameters", "sums", "optimizer", "rest"), shown, strict=True)
         each = ", ".join(f"{us / 1000:.1f} {name}" for name, us in parts if name == "computing" or us)
         return f"predicted {self.total_us / 1000:.1f} ms a step ({each})"
 
