@@ -86,7 +86,8 @@ class Checkpointing:
         except ConfigError as error:
             raise ConfigError(f"cannot resume from {self.directory}: {error}") from None
         assert self.newest is not None
-        self.say("goes on from step {} in {}".format(*self.newest))
+        step, path = self.newest
+        self.say(f"goes on from step {step} in {path}")
         return True
 
     def to_resume(self) -> Arrival | None:

@@ -121,7 +121,7 @@ class Pipelines:
         self._callbacks = told.callbacks or Callbacks()
         self.model, self.layers = layers_of(model)
         self.optimizer, self._device = optimizer, device_of(self.model)
-        self.evaluation, self.means = Evaluation(session.name), Means()
+        self.evaluation, self.means = Evaluation(session.name), Means(session.say)
         self.batches = GlobalBatches(told.batch, told.micro_batch, told.seed)
         self.sums = LayerSums(self.layers, self.batches.micro_batches, told.exact)
         if told.layout:
