@@ -64,6 +64,15 @@ def test_every_computation_is_told_with_its_step_and_its_time():
     assert last == {0, 1}  # The last step of an epoch has the samples that are left.
 
 
+def test_nothing_is_predicted_before_a_layer_is_measured(capfd):
+    """The first pipelines are those of a guess, by parameters."""
+    with trainer(quiet=False) as alone:
+        next(iter(alone.steps(make_data(), epochs=1)))
+        told = capfd.readouterr().err
+        assert "x4; predicted nothing yet, as no layer is measured" in told
+        assert "ms a step" not in told
+
+
 def test_a_step_takes_what_it_is_predicted_to_once_some_were_measured():
     layers = [Emulated(0.002, 0.004) for _ in range(3)]
     ratios, began_s = [], time.monotonic()
