@@ -32,8 +32,9 @@ def make_data(samples=20):
 
 def trainer(model=None, optimizer=None, **settings):
     model = make_model() if model is None else model
-    whole = model if isinstance(model, nn.Module) else nn.ModuleList(model)
-    optimizer = optimizer or torch.optim.Adam(whole.parameters(), lr=0.01)
+    if optimizer is None:
+        whole = model if isinstance(model, nn.Module) else nn.ModuleList(model)
+        optimizer = torch.optim.Adam(whole.parameters(), lr=0.01)
     return PipelineTrainer(model, optimizer, nn.functional.cross_entropy, **{**SIZES, **ONE, **settings})
 
 
@@ -171,7 +172,7 @@ def test_layers_may_hand_on_several_tensors():
     [
         ({"model": nn.Linear(4, 3)}, "model: Linear .expected an nn.Sequential"),
         (
-            {"model": [nn.Linear(4, 3), torch.relu]},
+            {"model": [nn.Linear(4, 3), torch.relu], "optimizer": torch.optim.SGD(make_model().parameters())},
             "model: layer 1 is a builtin_function_or_method .expected",
         ),
         ({"model": nn.Sequential(), "optimizer": torch.optim.SGD(make_model().parameters())}, "no layers"),
