@@ -85,6 +85,9 @@ class Checkpointing:
             load(arrival)
         except ConfigError as error:
             raise ConfigError(f"cannot resume from {self.directory}: {error}") from None
+        assert self.newest is not None
+        step, path = self.newest
+        self.say(f"goes on from step {step} in {path}")
         return True
 
     def to_resume(self) -> Arrival | None:
@@ -117,7 +120,6 @@ class Checkpointing:
                 f"cannot resume: {error} ({hint}, --resume-from STEP takes that one)"
             ) from error
         self.newest = chosen.step, chosen.path
-        self.say(f"goes on from step {chosen.step} in {chosen.path}")
         return arrival
 
     def _load_newest(self, found: Sequence[Checkpoint]) -> tuple[Checkpoint, Arrival]:

@@ -52,7 +52,7 @@ def layers_of(model: Model) -> tuple[nn.Module, list[nn.Module]]:
         whole = nn.ModuleList(layers)
     else:
         raise ConfigError(
-            f"model: {type(model).__name__} (expected an nn.Sequential, or a list of modules, or of functions that "
+            f"model: {_what_is_no_layer(model)} (expected an nn.Sequential, or a list of modules, or of functions that "
             "build them, each a layer that takes what the one before gives)"
         )
     if not layers:
@@ -64,6 +64,15 @@ def layers_of(model: Model) -> tuple[nn.Module, list[nn.Module]]:
                 "nn.GroupNorm or nn.LayerNorm, or track_running_stats=False)"
             )
     return whole, layers
+
+
+def _what_is_no_layer(model: object) -> str:
+    """The first of a list that is no module, by its place in it; of anything else its type."""
+    if isinstance(model, list | tuple):
+        for place, each in enumerate(model):
+            if not isinstance(each, nn.Module):
+                return f"layer {place} is a {type(each).__name__}"
+    return type(model).__name__
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -46,7 +46,7 @@ class LRSchedule:
         self._at = 0.0  # Epochs, samples or evaluations up to which it has been stepped.
         self._loss = (0.0, 0.0)  # Sum and weight since, for ReduceLROnPlateau.
         self._judged = math.nan  # What the last evaluation came to.
-        self._said = self._is_over = False
+        self._said = self._is_over = self._has_come_to_0 = False
         self._own: dict[str, _Own] = {}
         if scheduler is not None:
             self._check_owner()
@@ -178,6 +178,12 @@ class LRSchedule:
         """The optimizer has stepped. `loss`: weighted sum, and weight, of trainer.mean(loss)."""
         if self.scheduler is None:
             return
+        if self._has_come_to_0 and not any(self._rates()):
+            # Told with the first step that it spoils: most schedules come to 0 with the last one.
+            name = type(self.scheduler).__name__
+            self._warn(
+                f"the schedule {name} has come to a learning rate of 0: nothing is learned from here on"
+            )
         if self._every != EVALUATION:
             self._loss = (self._loss[0] + loss[0], self._loss[1] + loss[1])
         if self._every == STEP:
@@ -226,12 +232,10 @@ class LRSchedule:
         self._keep_above(before, name)
 
     def _keep_above(self, before: list[float], name: str) -> None:
-        """A learning rate that has come to an end, or has shrunk to nothing, is told; the latter is not taken."""
+        """A learning rate that has shrunk to nothing is told, and not taken; of one that is 0, steps tell."""
         now, initial = max(self._rates()), max(self._initial())
         if now == 0 < max(before):
-            self._warn(
-                f"the schedule {name} has come to a learning rate of 0: nothing is learned from here on"
-            )
+            self._has_come_to_0 = True
         elif 0 < now < LEAST_SHARE * initial and now < max(before):
             for group, rate in zip(self._optimizer.param_groups, before, strict=True):
                 if isinstance(group["lr"], torch.Tensor):

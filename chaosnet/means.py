@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,15 +23,17 @@ MIN_WEIGHT = 1e-12
 class ClusterMean:
     """A value averaged over the cluster by the next update(); `float()` of it once that has happened."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.value = math.nan
+    def __init__(self, name: str, too_early: Callable[[str], None]) -> None:
+        self.name, self._too_early = name, too_early
+        self.value, self.is_known = math.nan, False
 
     def __float__(self) -> float:
+        if not self.is_known:
+            self._too_early(self.name)
         return self.value
 
     def __format__(self, spec: str) -> str:
-        return format(self.value, spec)
+        return format(float(self), spec)
 
     def __repr__(self) -> str:
         return f"ClusterMean({self.value})"
@@ -42,7 +45,8 @@ class Means:
     Sums travel as (value * weight, weight) by name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._has_said = say, False
         self.last: dict[str, float] = {}
         self._pending: dict[str, list[tuple[float | torch.Tensor, float]]] = {}
         self._handles: list[ClusterMean] = []
@@ -64,7 +68,7 @@ class Means:
         if not 0 <= weight <= MAX_WEIGHT:
             raise ConfigError(f"mean: the weight of {name!r} is {weight} (expected 0 to {MAX_WEIGHT:g})")
         self._pending.setdefault(name, []).append((value, weight))
-        handle = ClusterMean(name)
+        handle = ClusterMean(name, self._too_early)
         self._handles.append(handle)
         return handle
 
@@ -100,5 +104,14 @@ class Means:
     def settle(self) -> None:
         """The handles get what there is, if only of an earlier step: theirs is lost."""
         for handle in self._handles:
-            handle.value = self.last.get(handle.name, math.nan)
+            handle.value, handle.is_known = self.last.get(handle.name, math.nan), True
         self._handles.clear()
+
+    def _too_early(self, name: str) -> None:
+        """The script asks for a mean before the update that brings it. It is told once: nan looks like a bad loss."""
+        if not self._has_said:
+            self._has_said = True
+            self._say(
+                f"trainer.mean(..., {name!r}) is nan until the next update(): call it before the step, and use what "
+                "it returns after the step"
+            )

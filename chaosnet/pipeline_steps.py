@@ -150,6 +150,11 @@ class PipelineSteps:
         self.ran = self._session.rates.pipelines = str(running.laid)
         predicted = self._engine.predicted
         assert predicted is not None
+        if not self._engine.pace.is_measured:  # Costs are a guess until then.
+            self._say(
+                f"pipelines ({running.why}): {running.laid}; predicted nothing yet, as no layer is measured"
+            )
+            return
         more_us = predicted.usual_us - running.predicted_us
         others = "".join(
             f"; {why} {(us + more_us) / 1000:.1f} ms" for why, us in running.others if why != running.why

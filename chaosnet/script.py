@@ -19,7 +19,7 @@ from .teller import log_line
 
 
 def run_script(script: Path, args: tuple[str, ...]) -> None:
-    """Returns when the script has ended well. If it has made no Trainer, it says so.
+    """Returns when the script has ended well. If it has made no Trainer, it says so, unless Ctrl+C ended it.
 
     The module stays `__main__`, as runpy's does not: worker processes and exit handlers look for it.
     Raises: ChaosnetError and SystemExit of the script; any other error is shown as Python shows it, without
@@ -92,7 +92,8 @@ def _run(
         raise
     except (SystemExit, KeyboardInterrupt) as error:
         endings.crash_all(error)
-        _tell_if_alone(shown)
+        if isinstance(error, SystemExit):
+            _tell_if_alone(shown)
         raise
     except Exception as error:
         trace = _frames_of(path, error.__traceback__)
@@ -104,7 +105,7 @@ def _run(
 
 def _tell_if_alone(script: str) -> None:
     if not endings.was_opened():
-        text = f"{script} made no Trainer in this process, so it ran alone: it was no node of a cluster"
+        text = f"{script} made no Trainer in this process before it ended: it was no node of a cluster"
         line = log_line(text, SETTINGS["log_format"].of(None))
         with contextlib.suppress(OSError, ValueError, AttributeError):  # Nobody may read it.
             print(line, end="", file=sys.stderr, flush=True)

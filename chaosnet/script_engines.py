@@ -24,6 +24,10 @@ class _OfEngine(Generic[Engine]):
         return self._engine.step
 
     @property
+    def joined_step(self) -> int:
+        return self._engine.joined_step
+
+    @property
     def samples(self) -> float:
         return self._engine.samples
 

@@ -57,8 +57,8 @@ class ScriptMember:
 
     @property
     def joined_step(self) -> int:
-        """The step since which this node is a member."""
-        return self._member().session.joined_step
+        """The step after which this node became a member, the last time."""
+        return self._member().joined_step
 
     @property
     def join_seconds(self) -> float:

@@ -30,6 +30,11 @@ class ScriptEngine(Protocol):
         ...
 
     @property
+    def joined_step(self) -> int:
+        """After which of them this node came in, the last time."""
+        ...
+
+    @property
     def samples(self) -> float:
         """Samples behind them."""
         ...
@@ -136,6 +141,10 @@ class ScriptNode:
         steps.entered()
 
     @property
+    def joined_step(self) -> int:
+        return self._engine.joined_step
+
+    @property
     def _is_over(self) -> bool:
         return self._closed or self._pid != os.getpid()  # A forked child is not the node.
 
@@ -171,7 +180,7 @@ class ScriptNode:
             self._members.forget()
         session.say(
             f"{self.name} left after step {engine.step} ({session.ended.reason}): "
-            f"{self.steps.updates_here} steps with samples from here, joined at step {session.joined_step}"
+            f"{self.steps.updates_here} steps with samples from here, joined at step {engine.joined_step}"
         )
         self._sum_up()
 

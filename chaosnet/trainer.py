@@ -121,7 +121,7 @@ class Trainer(RunFacts):
             self._told.summary,
         )
         self._members = Remembered(self.name, self.settings.listen, self._teller.say)
-        self._share, self._means = DataShare(self.name, self._told.seed), Means()
+        self._share, self._means = DataShare(self.name, self._told.seed), Means(self._teller.say)
         self._page_at = SETTINGS["dashboard"].of(dashboard)
         self._run = None
         if model is not None and optimizer is not None:

@@ -25,7 +25,9 @@ class Notices:
     def done(self, change: Change, view: View) -> list[Effect]:
         """Tell people, and who asked, that the change is in force."""
         step = self.tenure.sync.step
-        count = f"{counted(len(view.members), 'member')}, {counted(len(view.links), 'link')}"
+        members = {*view.member_ids}
+        links = sum({*each} <= members for each in view.links)  # Not those of joiners.
+        count = f"{counted(len(members), 'member')}, {counted(links, 'link')}"
         match change:
             case AddJoiners(joiners=joiners):
                 return [
@@ -42,8 +44,8 @@ class Notices:
                 self.repairs.opened((a, b))
                 answer = self.answer(change, True, f"the link {a} - {b} is open")
                 return [*answer, Happened("link-up", f"{a} - {b}", f"now {count}", step)]
-            case Repair(links=links):
-                return [Happened("link-up", f"{a} - {b}", f"now {count}", step) for a, b in links]
+            case Repair(links=opened):
+                return [Happened("link-up", f"{a} - {b}", f"now {count}", step) for a, b in opened]
             case RemoveLink(link=(a, b), lost=lost):
                 if not lost:
                     self.repairs.removed((a, b))

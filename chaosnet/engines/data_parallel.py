@@ -50,7 +50,8 @@ class DataParallel:
         on_step, on_schedule: See `ScriptLoop`.
     Attributes:
         round: Steps of the all-reduce, also those in which nobody had samples.
-        step: Updates of the model, by anybody, since the cluster began; `samples`: behind them.
+        step: Updates of the model, by anybody, since the cluster began; `samples`: behind them; `joined_step`:
+            after which this node came in.
         weight: Samples behind this node's gradients in the step; None: nobody has said, so they are `own_weight`,
             what the script said last.
         healing: This node differs from the others, and is to pull the state anew.
@@ -76,7 +77,7 @@ class DataParallel:
         self.session, self.share, self.means, self._told = session, share, means, told
         self._callbacks = told.callbacks or Callbacks()
         self.evaluation = Evaluation(session.name)
-        self.round = self.step = 0
+        self.round = self.step = self.joined_step = 0
         self.samples = 0.0
         self.weight: float | None = None
         self.own_weight = 1.0
@@ -180,6 +181,7 @@ class DataParallel:
 
     def entered(self, fetched: int | None) -> None:
         """See `Engine`."""
+        self.joined_step = self.step
         self.copies.serve_fellows(fetched)
         if self.checkpointing is not None:
             self.checkpointing.started(self.step, self._run)

@@ -28,11 +28,17 @@ class Pace:
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         # Before anything was measured: in proportion to parameters.
         sizes = [1 + sum(p.numel() for p in layer.parameters()) // 1000 for layer in layers]
-        self.costs_us: tuple[tuple[int, int], ...] = tuple((size, 2 * size) for size in sizes)
+        self._guess: tuple[tuple[int, int], ...] = tuple((size, 2 * size) for size in sizes)
+        self.costs_us = self._guess
         self.speeds: dict[str, float] = {}
         # Who was slow, and for how many measurements it has had nothing to do.
         self._idle: dict[str, int] = {}
         self._seen: dict[str, float] = {}  # In the last measurement: a speed counts when two in a row agree.
+
+    @property
+    def is_measured(self) -> bool:
+        """Has anybody told what a layer takes?"""
+        return self.costs_us != self._guess
 
     def tells(self, round: int) -> bool:
         """Is that a step in which all tell what they measure?"""

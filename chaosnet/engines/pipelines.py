@@ -100,7 +100,8 @@ class Pipelines:
 
     Attributes:
         round: Steps of the all-reduce, also those in which nothing was trained.
-        step: Updates of the model since the cluster began; `samples`: behind them.
+        step: Updates of the model since the cluster began; `samples`: behind them; `joined_step`:
+            after which this node came in.
         running: The pipelines of the step under way; None before the first, and while nobody wants to train.
         predicted: What a step of them should take.
         wants: Epochs that this node wants to see trained in all; 0: none any more.
@@ -124,7 +125,7 @@ class Pipelines:
         self.model, self.layers = layers_of(whole)
         self.optimizer, self._device = made_for(optimizer, self.model), device_of(self.model)
         lr_scheduler = made_for(lr_scheduler, self.optimizer)
-        self.evaluation, self.means = Evaluation(session.name), Means()
+        self.evaluation, self.means = Evaluation(session.name), Means(session.say)
         self.batches = GlobalBatches(told.batch, told.micro_batch, told.seed)
         self.sums = LayerSums(self.layers, self.batches.micro_batches, told.exact)
         if told.layout:
@@ -146,7 +147,7 @@ class Pipelines:
         window = None if self.keeping is None else self.keeping.parts
         self.agreement = Agreement(self.state, self, session.name, "stop", window)
         self.pace, self.costs = Pace(self.layers), StepCosts(len(self.layers))
-        self.round = self.step = self.wants = 0
+        self.round = self.step = self.joined_step = self.wants = 0
         self.samples, self._goal = 0.0, 0  # Epochs that members want to see trained: the most. Agreed.
         self.wishes = LayoutWishes(session, told.layout, len(self.layers), self.batches.micro_batches)
         self.running: Running | None = None
@@ -228,6 +229,7 @@ class Pipelines:
 
     def entered(self, fetched: int | None) -> None:
         """See `Engine`."""
+        self.joined_step = self.step
         self.copies.serve_fellows(fetched)
         if self.checkpointing is not None:
             self.checkpointing.started(self.step, self._run)

@@ -59,7 +59,9 @@ class Predicted(NamedTuple):
         return self.usual_us + self.moving_us
 
     def __str__(self) -> str:
-        parts = zip(("computing", "parameters", "sums", "optimizer", "rest"), self[:5], strict=True)
+        # So that parts add up where no less than computing is left.
+        shown = (*self[:4], self.usual_us - sum(self[:4]))
+        parts = zip(("computing", "parameters", "sums", "optimizer", "rest"), shown, strict=True)
         each = ", ".join(f"{us / 1000:.1f} {name}" for name, us in parts if name == "computing" or us)
         more = (
             f", the first {self.moving_us / 1000:.1f} ms more for state that moves" if self.moving_us else ""

@@ -344,8 +344,14 @@ def test_a_script_without_a_trainer_is_told_so_and_keeps_its_exit_code(tmp_path,
     found, said, _ = run(tmp_path, script)
     assert found == code
     assert said == [
-        "[chaosnet] train.py made no Trainer in this process, so it ran alone: it was no node of a cluster"
+        "[chaosnet] train.py made no Trainer in this process before it ended: it was no node of a cluster"
     ]
+
+
+def test_ctrl_c_before_there_is_a_trainer_is_told_as_no_more_than_that(tmp_path):
+    code, said, _ = run(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGINT)")
+    assert code == 130
+    assert [line for line in said if line] == ["error: interrupted"]
 
 
 # --- the last checkpoint ---

@@ -195,7 +195,7 @@ async def far_from(address: str, way_s: float) -> AsyncIterator[str]:
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     try:
-        yield "127.0.0.1:{}".format(server.sockets[0].getsockname()[1])
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
         for writer in writers:
@@ -715,7 +715,7 @@ async def narrow_way_to(address: str, bytes_per_s: float) -> AsyncIterator[str]:
     door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # Those that it accepts have it, too.
     server = await asyncio.start_server(accept, sock=door)
     try:
-        yield "127.0.0.1:{}".format(door.getsockname()[1])
+        yield f"127.0.0.1:{door.getsockname()[1]}"
     finally:
         server.close()
         for task in tasks:

@@ -32,8 +32,9 @@ def make_data(samples=20):
 
 def trainer(model=None, optimizer=None, **settings):
     model = make_model() if model is None else model
-    whole = model if isinstance(model, nn.Module) else nn.ModuleList(model)
-    optimizer = optimizer or torch.optim.Adam(whole.parameters(), lr=0.01)
+    if optimizer is None:
+        whole = model if isinstance(model, nn.Module) else nn.ModuleList(model)
+        optimizer = torch.optim.Adam(whole.parameters(), lr=0.01)
     return PipelineTrainer(model, optimizer, nn.functional.cross_entropy, **{**SIZES, **ONE, **settings})
 
 
@@ -62,6 +63,15 @@ def test_every_computation_is_told_with_its_step_and_its_time():
     assert all(a.ended_s <= b.began_s for a, b in itertools.pairwise(told))
     last = {each.micro_batch for each in told if each.round == steps[-1].round}
     assert last == {0, 1}  # The last step of an epoch has the samples that are left.
+
+
+def test_nothing_is_predicted_before_a_layer_is_measured(capfd):
+    """The first pipelines are those of a guess, by parameters."""
+    with trainer(quiet=False) as alone:
+        next(iter(alone.steps(make_data(), epochs=1)))
+        told = capfd.readouterr().err
+        assert "x4; predicted nothing yet, as no layer is measured" in told
+        assert "ms a step" not in told
 
 
 def test_a_step_takes_what_it_is_predicted_to_once_some_were_measured():
@@ -161,6 +171,10 @@ def test_layers_may_hand_on_several_tensors():
     ("wrong", "names"),
     [
         ({"model": nn.Linear(4, 3)}, "model: Linear .expected an nn.Sequential"),
+        (
+            {"model": [nn.Linear(4, 3), torch.relu], "optimizer": torch.optim.SGD(make_model().parameters())},
+            "model: layer 1 is a builtin_function_or_method .expected",
+        ),
         ({"model": nn.Sequential(), "optimizer": torch.optim.SGD(make_model().parameters())}, "no layers"),
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, "'1' is a BatchNorm1d"),
         ({"layout": "2 and 2"}, "layout: '2 and 2'"),

@@ -167,6 +167,14 @@ def test_a_leave_is_proposed_and_repeated_until_it_is_in_force(bench):
     assert effects[0] == Happened("left", "c", "now 2 members, 1 link", 11)
 
 
+def test_links_of_those_who_only_join_are_not_counted_as_links_of_members():
+    bench = Bench(links=[*TRIANGLE, ("a", "j"), ("b", "j")], observers="j")
+    _, [(_, prepare)] = bench.receive("c", ScaleInRequest(node="c"))
+    assert {("a", "j"), ("b", "j")} <= {*prepare.view.links}
+    effects = bench.enter(prepare.view, 11)
+    assert effects[0] == Happened("left", "c", "now 2 members, 1 link", 11)
+
+
 def test_a_joiner_that_reached_none_of_the_chosen_is_given_those_that_it_has_a_link_to():
     bench = Bench("abcd", [("a", "b"), ("a", "c"), ("a", "d"), ("b", "c"), ("c", "d")])
     for linked, chosen in (((), ["b", "d"]), (("c",), ["b", "c"]), (("a", "c", "x"), ["a", "c"])):

@@ -662,6 +662,26 @@ def test_a_plateau_that_counts_steps_is_told(start, capfd):
 
 
 @pytest.mark.parametrize("steps", [STEPS, STEPS + 1])
+@pytest.mark.parametrize("name", ["CosineAnnealingLR", "LambdaLR"])
+def test_a_rate_of_0_is_told_with_the_first_step_that_it_spoils(start, capfd, steps, name):
+    model = make_model()
+    optimizer = sgd(model)
+    to_0 = {
+        "CosineAnnealingLR": lambda: schedulers.CosineAnnealingLR(optimizer, STEPS),
+        "LambdaLR": lambda: schedulers.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / STEPS)),
+    }
+    schedule = to_0[name]()
+    start(model, optimizer, schedule, quiet=False)
+    for step in range(steps):
+        loss_of(model, step).backward()
+        optimizer.step()
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 0
+    told = capfd.readouterr().err
+    assert (f"{name} has come to a learning rate of 0: nothing is learned" in told) == (steps > STEPS)
+
+
+@pytest.mark.parametrize("steps", [STEPS, STEPS + 1])
 def test_a_schedule_that_ends_with_the_training_is_not_said_to_be_over(start, capfd, steps):
     model = make_model()
     optimizer = sgd(model)

@@ -61,6 +61,10 @@ def test_a_step_never_takes_less_than_its_computing():
     costs = StepCosts(2)
     hear(costs, {"rest": (-5e6, 1.0)})
     assert costs.predicted(RUNNING).total_us == RUNNING.computing_us
+    assert (
+        str(costs.predicted(RUNNING))
+        == "predicted 700.0 ms a step (700.0 computing, 50.0 parameters, 150.0 sums, -200.0 rest)"
+    )
 
 
 def test_rates_that_differ_by_noise_stay_and_others_are_taken_when_two_in_a_row_agree():

@@ -1,6 +1,7 @@
 """`Trainer` on its own: a cluster of one, in this process. More nodes: tests/integration."""
 
 import gc
+import itertools
 import json
 import re
 import signal
@@ -111,6 +112,21 @@ def test_steps_samples_and_epochs_are_counted(start, data):
     train(trainer, trainer.batches(data, batch_size=5))
     assert (trainer.step, trainer.samples, trainer.epoch) == (5, LENGTH, 1)
     assert trainer.updates_here >= 4
+
+
+def test_who_asks_for_a_mean_too_early_is_told_once(start, data, capfd):
+    trainer = start(quiet=False)
+    for batch in itertools.islice(trainer.batches(data, batch_size=8), 3):
+        loss = loss_of(trainer.model, batch)
+        loss.backward()
+        mean = trainer.mean(loss)
+        assert "is nan" not in capfd.readouterr().err
+        trainer.update()
+        assert float(mean) == pytest.approx(loss.item())
+    for form in (float, "{:.3f}".format):
+        assert str(form(trainer.mean(1.0))) == "nan"
+        said = capfd.readouterr().err
+        assert ("trainer.mean(..., 'loss') is nan until the next update()" in said) == (form is float)
 
 
 def test_a_mean_is_not_a_number_until_the_update(start, data):

@@ -129,6 +129,21 @@ def test_twenty_steps_are_ten_and_ten_more_after_resuming_to_the_bit(start, tmp_
     assert second.scheduler.state_dict() == straight.scheduler.state_dict()
 
 
+def test_the_step_at_which_a_node_came_in_is_one_of_the_model_whatever_was_evaluated(start, tmp_path, capsys):
+    first = start(checkpoints=Checkpoints(tmp_path, every=5))
+    first.train(5)
+    assert sum(batch.samples for batch in first.trainer.evaluate(data(), 10)) == LENGTH
+    first.train(10)
+    first.close()
+    second = start(checkpoints=Checkpoints(tmp_path, every=5, resume=True))
+    assert second.trainer.joined_step == second.trainer.step == 10
+    second.train(12)
+    capsys.readouterr()
+    second.close()
+    told = capsys.readouterr().err
+    assert "left after step 12 (all have finished): 2 steps with samples from here, joined at step 10" in told
+
+
 def test_the_order_of_samples_is_that_of_the_run_whatever_the_seed_is_now(start, tmp_path):
     straight = start(seed=3)
     straight.train(12)
@@ -202,10 +217,11 @@ def test_a_damaged_checkpoint_changes_nothing_in_the_model(start, tmp_path, monk
     assert all(map(torch.equal, before, model.state_dict().values()))
 
 
-def test_the_checkpoint_of_another_model_is_refused_by_the_name_of_the_difference(start, tmp_path):
+def test_the_checkpoint_of_another_model_is_refused_by_the_name_of_the_difference(start, tmp_path, capsys):
     trained(start, tmp_path, 5)
     with pytest.raises(ConfigError, match=r"'0.weight' is float32 \[8, 4\] here, float32 \[16, 4\] there"):
         start(checkpoints=Checkpoints(tmp_path, resume=True), width=8)
+    assert "goes on from" not in capsys.readouterr().err
 
 
 def test_a_step_that_is_not_there_is_refused_with_those_that_are(start, tmp_path):
