@@ -135,7 +135,10 @@ class LayerBuilds:
             layer = self.functions[number]()
         except ConfigError:
             raise
-        except (NotImplementedError, RuntimeError, TypeError) as error:
+        except TypeError as error:
+            expected = "(expected a module, or a function without arguments that builds one)"
+            raise ConfigError(f"layer {number}: its function fails{when}: {error} {expected}") from error
+        except (NotImplementedError, RuntimeError) as error:
             raise ConfigError(f"layer {number}: its function fails{when}: {error}") from error
         if not isinstance(layer, nn.Module):
             raise self._refused(number, f"its function gives {type(layer).__name__}", "a module")

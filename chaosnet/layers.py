@@ -52,8 +52,8 @@ def layers_of(model: Model) -> tuple[nn.Module, list[nn.Module]]:
         whole = nn.ModuleList(layers)
     else:
         raise ConfigError(
-            f"model: {_what_is_no_layer(model)} (expected an nn.Sequential, or a list of modules, or of functions that "
-            "build them, each a layer that takes what the one before gives)"
+            f"model: {_what_is_no_layer(model)} (expected an nn.Sequential, or a list of modules, or of functions "
+            "that build them, each a layer that takes what the one before gives)"
         )
     if not layers:
         raise ConfigError("model: no layers (expected at least one)")

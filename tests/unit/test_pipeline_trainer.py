@@ -172,8 +172,12 @@ def test_layers_may_hand_on_several_tensors():
     [
         ({"model": nn.Linear(4, 3)}, "model: Linear .expected an nn.Sequential"),
         (
+            {"model": [nn.Linear(4, 3), "relu"], "optimizer": torch.optim.SGD(make_model().parameters())},
+            "model: layer 1 is a str .expected",
+        ),
+        (
             {"model": [nn.Linear(4, 3), torch.relu], "optimizer": torch.optim.SGD(make_model().parameters())},
-            "model: layer 1 is a builtin_function_or_method .expected",
+            "layer 1: its function fails.*argument.*expected a module, or a function without arguments",
         ),
         ({"model": nn.Sequential(), "optimizer": torch.optim.SGD(make_model().parameters())}, "no layers"),
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, "'1' is a BatchNorm1d"),
