@@ -90,8 +90,6 @@ class Changes:
             return []
         view, policy = tenure.view, tenure.policy
         why = self.replanning.look(view, lambda: tenure.graph(view), policy, result_bytes, step_s, now_s)
-        if why and self.replanning.tears(tenure.sync.step, step_s):
-            return [*self.notices.replanned(why), *self.flushes.start(why, now_s)]
         return self.enqueue(Replan(why=why), now_s) if why else []
 
     # --- proposals ---

@@ -52,12 +52,8 @@ class Notices:
                 answer = self.answer(change, True, f"the link {a} - {b} is closed")
                 return [*answer, Happened("link-down", f"{a} - {b}", f"now {count}", step)]
             case Replan(why=why):
-                return self.replanned(why)
+                return [Happened("new-plan", self.tenure.me, why, step)]
         return []
-
-    def replanned(self, why: str) -> list[Effect]:
-        """There are other trees."""
-        return [Happened("new-plan", self.tenure.me, why, self.tenure.sync.step)]
 
     def unplanned(self) -> list[Effect]:
         """The policy finds no trees: people are told once, until it does again."""

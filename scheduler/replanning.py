@@ -3,9 +3,6 @@
 That is other trees, or messages of another size. A change costs training nothing (it travels with a step), but it
 costs everybody a view, and rates are noisy.
 So the all-reduce has to become shorter by a share of its own time and of a whole step's, and twice in a row.
-
-The vote for another view is part of the next step, and the one after that is the first to go by it. Where a link has
-become so slow that these would cost many usual steps, a flush has the step under way begin anew in that view.
 """
 
 from __future__ import annotations
@@ -26,7 +23,6 @@ LOOK_EVERY_S = 2.0  # Rates are reported every second.
 SETTLE_S = 4.0  # After a change of view: what was measured before it says little of what it loads.
 GAIN = 0.15  # Of the all-reduce's time, at least.
 GAIN_OF_STEP = 0.03
-TORN_FOR = 2.0  # Usual steps that another plan saves in each: beginning the step anew costs one at most.
 SAME = 0.1  # Rates that differ by less since the last look are not looked at again.
 
 
@@ -36,16 +32,7 @@ class Replanning:
 
     look_at_s: float = 0.0
     seen_bps: Mapping[Link, float] = field(default_factory=dict)  # When nothing better was found.
-    worth: str = ""  # What the last look has found,
-    saved_s: float = 0.0  # and what that would save in a step.
-    torn_for: int = -1  # The last step that was begun anew for a plan.
-
-    def tears(self, step: int, step_s: float) -> bool:
-        """Is the plan that a look has just found worth beginning this step anew? Each is once at most."""
-        if step == self.torn_for or self.saved_s <= TORN_FOR * step_s:
-            return False
-        self.torn_for = step
-        return True
+    worth: str = ""  # What the last look has found.
 
     def entered(self, now_s: float) -> None:
         """Another view is in force, with trees of its own."""
@@ -68,8 +55,7 @@ class Replanning:
         rates_bps = {(u, v): rate_bps for u, v, rate_bps in graph.edges(data="rate_bps", default=0.0)}
         if not self.worth and self._is_like(rates_bps):
             return ""
-        before = self.worth
-        self.worth, self.saved_s = _gain(view, graph, policy, result_bytes, step_s)
+        before, self.worth = self.worth, _gain(view, graph, policy, result_bytes, step_s)
         self.seen_bps = {} if self.worth else rates_bps
         return self.worth if before else ""
 
@@ -80,21 +66,18 @@ class Replanning:
         )
 
 
-def _gain(
-    view: View, graph: nx.Graph, policy: SyncPolicy, result_bytes: int, step_s: float
-) -> tuple[str, float]:
-    """What another plan would bring, for people, and the seconds; "" if it is not worth it."""
+def _gain(view: View, graph: nx.Graph, policy: SyncPolicy, result_bytes: int, step_s: float) -> str:
     chunks = graph.graph["result"][1]
     present = [SpanningTree(tree.root, tree.parent, tree.share) for tree in view.trees]
     now_s = SyncTime(present, graph).expected_s(result_bytes, math.ceil(chunks / view.bundle))
     if now_s <= GAIN_OF_STEP * step_s:
-        return "", 0.0
+        return ""
     try:
         trees = policy(graph)
     except PlanInfeasible:
-        return "", 0.0  # A user's policy, that cannot do with what links carry now.
+        return ""  # A user's policy, that cannot do with what links carry now.
     then_s, _ = SyncTime(trees, graph).best_bundle(result_bytes, chunks)
     if now_s - then_s <= max(GAIN * now_s, GAIN_OF_STEP * step_s):
-        return "", 0.0
+        return ""
     how = "in messages of another size" if trees == present else "over other links"
-    return f"sums {how}: they are to take {then_s:.2g} s and not {now_s:.2g} s", now_s - then_s
+    return f"sums {how}: they are to take {then_s:.2g} s and not {now_s:.2g} s"

@@ -303,23 +303,18 @@ def _lose_link(stage: PlayedNegotiation) -> Callable[[], bool]:
     return over
 
 
-def _replan(stage: PlayedNegotiation, slow_bps: float = 5e8) -> Callable[[], bool]:
+def _replan(stage: PlayedNegotiation) -> Callable[[], bool]:
     """A link that the trees use has become slow; the scheduler has seen so once, and waits until it is sure."""
     before = stage.view_of("n1")
     slow = {*next(iter(before.trees[0].parent.items()))}
     for node in stage.living():
         node.agent.settings.result_bytes = RESULT_BYTES
         peers = sorted(node.agent.relay.peers)
-        stage.carries(node.name, {peer: slow_bps if {peer, node.name} == slow else 1e9 for peer in peers})
+        stage.carries(node.name, {peer: 1e6 if {peer, node.name} == slow else 1e9 for peer in peers})
     schedulers = [node.agent.scheduler for node in stage.living() if node.agent.scheduler]
     stage.until(lambda: any(each.changes.replanning.worth for each in schedulers))
     stage.begin()
     return lambda: stage.view_of("n1").key > before.key
-
-
-def _replan_at_once(stage: PlayedNegotiation) -> Callable[[], bool]:
-    """It has become so slow that the step under way begins anew."""
-    return _replan(stage, slow_bps=1e6)
 
 
 def _switch_twice(stage: PlayedNegotiation) -> Callable[[], bool]:
@@ -392,7 +387,6 @@ NEGOTIATIONS = {
         Negotiation("disconnect-link", 3, _disconnect_link, TRAINING | LINK | {"DisconnectLinkRequest"}),
         Negotiation("lost-link", 3, _lose_link, TRAINING | OPENING | FLUSH | {"Echo", "EchoReply", "AbortRequest"}),
         Negotiation("new-plan", 3, _replan, TRAINING | {"Prepare"}),
-        Negotiation("new-plan-at-once", 3, _replan_at_once, TRAINING | FLUSH),
         Negotiation("view-switches", 3, _switch_twice, TRAINING | STREAMING | LEAVE, joiners=1),
         Negotiation("election", 3, _election, FLUSH | {"VoteRequest", "VoteReply", "LinkNews"}),
         Negotiation("lost-member", 3, _lose_member, FLUSH | {"AbortRequest", "LinkNews"}),

@@ -123,13 +123,3 @@ def test_reports_between_two_looks_cost_no_graph_of_the_overlay():
         watch.now_s += 0.01
         watch.replanning.look(watch.view, graph_now, packed, RESULT_BYTES, STEP_S, watch.now_s)
     assert 1 <= len(made) <= (10.0 - SETTLE_S) / LOOK_EVERY_S + 1
-
-
-def test_a_step_is_begun_anew_once_where_another_plan_saves_more_than_two():
-    for slow_mbit, step_s, tears in ((2, STEP_S, True), (20, STEP_S, False), (2, 100.0, False)):
-        watch = Watch(planned(overlay()))
-        assert watch.look(overlay(ab=slow_mbit), step_s) == ""
-        watch.look(overlay(ab=slow_mbit), step_s)
-        assert watch.replanning.tears(7, step_s) is tears
-        assert not watch.replanning.tears(7, step_s)
-        assert watch.replanning.tears(8, step_s) is tears

@@ -1121,7 +1121,7 @@ def test_an_observer_stays_if_any_member_left_can_serve_it():
 
 
 def test_when_a_link_becomes_slow_the_same_view_is_proposed_with_other_trees(bench):
-    bench.scheduler.admission.costs = lambda: (20_000_000, 200.0)
+    bench.scheduler.admission.costs = lambda: (20_000_000, 1.0)
     slow = {*next(iter(bench.sync.view.trees[0].parent.items()))}
     before, told = bench.sync.view, []
     for second in range(20):
@@ -1235,35 +1235,3 @@ def test_a_ring_of_more_nodes_than_a_view_holds_trees_is_one_tree():
     many = [views.SpanningTree("a", {"b": "a"}, 1 / 65)] * 65
     with pytest.raises(PlanInfeasible, match="65 trees"):
         views.with_trees(make_view("ab", [("a", "b")]), nx.Graph([("a", "b")]), lambda graph: many)
-
-
-# --- other trees ---
-
-
-def slow_link(mbit):
-    """Three in a triangle whose steps take two seconds, once two looks have found the link a - b so slow."""
-    bench = Bench(policy="packed", costs=lambda: (20_000_000, 2.0))
-    bench.take_sent()
-    for seconds in range(9):
-        bench.now_s = 10.0 + seconds
-        for node in "abc":
-            peers = [peer for peer in "abc" if peer != node]
-            rates = {peer: (mbit if {node, peer} == {"a", "b"} else 200) * 1e6 for peer in peers}
-            readings = {peer: LinkReading(sent_bps=rate, sent_age_s=0.0) for peer, rate in rates.items()}
-            effects, sent = bench.receive(node, Report(node=node, readings=readings))
-            if sent:
-                return bench, effects, sent
-    return bench, [], []
-
-
-def test_a_link_that_is_slow_gets_other_trees_by_vote_and_one_that_holds_up_all_by_a_flush():
-    bench, _, sent = slow_link(mbit=100)
-    assert {type(body) for _, body in sent} == {Prepare} and bench.scheduler.flush is None
-    bench, effects, sent = slow_link(mbit=4)
-    assert {type(body) for _, body in sent} == {Flush}
-    assert [effect.kind for effect in effects if isinstance(effect, Happened)] == ["new-plan"]
-    for node in "abc":
-        _, sent = bench.flush_ok(node)
-    view = installs(sent)[0].view
-    assert view.member_ids == ("a", "b", "c") and ("a", "b") in view.links
-    assert not any(tree.parent.get(a) == b for tree in view.trees for a, b in (("a", "b"), ("b", "a")))
