@@ -34,12 +34,14 @@ def followed(
     console: Console | None = None,
     first_s: float = FIRST_S,
     every_s: float = EVERY_S,
+    in_pipe: bool = True,
 ) -> Iterator[Item]:
     """The `items` as they come. People read on stderr how many have, from `first_s` on.
 
     Args:
         what: They are, for people: "runs".
         every_s: From one line to the next, where it is no terminal.
+        in_pipe: Are there lines, where it is none?
     """
     shown, count, ended = console or Console(stderr=True, highlight=False), [0], threading.Event()
     began_s = time.monotonic()
@@ -66,6 +68,9 @@ def followed(
             while not ended.wait(0.1):
                 bar.update(task, completed=count[0])
 
+    if not (shown.is_terminal or in_pipe):
+        yield from items
+        return
     target = as_bar if shown.is_terminal else in_lines
     teller = threading.Thread(target=target, name="chaosnet-progress", daemon=True)
     teller.start()

@@ -51,6 +51,17 @@ def test_what_is_short_is_not_told(terminal):
     assert heard.getvalue() == ""
 
 
+def test_what_is_for_a_terminal_only_leaves_a_pipe_as_it_is():
+    def slowly():
+        yield 1
+        assert not [each for each in threading.enumerate() if each.name == "chaosnet-progress"]
+        yield 2
+
+    heard = Heard()
+    assert list(followed(slowly(), 2, "tensors", Console(file=heard), first_s=0.0, in_pipe=False)) == [1, 2]
+    assert heard.getvalue() == ""
+
+
 def test_an_error_among_the_items_ends_it():
     def fails():
         yield 1
