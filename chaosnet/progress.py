@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from rich.console import Console
@@ -12,6 +14,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -78,6 +81,33 @@ def followed(
         for item in items:
             count[0] += 1
             yield item
+    finally:
+        ended.set()
+        teller.join()
+
+
+@contextmanager
+def going_on(what: str, console: Console | None = None, first_s: float = FIRST_S) -> Iterator[None]:
+    """On a terminal people see, from `first_s` on, that `what` goes on, and since when, below what it prints."""
+    shown, ended = console or Console(highlight=False), threading.Event()
+    if not (
+        console or (shown.is_terminal and sys.stderr.isatty())
+    ):  # Else what is printed would change places.
+        yield
+        return
+
+    def show() -> None:
+        if ended.wait(first_s):
+            return
+        columns = SpinnerColumn(), TextColumn(what, markup=False), TimeElapsedColumn()
+        with Progress(*columns, console=shown, transient=True) as progress:
+            progress.add_task(what, total=None)
+            ended.wait()
+
+    teller = threading.Thread(target=show, name="chaosnet-progress", daemon=True)
+    teller.start()
+    try:
+        yield
     finally:
         ended.set()
         teller.join()
