@@ -316,7 +316,7 @@ def _draw_fig10(figure: Any, found: Found) -> None:
               "paper": [row["paper_less"] and 100 * row["paper_less"] for row in found["rows"]]}  # fmt: skip
     bars(right, groups, series)
     right.set(ylabel="less time to move, %", ylim=(0, 115))
-    right.legend(ncols=3)
+    right.legend(ncols=3, fontsize="small", columnspacing=1.0)
 
 
 @click.command("chameleon-fig10")

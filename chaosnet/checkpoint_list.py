@@ -14,6 +14,7 @@ from .console import console
 from .dashboard import size
 from .node.checkpoint import open_checkpoint, read_tensors, scan
 from .node.checkpoint_plan import Checkpoint, describe
+from .progress import followed
 from .protocols.errors import CheckpointError
 
 
@@ -47,7 +48,10 @@ def _problem(checkpoint: Checkpoint, verify: bool) -> str:
     try:
         opened = open_checkpoint(checkpoint)
         if verify:
-            collections.deque(read_tensors(opened), maxlen=0)
+            what = f"tensors of {checkpoint.path.name}"
+            collections.deque(
+                followed(read_tensors(opened), len(opened.tensors), what, in_pipe=False), maxlen=0
+            )
     except CheckpointError as error:
         return str(error)
     return ""

@@ -33,6 +33,7 @@ from .node.checkpoint import (
 )
 from .node.checkpoint_plan import Checkpoint, Mark, choose, describe, layout_of, part_of, part_of_keeper
 from .node.flat_state import NO_MEMORY, Arrival, Capture, Entry, Manifest, Snapshot, StateChanged
+from .progress import FIRST_S, followed
 from .protocols.errors import CheckpointError, ConfigError, MalformedMessage
 from .protocols.messages import Commit
 from .scheduler.monitor import CHECKPOINT_AT_S as AT_S
@@ -266,7 +267,11 @@ class Checkpointing:
 
     def _end_write(self) -> None:
         self._all_have_it.set()
-        if self._thread is not None:
+        if self._thread is None:
+            return
+        self._thread.join(FIRST_S)
+        if self._thread.is_alive():
+            self.say(f"waits for the disk: a checkpoint is still being written to {self.directory}")
             self._thread.join(CLOSE_PATIENCE_S)
 
     def _write(self, capture: Capture, mark: Mark, part: Part) -> None:
@@ -383,6 +388,6 @@ def load(chosen: Checkpoint) -> Arrival:
     if sizes != [tensor.nbytes for tensor in tensors]:
         raise CheckpointError(f"{chosen.path}: sizes do not match shapes")
     arrival = Arrival(manifest)
-    for position, data in read_tensors(opened):
+    for position, data in followed(read_tensors(opened), len(tensors), "tensors loaded", in_pipe=False):
         arrival.write(manifest.entries[position].start, data)
     return arrival

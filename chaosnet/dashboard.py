@@ -83,9 +83,13 @@ def _some(writing: Sequence[str]) -> str:
 def metrics(found: Mapping[str, float | None]) -> list[str]:
     """Name and value of each, by name."""
     return [
-        f"{name} {'not finite' if value is None else format(value, '.4f')}"
-        for name, value in sorted(found.items())
+        f"{name} {'not finite' if value is None else figure(value)}" for name, value in sorted(found.items())
     ]
+
+
+def figure(value: float) -> str:
+    """Of a metric: as many digits as say something, also where a loss has become small, or is large."""
+    return f"{value:.4f}" if not value or 0.01 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from rich.console import Console
@@ -12,6 +14,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -34,11 +37,13 @@ def followed(
     what: str,
     console: Console | None = None,
     first_s: float = FIRST_S,
+    in_pipe: bool = True,
 ) -> Iterator[Item]:
     """The `items` as they come. People read on stderr how many have, from `first_s` on.
 
     Args:
         what: They are, for people: "runs".
+        in_pipe: Are there lines, where it is no terminal?
     """
     shown, count, ended = console or Console(stderr=True, highlight=False), [0], threading.Event()
     began_s = time.monotonic()
@@ -65,6 +70,9 @@ def followed(
             while not ended.wait(0.1):
                 bar.update(task, completed=count[0])
 
+    if not (shown.is_terminal or in_pipe):
+        yield from items
+        return
     target = as_bar if shown.is_terminal else in_lines
     teller = threading.Thread(target=target, name="chaosnet-progress", daemon=True)
     teller.start()
@@ -72,6 +80,33 @@ def followed(
         for item in items:
             count[0] += 1
             yield item
+    finally:
+        ended.set()
+        teller.join()
+
+
+@contextmanager
+def going_on(what: str, console: Console | None = None, first_s: float = FIRST_S) -> Iterator[None]:
+    """On a terminal people see, from `first_s` on, that `what` goes on, and since when, below what it prints."""
+    shown, ended = console or Console(highlight=False), threading.Event()
+    if not (
+        console or (shown.is_terminal and sys.stderr.isatty())
+    ):  # Else what is printed would change places.
+        yield
+        return
+
+    def show() -> None:
+        if ended.wait(first_s):
+            return
+        columns = SpinnerColumn(), TextColumn(what, markup=False), TimeElapsedColumn()
+        with Progress(*columns, console=shown, transient=True) as progress:
+            progress.add_task(what, total=None)
+            ended.wait()
+
+    teller = threading.Thread(target=show, name="chaosnet-progress", daemon=True)
+    teller.start()
+    try:
+        yield
     finally:
         ended.set()
         teller.join()

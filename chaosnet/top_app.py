@@ -176,8 +176,10 @@ class Top(App[str]):
         self._show_curve()
 
     def _show_curve(self) -> None:
+        if self.shown_curve not in self.story.curves:  # Another cluster, whose script asks for other means.
+            self.shown_curve = self.story.names[0]
         values = [*self.story.curves[self.shown_curve]]
-        last = f"{values[-1]:,.0f}" if self.shown_curve == RATE else f"{values[-1]:.4f}"
+        last = f"{values[-1]:,.0f}" if self.shown_curve == RATE else dashboard.figure(values[-1])
         self._put("name", f"{self.shown_curve} {last}")
         self.query_one("#line", Sparkline).data = values
 

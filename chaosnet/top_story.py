@@ -20,12 +20,19 @@ class Story:
     """
 
     def __init__(self) -> None:
+        self._cluster = ""
+        self._begin()
+
+    def _begin(self) -> None:
         self.curves: dict[str, deque[float]] = {RATE: deque(maxlen=VALUES_KEPT)}
         self.events: deque[EventRow] = deque(maxlen=EVENTS_KEPT)
         self._step = -1  # The last one of which the metrics are known.
 
     def hear(self, status: Status) -> None:
-        """The cluster, a moment later."""
+        """The cluster, a moment later; or another one at the same addresses, of which nothing is known yet."""
+        if status.cluster != self._cluster:
+            self._cluster = status.cluster
+            self._begin()
         for row in status.steps:
             self._metrics(row.step, row.metrics)
         self._metrics(status.step - 1, status.metrics)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -162,6 +163,8 @@ class RelayTestbed:
             with contextlib.suppress(TestbedError):
                 self._ask(Stop())
             end_processes(lambda: [found["pid"]] if _running(found) else [])
+        if control := found.get("control"):  # Of one that was killed, the folder is still there.
+            shutil.rmtree(Path(control.removeprefix("ipc://")).parent, ignore_errors=True)
         self._process = None
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from .backend import Backend, TestbedError
+from .backend import Backend, TestbedError, check_name
 from .topology import Link, Topology
 
 
@@ -47,6 +48,17 @@ def make_folder() -> None:
     with writing():
         folder().mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder()).close()
+
+
+@contextlib.contextmanager
+def alone(name: str) -> Iterator[None]:
+    """Nobody else changes this testbed meanwhile: commands wait for each other. The lock ends with its process."""
+    with writing():
+        folder().mkdir(parents=True, exist_ok=True)
+        lock = (folder() / f".{check_name(name)}.lock").open("wb")
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def save(made: Backend) -> None:

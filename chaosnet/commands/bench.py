@@ -19,6 +19,7 @@ BENCHMARKS = {
     "checkpoint": "Steps with and without a checkpoint, in one run.",
     "agreement": "Steps that compare the replicas, and steps that do not, in one run.",
     "strangers": "Steps while strangers try to get in, and while they do not.",
+    "page": "What the page costs the node that serves it, with one viewer.",
     "probe": "Rates of shaped links as the monitor sees them, beside iperf3 (root).",
     "peers": "Joins and deaths, beside torchft and hivemind (root, or --loopback).",
     "pipelines": "Steps of pipelines, beside their program, one process, and after kill -9.",
@@ -77,9 +78,10 @@ class Benchmarks(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Told to end, it takes along what it has made: processes, namespaces."""
+        from ..progress import going_on
         from ..trials.node_processes import sigterm_as_ctrl_c
 
-        with sigterm_as_ctrl_c():
+        with sigterm_as_ctrl_c(), going_on("it runs"):
             return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

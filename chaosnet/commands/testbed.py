@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -141,13 +142,17 @@ def up(topology: Path, name: str, backend: str, routes: bool) -> None:
             click.echo(" ".join(command))
         return
     began_s = time.monotonic()
-    _up(backend, name, wanted, routes)
+    with store.alone(name):
+        _up(backend, name, wanted, routes)
     took_s = time.monotonic() - began_s
     click.echo(f"{name} is up: {len(wanted.nodes)} nodes, {len(wanted.links)} links, in {took_s:.2f} s")
 
 
 def _up(backend: str, name: str, topology: Topology, routes: bool = True) -> Backend:
-    """What another back end has made under this name goes first, once it is certain that this one can be made."""
+    """What another back end has made under this name goes first, once it is certain that this one can be made.
+
+    Nobody else is to change it meanwhile (store.alone).
+    """
     made = BACKENDS[backend](name, topology, routes)
     made.check(topology)
     store.make_folder()
@@ -176,14 +181,18 @@ def _opened(name: str) -> Backend:
 
 @contextmanager
 def _changing(name: str) -> Iterator[Backend]:
-    """A testbed that is up; what becomes of it is remembered."""
-    made = _opened(name)
-    yield made
-    store.save(made)
+    """A testbed that is up; what becomes of it is remembered, also where two commands change it at once."""
+    with store.alone(name):
+        made = _opened(name)
+        yield made
+        store.save(made)
 
 
 def _down(name: str) -> int:
-    """Also what a crashed run has left, that nothing is saved of, or nothing that can be read."""
+    """Also what a crashed run has left, that nothing is saved of, or nothing that can be read.
+
+    Nobody else is to change it meanwhile.
+    """
     left: list[Backend] = []
     try:
         left.append(_opened(name))
@@ -249,20 +258,30 @@ def run_(topology: Path, command: tuple[str, ...], name: str, backend: str, rout
     CHAOSNET_NEIGHBORS_AT (NODE=HOST:PORT,...). Lines come after the name of their node; what happens in the
     cluster, which all nodes tell, once.
     """
-    wanted = Topology.read(topology)
-    _check_free(name)
+    wanted, closed, codes = Topology.read(topology), threading.Event(), [0]
+
+    def nobody_reads() -> None:
+        """Who no longer reads (`| head`) wants no more: as by SIGTERM, the programs get the time to leave."""
+        closed.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
     with sigterm_as_ctrl_c():
-        made = _up(backend, name, wanted, routes)
+        with store.alone(name):
+            _check_free(name)
+            made = _up(backend, name, wanted, routes)
         try:
-            # Who no longer reads (`| head`) wants no more: as by SIGTERM, the programs get the time to leave.
-            lines = NodeLines(made.topology.nodes, lambda: os.kill(os.getpid(), signal.SIGTERM))
+            lines = NodeLines(made.topology.nodes, nobody_reads)
             codes = _wait([_started(made, node, command, lines) for node in made.topology.nodes])
+        except KeyboardInterrupt:  # Not all had been started yet.
+            if not closed.is_set():
+                raise
         finally:
             # Not if somebody has taken it down: the name may be another run's by now.
-            if name in store.saved() and _opened(name).id == made.id:
-                _down(name)
+            with store.alone(name):
+                if name in store.saved() and _opened(name).id == made.id:
+                    _down(name)
     lines.close()
-    raise SystemExit(_exit_code(codes))
+    raise SystemExit(0 if closed.is_set() else _exit_code(codes))
 
 
 def _check_free(name: str) -> None:
@@ -415,6 +434,9 @@ def plot(topology: Path, picture: Path) -> None:
 def down(name: str, everything: bool) -> None:
     """Remove the overlay, and end what runs on its nodes. Containers stay; only their rates go."""
     names = {*store.saved(), *RelayTestbed.names()} if everything else {name}
-    removed = sum(_down(each) for each in sorted(names))
+    removed = 0
+    for each in sorted(names):
+        with store.alone(each):
+            removed += _down(each)
     removed += len(remove()) if everything else 0
     click.echo(f"{removed} nodes down")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 from ..extras import demand
@@ -123,6 +124,26 @@ class Accelerator(accelerate.Accelerator):
         """By that node; by each, if the project's configuration says `save_on_each_node`."""
         if self.is_main_process or self.project_configuration.save_on_each_node:
             super().save(*args, **kwargs)
+
+    def save_state(self, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As `save`. A node that writes for the first time numbers its folders after those that are there."""
+        project = self.project_configuration
+        numbered = project.automatic_checkpoint_naming
+        if not self.is_main_process and not project.save_on_each_node:
+            project.iteration += 1
+            return None
+        if numbered and self.cluster is not None:
+            folders = Path(self.project_dir, "checkpoints").glob("checkpoint_*")
+            there = [
+                int(name) for each in folders if (name := each.name.removeprefix("checkpoint_")).isdigit()
+            ]
+            project.iteration = max([project.iteration, *(number + 1 for number in there)])
+        return super().save_state(output_dir, *args, **kwargs)
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """As `save`."""
+        if self.is_main_process or self.project_configuration.save_on_each_node:
+            super().save_model(*args, **kwargs)
 
     def load_state(self, *args: Any, **kwargs: Any) -> None:
         to_disk = (

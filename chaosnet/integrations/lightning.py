@@ -9,6 +9,7 @@ batch is known only when the step is complete.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ demand("lightning", "chaosnet.integrations.lightning")
 
 import torch
 from lightning.pytorch import callbacks as theirs
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -134,6 +136,8 @@ class ChaosnetStrategy(SingleDeviceStrategy):
         """The first of all calls: some callbacks train by themselves in the next ones."""
         if self._trainer.state.fn == TrainerFn.FITTING:
             check_callbacks(self._trainer.callbacks)
+            for logger in self._trainer.loggers:
+                take_folder(logger)
         super().setup_environment()
 
     def on_train_start(self) -> None:
@@ -339,6 +343,19 @@ def check_trainer(trainer: Any) -> None:
         and trainer.gradient_clip_algorithm == GradClipAlgorithmType.VALUE
     ):
         refuse("lightning.Trainer", "gradient_clip_algorithm", "value", "'norm'")
+
+
+def take_folder(logger: Any) -> None:
+    """Nodes that share a folder each log to another `version_N`: Lightning's next free one, made here. Two that look
+    at the same time would find the same one, and the later one would remove what the earlier one has written."""
+    if not isinstance(logger, CSVLogger | TensorBoardLogger) or logger._version is not None:
+        return
+    while "://" not in logger.log_dir:  # A folder of this machine, or of a file system that is mounted.
+        try:
+            os.makedirs(logger.log_dir)
+            return
+        except FileExistsError:
+            logger._version = None  # So that it looks again.
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:

@@ -7,6 +7,7 @@ fetches all batches of a step before the first is computed, and wants as many in
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -147,6 +148,7 @@ class _Run(theirs.TrainerCallback):
         self.loss: Any = 0.0
         self._shares: list[float] = []  # Of the step's batches that are to be computed.
         self._told_step = 0  # Of the cluster, as the loop knows it.
+        self._told_samples, self._told_epoch, self._samples_a_step = 0.0, 0, 0.0
 
     def join(self, loader: DataLoader[Any]) -> DealtLoader:
         """Become a member, once. All else has been set up, so what a founder has now is what others get."""
@@ -221,12 +223,30 @@ class _Run(theirs.TrainerCallback):
         self.common_end.before_step(cluster)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.max_steps <= 0:
+            state.max_steps = self._whole_run()
         self._count(1)  # The loop counts the step next, and is over where it comes to max_steps.
         step = self._trainer.cluster.step
         state.max_steps = step if self.is_over() else max(state.max_steps, step + 1)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._count(0)  # It has said another epoch.
+        for callback in self._trainer.callback_handler.callbacks:
+            if isinstance(callback, theirs.ProgressCallback) and callback.training_bar is not None:
+                callback.training_bar.total = state.max_steps
+
+    def _whole_run(self) -> int:
+        """About how many steps it has: the more nodes there are, the more samples has a step."""
+        cluster, data = self._trainer.cluster, len(self._trainer.train_dataset)
+        a_step = (cluster.samples - self._told_samples) / max(1, cluster.step - self._told_step)
+        if (
+            cluster.epoch == self._told_epoch or not self._samples_a_step
+        ):  # The last one of an epoch may be short.
+            self._samples_a_step = a_step or self._samples_a_step
+        self._told_samples, self._told_epoch = cluster.samples, cluster.epoch
+        epochs, rest = divmod(max(0.0, self._trainer.args.num_train_epochs * data - cluster.samples), data)
+        a_step = max(1.0, self._samples_a_step)
+        return int(cluster.step + epochs * math.ceil(data / a_step) + math.ceil(rest / a_step))
 
     def _count(self, ahead: int) -> None:
         """`ahead`: steps that the loop is about to count. The others had no losses here: its means leave them out."""

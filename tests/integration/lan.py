@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ needs_namespaces = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None, reason="namespaces need root and iproute2"
 )
 CHAOSNET = [sys.executable, "-m", "chaosnet"]
+FAR_WIRE = Path(__file__).with_name("far_wire.py")
 PATIENCE_S = 60.0
 
 
@@ -27,6 +28,7 @@ class Machines:
     def __init__(self, folder: Path) -> None:
         self.folder, self.prefix = folder, f"chaos-t{os.getpid()}-"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.wires: list[subprocess.Popen[str]] = []
 
     def add(self, name: str) -> None:
         """A machine, or a switch."""
@@ -49,13 +51,33 @@ class Machines:
         run(("ip", "-n", here, "link", "set", device, "up"))
         return device
 
+    def far_wire(self, machine: str, router: str, network: str, way_s: float) -> None:
+        """The machine is NETWORK.2, and reaches all by way of the router, which is NETWORK.1 there."""
+        ends = f"to-{router}"[:15], f"p-{machine}"[:15]
+        words = (self.prefix + machine, ends[0], self.prefix + router, ends[1], str(way_s))
+        self.wires.append(
+            subprocess.Popen([sys.executable, str(FAR_WIRE), *words], stdout=subprocess.PIPE, text=True)
+        )
+        assert self.wires[-1].stdout and self.wires[-1].stdout.readline() == "up\n"
+        for name, device, number in ((machine, ends[0], 2), (router, ends[1], 1)):
+            run(("ip", "-n", self.prefix + name, "addr", "add", f"{network}.{number}/24", "dev", device))
+            run(("ip", "-n", self.prefix + name, "link", "set", device, "up"))
+        run(tuple(self.inside(machine, "ip", "route", "add", "default", "via", f"{network}.1")))
+
     def inside(self, machine: str, *command: str) -> list[str]:
         """The command, to be run there."""
         return ["ip", "netns", "exec", self.prefix + machine, *command]
 
-    def node(self, machine: str, *options: str, script: Path, env: Mapping[str, str] | None = None) -> None:
-        """Start `chaosnet run`; the node has the name of the machine."""
-        command = self.inside(machine, *CHAOSNET, "run", "--name", machine, *options, str(script))
+    def node(
+        self,
+        machine: str,
+        *options: str,
+        script: Path,
+        arguments: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start `chaosnet run`; the node has the name of the machine. `arguments`: the script's."""
+        command = self.inside(machine, *CHAOSNET, "run", "--name", machine, *options, str(script), *arguments)
         state = {"CHAOSNET_STATE_DIR": str(self.folder / machine), "OMP_NUM_THREADS": "1"}
         with self.log(machine).open("wb") as out:
             self.processes[machine] = subprocess.Popen(
@@ -80,5 +102,8 @@ class Machines:
 
     def down(self) -> None:
         remove(self.prefix)  # And what runs there.
+        for wire in self.wires:
+            wire.kill()
+            wire.communicate()
         for process in self.processes.values():
             process.wait()

@@ -101,6 +101,13 @@ def test_looking_a_loss_up_takes_little_of_what_working_it_out_takes(tmp_path):
 
 
 @pytest.mark.slow
+def test_what_the_page_costs_is_measured_while_a_viewer_reads_it(tmp_path):
+    found = bench(tmp_path / "found.json", "page", "--nodes", "2", "--rounds", "1", "--seconds", "3")
+    assert all(cpu > 0 for cpu in (*found["with_cpu"], *found["without_cpu"]))
+    assert -1 < found["cost"] < 1 and found["ratio"] > 0
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it needs more addresses on loopback than one")
 def test_steps_are_measured_with_and_without_strangers(tmp_path):
     found = bench(tmp_path / "found.json", "strangers", "--rounds", "1", "--seconds", "1")

@@ -285,6 +285,23 @@ def test_every_query_of_the_grafana_dashboard_asks_for_a_metric_that_there_is():
         assert asked and asked <= names(), query
 
 
+def test_every_label_of_the_grafana_dashboard_is_one_that_its_metric_has():
+    labels = {}
+    for family in metrics.families(pictured(STATUS)):
+        for sample in family.samples:
+            labels.setdefault(sample.name, set()).update(sample.labels)
+    board = json.loads((DOCS / "grafana.json").read_text())
+    targets = [target for panel in board["panels"] for target in panel.get("targets", [])]
+    named = 0
+    for target in targets:
+        (metric,) = re.findall(r"chaosnet_\w+", target["expr"])
+        asked = {*re.findall(r"\{\{(\w+)\}\}", target.get("legendFormat", ""))}
+        asked |= {*re.findall(r"(\w+)=", target["expr"])} - {"job"}
+        assert asked <= labels[metric], (target, labels[metric])
+        named += len(asked)
+    assert named > 10
+
+
 # --- where it listens ---
 
 

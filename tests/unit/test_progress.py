@@ -6,7 +6,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from chaosnet.progress import followed, line
+from chaosnet.progress import followed, going_on, line
 
 
 class Heard(io.StringIO):
@@ -49,6 +49,34 @@ def test_what_is_short_is_not_told(terminal):
     console = Console(file=heard, force_terminal=terminal)
     assert list(followed(range(3), 3, "runs", console)) == [0, 1, 2]
     assert heard.getvalue() == ""
+
+
+def test_what_is_for_a_terminal_only_leaves_a_pipe_as_it_is():
+    def slowly():
+        yield 1
+        assert not [each for each in threading.enumerate() if each.name == "chaosnet-progress"]
+        yield 2
+
+    heard = Heard()
+    assert list(followed(slowly(), 2, "tensors", Console(file=heard), first_s=0.0, in_pipe=False)) == [1, 2]
+    assert heard.getvalue() == ""
+
+
+def test_what_is_silent_for_long_is_seen_to_go_on_and_what_it_prints_stays():
+    heard = Heard()
+    with going_on("bench join", Console(file=heard, force_terminal=True, width=80), first_s=0.01):
+        assert heard.written.wait(30)
+        while "bench join" not in heard.getvalue():
+            pass
+        print("node0: 3 s")
+    assert "node0: 3 s\n" in heard.getvalue()
+    assert "chaosnet-progress" not in [each.name for each in threading.enumerate()]
+
+
+def test_in_a_pipe_nobody_is_told_that_it_goes_on(capsys):
+    with going_on("bench join", first_s=0.0):
+        assert "chaosnet-progress" not in [each.name for each in threading.enumerate()]
+    assert capsys.readouterr() == ("", "")
 
 
 def test_an_error_among_the_items_ends_it():

@@ -415,3 +415,11 @@ def test_a_pause_of_who_watches_is_no_silence_and_everybody_is_asked_before_it_e
         ring.silent(DIED, asked_s, asked_s + 2)
     with pytest.raises(PeerUnreachable, match="not answered for 122 s"):
         ring.silent(DIED, 720.0, 722.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.25, "0.2500"), (0.0, "0.0000"), (0.00001234, "1.234e-05"), (-0.0052, "-0.0052"), (2e9, "2e+09")],
+)
+def test_a_small_or_a_large_metric_is_shown_with_digits_that_say_something(value, shown):
+    assert dashboard.figure(value) == shown

@@ -99,6 +99,24 @@ def test_a_small_screen_shows_links_at_a_key_and_events_again():
     played(play)
 
 
+def test_another_cluster_at_the_same_address_has_its_own_events_and_curves():
+    event = msgspec.structs.replace(STATUS.events[0], node="z")
+    other = msgspec.structs.replace(
+        STATUS, cluster="another", step=3, metrics={"accuracy": 0.5}, events=(event,), steps=()
+    )
+
+    async def play(app, pilot, watched, shown):
+        await shown("b joins", "loss 0.2500")
+        watched.told.put(other)
+        assert "b joins" not in await shown("accuracy 0.5000", "z ")
+
+    played(play)
+    story = Story()
+    for status in (STATUS, other):
+        story.hear(status)
+    assert [*story.events] == [event] and [*story.curves["accuracy"]] == [0.5] and "loss" not in story.curves
+
+
 def test_what_the_cluster_tells_is_shown_and_a_pause_keeps_what_is():
     async def play(app, pilot, watched, shown):
         watched.told.put(msgspec.structs.replace(STATUS, step=1050, metrics={"loss": 0.125}))

@@ -199,6 +199,19 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_named_unless_it_is_the_w
     assert start(checkpoints=Checkpoints(tmp_path, every=5, resume=True)).trainer.step == 10
 
 
+def test_a_newest_checkpoint_of_which_a_part_never_came_is_ignored_and_said(start, tmp_path, capsys):
+    """Its writer died first: here one of two parts is there."""
+    trained(start, tmp_path, 10)
+    newest = scan(tmp_path)[-1].path
+    for file in newest.iterdir():
+        file.rename(file.with_name(file.name.replace("of-00001", "of-00002")))
+    script = start(checkpoints=Checkpoints(tmp_path, every=5, resume=True))
+    said = capsys.readouterr().err
+    assert f"ignored: {newest} lacks shard 1 of 2" in said
+    assert "goes on from step 5 in" in said
+    assert script.trainer.step == 5
+
+
 def test_if_all_are_damaged_the_newest_is_named(start, tmp_path):
     trained(start, tmp_path, 10)
     _, file = map(damage, scan(tmp_path))
@@ -308,6 +321,32 @@ def test_the_newest_two_are_kept_and_the_last_write_is_waited_for(start, tmp_pat
     script = trained(start, tmp_path, 30, every=10)
     assert [(each.step, each.complete) for each in scan(tmp_path)] == [(20, True), (30, True)]
     assert script.counters()["checkpoint_step"] == 30
+
+
+def test_who_leaves_while_the_disk_is_slow_says_what_it_waits_for(start, tmp_path, monkeypatch, capsys):
+    original, said = checkpointing.write_shard, threading.Event()
+
+    def slow(*args):
+        assert said.wait(20)
+        return original(*args)
+
+    monkeypatch.setattr(checkpointing, "write_shard", slow)
+    monkeypatch.setattr(checkpointing, "FIRST_S", 0.05)
+    script = start(checkpoints=Checkpoints(tmp_path, every=100))
+    script.train(3)
+    on = script.trainer.engine.checkpointing
+    told, say = [], on.say
+
+    def hear(text):
+        told.append(text)
+        say(text)
+        if text.startswith("waits for the disk"):
+            said.set()
+
+    on.say = hear
+    script.close()
+    assert f"waits for the disk: a checkpoint is still being written to {tmp_path}" in told
+    assert [each.step for each in scan(tmp_path)] == [3]
 
 
 def test_what_the_optimizer_changes_while_a_checkpoint_is_written_does_not_get_into_it(
