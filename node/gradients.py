@@ -115,6 +115,9 @@ class Gradients:
             )
         self.chunk_bytes, self.compression = chunk_bytes, compression
         self._layout = layout = LaneLayout(model, chunk_bytes, trained)
+        self.parameter_count = len(
+            layout.parameters
+        )  # So many of the first bits of `present` are parameters'.
         self.lanes, self.chunks = layout.lanes, layout.chunks
         self._parameters, self._buffers = layout.parameters, layout.buffers
         self._holders = [place.holder for place in self._parameters if isinstance(place.holder, nn.Parameter)]
@@ -314,11 +317,6 @@ class Gradients:
     def borders(self) -> tuple[int, ...]:
         """Chunks that begin another lane, or buffers after gradients."""
         return self._layout.borders
-
-    @property
-    def parameter_count(self) -> int:
-        """How many of the first bits of `present` are parameters'."""
-        return len(self._parameters)
 
     @property
     def total_bytes(self) -> int:
