@@ -84,7 +84,8 @@ class Role:
             leaves = node.leaver.state is not LeaverState.STAYING  # Stands only if nobody else does.
             rank = sum(each in seniors for each in view.member_ids[: view.member_ids.index(node.me)])
             node.election.scheduler_missing(rank + leaves * len(seniors), now_s, rtt_s)
-        effects = node.election.tick(view.key, node.sync.electorates(), seniors, now_s, rtt_s)
+        electorates, word = node.sync.electorates(), node.overlay.has_word
+        effects = node.election.tick(view.key, electorates, seniors, now_s, rtt_s, word)
         effects += self._count(view.key, seniors)
         if node.election.role is ElectionRole.ELECTED:
             return effects + self._take(now_s)

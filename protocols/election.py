@@ -12,7 +12,9 @@ Quorums that rest on the others' proven crash need not meet those that do not: o
 elected alone and die, and the junior after it. So that no term has two schedulers, the former have even
 terms and the latter odd ones. And of the even ones, those whose quorum of the present view rests on a crash are
 no multiples of four; the others, where only that of a predecessor does, are: a half of the present view with the
-most senior may be elected so, and die, and the other half after it.
+most senior may be elected so, and die, and the other half after it. A quorum that rests on a person's word need not
+meet any: the majority that a person says is dead may have had schedulers of any of the next terms. So these terms are
+left out, and many more.
 The most senior node stands first, so that candidates rarely duel; back-off is random when they do. What these times
 are follows the round trips of links: votes that take longer than a round would never elect anybody.
 """
@@ -34,6 +36,7 @@ NEAR_S = (
 )
 ROUND_TRIPS = 4  # A round is longer by so many times what the slowest link's takes beyond that.
 MOST_LONGER_S = 8.0
+LEAPS = 1 << 10, 1 << 20  # Between so many times four terms are left out where a person's word is what counts.
 
 
 class ElectionRole(enum.Enum):
@@ -67,6 +70,10 @@ class Election:
         if term > self.term:
             self.term, self.role, self.wake_at_s = term, ElectionRole.FOLLOWER, None
 
+    def resign(self) -> None:
+        """Whatever we were, we are it no more, and may stand again."""
+        self.role, self.wake_at_s = ElectionRole.FOLLOWER, None
+
     def stand_down(self) -> None:
         """There is a scheduler, or we may not stand."""
         if self.role in (ElectionRole.TRIAL, ElectionRole.CANDIDATE):
@@ -82,18 +89,26 @@ class Election:
             self.wake_at_s = now_s + rank * (STAGGER_S + _longer_s(rtt_s))
 
     def tick(
-        self, key: ViewKey, electorates: list[Electorate], voters: Set[str], now_s: float, rtt_s: float = 0.0
+        self,
+        key: ViewKey,
+        electorates: list[Electorate],
+        voters: Set[str],
+        now_s: float,
+        rtt_s: float = 0.0,
+        word: bool = False,
     ) -> list[Effect]:
         """Stand, or stand again, when it is time.
 
-        `voters`: all members that can be reached, and we. `rtt_s`: the round trip of the slowest link.
+        `voters`: all members that can be reached, and we. `rtt_s`: the round trip of the slowest link. `word`: a person
+        has said that some of the others are dead.
         """
         if self.wake_at_s is None or now_s < self.wake_at_s:
             return []
         self.role, self.votes = ElectionRole.TRIAL, {self.me}
         self.rounds += 1
         self.wake_at_s = now_s + (ROUND_S + _longer_s(rtt_s)) * self.rng.uniform(1.0, 2.0)
-        self.standing_for = self._next_term(electorates, voters)
+        leap = 4 * self.rng.randrange(*LEAPS) if word else 0
+        self.standing_for = self._next_term(electorates, voters) + leap
         return self._ask(key, voters, self.standing_for, trial=True)
 
     def _next_term(self, electorates: list[Electorate], voters: Set[str]) -> int:

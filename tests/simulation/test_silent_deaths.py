@@ -66,6 +66,24 @@ def test_of_five_the_two_that_are_left_go_on_when_a_person_says_so(silent_s):
     assert cluster.members("n4") == cluster.members("n5") == ("n4", "n5")
 
 
+def test_terms_of_a_majority_that_is_said_to_be_dead_are_not_used_again():
+    """Seed 179836 of lives with rates: it had elected a scheduler of term 3, and so did who was left, later."""
+    cluster = Scripted().grow("n1", "n2", "n3")
+    for other in ("n2", "n3"):
+        cluster.cut("n1", other)
+    while not (elected := [name for name in ("n2", "n3") if cluster.agent(name).scheduler]):
+        cluster.settle(0.001)
+    term = cluster.agent(elected[0]).scheduler.term
+    for other in ("n2", "n3"):
+        cluster.crash(other)
+        cluster.heal("n1", other)
+    cluster.settle(6.0)
+    assert cluster.agent("n1").parked == "only 1 of 3 members can be reached"
+    cluster.go_on("n1")
+    assert goes_on(cluster, "n1")
+    assert cluster.agent("n1").scheduler.term > term + 1000
+
+
 def test_a_connection_that_broke_at_one_end_first_makes_nobody_go_on_alone(pair):
     """A router forgot it: the senior sees that a second earlier, and dies before the junior knows."""
     pair.reset_lag_s = lambda: 1.0

@@ -199,6 +199,16 @@ def test_over_far_links_the_next_in_rank_hears_the_most_senior_before_it_stands(
     assert near.wake_at_s == STAGGER_S
 
 
+def test_a_term_by_a_persons_word_is_far_from_the_next_and_of_the_same_kind():
+    election = make("a", term=6)
+    election.scheduler_missing(0, 0.0)
+    election.tick(VIEW, TRIO, {"a"}, 0.0)
+    usual = election.standing_for
+    election.tick(VIEW, TRIO, {"a"}, election.wake_at_s, word=True)
+    assert election.standing_for > usual + 4000
+    assert election.standing_for % 4 == usual % 4
+
+
 def test_rounds_in_vain_are_counted_until_there_is_a_scheduler():
     election = make("a")
     for _ in range(3):
