@@ -34,7 +34,7 @@ KNOWN_LARGER = (30946,)  # With rates as well, and up to seven nodes at first.
 KNOWN_RESTARTS = ("rejoin/3/0/99/sender-before",)
 KNOWN_WITH_TENSORS = 0, 2, 3, 15, 56, 61  # The same, of lives in which nodes need each other's tensors.
 # The same, of lives in which nodes keep parts of the state.
-KNOWN_WITH_PARTS = 1, 2, 5, 24, 52, 134, 361, 602
+KNOWN_WITH_PARTS = 1, 2, 5, 24, 52, 94, 134, 361, 602
 NODES = 2, 4  # Small clusters lose their quorum more often, and live faster.
 ACTIONS = 300_000  # A life of a minute takes some 30,000; a flood is to be noticed soon.
 
