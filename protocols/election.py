@@ -31,12 +31,12 @@ from .overlay import lacking
 
 STAGGER_S = 0.02  # Times the rank in seniority: the head start of the more senior.
 ROUND_S = 0.25  # Answers that take longer do not count; then the next attempt.
-NEAR_S = (
-    0.1  # Round trips up to this have room in that: pre-vote and vote take one for each link on their way.
-)
+# Round trips up to this have room in that: pre-vote and vote take one for each link on their way.
+NEAR_S = 0.1
 ROUND_TRIPS = 4  # A round is longer by so many times what the slowest link's takes beyond that.
 MOST_LONGER_S = 8.0
-LEAPS = 1 << 10, 1 << 20  # Between so many times four terms are left out where a person's word is what counts.
+# Between so many times four terms are left out where a person's word is what counts.
+LEAPS = 1 << 10, 1 << 20
 
 
 class ElectionRole(enum.Enum):
@@ -99,8 +99,8 @@ class Election:
     ) -> list[Effect]:
         """Stand, or stand again, when it is time.
 
-        `voters`: all members that can be reached, and we. `rtt_s`: the round trip of the slowest link. `word`: a person
-        has said that some of the others are dead.
+        `voters`: all members that can be reached, and we. `rtt_s`: the round trip of the slowest link. `word`: a
+        person has said that some of the others are dead.
         """
         if self.wake_at_s is None or now_s < self.wake_at_s:
             return []
