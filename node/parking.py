@@ -92,9 +92,6 @@ class Parking:
             if name != node.me and member is not None and member.life == life:
                 self.missing.declare(member)
             node.overlay.lives.declare(name, life)
-        if node.parked is not None:  # Who goes on by that word does so in a term that the dead did not have.
-            node.election.resign()
-            node.schedule_by(None)
         return self.missing.overlay_changed(now_s)
 
     def on_status_request(self, event: Received, now_s: float) -> list[Effect]:

@@ -13,8 +13,9 @@ elected alone and die, and the junior after it. So that no term has two schedule
 terms and the latter odd ones. And of the even ones, those whose quorum of the present view rests on a crash are
 no multiples of four; the others, where only that of a predecessor does, are: a half of the present view with the
 most senior may be elected so, and die, and the other half after it. A quorum that rests on a person's word need not
-meet any: the majority that a person says is dead may have had schedulers of any of the next terms. So these terms are
-left out, and many more.
+meet any: the majority that a person says is dead may have had schedulers of any of the next terms. So terms leap
+where one is elected by that word. A scheduler that goes on by it keeps its term, and its views leap
+(scheduler/flushes.py); terms of those that are elected after it leap by as much.
 The most senior node stands first, so that candidates rarely duel; back-off is random when they do. What these times
 are follows the round trips of links: votes that take longer than a round would never elect anybody.
 """
@@ -37,6 +38,7 @@ ROUND_TRIPS = 4  # A round is longer by so many times what the slowest link's ta
 MOST_LONGER_S = 8.0
 # Between so many times four terms are left out where a person's word is what counts.
 LEAPS = 1 << 10, 1 << 20
+LEAP_BIT = 20  # Of a view's number: this and higher ones count how far views have leapt.
 
 
 class ElectionRole(enum.Enum):
@@ -69,10 +71,6 @@ class Election:
         """A message of a higher term: whatever we were, we follow."""
         if term > self.term:
             self.term, self.role, self.wake_at_s = term, ElectionRole.FOLLOWER, None
-
-    def resign(self) -> None:
-        """Whatever we were, we are it no more, and may stand again."""
-        self.role, self.wake_at_s = ElectionRole.FOLLOWER, None
 
     def stand_down(self) -> None:
         """There is a scheduler, or we may not stand."""
@@ -107,8 +105,8 @@ class Election:
         self.role, self.votes = ElectionRole.TRIAL, {self.me}
         self.rounds += 1
         self.wake_at_s = now_s + (ROUND_S + _longer_s(rtt_s)) * self.rng.uniform(1.0, 2.0)
-        leap = 4 * self.rng.randrange(*LEAPS) if word else 0
-        self.standing_for = self._next_term(electorates, voters) + leap
+        leap = (key[1] >> LEAP_BIT) + (self.rng.randrange(*LEAPS) if word else 0)
+        self.standing_for = self._next_term(electorates, voters) + 4 * leap
         return self._ask(key, voters, self.standing_for, trial=True)
 
     def _next_term(self, electorates: list[Electorate], voters: Set[str]) -> int:

@@ -54,3 +54,12 @@ def sentence(event: Told) -> str:
 def counted(count: int, noun: str) -> str:
     """ "1 link", "2 links"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def in_again(name: str, left_at: int, step: int) -> str:
+    """A node has rejoined. `left_at`: the step that it had come to by itself."""
+    missed = step - left_at
+    told = f"{counted(missed, 'step')} went by without it"
+    if missed < 0:
+        told = f"{counted(-missed, 'step')} that it has made are undone, as the others went on from an earlier one"
+    return f"{name} is in again at step {step}: {told}"

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
+import xxhash
 from msgspec.structs import replace
 
 from ..protocols.effects import Effect, Happened, Out, Parked
+from ..protocols.election import LEAP_BIT, LEAPS
 from ..protocols.messages import EVERYONE, Electorate, Expelled, Flush, FlushOk, Install, View
 from ..protocols.overlay import lacking
 from ..protocols.view_change import told_against
@@ -210,7 +212,7 @@ class Flushes:
         alive = self._without_leaver(able, base, top.node)
         behind = any(answers[node].step == top.step - 1 for node in alive if base.find(node))
         scheduler = tenure.me if tenure.me in alive and tenure.me in base.member_ids else ""
-        tenure.go_on_from(max(tenure.seq, base.seq))
+        tenure.go_on_from(max(tenure.seq, base.seq) + self._leap())
         links = tenure.overlay.live_links()
         view = tenure.planned(views.survivors(base, alive, links, tenure.next_key(), scheduler))
         install = Install(
@@ -237,6 +239,13 @@ class Flushes:
         effects += tenure.send(EVERYONE, replace(install, view=told_against(base, view)))
         elsewhere = sorted(node for node in alive & view.node_set if answers[node].key != base.key)
         return effects + [effect for node in elsewhere for effect in tenure.send(node, install)]
+
+    def _leap(self) -> int:
+        """By a person's word the majority may be gone, with views of its own: ours are numbered far from these."""
+        if not self.tenure.overlay.has_word:
+            return 0
+        chance = xxhash.xxh32_intdigest(f"{self.tenure.me} {self.tenure.view.key}".encode())
+        return (LEAPS[0] + chance % (LEAPS[1] - LEAPS[0])) << LEAP_BIT
 
     def _furthest(self, answers: Sequence[FlushOk]) -> FlushOk:
         """Of whom the others get what they lack: this node, if it can."""

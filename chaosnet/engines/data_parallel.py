@@ -28,6 +28,7 @@ from ..protocols.data_cursor import DataCursor
 from ..protocols.errors import ConfigError, ReplicasDiffer
 from ..protocols.events import Retracted
 from ..protocols.messages import Contribution, Deal, View
+from ..protocols.sentences import in_again
 from ..randomness import Randomness
 from ..script_rules import ScriptRules
 from ..settings import CheckpointSettings, StepSettings
@@ -197,9 +198,7 @@ class DataParallel:
         """See `Engine`."""
         self.named.rejoined()
         self.means.settle()
-        gone = self.step - self._step_left
-        name = self.session.name
-        self.session.say(f"{name} is in again at step {self.step}: {gone} steps went by without it")
+        self.session.say(in_again(self.session.name, self._step_left, self.step))
 
     # --- the state ---
 

@@ -38,6 +38,7 @@ from ..node.training_state import TrainingState
 from ..protocols.errors import ChaosnetError, CheckpointError, ConfigError, LayersLost, ReplicasDiffer
 from ..protocols.events import KeepersChosen, TensorMade
 from ..protocols.messages import Contribution, Deal, Tensor, View, ViewKey
+from ..protocols.sentences import in_again
 from ..randomness import Randomness
 from ..scheduler.elastic.program import Instruction
 from ..scheduler.elastic.running import Facts, Laid, Running, check_wish, choose
@@ -241,8 +242,7 @@ class Pipelines:
 
     def rejoined(self) -> None:
         """See `Engine`."""
-        name, gone = self.session.name, self.step - self._step_left
-        self.session.say(f"{name} is in again at step {self.step}: {gone} steps went by without it")
+        self.session.say(in_again(self.session.name, self._step_left, self.step))
 
     # --- the state ---
 

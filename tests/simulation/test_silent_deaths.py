@@ -81,7 +81,13 @@ def test_terms_of_a_majority_that_is_said_to_be_dead_are_not_used_again():
     assert cluster.agent("n1").parked == "only 1 of 3 members can be reached"
     cluster.go_on("n1")
     assert goes_on(cluster, "n1")
-    assert cluster.agent("n1").scheduler.term > term + 1000
+    assert cluster.agent("n1").scheduler.term < term, "if the person is wrong, the majority's work stays"
+    cluster.add("n4", seeds=["n1"])
+    cluster.settle(6.0)
+    assert cluster.members("n1") == ("n1", "n4")
+    cluster.crash("n1")
+    assert goes_on(cluster, "n4")
+    assert cluster.agent("n4").scheduler.term > term + 1000
 
 
 def test_a_connection_that_broke_at_one_end_first_makes_nobody_go_on_alone(pair):

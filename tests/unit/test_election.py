@@ -5,7 +5,7 @@ import random
 import pytest
 
 from chaosnet.protocols.effects import Transmit
-from chaosnet.protocols.election import NEAR_S, ROUND_S, STAGGER_S, Election, ElectionRole
+from chaosnet.protocols.election import LEAP_BIT, NEAR_S, ROUND_S, STAGGER_S, Election, ElectionRole
 from chaosnet.protocols.messages import EVERYONE, Electorate, VoteReply, VoteRequest
 
 VIEW = (1, 3)
@@ -207,6 +207,10 @@ def test_a_term_by_a_persons_word_is_far_from_the_next_and_of_the_same_kind():
     election.tick(VIEW, TRIO, {"a"}, election.wake_at_s, word=True)
     assert election.standing_for > usual + 4000
     assert election.standing_for % 4 == usual % 4
+    leapt = make("a", term=6)
+    leapt.scheduler_missing(0, 0.0)
+    leapt.tick((6, 3 + (2000 << LEAP_BIT)), TRIO, {"a"}, 0.0)
+    assert leapt.standing_for == usual + 8000
 
 
 def test_rounds_in_vain_are_counted_until_there_is_a_scheduler():

@@ -19,7 +19,7 @@ from chaosnet import dashboard
 from chaosnet.errors import MalformedMessage, PeerUnreachable, VersionMismatch
 from chaosnet.node.step_history import STEPS_KEPT, VALUES_KEPT, StepHistory
 from chaosnet.protocols.messages import Bytes, Contribution, Member, Notice, Report, Tree, View
-from chaosnet.protocols.sentences import SENTENCES, sentence
+from chaosnet.protocols.sentences import SENTENCES, in_again, sentence
 from chaosnet.protocols.status import (
     DETAIL_CHARS,
     MAX_BYTES,
@@ -423,3 +423,9 @@ def test_a_pause_of_who_watches_is_no_silence_and_everybody_is_asked_before_it_e
 )
 def test_a_small_or_a_large_metric_is_shown_with_digits_that_say_something(value, shown):
     assert dashboard.figure(value) == shown
+
+
+def test_who_is_back_has_missed_steps_or_lost_its_own():
+    assert in_again("n1", 5, 6) == "n1 is in again at step 6: 1 step went by without it"
+    undone = "n1 is in again at step 5: 65 steps that it has made are undone, as the others went on from an earlier one"
+    assert in_again("n1", 70, 5) == undone
