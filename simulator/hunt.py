@@ -29,9 +29,10 @@ SEEDS = 1000  # The budget of random lives of each.
 KNOWN = (0, 6, 13, 27, 28, 56, 131, 174, 195, 244, 283, 327, 423, 427, 514, 586, 30960)
 # The same, of lives in which bytes take time.
 KNOWN_WITH_RATES = (6, 14, 17, 21, 28, 37, 60, 107, 247, 921, 1937)
-KNOWN_LARGER = (30946,)  # With rates as well, and up to seven nodes at first.
+KNOWN_LARGER = 30946, 179836  # With rates as well, and up to seven nodes at first.
 # The same, of crash points after which the dead is started again.
 KNOWN_RESTARTS = ("rejoin/3/0/99/sender-before",)
+KNOWN_FAR = (27,)  # The same, of lives with far links.
 KNOWN_WITH_TENSORS = 0, 2, 3, 15, 56, 61  # The same, of lives in which nodes need each other's tensors.
 # The same, of lives in which nodes keep parts of the state.
 KNOWN_WITH_PARTS = 1, 2, 5, 24, 52, 94, 134, 361, 602
@@ -71,6 +72,8 @@ def _grounds(seeds: Iterable[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"seed {seed}", functools.partial(run, seed, nodes=NODES)
     for seed in KNOWN_WITH_RATES:
         yield f"seed {seed} --rates", functools.partial(run, seed, nodes=NODES, rates=True)
+    for seed in KNOWN_FAR:
+        yield f"seed {seed} --far --nodes 2..7", functools.partial(run, seed, far=True)
     for seed in KNOWN_WITH_TENSORS:
         yield f"seed {seed} --tensors", functools.partial(run, seed, nodes=NODES, tensors=True)
     for seed in KNOWN_WITH_PARTS:

@@ -10,10 +10,10 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .coverage import expected
-from .random_run import AIMS, NODES, LifeOutcome, Violation, run
+from .random_run import AIMS, LifeOptions, LifeOutcome, Violation, run
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -25,11 +25,7 @@ COUNTS = ("steps", "crashes", "joins", "leaves", "rejoins", "returns", "persons"
 class Summary:
     """What many runs came to, so far or at the end. Seeds are counted in order, so what is done is a range."""
 
-    nodes: tuple[int, int] = NODES
-    hard: bool = False
-    rates: bool = False
-    tensors: bool = False
-    parts: bool = False
+    options: LifeOptions = field(default_factory=LifeOptions)
     runs: int = 0
     totals: Counter[str] = field(default_factory=Counter)  # Of those that kept all rules.
     waited: Counter[str] = field(default_factory=Counter)  # Why a pair waited for a person: in how many runs.
@@ -58,19 +54,12 @@ class Summary:
 
     def unreached(self) -> list[str]:
         """What no run has come by, by name."""
-        return sorted(expected(AIMS, self.tensors or self.parts) - self.coverage.keys())
-
-    @property
-    def where(self) -> str:
-        """The options with which these runs were made."""
-        options = " --hard" * self.hard + " --rates" * self.rates
-        options += " --tensors" * self.tensors + " --parts" * self.parts
-        return " --nodes {}..{}".format(*self.nodes) + options
+        return sorted(expected(AIMS, self.options.tensors or self.options.parts) - self.coverage.keys())
 
     def describe(self, most: int = 3) -> str:
         """How many broke a rule; the stories of the first of them, and how to see them again."""
         told = [self.violations[seed] for seed in sorted(self.violations)[:most]]
-        where = "" if self.where == Summary().where else self.where
+        where = "" if self.options == LifeOptions() else self.options.given
         again = [
             f"replay with: chaosnet simulate --seed {seed}{where}" for seed in sorted(self.violations)[:1]
         ]
@@ -78,27 +67,16 @@ class Summary:
 
 
 def run_many(
-    seeds: Iterable[int],
-    processes: int | None = None,
-    on_progress: Progress | None = None,
-    nodes: tuple[int, int] = NODES,
-    hard: bool = False,
-    rates: bool = False,
-    tensors: bool = False,
-    parts: bool = False,
+    seeds: Iterable[int], processes: int | None = None, on_progress: Progress | None = None, **options: Any
 ) -> Summary:
     """Run each seed once. `on_progress` is called after each run, in the calling process.
 
     Args:
         processes: default: one per core; 1 runs everything here.
-        nodes: the least and the most that a life may begin with.
-        hard: with more faults.
-        rates: bytes take time in all of them.
-        tensors: in all of them nodes need each other's within a step.
-        parts: that, and they keep only parts of the state.
+        options: those of `LifeOptions`.
     """
-    summary = Summary(nodes, hard, rates, tensors, parts)
-    run_one = functools.partial(_run, nodes=nodes, hard=hard, rates=rates, tensors=tensors, parts=parts)
+    summary = Summary(LifeOptions(**options))
+    run_one = functools.partial(_run, options=options)
     for seed, result in in_processes(run_one, _listed(seeds), processes):
         summary.add(seed, result)
         if on_progress is not None:
@@ -128,10 +106,8 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _run(
-    seed: int, nodes: tuple[int, int], hard: bool, rates: bool, tensors: bool, parts: bool
-) -> tuple[int, LifeOutcome | str]:
+def _run(seed: int, options: dict[str, Any]) -> tuple[int, LifeOutcome | str]:
     try:
-        return seed, run(seed, nodes=nodes, hard=hard, rates=rates, tensors=tensors, parts=parts)
+        return seed, run(seed, **options)
     except Violation as violation:
         return seed, str(violation)

@@ -159,6 +159,16 @@ def _a_vote_counts_twice(patch: Patch) -> None:
     patch(election, "lacking", lacking)
 
 
+@mutant("A round of an election is as short over far links as over near ones.")
+def _rounds_know_no_distance(patch: Patch) -> None:
+    patch(election, "ROUND_TRIPS", 0)
+
+
+@mutant("Views of a scheduler that goes on by a person's word are numbered on from those before.")
+def _no_leap_by_word(patch: Patch) -> None:
+    patch(flushes.Flushes, "_leap", lambda self: 0)
+
+
 @mutant("A change of a view is applied to whatever view one is in.")
 def _a_change_of_any_view(patch: Patch) -> None:
     def whole(self: Any, told: Any) -> Any:

@@ -93,6 +93,10 @@ class Network(Generic[M]):
         self.delivered: set[type[Message]] = set()  # Kinds of messages that have arrived anywhere.
         self.on_message: Callable[[str, str, Message], None] | None = None
 
+    def take(self, longest_s: float) -> None:
+        """Messages take so long at most."""
+        self.max_delay_s, self.max_bulk_delay_s = longest_s, max(longest_s, self.max_bulk_delay_s)
+
     def _event(self, node: M, event: ev.Event) -> None:
         """Something happens to a machine."""
         raise NotImplementedError

@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..protocols import events as ev
 from ..protocols.messages import ConnectLinkRequest, DisconnectLinkRequest, Envelope, Message, Tree, link
@@ -34,6 +35,7 @@ AIMS = (
 )  # fmt: skip
 FREQUENT = {"Up", "Down", "Ready", "Commit", "Shard", "LinkNews", "Tensor"}
 RATED = 0.15  # Of lives have links with rates.
+FAR_S = 0.1, 0.25, 0.4  # That a message takes at most.
 CHANGES_ODDS, TRANSFER_ODDS, MORE_ODDS = 0.3, 0.3, 0.1  # In those, at each fault.
 JOIN_TIMES = (
     8.0  # A join may take longer than the state over its fastest link: others fetch before it and beside it.
@@ -66,47 +68,62 @@ class LifeOutcome:
     kinds: tuple[str, ...] = ()  # What it had that not all lives have.
 
 
+@dataclass(frozen=True, slots=True)
+class LifeOptions:
+    """What all lives of a search have; else some have it, or none."""
+
+    nodes: tuple[int, int] = NODES  # The least and the most that it may begin with.
+    hard: bool = False  # 12 to 24 faults.
+    rates: bool = False  # Bytes take time; else in some lives only.
+    far: bool = False  # Messages take up to 0.1 to 0.4 s.
+    tensors: bool = False  # Nodes need each other's within a step (tensors.py).
+    parts: bool = False  # That, and they keep only parts of the state (kept.py).
+
+    @property
+    def given(self) -> str:
+        """As options of `chaosnet simulate`."""
+        kinds = ("hard", "rates", "far", "tensors", "parts")
+        return " --nodes {}..{}".format(*self.nodes) + "".join(f" --{k}" for k in kinds if getattr(self, k))
+
+
 class RandomRun:
     """All choices come from the seed."""
 
-    def __init__(
-        self,
-        seed: int,
-        record: bool = False,
-        nodes: tuple[int, int] = NODES,
-        hard: bool = False,
-        rates: bool = False,
-        tensors: bool = False,
-        parts: bool = False,
-    ) -> None:
+    def __init__(self, seed: int, options: LifeOptions = LifeOptions(), record: bool = False) -> None:
         self.seed = seed
         self.rng = random.Random(f"run {seed}")
         chunks = self.rng.choice([1, 1, 2, 3])
         policy = self.rng.choice(["single", "fapt"])
         self.sim = SimCluster(seed, chunks, policy, record)
         self.sim.clocks = _clocks(random.Random(f"clocks {seed}"))
+        if options.far:
+            self.sim.take(random.Random(f"far {seed}").choice(FAR_S))
         self.links = random.Random(f"links {seed}")
         self.rates: LinkRates | None = None
-        if self.links.random() < RATED or rates:  # Bytes take time, and the trees follow what links carry.
+        if (
+            self.links.random() < RATED or options.rates
+        ):  # Bytes take time, and the trees follow what links carry.
             self._lay_links(policy)
         bundles = random.Random(f"bundles {seed}")
         if bundles.random() < 0.5:  # Views differ in how many chunks travel as one message.
             self.sim.bundler = lambda trees, graph: bundles.choice([1, 2, 6])
             self.sim.borders = bundles.choice([(), *((each,) for each in range(1, self.sim.chunks))])
-        self.size = min(self.rng.randint(*nodes), self.rng.randint(*nodes))  # The smaller ones are quicker.
+        self.size = min(
+            self.rng.randint(*options.nodes), self.rng.randint(*options.nodes)
+        )  # The smaller ones are quicker.
         self.crashes = self.joins = self.leaves = self.rejoins = 0
         self.max_crashes = self.rng.choice([0, 1, 2, 4])
         self.hunted = set(self.rng.sample(AIMS, 3))
         self.hunt_odds = self.rng.choice([0.0, 0.01, 0.1])
-        if tensors or parts:
-            self.sim.compute_together(2 * parts)
+        if options.tensors or options.parts:
+            self.sim.compute_together(2 * options.parts)
             self.hunted |= set(random.Random(f"tensors {seed}").choice([(), ("Tensor",)]))
         self.lost = False  # All copies of something.
         self.struck: set[str] = set()
         self.sim.on_message = self._maybe_strike
         self.faults = self.rng.choice([3, 5, 8, 12])
         self.faults_per_s = self.rng.choice([0.7, 2.0, 5.0])
-        if hard:  # What needs three faults at once is rare in a life with as many.
+        if options.hard:  # What needs three faults at once is rare in a life with as many.
             self.faults, self.max_crashes = 12 + 4 * (seed % 4), (1, 2, 4, 6)[seed // 4 % 4]
         self.grows = self.rng.random() < 0.2  # One by one, or all are there from the start.
         self.calm = False
@@ -553,22 +570,6 @@ def _clocks(rng: random.Random) -> Callable[[], Clock]:
     return lambda: Clock(rng.uniform(0.0, 1e6), 1.0 + rng.uniform(-drift, drift))
 
 
-def run(
-    seed: int,
-    record: bool = False,
-    nodes: tuple[int, int] = NODES,
-    hard: bool = False,
-    rates: bool = False,
-    tensors: bool = False,
-    parts: bool = False,
-) -> LifeOutcome:
-    """One life from one seed.
-
-    Args:
-        nodes: the least and the most that it may begin with.
-        hard: 12 to 24 faults.
-        rates: bytes take time; else in some lives only.
-        tensors: nodes need each other's within a step (tensors.py).
-        parts: that, and they keep only parts of the state (kept.py).
-    """
-    return RandomRun(seed, record, nodes, hard, rates, tensors, parts).run()
+def run(seed: int, record: bool = False, **options: Any) -> LifeOutcome:
+    """One life from one seed. `options`: those of `LifeOptions`."""
+    return RandomRun(seed, LifeOptions(**options), record).run()

@@ -12,8 +12,8 @@ from ..outputs import OutputFile, json_option
 MAX_CRASH_NODES = 5  # As in simulator/crash_points.py: there are tens of thousands of points for more.
 # What `chaosnet simulate` can run, and what may be said with it.
 SIMULATED = {
-    "--schedules": ("--from", "--nodes", "--hard", "--rates", "--tensors", "--parts", "--json"),
-    "--seed": ("--nodes", "--hard", "--rates", "--tensors", "--parts", "--trace"),
+    "--schedules": ("--from", "--nodes", "--hard", "--rates", "--far", "--tensors", "--parts", "--json"),
+    "--seed": ("--nodes", "--hard", "--rates", "--far", "--tensors", "--parts", "--trace"),
     "--crash-points": ("--nodes", "--seeds", "--restart", "--json"),
     "--crash-point": ("--trace",),
     "--mutants": ("--json",),
@@ -51,6 +51,7 @@ def _check_simulated(ctx: click.Context) -> None:
 )
 @click.option("--hard", is_flag=True, help="Random lives with more faults: 12 to 24 each.")
 @click.option("--rates", is_flag=True, help="Bytes take time in all random lives, not in some.")
+@click.option("--far", is_flag=True, help="Messages take up to 0.1 to 0.4 s, as between continents.")
 @click.option(
     "--tensors", is_flag=True, help="Nodes need each other's tensors within a step, as in pipelines."
 )
@@ -78,9 +79,10 @@ def _check_simulated(ctx: click.Context) -> None:
 )
 @json_option
 def simulate(
-    schedules: int | None, first: int, nodes: tuple[int, int] | None, hard: bool, rates: bool, tensors: bool,
-    parts: bool, seed: int | None, crash_points: bool, seeds: int, restart: bool, crash_point: str | None,
-    mutants: bool, churn: float | None, hours: float, trace: Path | None, json_file: Path | None,
+    schedules: int | None, first: int, nodes: tuple[int, int] | None, hard: bool, rates: bool, far: bool,
+    tensors: bool, parts: bool, seed: int | None, crash_points: bool, seeds: int, restart: bool,
+    crash_point: str | None, mutants: bool, churn: float | None, hours: float, trace: Path | None,
+    json_file: Path | None,
 ) -> None:  # fmt: skip
     """Run the real protocol on a virtual network with random crashes, joins, leaves and cut links.
 
@@ -99,10 +101,13 @@ def simulate(
         return
     from . import simulation
 
+    options = {
+        "nodes": nodes or (2, 7), "hard": hard, "rates": rates, "far": far, "tensors": tensors, "parts": parts,
+    }  # fmt: skip
     if schedules is not None:
-        simulation.run_seeds(first, schedules, nodes or (2, 7), json_file, hard, rates, tensors, parts)
+        simulation.run_seeds(first, schedules, json_file, options)
     elif seed is not None:
-        simulation.replay_seed(seed, nodes or (2, 7), trace, hard, rates, tensors, parts)
+        simulation.replay_seed(seed, trace, options)
     elif crash_points:
         if nodes is not None and nodes[1] > MAX_CRASH_NODES:
             raise click.BadOptionUsage(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..simulator.crash_points import Played, enumerate_points, play, play_all, p
 from ..simulator.hunt import Hunt, hunt_all
 from ..simulator.many_runs import COUNTS
 from ..simulator.mutants import MUTANTS
-from ..simulator.random_run import RandomRun, Violation
+from ..simulator.random_run import LifeOptions, RandomRun, Violation
 
 TELL_EVERY_S = 5.0
 LIVES_OF_COVERAGE = 10_000  # Fewer do not come by all there is: what they lack says nothing.
@@ -27,19 +28,13 @@ class SimulationFailed(ChaosnetError):
     """A rule was broken, or a mutant was not caught; the text says how to see it again."""
 
 
-def run_seeds(
-    first: int,
-    schedules: int,
-    nodes: tuple[int, int],
-    report: Path | None,
-    hard: bool,
-    rates: bool,
-    tensors: bool,
-    parts: bool,
-) -> None:
-    """Run seeds first, first + 1, ... on all cores; tell what they did. Raises: SimulationFailed."""
+def run_seeds(first: int, schedules: int, report: Path | None, options: dict[str, Any]) -> None:
+    """Run seeds first, first + 1, ... on all cores; tell what they did. Raises: SimulationFailed.
+
+    `options`: those of `LifeOptions`.
+    """
     started_s, tell = time.monotonic(), _Teller()
-    so_far, told = [Summary(nodes, hard, rates, tensors, parts)], set[int]()
+    so_far, told = [Summary(LifeOptions(**options))], set[int]()
 
     def progress(summary: Summary) -> None:
         so_far[0] = summary
@@ -51,9 +46,7 @@ def run_seeds(
     interrupted = False
     try:
         seeds = range(first, first + schedules)
-        run_many(
-            seeds, on_progress=progress, nodes=nodes, hard=hard, rates=rates, tensors=tensors, parts=parts
-        )
+        run_many(seeds, on_progress=progress, **options)
     except KeyboardInterrupt:
         interrupted = True
     summary, seconds = so_far[0], time.monotonic() - started_s
@@ -63,7 +56,7 @@ def run_seeds(
     if interrupted:
         rest = f"--schedules {schedules - summary.runs} --from {first + summary.runs}"
         done = f"seeds {first} to {first + summary.runs - 1} are done" if summary.runs else "no seed is done"
-        click.echo(f"{done}; go on with: chaosnet simulate {rest}{summary.where}", err=True)
+        click.echo(f"{done}; go on with: chaosnet simulate {rest}{summary.options.given}", err=True)
     if summary.violations:
         click.echo(summary.describe(), err=True)
         seeds_named = ", ".join(map(str, sorted(summary.violations)[:10]))
@@ -101,11 +94,7 @@ def _found(summary: Summary, first: int, seconds: float) -> dict[str, Any]:
     return {
         "from": first,
         "schedules": summary.runs,
-        "nodes": list(summary.nodes),
-        "hard": summary.hard,
-        "rates": summary.rates,
-        "tensors": summary.tensors,
-        "parts": summary.parts,
+        **asdict(summary.options),
         "kinds": dict(summary.kinds),
         "seconds": round(seconds, 2),
         "rate_per_s": round(summary.runs / seconds, 2),
@@ -121,17 +110,9 @@ def _found(summary: Summary, first: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def replay_seed(
-    seed: int,
-    nodes: tuple[int, int],
-    trace: Path | None,
-    hard: bool,
-    rates: bool,
-    tensors: bool,
-    parts: bool,
-) -> None:
+def replay_seed(seed: int, trace: Path | None, options: dict[str, Any]) -> None:
     """Run one seed and tell, or write, its story. Raises: SimulationFailed."""
-    life = RandomRun(seed, trace is not None, nodes, hard, rates, tensors, parts)
+    life = RandomRun(seed, LifeOptions(**options), trace is not None)
     try:
         outcome = life.run()
     except Violation as violation:

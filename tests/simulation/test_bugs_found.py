@@ -24,7 +24,7 @@ from chaosnet.protocols.messages import (
 )
 from chaosnet.protocols.overlay import LinkState
 from chaosnet.protocols.scale_out import LIFE_STEP, Joiner
-from chaosnet.simulator.random_run import RandomRun
+from chaosnet.simulator.random_run import run
 
 
 @pytest.fixture
@@ -532,7 +532,7 @@ def test_nobody_waits_for_ever_for_or_as_a_joiner_that_listens(seed):
 
     155054: it alone could pass on the last result, and went.
     """
-    RandomRun(seed, rates=True).run()
+    run(seed, rates=True)
 
 
 @pytest.mark.parametrize("joiner", [False, True], ids=["a loss", "a loss and a join"])

@@ -12,6 +12,7 @@ from chaosnet.protocols import messages
 from chaosnet.protocols.flush import FlushFollower
 from chaosnet.protocols.messages import Flush
 from chaosnet.simulator import Summary, coverage
+from chaosnet.simulator.random_run import LifeOptions
 
 
 def assigned(core):
@@ -54,7 +55,7 @@ def test_a_flush_is_seen_where_it_begins_and_ends():
 
 @pytest.mark.parametrize(("runs", "listed"), [(100, False), (LIVES_OF_COVERAGE, True)])
 def test_a_few_lives_are_not_blamed_for_what_they_have_not_come_by(runs, listed, capsys):
-    summary = Summary(runs=runs, nodes=(3, 5))
+    summary = Summary(LifeOptions(nodes=(3, 5)), runs)
     _tell_summary(summary, {"seconds": 1.0, "rate_per_s": 100.0})
     told = capsys.readouterr().out
     assert ("not reached: " in told) == listed
