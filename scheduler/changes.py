@@ -41,7 +41,7 @@ class Changes:
         is_late = waited_s > self._vote_patience_s
         leaver = next((each for each in (change, *self.tenure.queue) if isinstance(each, Remove)), None)
         if leaver is not None and is_late:
-            effects += self.flushes.leave(leaver.node, "nobody trains", now_s)
+            effects += self.flushes.leave(leaver.node, "no step ends", now_s)
         elif isinstance(change, Replan) and is_late:
             self.tenure.propose(None)  # Nobody trains, so it helps nobody; others may want to leave.
             effects += self.propose_next(now_s)

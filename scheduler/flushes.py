@@ -269,7 +269,9 @@ class Flushes:
             return Happened("expelled", node, "its key was revoked", step)
         if node not in self.tenure.overlay.reachable:
             return Happened("node-failure", node, reason, step)
-        return Happened("left" if asked_to else "expelled", node, reason, step)
+        if asked_to:
+            return Happened("left", node, reason.removeprefix(f"{node} leaves and "), step)
+        return Happened("expelled", node, reason, step)
 
     def _without_leaver(self, alive: set[str], base: View, holder: str) -> set[str]:
         """Let the leaver go with this flush, unless the rest needs it: for its links, its result, or its vote."""

@@ -316,8 +316,9 @@ def test_a_leaver_whose_substitute_link_will_not_open_goes_with_a_flush():
     bench.receive("b", failed)
     for node in "ab":
         bench.flush_ok(node)
-    _, sent = bench.flush_ok("c")
+    effects, sent = bench.flush_ok("c")
     assert installs(sent)[0].view.member_ids == ("a", "b")
+    assert Happened("left", "c", "no link can take its place", 10) in effects
 
 
 def test_a_leavers_substitute_link_is_one_that_can_be_opened():
