@@ -187,7 +187,7 @@ class Transport:
                 self.links.say_bye(link, reason)
 
     def hang_up(self, reason: str) -> Callable[[], bool]:
-        """Say Bye to all peers. Returns: what tells whether all have answered by now, or had `LINGER_S` to.
+        """Say Bye to all peers. Returns: what tells whether all have answered by now, or fell silent (links.py).
 
         To be asked before `close`: TCP takes back what was sent last if its sender closes with something unread.
         """
