@@ -24,7 +24,7 @@ import zmq
 
 from . import commands, store
 from .backend import TestbedError, check_name, end_processes
-from .relay_process import HOST, Cut, Enter, Request, Set, Show, Stop
+from .relay_process import FOLDER, HOST, Cut, Enter, Request, Set, Show, Stop
 from .topology import Link, LinkSpec, Topology
 
 MARK = "CHAOSNET_TESTBED"  # In the environment of all that runs on a node, so that `down` finds it.
@@ -163,8 +163,9 @@ class RelayTestbed:
             with contextlib.suppress(TestbedError):
                 self._ask(Stop())
             end_processes(lambda: [found["pid"]] if _running(found) else [])
-        if control := found.get("control"):  # Of one that was killed, the folder is still there.
-            shutil.rmtree(Path(control.removeprefix("ipc://")).parent, ignore_errors=True)
+        place = Path(str(found.get("control", "")).removeprefix("ipc://")).parent
+        if place.name.startswith(FOLDER):  # Of a relay that was killed, it is still there.
+            shutil.rmtree(place, ignore_errors=True)
         self._process = None
 
     @property

@@ -34,6 +34,7 @@ import zmq
 from .topology import GOODPUT, Link, LinkSpec, Topology, link_name
 
 HOST = "127.0.0.1"
+FOLDER = "chaosnet-relay-"  # So the names of folders for its sockets begin.
 QUEUE_S = 0.02  # As the kernel back end's: so much may wait for the wire.
 SLICE_S = 0.001  # Bytes are booked in slices of this length of wire.
 SLICE_BYTES = (4 << 10, 64 << 10)
@@ -315,7 +316,7 @@ def main() -> None:
     relays, context = Relays(topology), zmq.Context()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     control = context.socket(zmq.REP)
-    folder = tempfile.mkdtemp(prefix="chaosnet-relay-")
+    folder = tempfile.mkdtemp(prefix=FOLDER)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         control.bind(f"ipc://{folder}/control")
