@@ -230,7 +230,7 @@ def measure(
 )
 @click.option(
     "--nodes",
-    type=Several(Whole(2, 64)),
+    type=Several(Whole(1, 64)),
     default="2,4",
     show_default=True,
     help="Numbers of processes to try.",

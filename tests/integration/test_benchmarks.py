@@ -34,10 +34,10 @@ def test_all_reduces_are_compared_with_gloo(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parameters", ["0", "100"])
-def test_a_step_is_compared_with_ddp(tmp_path, parameters):
-    args = ("step", "--mb", "0", "--nodes", "2", "--parameters", parameters)
-    found = bench(tmp_path / "found.json", *args)["0 MB, 2"]
+@pytest.mark.parametrize(("nodes", "parameters"), [("2", "0"), ("2", "100"), ("1", "100")])
+def test_a_step_is_compared_with_ddp(tmp_path, nodes, parameters):
+    args = ("step", "--mb", "0", "--nodes", nodes, "--parameters", parameters)
+    found = bench(tmp_path / "found.json", *args)[f"0 MB, {nodes}"]
     low, high = found["middle_half"]
     assert 0 < low <= found["ratio"] <= high
     assert found["ours_s"] > 0 < found["ddp_s"]
