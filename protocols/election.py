@@ -57,7 +57,8 @@ class Election:
         self.term = 0
         self.voted_term = 0  # The last term in which a vote was given away.
         self.votes: set[str] = set()
-        self.standing_for = 0  # The term that we stand for.
+        self.standing_for = 0  # The term that we stand for,
+        self.by_word = False  # and whether it was chosen knowing of a person's word.
         self.wake_at_s: float | None = None
         self.rounds = 0  # How often we have stood in vain.
 
@@ -106,7 +107,7 @@ class Election:
         self.rounds += 1
         self.wake_at_s = now_s + (ROUND_S + _longer_s(rtt_s)) * self.rng.uniform(1.0, 2.0)
         leap = (key[1] >> LEAP_BIT) + (self.rng.randrange(*LEAPS) if word else 0)
-        self.standing_for = self._next_term(electorates, voters) + 4 * leap
+        self.standing_for, self.by_word = self._next_term(electorates, voters) + 4 * leap, word
         return self._ask(key, voters, self.standing_for, trial=True)
 
     def _next_term(self, electorates: list[Electorate], voters: Set[str]) -> int:
@@ -165,6 +166,8 @@ class Election:
         """Look whether the votes suffice; also called after standing, for a cluster of one."""
         if self.role not in (ElectionRole.TRIAL, ElectionRole.CANDIDATE):
             return []
+        if word and not self.by_word:
+            return []  # The next attempt's term leaps.
         proven = crashed if self.standing_for % 2 == 0 else set[str]()
         proven_now = crashed if self.standing_for % 4 == 2 else set[str]()
         if lacking(electorates[:1], self.votes, proven_now, word):

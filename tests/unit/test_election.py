@@ -213,6 +213,19 @@ def test_a_term_by_a_persons_word_is_far_from_the_next_and_of_the_same_kind():
     assert leapt.standing_for == usual + 8000
 
 
+def test_a_word_that_comes_in_the_middle_of_an_attempt_counts_in_the_next():
+    """Else it would be elected for a term that the dead may have had."""
+    election, dead = make("a"), {"b", "c"}
+    election.scheduler_missing(0, 0.0)
+    election.tick(VIEW, TRIO, {"a"}, 0.0)
+    election.count(VIEW, TRIO, {"a"}, dead, word=True)
+    assert election.role is ElectionRole.TRIAL
+    election.tick(VIEW, TRIO, {"a"}, election.wake_at_s, word=True)
+    election.count(VIEW, TRIO, {"a"}, dead, word=True)
+    assert election.role is ElectionRole.ELECTED
+    assert election.term > 4000
+
+
 def test_rounds_in_vain_are_counted_until_there_is_a_scheduler():
     election = make("a")
     for _ in range(3):
