@@ -89,9 +89,8 @@ def followed(
 def going_on(what: str, console: Console | None = None, first_s: float = FIRST_S) -> Iterator[None]:
     """On a terminal people see, from `first_s` on, that `what` goes on, and since when, below what it prints."""
     shown, ended = console or Console(highlight=False), threading.Event()
-    if not (
-        console or (shown.is_terminal and sys.stderr.isatty())
-    ):  # Else what is printed would change places.
+    # Else what is printed would change places.
+    if not (console or (shown.is_terminal and sys.stderr.isatty())):
         yield
         return
 

@@ -115,9 +115,8 @@ class Gradients:
             )
         self.chunk_bytes, self.compression = chunk_bytes, compression
         self._layout = layout = LaneLayout(model, chunk_bytes, trained)
-        self.parameter_count = len(
-            layout.parameters
-        )  # So many of the first bits of `present` are parameters'.
+        # So many of the first bits of `present` are parameters'.
+        self.parameter_count = len(layout.parameters)
         self.lanes, self.chunks = layout.lanes, layout.chunks
         self._parameters, self._buffers = layout.parameters, layout.buffers
         self._holders = [place.holder for place in self._parameters if isinstance(place.holder, nn.Parameter)]

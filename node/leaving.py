@@ -85,10 +85,8 @@ class Leaving:
 
     def on_left(self, effect: Left, now_s: float) -> list[Effect]:
         """It is out, and wanted to be."""
-        scheduler = self.node.scheduler
-        told = scheduler.left() if scheduler is not None and effect.reason == ASKED_TO else []
         self.node.leaver.left()
-        return [*told, *self.say_farewell()]
+        return self.say_farewell()
 
     def on_out(self, effect: Out, now_s: float) -> list[Effect]:
         """It is out."""

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 
 from ..protocols.codec import encode
-from ..protocols.deaths import PROOF_S
 from ..protocols.events import Event, Iperf3Done, Iperf3Serving, NotReached
 from ..protocols.messages import Probe
 from ..protocols.probing import PROBE_BYTES
@@ -15,6 +14,9 @@ from . import iperf3_probe
 from .endpoint import refuses
 from .transport import Transport
 
+REFUSED_S = (
+    1.0  # A round trip to a far machine. For how long a refusal proves anything, the core knows (deaths.py).
+)
 PROBE_PARTS = 64
 # Where memory is shared: what is smaller takes another way.
 SHARED_PROBE_PARTS, SHARED_PART_BYTES = 16, 256 << 10
@@ -60,8 +62,8 @@ class LinkTests:
         self._looks.add(asyncio.get_running_loop().create_task(self._look(address, reason)))
 
     async def _look(self, address: str, reason: str) -> None:
-        refused = await refuses(address, PROOF_S)
-        self._at_once(NotReached(address, reason, refused))  # What it proves, it proves for PROOF_S only.
+        refused = await refuses(address, REFUSED_S)
+        self._at_once(NotReached(address, reason, refused))  # What it proves, it proves for a moment only.
 
 
 def _in_thread(work: Callable[[], None]) -> None:

@@ -47,6 +47,7 @@ class Role:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.vacant_term = 0  # Whose scheduler has stood again: it is none any more.
+        self.predecessor = ""  # Who had the role, and has left it with the view in force.
 
     def routes(self) -> Routes:
         role = all_to(self.to_scheduler, *FOR_THE_SCHEDULER)
@@ -68,6 +69,13 @@ class Role:
         self.node.election.begin(view.term, is_ours)
         if is_ours:
             self.node.schedule_by(self._new_scheduler(view.term))
+
+    def entered(self, before: View | None, view: View) -> None:
+        """That view is in force, after the other one."""
+        if view.scheduler:
+            self.predecessor = ""
+        elif before is not None and before.scheduler:
+            self.predecessor = before.scheduler
 
     def elect(self, now_s: float) -> list[Effect]:
         """Stand if the scheduler is out of reach; take the role if elected."""
@@ -104,6 +112,8 @@ class Role:
         scheduler.go_on_from(node.sync.view.seq if node.sync.view else 0)
         node.schedule_by(scheduler)
         told: list[Effect] = [Happened("scheduler", node.me, f"elected for term {term}", node.sync.step)]
+        if self.predecessor:
+            told = scheduler.succeeds(self.predecessor) + told
         return told + scheduler.start_flush("the scheduler was lost", now_s)
 
     def _new_scheduler(self, term: int) -> Scheduler:

@@ -179,6 +179,7 @@ class Views:
         """What says nothing when the view changes."""
         node = self.node
         before, self.entered = self.entered, view
+        self.role.entered(before, view)
         node.follower.stop()
         if node.opener.view is not None and node.opener.view.key <= view.key:
             node.opener.done()

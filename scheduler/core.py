@@ -145,10 +145,9 @@ class Scheduler(Tenure):
         self.changes.repair(view)
         return effects + self.changes.propose_next(now_s)
 
-    def left(self) -> list[Effect]:
-        """The host has left with the view that it had proposed: nobody else would tell."""
-        proposal = self.proposal
-        return self.notices.done(proposal.change, proposal.view) if proposal is not None else []
+    def succeeds(self, predecessor: str) -> list[Effect]:
+        """That one has left by a vote, and what it said at last may not have come: tell people."""
+        return self.notices.done(Remove(node=predecessor), self.view)
 
     def stepped(self, now_s: float) -> list[Effect]:
         """A step is complete: who has taken part in it is to get a vote."""

@@ -87,9 +87,8 @@ class Network(Generic[M]):
         self.max_bulk_delay_s = min(lag * self.max_delay_s, 0.3)
         # How long the machine of a dead process takes to refuse a connection; None: it never does.
         self.refuses_after_s: Callable[[], float | None] = lambda: 0.0
-        self.reset_lag_s: Callable[[], float] = lambda: (
-            0.0
-        )  # From one end of a connection that breaks to the other.
+        # From one end of a connection that breaks to the other.
+        self.reset_lag_s: Callable[[], float] = lambda: 0.0
         self.delivered: set[type[Message]] = set()  # Kinds of messages that have arrived anywhere.
         self.on_message: Callable[[str, str, Message], None] | None = None
 

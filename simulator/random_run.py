@@ -100,17 +100,15 @@ class RandomRun:
             self.sim.take(random.Random(f"far {seed}").choice(FAR_S))
         self.links = random.Random(f"links {seed}")
         self.rates: LinkRates | None = None
-        if (
-            self.links.random() < RATED or options.rates
-        ):  # Bytes take time, and the trees follow what links carry.
+        # Bytes take time, and the trees follow what links carry.
+        if self.links.random() < RATED or options.rates:
             self._lay_links(policy)
         bundles = random.Random(f"bundles {seed}")
         if bundles.random() < 0.5:  # Views differ in how many chunks travel as one message.
             self.sim.bundler = lambda trees, graph: bundles.choice([1, 2, 6])
             self.sim.borders = bundles.choice([(), *((each,) for each in range(1, self.sim.chunks))])
-        self.size = min(
-            self.rng.randint(*options.nodes), self.rng.randint(*options.nodes)
-        )  # The smaller ones are quicker.
+        # The smaller ones are quicker.
+        self.size = min(self.rng.randint(*options.nodes), self.rng.randint(*options.nodes))
         self.crashes = self.joins = self.leaves = self.rejoins = 0
         self.max_crashes = self.rng.choice([0, 1, 2, 4])
         self.hunted = set(self.rng.sample(AIMS, 3))
@@ -273,9 +271,8 @@ class RandomRun:
             self.sim.run(self.sim.now_s + self.rng.expovariate(self.faults_per_s))
             self._fault()
         self.calm = True
-        if (
-            self.rates is not None
-        ):  # A script that goes on starting steps anew is no calm, and steps are short here.
+        # A script that goes on starting steps anew is no calm, and steps are short here.
+        if self.rates is not None:
             self.sim.retract_odds = 0.0
         for pair in sorted(self.sim.cuts):
             self.sim.heal(*pair)
@@ -369,9 +366,8 @@ class RandomRun:
         elif kind == "reset" and sim.connections:
             pair = rng.choice(sorted(sim.connections))
             sim.reset(*pair)
-            if (
-                self.silent_odds and self.dying.random() < 0.7
-            ):  # Its end breaks first; it may have gone on alone.
+            # Its end breaks first; it may have gone on alone.
+            if self.silent_odds and self.dying.random() < 0.7:
                 sim.later(self.dying.uniform(0.1, 1.0), lambda: self._strike_down(pair[0]))
         elif kind == "link" and len(active) > 2:
             self._change_link(*rng.sample(active, 2))

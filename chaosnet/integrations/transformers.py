@@ -239,9 +239,8 @@ class _Run(theirs.TrainerCallback):
         """About how many steps it has: the more nodes there are, the more samples has a step."""
         cluster, data = self._trainer.cluster, len(self._trainer.train_dataset)
         a_step = (cluster.samples - self._told_samples) / max(1, cluster.step - self._told_step)
-        if (
-            cluster.epoch == self._told_epoch or not self._samples_a_step
-        ):  # The last one of an epoch may be short.
+        # The last one of an epoch may be short.
+        if cluster.epoch == self._told_epoch or not self._samples_a_step:
             self._samples_a_step = a_step or self._samples_a_step
         self._told_samples, self._told_epoch = cluster.samples, cluster.epoch
         epochs, rest = divmod(max(0.0, self._trainer.args.num_train_epochs * data - cluster.samples), data)

@@ -56,6 +56,25 @@ def test_far_members_join_and_replace_a_killed_scheduler_and_leave(machines: Mac
     assert f"{leaver} is lost" not in machines.log(other).read_text()
 
 
+@needs_namespaces
+@pytest.mark.skipif(not os.path.exists("/dev/net/tun"), reason="needs /dev/net/tun")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_of_two_far_members_the_junior_goes_on_without_the_senior(machines: Machines, number: int) -> None:
+    """A dead process refuses connections, and that is heard a round trip later."""
+    for index, name in enumerate(NODES[:2]):
+        join = ("--join", "10.77.0.2:5555") if index else ()
+        listen = ("--listen", f"10.77.{index}.2:5555", "--insecure")
+        machines.node(name, *listen, *join, script=SCRIPT, arguments=("--every", "1"))
+        machines.says("n0", "now 2 members" if index else "n0 founds a cluster")
+    step = last_step(machines, "n0")
+    machines.until(lambda: last_step(machines, "n1") > step + 2, "both make steps")
+    machines.processes["n0"].send_signal(number)
+    machines.says("n1", "n0 is lost" if number == signal.SIGKILL else "n0 leaves: now 1 member")
+    step = last_step(machines, "n1")
+    machines.until(lambda: last_step(machines, "n1") > step + 1, "it goes on")
+    assert "waiting:" not in machines.log("n1").read_text()
+
+
 def last_step(machines: Machines, machine: str) -> int:
     """That its script has printed."""
     lines = [line.split() for line in machines.log(machine).read_text().splitlines()]
