@@ -14,6 +14,14 @@ from ..scheduler.elastic.running import Running, check_wish, suits
 from .step_costs import Predicted
 
 
+def check_told(stages: int, layout: str, layers: int, micro_batches: int) -> None:
+    """Raises: ConfigError for what a script asks for, and what no number of members could run."""
+    if stages > layers:
+        raise ConfigError(f"stages: {stages} (expected at most {layers}, as the model has {layers} layers)")
+    if layout:
+        check_wish(layout, layers, micro_batches)
+
+
 class LayoutWishes:
     """Of one node; `agreed` is equal on all members.
 

@@ -41,14 +41,14 @@ from ..protocols.messages import Contribution, Deal, Tensor, View, ViewKey
 from ..protocols.sentences import in_again
 from ..randomness import Randomness
 from ..scheduler.elastic.program import Instruction
-from ..scheduler.elastic.running import Facts, Laid, Running, check_wish, choose
+from ..scheduler.elastic.running import Facts, Laid, Running, choose
 from ..scheduler.elastic.traffic import Traffic
 from ..settings import CheckpointSettings
 from ..state_copies import StateCopies
 from .global_batches import GlobalBatches
 from .keeping import Keeping, keeping_of, ranges_of
 from .layer_runner import Done, LayerRunner, due, layers_in, needs_nothing
-from .layout_wishes import LayoutWishes
+from .layout_wishes import LayoutWishes, check_told
 from .pace import Pace
 from .step_costs import Predicted, StepCosts, told
 
@@ -129,8 +129,7 @@ class Pipelines:
         self.evaluation, self.means = Evaluation(session.name), Means(session.say)
         self.batches = GlobalBatches(told.batch, told.micro_batch, told.seed)
         self.sums = LayerSums(self.layers, self.batches.micro_batches, told.exact)
-        if told.layout:
-            check_wish(told.layout, len(self.layers), self.batches.micro_batches)
+        check_told(told.stages, told.layout, len(self.layers), self.batches.micro_batches)
         self.schedule = LRSchedule(lr_scheduler, self.optimizer, told.lr_scheduler_every, session.say)
         terms = _terms(told, self._device, builds)
         self.state = TrainingState(self.model, self.optimizer, lr_scheduler, None, terms)

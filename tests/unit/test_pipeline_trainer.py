@@ -192,6 +192,7 @@ def test_layers_may_hand_on_several_tensors():
         ({"lr_scheduler": [0.1]}, r"lr_scheduler: \[0.1\] .expected a scheduler"),
         ({"stages": "2"}, "stages: '2' .expected a whole number from 1 on"),
         ({"stages": 0}, "stages: 0 .expected"),
+        ({"stages": 9}, "stages: 9 .expected at most 3, as the model has 3 layers"),
         ({"layout": 1}, "layout: 1 .expected stages of each pipeline"),
         ({"max_grad_norm": -1.0}, "max_grad_norm: -1.0"),
         ({"max_grad_norm": "1"}, "max_grad_norm: '1'"),
