@@ -135,7 +135,9 @@ def _serve() -> None:
                 "layout": trainer.layout,
                 "predicted_s": predicted.total_us / 1e6 if predicted else 0.0,
                 "parts": str(predicted),
-                "rates_mbit": [[*pair, mbit] for pair, mbit in trainer.engine.costs.rates_mbit.items()],
+                "rates_mbit": {
+                    f"{a} to {b}": mbit for (a, b), mbit in trainer.engine.costs.rates_mbit.items()
+                },
             }
         )
 
@@ -170,7 +172,7 @@ class Chapter:
     ratio: float
     chosen_s: float
     parts: str
-    rates_mbit: list[Any]  # Of links, as all have agreed on them.
+    rates_mbit: dict[str, int]  # Of links, as all have agreed on them.
     longest_s: float
     lost: int
     layout: str
@@ -224,7 +226,10 @@ class Watched:
         longest_s = max(b["at_s"] - a["at_s"] for a, b in pairwise(seen))
         predicted_s = [each["predicted_s"] for each in counted[1:]]
         each_s = ", ".join(f"{a:.2f} ({b:.2f})" for a, b in zip(lengths, predicted_s, strict=True))
-        click.echo(f"  {what}: {each_s} s; {counted[-1]['parts']}; {counted[-1]['rates_mbit']}", err=True)
+        rates = ", ".join(f"{way} {mbit}" for way, mbit in counted[-1]["rates_mbit"].items())
+        click.echo(f"  {what}: steps (predicted) {each_s} s", err=True)
+        click.echo(f"    the last: {counted[-1]['parts']}", err=True)
+        click.echo(f"    links, Mbit/s: {rates}", err=True)
         return Chapter(
             what=what,
             steps_s=lengths,
