@@ -14,9 +14,8 @@ from . import iperf3_probe
 from .endpoint import refuses
 from .transport import Transport
 
-REFUSED_S = (
-    1.0  # A round trip to a far machine. For how long a refusal proves anything, the core knows (deaths.py).
-)
+# A round trip to a far machine. For how long a refusal proves anything, the core knows (deaths.py).
+REFUSED_S = 1.0
 PROBE_PARTS = 64
 # Where memory is shared: what is smaller takes another way.
 SHARED_PROBE_PARTS, SHARED_PART_BYTES = 16, 256 << 10
