@@ -153,7 +153,7 @@ class Changes:
         elif isinstance(change, Repair) and another and len(tenure.queue) < MAX_QUEUE:
             tenure.queue.append(change)  # The other links are wanted still, but whoever asked comes first.
         elif isinstance(change, Remove):
-            return effects + self.flushes.leave(change.node, "no link can take its place", now_s)
+            effects += self.flushes.leave(change.node, "no link can take its place", now_s)
         return effects + self.propose_next(now_s)
 
     def switched(self, view: View) -> list[Effect]:

@@ -59,9 +59,14 @@ class Flushes:
         return [*self.tenure.send(EVERYONE, self._message()), *self.install_if_complete()]
 
     def leave(self, node: str, reason: str, now_s: float) -> list[Effect]:
-        """It wants out, and no vote will let it go soon. Who alone has a vote stays: others still need its state."""
-        if not {*self.tenure.view.voter_ids} - {node} or self.tenure.sync.sums.parts:
-            return []  # Or it has yet to hand on what it keeps, for which it takes a step.
+        """It wants out, and no vote will let it go soon. Who alone has a vote stays: others still need its state.
+
+        So does a member that keeps a part of the state: it has yet to hand that on, for which it takes a step.
+        """
+        view = self.tenure.view
+        keeps_a_part = self.tenure.sync.sums.parts and node in view.member_set
+        if keeps_a_part or not {*view.voter_ids} - {node}:
+            return []
         self.leaving_at_flush = node
         return self.start(f"{node} leaves and {reason}", now_s)
 

@@ -321,6 +321,31 @@ def test_a_leaver_whose_substitute_link_will_not_open_goes_with_a_flush():
     assert Happened("left", "c", "no link can take its place", 10) in effects
 
 
+@pytest.mark.parametrize("parts", [False, True], ids=["the whole state", "parts of it"])
+def test_dead_joiners_whose_links_hold_up_each_others_removal_go_with_a_flush(parts):
+    """Seed 207160 of lives with parts: nobody was let in any more, since `c` and `d` were still pulling."""
+    links = [("a", "b"), ("a", "c"), ("b", "d")]
+    bench = Bench("ab", links, observers="cd")
+    bench.sync.sums.parts = parts
+    bench.lose(("a", "c"), ("b", "d"), state="closed")
+    while (proposal := bench.scheduler.proposal) is not None:
+        failed = next(iter(proposal.view.link_set & {("a", "c"), ("b", "d")}))
+        bench.receive("b", PrepareFailed(key=proposal.view.key, node="b", link=failed, reason="refused"))
+    sent = [bench.flush_ok(node)[1] for node in "ab"]
+    assert installs(sent[-1])[0].view.node_set == {"a", "b"}
+
+
+def test_a_member_that_keeps_a_part_goes_with_no_flush_and_others_get_their_turn():
+    bench = Bench("abc", TRIANGLE)
+    bench.sync.sums.parts = True
+    bench.receive("c", ScaleInRequest(node="c"))
+    leaving = bench.scheduler.proposal.view
+    bench.receive("client", DisconnectLinkRequest(a="a", b="c", asker="client"))
+    bench.receive("b", PrepareFailed(key=leaving.key, node="b", link=("a", "b"), reason="no"))
+    assert bench.scheduler.flush is None
+    assert bench.scheduler.proposal.change == RemoveLink(asker="client", link=("a", "c"))
+
+
 def test_a_leavers_substitute_link_is_one_that_can_be_opened():
     bench = Bench("abcdh", [("a", "b"), ("a", "h"), ("b", "h"), ("c", "d"), ("c", "h"), ("d", "h")])
     bench.receive("h", ScaleInRequest(node="h"))
