@@ -22,11 +22,14 @@ from .tensors import Attempt, Attempted, Tensors
 
 
 class AllCopiesLost(Exception):
-    """Nobody has some group any more, so the cluster cannot go on. `keepers`: who had it."""
+    """Nobody has some group any more, so the cluster cannot go on.
 
-    def __init__(self, node: str, group: int, keepers: tuple[str, ...]) -> None:
-        super().__init__(f"{node}: all are gone who kept group {group}: {keepers}")
-        self.keepers = keepers
+    `keepers`: who had it, as far as `node` knows. `last`: by the newest commit, of which `node` may not have heard.
+    """
+
+    def __init__(self, node: str, group: int, keepers: tuple[str, ...], last: tuple[str, ...]) -> None:
+        super().__init__(f"{node}: all are gone who kept group {group}: {keepers}, and at last {last}")
+        self.last = last
 
 
 @dataclass(slots=True)
@@ -56,13 +59,14 @@ def _rate(source: str, to: str) -> int:
 class KeptTensors(Tensors):
     """Of all nodes of a life, who keep so many groups, each with so many copies.
 
-    `tables`: who keeps what, as each node knows it; `leaving`: who is about to go; `held`: by group, the steps that
-    went into what it has.
+    `tables`: who keeps what, as each node knows it; `newest`: the step of the newest commit, and its table;
+    `leaving`: who is about to go; `held`: by group, the steps that went into what it has.
     """
 
     groups: int = 1
     copies: int = 2
     tables: dict[SimNode, Table] = field(default_factory=dict)
+    newest: tuple[int, Table] = (0, ())
     held: dict[SimNode, dict[int, int]] = field(default_factory=dict)
     leaving: dict[SimNode, set[str]] = field(default_factory=lambda: defaultdict(set))
     plans: dict[SimNode, _Plan] = field(default_factory=dict)
@@ -73,6 +77,7 @@ class KeptTensors(Tensors):
         names = tuple(node.name for node in nodes)
         for node in nodes:
             self.tables[node] = (names,) * self.groups
+            self.newest = 0, self.tables[node]
             self.held[node] = dict.fromkeys(range(self.groups), 0)
 
     def agreed(self, node: SimNode) -> tuple[Table, set[str]]:
@@ -92,7 +97,7 @@ class KeptTensors(Tensors):
         attempt, members = (view.key, step), view.member_ids
         before = self.tables[node]
         if gone := lost_groups(before, members):
-            raise AllCopiesLost(node.name, gone[0], before[gone[0]])
+            raise AllCopiesLost(node.name, gone[0], before[gone[0]], self.newest[1][gone[0]])
         sizes = range(1, self.groups + 1)
         # Who computes a layer changes with each view.
         computing = [{members[(group + view.seq) % len(members)]} for group in range(self.groups)]
@@ -182,6 +187,8 @@ class KeptTensors(Tensors):
         before = self.tables[node]
         table: Table = msgspec.json.decode(total.keepers, type=Table) if total.keepers else before
         self.tables[node] = table
+        if step >= self.newest[0]:
+            self.newest = step, table
         for names in table:
             self._check_keepers(node, names, total.shares)
         self.leaving[node] = {name for name, share in total.shares.items() if not share}

@@ -241,7 +241,7 @@ class RandomRun:
 
     def _check_lost(self, error: AllCopiesLost) -> None:
         """Only faults may lose so much: whoever is let go has handed on what it kept."""
-        gone = [self.sim.nodes[name] for name in error.keepers]
+        gone = [self.sim.nodes[name] for name in error.last]
         self.lost = True
         if any(node.was_let_go for node in gone):
             raise Violation(f"seed {self.seed}: {error}\n{self.sim.story()}")

@@ -20,6 +20,11 @@ def test_seeds_that_found_something_when_this_was_written(seed):
     run(seed, parts=True)
 
 
+def test_who_kept_a_part_at_last_counts_and_not_who_handed_it_on():
+    """218516: the third of three, which had not heard of that step, was told by a person to go on."""
+    assert "all copies lost" in run(218516, parts=True).kinds
+
+
 @pytest.mark.slow
 def test_random_lives_keep_all_rules():
     summary = run_many(range(7000, 7200), parts=True)
