@@ -150,6 +150,12 @@ class Node:
         return self.joiner is not None and self.joiner.state in (JoinState.KNOCKING, JoinState.ASKED)
 
     @property
+    def lacks_state(self) -> bool:
+        """Does its joiner still need the state? What the training thread brings is of one that is void by now."""
+        has_it = (JoinState.READY, JoinState.JOINED, JoinState.FAILED)  # Who has failed may found a cluster.
+        return self.joiner is not None and self.joiner.state not in has_it
+
+    @property
     def member_key(self) -> ViewKey:
         """Of the view that we are a member of; (0, 0) if of none."""
         view = self.sync.view if self.phase is Phase.MEMBER else None

@@ -27,9 +27,9 @@ class Steps:
     def routes(self) -> Routes:
         return Routes(
             events={
-                Contributed: self.on_part,
+                Contributed: self.on_own,
                 LocalReady: self.on_ready,
-                KeepersChosen: self.on_part,
+                KeepersChosen: self.on_own,
                 Retracted: self.on_retracted,
                 TensorMade: self.on_tensor,
             },
@@ -41,6 +41,10 @@ class Steps:
         """Of a sum, or of the vote."""
         return self.node.sync.handle(event)
 
+    def on_own(self, event: Event, now_s: float) -> list[Effect]:
+        """The training thread's. It may not have heard yet that its state is void."""
+        return [] if self.node.lacks_state else self.node.sync.handle(event)
+
     def on_tensor(self, event: TensorMade | Received, now_s: float) -> list[Effect]:
         """Of one holder of layers for the next."""
         return self.node.courier.handle(event, now_s)
@@ -48,6 +52,8 @@ class Steps:
     def on_ready(self, event: LocalReady, now_s: float) -> list[Effect]:
         """The training thread has called update()."""
         node = self.node
+        if node.lacks_state:
+            return []
         node.clock.give(now_s)
         # Its script may not know yet. Who is alone, or whose peers all leave, gets out by this.
         leaving = event.contribution.leaving or node.leaver.state is LeaverState.LEAVING
@@ -59,7 +65,7 @@ class Steps:
 
     def on_retracted(self, event: Retracted, now_s: float) -> list[Effect]:
         """What it had contributed has changed."""
-        effects = self.node.sync.handle(event)
+        effects = self.on_own(event, now_s)
         return effects + (self.recovery.tear(event.reason, now_s) if self.node.sync.sums.tainted else [])
 
     def on_completed(self, effect: StepCompleted, now_s: float) -> list[Effect]:

@@ -135,9 +135,12 @@ class StepSync:
         return [*self.enter(view, step), *self._replay_early()]
 
     def observe(self, view: View, step: int) -> list[Effect]:
-        """A joiner listens from `step` on; what came before the plan did is taken now."""
+        """A joiner listens from `step` on; what came before the plan did is taken now.
+
+        What it contributed as a member before that is void.
+        """
         self.sums.observe()
-        self.last_commit, self.began_here = None, True
+        self.local, self.last_commit, self.began_here = None, None, True
         return [ResetAttempt(), *self.enter(view, step), *self._replay_early()]
 
     def freeze(self) -> list[Effect]:

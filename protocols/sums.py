@@ -177,6 +177,7 @@ class Sums:
     def observe(self) -> None:
         """Forget what an earlier membership has left open."""
         self.recovering = self.catching_up = False
+        self.forget_own()
 
     def freeze(self) -> None:
         """The attempt is void, unless it turns out that it was committed (`go_on`)."""

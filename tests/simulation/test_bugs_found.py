@@ -10,9 +10,10 @@ from scripted import Scripted
 
 from chaosnet.node.core import Phase
 from chaosnet.protocols.asking import IN_VAIN, MAX_UNANSWERED, JoinState
-from chaosnet.protocols.events import LeaveWanted, NotReached, Received
+from chaosnet.protocols.events import Contributed, LeaveWanted, LocalReady, NotReached, Received
 from chaosnet.protocols.messages import (
     EVERYONE,
+    Contribution,
     Envelope,
     Expelled,
     Flush,
@@ -547,3 +548,21 @@ def test_who_is_left_of_a_ring_goes_on(joiner):
         cluster.add("n6", seeds=["n3"], degree=2)
     cluster.settle(15.0)
     assert_settled(cluster, *sorted({*names} - {"n2"} | ({"n6"} if joiner else set())))
+
+
+def part_of(cluster, name):
+    """What a script tells of a step of one sample."""
+    contribution = Contribution(weight=1.0, ranges=((5, 6),), shares={name: 1})
+    for event in (Contributed((0, 1), 1.0), LocalReady(contribution)):
+        cluster.tell(name, event)
+
+
+def test_a_step_that_a_script_computed_with_a_state_that_is_void_counts_for_nothing(trio):
+    """It is told later that it was put out, and by then is in a view again, for which it fetches another state."""
+    trio.add("n4", seeds=["n1"], degree=3, blocking=True)
+    n4 = trio.agent("n4")
+    until(trio, lambda: n4.joiner.state is JoinState.FETCHING)
+    assert "n4" in n4.sync.view.member_ids
+    part_of(trio, "n4")
+    assert n4.sync.local is None and not n4.sync.sums.own_weight
+    assert_settled(trio, "n1", "n2", "n3", "n4")

@@ -243,6 +243,15 @@ def test_who_was_dropped_while_it_was_behind_listens_as_if_it_had_never_been_a_m
     assert fx.ViewEntered(following, 2) in sync.handle(Received("b", commit))
 
 
+def test_who_was_dropped_in_a_step_forgets_what_it_had_contributed_to_it(chain):
+    """Seed 213856 of lives with rates: it was ready twice for the first step in which it took part again."""
+    dropped = chain.syncs["c"]
+    for event in (Contributed((0,), 1.0), LocalReady(Contribution(weight=1.0))):
+        dropped.handle(event)
+    dropped.observe(view("abc", {"b": "a", "c": "b"}, "a", term=3), 7)
+    assert dropped.local is None and not dropped.sums.own_weight
+
+
 def test_being_ready_twice_for_one_step_is_a_bug_of_ours(chain):
     chain.train("a")
     with pytest.raises(LocalProtocolError, match="ready twice"):
