@@ -156,16 +156,17 @@ class AllReduce:
                 # But not what was lost: somebody may have the result of this attempt.
                 self.parts.clear()
                 if not but_sums:
-                    self.results = {step: each for step, each in self.results.items() if step == self.done}
+                    self.results = {step: each for step, each in self.results.items() if step <= self.done}
 
-    def completed(self, step: int) -> list[torch.Tensor]:
-        """The results of a step, by chunk; [] if nobody had samples. Those of earlier ones are let go."""
+    def completed(self, step: int, kept: int = 1) -> list[torch.Tensor]:
+        """The results of a step, by chunk; [] if nobody had samples. Of earlier ones, `kept` - 1 are not let go."""
         self.parts.clear()
-        results = self.results.get(step, {})
+        results = self.results.setdefault(step, {})
         if self.losing and not self._is_refused(results):
             self.lost |= self.losing
         self.losing.clear()
-        self.results, self.done = {step: results}, step
+        self.done = step
+        self.results = {each: found for each, found in self.results.items() if step - kept < each <= step}
         return self.results_of(step)
 
     def results_of(self, step: int) -> list[torch.Tensor]:

@@ -153,10 +153,11 @@ class Flushes:
             self.cut_off = base.member_set & able - ours - {tenure.me}
             return self._park(missing[0])
         cut_off = base.member_set - parts[missing.index("")]
-        rest = answers.keys() - cut_off
+        late = self._late(base, parts[missing.index("")], answers)
+        rest = answers.keys() - (cut_off - late)
         if self.stateless == tenure.me and rest & base.member_set == {tenure.me}:
             return [Out("nobody who has the state is left")]
-        return self._install(base, priors, {node: answers[node] for node in sorted(rest)})
+        return self._install(base, priors, {node: answers[node] for node in sorted(rest)}, late)
 
     def _able(self, answers: dict[str, FlushOk]) -> set[str]:
         """Who has answered, and can be told the result of one step at most and then go on from there."""
@@ -166,6 +167,21 @@ class Flushes:
         if not holders:
             return {node for node in able if answers[node].step == top}
         return able - {self.stateless} if holders - {self.stateless} else able
+
+    def _late(self, base: View, part: set[str], answers: dict[str, FlushOk]) -> set[str]:
+        """Who is further behind, as only joiners can be, and can be told all that it lacks: by this node, that is.
+
+        It alone keeps more than the last result, and it has to be one of those that go on.
+        """
+        me, top = self.tenure.me, self._top(answers)
+        mine = answers[me]
+        if me not in part or (mine.key, mine.step) != (base.key, top):
+            return set()
+        if me in (self.leaving_at_flush, self.stateless):
+            return set()
+        lacking = range(top - len(self.tenure.sync.kept), top - 1)
+        near = {end for pair in self.tenure.overlay.live_links() if part & {*pair} for end in pair}
+        return {node for node in near & base.node_set & answers.keys() if answers[node].step in lacking}
 
     def _top(self, answers: dict[str, FlushOk]) -> int:
         """The step to go on with: the one after the last whose result somebody has.
@@ -202,15 +218,15 @@ class Flushes:
         return [Parked(reason)]
 
     def _install(
-        self, base: View, priors: tuple[Electorate, ...], answers: dict[str, FlushOk]
+        self, base: View, priors: tuple[Electorate, ...], answers: dict[str, FlushOk], late: set[str]
     ) -> list[Effect]:
         """All go on in what is left of `base`."""
         tenure, flush, leaver = self.tenure, self.tenure.flush, self.leaving_at_flush
         assert flush is not None
-        able = self._able(answers)
+        able = self._able(answers) | late
         top = self._furthest([answers[node] for node in able])
         alive = self._without_leaver(able, base, top.node)
-        behind = any(answers[node].step == top.step - 1 for node in alive if base.find(node))
+        lacked = top.step - min((answers[node].step for node in alive if base.find(node)), default=top.step)
         scheduler = tenure.me if tenure.me in alive and tenure.me in base.member_ids else ""
         tenure.go_on_from(max(tenure.seq, base.seq) + self._leap())
         links = tenure.overlay.live_links()
@@ -222,8 +238,9 @@ class Flushes:
             priors=(base.electorate, *priors),
             step=top.step,
             deal=top.deal or tenure.sync.deal,
-            holder=top.node if behind else "",
-            commit=(top.commit or tenure.sync.last_commit) if behind else None,
+            holder=top.node if lacked else "",
+            commit=(top.commit or tenure.sync.last_commit) if lacked else None,
+            earlier=tenure.sync.kept[-lacked:-1] if lacked > 1 else (),
         )
         tenure.flush_by(None)
         self.last_install = install

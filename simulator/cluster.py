@@ -351,7 +351,8 @@ class SimCluster(History):
                 node.training = True
                 if self.rates is not None and self.now_s - node.was_away_s > 100 * self.compute_s:
                     self.met.add(coverage.LONG_JOIN)
-                if node.loaded and step == node.agent.sync.step:  # Else it adopts the one before first.
+                node.admitted = step
+                if node.loaded and step == len(node.log):  # Else it adopts those before first.
                     self._compute(node, step, deal, view)
             case fx.StepCompleted():
                 self._completed(node, effect)
@@ -362,8 +363,7 @@ class SimCluster(History):
             case fx.ResetAttempt(before, but_sums):
                 node.sums.clear()
                 if not but_sums:
-                    done = node.completed
-                    node.results = {step: each for step, each in node.results.items() if step == done}
+                    node.keep_results(-math.inf, node.completed)
                 if before is not None and self.rates is not None:
                     self.forget_bulk(node.name, before)
             case fx.DropResults(peers, before):
@@ -514,15 +514,15 @@ class SimCluster(History):
                 self._soon(node, ev.BacklogFull())
             return
         self._apply(node, effect, who)
-        if node.training and node.agent.phase is Phase.MEMBER:
+        if node.training and node.agent.phase is Phase.MEMBER and effect.step + 1 >= node.admitted:
             self._compute(node, effect.step + 1, effect.deal, effect.view)
 
     def _check_result(self, node: SimNode, effect: fx.StepCompleted) -> frozenset[str]:
         weight, node.completed = effect.commit.total.weight, effect.step
+        node.keep_results(effect.step + 1 - effect.kept, effect.step)
         if not weight:
             return frozenset()
         results = node.results[effect.step]
-        node.results = {effect.step: results}
         assert self.kept is not None or len(results) == self.chunks, (
             f"{len(results)} of {self.chunks} results"
         )

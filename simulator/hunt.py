@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from . import network, parts_mutants, tensor_mutants  # noqa: F401  The last two register more mutants.
+from . import flush_mutants, network, parts_mutants, tensor_mutants  # noqa: F401  All but one register mutants.
 from .crash_points import play, points
 from .many_runs import in_processes
 from .mutants import MUTANTS

@@ -61,6 +61,7 @@ class SimNode(Machine):
         self.samples = 0  # In the steps of the log.
         self.loaded = False
         self.training = False
+        self.admitted = 0  # The first step that it contributes to as a member.
         self.step = 0
         self.backlog: list[
             tuple[fx.StepCompleted, frozenset[str]]
@@ -83,6 +84,10 @@ class SimNode(Machine):
         self.installed: ViewKey = (0, 0)  # The view of the last flush that it took part in.
         self.was_let_go = False  # By a vote, as it had asked to.
         self.ways: tuple[str, ...] = ()  # Where it asks to be let in.
+
+    def keep_results(self, first: float, last: int) -> None:
+        """Those of these steps; others are let go."""
+        self.results = {step: each for step, each in self.results.items() if first <= step <= last}
 
     @property
     def life(self) -> int:

@@ -71,7 +71,10 @@ class FlushOk(Message, frozen=True, kw_only=True):
 
 
 class Install(Message, frozen=True, kw_only=True):
-    """Scheduler to all: go on in `view` with `step`. Who lacks the step before adopts it from `holder`."""
+    """Scheduler to all: go on in `view` with `step`. Who lacks the step before adopts it from `holder`.
+
+    `commit`: of that step; `earlier`: of those before it that somebody lacks as well, which `holder` has, too.
+    """
 
     term: Count
     number: Count
@@ -81,6 +84,7 @@ class Install(Message, frozen=True, kw_only=True):
     deal: Deal
     holder: Annotated[str, Meta(max_length=64)] = ""
     commit: Commit | None = None
+    earlier: Annotated[tuple[Commit, ...], Meta(max_length=8)] = ()
 
 
 class VoteRequest(Message, frozen=True, kw_only=True):

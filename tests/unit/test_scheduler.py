@@ -817,6 +817,79 @@ def test_an_observer_that_is_too_far_behind_is_let_go_and_costs_nobody_a_step(ke
     assert sent and all(isinstance(body, Prepare) and not body.view.observers for _, body in sent)
 
 
+def keep(bench, *steps):
+    """The results of these steps, the last before the one under way."""
+    bench.sync.kept = tuple(
+        Commit(key=(1, 1), step=step, switch=None, total=Contribution(weight=1.0)) for step in steps
+    )
+
+
+def answered(bench, o_step, **steps):
+    """What is installed if `o` has come to that step, and each member to 10, or another as given."""
+    bench.receive("o", AbortRequest(node="o", key=(1, 1), step=o_step, reason="lost the link o - b"))
+    for node in "abc":
+        bench.flush_ok(node, step=steps.get(node, 10))
+    [install] = installs(bench.flush_ok("o", step=o_step)[1])
+    return install
+
+
+@pytest.mark.parametrize("o_step", [7, 8, 9])
+def test_an_observer_that_is_several_steps_behind_gets_what_the_scheduler_has_kept(o_step):
+    bench = observed()
+    keep(bench, 7, 8, 9)
+    install = answered(bench, o_step)
+    assert (install.view.observer_ids, install.holder, install.step) == (("o",), "a", 10)
+    assert [*install.earlier, install.commit] == [*bench.sync.kept[o_step - 7 :]]
+
+
+def test_one_that_was_made_a_member_before_it_had_the_state_gets_it_as_well():
+    """It was two steps behind when the link was cut over which it was to hear of them."""
+    links = [*TRIANGLE, ("a", "o"), ("b", "o")]
+    bench = Bench("abc", links, observers="o")
+    joining = (Entering(node="o", sources=(), blocking=True),)
+    promoted = replace(make_view("abco", links, joining=joining), seq=2)
+    bench.enter(promoted, step=10)
+    bench.take_sent()
+    keep(bench, 8, 9)
+    bench.lose(("o", "b"), ("b", "o"))
+    bench.receive("b", AbortRequest(node="b", key=(1, 2), step=10, reason="lost the link b - o"))
+    for node in "abc":
+        bench.flush_ok(node, key=(1, 2))
+    install, for_who_is_elsewhere = installs(bench.flush_ok("o", key=(1, 1), step=8)[1])
+    assert install == for_who_is_elsewhere
+    assert install.view.member_ids == ("a", "b", "c", "o") and "o" not in install.view.voter_ids
+    assert (install.holder, install.earlier) == ("a", bench.sync.kept[:1])
+
+
+def test_an_observer_that_lacks_a_result_that_nobody_has_kept_is_let_go_by_a_flush():
+    bench = observed()
+    keep(bench, 8, 9)
+    bench.scheduler.start_flush("lost the link a - b", 0.0)
+    assert not answered(bench, 7).view.observers
+
+
+def test_if_another_member_is_ahead_of_the_scheduler_it_has_kept_nothing_for_joiners():
+    bench = observed()
+    keep(bench, 8, 9)
+    install = answered(bench, 9, b=11)
+    assert (install.step, install.holder, install.earlier) == (11, "b", ())
+    assert not install.view.observers
+
+
+def test_a_scheduler_that_leaves_by_a_flush_passes_nothing_on():
+    bench = observed()
+    keep(bench, 8, 9)
+    bench.scheduler.flushes.leave("a", "nobody trains", 0.0)
+    assert not answered(bench, 8).view.observers
+
+
+def test_a_member_with_a_vote_tears_no_step_that_is_over_though_somebody_joins():
+    bench = observed()
+    keep(bench, 7, 8, 9)
+    lost = AbortRequest(node="b", key=(1, 1), step=8, reason="lost")
+    assert bench.receive("b", lost) == ([], [])
+
+
 def test_a_torn_step_is_flushed_and_one_that_is_over_is_not(bench):
     assert bench.receive("b", AbortRequest(node="b", key=(1, 1), step=8, reason="lost")) == ([], [])
     _, [(_, flush)] = bench.receive("b", AbortRequest(node="b", key=(1, 1), step=10, reason="lost"))
