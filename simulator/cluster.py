@@ -281,6 +281,8 @@ class SimCluster(History):
         self._perform_all(node, node.agent.handle(event, node.clock.reads(self.now_s)))
         if frozen and not node.agent.sync.frozen and node.agent.phase is Phase.MEMBER:
             node.installed = max(node.installed, node.view.key)
+        if self.rates is not None and node.agent.sync.sums.catching_up > 1:
+            self.met.add(coverage.SEVERAL_LACKED)
 
     def _perform_all(self, node: SimNode, effects: list[fx.Effect]) -> None:
         only_chunks = bool(effects)
@@ -363,7 +365,7 @@ class SimCluster(History):
             case fx.ResetAttempt(before, but_sums):
                 node.sums.clear()
                 if not but_sums:
-                    node.keep_results(-math.inf, node.completed)
+                    node.let_results_go()
                 if before is not None and self.rates is not None:
                     self.forget_bulk(node.name, before)
             case fx.DropResults(peers, before):
@@ -518,9 +520,9 @@ class SimCluster(History):
             self._compute(node, effect.step + 1, effect.deal, effect.view)
 
     def _check_result(self, node: SimNode, effect: fx.StepCompleted) -> frozenset[str]:
-        weight, node.completed = effect.commit.total.weight, effect.step
-        node.keep_results(effect.step + 1 - effect.kept, effect.step)
-        if not weight:
+        node.completed = range(effect.step + 1 - effect.kept, effect.step + 1)
+        node.let_results_go()
+        if not effect.commit.total.weight:
             return frozenset()
         results = node.results[effect.step]
         assert self.kept is not None or len(results) == self.chunks, (

@@ -69,7 +69,7 @@ class SimNode(Machine):
         self.results: dict[int, dict[int, SimResult]] = {}  # Step: chunk: result.
         self.sums: dict[range, frozenset[str]] = {}
         self.contributed: set[tuple[int, int]] = set()  # Step and chunk, of the step under way.
-        self.completed = -1  # The last step that is.
+        self.completed = range(0)  # The last steps that are, and whose results are kept.
         self.snapshots: dict[int, tuple[list[Any], Any, Any]] = {}
         self.arrived: Any = None
         self.damaged = 0  # Pieces of what has arrived that are not what was sent.
@@ -85,9 +85,9 @@ class SimNode(Machine):
         self.was_let_go = False  # By a vote, as it had asked to.
         self.ways: tuple[str, ...] = ()  # Where it asks to be let in.
 
-    def keep_results(self, first: float, last: int) -> None:
-        """Those of these steps; others are let go."""
-        self.results = {step: each for step, each in self.results.items() if first <= step <= last}
+    def let_results_go(self) -> None:
+        """Those of a step that is not complete, or that was long ago."""
+        self.results = {step: each for step, each in self.results.items() if step in self.completed}
 
     @property
     def life(self) -> int:
