@@ -50,14 +50,3 @@ def _whoever_is_behind_is_taken(patch: Patch) -> None:
         return {node for node, each in answers.items() if each.step < top - 1 and base.find(node)}
 
     patch(Flushes, "_late", late)
-
-
-@mutant("Who has caught up with one step after a flush takes part in the next, though it lacks more.")
-def _one_result_is_enough(patch: Patch) -> None:
-    original = sums.Sums.completed
-
-    def completed(self: Any) -> None:
-        self.catching_up = min(self.catching_up, 1)
-        original(self)
-
-    patch(sums.Sums, "completed", completed)
