@@ -7,7 +7,7 @@ What the step adds up goes along the trees beside it (sums.py). A step is *compl
 and all results. Nobody contributes to step s+1 before it has completed s. So the first result of s+1 is proof that
 every member has completed s, and a node needs to keep just two results: those of the step it has completed and of
 the one under way. No message says "all have s"; the next step does. A joiner may be further behind, and be cut off
-from whoever was to send it the results: so while somebody joins, the scheduler keeps a few more.
+from whoever was to send it the results: so while somebody joins, a node keeps two more.
 
 Where members keep only parts of the state (`parts`), nobody has all results, and nobody could pass on what another
 lacks. So there a member is ready only when all that it keeps is summed: then whoever learns of the commit completes
@@ -61,9 +61,7 @@ from .messages import (
 from .sums import Sums
 
 STEP_MESSAGES = (Up, Down, Ready, Commit)
-RESULTS_KEPT = (
-    3  # By the scheduler, while somebody joins: as many as are together as large as a state with Adam.
-)
+RESULTS_KEPT = 3  # While somebody joins: with Adam they are as many bytes as the state.
 ASKED_TO = "it asked to"  # Why a node has left that a vote has let go.
 
 
@@ -302,7 +300,7 @@ class StepSync:
         assert self.view is not None
         before, settled = self.view, not self.sums.catching_up
         self.step += 1
-        self.kept, self.began_here = (*self.kept, commit)[-self._keeps(following) :], False
+        self.kept, self.began_here = (*self.kept, commit)[-self._keeps(before, following) :], False
         self.local = None
         self.sums.completed()
         if settled:
@@ -320,12 +318,10 @@ class StepSync:
             self.sums.restart(self.step)
         return effects + self._replay_early()
 
-    def _keeps(self, view: View) -> int:
-        """The results of so many steps, now that `view` is the next one's."""
-        somebody_joins = view.observers or view.joining
-        if somebody_joins and view.scheduler == self.me and not self.sums.parts:
-            return RESULTS_KEPT
-        return 1
+    def _keeps(self, before: View, following: View) -> int:
+        """The results of so many steps. Who has just become a member may lack some until the first step with it."""
+        somebody_joins = any(view.observers or view.joining for view in (before, following))
+        return RESULTS_KEPT if somebody_joins and not self.sums.parts else 1
 
     def _switch(self, before: View, following: View) -> list[Effect]:
         if self.me not in following.node_set:

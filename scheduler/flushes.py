@@ -153,11 +153,11 @@ class Flushes:
             self.cut_off = base.member_set & able - ours - {tenure.me}
             return self._park(missing[0])
         cut_off = base.member_set - parts[missing.index("")]
-        late = self._late(base, parts[missing.index("")], answers)
-        rest = answers.keys() - (cut_off - late)
+        rest = answers.keys() - cut_off
+        late = self._late(base, priors, answers, rest)
         if self.stateless == tenure.me and rest & base.member_set == {tenure.me}:
             return [Out("nobody who has the state is left")]
-        return self._install(base, priors, {node: answers[node] for node in sorted(rest)}, late)
+        return self._install(base, priors, {node: answers[node] for node in sorted(rest | late)}, late)
 
     def _able(self, answers: dict[str, FlushOk]) -> set[str]:
         """Who has answered, and can be told the result of one step at most and then go on from there."""
@@ -168,19 +168,20 @@ class Flushes:
             return {node for node in able if answers[node].step == top}
         return able - {self.stateless} if holders - {self.stateless} else able
 
-    def _late(self, base: View, part: set[str], answers: dict[str, FlushOk]) -> set[str]:
-        """Who is further behind, as only joiners can be, and can be told all that it lacks: by this node, that is.
+    def _late(
+        self, base: View, priors: tuple[Electorate, ...], answers: dict[str, FlushOk], rest: Set[str]
+    ) -> set[str]:
+        """Who is further behind, as only joiners can be, and can be told all that it lacks by one of the `rest`.
 
-        It alone keeps more than the last result, and it has to be one of those that go on.
+        The commits are from here, so they must be of the history that led to `base`.
         """
-        me, top = self.tenure.me, self._top(answers)
-        mine = answers[me]
-        if me not in part or (mine.key, mine.step) != (base.key, top):
+        sync = self.tenure.sync
+        top = self._furthest([answers[node] for node in self._able({node: answers[node] for node in rest})])
+        if sync.step < top.step - 1 or self.tenure.view.key not in (base.key, *(each.key for each in priors)):
             return set()
-        if me in (self.leaving_at_flush, self.stateless):
-            return set()
-        lacking = range(top - len(self.tenure.sync.kept), top - 1)
-        near = {end for pair in self.tenure.overlay.live_links() if part & {*pair} for end in pair}
+        lacking = range(max(top.step - top.kept, sync.step - len(sync.kept)), top.step - 1)
+        members = rest & base.member_set
+        near = {end for pair in self.tenure.overlay.live_links() if members & {*pair} for end in pair}
         return {node for node in near & base.node_set & answers.keys() if answers[node].step in lacking}
 
     def _top(self, answers: dict[str, FlushOk]) -> int:
@@ -240,7 +241,7 @@ class Flushes:
             deal=top.deal or tenure.sync.deal,
             holder=top.node if lacked else "",
             commit=(top.commit or tenure.sync.last_commit) if lacked else None,
-            earlier=tenure.sync.kept[-lacked:-1] if lacked > 1 else (),
+            earlier=tuple(each for each in tenure.sync.kept if -lacked <= each.step - top.step < -1),
         )
         tenure.flush_by(None)
         self.last_install = install
@@ -265,13 +266,14 @@ class Flushes:
         return (LEAPS[0] + chance % (LEAPS[1] - LEAPS[0])) << LEAP_BIT
 
     def _furthest(self, answers: Sequence[FlushOk]) -> FlushOk:
-        """Of whom the others get what they lack: this node, if it can."""
+        """Of whom the others get what they lack: who has most of it, and of these this node."""
         return max(
             answers,
             key=lambda answer: (
                 answer.step,
                 not answer.began_here,
                 answer.node != self.leaving_at_flush,
+                answer.kept,
                 answer.node == self.tenure.me,
                 answer.node,
             ),

@@ -55,7 +55,8 @@ class Flush(Message, frozen=True, kw_only=True):
 class FlushOk(Message, frozen=True, kw_only=True):
     """Node to scheduler: I stopped at `step` in view `key`; the rest is given where it is news to you.
 
-    `began_here`: it was told to begin with `step`, and has no result of the one before.
+    `began_here`: it was told to begin with `step`, and has no result of the one before. `kept`: of so many steps
+    before `step` it has the results.
     """
 
     term: Count
@@ -68,6 +69,7 @@ class FlushOk(Message, frozen=True, kw_only=True):
     priors: tuple[Electorate, ...] = ()
     commit: Commit | None = None
     deal: Deal = ()
+    kept: Count = 1
 
 
 class Install(Message, frozen=True, kw_only=True):

@@ -529,16 +529,33 @@ def listening(parent):
     return view("ab", {"b": "a", "o": parent}, "a", observers="o")
 
 
-def test_the_scheduler_keeps_more_results_as_long_as_somebody_joins():
+def test_all_keep_more_results_as_long_as_somebody_joins():
     cluster = Cluster(listening("b"))
     for _ in range(5):
         cluster.train("a", "b")
-    kept = {name: [commit.step for commit in sync.kept] for name, sync in cluster.syncs.items()}
-    assert kept == {"a": [2, 3, 4], "b": [4], "o": [4]}
+    assert {tuple(each.step for each in sync.kept) for sync in cluster.syncs.values()} == {(2, 3, 4)}
     assert [done.kept for done in cluster.done["a"]] == [1, 2, 3, 3, 3]
     cluster.flush_and_install(view("ab", {"b": "a"}, "a", seq=2), step=5)
     cluster.train("a", "b")
     assert [commit.step for commit in cluster.syncs["a"].kept] == [5]
+
+
+def test_what_a_new_member_may_lack_is_kept_until_the_first_step_with_it():
+    cluster = Cluster(listening("b"))
+    following = view("abo", {"b": "a", "o": "b"}, "a", seq=2)
+    cluster.train("a", "b")
+    for sync in cluster.syncs.values():
+        sync.prepare(following)
+    cluster.cut = {("b", "o")}
+    for _ in range(2):
+        cluster.train("a", "b")
+    assert [each.step for each in cluster.syncs["a"].kept] == [0, 1] and cluster.syncs["o"].step == 1
+    after = view("abo", {"b": "a", "o": "a"}, "a", seq=3)
+    cluster.cut = set()
+    cluster.flush_and_install(after, step=2, holder="a")
+    cluster.train("o")
+    assert set(cluster.steps().values()) == {3}
+    assert [each.step for each in cluster.syncs["a"].kept] == [2]
 
 
 @pytest.mark.parametrize("lacked", [2, 3])
