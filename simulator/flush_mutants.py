@@ -11,7 +11,7 @@ from . import cluster
 from .mutants import Patch, mutant
 
 
-@mutant("Of the results that a joiner lacks after a flush, the scheduler sends the last.")
+@mutant("Of the results that a joiner lacks after a flush, the last is sent.")
 def _earlier_results_are_not_served(patch: Patch) -> None:
     original = sums.Sums.serve_result
 
@@ -31,9 +31,7 @@ def _earlier_results_are_not_passed_on(patch: Patch) -> None:
     patch(sums.Sums, "go_on", go_on)
 
 
-@mutant(
-    "The scheduler gives up a result with the next step, though it counts on it for a joiner that is behind."
-)
+@mutant("A result is given up with the next step, though a flush counts on it for a joiner that is behind.")
 def _earlier_results_are_given_up(patch: Patch) -> None:
     original = cluster.SimCluster._check_result
 
@@ -45,7 +43,7 @@ def _earlier_results_are_given_up(patch: Patch) -> None:
 
 @mutant("A flush takes joiners that lack results which nobody has kept.")
 def _whoever_is_behind_is_taken(patch: Patch) -> None:
-    def late(self: Any, base: Any, part: set[str], answers: Any) -> set[str]:
+    def late(self: Any, base: Any, priors: Any, answers: Any, rest: Any) -> set[str]:
         top = self._top(answers)
         return {node for node, each in answers.items() if each.step < top - 1 and base.find(node)}
 

@@ -1,7 +1,7 @@
 """A joiner that is several steps behind when it loses the link, or the source, that was to bring it their results.
 
 A small cluster whose links have rates: pieces of state overtake results, so whoever pulls is behind. What the
-scheduler has kept it gets from there; if that is not enough it pulls the state once more.
+others have kept it gets from them; if that is not enough it pulls the state once more.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LOSSES = {
     each.name: each
     for each in (
         *(Lost(source, 2) for source in MEMBERS),
-        *(Lost(source, 2, dies=True) for source in MEMBERS[1:]),
+        *(Lost(source, 2, dies=True) for source in MEMBERS),
         Lost(
             "n3", 6, dies=True, result_bytes=STATE_BYTES // 30, pull_s=6.0, pulls=2
         ),  # Nobody keeps so many.

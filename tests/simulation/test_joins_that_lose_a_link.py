@@ -10,7 +10,7 @@ from chaosnet.simulator.lagging import JOINER, LOSSES, play
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_what_it_lacks_comes_from_the_scheduler_if_that_has_kept_as_much(loss):
+def test_what_it_lacks_comes_from_the_others_if_they_have_kept_as_much(loss):
     cluster = play(LOSSES[loss])
     assert cluster.nodes[JOINER].agent.phase is Phase.MEMBER
 
