@@ -177,7 +177,8 @@ class Flushes:
         """
         sync = self.tenure.sync
         top = self._furthest([answers[node] for node in self._able({node: answers[node] for node in rest})])
-        if sync.step < top.step - 1 or self.tenure.view.key not in (base.key, *(each.key for each in priors)):
+        history = {base.key} | {each.key for each in priors}
+        if sync.step < top.step - 1 or self.tenure.view.key not in history:
             return set()
         lacking = range(max(top.step - top.kept, sync.step - len(sync.kept)), top.step - 1)
         members = rest & base.member_set
