@@ -115,7 +115,7 @@ class AllReduce:
         self.guarded = guarded
         self.counters: Counter[str] = Counter() if counters is None else counters
         self.results: dict[int, dict[int, Result]] = {}  # Step: chunk: mean (or maximum) of its bundle.
-        self.done = -1  # The last step that is complete.
+        self.done = range(0)  # The last steps that are complete, and whose results are kept.
 
     def check(self, message: Up | Down, payload: zmq.Frame | Payload | None) -> None:
         """Before the core counts on it. Raises: RemoteProtocolError for a payload that is not those chunks'."""
@@ -156,16 +156,17 @@ class AllReduce:
                 # But not what was lost: somebody may have the result of this attempt.
                 self.parts.clear()
                 if not but_sums:
-                    self.results = {step: each for step, each in self.results.items() if step == self.done}
+                    self.results = {step: each for step, each in self.results.items() if step in self.done}
 
-    def completed(self, step: int) -> list[torch.Tensor]:
-        """The results of a step, by chunk; [] if nobody had samples. Those of earlier ones are let go."""
+    def completed(self, step: int, kept: int = 1) -> list[torch.Tensor]:
+        """The results of a step, by chunk; [] if nobody had samples. Of earlier ones, `kept` - 1 are not let go."""
         self.parts.clear()
-        results = self.results.get(step, {})
+        results = self.results.setdefault(step, {})
         if self.losing and not self._is_refused(results):
             self.lost |= self.losing
         self.losing.clear()
-        self.results, self.done = {step: results}, step
+        self.done = range(step + 1 - kept, step + 1)
+        self.results = {each: found for each, found in self.results.items() if each in self.done}
         return self.results_of(step)
 
     def results_of(self, step: int) -> list[torch.Tensor]:

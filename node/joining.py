@@ -178,10 +178,10 @@ class Joining:
         return node.reporter.outlived(life) + node.joiner.outlived(life, now_s)
 
     def become_member(self, view: View, step: int, now_s: float) -> list[Effect]:
-        """`view`, which makes it one, is active. If the result of `step` is on the way, it contributes after it."""
+        """`view`, which makes it one, is active. If results are on the way, it contributes after these."""
         self._begin(now_s)
         self._end_if_ready(now_s)
-        first = step + self.node.sync.sums.catching_up
+        first = self.node.sync.step + self.node.sync.sums.catching_up
         effects: list[Effect] = [Joined(first, self.node.sync.deal, view)]
         return effects + (self.recovery.go_without_me(now_s) if self.node.asks_again else [])
 

@@ -215,7 +215,7 @@ class Performer:
 
     def _step_completed(self, effect: fx.StepCompleted) -> None:
         """To the training thread; what a joiner is told waits there until it has the state."""
-        results = self.all_reduce.completed(effect.step)
+        results = self.all_reduce.completed(effect.step, effect.kept)
         self.steps.completed(effect.step, effect.commit.total, clock.now_s(), time.time())
         outcome = StepOutcome(effect.step, effect.commit, effect.deal, results, effect.view)
         if not self.member:

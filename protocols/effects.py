@@ -175,12 +175,16 @@ ChunkEffect = Accumulate | SendUp | FinishChunks | AdoptChunks | SendDown  # Man
 
 @dataclass(frozen=True, slots=True)
 class StepCompleted(Effect):
-    """All results of `step` are here. Of the step after it: `deal`, who gets samples; `view`, in which it is done."""
+    """All results of `step` are here. Of the step after it: `deal`, who gets samples; `view`, in which it is done.
+
+    `kept`: of so many steps, this one the last, results are still needed.
+    """
 
     step: int
     commit: Commit
     deal: Deal
     view: View
+    kept: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ class FlushFollower:
             priors=sync.priors if newer_view else (),
             commit=sync.last_commit if newer_step else None,
             deal=sync.deal if newer_step else (),
+            kept=len(sync.kept),
         )
         return self.relay.send(flush.scheduler, answer)
 

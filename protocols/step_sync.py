@@ -6,7 +6,8 @@
 What the step adds up goes along the trees beside it (sums.py). A step is *complete* at a node that has the commit
 and all results. Nobody contributes to step s+1 before it has completed s. So the first result of s+1 is proof that
 every member has completed s, and a node needs to keep just two results: those of the step it has completed and of
-the one under way. No message says "all have s"; the next step does.
+the one under way. No message says "all have s"; the next step does. A joiner may be further behind, and be cut off
+from whoever was to send it the results: so while somebody joins, a node keeps two more.
 
 Where members keep only parts of the state (`parts`), nobody has all results, and nobody could pass on what another
 lacks. So there a member is ready only when all that it keeps is summed: then whoever learns of the commit completes
@@ -60,6 +61,7 @@ from .messages import (
 from .sums import Sums
 
 STEP_MESSAGES = (Up, Down, Ready, Commit)
+RESULTS_KEPT = 3  # While somebody joins: with Adam they are as many bytes as the state.
 ASKED_TO = "it asked to"  # Why a node has left that a vote has let go.
 
 
@@ -109,13 +111,19 @@ class StepSync:
         self.priors: tuple[Electorate, ...] = ()  # Views that others may still be in, older than ours.
         self.step = 0  # Steps completed; the number of the one under way.
         self.deal: Deal = ()
-        self.last_commit: Commit | None = None  # Of step - 1.
+        self.kept: tuple[Commit, ...] = ()  # Of the last steps, up to step - 1: those whose results are here.
+        self.owed: list[Commit | None] = []  # After a flush: of steps to adopt after the one under way.
         self.began_here = False  # As a joiner: without a result of step - 1.
         self.prepared: dict[ViewKey, View] = {}
         self.vote: tuple[int, int] | None = None
         self.frozen = True  # Between a flush and its install, and before the first view.
         self.local: Contribution | None = None
         self.attempt = _Attempt()
+
+    @property
+    def last_commit(self) -> Commit | None:
+        """Of step - 1."""
+        return self.kept[-1] if self.kept else None
 
     # --- entering views -----------------------------------------------------------------------------
 
@@ -127,7 +135,7 @@ class StepSync:
         self.deal = deal or self.deal
         self.prepared = {key: each for key, each in self.prepared.items() if key > view.key}
         self.sums.enter(view, step)
-        self.attempt = _Attempt()
+        self.attempt, self.owed = _Attempt(), []
         return [ViewEntered(view, step)]
 
     def begin(self, view: View, step: int) -> list[Effect]:
@@ -140,7 +148,7 @@ class StepSync:
         What it contributed as a member before that is void.
         """
         self.sums.observe()
-        self.local, self.last_commit, self.began_here = None, None, True
+        self.local, self.kept, self.began_here = None, (), True
         return [ResetAttempt(), *self.enter(view, step), *self._replay_early()]
 
     def freeze(self) -> list[Effect]:
@@ -153,22 +161,26 @@ class StepSync:
         return [ResetAttempt(but_sums=self.sums.has_all)]
 
     def start_installed(self, install: Install, view: View) -> list[Effect]:
-        """INSTALL: go on in `view`, which it told; adopt, serve or pass on the result of the step before it."""
-        behind = install.step - self.step
-        if behind not in (0, 1):
+        """INSTALL: go on in `view`, which it told; adopt, serve or pass on the results of the step before it.
+
+        And of the steps before that, of which it brings the commits.
+        """
+        behind, lacked = install.step - self.step, 1 + len(install.earlier)
+        if behind not in range(lacked + 1):
             raise RemoteProtocolError(f"{self.me}: installed at step {install.step} while at {self.step}")
         self.prepared, self.vote = {}, None
         effects = self.enter(view, self.step, install.priors)
         effects.append(ResetAttempt(before=view.key, but_sums=bool(behind) and self.sums.has_all))
         self.deal = install.deal
-        self.sums.go_on(behind == 1, recovering=bool(install.holder))
+        self.sums.go_on(behind, recovering=lacked if install.holder else 0)
         if behind:
-            self.attempt.commit = install.commit
+            self.attempt.commit, *self.owed = [*install.earlier, install.commit][-behind:]
             effects += self._complete_if_done()
         else:
             if install.holder == self.me:
-                assert self.last_commit is not None
-                effects += self.sums.serve_last_result(self.last_commit.total.weight)
+                assert len(self.kept) >= lacked
+                for commit in self.kept[-lacked:]:
+                    effects += self.sums.serve_result(commit.step, commit.total.weight)
             if self.recomputes:
                 effects.append(Recompute(view, self.step))
             effects += self.sums.resume() + self._forward_ready()
@@ -211,7 +223,8 @@ class StepSync:
         assert isinstance(message, STEP_MESSAGES)
         here = (self.view.key if self.view else (0, 0), self.step)
         there = (message.key, message.step)
-        if self.sums.recovering and isinstance(message, Down) and there == (here[0], self.step - 1):
+        lacked = range(self.step - self.sums.recovering, self.step)
+        if isinstance(message, Down) and message.key == here[0] and message.step in lacked:
             return self.sums.pass_on_recovered(event.peer, message, event.payload)
         if there > here or (self.frozen and message.key > here[0]):
             return [] if self.early.keep(event) else [FellBehind(event.peer)]
@@ -290,13 +303,13 @@ class StepSync:
         assert self.view is not None
         before, settled = self.view, not self.sums.catching_up
         self.step += 1
-        self.last_commit, self.began_here = commit, False
+        self.kept, self.began_here = (*self.kept, commit)[-self._keeps(before, following) :], False
         self.local = None
         self.sums.completed()
         if settled:
             ids, shares = following.member_ids, commit.total.shares
             self.deal = tuple(zip(ids, map(shares.get, ids, repeat(0)), strict=True))
-        effects: list[Effect] = [StepCompleted(self.step - 1, commit, self.deal, following)]
+        effects: list[Effect] = [StepCompleted(self.step - 1, commit, self.deal, following, len(self.kept))]
         if commit.total.leaving:
             self.frozen = True
             return [*effects, Left("all have finished")]
@@ -304,9 +317,14 @@ class StepSync:
             effects += self._switch(before, following)
         else:
             self.priors = () if settled else self.priors
-            self.attempt = _Attempt()
+            self.attempt = _Attempt(commit=self.owed.pop(0) if self.owed else None)
             self.sums.restart(self.step)
         return effects + self._replay_early()
+
+    def _keeps(self, before: View, following: View) -> int:
+        """The results of so many steps. Who has just become a member may lack some until the first step with it."""
+        somebody_joins = any(view.observers or view.joining for view in (before, following))
+        return RESULTS_KEPT if somebody_joins and not self.sums.parts else 1
 
     def _switch(self, before: View, following: View) -> list[Effect]:
         if self.me not in following.node_set:
@@ -384,6 +402,7 @@ class StepSync:
         """What holds between any two events."""
         self.sums.check_invariants()
         self.early.check_invariants()
+        assert [each.step for each in self.kept] == [*range(self.step - len(self.kept), self.step)]
         if self.prepared:
             assert min(self.prepared) > (self.view.key if self.view else (0, 0))
 

@@ -127,8 +127,8 @@ class Sums:
         self.step = 0
         self.own_weight: dict[int, float] = {}  # Chunk: weight of our own part, once contributed.
         self.tainted = False  # Own chunks changed after they had gone out.
-        self.catching_up = False  # Behind by one step; its result is on the way.
-        self.recovering = False  # Some node still adopts the result of the step before.
+        self.catching_up = 0  # Behind by so many steps; their results are on the way.
+        self.recovering = 0  # Results of so many steps, the last ones, some node still adopts.
         self.places: list[_Place] = []
         self.bundles: list[range] = []
         self.bundle_of: dict[int, int] = {}  # By chunk.
@@ -176,7 +176,7 @@ class Sums:
 
     def observe(self) -> None:
         """Forget what an earlier membership has left open."""
-        self.recovering = self.catching_up = False
+        self.recovering = self.catching_up = 0
         self.forget_own()
 
     def freeze(self) -> None:
@@ -189,8 +189,10 @@ class Sums:
         """What we have contributed to this step is void."""
         self.own_weight = {}
 
-    def go_on(self, behind: bool, recovering: bool) -> None:
-        """After a flush. `behind`: our own part stays, and goes out if the step is done over.
+    def go_on(self, behind: int, recovering: int) -> None:
+        """After a flush, at which this node is `behind` by so many steps, and others by up to `recovering`.
+
+        Who is behind keeps its own part, and sends it if the step is done over.
 
         Where members keep parts, one that is behind has what it keeps, as it has said that it is ready. One that only
         listened has nothing, and gets the chunks that are for everybody.
@@ -209,17 +211,17 @@ class Sums:
         self.own_weight, self.has_all = {}, False
         self.keep({})
         if not self.catching_up:
-            self.recovering = False
-        self.catching_up = False
+            self.recovering = 0
+        self.catching_up = max(self.catching_up - 1, 0)
 
     def resume(self) -> list[Effect]:
         """Put our own contributions into the new attempt."""
         return self.send_up(range(len(self.bundles)))
 
-    def serve_last_result(self, weight: float) -> list[Effect]:
+    def serve_result(self, step: int, weight: float) -> list[Effect]:
         """To all around, who pass it on: some lack it."""
         return [
-            self._send_down(index, self.step - 1, self.places[tree].neighbors, weight, None)
+            self._send_down(index, step, self.places[tree].neighbors, weight, None)
             for index, tree in enumerate(self.tree_of)
             if self.places[tree].neighbors and self.kept.by_all(self.bundles[index].start)
         ]

@@ -162,7 +162,8 @@ class Scheduler(Tenure):
             return self.flushes.expel(node) if key < self.view.key else []
         if request.without_me and key == self.view.key:
             self.flushes.goes_without_state(node)
-        is_over = step < self.sync.step - 1
+        most = 1 if node in self.view.voter_ids else max(len(self.sync.kept), 1)  # That it may lack.
+        is_over = step < self.sync.step - most
         if is_over and node in self.view.observer_set:  # No flush can bring it what it lacks.
             return self.changes.enqueue(Remove(node=node), now_s)
         if self.flush or (is_over and key == self.view.key):

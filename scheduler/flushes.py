@@ -159,9 +159,10 @@ class Flushes:
             return self._park(missing[0])
         cut_off = base.member_set - parts[missing.index("")]
         rest = answers.keys() - cut_off
+        late = self._late(base, priors, answers, rest)
         if self.stateless == tenure.me and rest & base.member_set == {tenure.me}:
             return [Out("nobody who has the state is left")]
-        return self._install(base, priors, {node: answers[node] for node in sorted(rest)})
+        return self._install(base, priors, {node: answers[node] for node in sorted(rest | late)}, late)
 
     def _able(self, answers: dict[str, FlushOk]) -> set[str]:
         """Who has answered, and can be told the result of one step at most and then go on from there."""
@@ -171,6 +172,23 @@ class Flushes:
         if not holders:
             return {node for node in able if answers[node].step == top}
         return able - {self.stateless} if holders - {self.stateless} else able
+
+    def _late(
+        self, base: View, priors: tuple[Electorate, ...], answers: dict[str, FlushOk], rest: Set[str]
+    ) -> set[str]:
+        """Who is further behind, as only joiners can be, and can be told all that it lacks by one of the `rest`.
+
+        The commits are from here, so they must be of the history that led to `base`.
+        """
+        sync = self.tenure.sync
+        top = self._furthest([answers[node] for node in self._able({node: answers[node] for node in rest})])
+        history = {base.key} | {each.key for each in priors}
+        if sync.step < top.step - 1 or self.tenure.view.key not in history:
+            return set()
+        lacking = range(max(top.step - top.kept, sync.step - len(sync.kept)), top.step - 1)
+        members = rest & base.member_set
+        near = {end for pair in self.tenure.overlay.live_links() if members & {*pair} for end in pair}
+        return {node for node in near & base.node_set & answers.keys() if answers[node].step in lacking}
 
     def _top(self, answers: dict[str, FlushOk]) -> int:
         """The step to go on with: the one after the last whose result somebody has.
@@ -207,15 +225,15 @@ class Flushes:
         return [Parked(reason)]
 
     def _install(
-        self, base: View, priors: tuple[Electorate, ...], answers: dict[str, FlushOk]
+        self, base: View, priors: tuple[Electorate, ...], answers: dict[str, FlushOk], late: set[str]
     ) -> list[Effect]:
         """All go on in what is left of `base`."""
         tenure, flush, leaver = self.tenure, self.tenure.flush, self.leaving_at_flush
         assert flush is not None
-        able = self._able(answers)
+        able = self._able(answers) | late
         top = self._furthest([answers[node] for node in able])
         alive = self._without_leaver(able, base, top.node)
-        behind = any(answers[node].step == top.step - 1 for node in alive if base.find(node))
+        lacked = top.step - min((answers[node].step for node in alive if base.find(node)), default=top.step)
         scheduler = tenure.me if tenure.me in alive and tenure.me in base.member_ids else ""
         tenure.go_on_from(max(tenure.seq, base.seq) + self._leap())
         links = tenure.overlay.live_links()
@@ -227,8 +245,9 @@ class Flushes:
             priors=(base.electorate, *priors),
             step=top.step,
             deal=top.deal or tenure.sync.deal,
-            holder=top.node if behind else "",
-            commit=(top.commit or tenure.sync.last_commit) if behind else None,
+            holder=top.node if lacked else "",
+            commit=(top.commit or tenure.sync.last_commit) if lacked else None,
+            earlier=tuple(each for each in tenure.sync.kept if -lacked <= each.step - top.step < -1),
         )
         tenure.flush_by(None)
         self.last_install = install
@@ -253,13 +272,14 @@ class Flushes:
         return (LEAPS[0] + chance % (LEAPS[1] - LEAPS[0])) << LEAP_BIT
 
     def _furthest(self, answers: Sequence[FlushOk]) -> FlushOk:
-        """Of whom the others get what they lack: this node, if it can."""
+        """Of whom the others get what they lack: who has most of it, and of these this node."""
         return max(
             answers,
             key=lambda answer: (
                 answer.step,
                 not answer.began_here,
                 answer.node != self.leaving_at_flush,
+                answer.kept,
                 answer.node == self.tenure.me,
                 answer.node,
             ),

@@ -281,6 +281,8 @@ class SimCluster(History):
         self._perform_all(node, node.agent.handle(event, node.clock.reads(self.now_s)))
         if frozen and not node.agent.sync.frozen and node.agent.phase is Phase.MEMBER:
             node.installed = max(node.installed, node.view.key)
+        if self.rates is not None and node.agent.sync.sums.catching_up > 1:
+            self.met.add(coverage.SEVERAL_LACKED)
 
     def _perform_all(self, node: SimNode, effects: list[fx.Effect]) -> None:
         only_chunks = bool(effects)
@@ -351,7 +353,8 @@ class SimCluster(History):
                 node.training = True
                 if self.rates is not None and self.now_s - node.was_away_s > 100 * self.compute_s:
                     self.met.add(coverage.LONG_JOIN)
-                if node.loaded and step == node.agent.sync.step:  # Else it adopts the one before first.
+                node.admitted = step
+                if node.loaded and step == len(node.log):  # Else it adopts those before first.
                     self._compute(node, step, deal, view)
             case fx.StepCompleted():
                 self._completed(node, effect)
@@ -362,8 +365,7 @@ class SimCluster(History):
             case fx.ResetAttempt(before, but_sums):
                 node.sums.clear()
                 if not but_sums:
-                    done = node.completed
-                    node.results = {step: each for step, each in node.results.items() if step == done}
+                    node.let_results_go()
                 if before is not None and self.rates is not None:
                     self.forget_bulk(node.name, before)
             case fx.DropResults(peers, before):
@@ -514,15 +516,15 @@ class SimCluster(History):
                 self._soon(node, ev.BacklogFull())
             return
         self._apply(node, effect, who)
-        if node.training and node.agent.phase is Phase.MEMBER:
+        if node.training and node.agent.phase is Phase.MEMBER and effect.step + 1 >= node.admitted:
             self._compute(node, effect.step + 1, effect.deal, effect.view)
 
     def _check_result(self, node: SimNode, effect: fx.StepCompleted) -> frozenset[str]:
-        weight, node.completed = effect.commit.total.weight, effect.step
-        if not weight:
+        node.completed = range(effect.step + 1 - effect.kept, effect.step + 1)
+        node.let_results_go()
+        if not effect.commit.total.weight:
             return frozenset()
         results = node.results[effect.step]
-        node.results = {effect.step: results}
         assert self.kept is not None or len(results) == self.chunks, (
             f"{len(results)} of {self.chunks} results"
         )

@@ -44,7 +44,8 @@ OVERTAKEN = "rates: pieces of state overtake results"
 TOO_MANY = "rates: results come faster than the state"
 LONG_JOIN = "rates: a join takes a hundred steps"
 NEW_TREES = "rates: the trees follow what links carry"
-OF_RATES = frozenset({TAKEN_BACK, CHANGED, OVERTAKEN, TOO_MANY, LONG_JOIN, NEW_TREES})
+SEVERAL_LACKED = "rates: a flush brings a joiner the results of several steps"
+OF_RATES = frozenset({TAKEN_BACK, CHANGED, OVERTAKEN, TOO_MANY, LONG_JOIN, NEW_TREES, SEVERAL_LACKED})
 
 KINDS = frozenset(
     each.__name__ for union in (messages.WireMessage, messages.Routed) for each in typing.get_args(union)

@@ -1,9 +1,9 @@
 """Looks for a life in which a broken rule is noticed.
 
 `hunt` plays every negotiation once, and every death of one of two members (pairs.py), then seeds that have caught
-a mutant, every so many of the crash points (crash_points.py), then random lives, seed after seed, until an
-invariant breaks; a mutant that breaks none within its budget has survived. What has no effect but a hang is caught
-because all must come to rest.
+a mutant, joiners that lose results of several steps (lagging.py), every so many of the crash points
+(crash_points.py), then random lives, seed after seed, until an invariant breaks; a mutant that breaks none within
+its budget has survived. What has no effect but a hang is caught because all must come to rest.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from . import network, parts_mutants, tensor_mutants  # noqa: F401  The last two register more mutants.
+from . import flush_mutants, network, parts_mutants, tensor_mutants  # noqa: F401  All but one register mutants.
 from .crash_points import play, points
+from .lagging import LOSSES
+from .lagging import play as play_loss
 from .many_runs import in_processes
 from .mutants import MUTANTS
 from .negotiations import NEGOTIATIONS
@@ -80,6 +82,8 @@ def _grounds(seeds: Iterable[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"seed {seed} --parts", functools.partial(run, seed, nodes=(2, 5), parts=True)
     for seed in KNOWN_LARGER:
         yield f"seed {seed} --rates --nodes 2..7", functools.partial(run, seed, rates=True)
+    for loss in LOSSES.values():
+        yield f"loss {loss.name}", functools.partial(play_loss, loss)
     for found in recorded:
         for point in found:
             if point.name in KNOWN_RESTARTS:

@@ -337,7 +337,7 @@ def _nothing_is_kept_for_later(patch: Patch) -> None:
 
 @mutant("Who has completed the step that others have not keeps the result for itself.")
 def _results_are_not_passed_on(patch: Patch) -> None:
-    patch(sums.Sums, "serve_last_result", lambda self, weight: [])
+    patch(sums.Sums, "serve_result", lambda self, step, weight: [])
 
 
 @mutant("A result is given up as soon as its step is complete, though others may need it.")
@@ -424,16 +424,16 @@ def _bundles_go_before_they_are_whole(patch: Patch) -> None:
 
 @mutant("Who caught up is served in the bundles of another view.")
 def _recovered_results_keep_their_bundles(patch: Patch) -> None:
-    original = sums.Sums.serve_last_result
+    original = sums.Sums.serve_result
 
-    def serve_last_result(self: Any, weight: float) -> Any:
+    def serve_result(self: Any, step: int, weight: float) -> Any:
         kept = self.bundles
         self.bundles = [range(chunks.start, chunks.start + 1) for chunks in kept]
-        effects = original(self, weight)
+        effects = original(self, step, weight)
         self.bundles = kept
         return effects
 
-    patch(sums.Sums, "serve_last_result", serve_last_result)
+    patch(sums.Sums, "serve_result", serve_result)
 
 
 @mutant("What a leaving node's subtree has contributed is not put down as used.")

@@ -61,6 +61,7 @@ class SimNode(Machine):
         self.samples = 0  # In the steps of the log.
         self.loaded = False
         self.training = False
+        self.admitted = 0  # The first step that it contributes to as a member.
         self.step = 0
         self.backlog: list[
             tuple[fx.StepCompleted, frozenset[str]]
@@ -68,7 +69,7 @@ class SimNode(Machine):
         self.results: dict[int, dict[int, SimResult]] = {}  # Step: chunk: result.
         self.sums: dict[range, frozenset[str]] = {}
         self.contributed: set[tuple[int, int]] = set()  # Step and chunk, of the step under way.
-        self.completed = -1  # The last step that is.
+        self.completed = range(0)  # The last steps that are, and whose results are kept.
         self.snapshots: dict[int, tuple[list[Any], Any, Any]] = {}
         self.arrived: Any = None
         self.damaged = 0  # Pieces of what has arrived that are not what was sent.
@@ -83,6 +84,10 @@ class SimNode(Machine):
         self.installed: ViewKey = (0, 0)  # The view of the last flush that it took part in.
         self.was_let_go = False  # By a vote, as it had asked to.
         self.ways: tuple[str, ...] = ()  # Where it asks to be let in.
+
+    def let_results_go(self) -> None:
+        """Those of a step that is not complete, or that was long ago."""
+        self.results = {step: each for step, each in self.results.items() if step in self.completed}
 
     @property
     def life(self) -> int:

@@ -55,7 +55,8 @@ class Flush(Message, frozen=True, kw_only=True):
 class FlushOk(Message, frozen=True, kw_only=True):
     """Node to scheduler: I stopped at `step` in view `key`; the rest is given where it is news to you.
 
-    `began_here`: it was told to begin with `step`, and has no result of the one before.
+    `began_here`: it was told to begin with `step`, and has no result of the one before. `kept`: of so many steps
+    before `step` it has the results.
     """
 
     term: Count
@@ -68,10 +69,14 @@ class FlushOk(Message, frozen=True, kw_only=True):
     priors: tuple[Electorate, ...] = ()
     commit: Commit | None = None
     deal: Deal = ()
+    kept: Count = 1
 
 
 class Install(Message, frozen=True, kw_only=True):
-    """Scheduler to all: go on in `view` with `step`. Who lacks the step before adopts it from `holder`."""
+    """Scheduler to all: go on in `view` with `step`. Who lacks the step before adopts it from `holder`.
+
+    `commit`: of that step; `earlier`: of those before it that somebody lacks as well, which `holder` has, too.
+    """
 
     term: Count
     number: Count
@@ -81,6 +86,7 @@ class Install(Message, frozen=True, kw_only=True):
     deal: Deal
     holder: Annotated[str, Meta(max_length=64)] = ""
     commit: Commit | None = None
+    earlier: Annotated[tuple[Commit, ...], Meta(max_length=8)] = ()
 
 
 class VoteRequest(Message, frozen=True, kw_only=True):

@@ -97,7 +97,7 @@ def test_a_join_goes_on_without_a_source(fault, tmp_path, monkeypatch, times, mo
             if pulls(run) > 1:
                 print((run.folder / f"{JOINER}.err").read_text())
             assert sum(joined["from"].values()) >= joined["bytes"] > 0.9e6 * state_mb, run.story()
-            assert pulls(run) <= 2, run.story()  # Once more where results of several steps were lost, too.
+            assert pulls(run) <= 2, run.story()  # Once more where it lacks results that nobody has kept.
             fault.end(run, source, spec)
             run.until_told(3, [JOINER], PATIENCE_S)
             run.processes[JOINER].send_signal(signal.SIGINT)

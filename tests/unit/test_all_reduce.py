@@ -118,6 +118,23 @@ def test_nothing_of_a_void_attempt_is_left_beside_the_results_of_the_next(encodi
     )
 
 
+def test_results_of_earlier_steps_stay_as_long_as_they_are_needed_and_outlive_a_void_attempt():
+    node, sent = Node(1, Exact(np.dtype(np.float32))), {}
+    for step, kept, there in ((0, 1, [0]), (1, 3, [0, 1]), (2, 3, [0, 1, 2]), (3, 3, [1, 2, 3])):
+        sent[step] = [
+            (chunks, bytes([step]) * 4 * sum(SIZES[chunks.start : chunks.stop])) for chunks in WHOLE
+        ]
+        node.adopt(step, sent[step])
+        node.reduce.completed(step, kept)
+        assert sorted(node.reduce.results) == there
+    node.adopt(4, sent[0])
+    node.reduce.perform(ResetAttempt())
+    assert [node.down(step, WHOLE) for step in (1, 2, 3)] == [sent[step] for step in (1, 2, 3)]
+    node.adopt(4, sent[0])
+    node.reduce.completed(4)
+    assert sorted(node.reduce.results) == [4]
+
+
 @of_each
 def test_sums_that_are_not_finite_warn_of_nothing(encoding):
     """A node whose warnings are errors would end."""

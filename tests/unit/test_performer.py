@@ -18,7 +18,7 @@ def performer():
     agent = SimpleNamespace(note=lambda notice, now_s: [], sync=None)
     return Performer(
         agent=agent,
-        all_reduce=SimpleNamespace(completed=lambda step: []),
+        all_reduce=SimpleNamespace(completed=lambda step, kept: []),
         replica=None,
         steps=SimpleNamespace(completed=lambda *step: None),
         transport=None,

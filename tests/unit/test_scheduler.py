@@ -842,6 +842,106 @@ def test_an_observer_that_is_too_far_behind_is_let_go_and_costs_nobody_a_step(ke
     assert sent and all(isinstance(body, Prepare) and not body.view.observers for _, body in sent)
 
 
+def commit(step):
+    return Commit(key=(1, 1), step=step, switch=None, total=Contribution(weight=1.0))
+
+
+def keep(bench, *steps):
+    """The results of these steps, the last before the one under way."""
+    bench.sync.kept = tuple(map(commit, steps))
+
+
+def answered(bench, o_step, kept=3, **told):
+    """What is installed if `o` has come to that step, and each member to 10 with so many results, or as `told`."""
+    bench.receive("o", AbortRequest(node="o", key=(1, 1), step=o_step, reason="lost the link o - b"))
+    for node in "abc":
+        bench.flush_ok(node, **{"step": 10, "kept": kept} | told.get(node, {}))
+    [install] = installs(bench.flush_ok("o", step=o_step)[1])
+    return install
+
+
+@pytest.mark.parametrize("o_step", [7, 8, 9])
+def test_an_observer_that_is_several_steps_behind_gets_what_others_have_kept(o_step):
+    bench = observed()
+    keep(bench, 7, 8, 9)
+    install = answered(bench, o_step)
+    assert (install.view.observer_ids, install.holder, install.step) == (("o",), "a", 10)
+    assert [*install.earlier, install.commit] == [*bench.sync.kept[o_step - 7 :]]
+
+
+def test_one_that_was_made_a_member_before_it_had_the_state_gets_it_as_well():
+    """It was two steps behind when the link was cut over which it was to hear of them."""
+    links = [*TRIANGLE, ("a", "o"), ("b", "o")]
+    bench = Bench("abc", links, observers="o")
+    joining = (Entering(node="o", sources=(), blocking=True),)
+    promoted = replace(make_view("abco", links, joining=joining), seq=2)
+    bench.enter(promoted, step=10)
+    bench.take_sent()
+    keep(bench, 8, 9)
+    bench.lose(("o", "b"), ("b", "o"))
+    bench.receive("b", AbortRequest(node="b", key=(1, 2), step=10, reason="lost the link b - o"))
+    for node in "abc":
+        bench.flush_ok(node, key=(1, 2), kept=2)
+    install, for_who_is_elsewhere = installs(bench.flush_ok("o", key=(1, 1), step=8)[1])
+    assert install == for_who_is_elsewhere
+    assert install.view.member_ids == ("a", "b", "c", "o") and "o" not in install.view.voter_ids
+    assert (install.holder, install.earlier) == ("a", bench.sync.kept[:1])
+
+
+def test_if_another_has_come_further_its_results_go_with_the_commits_that_the_scheduler_knows():
+    """A flush often comes while a result spreads."""
+    bench = observed()
+    keep(bench, 7, 8, 9)
+    install = answered(bench, 8, b={"step": 11, "commit": commit(10)})
+    assert (install.view.observer_ids, install.holder, install.step) == (("o",), "b", 11)
+    assert [each.step for each in (*install.earlier, install.commit)] == [8, 9, 10]
+
+
+@pytest.mark.parametrize(
+    ("o_step", "kept", "b"),
+    [
+        (7, 3, {}),
+        (8, 1, {}),
+        (8, 3, {"step": 11, "commit": commit(10), "kept": 1}),
+        (7, 3, {"step": 11, "kept": 4}),
+    ],
+    ids=["no commit", "no result", "no result where it is to come from", "no commit of so long ago"],
+)
+def test_an_observer_that_lacks_what_nobody_has_kept_is_let_go_by_a_flush(o_step, kept, b):
+    bench = observed()
+    keep(bench, 8, 9)
+    bench.scheduler.start_flush("lost the link a - b", 0.0)
+    install = answered(bench, o_step, kept, b=b)
+    assert not install.view.observers and not install.earlier
+
+
+def test_who_has_most_of_what_is_lacked_serves_it():
+    bench = observed()
+    keep(bench, 8, 9)
+    install = answered(bench, 8, kept=1, c={"kept": 2})
+    assert (install.view.observer_ids, install.holder) == (("o",), "c")
+
+
+def test_a_scheduler_of_another_history_knows_no_commits_for_joiners():
+    """The others act in a view that it never was in, and of which its own is no predecessor."""
+    bench = observed()
+    keep(bench, 7, 8, 9)
+    newer = replace(bench.scheduler.view, seq=9)
+    bench.receive("b", AbortRequest(node="b", key=(1, 1), step=10, reason="torn"))
+    bench.flush_ok("a", kept=3)
+    for node in "bc":
+        bench.flush_ok(node, key=newer.key, view=newer, kept=3)
+    install = installs(bench.flush_ok("o", step=8)[1])[0]
+    assert not install.view.observers
+
+
+def test_a_member_with_a_vote_tears_no_step_that_is_over_though_somebody_joins():
+    bench = observed()
+    keep(bench, 7, 8, 9)
+    lost = AbortRequest(node="b", key=(1, 1), step=8, reason="lost")
+    assert bench.receive("b", lost) == ([], [])
+
+
 def test_a_torn_step_is_flushed_and_one_that_is_over_is_not(bench):
     assert bench.receive("b", AbortRequest(node="b", key=(1, 1), step=8, reason="lost")) == ([], [])
     _, [(_, flush)] = bench.receive("b", AbortRequest(node="b", key=(1, 1), step=10, reason="lost"))

@@ -95,16 +95,18 @@ class Cluster:
     def steps(self):
         return {name: sync.step for name, sync in self.syncs.items()}
 
-    def flush_and_install(self, new, step, holder="", names=None):
-        """What the scheduler's FLUSH and INSTALL do at these nodes."""
+    def flush_and_install(self, new, step, holder="", names=None, lacked=1):
+        """What the scheduler's FLUSH and INSTALL do at these nodes, of which some lack so many results."""
         names = names or new.node_ids
         commit = self.syncs[holder].last_commit if holder else None
+        earlier = self.syncs[holder].kept[-lacked:-1] if holder else ()
         for name in names:
             self.perform(name, self.syncs[name].freeze())
         self.under_way.clear()
         install = Install(
-            term=new.term, number=1, view=new, priors=(), step=step, deal=(), holder=holder, commit=commit
-        )
+            term=new.term, number=1, view=new, priors=(), step=step, deal=(), holder=holder, commit=commit,
+            earlier=earlier,
+        )  # fmt: skip
         for name in names:
             self.perform(name, self.syncs[name].start_installed(install, install.view))
         self.deliver()
@@ -530,6 +532,90 @@ def test_who_is_two_steps_behind_cannot_be_installed(chain):
     install = Install(term=2, number=1, view=CHAIN, priors=(), step=2, deal=(), holder="a")
     with pytest.raises(RemoteProtocolError, match="step 2 while at 0"):
         chain.syncs["b"].start_installed(install, install.view)
+
+
+def listening(parent):
+    return view("ab", {"b": "a", "o": parent}, "a", observers="o")
+
+
+def test_all_keep_more_results_as_long_as_somebody_joins():
+    cluster = Cluster(listening("b"))
+    for _ in range(5):
+        cluster.train("a", "b")
+    assert {tuple(each.step for each in sync.kept) for sync in cluster.syncs.values()} == {(2, 3, 4)}
+    assert [done.kept for done in cluster.done["a"]] == [1, 2, 3, 3, 3]
+    cluster.flush_and_install(view("ab", {"b": "a"}, "a", seq=2), step=5)
+    cluster.train("a", "b")
+    assert [commit.step for commit in cluster.syncs["a"].kept] == [5]
+
+
+def test_what_a_new_member_may_lack_is_kept_until_the_first_step_with_it():
+    cluster = Cluster(listening("b"))
+    following = view("abo", {"b": "a", "o": "b"}, "a", seq=2)
+    cluster.train("a", "b")
+    for sync in cluster.syncs.values():
+        sync.prepare(following)
+    cluster.cut = {("b", "o")}
+    for _ in range(2):
+        cluster.train("a", "b")
+    assert [each.step for each in cluster.syncs["a"].kept] == [0, 1] and cluster.syncs["o"].step == 1
+    after = view("abo", {"b": "a", "o": "a"}, "a", seq=3)
+    cluster.cut = set()
+    cluster.flush_and_install(after, step=2, holder="a")
+    cluster.train("o")
+    assert set(cluster.steps().values()) == {3}
+    assert [each.step for each in cluster.syncs["a"].kept] == [2]
+
+
+@pytest.mark.parametrize("lacked", [2, 3])
+@pytest.mark.parametrize("parent", ["a", "b"])
+@pytest.mark.parametrize("becomes", ["observers", "members"])
+def test_a_joiner_that_lost_the_results_of_several_steps_gets_them_after_a_flush(lacked, parent, becomes):
+    """A link to it was cut: when that was known, the others were two steps further."""
+    cluster = Cluster(listening("b"))
+    cluster.cut = {("b", "o")}
+    for _ in range(lacked):
+        cluster.train("a", "b")
+    assert cluster.steps() == {"a": lacked, "b": lacked, "o": 0}
+    cluster.cut = set()
+    after = view("ab", {"b": "a", "o": parent}, "a", observers="o", seq=2)
+    if becomes == "members":  # It said that it was about to have the state, and was made one before it had.
+        after = view("abo", {"b": "a", "o": parent}, "a", seq=2)
+    cluster.flush_and_install(after, step=lacked, holder="a", lacked=lacked)
+    assert set(cluster.steps().values()) == {lacked}
+    assert [done.commit for done in cluster.done["o"]] == [done.commit for done in cluster.done["a"]]
+    assert len([each for each in cluster.told["o"] if isinstance(each, fx.AdoptChunks)]) == 2 * lacked
+    cluster.train(*after.member_ids)
+    assert set(cluster.steps().values()) == {lacked + 1}
+    assert {sync.sums.recovering for sync in cluster.syncs.values()} == {0}
+
+
+def test_who_lacks_one_result_passes_the_earlier_ones_on_to_who_lacks_more():
+    cluster = Cluster(listening("b"))
+    cluster.cut = {("b", "o")}
+    cluster.train("a", "b")
+    cluster.cut |= {("a", "b")}
+    cluster.train("a", "b")
+    assert cluster.steps() == {"a": 2, "b": 1, "o": 0}
+    cluster.cut = set()
+    after = view("ab", {"b": "a", "o": "b"}, "a", observers="o", seq=2)
+    cluster.flush_and_install(after, step=2, holder="a", lacked=2)
+    assert cluster.steps() == {"a": 2, "b": 2, "o": 2}
+
+
+def test_a_flush_while_it_catches_up_leaves_a_joiner_where_it_is():
+    cluster = Cluster(listening("b"))
+    cluster.cut = {("b", "o")}
+    for _ in range(2):
+        cluster.train("a", "b")
+    after = view("ab", {"b": "a", "o": "b"}, "a", observers="o", seq=2)
+    cluster.flush_and_install(after, step=2, holder="a", lacked=2)
+    cluster.train("a", "b")
+    assert cluster.steps() == {"a": 3, "b": 3, "o": 0}
+    cluster.cut = set()
+    again = view("ab", {"b": "a", "o": "a"}, "a", observers="o", seq=3)
+    cluster.flush_and_install(again, step=3, holder="a", lacked=3)
+    assert cluster.steps() == {"a": 3, "b": 3, "o": 3}
 
 
 def test_a_retracted_contribution_keeps_the_attempt_from_mixing_old_and_new(chain):

@@ -1,0 +1,37 @@
+"""A joiner that is several steps behind when it loses a link, or a source, need not pull the state again."""
+
+import pytest
+
+from chaosnet.node.core import Phase
+from chaosnet.protocols import step_sync
+from chaosnet.protocols.messages import Install
+from chaosnet.simulator.cluster import SimCluster
+from chaosnet.simulator.lagging import JOINER, LOSSES, play
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_what_it_lacks_comes_from_the_others_if_they_have_kept_as_much(loss):
+    cluster = play(LOSSES[loss])
+    assert cluster.nodes[JOINER].agent.phase is Phase.MEMBER
+
+
+@pytest.mark.parametrize("loss", [name for name, each in LOSSES.items() if each.pulls == 1])
+def test_if_no_more_than_one_result_is_kept_it_pulls_the_state_again(loss, monkeypatch):
+    """As it did. So it is these results that it lacks."""
+    monkeypatch.setattr(step_sync, "RESULTS_KEPT", 1)
+    with pytest.raises(AssertionError, match="pulled the state 2 times"):
+        play(LOSSES[loss])
+
+
+def test_the_install_brings_the_commits_of_all_steps_that_it_lacks():
+    cluster, found = SimCluster(1, record=True), []
+
+    def look(sender, receiver, message):
+        body = getattr(message, "body", None)
+        if isinstance(body, Install) and receiver == JOINER:
+            found.append(body)
+
+    cluster.on_message = look
+    play(LOSSES["n2 dies at 2 steps"], cluster)
+    install = found[-1]
+    assert [each.step for each in (*install.earlier, install.commit)] == [install.step - 2, install.step - 1]
