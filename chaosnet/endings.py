@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import multiprocessing
 import os
 import sys
 import threading
@@ -51,10 +52,18 @@ def was_opened() -> bool:
 
 
 def check_alone() -> None:
-    """One thread drives one trainer. Raises: ConfigError if it has one that is open.
+    """One thread drives one trainer. Raises: ConfigError if it has one that is open, or is a worker's that starts.
 
     The join of a second one would wait for steps of the others, who wait for an update() of the first.
+    A worker that is not forked runs the script's top level first: its Trainer would join the cluster. Those of a
+    DataLoader are not forked from Python 3.14 on.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # It is not public.
+        raise ConfigError(
+            "Trainer: a process that the script has started, such as a DataLoader's worker, runs the script anew "
+            "(expected a Trainer below `if __name__ == '__main__':`, or forked workers: "
+            "DataLoader(..., multiprocessing_context='fork'))"
+        )
     here = threading.current_thread()
     for other in _open:
         if other.driver is here:

@@ -38,12 +38,10 @@ from .flat_state import (
     row_of,
 )
 from .generators import get_generators, set_generators
+from .optimizer_loading import EXECUTION, load_optimizer
 from .plain import TensorTable
 
 Spec = tuple[Row, ...]
-
-# Of a parameter group: how its step is computed, and not what. Each node's own, as it hangs on the device.
-EXECUTION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 
 MANY = 1000  # Small tensors: so many are copied at the boundary, as the calls take longer than the copying.
 
@@ -402,7 +400,7 @@ class TrainingState:
         self._load_model(parts["parameters"], parts["buffers"])
         if self.lr_scheduler is not None:  # Before the optimizer: a scheduler may touch it when it loads.
             self.lr_scheduler.load_state_dict(parts["lr_scheduler"])
-        self._load_optimizer(parts["optimizer.state"], parts["optimizer"])
+        load_optimizer(self.optimizer, parts["optimizer.state"], parts["optimizer"])
         if self.extra_state is not None:
             _restore(self.extra_state, parts["extra_state"])
         set_generators(parts["rng"], self.accelerators())
@@ -449,28 +447,6 @@ class TrainingState:
                 mine.copy_(theirs)
             else:
                 slot.module._buffers[slot.key] = theirs.to(mine.device)
-
-    def _load_optimizer(self, state: dict[Any, Any], rest: dict[str, Any]) -> None:
-        """optimizer.load_state_dict, without its casts.
-
-        It casts floating-point state to the parameter's dtype, which would round float32 state of a bfloat16
-        parameter, and takes a str apart as it does any iterable.
-        """
-        for mine, group in zip(self.optimizer.param_groups, rest["param_groups"], strict=True):
-            group.update({key: mine[key] for key in EXECUTION & mine.keys()})
-            for key, value in group.items():  # An lr may be a tensor; torch leaves it where it arrived.
-                if isinstance(value, torch.Tensor) and isinstance(mine.get(key), torch.Tensor):
-                    group[key] = value.to(mine[key].device)
-            group["params"] = _as_range(group["params"])
-        self.optimizer.load_state_dict({**rest, "state": state})
-        loaded = self.optimizer.state
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        indices = [index for group in rest["param_groups"] for index in group["params"]]
-        parameter_by_index = dict(zip(indices, parameters, strict=True))
-        for key, value in state.items():
-            parameter = parameter_by_index.get(key, key)
-            if parameter in loaded:
-                loaded[parameter] = _laid_out_as(parameter, _uncast(loaded[parameter], value))
 
     # Comparing it.
 
@@ -566,35 +542,3 @@ def _restore(mine: Any, theirs: Any) -> Any:
         mine[:] = [_restore(mine[i] if i < len(mine) else None, value) for i, value in enumerate(theirs)]
         return mine
     return theirs
-
-
-def _as_range(indices: Sequence[int]) -> Sequence[int]:
-    """The same, as a range if they are one: torch looks for each tensor that it loads in them, from the front."""
-    expected = range(indices[0], indices[0] + len(indices)) if indices else range(0)
-    return expected if list(indices) == list(expected) else indices
-
-
-def _laid_out_as(parameter: Any, state: Any) -> Any:
-    """State of the parameter's shape in its memory format: fused optimizers pair elements as they lie."""
-    if not isinstance(parameter, torch.Tensor) or parameter.is_contiguous() or not isinstance(state, dict):
-        return state  # What arrives is contiguous.
-    return {
-        key: torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
-        if isinstance(value, torch.Tensor)
-        and value.shape == parameter.shape
-        and value.stride() != parameter.stride()
-        else value
-        for key, value in state.items()
-    }
-
-
-def _uncast(loaded: Any, sent: Any) -> Any:
-    """What an optimizer made of the state it loaded, with the values and dtypes that were sent."""
-    if isinstance(sent, torch.Tensor) and isinstance(loaded, torch.Tensor):
-        return loaded if loaded.dtype == sent.dtype else sent.to(loaded.device)
-    if isinstance(sent, dict) and isinstance(loaded, dict):
-        pairs = {key: _uncast(value, sent[key]) if key in sent else value for key, value in loaded.items()}
-        return type(sent)(pairs)
-    if isinstance(sent, list | tuple) and isinstance(loaded, list | tuple) and len(sent) == len(loaded):
-        return type(loaded)(_uncast(a, b) for a, b in zip(loaded, sent, strict=True))
-    return sent if isinstance(sent, str) else loaded

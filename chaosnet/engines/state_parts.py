@@ -245,7 +245,14 @@ class StateParts:
         other.state = defaultdict(dict)
         vars(other).update(_optimizer_step_pre_hooks=OrderedDict(), _optimizer_step_post_hooks=OrderedDict())
         with torch.enable_grad(), _DrawsNothing(kind.__name__):
-            kind.step(other)  # Not the instance's: an LR scheduler counts the calls of that.
+            try:
+                kind.step(other)  # Not the instance's: an LR scheduler counts the calls of that.
+            except KeyError as error:
+                # torch 2.6's Adagrad looks for what its constructor has made.
+                raise ConfigError(
+                    f"optimizer: {kind.__name__} has no {error} of a parameter before its first step (expected "
+                    "what its step makes itself, where members keep parts of the state)"
+                ) from error
         found: Held = {}
         for name, value in other.state.get(alone, {}).items():
             if isinstance(value, torch.Tensor):

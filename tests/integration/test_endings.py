@@ -307,6 +307,16 @@ def test_what_the_terminal_sends_to_all_finishes_the_step_although_workers_load_
         assert "Traceback" not in script.text()
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_worker_that_runs_the_script_anew_is_no_node_and_says_what_is_missing(tmp_path, method):
+    text = SPAWNS.replace("METHOD", method).replace('__name__ == "__main__"', "True")
+    with scripts_in(tmp_path) as scripts:
+        script = scripts.start("n0", text, by_command=True)
+        assert script.exit_code() == 1
+        assert "Trainer: a process that the script has started" in script.text()
+        assert "cannot listen" not in script.text()
+
+
 # --- before the start, and without a node ---
 
 

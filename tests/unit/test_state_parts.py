@@ -10,6 +10,9 @@ from chaosnet import ConfigError
 from chaosnet.engines.state_parts import StateParts
 from chaosnet.node.training_state import TrainingState
 
+# torch 2.6's makes its state in its constructor, and no parts of that can be told.
+LAZY_ADAGRAD = not torch.optim.Adagrad([torch.zeros(1)]).state
+
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.1, amsgrad=True),
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
@@ -53,6 +56,8 @@ def hand_over(source, target, group, whole=True):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_parts_that_move_are_stepped_as_if_they_had_never_moved(name):
+    if name == "adagrad" and not LAZY_ADAGRAD:
+        pytest.skip("this torch's Adagrad makes its state in its constructor")
     alone, a, b = (Member(OPTIMIZERS[name]) for _ in range(3))
     b.parts.start_over(())
     for member in (alone, a):
@@ -190,6 +195,21 @@ def test_an_optimizer_that_keeps_numbers_is_refused_by_name():
 
     with pytest.raises(ConfigError, match="Counting keeps 'calls' of a parameter as int"):
         Member(lambda parameters: Counting(parameters, lr=0.1))
+
+
+def test_an_optimizer_whose_constructor_makes_its_state_is_refused_by_name():
+    class Early(torch.optim.SGD):
+        def __init__(self, parameters, lr):
+            super().__init__(parameters, lr)
+            for parameter in self.param_groups[0]["params"]:
+                self.state[parameter]["sum"] = torch.zeros_like(parameter)
+
+        def step(self, closure=None):
+            for parameter in self.param_groups[0]["params"]:
+                self.state[parameter]["sum"] += parameter.grad
+
+    with pytest.raises(ConfigError, match="Early has no 'sum' of a parameter before its first step"):
+        Member(lambda parameters: Early(parameters, lr=0.1))
 
 
 def test_a_trained_parameter_that_is_not_stepped_is_refused():
