@@ -565,7 +565,9 @@ class Pipelines:
 
 def _terms(told: PipelineSettings, device: torch.device, builds: LayerBuilds) -> dict[str, str]:
     """What all members must have set alike."""
-    names = "batch micro_batch stages layout exact max_grad_norm seed lr_scheduler_every keepers first_members"
+    names = (
+        "batch micro_batch stages layout exact max_grad_norm seed lr_scheduler_every keepers first_members"
+    )
     terms = {"pipelines": "True", "functions": ranges_of(sorted(builds.functions))} | {
         name: str(getattr(told, name)) for name in names.split()
     }

@@ -64,8 +64,8 @@ class Instruction:
 class Program:
     """Instructions by worker; `plan` says what their micro-batches are.
 
-    `ends_s`: when each worker's last computation ends, by the costs that the order was chosen for. What `time_program`
-    finds with these costs is that to the bit, before sums of gradients and STEP.
+    `ends_s`: when each worker's last computation ends, by the costs that the order was chosen for. With these costs
+    `time_program` finds the same to the bit, before sums of gradients and STEP.
     """
 
     plan: Plan
