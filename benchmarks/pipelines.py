@@ -1,12 +1,15 @@
 """Steps of pipelines among real processes on loopback, beside what they could be at best.
 
-    program   four stages of emulated layers: a step by the time that the compiled program takes with these layers
+    program   four stages of emulated layers: a step by the time that the compiled program takes with these layers; so
+              is one of the same program over bare sockets (bare_pipelines.py)
     two       two stages of real layers on two processors, by one process with the same layers. In turns, within one
-              cluster; and so is a plain loop of the same micro-batches, without a cluster
+              cluster; and so is a plain loop of the same micro-batches, without a cluster. And over bare sockets
+    choose    which pipelines run after one of 16 members is lost: processor time
     kill      kill -9 in the middle of a step, until the next one is committed, less a step of the pipelines that are
               left: what it takes to notice, to agree, and to begin anew
 
-`program` and `kill` need little of a processor. `two` needs two that nobody else uses.
+`choose` and `kill` need little of a processor. `two` needs two that nobody else uses, and so does `program` for the
+moments in which all four have something to do.
 """
 
 from __future__ import annotations
@@ -28,15 +31,19 @@ from ..scheduler.elastic.cluster import Cluster, Worker
 from ..scheduler.elastic.estimator import ProfiledCosts, time_program
 from ..scheduler.elastic.profile import Layer, Profile
 from ..scheduler.elastic.program import Program
+from .bare_pipelines import bare_step_s
+from .choices import measure_choose
 from .pipelines_size import size_command
 from .processes import Pipe, Workers
 
 __all__ = ["pipelines_command", "size_command"]
 
-PARTS = ("program", "two", "kill")
+PARTS = ("program", "two", "choose", "kill")
 FORWARD_S, BACKWARD_S = 0.010, 0.020
 TOKENS, WIDTH = 64, 256  # Of what goes from one emulated layer to the next, for one micro-batch: 64 kB.
 ROWS, QUICK_ROWS, REAL_WIDTH = 1024, 32, 512  # Of a real one: 2 MB, or less if it is to be quick.
+# The first layer has no gradient of its input to find: five products instead of six. So both take as long.
+INNER_WIDTHS = 576, 480
 CALM_STEPS = 3  # After a change, before steps count.
 PATIENCE_S = 120.0
 
@@ -63,7 +70,10 @@ class Training(NamedTuple):
             return [Emulated(FORWARD_S, BACKWARD_S) for _ in range(4)]
         torch.manual_seed(0)
         width = REAL_WIDTH
-        return [nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)) for _ in range(2)]
+        return [
+            nn.Sequential(nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, width))
+            for inner in INNER_WIDTHS
+        ]
 
     def data(self) -> Repeated:
         """Each sample is a matrix, and a micro-batch has one."""
@@ -267,6 +277,7 @@ def measure_program(steps: int) -> dict[str, Any]:
         "measured_s": statistics.median(ratios) * compiled_s,
         "ratio": statistics.median(ratios),
         "middle_half": _middle_half(ratios),
+        "bare_ratio": bare_step_s(group.task, 4, steps) / compiled_s,
         "plain_ratio": _plain_ratio(group.task),
     }
 
@@ -301,6 +312,7 @@ def measure_two(rounds: int, steps: int, rows: int) -> dict[str, Any]:
     found = {layout: [took_s for name, took_s in blocks if name == layout][1:] for layout in task.blocks}
     ones = [one / two for one, two in zip(found["1"], found["2"], strict=False)]
     plains = [plain / two for plain, two in zip(found[""], found["2"], strict=False)]
+    bare_s = [bare_step_s(task, stages, steps * rounds) for stages in (1, 2)]
     return {
         "rounds": len(ones),
         "one_s": statistics.median(found["1"]),
@@ -308,6 +320,7 @@ def measure_two(rounds: int, steps: int, rows: int) -> dict[str, Any]:
         "plain_s": statistics.median(found[""]),
         "speedup": statistics.median(ones),
         "speedup_over_plain": statistics.median(plains),
+        "bare_s": bare_s,
         "middle_half": _middle_half(ones),
         "bound": 2 * micro_batches / (micro_batches + 1),
     }
@@ -351,21 +364,33 @@ def _line(part: str, found: dict[str, Any]) -> str:
         return (
             f"program: 4 stages, 16 micro-batches: a step {1e3 * found['measured_s']:.1f} ms, compiled "
             f"{1e3 * found['compiled_s']:.1f} ms, ratio {found['ratio']:.3f} "
-            f"(middle half of {found['steps']}: {low:.3f} to {high:.3f}); a plain loop by what its layers are given: "
-            f"{found['plain_ratio']:.3f}"
+            f"(middle half of {found['steps']}: {low:.3f} to {high:.3f}); over bare sockets "
+            f"{found['bare_ratio']:.3f}; a plain loop by what its layers are given: {found['plain_ratio']:.3f}"
         )
     if part == "two":
         low, high = found["middle_half"]
+        bare_one_s, bare_two_s = found["bare_s"]
         return (
             f"two: 2 stages, 8 micro-batches: a step {1e3 * found['two_s']:.0f} ms, of one member "
             f"{1e3 * found['one_s']:.0f} ms: {found['speedup']:.2f} times as fast "
             f"(middle half of {found['rounds']}: {low:.2f} to {high:.2f}; at most {found['bound']:.2f}); a plain "
-            f"loop {1e3 * found['plain_s']:.0f} ms: {found['speedup_over_plain']:.2f} times as fast"
+            f"loop {1e3 * found['plain_s']:.0f} ms: {found['speedup_over_plain']:.2f} times as fast; over "
+            f"bare sockets {1e3 * bare_two_s:.0f} ms, of one process {1e3 * bare_one_s:.0f} ms: "
+            f"{bare_one_s / bare_two_s:.2f} times as fast"
         )
+    if part == "choose":
+        return f"choose: 16 members, one is lost: {'; '.join(map(_choice, found['cases']))}"
     each = ", ".join(f"{seconds:.3f}" for seconds in sorted(found["seconds"]))
     return (
         f"kill: kill -9 to the next committed step, less a step ({1e3 * found['step_after_s']:.0f} ms): "
         f"{found['median_s']:.3f} s (median of {each})"
+    )
+
+
+def _choice(case: dict[str, Any]) -> str:
+    return (
+        f"{case['stages']} stages, {case['micro_batches']} micro-batches: {case['median_ms']:.1f} ms "
+        f"({case['least_ms']:.1f} to {case['most_ms']:.1f})"
     )
 
 
@@ -387,6 +412,7 @@ def pipelines_command(parts: str, quick: bool, json_file: Path | None) -> None:
     measures: dict[str, Callable[[], dict[str, Any]]] = {
         "program": lambda: measure_program(5 if quick else 30),
         "two": lambda: measure_two(*(1, 3, QUICK_ROWS) if quick else (3, 5, ROWS)),
+        "choose": lambda: measure_choose(3 if quick else 15),
         "kill": lambda: measure_kill(1 if quick else 3, 3 if quick else 5),
     }
     figures: dict[str, Any] = {"processors": os.cpu_count(), "load_before": os.getloadavg()[0]}

@@ -221,11 +221,12 @@ class LayerSums:
 
     def _add(self, group: _Group, place: _Place, grad: torch.Tensor, samples: int) -> None:
         total = self.lanes[0].contribution[place.start : place.stop]
-        values = grad.reshape(-1).to("cpu", total.dtype)
+        here = grad.reshape(-1).cpu()
+        values = here.to(total.dtype)
         if not self.exact:
             total.add_(values, alpha=samples)
             return
-        if samples * _largest(values) >= 2.0**group.top:
+        if samples * _largest(here) >= 2.0**group.top:
             self._present[len(self._bit) + self.groups.index(group)] = True
             return
         if values.data_ptr() == grad.data_ptr():
@@ -366,9 +367,11 @@ def _squares(values: torch.Tensor) -> float:
 
 def _largest(values: torch.Tensor) -> float:
     """The largest finite one in size; what is not finite goes into the sum as it is."""
-    most = float(values.abs().max()) if values.numel() else 0.0
-    if math.isfinite(most):
-        return most
+    if not values.numel():
+        return 0.0
+    least, most = map(float, torch.aminmax(values))
+    if math.isfinite(least) and math.isfinite(most):
+        return max(-least, most)
     finite = values[values.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0
 

@@ -28,6 +28,7 @@ from ..layer_builds import LayerBuilds
 from ..layers import Model, built, device_of, layers_of, made_for
 from ..lr_schedule import LRSchedule
 from ..means import VOID, Means
+from ..node.collector import held_off
 from ..node.devices import name_of
 from ..node.flat_state import Arrival
 from ..node.layer_sums import LayerSums, Norms, clip
@@ -372,7 +373,8 @@ class Pipelines:
         )  # fmt: skip
         made_of = members, facts, self._laid
         if self._planned is None or self._planned[0] != made_of:
-            self._planned = made_of, choose(members, facts, self._laid)
+            with held_off():  # A collection here can take longer than the choice.
+                self._planned = made_of, choose(members, facts, self._laid)
         return self._planned[1]
 
     def _is_void(self) -> bool:
@@ -564,19 +566,10 @@ class Pipelines:
 def _terms(told: PipelineSettings, device: torch.device, builds: LayerBuilds) -> dict[str, str]:
     """What all members must have set alike."""
     names = (
-        "batch",
-        "micro_batch",
-        "stages",
-        "layout",
-        "exact",
-        "max_grad_norm",
-        "seed",
-        "lr_scheduler_every",
-        "keepers",
-        "first_members",
+        "batch micro_batch stages layout exact max_grad_norm seed lr_scheduler_every keepers first_members"
     )
     terms = {"pipelines": "True", "functions": ranges_of(sorted(builds.functions))} | {
-        name: str(getattr(told, name)) for name in names
+        name: str(getattr(told, name)) for name in names.split()
     }
     if told.exact:  # What the same numbers may hang on, too.
         terms |= {

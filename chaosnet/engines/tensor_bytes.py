@@ -48,7 +48,8 @@ def cut(value: Any) -> tuple[tuple[Row, ...], list[Any]]:
 def joined(parts: Sequence[tuple[Tensor, Any]]) -> Any:
     """The tensors, in memory of their own. Raises: MalformedMessage if rows and bytes do not fit."""
     message = parts[0][0]
-    data = np.concatenate([_bytes(payload) for _, payload in parts])
+    each = [_bytes(payload) for _, payload in parts]
+    data = each[0] if len(each) == 1 else np.concatenate(each)
     tensors, at = [], 0
     for name, shape in message.rows:
         dtype = DTYPES.get(name.removeprefix(SINGLE))

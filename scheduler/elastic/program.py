@@ -64,13 +64,18 @@ class Instruction:
 class Program:
     """Instructions by worker; `plan` says what their micro-batches are.
 
-    `computed_s`: when the last computation ends, by the costs that the order was chosen for. What `time_program`
-    finds with these costs is that to the bit, before sums of gradients and STEP.
+    `ends_s`: when each worker's last computation ends, by the costs that the order was chosen for. With these costs
+    `time_program` finds the same to the bit, before sums of gradients and STEP.
     """
 
     plan: Plan
     instructions: Mapping[str, tuple[Instruction, ...]]
-    computed_s: float = field(default=0.0, compare=False)
+    ends_s: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+    @property
+    def computed_s(self) -> float:
+        """When the last computation of all ends."""
+        return max(self.ends_s.values(), default=0.0)
 
 
 class Costs(Protocol):
@@ -137,7 +142,7 @@ def compile_plan(
         if snapshot:
             instructions[worker].append(Instruction(Op.SNAPSHOT, (held.start, held.stop)))
     lines = {worker: tuple(instructions[worker]) for worker in plan.placement}
-    return Program(plan, lines, schedule.now_s)
+    return Program(plan, lines, schedule.ends_s)
 
 
 def in_flight_bounds(plan: Plan) -> dict[str, int]:
@@ -192,14 +197,14 @@ class _Schedule:
         # When, a running number, what happens, to what.
         self.queue: list[tuple[float, int, _Happening, _Visit]] = []
         self.queued = 0
-        self.now_s = 0.0
+        self.ends_s = dict.fromkeys(plan.placement, 0.0)
 
     def run(self) -> None:
         """Until nothing is left to do."""
         for worker in self.visits:
             self._start(worker, 0.0)
         while self.queue:
-            now_s = self.now_s = self.queue[0][0]
+            now_s = self.queue[0][0]
             touched: dict[str, None] = {}
             while self.queue and self.queue[0][0] == now_s:  # All that is known, before anybody chooses.
                 _, _, happened, visit = heapq.heappop(self.queue)
@@ -242,6 +247,7 @@ class _Schedule:
         self.busy.add(worker)
         self._write(visit, op)
         took_s = self.costs.compute_s(worker, op, visit.start, visit.stop, visit.samples)
+        self.ends_s[worker] = now_s + took_s
         self._later(now_s + took_s, then, visit)
 
     # --- what ends, and what arrives ---

@@ -25,7 +25,7 @@ from typing import Any
 from ...protocols.errors import ConfigError, PlanInfeasible
 from ...protocols.messages import FASTEST
 from .cluster import Cluster, Worker
-from .estimator import ProfiledCosts, Timing, time_program
+from .estimator import ProfiledCosts, time_program
 from .keeping import Move, PartsKept, Table
 from .layouts import best_layout
 from .plan import Pipeline, Plan, cuts_of, even, of_pipelines, without
@@ -328,13 +328,13 @@ def _timed(why: str, laid: Laid, members: Sequence[str], facts: Facts) -> Runnin
         table, moved = facts.parts.settled(plan.placement, members, facts.traffic.rate_mbit)
         begins_us, _ = _begins_us(plan, moved, costs, facts)
     programs = [compile_plan(replace(plan, sync=()), costs, more_in_flight=ahead) for ahead in AHEAD]
-    timings = [time_program(each, costs, begins_us) for each in programs]
-    summed_us = [_summed_us(plan, each, facts, table) for each in timings]
+    ends_us = [time_program(each, costs, begins_us).ends_s if begins_us else each.ends_s for each in programs]
+    summed_us = [_summed_us(plan, each, facts, table) for each in ends_us]
     best = summed_us.index(min(summed_us))
-    alone = time_program(programs[best], costs) if begins_us else timings[best]
+    alone_us = programs[best].computed_s
     return Running(
         laid, why, summed_us[best], programs[best],
-        computing_us=alone.step_s, parameters_us=timings[best].step_s - alone.step_s,
+        computing_us=alone_us, parameters_us=max(ends_us[best].values(), default=0.0) - alone_us,
     )  # fmt: skip
 
 
@@ -355,7 +355,7 @@ def _moving_us(running: Running, members: Sequence[str], facts: Facts) -> float:
         return 0.0
     costs = _costs_of(plan, facts)
     begins_us, last_us = _begins_us(plan, moved, costs, facts)
-    first_us = _summed_us(plan, time_program(running.program, costs, begins_us), facts, table)
+    first_us = _summed_us(plan, time_program(running.program, costs, begins_us).ends_s, facts, table)
     return max(first_us, last_us, running.predicted_us) - running.predicted_us
 
 
@@ -378,10 +378,10 @@ def _begins_us(plan: Plan, moved: Sequence[Move], costs: _Costs, facts: Facts) -
     return begins_us, last_us
 
 
-def _summed_us(plan: Plan, timing: Timing, facts: Facts, table: Table) -> float:
+def _summed_us(plan: Plan, ends_us: Mapping[str, float], facts: Facts, table: Table) -> float:
     """When all is computed, and all sums are where they are due. Members end with a backward of all their layers."""
     over_us = [0.0] * plan.layers
     for worker, held in plan.placement.items():
         for layer in held:
-            over_us[layer] = max(over_us[layer], timing.ends_s[worker])
-    return max(timing.step_s, float(facts.traffic.summed_us(over_us, table)))
+            over_us[layer] = max(over_us[layer], ends_us[worker])
+    return max([*ends_us.values(), float(facts.traffic.summed_us(over_us, table))])

@@ -204,12 +204,14 @@ def test_options_that_cannot_be_are_told_before_anything_is_measured(command, to
 @pytest.mark.slow
 def test_steps_of_pipelines_are_compared_with_what_they_could_be(tmp_path):
     found = bench(tmp_path / "found.json", "pipelines", "--quick")
-    program, two, kill = (found[part] for part in ("program", "two", "kill"))
+    program, two, choose, kill = (found[part] for part in ("program", "two", "choose", "kill"))
     low, high = program["middle_half"]
     assert 0.99 < low <= program["ratio"] <= high  # Nothing is faster than the layers.
     assert program["ratio"] == pytest.approx(program["measured_s"] / program["compiled_s"])
+    assert program["bare_ratio"] > 0.99 and min(two["bare_s"]) > 0
     assert two["bound"] == pytest.approx(16 / 9)
     assert all(two[name] > 0 for name in ("one_s", "two_s", "plain_s", "speedup", "speedup_over_plain"))
+    assert all(0 < case["least_ms"] <= case["median_ms"] <= case["most_ms"] for case in choose["cases"])
     assert kill["kills"] == len(kill["seconds"]) == 1
     assert kill["median_s"] > -kill["step_after_s"]
 

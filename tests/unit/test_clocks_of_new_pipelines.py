@@ -64,6 +64,7 @@ def test_a_schedule_ends_when_its_program_does_to_the_bit(execution, resize):
         bare = type(each)(each.layers, each.placement, each.micro_batches)  # Without sums.
         costs = ProfiledCosts(PROFILE, alike([*each.placement]))
         program = compile_plan(bare, costs, **execution._asdict())
-        assert program.computed_s == time_program(program, costs).step_s
+        timing = time_program(program, costs)
+        assert program.ends_s == timing.ends_s and program.computed_s == timing.step_s
         summed = Estimator(costs, executions=(execution,)).estimate(each).step_s
         assert summed > program.computed_s
