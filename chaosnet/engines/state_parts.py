@@ -248,10 +248,10 @@ class StateParts:
             try:
                 kind.step(other)  # Not the instance's: an LR scheduler counts the calls of that.
             except KeyError as error:
-                # torch 2.6's Adagrad looks for what its constructor has made.
+                # torch 2.6's Adagrad looks for what its constructor has made; that of 2.13 makes it in a step, too.
                 raise ConfigError(
-                    f"optimizer: {kind.__name__} has no {error} of a parameter before its first step (expected "
-                    "what its step makes itself, where members keep parts of the state)"
+                    f"optimizer: the step of {kind.__name__} does not make {error} of a parameter (expected one that "
+                    "makes what is not there, where members keep parts of the state)"
                 ) from error
         found: Held = {}
         for name, value in other.state.get(alone, {}).items():
