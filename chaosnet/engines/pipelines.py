@@ -14,7 +14,7 @@ import platform
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -565,11 +565,9 @@ class Pipelines:
 
 def _terms(told: PipelineSettings, device: torch.device, builds: LayerBuilds) -> dict[str, str]:
     """What all members must have set alike."""
-    names = (
-        "batch micro_batch stages layout exact max_grad_norm seed lr_scheduler_every keepers first_members"
-    )
+    own = ("loss", "callbacks")
     terms = {"pipelines": "True", "functions": ranges_of(sorted(builds.functions))} | {
-        name: str(getattr(told, name)) for name in names.split()
+        each.name: str(getattr(told, each.name)) for each in fields(told) if each.name not in own
     }
     if told.exact:  # What the same numbers may hang on, too.
         terms |= {
