@@ -570,7 +570,12 @@ class SimCluster(History):
     # --- what ends, and what is told ---
 
     def _finish(self, node: SimNode, how: str, reason: str) -> None:
-        node.done, node.was_let_go = how, reason == ASKED_TO
+        view = node.agent.sync.view
+        # Whoever is told that it is out, and wanted to leave, has not been let go.
+        node.done, node.was_let_go = (
+            how,
+            reason == ASKED_TO and view is not None and view.find(node.name) is None,
+        )
         self._say(node.name, f"{how}: {reason}")
         for pair in list(self.connections):
             if node.name in pair:
