@@ -37,7 +37,6 @@ from ..protocols.messages import (
 )
 from ..protocols.scale_in import LeaverState
 from ..protocols.scale_out import LIFE_STEP
-from ..protocols.step_sync import ASKED_TO
 from ..scheduler.monitor import ClusterMonitor
 from ..scheduler.sync_plan import POLICIES, Bundler, bundle
 from ..scheduler.views import with_trees
@@ -570,12 +569,7 @@ class SimCluster(History):
     # --- what ends, and what is told ---
 
     def _finish(self, node: SimNode, how: str, reason: str) -> None:
-        view = node.agent.sync.view
-        # Whoever is told that it is out, and wanted to leave, has not been let go.
-        node.done, node.was_let_go = (
-            how,
-            reason == ASKED_TO and view is not None and view.find(node.name) is None,
-        )
+        node.done = how
         self._say(node.name, f"{how}: {reason}")
         for pair in list(self.connections):
             if node.name in pair:

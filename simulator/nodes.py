@@ -82,12 +82,17 @@ class SimNode(Machine):
         self.was_away_s = 0.0  # When it was started, or last stopped.
         self.refused = False  # By a message that says why.
         self.installed: ViewKey = (0, 0)  # The view of the last flush that it took part in.
-        self.was_let_go = False  # By a vote, as it had asked to.
         self.ways: tuple[str, ...] = ()  # Where it asks to be let in.
 
     def let_results_go(self) -> None:
         """Those of a step that is not complete, or that was long ago."""
         self.results = {step: each for step, each in self.results.items() if step in self.completed}
+
+    @property
+    def was_let_go(self) -> bool:
+        """By a vote. Whoever wanted to leave, and is told that it was put out, goes as well."""
+        view = self.agent.sync.view
+        return self.done == "Left" and view is not None and view.find(self.name) is None
 
     @property
     def life(self) -> int:
