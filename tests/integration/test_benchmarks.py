@@ -239,7 +239,7 @@ def test_a_worker_whose_parent_has_gone_ends_without_a_traceback():
 
 def test_what_is_no_part_of_the_pipelines_bench_is_told():
     done = CliRunner().invoke(cli, ["bench", "pipelines", "--parts", "program,three"])
-    assert done.exit_code == 2 and "'three' (expected some of program, two, kill)" in done.output
+    assert done.exit_code == 2 and "'three' (expected some of program, two, choose, kill)" in done.output
 
 
 @pytest.mark.slow
