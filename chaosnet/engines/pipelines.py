@@ -566,10 +566,11 @@ class Pipelines:
 def _terms(told: PipelineSettings, device: torch.device, builds: LayerBuilds) -> dict[str, str]:
     """What all members must have set alike."""
     names = (
-        "batch micro_batch stages layout exact max_grad_norm seed lr_scheduler_every keepers first_members"
-    )
+        "batch", "micro_batch", "stages", "layout", "exact", "max_grad_norm", "seed", "lr_scheduler_every",
+        "keepers", "first_members",
+    )  # fmt: skip
     terms = {"pipelines": "True", "functions": ranges_of(sorted(builds.functions))} | {
-        name: str(getattr(told, name)) for name in names.split()
+        name: str(getattr(told, name)) for name in names
     }
     if told.exact:  # What the same numbers may hang on, too.
         terms |= {
