@@ -5,6 +5,7 @@ What the links of real processes show is `chaosnet bench overlay`'s to say; run 
 
 import heapq
 import statistics
+import sys
 
 import pytest
 from test_tree_packing import random_overlay
@@ -114,6 +115,15 @@ def test_few_chunks_leave_links_idle():
     shares = [reached(chunks) for chunks in (10, 64, 128)]
     assert shares == sorted(shares)
     assert shares[0] < 0.75 * shares[1]
+
+
+def test_what_nothing_can_overtake_costs_throughput(monkeypatch):
+    found = {}
+    for ahead in (2, 5, 12):
+        monkeypatch.setattr(sys.modules[__name__], "AHEAD", ahead)
+        found[ahead] = reached(256)
+    print({ahead: round(share, 3) for ahead, share in found.items()})
+    assert found[2] > found[5] > found[12]
 
 
 def test_a_hop_has_a_price_that_suits(monkeypatch):
