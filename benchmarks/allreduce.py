@@ -64,6 +64,8 @@ class Vector:
     `own`: its memory, which several may share that take turns.
     """
 
+    stays = False
+
     def __init__(self, elements: int, chunk_bytes: int, own: torch.Tensor | None = None) -> None:
         size = chunk_bytes // 4
         self.lanes = [_Lane()]

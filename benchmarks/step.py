@@ -4,6 +4,8 @@ Every process trains two copies of one model: one with a Trainer, one wrapped in
 steps, so both see the same machine. A step is forward, backward, all-reduce and Adam. Ours also does what DDP's does
 not: the vote on the next view, the commit, results that can be sent again if somebody dies. What update() takes
 beside the optimizer's own step() and zero_grad() is told, too: with one process, what it adds to a plain loop.
+
+On an accelerator all processes share one device, and the device is waited for where a clock is read.
 """
 
 from __future__ import annotations
@@ -91,6 +93,7 @@ def _worker(
     parameters: int,
     store: str,
     join: str,
+    device: str,
 ) -> tuple[list[tuple[float, float]], float]:
     """Returns: seconds a step of ours and of DDP's, block by block; and of an update, beside the optimizer."""
     from chaosnet.setting_groups import Cluster
@@ -101,6 +104,7 @@ def _worker(
     torch.manual_seed(0)
     ours, x = net(parameter_bytes, parameters)
     theirs, _ = net(parameter_bytes, parameters)
+    ours, theirs, x = ours.to(device), theirs.to(device), x.to(device)
     optimizers = [torch.optim.Adam(each.parameters(), 1e-4) for each in (ours, theirs)]
     cluster = Cluster(
         join=join,
@@ -127,7 +131,7 @@ def _worker(
         optimizers[1].step()
         optimizers[1].zero_grad(set_to_none=True)
 
-    count = _steps_per_block(their_step)
+    count = _steps_per_block(our_step, their_step)
     blocks = [(_block(our_step, count), _block(their_step, count)) for _ in range(WARM_UP + BLOCKS)]
     dist.destroy_process_group()
     beside_s = _beside_optimizer(lambda: ours(x).square().mean().backward(), trainer.update, optimizers[0])
@@ -157,15 +161,18 @@ def _beside_optimizer(
     beside_s = []
     for _ in range(UPDATES):
         backward()
+        _wait_for_device()
         began_s, own_s = time.perf_counter(), 0.0
         update()
         beside_s.append(time.perf_counter() - began_s - own_s)
     return statistics.median(beside_s)
 
 
-def _steps_per_block(step: Callable[[], None]) -> int:
-    """The same in all processes: of the slowest."""
-    took = torch.tensor([_block(step, 2) for _ in range(2)][-1:])
+def _steps_per_block(*steps: Callable[[], None]) -> int:
+    """The same in all processes: of the slowest of these kinds of steps, and of the processes."""
+    for step in steps:
+        _block(step, 2)
+    took = torch.tensor(max(_block(step, 2) for step in steps))
     dist.all_reduce(took, dist.ReduceOp.MAX)
     return max(2, round(STEP_S_PER_BLOCK / float(took)))
 
@@ -176,7 +183,13 @@ def _block(step: Callable[[], None], count: int) -> float:
     started = time.perf_counter()
     for _ in range(count):
         step()
+    _wait_for_device()
     return (time.perf_counter() - started) / count
+
+
+def _wait_for_device() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
 @contextmanager
@@ -195,16 +208,15 @@ def places(nodes: int, rate_mbit: float) -> Iterator[Sequence[StepPlace]]:
 
 
 def measure(
-    parameter_bytes: int, parameters: int, nodes: int, folder: Path, at: Sequence[StepPlace]
+    parameter_bytes: int, parameters: int, nodes: int, folder: Path, at: Sequence[StepPlace], device: str
 ) -> dict[str, Any]:
-    """Compare among `nodes` processes. A block takes as long as its slowest process."""
+    """Compare among `nodes` processes with their models on `device`. A block takes as long as its slowest process."""
     store = folder / f"gloo-{nodes}-{time.time_ns()}"
     with Workers() as workers:
         join = ""
         for rank in range(nodes):
-            workers.start(
-                f"n{rank}", _worker, at[rank], rank, nodes, parameter_bytes, parameters, str(store), join
-            )
+            sizes = nodes, parameter_bytes, parameters
+            workers.start(f"n{rank}", _worker, at[rank], rank, *sizes, str(store), join, device)
             join = join or workers.receive(f"n{rank}")
         for rank in range(1, nodes):
             workers.receive(f"n{rank}")
@@ -249,25 +261,40 @@ def measure(
     metavar="MBIT",
     help="Each process in a network namespace with a link of so many Mbit/s to a switch (root). Default: loopback.",
 )
+@click.option("--accelerator", is_flag=True, help="Models lie on the device that torch.accelerator finds.")
 @json_option
 def step_command(
-    mb: tuple[float, ...], nodes: tuple[int, ...], parameters: int, rate: float, json_file: Path | None
+    mb: tuple[float, ...],
+    nodes: tuple[int, ...],
+    parameters: int,
+    rate: float,
+    accelerator: bool,
+    json_file: Path | None,
 ) -> None:
     """Steps with chaosnet and with DDP + Gloo, in turns."""
     figures: dict[str, Any] = {}
     if rate and os.geteuid() != 0:
         raise ConfigError("bench step --rate: network namespaces need root")
+    device = _accelerator() if accelerator else "cpu"
     with tempfile.TemporaryDirectory() as folder:
         for size in mb:
             for count in nodes:
                 try:
                     with places(count, rate) as at:
-                        found = measure(round(size * 1e6), parameters, count, Path(folder), at)
+                        found = measure(round(size * 1e6), parameters, count, Path(folder), at, device)
                 except TestbedError as error:
                     raise ConfigError(f"bench step --rate: {error}") from None
                 figures[f"{size:g} MB, {count}"] = found
                 click.echo(_line(size, count, found))
     write_json(json_file, figures)
+
+
+def _accelerator() -> str:
+    """Its kind, as torch names it. Raises: ConfigError."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if found is None:
+        raise ConfigError("bench step --accelerator: torch.accelerator finds no device")
+    return found.type
 
 
 def _line(mb: float, nodes: int, found: Mapping[str, Any]) -> str:

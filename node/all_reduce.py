@@ -54,6 +54,11 @@ class ChunkStore(Protocol):
     @property
     def chunks(self) -> Sequence[Any]: ...
 
+    @property
+    def stays(self) -> bool:
+        """May a result that is this node's part alone stay where that lies? `contribution` may have it moved."""
+        ...
+
     def contribution(self, chunks: range) -> torch.Tensor: ...
 
     def encoding(self, chunk: int) -> Encoding: ...
@@ -65,6 +70,13 @@ class Result(NamedTuple):
     chunks: range
     data: Buffer
     values: Array
+
+
+class InPlace(NamedTuple):
+    """A result that is this node's own part, of that weight. It lies where that does until somebody asks for it."""
+
+    chunks: range
+    weight: float
 
 
 def additions(parts: dict[int, Array], whole: bool) -> list[tuple[Array, Array]]:
@@ -114,7 +126,8 @@ class AllReduce:
         self.parts: dict[range, dict[int, Array]] = {}
         self.guarded = guarded
         self.counters: Counter[str] = Counter() if counters is None else counters
-        self.results: dict[int, dict[int, Result]] = {}  # Step: chunk: mean (or maximum) of its bundle.
+        # Step: chunk: mean (or maximum) of its bundle.
+        self.results: dict[int, dict[int, Result | InPlace]] = {}
         self.done = range(0)  # The last steps that are complete, and whose results are kept.
 
     def check(self, message: Up | Down, payload: zmq.Frame | Payload | None) -> None:
@@ -158,29 +171,48 @@ class AllReduce:
                 if not but_sums:
                     self.results = {step: each for step, each in self.results.items() if step in self.done}
 
-    def completed(self, step: int, kept: int = 1) -> list[torch.Tensor]:
-        """The results of a step, by chunk; [] if nobody had samples. Of earlier ones, `kept` - 1 are not let go."""
+    def completed(self, step: int, kept: int = 1) -> list[torch.Tensor] | None:
+        """The results of a step, by chunk; [] if nobody had samples. Of earlier ones, `kept` - 1 are not let go.
+
+        None: they are this node's own part, and nobody else will ask for them.
+        """
         self.parts.clear()
         results = self.results.setdefault(step, {})
-        if self.losing and not self._is_refused(results):
+        stays = kept == 1 and bool(results) and all(isinstance(each, InPlace) for each in results.values())
+        if self.losing and not self._is_refused(step):
             self.lost |= self.losing
         self.losing.clear()
         self.done = range(step + 1 - kept, step + 1)
         self.results = {each: found for each, found in self.results.items() if each in self.done}
-        return self.results_of(step)
+        return None if stays else self.results_of(step)
 
     def results_of(self, step: int) -> list[torch.Tensor]:
         """By chunk, as far as they are here: an empty one for each that this node does not keep; [] without any."""
         found = [torch.empty(0)] * len(self.lanes)
-        results = self.results.get(step, {})
+        results = self._whole(step)
         for result in _distinct(results):
             parts = torch.from_numpy(result.values).split(self._sizes(result.chunks))
             found[result.chunks.start : result.chunks.stop] = parts
         return found if results else []
 
-    def _is_refused(self, results: dict[int, Result]) -> bool:
+    def _whole(self, step: int) -> dict[int, Result]:
+        """The results of a step, by chunk. What was left in place is computed."""
+        results = self.results.get(step, {})
+        for chunk, result in [*results.items()]:
+            if isinstance(result, InPlace) and chunk == result.chunks.start:
+                results.update(dict.fromkeys(result.chunks, self._mean_of_own(result)))
+        return cast(dict[int, Result], results)
+
+    def _mean_of_own(self, left: InPlace) -> Result:
+        own = self._own(left.chunks)
+        data = self._encoded(
+            left.chunks, own * own.dtype.type(self._scale(left.chunks, left.weight)), left.weight
+        )
+        return Result(left.chunks, data, self._decode(left.chunks, data))
+
+    def _is_refused(self, step: int) -> bool:
         """Does nobody apply these (docs/guard.md)?"""
-        judged = [each for each in _distinct(results) if self._is_judged(each.chunks)]
+        judged = [each for each in _distinct(self._whole(step)) if self._is_judged(each.chunks)]
         return not all(_is_finite(each.values) for each in judged)
 
     def _is_judged(self, chunks: range) -> bool:
@@ -262,13 +294,17 @@ class AllReduce:
 
     def _finish(self, step: int, chunks: range, weight: float, own: bool) -> None:
         parts = self.parts.pop(chunks, None)
-        scale = 1.0 if self._combine(chunks) is np.maximum else 1 / weight
         if parts:
-            total = self._add_up(chunks, parts, own, scale)
-        else:
-            contribution = self._own(chunks)
-            total = contribution * contribution.dtype.type(scale)
-        self._keep(step, chunks, self._encoded(chunks, total, weight))
+            total = self._add_up(chunks, parts, own, self._scale(chunks, weight))
+            self._keep(step, chunks, self._encoded(chunks, total, weight))
+            return
+        left = InPlace(chunks, weight)
+        result = left if self.store.stays else self._mean_of_own(left)
+        self.results.setdefault(step, {}).update(dict.fromkeys(chunks, result))
+
+    def _scale(self, chunks: range, weight: float) -> float:
+        """What the sum of all is to be multiplied by."""
+        return 1.0 if self._combine(chunks) is np.maximum else 1 / weight
 
     def _add_up(self, chunks: range, parts: dict[int, Array], own: bool, scale: float = 1.0) -> Array:
         """scale * sum of all, or their maximum, in the memory of a part; by blocks that stay in the cache."""
@@ -293,7 +329,7 @@ class AllReduce:
 
     def _kept(self, step: int, chunks: range) -> Buffer:
         """The result of these chunks as it travels; it may have come in other bundles."""
-        results = self.results[step]
+        results = self._whole(step)
         if results[chunks.start].chunks == chunks:
             return results[chunks.start].data
         return b"".join(

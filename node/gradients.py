@@ -12,40 +12,27 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import is_not
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import xxhash
 from torch import nn
 
-from ..protocols.errors import ConfigError, MalformedMessage
+from ..protocols.errors import ConfigError, LocalProtocolError, MalformedMessage
 from ..protocols.sums import bundles
 from .compression import Compression, Encoding, encoding_of
-from .devices import Crossing, has_streams
-from .flat_state import device_runs
-from .lanes import MAX_CHUNK_BYTES, LaneLayout, Place, averaged, chunk_bytes_of, int_like, stage
-from .training_state import sparse_gradient, thawed
+from .devices import Moment
+from .lanes import MAX_CHUNK_BYTES, LaneLayout, averaged, chunk_bytes_of
+from .staging import Staging
+from .training_state import thawed
 
-COMPARED_AT_ONCE = 1 << 17  # Elements: with what they are compared with, they fit into a cache.
 LARGE = 16384  # Elements of a gradient from which on a digest is faster than a copy to compare it with.
-
-
-@dataclass(slots=True)
-class _Run:
-    """Of gradients [first, last), which lie in elements [start, stop) of a lane; or of a part of one."""
-
-    lane: int
-    start: int
-    stop: int
-    first: int
-    last: int
-    cut: slice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +43,14 @@ class _AsSent:
     grads: list[torch.Tensor | None]
     versions: list[int]
     digests: dict[int, int]  # By parameter.
+
+
+class _InPlace(NamedTuple):
+    """A contribution that nobody has asked for yet: the gradients, as they are from a moment on."""
+
+    grads: list[torch.Tensor | None]
+    weight: float
+    moment: Moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +84,12 @@ class Gradients:
     stays off for the rest of this object's life: a script that accumulates does so at every step, and would
     pay for an aborted attempt each time. What a backward handed over that the script then gave up (`arm` again
     without `finish` or `empty`) is retracted, too.
+
+    A node alone has nobody to send them to, and the mean of one is itself: gradients stay where they are. Should
+    somebody be there after all, the reducer asks for the contribution, and only then is it written.
+
+    Attributes:
+        alone: Is this node the only one, as far as the training thread knows?
     Args:
         chunk_bytes: Size of a chunk; the last of a lane is smaller. None: what suits the model.
         on_chunks_ready: Called with neighbouring chunks once their contribution is complete, each once per step, in
@@ -120,18 +121,22 @@ class Gradients:
         self.lanes, self.chunks = layout.lanes, layout.chunks
         self._parameters, self._buffers = layout.parameters, layout.buffers
         self._holders = [place.holder for place in self._parameters if isinstance(place.holder, nn.Parameter)]
-        self._known_runs: dict[tuple[tuple[int, ...], int], list[_Run]] = {}
         self._is_large = [place.stop - place.start >= LARGE for place in self._parameters]
         self._parameter_bits = np.array([place.bit for place in self._parameters], dtype=np.int64)
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._known = {id(p): p for p in model.parameters()}
         self._on_chunks_ready = on_chunks_ready
-        crosses = bool(layout.devices) and all(map(has_streams, layout.devices))
-        self._crossing = Crossing(layout.devices) if crosses else None
+        self._staging = Staging(layout)
+        self._crossing = self._staging.crossing
         self._bundles_of: list[list[int]] = [[] for _ in self._parameters]
         self._bundle = 0
         self.bundle(1)
 
+        self.alone = False
+        self._in_place: _InPlace | None = None
+        self._let_go = (
+            False  # Were the last gradients adopted in place? The optimizer may have changed them since.
+        )
         self._eager_allowed = True
         self.had_backward = False  # In the step under way, whatever has become of its gradients.
         self._weight: float | None = None  # What arm() announced; None while hooks have nothing to do.
@@ -177,6 +182,8 @@ class Gradients:
                 None if not: `finish` hands over all of them.
         """
         self._arrived()
+        with self._lock:
+            self._in_place, self._let_go = None, False
         # Whoever has those takes them for this step's, as chunks come once: nothing else may leave before `finish`.
         self._given_up = not self._is_over and (self._given_up or any(self._handed_over))
         self._is_over = False
@@ -185,7 +192,8 @@ class Gradients:
         self._written[:] = bytes(len(self._written))
         self._handed_over[:] = bytes(len(self._handed_over))
         self._waiting[:] = self._waiting_at_start
-        self._weight = weight if self._eager_allowed and not self._given_up else None
+        eager = self._eager_allowed and not self._given_up and not self.alone
+        self._weight = weight if eager else None
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         """Runs for every parameter at every step, so it does little: writing waits until a bundle is full."""
@@ -247,11 +255,19 @@ class Gradients:
             self._eager_allowed = False
             self._handed_over[:] = bytes(len(self._handed_over))
             self._written[:] = bytes(len(self._written))
-        self._write([index for index, written in enumerate(self._written) if not written], weight)
-        present = self._present(self._write_buffers(weight), weight)
+        unwritten = [index for index, written in enumerate(self._written) if not written]
+        chunks = [index for index, gone in enumerate(self._handed_over) if not gone]
+        stays = self.alone and self.compression == "none" and weight > 0 and len(chunks) == len(self.chunks)
+        if stays:
+            grads = self._grads(unwritten)
+            self._staging.check(unwritten, grads)
+        else:
+            self._write(unwritten, weight)
+        present = self._present(self._staging.write_buffers(self._agreed, 1.0 if stays else weight), weight)
         self._arrived()
         self._forget()
-        chunks = [index for index, gone in enumerate(self._handed_over) if not gone]
+        if stays:
+            self._in_place = _InPlace(grads, weight, Moment(self._layout.devices))
         return Finished(present, chunks, retracted or self._given_up)
 
     def empty(self) -> Finished:
@@ -259,7 +275,8 @@ class Gradients:
         with self._lock:
             retracted, self._weight = self._given_up or any(self._handed_over), None
         self._arrived()
-        present = self._present(self._write_buffers(0.0), 0.0)
+        self._in_place = None
+        present = self._present(self._staging.write_buffers(self._agreed, 0.0), 0.0)
         self._forget()
         return Finished(present, [], retracted)
 
@@ -270,19 +287,22 @@ class Gradients:
             self._crossing.forget()
 
     @torch.no_grad()
-    def adopt(self, present: bytes, results: Sequence[torch.Tensor]) -> None:
+    def adopt(self, present: bytes, results: Sequence[torch.Tensor] | None) -> None:
         """Copy the reduced values of a step to where the model keeps them.
 
         Gradients that somebody had are written, into the tensor in `.grad` where there is one; the others
         become None. Buffers that somebody changed are overwritten in place.
         Args:
             present: The bitwise or of all members' masks.
-            results: By chunk, 1-D; they are only read.
+            results: By chunk, 1-D; they are only read. None: those that were contributed, which are in place.
         Raises: MalformedMessage if the mask has another length than ours.
         """
         expected = (self._layout.bits + 7) // 8
         if len(present) != expected:
             raise MalformedMessage(f"{len(present)} bytes of gradient mask; expected {expected}")
+        if results is None:
+            self._adopt_in_place()
+            return
         bits = np.unpackbits(np.frombuffer(present, dtype=np.uint8), bitorder="little").astype(bool)
         wanted = bits[self._parameter_bits]
         for index in np.flatnonzero(~wanted):
@@ -302,8 +322,29 @@ class Gradients:
                 start = place.start - buffers[0].start
                 agreed[start : start + value.numel()].copy_(value.reshape(-1))
 
+    def _adopt_in_place(self) -> None:
+        """Nobody may ask for the contribution any more."""
+        for number, agreed in enumerate(self._agreed):
+            agreed.copy_(self._staging.buffers(number))
+        with self._lock:
+            self._in_place, self._let_go = None, True
+
+    @property
+    def stays(self) -> bool:
+        """See `ChunkStore`."""
+        return self._in_place is not None
+
     def contribution(self, chunks: range) -> torch.Tensor:
-        """This node's part of neighbouring chunks of one lane, 1-D, final once all of them are ready."""
+        """This node's part of neighbouring chunks of one lane, 1-D, final once all of them are ready.
+
+        Raises: LocalProtocolError after a step whose gradients were adopted in place.
+        """
+        with self._lock:
+            if self._let_go:
+                raise LocalProtocolError("gradients that were adopted in place are asked for")
+            if self._in_place is not None:
+                self._staging.write_late(*self._in_place)
+                self._in_place = None
         first, last = self.chunks[chunks[0]], self.chunks[chunks[-1]]
         return self.lanes[first.lane].contribution[first.start : last.stop]
 
@@ -399,102 +440,17 @@ class Gradients:
                 return True
             devices = self._crossing.devices
             small = [index for index in small if self._holders[index].device not in devices]
-        return self._differs(small, self._grads(small), weight)
-
-    def _differs(self, indices: Sequence[int], grads: Sequence[torch.Tensor | None], weight: float) -> bool:
-        """Is what was written for these not what they are? Slower than digests, which would take another copy."""
-        if not indices:
-            return False
-        scratch = [torch.empty(COMPARED_AT_ONCE, dtype=lane.dtype) for lane in self.lanes]
-        for number, start, stop, group in self._runs(indices, grads, COMPARED_AT_ONCE):
-            as_int = int_like(self.lanes[number].dtype)
-            written, expected = self.lanes[number].contribution[start:stop], scratch[number][: stop - start]
-            stage(expected, group, weight)
-            if not np.array_equal(written.view(as_int).numpy(), expected.view(as_int).numpy()):
-                return True  # numpy's takes a third of the time of torch.equal.
-        return False
+        return self._staging.differs(small, self._grads(small), weight)
 
     def _write(
         self, indices: Sequence[int], weight: float, watched: bool = False
     ) -> list[torch.Tensor | None]:
-        """Write weight * gradient for these parameters; zeros where there is none. Returns: the gradients.
-
-        Those of devices have not arrived yet. `watched`: these may be asked for once more, as they were.
-        """
+        """Returns: the gradients of these parameters."""
         grads = self._grads(indices)
-        for index, grad in zip(indices, grads, strict=True):
+        for index in indices:
             self._written[index] = 1
-            if grad is None or weight == 0:  # 0 * inf would be nan.
-                place = self._parameters[index]
-                self.lanes[place.lane].contribution[place.start : place.stop].zero_()
-            if grad is not None and grad.layout is not torch.strided:
-                raise sparse_gradient(repr(self._parameters[index].name))
-        for lane, start, stop, group in self._runs(indices, grads) if weight else ():
-            target = self.lanes[lane].contribution[start:stop]
-            if self._crossing is None:
-                stage(target, group, weight)
-            else:
-                self._send(self._crossing, target, group, weight, watched)
+        self._staging.write(indices, grads, weight, watched)
         return grads
-
-    def _send(
-        self,
-        crossing: Crossing,
-        target: torch.Tensor,
-        tensors: list[torch.Tensor],
-        weight: float,
-        watched: bool,
-    ) -> None:
-        """As `stage`, but what comes from a device is only under way."""
-        start = 0
-        for run in device_runs(tensors):
-            stop = start + sum(tensor.numel() for tensor in run)
-            if run[0].device in crossing.devices:
-                crossing.send(target[start:stop], run, weight, watched)
-            else:
-                stage(target[start:stop], run, weight)
-            start = stop
-
-    def _runs(
-        self, indices: Sequence[int], grads: Sequence[torch.Tensor | None], most: int = sys.maxsize
-    ) -> Iterator[tuple[int, int, int, list[torch.Tensor]]]:
-        """The gradients of these parameters: lane, first element, the one after the last, and the tensors, in a row.
-
-        At most so many elements at once; what is larger is cut.
-        """
-        here = [grad for grad in grads if grad is not None]
-        if len(here) < len(indices):
-            indices = [index for index, grad in zip(indices, grads, strict=True) if grad is not None]
-        key = (tuple(indices), most)
-        runs = self._known_runs.get(key)
-        if runs is None:  # Steps are alike, and there may be thousands of parameters.
-            if len(self._known_runs) > 2 * len(self.chunks) + 2:
-                self._known_runs.clear()
-            runs = self._known_runs[key] = _plan_runs(self._parameters, indices, most)
-        for run in runs:
-            group = here[run.first : run.last]
-            if run.cut is not None:
-                group = [group[0].detach().reshape(-1)[run.cut]]
-            yield run.lane, run.start, run.stop, group
-
-    def _write_buffers(self, weight: float) -> list[int]:
-        """Write the buffers' contributions. Returns: the bits of those that changed since all agreed."""
-        changed: list[int] = []
-        for number, lane in enumerate(self.lanes):
-            values = self._layout.gather_buffers(number)
-            agreed, places = self._agreed[number], self._buffers[number]
-            if lane.op == "max" or not places:
-                continue
-            as_int = int_like(lane.dtype)  # To compare nan with nan.
-            differs = (values.view(as_int) != agreed.view(as_int)).numpy()
-            starts = [place.start - places[0].start for place in places]
-            any_differs = np.logical_or.reduceat(differs, starts)
-            changed += [place.bit for place, yes in zip(places, any_differs, strict=True) if yes]
-            if weight == 0:
-                values.zero_()
-            else:
-                values.mul_(weight)
-        return changed
 
     def _present(self, changed: Sequence[int], weight: float) -> bytes:
         bits = np.zeros(self._layout.bits, dtype=bool)
@@ -503,30 +459,6 @@ class Gradients:
             here = [holder.grad is not None for holder in self._holders]
             bits[self._parameter_bits[here]] = True
         return np.packbits(bits, bitorder="little").tobytes()
-
-
-def _plan_runs(places: Sequence[Place], indices: Sequence[int], most: int) -> list[_Run]:
-    """See `Gradients._runs`."""
-    runs: list[_Run] = []
-    for number, index in enumerate(indices):
-        place = places[index]
-        size = place.stop - place.start
-        if size > most:
-            for at in range(0, size, most):
-                cut = slice(at, min(at + most, size))
-                runs.append(
-                    _Run(place.lane, place.start + at, place.start + cut.stop, number, number + 1, cut)
-                )
-            continue
-        last = runs[-1] if runs else None
-        if (
-            last is None or last.cut is not None or (last.lane, last.stop) != (place.lane, place.start)
-            or place.stop - last.start > most
-        ):  # fmt: skip
-            runs.append(_Run(place.lane, place.start, place.stop, number, number + 1))
-        else:
-            last.stop, last.last = place.stop, number + 1
-    return runs
 
 
 def _versions(grads: Iterable[torch.Tensor | None]) -> list[int]:

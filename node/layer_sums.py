@@ -128,6 +128,8 @@ class LayerSums:
 
     # --- what the all-reduce asks ---
 
+    stays = False  # What is added is zeros again before the next step.
+
     def contribution(self, chunks: range) -> torch.Tensor:
         """See ChunkStore."""
         first, last = self.chunks[chunks[0]], self.chunks[chunks[-1]]

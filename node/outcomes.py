@@ -13,17 +13,24 @@ from .flat_state import Arrival
 
 @dataclass(slots=True)
 class StepOutcome:
-    """A step is complete. `results`: its values by chunk, to be read only; [] if nobody had samples.
+    """A step is complete.
 
-    `view`: of the next.
+    Attributes:
+        results: Its values by chunk, to be read only; [] if nobody had samples; None: those of this node, in place.
+        view: Of the next.
     """
 
     step: int
     commit: Commit
     deal: Deal
-    results: list[torch.Tensor]
+    results: list[torch.Tensor] | None
     view: View
     snapshot: TakeSnapshot | None = None  # To be taken once this step has been applied.
+
+    @property
+    def nbytes(self) -> int:
+        """Of its results, beside what this node has anyway."""
+        return sum(result.nbytes for result in self.results or ())
 
 
 @dataclass(slots=True)

@@ -219,7 +219,7 @@ class Performer:
         self.steps.completed(effect.step, effect.commit.total, clock.now_s(), time.time())
         outcome = StepOutcome(effect.step, effect.commit, effect.deal, results, effect.view)
         if not self.member:
-            self.backlog_bytes += sum(result.nbytes for result in outcome.results)
+            self.backlog_bytes += outcome.nbytes
             if self.backlog_bytes > self.backlog_limit:
                 self.soon(ev.BacklogFull())
         self._pending.append(outcome)

@@ -334,7 +334,7 @@ class Session:
     def _adopt_if_new(self, outcome: StepOutcome) -> None:
         if outcome.step >= self.engine.round:
             self.adopt(outcome)
-        self.loop.backlog_applied(sum(result.nbytes for result in outcome.results))
+        self.loop.backlog_applied(outcome.nbytes)
 
     def _fail_to_join(self, ended: Ended) -> NoReturn:
         self.ended = ended

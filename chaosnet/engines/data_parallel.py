@@ -179,6 +179,7 @@ class DataParallel:
     def acts_in(self, view: View) -> None:
         """See `Engine`."""
         self.gradients.bundle(view.bundle)
+        self.gradients.alone = view.node_ids == (self.session.name,)
 
     def entered(self, fetched: int | None) -> None:
         """See `Engine`."""
@@ -353,7 +354,7 @@ class DataParallel:
             with self.rules.within("on_epoch"):
                 self._callbacks.on_epoch(EpochDone(done.epoch, done.step, done.samples, done.metrics))
 
-    def _apply(self, total: Contribution, results: list[torch.Tensor]) -> None:
+    def _apply(self, total: Contribution, results: list[torch.Tensor] | None) -> None:
         """The optimizer steps with the cluster's mean gradient."""
         told = self._told
         self.gradients.adopt(total.present, results)
@@ -372,7 +373,9 @@ class DataParallel:
 
     def _is_acceptable(self, outcome: StepOutcome) -> bool:
         """Is the cluster's gradient finite? All members see the same bits, so all refuse it, or nobody does."""
-        if self.guard is None or all(
+        if self.guard is None or outcome.results is None:  # Our own has been judged.
+            return True
+        if all(
             bool(result.isfinite().all())
             for chunk, result in zip(self.gradients.chunks, outcome.results, strict=True)
             if chunk.is_gradient  # A buffer may hold infinity on purpose, as causal masks do.

@@ -456,6 +456,7 @@ class Pipelines:
         kept = self.keeping.agree(total) if self.keeping is not None else None
         if applied:
             results, groups = outcome.results, range(len(self.sums.groups))
+            assert results is not None, "layer sums leave nothing in place"
             told = {group: (most, squares) for group, most, squares in total.norms}
             norms = (
                 told

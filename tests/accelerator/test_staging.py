@@ -72,6 +72,42 @@ def test_a_cpu_and_a_device_member_get_the_gradient_of_the_whole(device, made, e
             torch.testing.assert_close(a.grad, own, rtol=2e-3, atol=1e-4)  # Both had the same samples.
 
 
+@pytest.mark.parametrize("own_stream", [False, True])
+def test_what_stays_on_a_device_is_written_by_another_thread(device, made, own_stream):
+    """As the loop's does, when somebody has come whom the training thread has not heard of."""
+    models, found = [net(device), net(device)], []
+    for model, alone in zip(models, (False, True), strict=True):
+        member = made(model, TINY_CHUNKS)
+        member.alone = alone
+        member.arm(3)
+        stream = torch.Stream(device) if own_stream else torch.accelerator.current_stream(device)
+        stream.wait_stream(torch.accelerator.current_stream(device))
+        with stream:
+            backward(model)
+            member.finish(3)
+            asking = threading.Thread(target=lambda member=member: found.append(contributions(member)))
+            asking.start()
+            asking.join()
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def contributions(member):
+    return [member.contribution(range(chunk.index, chunk.index + 1)).clone() for chunk in member.chunks]
+
+
+def test_of_a_node_alone_only_buffers_leave(device, made, only_sham):
+    model = net(device)
+    gradients = made(model, TINY_CHUNKS)
+    gradients.alone = True
+    gradients.arm(1.0)
+    backward(model)
+    before = sham.traffic()
+    gradients.adopt(gradients.finish(3.0).present, None)
+    after = sham.traffic()
+    assert after.to_host - before.to_host <= 2 * sum(b.nbytes for b in model.buffers())
+    assert after.to_device == before.to_device
+
+
 def test_chunks_have_arrived_when_they_are_handed_over(device, made):
     model, handed_over = net(device), {}
 

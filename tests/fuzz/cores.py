@@ -44,6 +44,7 @@ class _Store:
 
     lanes = (_Lane(),)
     chunks = (_Chunk(),) * CHUNKS
+    stays = False
 
     def contribution(self, chunk):
         return torch.zeros(CHUNK)

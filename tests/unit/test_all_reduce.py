@@ -31,6 +31,7 @@ class Node:
             chunks=[SimpleNamespace(lane=0)] * len(SIZES),
             contribution=lambda chunks: self.values[STARTS[chunks.start] : STARTS[chunks.stop]],
             encoding=lambda chunk: encoding,
+            stays=False,
         )
         self.reduce = AllReduce(store, self._sent)
 
@@ -61,6 +62,15 @@ class Node:
         sent, self.sent = self.sent, []
         return sent
 
+    def finish_alone(self, step, bundles, weight=2.0):
+        """With what it has stays where it is. Returns: how often that was asked for."""
+        asked, contribution = [], self.reduce.store.contribution
+        self.reduce.store.stays = True
+        self.reduce.store.contribution = lambda chunks: (asked.append(chunks), contribution(chunks))[1]
+        for chunks in bundles:
+            self.reduce.perform(FinishChunks(step, chunks, weight, True))
+        return asked
+
 
 def frame(data):
     return SimpleNamespace(buffer=memoryview(bytearray(data)))
@@ -80,6 +90,37 @@ def train(encoding, *bundlings):
 
 
 SINGLE, PAIRS, WHOLE = [range(c, c + 1) for c in ALL], [range(2), range(2, 4)], [ALL]
+
+
+@pytest.mark.parametrize("bundles", [SINGLE, PAIRS, WHOLE])
+def test_who_is_alone_gets_no_results_and_is_not_asked_for_its_part(bundles):
+    node = Node(1, Exact(np.dtype(np.float32)))
+    asked = node.finish_alone(0, bundles)
+    assert node.reduce.completed(0) is None and not asked
+
+
+@pytest.mark.parametrize("bundles", [SINGLE, PAIRS, WHOLE])
+@pytest.mark.parametrize("why", ["kept", "sent", "some sent"])
+def test_what_stays_is_computed_once_when_somebody_wants_it(bundles, why):
+    node, usual = Node(1, Exact(np.dtype(np.float32))), Node(1, Exact(np.dtype(np.float32)))
+    asked = node.finish_alone(0, bundles)
+    for chunks in bundles:
+        usual.reduce.perform(FinishChunks(0, chunks, 2.0, True))
+    sent = node.down(0, {"sent": bundles, "some sent": bundles[:1]}.get(why, []))
+    found, expected = node.reduce.completed(0, kept=3 if why == "kept" else 1), usual.reduce.completed(0)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert sorted(asked, key=lambda chunks: chunks.start) == bundles
+    assert (
+        b"".join(data for _, data in sent)
+        == torch.cat(expected).numpy().tobytes()[: sum(len(d) for _, d in sent)]
+    )
+
+
+def test_a_void_attempt_leaves_nothing_in_place():
+    node = Node(1, Exact(np.dtype(np.float32)))
+    node.finish_alone(0, WHOLE)
+    node.reduce.perform(ResetAttempt())
+    assert node.reduce.completed(0) == []
 
 
 @of_each

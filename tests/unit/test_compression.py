@@ -88,6 +88,7 @@ class Node:
             chunks=[SimpleNamespace(lane=0, is_gradient=True)],
             contribution=lambda chunk: torch.from_numpy(values),
             encoding=lambda chunk: encoding,
+            stays=False,
         )
         self.reduce = AllReduce(store, lambda peer, header, payload, **how: self.sent.append(bytes(payload)))
 

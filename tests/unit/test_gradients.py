@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from chaosnet.node import gradients as gradients_module
 from chaosnet.node.gradients import Gradients
-from chaosnet.protocols.errors import ConfigError, MalformedMessage
+from chaosnet.protocols.errors import ConfigError, LocalProtocolError, MalformedMessage
 from chaosnet.protocols.sums import bundles
 
 TINY_CHUNKS = 64  # Bytes: several parameters per chunk, and several chunks per parameter.
@@ -407,6 +407,73 @@ class Normed(nn.Module):
         self.total = self.total + len(x)  # A new tensor each time.
         self.phase *= 1j
         return self.norm(x)
+
+
+def backward_of(model, frozen_bias=False):
+    model(torch.arange(12.0).view(-1, 3)).pow(2).sum().backward()
+    if frozen_bias:
+        model.norm.bias.grad = None
+
+
+@pytest.mark.parametrize("frozen_bias", [False, True])
+def test_the_gradients_of_a_node_alone_stay_where_they_are(frozen_bias):
+    model = Normed()
+    member = Gradients(model, TINY_CHUNKS)
+    member.alone = True
+    for _ in range(2):
+        member.arm(3)
+        backward_of(model, frozen_bias)
+        grads = [p.grad for p in model.parameters()]
+        values = [None if g is None else g.clone() for g in grads]
+        buffers = [b.clone() for b in model.buffers()]
+        finished = member.finish(3)
+        assert member.stays and finished.chunks == list(range(len(member.chunks))) and not finished.retracted
+        member.adopt(finished.present, None)
+        for parameter, grad, value in zip(model.parameters(), grads, values, strict=True):
+            assert parameter.grad is grad and (grad is None or torch.equal(grad, value))
+        assert all(
+            torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(buffers, model.buffers(), strict=True)
+        )
+        model.norm.running_mean.add_(1)
+        member.revert_buffers()
+        assert all(
+            torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(buffers, model.buffers(), strict=True)
+        )
+        with pytest.raises(LocalProtocolError, match="in place"):
+            member.contribution(one(0))
+        model.zero_grad()
+
+
+@pytest.mark.parametrize("frozen_bias", [False, True])
+def test_what_stays_is_written_as_ever_when_it_is_asked_for(frozen_bias):
+    models, contributions, masks = [Normed(), Normed()], [], []
+    for model, alone in zip(models, (False, True), strict=True):
+        member = Gradients(model, TINY_CHUNKS)
+        member.alone = alone
+        member.contribution(one(0)).fill_(7.0)  # Of an earlier step.
+        member.arm(3)
+        backward_of(model, frozen_bias)
+        masks.append(member.finish(3).present)
+        contributions.append([member.contribution(one(chunk.index)).clone() for chunk in member.chunks])
+        assert not member.stays
+    assert masks[0] == masks[1]
+    for mine, theirs in zip(*contributions, strict=True):
+        assert torch.equal(mine.nan_to_num(), theirs.nan_to_num())
+
+
+@pytest.mark.parametrize("other", ["no samples", "given up", "compressed"])
+def test_nothing_stays_that_is_not_a_gradient_as_it_is(other):
+    model = Normed()
+    member = Gradients(model, TINY_CHUNKS, compression="bf16" if other == "compressed" else "none")
+    if other == "given up":
+        member.arm(3)
+        backward_of(model)
+        model.zero_grad()
+    member.alone = True
+    member.arm(3)
+    backward_of(model)
+    assert member.finish(0 if other == "no samples" else 3).retracted == (other == "given up")
+    assert member.stays == (other == "given up")  # Its chunks have left before, and are void.
 
 
 def test_running_means_are_averaged_and_batch_counts_take_the_maximum():
