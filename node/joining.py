@@ -83,7 +83,9 @@ class Joining:
             hang_up = [ClosePeer(peer, "it founds a cluster") for peer in strangers]
             me = Member(id=node.me, addresses=node.settings.addresses, joined_step=step, life=node.life)
             alone = View(term=1, seq=1, scheduler=node.me, members=(me,))
-            view = with_trees(alone, node.monitor.graph((node.me,), ()), node.settings.policy)
+            graph = node.monitor.graph((node.me,), ())
+            graph.graph["result"] = node.settings.result_bytes, node.settings.chunks
+            view = with_trees(alone, graph, node.settings.policy)
         self.role.found(view)
         self._begin(now_s)
         nothing_yet = tuple((member, 0) for member in view.member_ids)

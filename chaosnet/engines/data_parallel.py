@@ -286,7 +286,11 @@ class DataParallel:
         metrics, share = self.means.take(), self.share
         if self.checkpointing is not None:
             self.checkpointing.contribute(metrics)
-        digests, accounts = ({}, {}) if leaving else self.agreement.tell(self.round, self.step, weight > 0)
+        digests, accounts = {}, {}
+        if self.gradients.alone:  # Nobody compares.
+            self.agreement.forget()
+        elif not leaving:
+            digests, accounts = self.agreement.tell(self.round, self.step, weight > 0)
         return self._dealt(
             weight=weight,
             ranges=tuple(share.ranges) if self.named.is_last else (),

@@ -21,7 +21,8 @@ Text = Annotated[str, Meta(max_length=4000)]
 ItemText = Annotated[str, Meta(max_length=255)]
 Layout = Annotated[str, Meta(max_length=200)]  # Of pipelines (scheduler/elastic/running.py, `lengths_of`).
 FASTEST = "auto"  # A wish for whatever pipelines are predicted to be the fastest.
-Bundle = Annotated[int, Meta(ge=1, le=1 << 20)]  # So many neighbouring chunks travel as one message.
+MOST_BUNDLED = 1 << 20
+Bundle = Annotated[int, Meta(ge=1, le=MOST_BUNDLED)]  # So many neighbouring chunks travel as one message.
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]  # So that the sum of two still fits into 64 bits.
 Real = Annotated[float, Meta(ge=-1e18, le=1e18)]  # No NaN, and nothing that sums up to infinity.
 Positive = Annotated[float, Meta(ge=0, le=1e18)]
