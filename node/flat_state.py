@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
@@ -29,7 +30,8 @@ from torch._utils import _flatten_dense_tensors
 
 from ..protocols.errors import ChaosnetError, MalformedMessage
 from . import plain
-from .devices import Moment
+from .devices import Moment, has_streams
+from .memory import fresh
 
 MAX_TOTAL_BYTES = 1 << 50
 MAX_DIMENSIONS = 64
@@ -357,8 +359,8 @@ def _place_for(entry: Entry, place: torch.Tensor | None) -> tuple[torch.Tensor, 
             return torch.from_numpy(values), values.reshape(-1).view(np.uint8)
         bare = np.empty(entry.stop - entry.start, np.uint8)
         return torch.from_numpy(bare).view(dtype).view(entry.shape), bare
-    tensor = torch.empty(entry.shape, dtype=dtype)
-    return tensor, as_bytes(tensor).numpy()
+    whole = fresh(entry.stop - entry.start)
+    return whole.view(dtype).view(entry.shape), whole.numpy()
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -401,7 +403,7 @@ def gather(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
 
     In few large calls, each without the GIL.
     """
-    start = 0
+    start, arrivals = 0, deque[Callable[[], None]]()
     for run in device_runs(tensors):
         stop = start + sum(tensor.nbytes for tensor in run)
         small = stop - start < SMALL_BYTES * len(run)
@@ -410,5 +412,30 @@ def gather(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         elif run[0].device.type == "cpu":
             torch.cat([as_bytes(tensor) for tensor in run], out=out[start:stop])
         else:
-            out[start:stop].copy_(torch.cat([as_bytes(tensor) for tensor in run]))
+            arrivals.append(_bring(torch.cat([as_bytes(tensor) for tensor in run]), out[start:stop]))
+            if len(arrivals) > 1:  # While one is on its way, the one before is put into its place.
+                arrivals.popleft()()
         start = stop
+    for arrive in arrivals:
+        arrive()
+
+
+def _bring(values: torch.Tensor, to: torch.Tensor) -> Callable[[], None]:
+    """Ask for a device's bytes. Returns: what puts them into their place, once they are here.
+
+    By pinned memory, of which torch keeps some: a driver that is to write to other memory copies piece by piece.
+    """
+    if not has_streams(values.device):
+        to.copy_(values)
+        return lambda: None
+    pinned = torch.empty(len(values), dtype=torch.uint8, pin_memory=True)
+    pinned.copy_(values, non_blocking=True)
+    mark = torch.accelerator.current_stream(values.device).record_event(
+        torch.Event(values.device, blocking=True)
+    )
+
+    def arrive() -> None:
+        mark.synchronize()
+        to.copy_(pinned)
+
+    return arrive

@@ -38,6 +38,7 @@ from .flat_state import (
     row_of,
 )
 from .generators import get_generators, set_generators
+from .memory import fresh
 from .optimizer_loading import EXECUTION, load_optimizer
 from .plain import TensorTable
 
@@ -360,7 +361,7 @@ class TrainingState:
         if len(late) >= MANY and sum(sizes[index] for index in late) < SMALL_BYTES * len(late):
             late, now = [], sorted(late + now)  # Another thread would only take turns with this one.
         late_bytes = sum(sizes[index] for index in late)
-        copied = torch.empty(late_bytes + sum(sizes[index] for index in now), dtype=torch.uint8)
+        copied = fresh(late_bytes + sum(sizes[index] for index in now))
         offset, data = 0, copied.numpy()
         for start, stop in merged(manifest.entries[index] for index in late + now):
             parts[start] = data[offset : offset + stop - start]

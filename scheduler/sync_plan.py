@@ -12,7 +12,6 @@ import numpy as np
 
 from ..protocols.errors import ConfigError, PlanInfeasible
 from ..protocols.messages import link
-from ..protocols.messages.fields import MOST_BUNDLED
 from .sync_time import SyncTime
 from .tree_packing import pack
 from .trees import MAX_TREES, SpanningTree, measured, throughput_bps, validate
@@ -131,10 +130,8 @@ def packed(graph: nx.Graph) -> list[SpanningTree]:
 def bundle(trees: Sequence[SpanningTree], graph: nx.Graph) -> int:
     """How many neighbouring chunks are to travel as one message, by `graph.graph["result"]` as of `packed`."""
     result_bytes, chunks = graph.graph.get("result", (0, 1))
-    if not result_bytes:
+    if not result_bytes or len(graph) < 2:
         return 1
-    if len(graph) < 2:
-        return min(chunks, MOST_BUNDLED)  # Nothing travels.
     return SyncTime(trees, graph).best_bundle(result_bytes, chunks)[1]
 
 

@@ -10,6 +10,7 @@ import networkx as nx
 
 from ..protocols.errors import PlanInfeasible
 from ..protocols.messages import Entering, Link, Member, Tree, View, link
+from ..protocols.messages.fields import MOST_BUNDLED
 from . import sync_plan
 from .trees import SpanningTree, validate
 
@@ -178,6 +179,8 @@ def with_trees(
     trees = policy(graph) if len(view.members) > 1 else [SpanningTree(view.members[0].id, {}, 1.0)]
     validate(trees, graph)
     bundle = bundler(trees, graph)
+    if len(view.node_ids) == 1:  # Nothing travels.
+        bundle = min(graph.graph.get("result", (0, 1))[1], MOST_BUNDLED)
     members = set(view.member_ids)
     for observer in view.observer_ids:
         hosts = [each for each in view.neighbors(observer) if each in members]

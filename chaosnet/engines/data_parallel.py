@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..agreement import Agreement, Divergence
+from ..agreement import Agreement, Divergence, Sides
 from ..callbacks import Callbacks, EpochDone, StateLoaded, StepDone
 from ..checkpointing import Checkpointing
 from ..data import DataShare
@@ -286,7 +286,8 @@ class DataParallel:
         metrics, share = self.means.take(), self.share
         if self.checkpointing is not None:
             self.checkpointing.contribute(metrics)
-        digests, accounts = {}, {}
+        digests: Sides = {}
+        accounts: Sides = {}
         if self.gradients.alone:  # Nobody compares.
             self.agreement.forget()
         elif not leaving:
