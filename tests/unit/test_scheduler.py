@@ -1361,3 +1361,14 @@ def test_a_ring_of_more_nodes_than_a_view_holds_trees_is_one_tree():
     many = [views.SpanningTree("a", {"b": "a"}, 1 / 65)] * 65
     with pytest.raises(PlanInfeasible, match="65 trees"):
         views.with_trees(make_view("ab", [("a", "b")]), nx.Graph([("a", "b")]), lambda graph: many)
+
+
+@pytest.mark.parametrize(("observers", "bundle"), [("", 250), ("b", 1)])
+def test_all_chunks_are_one_message_only_where_none_is_sent(observers, bundle):
+    """Who listens to one member gets all results, and a frame has bounds."""
+    links = [("a", "b")] if observers else []
+    graph = nx.Graph()
+    graph.add_node("a")
+    graph.graph["result"] = 500_000_000, 250
+    view = views.with_trees(make_view("a", links, observers), graph, POLICIES["packed"])
+    assert view.bundle == bundle
