@@ -10,7 +10,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from .effects import Effect, Transmit
-from .messages import EVERYONE, LinkNews, Losses, Outlived, ViewKey
+from .messages import EVERYONE, Farewell, LinkNews, Losses, Outlived, ViewKey
+from .messages.fields import MAX_NODES
 from .overlay import LinkState, News, Overlay
 from .relay import Relay
 
@@ -102,8 +103,8 @@ class LinkReporter:
 
     def tell_losses(self, peer: str) -> list[Effect]:
         """Two parts of the overlay may have met again: what one knows of lost links, the other must know, too."""
-        losses = self.overlay.losses()
-        return [Transmit(peer, Losses(news=losses))] if losses else []
+        losses, left = self.overlay.losses(), self.overlay.lives.farewells()[:MAX_NODES]
+        return [Transmit(peer, Losses(news=losses, left=left))] if losses or left else []
 
     def on_losses(self, peer: str, losses: Losses) -> list[Effect]:
         """Pass on what is news to our part; answer with what has been overtaken."""
@@ -115,4 +116,7 @@ class LinkReporter:
                 effects += self.relay.send(EVERYONE, news)
             elif known.version > news.version:
                 newer.append(known)
+        for node, life, key in losses.left:
+            if self.overlay.lives.is_news(node, life, key):
+                effects += self.relay.send(EVERYONE, Farewell(node=node, life=life, key=key))
         return effects + ([Transmit(peer, Losses(news=tuple(newer)))] if newer else [])

@@ -104,6 +104,16 @@ class Lives:
         """Who has said farewell in this life, in that view or an older one."""
         return {node for node, (life, last) in self.left.items() if life == self.of(node) and last <= key}
 
+    def farewells(self) -> tuple[tuple[str, int, ViewKey], ...]:
+        """Of those in views, in the lives that are meant there: who, which life, and its last view."""
+        return tuple(
+            (node, life, key) for node, (life, key) in sorted(self.left.items()) if life == self.of(node)
+        )
+
+    def is_news(self, node: str, life: int, key: ViewKey) -> bool:
+        """That the life of it that is meant has said farewell, or acted in a later view before."""
+        return life == self.of(node) and (life, key) > self.left.get(node, (0, (0, 0)))
+
     @property
     def declared_dead(self) -> set[str]:
         """Those of whom a person has said that the life that is meant is over."""

@@ -126,7 +126,10 @@ LINK_LOCAL = [
     m.Lend(descriptor=17),
     m.Mapped(),
     m.Laid(header=b"CN", first=3, size=1 << 20),
-    m.Losses(news=(m.LinkNews(reporter="a", peer="b", version=12, state="closed", peer_life=4),)),
+    m.Losses(
+        news=(m.LinkNews(reporter="a", peer="b", version=12, state="closed", peer_life=4),),
+        left=(("c", 3, (2, 9)),),
+    ),
     m.Ping(sent_s=12.5, stall_s=0.25),
     m.Pong(sent_s=12.5),
     m.Up(key=(2, 9), step=57, chunk=3, weight=16.0),
