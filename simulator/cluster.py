@@ -399,23 +399,16 @@ class SimCluster(History):
                 up = Up(key=key, step=step, chunk=chunks.start, count=len(chunks), weight=weight)
                 self._send(node.name, parent, up, payload if weight else None)
             case fx.FinishChunks(step, chunks, _, own):
-                self._store(node, chunks, SimResult(step, self._sum(node, step, chunks, own)))
+                alone = chunks not in node.sums
+                node.store(chunks, SimResult(step, self._sum(node, step, chunks, own), in_place=alone))
             case fx.AdoptChunks(step, chunks, payload):
                 assert payload.step == step, f"result of step {payload.step} taken for that of {step}"
-                self._store(node, chunks, payload)
+                node.store(chunks, payload)
             case fx.SendDown(key, step, chunks, peers, weight, payload):
                 down = Down(key=key, step=step, chunk=chunks.start, count=len(chunks), weight=weight)
-                content = (payload or self._kept(node, step, chunks)) if weight else None
+                content = (payload or node.kept(step, chunks)) if weight else None
                 for peer in peers:
                     self._send(node.name, peer, down, content)
-
-    def _store(self, node: SimNode, chunks: range, result: SimResult) -> None:
-        node.results.setdefault(result.step, {}).update(dict.fromkeys(chunks, result))
-
-    def _kept(self, node: SimNode, step: int, chunks: range) -> SimResult:
-        kept = {node.results[step][chunk] for chunk in chunks}
-        assert len(kept) == 1, f"chunks of one message differ in who contributed: {kept}"
-        return kept.pop()
 
     def _sum(
         self, node: SimNode, step: int, chunks: range, own: bool, key: ViewKey | None = None
@@ -530,6 +523,8 @@ class SimCluster(History):
         sets = {each.who for each in results.values()}
         assert all(each.step == effect.step for each in results.values()), "mixed steps"
         assert len(sets) == 1, f"chunks of one step differ in who contributed: {sets}"
+        if self.tensors is None and self.kept is None:
+            node.adopts(effect.step, effect.kept)
         return sets.pop()
 
     def _apply(self, node: SimNode, effect: fx.StepCompleted, who: frozenset[str]) -> None:

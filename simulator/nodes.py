@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..node.core import Agent
@@ -17,10 +17,14 @@ DATASET = 997  # Samples of an epoch; prime, so that the last step of an epoch i
 
 @dataclass(frozen=True, slots=True)
 class SimResult:
-    """The mean of a chunk: whose contributions, of which step."""
+    """The mean of a chunk: whose contributions, of which step.
+
+    `in_place`: it is this node's own alone, and nobody has asked for it: the optimizer steps with it where it lies.
+    """
 
     step: int
     who: frozenset[str]
+    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,26 @@ class SimNode(Machine):
         self.refused = False  # By a message that says why.
         self.installed: ViewKey = (0, 0)  # The view of the last flush that it took part in.
         self.ways: tuple[str, ...] = ()  # Where it asks to be let in.
+
+    def store(self, chunks: range, result: SimResult) -> None:
+        """A result is here."""
+        self.results.setdefault(result.step, {}).update(dict.fromkeys(chunks, result))
+
+    def kept(self, step: int, chunks: range) -> SimResult:
+        """The result of these chunks, for others."""
+        kept = {self.results[step][chunk] for chunk in chunks}
+        assert len(kept) == 1, f"chunks of one message differ in who contributed: {kept}"
+        result = replace(kept.pop(), in_place=False)
+        self.store(chunks, result)
+        return result
+
+    def adopts(self, step: int, kept: int) -> None:
+        """As AllReduce.completed: what is in place is nobody else's any more, unless it may be asked for."""
+        results = self.results[step]
+        if kept == 1 and all(result.in_place for result in results.values()):
+            del self.results[step]
+        else:
+            self.results[step] = {chunk: replace(each, in_place=False) for chunk, each in results.items()}
 
     def let_results_go(self) -> None:
         """Those of a step that is not complete, or that was long ago."""
