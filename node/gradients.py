@@ -134,9 +134,8 @@ class Gradients:
 
         self.alone = False
         self._in_place: _InPlace | None = None
-        self._let_go = (
-            False  # Were the last gradients adopted in place? The optimizer may have changed them since.
-        )
+        # Were the last gradients adopted in place? The optimizer may have changed them since.
+        self._let_go = False
         self._eager_allowed = True
         self.had_backward = False  # In the step under way, whatever has become of its gradients.
         self._weight: float | None = None  # What arm() announced; None while hooks have nothing to do.
