@@ -195,11 +195,12 @@ class AllReduce:
             found[result.chunks.start : result.chunks.stop] = parts
         return found if results else []
 
-    def _whole(self, step: int) -> dict[int, Result]:
-        """The results of a step, by chunk. What was left in place is computed."""
+    def _whole(self, step: int, chunks: range | None = None) -> dict[int, Result]:
+        """The results of a step, by chunk. What was left in place of these chunks is computed. Default: of all."""
         results = self.results.get(step, {})
-        for chunk, result in [*results.items()]:
-            if isinstance(result, InPlace) and chunk == result.chunks.start:
+        for chunk in [*results] if chunks is None else chunks:
+            result = results.get(chunk)
+            if isinstance(result, InPlace):
                 results.update(dict.fromkeys(result.chunks, self._mean_of_own(result)))
         return cast(dict[int, Result], results)
 
@@ -329,7 +330,7 @@ class AllReduce:
 
     def _kept(self, step: int, chunks: range) -> Buffer:
         """The result of these chunks as it travels; it may have come in other bundles."""
-        results = self._whole(step)
+        results = self._whole(step, chunks)
         if results[chunks.start].chunks == chunks:
             return results[chunks.start].data
         return b"".join(

@@ -412,9 +412,13 @@ def gather(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         elif run[0].device.type == "cpu":
             torch.cat([as_bytes(tensor) for tensor in run], out=out[start:stop])
         else:
-            arrivals.append(_bring(torch.cat([as_bytes(tensor) for tensor in run]), out[start:stop]))
-            if len(arrivals) > 1:  # While one is on its way, the one before is put into its place.
-                arrivals.popleft()()
+            values = torch.cat([as_bytes(tensor) for tensor in run])
+            for piece in zip(
+                values.split(ACCELERATOR_RUN_BYTES), out[start:stop].split(ACCELERATOR_RUN_BYTES), strict=True
+            ):
+                arrivals.append(_bring(*piece))
+                if len(arrivals) > 1:  # While one is on its way, the one before is put into its place.
+                    arrivals.popleft()()
         start = stop
     for arrive in arrivals:
         arrive()
@@ -423,12 +427,16 @@ def gather(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
 def _bring(values: torch.Tensor, to: torch.Tensor) -> Callable[[], None]:
     """Ask for a device's bytes. Returns: what puts them into their place, once they are here.
 
-    By pinned memory, of which torch keeps some: a driver that is to write to other memory copies piece by piece.
+    By pinned memory, if there is some, of which torch keeps it: a driver that is to write to other memory copies by
+    such pieces itself.
     """
-    if not has_streams(values.device):
+    try:
+        if not has_streams(values.device):
+            raise RuntimeError("there is one stream, for which one waits")
+        pinned = torch.empty(len(values), dtype=torch.uint8, pin_memory=True)
+    except RuntimeError:
         to.copy_(values)
         return lambda: None
-    pinned = torch.empty(len(values), dtype=torch.uint8, pin_memory=True)
     pinned.copy_(values, non_blocking=True)
     mark = torch.accelerator.current_stream(values.device).record_event(
         torch.Event(values.device, blocking=True)

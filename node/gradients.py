@@ -46,11 +46,12 @@ class _AsSent:
 
 
 class _InPlace(NamedTuple):
-    """A contribution that nobody has asked for yet: the gradients, as they are from a moment on."""
+    """A contribution that is not written: the gradients, as they are from a moment on, and buffers by lane."""
 
     grads: list[torch.Tensor | None]
     weight: float
     moment: Moment
+    buffers: list[torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,8 @@ class Gradients:
         self.bundle(1)
 
         self.alone = False
-        self._in_place: _InPlace | None = None
+        self._in_place: _InPlace | None = None  # What may be adopted in place.
+        self._unwritten = False  # Is that the contribution, and has nobody asked for it?
         # Were the last gradients adopted in place? The optimizer may have changed them since.
         self._let_go = False
         self._eager_allowed = True
@@ -182,7 +184,7 @@ class Gradients:
         """
         self._arrived()
         with self._lock:
-            self._in_place, self._let_go = None, False
+            self._in_place, self._unwritten, self._let_go = None, False, False
         # Whoever has those takes them for this step's, as chunks come once: nothing else may leave before `finish`.
         self._given_up = not self._is_over and (self._given_up or any(self._handed_over))
         self._is_over = False
@@ -257,16 +259,19 @@ class Gradients:
         unwritten = [index for index, written in enumerate(self._written) if not written]
         chunks = [index for index, gone in enumerate(self._handed_over) if not gone]
         stays = self.alone and self.compression == "none" and weight > 0 and len(chunks) == len(self.chunks)
+        stays &= (
+            self._in_place is None
+        )  # Else an error of the script came between: its step is yet to be adopted.
         if stays:
-            grads = self._grads(unwritten)
-            self._staging.check(unwritten, grads)
+            self._staging.check(unwritten, self._grads(unwritten))
         else:
+            self._unwritten = False
             self._write(unwritten, weight)
         present = self._present(self._staging.write_buffers(self._agreed, 1.0 if stays else weight), weight)
         self._arrived()
         self._forget()
         if stays:
-            self._in_place = _InPlace(grads, weight, Moment(self._layout.devices))
+            self._leave_in_place(weight)
         return Finished(present, chunks, retracted or self._given_up)
 
     def empty(self) -> Finished:
@@ -274,7 +279,7 @@ class Gradients:
         with self._lock:
             retracted, self._weight = self._given_up or any(self._handed_over), None
         self._arrived()
-        self._in_place = None
+        self._unwritten = False
         present = self._present(self._staging.write_buffers(self._agreed, 0.0), 0.0)
         self._forget()
         return Finished(present, [], retracted)
@@ -302,6 +307,7 @@ class Gradients:
         if results is None:
             self._adopt_in_place()
             return
+        self._in_place = None
         bits = np.unpackbits(np.frombuffer(present, dtype=np.uint8), bitorder="little").astype(bool)
         wanted = bits[self._parameter_bits]
         for index in np.flatnonzero(~wanted):
@@ -321,17 +327,29 @@ class Gradients:
                 start = place.start - buffers[0].start
                 agreed[start : start + value.numel()].copy_(value.reshape(-1))
 
+    def _leave_in_place(self, weight: float) -> None:
+        """Take the gradients out of `.grad` until they are adopted: what the script does there is of another step."""
+        grads = [holder.grad for holder in self._holders]
+        buffers = [self._staging.buffers(number).clone() for number in range(len(self.lanes))]
+        self._in_place = _InPlace(grads, weight, Moment(self._layout.devices), buffers)
+        self._unwritten = True
+        for holder in self._holders:
+            holder.grad = None
+
     def _adopt_in_place(self) -> None:
         """Nobody may ask for the contribution any more."""
-        for number, agreed in enumerate(self._agreed):
-            agreed.copy_(self._staging.buffers(number))
+        assert self._in_place is not None, "nothing was left in place"
         with self._lock:
-            self._in_place, self._let_go = None, True
+            left, self._in_place = self._in_place, None
+            self._unwritten, self._let_go = False, self._unwritten
+        for holder, grad in zip(self._holders, left.grads, strict=True):
+            holder.grad = grad
+        self._agreed = left.buffers
 
     @property
     def stays(self) -> bool:
         """See `ChunkStore`."""
-        return self._in_place is not None
+        return self._unwritten
 
     def contribution(self, chunks: range) -> torch.Tensor:
         """This node's part of neighbouring chunks of one lane, 1-D, final once all of them are ready.
@@ -341,9 +359,9 @@ class Gradients:
         with self._lock:
             if self._let_go:
                 raise LocalProtocolError("gradients that were adopted in place are asked for")
-            if self._in_place is not None:
-                self._staging.write_late(*self._in_place)
-                self._in_place = None
+            if self._unwritten and (late := self._in_place) is not None:
+                self._staging.write_late(late.grads, late.weight, late.moment)
+                self._unwritten = False
         first, last = self.chunks[chunks[0]], self.chunks[chunks[-1]]
         return self.lanes[first.lane].contribution[first.start : last.stop]
 

@@ -113,7 +113,7 @@ class Leaving:
             node.overlay.is_left_behind()
         elif view is not None and told.error:
             key = min(key, view.key)
-        node.overlay.farewell(told.node, told.life, key)
+        node.overlay.farewell(told.node, told.life, key, told.error)
         if told.error:
             node.monitor.ended(told.node, told.life, told.reason)
             if node.phase is Phase.MEMBER and (strike := self.strikes.heard(told)):

@@ -39,10 +39,16 @@ def keep_freed_frames() -> None:
 
 
 def fresh(size: int) -> torch.Tensor:
-    """So many bytes of this machine's memory, uint8 [size]; in huge pages if that is much, and there are some."""
+    """So many bytes of this machine's memory, uint8 [size]; in huge pages if that is much, and there are some.
+
+    Raises: MemoryError, or torch's RuntimeError.
+    """
     if size < HUGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size, dtype=torch.uint8)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size} bytes: {error}") from None
     with contextlib.suppress(OSError):  # A kernel without them.
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)

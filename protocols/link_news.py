@@ -116,7 +116,8 @@ class LinkReporter:
                 effects += self.relay.send(EVERYONE, news)
             elif known.version > news.version:
                 newer.append(known)
-        for node, life, key in losses.left:
-            if self.overlay.lives.is_news(node, life, key):
-                effects += self.relay.send(EVERYONE, Farewell(node=node, life=life, key=key))
+        for node, life, key, error in losses.left:
+            if self.overlay.lives.is_news(node, life, key, error):
+                told = Farewell(node=node, life=life, key=key, error=error)
+                effects += self.relay.send(EVERYONE, told)
         return effects + ([Transmit(peer, Losses(news=tuple(newer)))] if newer else [])

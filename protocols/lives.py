@@ -18,6 +18,7 @@ class Lives:
         self.past: dict[str, int] = {}  # Of each node that was in an earlier view.
         self.latest: dict[str, tuple[int, int]] = {}  # Of each node heard of: its newest news, and the life.
         self.left: dict[str, tuple[int, ViewKey]] = {}  # Who said farewell: the life, and its last view.
+        self.failed: dict[str, int] = {}  # Of these, whose script had ended with an error: the life.
         self.declared: dict[str, int] = {}  # Who is dead, says a person: the life.
         self.reborn: set[str] = set()  # Nodes of the view, or an earlier one, whose name a later process has.
         self.departed: set[str] = set()  # Nodes of earlier views.
@@ -43,6 +44,7 @@ class Lives:
         self.reborn -= view.node_set
         for node in view.node_set.intersection(self.left):
             del self.left[node]
+            self.failed.pop(node, None)
 
     def heard(self, node: str, version: int, life: int) -> bool:
         """It has told something, numbered `version`, in this life (0: it does not say).
@@ -54,8 +56,10 @@ class Lives:
         self.latest[node] = (version, life)
         return self._compare(node)
 
-    def farewell(self, node: str, life: int, key: ViewKey) -> None:
-        """It has left for good; `key`: of the last view that it acted in."""
+    def farewell(self, node: str, life: int, key: ViewKey, error: bool = False) -> None:
+        """It has left for good; `key`: of the last view that it acted in. `error`: its script ended with one."""
+        if error:
+            self.failed[node] = life
         told = [(life, key), self.left.pop(node, (0, (0, 0)))]
         self.left[node] = max(told, key=lambda each: (each[0] == self.of(node), each))
 
@@ -67,13 +71,13 @@ class Lives:
         """Forget who has departed, and does not live again. Returns: who that was."""
         gone, self.departed = self.departed - self.reborn, self.departed & self.reborn
         for node in gone:
-            for known in (self.left, self.past, self.latest, self.declared):
+            for known in (self.left, self.failed, self.past, self.latest, self.declared):
                 known.pop(node, None)
         return gone
 
     def forget_strangers(self, most: int) -> None:
         """But for so many of those who were in no view, those last heard of."""
-        for known in (self.left, self.latest):
+        for known in (self.left, self.failed, self.latest):
             if len(known) > 2 * most + len(self.view.node_set) + len(self.past):
                 for node in [name for name in known if not self.was_in_view(name)][:-most]:
                     del known[node]
@@ -104,15 +108,21 @@ class Lives:
         """Who has said farewell in this life, in that view or an older one."""
         return {node for node, (life, last) in self.left.items() if life == self.of(node) and last <= key}
 
-    def farewells(self) -> tuple[tuple[str, int, ViewKey], ...]:
-        """Of those in views, in the lives that are meant there: who, which life, and its last view."""
+    def farewells(self) -> tuple[tuple[str, int, ViewKey, bool], ...]:
+        """Of those in views, in the lives that are meant there: who, which life, its last view, was it an error."""
         return tuple(
-            (node, life, key) for node, (life, key) in sorted(self.left.items()) if life == self.of(node)
+            (node, life, key, self.failed.get(node) == life)
+            for node, (life, key) in sorted(self.left.items())
+            if life == self.of(node)
         )
 
-    def is_news(self, node: str, life: int, key: ViewKey) -> bool:
-        """That the life of it that is meant has said farewell, or acted in a later view before."""
-        return life == self.of(node) and (life, key) > self.left.get(node, (0, (0, 0)))
+    def is_news(self, node: str, life: int, key: ViewKey, error: bool) -> bool:
+        """That the life of it that is meant has said farewell, or acted in a later view before.
+
+        Of an error the view is each node's own to say.
+        """
+        known = self.left.get(node, (0, (0, 0)))
+        return life == self.of(node) and (life > known[0] if error else (life, key) > known)
 
     @property
     def declared_dead(self) -> set[str]:

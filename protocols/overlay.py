@@ -159,9 +159,9 @@ class Overlay:
         """Has `by` told that this life of `peer` has died, and not taken it back?"""
         return life in self.closed.get((by, peer), ())
 
-    def farewell(self, node: str, life: int, key: ViewKey) -> None:
-        """A node has left for good; `key`: of the last view that it acted in."""
-        self.lives.farewell(node, life, key)
+    def farewell(self, node: str, life: int, key: ViewKey, error: bool = False) -> None:
+        """A node has left for good; `key`: of the last view that it acted in. `error`: its script ended with one."""
+        self.lives.farewell(node, life, key, error)
         self._forget_strangers()
 
     def missing_of(self, members: Set[str]) -> tuple[tuple[str, int], ...]:

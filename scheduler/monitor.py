@@ -105,8 +105,9 @@ class ClusterMonitor:
             del self.endings[node]
 
     def ended(self, node: str, life: int, reason: str) -> None:
-        """The script of a node of the view has ended with an error, it says."""
-        if self.view is not None and self.view.find(node) is not None:
+        """The script of a node of the view has ended with an error, it says. `reason`: "", if others repeat it."""
+        known = self.endings.get(node, (0, ""))[0] == life and not reason
+        if self.view is not None and self.view.find(node) is not None and not known:
             self.endings[node] = life, reason
 
     def ending(self, node: str) -> str | None:

@@ -180,7 +180,7 @@ def with_trees(
     validate(trees, graph)
     bundle = bundler(trees, graph)
     if len(view.node_ids) == 1:  # Nothing travels.
-        bundle = min(graph.graph.get("result", (0, 1))[1], MOST_BUNDLED)
+        bundle = min(max(graph.graph.get("result", (0, 1))[1], 1), MOST_BUNDLED)
     members = set(view.member_ids)
     for observer in view.observer_ids:
         hosts = [each for each in view.neighbors(observer) if each in members]

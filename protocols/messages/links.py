@@ -108,11 +108,11 @@ class LinkNews(Message, frozen=True, kw_only=True):
 class Losses(Message, frozen=True, kw_only=True):
     """Link-local, when a link opens, and in answer: news that you may have missed while we were apart.
 
-    `left`: who has said farewell, in which life, and the last view that it acted in.
+    `left`: who has said farewell, in which life, the last view that it acted in, and whether its script had failed.
     """
 
     news: Annotated[tuple[LinkNews, ...], Meta(max_length=5 * MAX_NODES)]
-    left: Annotated[tuple[tuple[Id, Count, ViewKey], ...], Meta(max_length=MAX_NODES)] = ()
+    left: Annotated[tuple[tuple[Id, Count, ViewKey, bool], ...], Meta(max_length=MAX_NODES)] = ()
 
 
 class Echo(Message, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from members import CPU, data, loss_of, net
 
+from chaosnet.node import flat_state
 from chaosnet.node.devices import name_of
 from chaosnet.node.flat_state import Arrival, Manifest
 from chaosnet.node.generators import get_generators, seed_devices, set_generators
@@ -90,6 +91,13 @@ def test_what_a_stream_of_the_scripts_own_has_stepped_is_copied_by_another_threa
         transferred(source, target)
         assert target.state_hash() == source.state_hash()
     torch.accelerator.synchronize()
+
+
+def test_what_is_large_comes_over_in_pieces(device, monkeypatch):
+    monkeypatch.setattr(flat_state, "ACCELERATOR_RUN_BYTES", 40)
+    source, target = (TrainingState(m, torch.optim.Adam(m.parameters())) for m in (net(device), net(seed=1)))
+    transferred(source, target)
+    assert target.state_hash() == source.state_hash()
 
 
 def test_generators_are_those_of_the_devices_of_the_model(last_device):

@@ -106,7 +106,9 @@ def test_what_stays_is_computed_once_when_somebody_wants_it(bundles, why):
     asked = node.finish_alone(0, bundles)
     for chunks in bundles:
         usual.reduce.perform(FinishChunks(0, chunks, 2.0, True))
-    sent = node.down(0, {"sent": bundles, "some sent": bundles[:1]}.get(why, []))
+    wanted = {"sent": bundles, "some sent": bundles[:1]}.get(why, [])
+    sent = node.down(0, wanted)
+    assert asked == wanted
     found, expected = node.reduce.completed(0, kept=3 if why == "kept" else 1), usual.reduce.completed(0)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert sorted(asked, key=lambda chunks: chunks.start) == bundles

@@ -128,7 +128,7 @@ LINK_LOCAL = [
     m.Laid(header=b"CN", first=3, size=1 << 20),
     m.Losses(
         news=(m.LinkNews(reporter="a", peer="b", version=12, state="closed", peer_life=4),),
-        left=(("c", 3, (2, 9)),),
+        left=(("c", 3, (2, 9), True),),
     ),
     m.Ping(sent_s=12.5, stall_s=0.25),
     m.Pong(sent_s=12.5),

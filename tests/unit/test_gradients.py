@@ -461,6 +461,30 @@ def test_what_stays_is_written_as_ever_when_it_is_asked_for(frozen_bias):
         assert torch.equal(mine.nan_to_num(), theirs.nan_to_num())
 
 
+@pytest.mark.parametrize("then", ["leaves", "trains on", "nothing"])
+def test_what_is_adopted_late_is_what_was_left_in_place(then):
+    """The script's own signal handler raised in update(), and the step was completed meanwhile."""
+    model = Normed()
+    member = Gradients(model, TINY_CHUNKS)
+    member.alone = True
+    member.arm(3)
+    backward_of(model)
+    values = [p.grad.clone() for p in model.parameters()]
+    mean = model.norm.running_mean.clone()
+    present = member.finish(3).present
+    if then == "leaves":
+        member.empty()
+    elif then == "trains on":
+        backward_of(model)
+        assert member.finish(3).chunks and not member.stays
+    member.adopt(present, None)
+    assert all(torch.equal(p.grad, value) for p, value in zip(model.parameters(), values, strict=True))
+    member.revert_buffers()
+    assert torch.equal(model.norm.running_mean, mean)
+    if then == "trains on":  # That is of the next step.
+        member.contribution(one(0))
+
+
 @pytest.mark.parametrize("other", ["no samples", "given up", "compressed"])
 def test_nothing_stays_that_is_not_a_gradient_as_it_is(other):
     model = Normed()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from chaosnet.node.flat_state import NO_MEMORY
 from chaosnet.node.memory import HUGE_BYTES, fresh
 
 SMAPS, HUGE = Path("/proc/self/smaps"), Path("/sys/kernel/mm/transparent_hugepage")
@@ -17,6 +18,11 @@ def test_it_is_as_large_as_was_asked_and_may_be_written(size):
     assert memory.dtype == torch.uint8 and memory.shape == (size,)
     memory.fill_(7)
     assert memory.sum() == 7 * size
+
+
+def test_what_is_too_much_is_an_error_of_those_that_are_expected():
+    with pytest.raises(NO_MEMORY):
+        fresh(1 << 60)
 
 
 def test_it_may_hold_any_type():

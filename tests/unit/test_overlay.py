@@ -2,6 +2,7 @@
 
 import pytest
 
+from chaosnet.protocols.lives import Lives
 from chaosnet.protocols.messages import Electorate, LinkNews, Member, View
 from chaosnet.protocols.overlay import Overlay, has_quorum, lacking
 
@@ -284,3 +285,16 @@ def test_the_crash_of_one_that_has_gone_on_without_us_proves_nothing(chain):
     chain.left_behind = True
     chain.heard(news("a", "b", "closed"))
     assert chain.crashed == set()
+
+
+def test_of_a_script_that_failed_the_last_view_is_not_told_to_who_knows_another():
+    """Its farewell counts for a view that had been voted for; a later view, told by others, would take that back."""
+    lives = Lives(view("abc", [("a", "b"), ("a", "c")]))
+    life = lives.of("b")
+    lives.farewell("b", life, (1, 2), error=True)
+    assert lives.farewells() == (("b", life, (1, 2), True),)
+    assert not lives.is_news("b", life, (1, 3), error=True)
+    lives.farewell("c", lives.of("c"), (1, 2))
+    assert lives.is_news("c", lives.of("c"), (1, 3), error=False)
+    assert not lives.is_news("c", lives.of("c"), (1, 2), error=False)
+    assert not lives.is_news("x", 7, (1, 3), error=False)

@@ -1363,12 +1363,12 @@ def test_a_ring_of_more_nodes_than_a_view_holds_trees_is_one_tree():
         views.with_trees(make_view("ab", [("a", "b")]), nx.Graph([("a", "b")]), lambda graph: many)
 
 
-@pytest.mark.parametrize(("observers", "bundle"), [("", 250), ("b", 1)])
-def test_all_chunks_are_one_message_only_where_none_is_sent(observers, bundle):
+@pytest.mark.parametrize(("observers", "chunks", "bundle"), [("", 250, 250), ("b", 250, 1), ("", 0, 1)])
+def test_all_chunks_are_one_message_only_where_none_is_sent(observers, chunks, bundle):
     """Who listens to one member gets all results, and a frame has bounds."""
     links = [("a", "b")] if observers else []
     graph = nx.Graph()
     graph.add_node("a")
-    graph.graph["result"] = 500_000_000, 250
+    graph.graph["result"] = 2_000_000 * chunks, chunks
     view = views.with_trees(make_view("a", links, observers), graph, POLICIES["packed"])
     assert view.bundle == bundle
