@@ -10,6 +10,7 @@ from ctypes.util import find_library
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 from overlay import HAS_NAMESPACES
 
@@ -52,9 +53,16 @@ def test_so_is_one_over_links_of_a_given_rate(tmp_path):
     assert least_s < found["ours_s"] and least_s < found["ddp_s"]
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a device")
+def test_a_device_that_is_not_there_is_told():
+    done = CliRunner().invoke(cli, ["bench", "step", "--accelerator"])
+    assert "torch.accelerator finds no device" in str(done.exception)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [(), ("--blocking",), ("--trained",)])
+@pytest.mark.parametrize("how", [(), ("--blocking",), ("--trained",), ("--trained", "--bytes", "240000000")])
 def test_a_join_is_measured(tmp_path, how):
+    """Also of a model whose gradients are more than a frame may hold."""
     found = bench(tmp_path / "found.json", "join", "--bytes", "8000000", "--sources", "2", *how)
     assert found["bytes"] >= 8_000_000
     assert 0 < found["bound_seconds"] < found["seconds"]
