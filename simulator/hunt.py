@@ -38,6 +38,7 @@ KNOWN_FAR = (27,)  # The same, of lives with far links.
 KNOWN_WITH_TENSORS = 0, 2, 3, 15, 56, 61  # The same, of lives in which nodes need each other's tensors.
 # The same, of lives in which nodes keep parts of the state.
 KNOWN_WITH_PARTS = 1, 2, 5, 24, 52, 94, 134, 361, 602
+KNOWN_HARD = (900293,)  # The same, with many faults, and up to seven nodes at first.
 NODES = 2, 4  # Small clusters lose their quorum more often, and live faster.
 ACTIONS = 300_000  # A life of a minute takes some 30,000; a flood is to be noticed soon.
 
@@ -82,6 +83,8 @@ def _grounds(seeds: Iterable[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"seed {seed} --parts", functools.partial(run, seed, nodes=(2, 5), parts=True)
     for seed in KNOWN_LARGER:
         yield f"seed {seed} --rates --nodes 2..7", functools.partial(run, seed, rates=True)
+    for seed in KNOWN_HARD:
+        yield f"seed {seed} --hard --nodes 2..7", functools.partial(run, seed, hard=True)
     for loss in LOSSES.values():
         yield f"loss {loss.name}", functools.partial(play_loss, loss)
     for found in recorded:

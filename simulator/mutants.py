@@ -41,6 +41,7 @@ from ..protocols.data_cursor import DataCursor
 from ..protocols.deaths import Deaths
 from ..protocols.effects import ResetAttempt
 from ..protocols.events import Received
+from ..protocols.lives import Lives
 from ..protocols.messages import EVERYONE, DeclaredDead, Flush, View
 from ..protocols.replication import Replication
 from ..protocols.view_change import applied
@@ -338,6 +339,11 @@ def _nothing_is_kept_for_later(patch: Patch) -> None:
 @mutant("Who has completed the step that others have not keeps the result for itself.")
 def _results_are_not_passed_on(patch: Patch) -> None:
     patch(sums.Sums, "serve_result", lambda self, step, weight: [])
+
+
+@mutant("Whose link opens tells of lost links, and not of farewells.")
+def _farewells_are_not_repeated(patch: Patch) -> None:
+    patch(Lives, "farewells", lambda self: ())
 
 
 @mutant("A result is given up as soon as its step is complete, though others may need it.")
