@@ -472,6 +472,7 @@ def test_what_is_adopted_late_is_what_was_left_in_place(then):
     values = [p.grad.clone() for p in model.parameters()]
     mean = model.norm.running_mean.clone()
     present = member.finish(3).present
+    assert not member.is_zero() and all(p.grad is None for p in model.parameters())
     if then == "leaves":
         member.empty()
     elif then == "trains on":
