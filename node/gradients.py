@@ -381,7 +381,7 @@ class Gradients:
         return sum(self.encoding(each.index).size(each.stop - each.start) for each in self.chunks)
 
     def is_zero(self) -> bool:
-        """Whether no parameter has, or has left in place, a gradient that is not all zeros; reads until it finds one."""
+        """Whether no parameter has a gradient that is not all zeros, or has left one; reads until it finds one."""
         grads = self._grads(range(len(self._holders))) if self._in_place is None else self._in_place.grads
         return not any(grad is not None and bool(grad.count_nonzero()) for grad in grads)
 
