@@ -27,6 +27,7 @@ from torch import nn
 
 from ..netem import commands
 from ..netem.backend import TestbedError
+from ..node.devices import wait_for_device
 from ..options import Amount, Several, Whole
 from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
@@ -161,7 +162,7 @@ def _beside_optimizer(
     beside_s = []
     for _ in range(UPDATES):
         backward()
-        _wait_for_device()
+        wait_for_device()
         began_s, own_s = time.perf_counter(), 0.0
         update()
         beside_s.append(time.perf_counter() - began_s - own_s)
@@ -183,13 +184,8 @@ def _block(step: Callable[[], None], count: int) -> float:
     started = time.perf_counter()
     for _ in range(count):
         step()
-    _wait_for_device()
+    wait_for_device()
     return (time.perf_counter() - started) / count
-
-
-def _wait_for_device() -> None:
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
 
 
 @contextmanager

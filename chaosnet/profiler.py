@@ -15,6 +15,7 @@ import msgspec
 import torch
 from torch import nn
 
+from .node.devices import wait_for_device
 from .protocols.errors import ConfigError
 from .scheduler.elastic.profile import Layer, Profile
 
@@ -92,22 +93,16 @@ def _median_s(layer: nn.Module, x: torch.Tensor, rounds: int) -> tuple[float, fl
 
 def _once_s(layer: nn.Module, x: torch.Tensor) -> tuple[float, float]:
     x = x.detach().requires_grad_(x.is_floating_point())
-    _wait()
+    wait_for_device()
     started_s = time.perf_counter()
     y = layer(x)
-    _wait()
+    wait_for_device()
     between_s = time.perf_counter()
     if y.requires_grad:
         y.backward(torch.ones_like(y))
-    _wait()
+    wait_for_device()
     layer.zero_grad(set_to_none=True)
     return between_s - started_s, time.perf_counter() - between_s
-
-
-def _wait() -> None:
-    """Until an accelerator has done what it was asked to."""
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
 
 
 def _kept_bytes(layer: nn.Module, x: torch.Tensor) -> int:

@@ -37,6 +37,12 @@ def name_of(device: torch.device) -> str:
     return device.type if told is None else str(told(device)).replace(" ", "-")
 
 
+def wait_for_device() -> None:
+    """Until the accelerator of now, if there is any, has done what it was asked to."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
 @cache
 def has_streams(device: torch.device) -> bool:
     """May copies have a stream of their own there? MPS has one for all."""

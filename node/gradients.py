@@ -258,10 +258,9 @@ class Gradients:
             self._written[:] = bytes(len(self._written))
         unwritten = [index for index, written in enumerate(self._written) if not written]
         chunks = [index for index, gone in enumerate(self._handed_over) if not gone]
-        stays = self.alone and self.compression == "none" and weight > 0 and len(chunks) == len(self.chunks)
-        stays &= (
-            self._in_place is None
-        )  # Else an error of the script came between: its step is yet to be adopted.
+        # If another lies there, an error of the script came between, and its step is yet to be adopted.
+        may_stay = self.alone and self._in_place is None and self.compression == "none"
+        stays = may_stay and weight > 0 and len(chunks) == len(self.chunks)
         if stays:
             self._staging.check(unwritten, self._grads(unwritten))
         else:
@@ -279,7 +278,7 @@ class Gradients:
         with self._lock:
             retracted, self._weight = self._given_up or any(self._handed_over), None
         self._arrived()
-        self._unwritten = False
+        self._write_late()  # Of a step that an error of the script came between, and that may not be over.
         present = self._present(self._staging.write_buffers(self._agreed, 0.0), 0.0)
         self._forget()
         return Finished(present, [], retracted)
@@ -346,6 +345,13 @@ class Gradients:
             holder.grad = grad
         self._agreed = left.buffers
 
+    def _write_late(self) -> None:
+        """Write what has been left in place so far."""
+        with self._lock:
+            if self._unwritten and (late := self._in_place) is not None:
+                self._staging.write_late(late.grads, late.weight, late.moment)
+            self._unwritten = False
+
     @property
     def stays(self) -> bool:
         """See `ChunkStore`."""
@@ -356,12 +362,9 @@ class Gradients:
 
         Raises: LocalProtocolError after a step whose gradients were adopted in place.
         """
-        with self._lock:
-            if self._let_go:
-                raise LocalProtocolError("gradients that were adopted in place are asked for")
-            if self._unwritten and (late := self._in_place) is not None:
-                self._staging.write_late(late.grads, late.weight, late.moment)
-                self._unwritten = False
+        if self._let_go:
+            raise LocalProtocolError("gradients that were adopted in place are asked for")
+        self._write_late()
         first, last = self.chunks[chunks[0]], self.chunks[chunks[-1]]
         return self.lanes[first.lane].contribution[first.start : last.stop]
 

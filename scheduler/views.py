@@ -178,9 +178,10 @@ def with_trees(
     """
     trees = policy(graph) if len(view.members) > 1 else [SpanningTree(view.members[0].id, {}, 1.0)]
     validate(trees, graph)
-    bundle = bundler(trees, graph)
     if len(view.node_ids) == 1:  # Nothing travels.
         bundle = min(max(graph.graph.get("result", (0, 1))[1], 1), MOST_BUNDLED)
+    else:
+        bundle = bundler(trees, graph)
     members = set(view.member_ids)
     for observer in view.observer_ids:
         hosts = [each for each in view.neighbors(observer) if each in members]

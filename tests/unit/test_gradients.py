@@ -486,6 +486,20 @@ def test_what_is_adopted_late_is_what_was_left_in_place(then):
         member.contribution(one(0))
 
 
+def test_a_contribution_in_place_outlives_an_error_of_the_script_after_which_it_has_nothing():
+    """The step that it is for may be done over with somebody who has come, and who adds it up."""
+    model = net()
+    member = Gradients(model, TINY_CHUNKS)
+    member.alone = True
+    member.arm(3)
+    loss_of(model, *samples(4)).backward()
+    expected = torch.cat([3 * p.grad.reshape(-1) for p in reversed(list(model.parameters()))])
+    member.finish(3)
+    member.empty()
+    found = torch.cat([member.contribution(one(chunk.index)) for chunk in member.chunks])
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("other", ["no samples", "given up", "compressed"])
 def test_nothing_stays_that_is_not_a_gradient_as_it_is(other):
     model = Normed()
