@@ -51,6 +51,11 @@ class Machines:
         run(("ip", "-n", here, "link", "set", device, "up"))
         return device
 
+    def remove(self, machine: str, switch: str) -> None:
+        """The machine and its wire. The wire first: the kernel takes its time over a namespace and what is in it."""
+        run(("ip", "-n", self.prefix + switch, "link", "delete", f"p-{machine}"[:15]))
+        run(("ip", "netns", "delete", self.prefix + machine))
+
     def far_wire(self, machine: str, router: str, network: str, way_s: float) -> None:
         """The machine is NETWORK.2, and reaches all by way of the router, which is NETWORK.1 there."""
         ends = f"to-{router}"[:15], f"p-{machine}"[:15]

@@ -19,7 +19,6 @@ import pytest
 import yaml
 from lan import CHAOSNET, PATIENCE_S, Machines, needs_namespaces
 
-from chaosnet.netem.netns import run
 from chaosnet.node.keys import KeyPair, save
 
 ROOT = Path(__file__).parents[2]
@@ -168,7 +167,7 @@ def service(tmp_path: Path) -> Iterator[Callable[[int, str], Pod]]:
 
     def make(number: int, address: str) -> Pod:
         if (machines.folder / f"chaosnet-{number}").exists():
-            run(("ip", "netns", "delete", f"{machines.prefix}chaosnet-{number}"))
+            machines.remove(f"chaosnet-{number}", "sw")
         pod = Pod(machines, number, tmp_path / "key")
         machines.wire(pod.name, "sw", f"{address}/24")
         hosts = (tmp_path / "hosts").read_text().splitlines()
