@@ -93,6 +93,7 @@ class Agreement:
         self._said: dict[str, dict[str, Side]] = {}
         self._open: set[str] = set()  # Differed in the last step.
         self._warned: set[str] = set()
+        self._arithmetics: set[str] = set()  # That somebody has been told of.
 
     def forget(self) -> None:
         """The state has come from elsewhere: what was told of the one before is void."""
@@ -175,6 +176,21 @@ class Agreement:
             self._warned.update(kind.split(" ")[0] for kind in alone)
             self._open = {kind for kind in self._open if kind.split(" ")[0] not in self._warned}
         return verdict
+
+    def mixed(self, total: Contribution) -> str | None:
+        """What people are to know if nodes of several kinds took part in a step; None if they know."""
+        nodes: dict[str, list[Side]] = {}
+        for kind, sides in total.digests.items():
+            base, *arithmetic = kind.split(" ")
+            if base == STATE:
+                nodes.setdefault(arithmetic[0], []).extend(sides.values())
+        if len(nodes) < 2 or nodes.keys() <= self._arithmetics:
+            return None
+        self._arithmetics |= nodes.keys()
+        who = ", ".join(f"{_who(sides)}: {arithmetic}" for arithmetic, sides in sorted(nodes.items()))
+        return (
+            f"nodes that may round differently train together ({who}): only those alike compare their tensors"
+        )
 
     def _verdict(
         self, kind: str, sides: dict[str, Side], step: int, order: Sequence[str]

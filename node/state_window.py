@@ -167,8 +167,9 @@ class StateWindow:
 
 
 def arithmetic_of(state: TrainingState) -> str:
-    """The kind of device that computes it: arithmetic of another kind differs in the last bit."""
-    return min(map(name_of, state.accelerators()), default=_processor())[:MAX_NAME]
+    """What computes it, device and release of torch: another one may differ in the last bit."""
+    device = min(map(name_of, state.accelerators()), default=_processor())[:MAX_NAME]
+    return f"{device}-torch-{'.'.join(torch.__version__.split('.')[:2])}"
 
 
 def _processor() -> str:

@@ -396,8 +396,10 @@ class DataParallel:
 
     def _judge(self, outcome: StepOutcome) -> None:
         """Do all nodes hold the same? All see the same sums, so all do the same about it."""
-        order = [name for name, _ in outcome.deal]
-        verdict = self.agreement.judge(outcome.commit.total, self.step - 1, order)
+        total = outcome.commit.total
+        if mixed := self.agreement.mixed(total):
+            self.session.say(mixed)
+        verdict = self.agreement.judge(total, self.step - 1, [name for name, _ in outcome.deal])
         if verdict is None:
             return
         self.session.counters["replicas_differ"] += 1

@@ -549,9 +549,10 @@ class Pipelines:
             self.costs.heard(total.timings, sorted(total.shares))
 
     def _judge(self, outcome: StepOutcome) -> None:
-        verdict = self.agreement.judge(
-            outcome.commit.total, self.step - 1, [name for name, _ in outcome.deal]
-        )
+        total = outcome.commit.total
+        if mixed := self.agreement.mixed(total):
+            self.session.say(mixed)
+        verdict = self.agreement.judge(total, self.step - 1, [name for name, _ in outcome.deal])
         if verdict is not None:
             self.session.counters["replicas_differ"] += 1
             raise ReplicasDiffer(verdict.sentence)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -139,23 +140,23 @@ def test_a_node_that_differs_pulls_the_state_anew_and_the_others_go_on(tmp_path,
         assert len(b.told("loaded")) == 1
 
 
-@pytest.mark.slow
-def test_the_example_with_state_of_its_own_stays_equal_when_a_node_joins(tmp_path):
+def _two_run_the_example(folder: Path, of_b: dict[str, str]) -> list[str]:
+    """Until both have ended well. `of_b`: its environment. Returns: what each has printed."""
     text = (Path(__file__).parents[2] / "examples" / "accumulate.py").read_text()
-    script = tmp_path / "accumulate.py"
+    script = folder / "accumulate.py"
     script.write_text(text.replace("epochs=100", "epochs=10"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    home = {**os.environ, "HOME": str(tmp_path), "PYTHONUNBUFFERED": "1", "CHAOSNET_JOIN_PATIENCE_S": "30"}
-    told = {name: (tmp_path / name).open("w+") for name in "ab"}
+    home = {**os.environ, "HOME": str(folder), "PYTHONUNBUFFERED": "1", "CHAOSNET_JOIN_PATIENCE_S": "30"}
+    told = {name: (folder / name).open("w+") for name in "ab"}
     nodes = []
     try:
-        for name, place in (("a", {"CHAOSNET_LISTEN": address}), ("b", {"CHAOSNET_JOIN": address})):
+        for name, own in (("a", {"CHAOSNET_LISTEN": address}), ("b", {"CHAOSNET_JOIN": address, **of_b})):
             nodes.append(
                 subprocess.Popen(
                     [sys.executable, str(script)],
-                    env={**home, **place, "CHAOSNET_NAME": name},
+                    env={**home, **own, "CHAOSNET_NAME": name},
                     stdout=told[name],
                     stderr=subprocess.STDOUT,
                 )
@@ -169,6 +170,23 @@ def test_the_example_with_state_of_its_own_stays_equal_when_a_node_joins(tmp_pat
     assert codes == [0, 0], texts
     assert "replicas differ" not in texts[0] + texts[1]
     assert "joined b" in texts[0] or "b left after step" in texts[1], texts
+    return texts
+
+
+@pytest.mark.slow
+def test_the_example_with_state_of_its_own_stays_equal_when_a_node_joins(tmp_path):
+    for text in _two_run_the_example(tmp_path, {}):
+        assert "round differently" not in text
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="one kind of arithmetic here"
+)
+def test_nodes_that_round_differently_train_together_and_say_so(tmp_path):
+    release = ".".join(torch.__version__.split(".")[:2])
+    for text in _two_run_the_example(tmp_path, {"ATEN_CPU_CAPABILITY": "default"}):
+        (told,) = (line for line in text.splitlines() if "round differently" in line)
+        assert f"b: {platform.machine()}-DEFAULT-torch-{release}" in told
 
 
 @pytest.mark.parametrize(("every", "unit"), [("epoch", 96), (50, 50)])
