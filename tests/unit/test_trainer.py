@@ -474,6 +474,15 @@ def test_an_address_that_answers_nothing_is_named(start, free_address):
         start(cluster=Cluster(join=free_address, join_patience_s=0.3))
 
 
+def test_a_founder_that_fails_inside_is_not_said_to_join_anything(start, monkeypatch):
+    def fail(*arguments, **others):
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("chaosnet.node.core.Agent.found", fail)
+    with pytest.raises(ScaleOutFailed, match=r"cannot found a cluster: .*RuntimeError: a defect"):
+        start()
+
+
 @pytest.fixture
 def free_address():
     with socket.create_server(("127.0.0.1", 0)) as server:
