@@ -346,7 +346,9 @@ class Session:
         what = f"join {', '.join(s.seeds) or f'the cluster {s.cluster_name!r}'}{remembered}"
         if not s.seeds and not s.cluster_name:
             what = "found a cluster"
-        raise ScaleOutFailed(f"{self.name} cannot {what}: {self._reason(ended)}", ended.lasting) from ended.error
+        raise ScaleOutFailed(
+            f"{self.name} cannot {what}: {self._reason(ended)}", ended.lasting
+        ) from ended.error
 
     def _reason(self, ended: Ended) -> str:
         if not ended.spec:
