@@ -21,6 +21,7 @@ from .node import plain
 from .node.checkpoint import (
     FOLDER,
     Index,
+    Opened,
     StoredTensor,
     check_writable,
     mark_of,
@@ -33,6 +34,7 @@ from .node.checkpoint import (
 )
 from .node.checkpoint_plan import Checkpoint, Mark, choose, describe, layout_of, part_of, part_of_keeper
 from .node.flat_state import NO_MEMORY, Arrival, Capture, Entry, Manifest, Snapshot, StateChanged
+from .node.session import Session
 from .progress import FIRST_S, followed
 from .protocols.errors import CheckpointError, ConfigError, MalformedMessage
 from .protocols.messages import Commit
@@ -52,7 +54,11 @@ class Checkpointing:
     """One node's part in the cluster's checkpoints.
 
     Methods are for the training thread; what takes long runs in a thread of its own, one at a time.
-    `newest`: step and place of the last that this node has written its part of, or went on from.
+
+    Attributes:
+        newest: Step and place of the last that this node has written its part of, or went on from.
+        loaded: The folder of the one whose state this node has loaded last; "" if there is none.
+        absent: By the names of all tensors of a checkpoint, the positions of those that are checked, but not loaded.
     Raises: ConfigError if the directory cannot be written.
     """
 
@@ -69,6 +75,8 @@ class Checkpointing:
         self._thread: threading.Thread | None = None
         self._last: Mark | None = None
         self.newest: tuple[int, Path] | None = None
+        self.loaded = ""
+        self.absent: Callable[[Sequence[str]], Collection[int]] = none_of
         self._blamed: tuple[str, ...] = ()
         check_writable(self.directory)
 
@@ -136,7 +144,7 @@ class Checkpointing:
             except CheckpointError as error:
                 raise first or error from None
             try:
-                arrival = load(chosen)
+                arrival = self._load(chosen)
             except CheckpointError as error:
                 if wanted is not None:
                     raise
@@ -158,7 +166,22 @@ class Checkpointing:
 
     def load_step(self, step: int) -> Arrival:
         """The state after so many steps. Raises: CheckpointError."""
-        return load(choose(scan(self.directory), step))
+        return self._load(choose(scan(self.directory), step))
+
+    def _load(self, chosen: Checkpoint) -> Arrival:
+        arrival = load(chosen, self.absent)
+        self.loaded = chosen.path.name
+        return arrival
+
+    def opened(self, folder: str) -> Opened:
+        """That checkpoint, to read single tensors of it. Raises: CheckpointError if it is not here, or not whole."""
+        for each in scan(self.directory):
+            if each.path.name == folder:
+                return open_checkpoint(each)
+        raise CheckpointError(
+            f"{self.directory} has no {folder}, from which the cluster goes on (expected the folder of checkpoints "
+            "that all members share)"
+        )
 
     def started(self, step: int, run: str) -> None:
         """The state is that of `step`: what other runs wrote beyond it is of a history that did not happen."""
@@ -361,6 +384,15 @@ class Checkpointing:
         self.say(f"the checkpoint of step {last.step} lacks the part of {', '.join(silent)} ({why})")
 
 
+def checkpointing_of(settings: CheckpointSettings | None, session: Session) -> Checkpointing | None:
+    """For the node of that session. Raises: ConfigError if the directory cannot be written."""
+    if settings is None:
+        return None
+    made = Checkpointing(settings, session.name, session.say)
+    made.counters = session.counters
+    return made
+
+
 def _laid_out(mark: Mark, snapshot: Snapshot) -> Mark:
     """With the layout of the tensors that all nodes should have alike."""
     alike = snapshot.manifest.entries[: snapshot.alike]
@@ -375,8 +407,17 @@ def _differs_in_layout(found: Mark | None, mark: Mark) -> bool:
     return msgspec.structs.replace(found, layout=mark.layout) == mark
 
 
-def load(chosen: Checkpoint) -> Arrival:
-    """A whole state, all of it checked, in memory of its own. Raises: CheckpointError that names the file."""
+def none_of(names: Sequence[str]) -> Collection[int]:
+    """The whole checkpoint is loaded."""
+    del names
+    return ()
+
+
+def load(chosen: Checkpoint, absent: Callable[[Sequence[str]], Collection[int]] = none_of) -> Arrival:
+    """A state, all of it checked, in memory of its own. Raises: CheckpointError that names the file.
+
+    `absent`: by the names of its tensors, the positions of those that are not to be in it.
+    """
     opened = open_checkpoint(chosen)
     first, tensors = opened.indexes[0], opened.tensors
     rows = [[tensor.name, tensor.dtype, list(tensor.shape)] for tensor in tensors]
@@ -387,7 +428,9 @@ def load(chosen: Checkpoint) -> Arrival:
     sizes = [entry.stop - entry.start for entry in manifest.entries]
     if sizes != [tensor.nbytes for tensor in tensors]:
         raise CheckpointError(f"{chosen.path}: sizes do not match shapes")
-    arrival = Arrival(manifest)
+    out = absent([tensor.name for tensor in tensors])
+    arrival = Arrival(manifest, absent=out)
     for position, data in followed(read_tensors(opened), len(tensors), "tensors loaded", in_pipe=False):
-        arrival.write(manifest.entries[position].start, data)
+        if position not in out:
+            arrival.write(manifest.entries[position].start, data)
     return arrival

@@ -10,7 +10,8 @@ from torch import nn
 
 from . import endings, exit_event
 from .callbacks import Callbacks, StepDone
-from .engines.pipelines import Pipelines, PipelineSettings
+from .engines.pipeline_settings import PipelineSettings
+from .engines.pipelines import Pipelines
 from .evaluation_loop import EvaluationLoop
 from .layers import Model
 from .means import ClusterMean

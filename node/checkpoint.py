@@ -21,7 +21,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
@@ -342,18 +342,23 @@ def open_checkpoint(checkpoint: Checkpoint) -> Opened:
     return opened
 
 
-def read_tensors(opened: Opened) -> Iterator[tuple[int, bytearray]]:
-    """(position, bytes) of every tensor, each checked by its hash, file by file.
+def read_tensors(opened: Opened, only: Collection[int] | None = None) -> Iterator[tuple[int, bytearray]]:
+    """(position, bytes) of every tensor, or of those at these positions, each checked by its hash, file by file.
 
     Raises: CheckpointError that names the file and the first tensor that is damaged.
     """
     for index in opened.indexes:
+        if only is not None and not any(tensor.position in only for tensor in index.tensors):
+            continue
         path = _tensors_of(opened.checkpoint, index)
         with _naming(path), path.open("rb") as file:
             header = _header(index.tensors)
             if file.read(len(header)) != header:
                 raise CheckpointError(f"{path} is damaged: its header is not the one that was written")
             for tensor in index.tensors:
+                if only is not None and tensor.position not in only:
+                    file.seek(tensor.nbytes, os.SEEK_CUR)
+                    continue
                 data = bytearray(tensor.nbytes)
                 if file.readinto(data) != tensor.nbytes:
                     raise CheckpointError(f"{path} is torn: it ends inside of {tensor.name!r}")

@@ -16,7 +16,7 @@ import math
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
@@ -288,16 +288,29 @@ class Arrival:
     """A training state as it comes in, range by range, in any order.
 
     Every tensor has memory of its own from the start, so that the optimizer keeps what arrives without
-    another copy, and the rest can be freed. What `places` names arrives where it is to stay.
+    another copy, and the rest can be freed. What `places` names arrives where it is to stay. Tensors at positions
+    in `absent` do not arrive: they have a shape, and no values.
     """
 
-    def __init__(self, manifest: Manifest, places: Mapping[str, torch.Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        places: Mapping[str, torch.Tensor] | None = None,
+        absent: Collection[int] = (),
+    ) -> None:
         self.manifest = manifest
-        made = [_place_for(entry, (places or {}).get(entry.name)) for entry in manifest.entries]
+        made = [
+            _without_values(entry) if index in absent else _place_for(entry, (places or {}).get(entry.name))
+            for index, entry in enumerate(manifest.entries)
+        ]
         self.tensors = [tensor for tensor, _ in made]
-        self._starts = [entry.start for entry in manifest.entries if entry.stop > entry.start]
+        self._starts = [
+            entry.start for entry, (_, data) in zip(manifest.entries, made, strict=True) if data.size
+        ]
         self._bytes = [data for _, data in made if data.size]
         self._have: list[tuple[int, int]] = []  # Disjoint, not adjacent, in order.
+        for index in absent:
+            self._add_range(manifest.entries[index].start, manifest.entries[index].stop)
 
     def write(self, start: int, data: bytes | bytearray | memoryview) -> None:
         """Put bytes [start, start + len(data)) into place; a range may come again.
@@ -342,6 +355,10 @@ class Arrival:
     @property
     def complete(self) -> bool:
         return not self.missing
+
+
+def _without_values(entry: Entry) -> tuple[torch.Tensor, np.ndarray]:
+    return torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta"), np.empty(0, np.uint8)
 
 
 def _place_for(entry: Entry, place: torch.Tensor | None) -> tuple[torch.Tensor, np.ndarray]:

@@ -343,12 +343,9 @@ class Session:
             raise SystemExit(0)
         s = self.settings
         remembered = "" if s.join or s.cluster_name else ": the cluster that it was in (another one: --new)"
-        what = f"join {', '.join(s.seeds) or f'the cluster {s.cluster_name!r}'}{remembered}"
-        if not s.seeds and not s.cluster_name:
-            what = "found a cluster"
-        raise ScaleOutFailed(
-            f"{self.name} cannot {what}: {self._reason(ended)}", ended.lasting
-        ) from ended.error
+        seeds = ", ".join(s.seeds) or (f"the cluster {s.cluster_name!r}" if s.cluster_name else "")
+        what = f"{self.name} cannot join {seeds}{remembered}" if seeds else f"{self.name} cannot found a cluster"
+        raise ScaleOutFailed(f"{what}: {self._reason(ended)}", ended.lasting) from ended.error
 
     def _reason(self, ended: Ended) -> str:
         if not ended.spec:

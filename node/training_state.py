@@ -379,10 +379,11 @@ class TrainingState:
         return still if still is not None and still.address == self._frozen[name].data_ptr() else None
 
     @torch.no_grad()
-    def load(self, arrival: Arrival) -> dict[Any, Any]:
+    def load(self, arrival: Arrival, without: Collection[nn.Parameter] = ()) -> dict[Any, Any]:
         """Become the state in `arrival`, whose tensors must not be used any more; random generators included.
 
         Parameters, buffers and `extra_state` are overwritten in place. The optimizer's state is replaced.
+        `without`: these parameters stay as they are, and the optimizer knows nothing of them.
         Returns: the `runtime` given to `begin_capture`.
         Raises: ConfigError if it is the state of another kind of run than ours, MalformedMessage if it is
             none; either before anything of ours has changed but what arrived in `places`.
@@ -398,10 +399,14 @@ class TrainingState:
             raise MalformedMessage(f"no training state: {type(error).__name__}: {error}") from error
         if difference is not None:
             raise ConfigError(difference)
-        self._load_model(parts["parameters"], parts["buffers"])
+        out, left_out = {*without}, self._indices_of(without)
+        names = {name for name, parameter in self.model.named_parameters() if parameter in out}
+        values = {name: value for name, value in parts["parameters"].items() if name not in names}
+        known = {index: value for index, value in parts["optimizer.state"].items() if index not in left_out}
+        self._load_model(values, parts["buffers"])
         if self.lr_scheduler is not None:  # Before the optimizer: a scheduler may touch it when it loads.
             self.lr_scheduler.load_state_dict(parts["lr_scheduler"])
-        load_optimizer(self.optimizer, parts["optimizer.state"], parts["optimizer"])
+        load_optimizer(self.optimizer, known, parts["optimizer"])
         if self.extra_state is not None:
             _restore(self.extra_state, parts["extra_state"])
         set_generators(parts["rng"], self.accelerators())

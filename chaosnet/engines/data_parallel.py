@@ -11,7 +11,7 @@ from torch import nn
 
 from ..agreement import Agreement, Divergence, Sides
 from ..callbacks import Callbacks, EpochDone, StateLoaded, StepDone
-from ..checkpointing import Checkpointing
+from ..checkpointing import checkpointing_of
 from ..data import DataShare
 from ..evaluation import Evaluation, average
 from ..guard import Guard
@@ -103,13 +103,11 @@ class DataParallel:
         if self.guard is not None:
             self.gradients.judge_first()
         self.agreement = Agreement(self.state, self.gradients, session.name, told.on_divergence)
-        self.checkpointing: Checkpointing | None = None
-        if checkpoints is not None:
-            self.checkpointing = Checkpointing(checkpoints, session.name, session.say)
-            self.checkpointing.counters = session.counters
-            if session.settings.may_found and self.checkpointing.resume(self._load):
-                self._run = secrets.token_hex(8)
-                self.random.begins(self.round)
+        self.checkpointing = checkpointing_of(checkpoints, session)
+        saved = self.checkpointing if session.settings.may_found else None
+        if saved is not None and saved.resume(self._load):
+            self._run = secrets.token_hex(8)
+            self.random.begins(self.round)
         self.copies = StateCopies(self.state, session, self.checkpointing, session.say)
         try:
             self.rules = ScriptRules(

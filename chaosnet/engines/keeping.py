@@ -4,8 +4,7 @@
     await_    what comes is put in its place, at the latest when the layers that use it are computed
     committed from now on that is so: the rest is let go of
 
-Before the first update, layers that functions build (chaosnet/layer_builds.py) are not sent: whoever needs one builds
-it, so no member has to have all of them.
+Until something is trained, layers that functions build are not sent: whoever needs one makes it (made_layers.py).
 
 What is agreed is the same on all members that have completed the same steps (scheduler/elastic/keeping.py decides).
 """
@@ -16,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from ..checkpointing import Checkpointing
 from ..evaluation import Evaluation
 from ..layer_builds import LayerBuilds
 from ..means import WHOLE
@@ -38,7 +38,8 @@ from ..scheduler.elastic.keeping import (
 )
 from ..scheduler.elastic.running import Running
 from . import tensor_bytes
-from .state_parts import Slot, StateParts
+from .made_layers import MadeLayers
+from .state_parts import StateParts
 
 
 class Keeping:
@@ -49,10 +50,9 @@ class Keeping:
         copies: Members that keep each.
         evaluation: Of the whole model.
         send: A tensor to its target.
-        builds: Layers that functions build.
+        made: Layers that anybody can make.
     Attributes:
         table: Who keeps what. Agreed.
-        fresh: Has the model its first values still? Agreed.
         whole: Members that have the parameters of all layers, as of the last update. Agreed.
         wants_whole: Is this member to be one of them?
     """
@@ -65,10 +65,10 @@ class Keeping:
         copies: int,
         evaluation: Evaluation,
         send: Callable[[Tensor, Any], None],
-        builds: LayerBuilds | None = None,
+        made: MadeLayers,
     ) -> None:
         self.me, self.parts, self._users, self.copies, self._send = me, parts, users, copies, send
-        self._evaluation = evaluation
+        self._evaluation, self.made = evaluation, made
         self.table: Table = ((me,),) * len(users)
         self.whole: frozenset[str] = frozenset()
         self.wants_whole = False
@@ -77,13 +77,7 @@ class Keeping:
         self.after: Table = self.table  # Of the attempt under way, as are the next.
         self._computes: frozenset[int] = frozenset()
         self._due: dict[int, bool] = {}  # Groups that come here: with all of their state?
-        self._builds, functions = builds, builds.functions if builds is not None else {}
-        # Of groups whose layer a function builds, that layer; no other layer uses them.
-        self._built_for = {
-            g: layer for g, layers in enumerate(users) for layer in layers if layer in functions
-        }
-        self.fresh = bool(self._built_for)
-        self._to_build: dict[int, bool] = {}  # Groups to be built here: is this member to keep them?
+        self._to_make: dict[int, bool] = {}  # Groups to be made here: is this member to keep them?
         self._mailbox: Mailbox | None = None
 
     @property
@@ -98,7 +92,7 @@ class Keeping:
 
     def lost_in(self, members: Collection[str]) -> str:
         """Of whom none has some layers any more: which, for people; "" if all are there."""
-        gone = lost_groups(self._present(members), members)
+        gone = lost_groups(self.made.present(self.table, members), members)
         layers = sorted({layer for group in gone for layer in self._users[group]})
         who = ", ".join(sorted({name for group in gone for name in self.table[group]}))
         return f"layers {ranges_of(layers)} are lost: all who kept them ({who}) are gone" if gone else ""
@@ -113,14 +107,14 @@ class Keeping:
         computing = None
         if running is not None:
             computing = who_computes(self._users, running.plan.placement, members)
-        staying, before = self._staying(members), self._present(members)
+        staying, before = self._staying(members), self.made.present(self.table, members)
         self.after = choose_keepers(self.parts.sizes, computing, before, staying, self.copies)
         if gone := lost_groups(before, members):  # Names of the table are told with what is lost.
             self.after = tuple(self.table[g] if g in gone else names for g, names in enumerate(self.after))
         lacking = {*members} - self.whole if self.gathers and not gone else set[str]()
         needing = computing or [lacking] * len(self.table)
         todo = moves(needing, before, self.after, members, rate)
-        self._find_to_build(needing, running is not None)
+        self._find_to_make(needing, running is not None)
         self._due = {each.group: each.whole for each in todo if each.target == self.me}
         self._computes = frozenset(g for g, names in enumerate(computing or ()) if self.me in names)
         self._mailbox = mailbox
@@ -128,24 +122,13 @@ class Keeping:
             if self.me in dict(each.sources):
                 self._tell(each, key, round)
 
-    def _present(self, members: Collection[str]) -> Table:
-        """Who has each group before the step; what anybody can build, all have."""
-        if not self.fresh:
-            return self.table
-        return tuple(
-            tuple(members) if group in self._built_for else names for group, names in enumerate(self.table)
-        )
-
-    def _find_to_build(self, needing: Sequence[Collection[str]], trains: bool) -> None:
-        """What this member needs of layers that have their first values."""
-        self._to_build = {}
-        for group in self._built_for if self.fresh else ():
-            keeps = trains and self.me in self.after[group]
-            if self.parts.has(group):
-                if keeps:
-                    self.parts.brought(group)
-            elif keeps or self.me in needing[group]:
-                self._to_build[group] = keeps
+    def _find_to_make(self, needing: Sequence[Collection[str]], trains: bool) -> None:
+        """What this member needs of layers that anybody can make."""
+        self._to_make = {}
+        for group in self.made.layers if self.made.fresh else ():
+            keeps = trains and self.me in self.after[group] and group not in self.parts.held
+            if keeps or (self.me in needing[group] and not self.parts.has(group)):
+                self._to_make[group] = keeps
 
     def keepers(self, chunks: Iterable[Collection[int]]) -> dict[int, frozenset[str]]:
         """Of each chunk, whose numbers these are by group, in the attempt under way."""
@@ -158,7 +141,7 @@ class Keeping:
     def facts(self, members: Sequence[str]) -> PartsKept:
         """What plans are made of."""
         users = tuple(tuple(sorted(layers)) for layers in self._users)
-        before = self._present(members)
+        before = self.made.present(self.table, members)
         return PartsKept(
             users,
             tuple(self.parts.sizes),
@@ -189,24 +172,23 @@ class Keeping:
 
     def await_layer(self, layer: int) -> None:
         """It is about to be computed: what comes of it must be here. Raises: Interrupted."""
-        if self._to_build:
-            self._build([group for group in self._to_build if layer in self._users[group]])
+        if self._to_make:
+            self._make([group for group in self._to_make if layer in self._users[group]])
         if self._due:
             self._await([group for group in self._due if layer in self._users[group]])
 
     def await_all(self) -> None:
         """Raises: Interrupted."""
-        self._build(list(self._to_build))
+        self._make(list(self._to_make))
         self._await(list(self._due))
 
-    def _build(self, groups: Iterable[int]) -> None:
+    def _make(self, groups: Iterable[int]) -> None:
         assert self._mailbox is not None
         for group in groups:
             self._mailbox.check()
-            assert self._builds is not None
-            for parameter, value in self._builds.values(self._built_for[group]):
-                self.parts.bring(Slot(parameter, ""), value)
-            if self._to_build.pop(group):
+            for slot, value in self.made.values(group, whole=self._to_make[group]):
+                self.parts.bring(slot, value)
+            if self._to_make.pop(group):
                 self.parts.brought(group)
 
     def _await(self, groups: Iterable[int]) -> None:
@@ -245,8 +227,8 @@ class Keeping:
             if is_member and self.table != self.after:
                 raise ReplicasDiffer(f"{self.me} has worked out other keepers than the others: {self.after}")
         kept = {group for group, names in enumerate(self.table) if self.me in names} if is_member else set()
-        lacking = kept - self.parts.held  # A step in which nothing was trained builds nothing.
-        assert not lacking or (self.fresh and self._built_for.keys() >= lacking), (
+        lacking = kept - self.parts.held  # A step in which nothing was trained makes nothing.
+        assert not lacking or (self.made.fresh and self.made.layers.keys() >= lacking), (
             f"{self.me} lacks groups {sorted(lacking)}"
         )
         return kept - lacking
@@ -267,11 +249,11 @@ class Keeping:
         self._leaving = frozenset(name for name, share in total.shares.items() if not share)
         self._asked = WHOLE in total.metrics
         if applied:
-            self.fresh = False
+            self.made.trained()
             self.parts.was_stepped(stepped)
         if self.me not in self.whole:
-            built = [group for group in self._built_for if self.fresh and self.parts.has(group)]
-            self.parts.keep({*kept, *built}, self._computes)
+            anew = [group for group in self.made.layers if self.made.fresh and self.parts.has(group)]
+            self.parts.keep({*kept, *anew}, self._computes)
 
     # --- what is agreed ---
 
@@ -282,31 +264,23 @@ class Keeping:
             "whole": sorted(self.whole),
             "leaving": sorted(self._leaving),
             "asked": self._asked,
-            "fresh": self.fresh,
+            "made": self.made.to_plain(),
             "stepped": sorted(self.parts.stepped),
         }
 
     def from_plain(self, plain: Mapping[str, Any]) -> None:
-        """Take it over: nothing is here yet."""
+        """Take it over: nothing is here yet. Raises: CheckpointError."""
         self.table = tuple(map(tuple, plain["table"]))
         self.whole, self._leaving = frozenset(plain["whole"]), frozenset(plain["leaving"])
-        self._asked, self.fresh = plain["asked"], plain["fresh"]
+        self._asked = plain["asked"]
         self.parts.start_over(plain["stepped"])
+        self.made.from_plain(plain["made"])
 
-    def found(self) -> None:
-        """This member founds the cluster, with the first values of the model, or those of a checkpoint."""
-        if not self.fresh:
-            self.have_all([self.me])
-            return
-        self.table = self.after = ((self.me,),) * len(self.table)
-        self.whole, self._leaving, self._asked = frozenset(), frozenset(), False
-
-    def have_all(self, members: Sequence[str]) -> None:
-        """These members begin anew, each with all of the state."""
-        self.parts.loaded()
-        self.fresh = False
+    def begin_anew(self, members: Sequence[str]) -> None:
+        """These members found a cluster, or go back to a checkpoint; each has all that is not made when needed."""
         self.table = self.after = (tuple(members),) * len(self.table)
-        self.whole, self._leaving, self._asked = frozenset(members), frozenset(), False
+        self.whole = frozenset() if self.made.fresh else frozenset(members)
+        self._leaving, self._asked = frozenset(), False
         if self.me not in members:
             self.parts.keep(())
 
@@ -348,7 +322,7 @@ def ranges_of(numbers: Sequence[int]) -> str:
 
 def keeping_of(
     me: str, state: TrainingState, sums: LayerSums, copies: int, evaluation: Evaluation,
-    send: Callable[[Tensor, Any], None], builds: LayerBuilds,
+    send: Callable[[Tensor, Any], None], builds: LayerBuilds, checkpointing: Checkpointing | None,
 ) -> Keeping:  # fmt: skip
     """For `state`, of which so many members are to keep each part. Raises: ConfigError if it cannot be divided."""
     if not sums.groups:
@@ -360,4 +334,9 @@ def keeping_of(
     parts = StateParts(state.model, groups, state.optimizer, names, arithmetic_of(state), builds.shapes)
     parts.check_optimizer()
     state.parted = parts.parameters
-    return Keeping(me, parts, [group.users for group in sums.groups], copies, evaluation, send, builds)
+    users = [group.users for group in sums.groups]
+    made = MadeLayers(users, parts, builds, checkpointing.opened if checkpointing is not None else None)
+    keeping = Keeping(me, parts, users, copies, evaluation, send, made)
+    if checkpointing is not None:
+        checkpointing.keepers, checkpointing.absent = keeping.tensors, made.positions
+    return keeping

@@ -10,11 +10,9 @@ the state, nothing has to move first; where members keep parts, what is missing 
 
 from __future__ import annotations
 
-import platform
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -22,14 +20,12 @@ import xxhash
 
 from ..agreement import Agreement
 from ..callbacks import Callbacks, EpochDone, LayersComputed, StateLoaded, StepDone
-from ..checkpointing import Checkpointing
+from ..checkpointing import checkpointing_of
 from ..evaluation import Evaluation, average
-from ..layer_builds import LayerBuilds
 from ..layers import Model, built, device_of, layers_of, made_for
 from ..lr_schedule import LRSchedule
 from ..means import VOID, Means
 from ..node.collector import held_off
-from ..node.devices import name_of
 from ..node.flat_state import Arrival
 from ..node.layer_sums import LayerSums, Norms, clip
 from ..node.outcomes import StepOutcome
@@ -47,39 +43,12 @@ from ..scheduler.elastic.traffic import Traffic
 from ..settings import CheckpointSettings
 from ..state_copies import StateCopies
 from .global_batches import GlobalBatches
-from .keeping import Keeping, keeping_of, ranges_of
+from .keeping import Keeping, keeping_of
 from .layer_runner import Done, LayerRunner, due, layers_in, needs_nothing
 from .layout_wishes import LayoutWishes, check_told
 from .pace import Pace
+from .pipeline_settings import PipelineSettings, terms_of
 from .step_costs import Predicted, StepCosts, told
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineSettings:
-    """How the model is trained; all of it the same on all members, but `callbacks`.
-
-    Attributes:
-        loss: Of the last layer's output and the targets: the mean over the samples that it is given.
-        batch, micro_batch: Samples of a step, and those that go through the layers at once.
-        stages: No pipeline is shorter, if there are members enough.
-        layout: Pipelines that are wanted, as long as there are members enough ("2+2"); "": the fastest.
-        exact: The same to the bit, whoever computes what (node/layer_sums.py).
-        keepers: Members that keep each part of the state; None: all keep all.
-        first_members: So many must be there before the first update.
-    """
-
-    loss: Callable[[Any, Any], torch.Tensor]
-    batch: int
-    micro_batch: int
-    stages: int = 1
-    layout: str = ""
-    exact: bool = True
-    max_grad_norm: float | None = None
-    seed: int = 0
-    lr_scheduler_every: str | int = "step"
-    keepers: int | None = None
-    first_members: int = 1
-    callbacks: Callbacks | None = None
 
 
 class Calling:
@@ -132,14 +101,16 @@ class Pipelines:
         self.sums = LayerSums(self.layers, self.batches.micro_batches, told.exact)
         check_told(told.stages, told.layout, len(self.layers), self.batches.micro_batches)
         self.schedule = LRSchedule(lr_scheduler, self.optimizer, told.lr_scheduler_every, session.say)
-        terms = _terms(told, self._device, builds)
+        terms = terms_of(told, self._device, builds)
         self.state = TrainingState(self.model, self.optimizer, lr_scheduler, None, terms)
         send = _sender(session)
+        self.checkpointing = checkpointing_of(checkpoints, session)
         self.keeping: Keeping | None = None
         if told.keepers is not None:
             self.keeping = keeping_of(
-                session.name, self.state, self.sums, told.keepers, self.evaluation, send, builds
-            )
+                session.name, self.state, self.sums, told.keepers, self.evaluation, send, builds,
+                self.checkpointing,
+            )  # fmt: skip
         self.runner = LayerRunner(
             self.layers, told.loss, self.sums, send, self._layers_done, self._computed,
             self.keeping.await_layer if self.keeping is not None else needs_nothing, self._device,
@@ -150,6 +121,7 @@ class Pipelines:
         self.pace, self.costs = Pace(self.layers), StepCosts(len(self.layers))
         self.round = self.step = self.joined_step = self.wants = 0
         self.samples, self._goal = 0.0, 0  # Epochs that members want to see trained: the most. Agreed.
+        self._begun = False  # Has the cluster trained anything since it was founded? Agreed.
         self.wishes = LayoutWishes(session, told.layout, len(self.layers), self.batches.micro_batches)
         self.running: Running | None = None
         self.predicted: Predicted | None = None
@@ -163,13 +135,9 @@ class Pipelines:
         self._planned: tuple[Any, Running] | None = None  # Of what it was made, and what came of it.
         self._loaded: StateLoaded | None = None
         self._run = secrets.token_hex(8)
-        self.checkpointing: Checkpointing | None = None
-        if checkpoints is not None:
-            self.checkpointing = Checkpointing(checkpoints, session.name, session.say)
-            self.checkpointing.counters = session.counters
-            self.checkpointing.keepers = self.keeping.tensors if self.keeping is not None else None
-            if session.settings.may_found and self.checkpointing.resume(self._load):
-                self._run = secrets.token_hex(8)
+        if self.checkpointing is not None and session.settings.may_found:
+            self.checkpointing.resume(self._load)
+            self._run = secrets.token_hex(8)  # Not that of the checkpoint.
         self.copies = StateCopies(self.state, session, self.checkpointing, session.say)
 
     def agreed(self) -> list[tuple[str, torch.Tensor]]:
@@ -204,7 +172,8 @@ class Pipelines:
         """See `Engine`."""
         self.state.watch()
         if self.keeping is not None:
-            self.keeping.found()
+            self.keeping.begin_anew([self.session.name])
+        self._begun = False
         if self._loaded is not None:
             self.loaded()
 
@@ -249,9 +218,10 @@ class Pipelines:
     def _load(self, arrival: Arrival) -> None:
         """That of others, or of a checkpoint: also one of `Trainer`, which knows nothing of pipelines."""
         whole = self.keeping is not None and self.keeping.parts.are_in(arrival.manifest)  # A checkpoint.
+        left_out = self.keeping.made.parameters if self.keeping is not None and whole else ()
         if self.keeping is not None and whole:
-            self.keeping.parts.make_room()
-        runtime = self.state.load(arrival)
+            self.keeping.parts.make_room(left_out)
+        runtime = self.state.load(arrival, left_out)
         self.round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
         self._run, self.random.key = runtime["run"], runtime["rng_key"]
         self.batches.from_plain(runtime["cursor"])
@@ -266,9 +236,10 @@ class Pipelines:
             laid = None if own["laid"] is None else Laid.from_plain(own["laid"])
             if laid is not None and all(each.cuts[-1] == len(self.layers) for each in laid.pipelines):
                 self._laid = laid  # Else it is of a model that was cut into other layers.
-            self._goal, self.wishes.agreed = own["goal"], own["wished"]
+            self._goal, self.wishes.agreed, self._begun = own["goal"], own["wished"], own.get("begun", True)
         if self.keeping is not None and whole:
-            self.keeping.fresh = False
+            assert self.checkpointing is not None
+            self.keeping.made.loaded(self.checkpointing.loaded)
         elif self.keeping is not None:
             self.keeping.from_plain(runtime["keeping"])
         self.agreement.forget()
@@ -292,6 +263,7 @@ class Pipelines:
                 "laid": None if self._laid is None else self._laid.to_plain(),
                 "goal": self._goal,
                 "wished": self.wishes.agreed,
+                "begun": self._begun,
             },
             "keeping": None if self.keeping is None else self.keeping.to_plain(),
         }
@@ -299,7 +271,10 @@ class Pipelines:
     def _capture(self, outcome: StepOutcome, applied: bool) -> None:
         """For a joiner, a checkpoint or both: the state as it is now."""
         final, mark = outcome.commit.total.leaving, None
-        if self.checkpointing is not None and (applied or final):
+        is_whole = (
+            self.keeping is None or not self.keeping.made.fresh
+        )  # Else all is on disk, or nothing was trained.
+        if self.checkpointing is not None and (applied or final) and is_whole:
             mark = self.checkpointing.due(self.step, self._run, outcome.commit)
         if outcome.snapshot is not None or mark is not None:
             self.copies.take(self.round, self._counters(), outcome.snapshot, mark)
@@ -316,9 +291,9 @@ class Pipelines:
 
     @property
     def lacks_members(self) -> int:
-        """So many more must be there before the first update."""
+        """So many more must be there before anything is trained."""
         there = len(self.view.member_ids) if self.view is not None else 0
-        return 0 if self.step else max(self._told.first_members - there, 0)
+        return 0 if self._begun else max(self._told.first_members - there, 0)
 
     def compute(self) -> Contribution:
         """Of the step that is due, in the view of now. Raises: Interrupted when that is void."""
@@ -517,7 +492,8 @@ class Pipelines:
             raise LayersLost(
                 f"{lost}, and the checkpoint of step {step} cannot be loaded: {error}"
             ) from error
-        keeping.have_all(members)
+        keeping.begin_anew(members)
+        self._begun = True
         self.round, self._run = round, xxhash.xxh3_64_hexdigest(f"{self._run} {round}".encode())
         self.wishes.agreed = wished
         self.checkpointing.started(self.step, self._run)
@@ -534,6 +510,7 @@ class Pipelines:
         with self.random.stepping(self.optimizer, self.step):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self._begun = True
         self.step += 1
         self.samples += weight
         self.schedule.stepped((loss * weight, weight))
@@ -565,28 +542,6 @@ class Pipelines:
             self.checkpointing.close(abandon)
 
 
-def _terms(told: PipelineSettings, device: torch.device, builds: LayerBuilds) -> dict[str, str]:
-    """What all members must have set alike."""
-    own = ("loss", "callbacks")
-    terms = {"pipelines": "True", "functions": ranges_of(sorted(builds.functions))} | {
-        each.name: str(getattr(told, each.name)) for each in fields(told) if each.name not in own
-    }
-    if told.exact:  # What the same numbers may hang on, too.
-        terms |= {
-            "torch": str(torch.__version__),
-            "machine": _machine(device),
-            "threads": str(torch.get_num_threads()),
-        }
-    return terms
-
-
 def _sender(session: Session) -> Callable[[Tensor, Any], None]:
     """Of tensors to their targets."""
     return lambda message, payload: session.post(TensorMade(message, payload))
-
-
-def _machine(device: torch.device) -> str:
-    """What numbers may hang on: the kind of processor that torch has kernels for, or of accelerator."""
-    if device.type != "cpu":
-        return name_of(device)
-    return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

@@ -6,8 +6,9 @@ NaN, shown in their shape. Whoever reads it sees that nothing is there.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,9 @@ from ..node.state_window import EVERY, Reading
 from ..protocols.errors import ConfigError
 
 Held = dict[str, torch.Tensor]
+
+# What TrainingState calls a tensor that the optimizer keeps: the parameter's number, and the key.
+KNOWN = re.compile(r"optimizer\.state\[(\d+)\]\['([^'\\]+)'\]")
 
 
 class Slot(NamedTuple):
@@ -115,13 +119,28 @@ class StateParts:
 
     def owners(self) -> dict[str, int]:
         """The group of each tensor, by the name that TrainingState gives it."""
-        indices = self.optimizer.state_dict()["param_groups"]
         found = {name: self.group_of[p] for name, p in self._named.items()}
-        for settings, plain in zip(self.optimizer.param_groups, indices, strict=True):
-            for parameter, index in zip(settings["params"], plain["params"], strict=True):
-                for key in self._state(parameter) if parameter in self.group_of else ():
-                    found[f"optimizer.state[{index}][{key!r}]"] = self.group_of[parameter]
+        for index, parameter in enumerate(self._in_order()):
+            for key in self._state(parameter) if parameter in self.group_of else ():
+                found[f"optimizer.state[{index}][{key!r}]"] = self.group_of[parameter]
         return found
+
+    def slots_named(self, names: Sequence[str]) -> list[Slot | None]:
+        """What TrainingState calls so; None for what is not kept in parts."""
+        numbered = dict(enumerate(self._in_order()))
+
+        def find(name: str) -> Slot | None:
+            key = KNOWN.fullmatch(name)
+            parameter = self._named.get(name) if key is None else numbered.get(int(key[1]))
+            if parameter is None or parameter not in self.group_of:
+                return None
+            return Slot(parameter, key[2] if key else "")
+
+        return list(map(find, names))
+
+    def _in_order(self) -> Iterator[nn.Parameter]:
+        """As the optimizer's state_dict() counts them."""
+        return (parameter for settings in self.optimizer.param_groups for parameter in settings["params"])
 
     # --- it comes and goes ---
 
@@ -202,17 +221,19 @@ class StateParts:
         self.keep(())
 
     @torch.no_grad()
-    def make_room(self) -> None:
-        """For all parameters: they are about to be loaded."""
-        for parameter in {*self.parameters} - self._here:
+    def make_room(self, without: Collection[nn.Parameter] = ()) -> None:
+        """For all parameters but these: they are about to be loaded."""
+        for parameter in {*self.parameters} - self._here - {*without}:
             parameter.data = self._room_for(parameter)
 
-    def loaded(self) -> None:
-        """All has been loaded."""
+    def loaded(self, without: Collection[int] = (), stepped: Collection[int] = ()) -> None:
+        """All has been loaded but these groups, of whose parameters these have been stepped."""
         self.held, self._here = set(range(len(self.groups))), set(self.parameters)
         self._has_state = set(self.held)
         self._known.clear()
-        self.stepped, self._known_bytes = self._with_state(), None
+        self.stepped, self._known_bytes = self._with_state() | {*stepped}, None
+        if without:
+            self.keep(self.held - {*without})
 
     def _with_state(self) -> set[int]:
         return {self._numbers[p] for p in self.parameters if self.optimizer.state.get(p)}

@@ -141,10 +141,15 @@ def train(worker: Worker) -> None:
         keeping = here[0].keeping if here else None
         return {group: keeping.parts.digest(group) for group in keeping.parts.held} if keeping else {}
 
+    def there() -> list[int]:
+        """Groups of layers whose parameters are here."""
+        parts = here[0].keeping.parts
+        return [group for group in range(len(parts.groups)) if parts.has(group)]
+
     def on_loaded(event: StateLoaded) -> None:
         worker.tell("loaded", round=event.round)
         if here:
-            worker.tell("loaded again", step=event.step)
+            worker.tell("loaded again", step=event.step, there=there())
 
     def on_notice(notice: Notice) -> None:
         worker.tell("notice", kind=notice.kind, node=notice.node, detail=notice.detail, step=notice.step)
@@ -168,7 +173,10 @@ def train(worker: Worker) -> None:
         address=address,
         seconds=0.0,
         bytes_by_source={},
+        there=there() if here[0].keeping is not None else [],
     )
+    if settings.get("gathers_first"):
+        trainer.gather()
     told = ""
     for _ in trainer.steps(make_data(settings.get("samples", 100)), epochs=settings.get("epochs", 10**6)):
         if trainer.layout != told:

@@ -210,17 +210,31 @@ def losses(cluster: Cluster) -> dict[int, float]:
     return {step: record["means"]["loss"] for step, record in cluster.steps().items()}
 
 
-def test_a_member_builds_what_it_needs_and_all_train_as_one_process_with_the_whole_model(tmp_path_factory):
-    with cluster_of(
-        0, tmp_path_factory.mktemp("alone"), script=pipeline_worker.train, functions=True
-    ) as cluster:
+def check_losses(told: list[dict], alone: dict[int, float]) -> None:
+    """Steps that were done again among them."""
+    for record in told:
+        if record["applied"]:
+            assert record["means"]["loss"] == alone[record["step"]], f"step {record['step']}"
+
+
+@pytest.fixture(scope="module")
+def alone_with_functions(tmp_path_factory):
+    """Step: loss, of one process that builds the whole model by functions."""
+    folder = tmp_path_factory.mktemp("alone")
+    with cluster_of(0, folder, script=pipeline_worker.train, functions=True) as cluster:
         node = cluster.start(pause_s=0.0)
-        cluster.until(lambda: node.step >= 80, "80 steps of one process", patience_s=80)
+        cluster.until(lambda: node.step >= STEPS, f"{STEPS} steps of one process", patience_s=STEPS)
         cluster.leave()
         assert built(node) == {1, 2, 3, 4, 5}
-        wanted = losses(cluster)
-    settings = {"functions": True, "layout": "4", "keepers": 2, "first_members": 4}
-    with cluster_of(0, tmp_path_factory.mktemp("four"), script=pipeline_worker.train, **settings) as cluster:
+        return losses(cluster)
+
+
+BY_NO_FUNCTION = [0, 1, 7]  # Of eight groups of parameters: words, places, and the norm of the head.
+BUILT = {"functions": True, "layout": "4", "keepers": 2, "first_members": 4}
+
+
+def test_a_member_builds_what_it_needs_and_all_train_as_one_process_does(alone_with_functions, tmp_path):
+    with cluster_of(0, tmp_path, script=pipeline_worker.train, **BUILT) as cluster:
         a, *others = cluster.grow(4)
         at_first = [built(node) for node in (a, *others)]
         assert set().union(*at_first) == {1, 2, 3, 4, 5} and all(len(each) < 5 for each in at_first)
@@ -230,8 +244,51 @@ def test_a_member_builds_what_it_needs_and_all_train_as_one_process_with_the_who
         cluster.leave()
         assert [built(node) for node in cluster.nodes] == [*at_first, set()]
         found = losses(cluster)
-        assert len(found) > 10 and found.items() <= wanted.items()
+        assert len(found) > 10 and found.items() <= alone_with_functions.items()
         cluster.check_steps()
+
+
+def test_a_checkpoint_goes_on_of_which_no_member_holds_all(alone_with_functions, tmp_path):
+    to_disk = {"directory": str(tmp_path / "saved"), "every": 5}
+    with cluster_of(0, tmp_path, script=pipeline_worker.train, **BUILT, **to_disk) as cluster:
+        for node in cluster.grow(4):
+            node.reach(12)
+        for node in cluster.nodes:
+            node.kill()
+        for node in cluster.nodes:
+            node.process.join()
+        before = len(cluster.nodes)
+        founder = cluster.start(resume=True, gathers_first=True)
+        joined = founder.last("joined")
+        assert joined["step"] >= 10 and joined["there"] == BY_NO_FUNCTION
+        stranger = cluster.start(directory=None)
+        assert stranger.exit_code() == 1
+        assert "of which each member reads its layers (expected" in stranger.log.read_text()
+        rest = [cluster.start() for _ in range(3)]
+        for node in (founder, *rest):
+            node.reach(joined["step"] + 10)
+        cluster.leave()
+        again = [node for node in cluster.nodes[before:] if node is not stranger]
+        assert not set().union(*map(built, again))
+        told = [record for node in again for record in node.told("step")]
+        assert all(len(record["held"]) < 8 for record in told)
+        check_losses(told, alone_with_functions)
+
+
+def test_who_goes_back_to_a_checkpoint_reads_what_it_needs(alone_with_functions, tmp_path):
+    to_disk = {"directory": str(tmp_path / "saved"), "every": 5}
+    settings = {**BUILT, "layout": "5", "first_members": 5}
+    with cluster_of(0, tmp_path, script=pipeline_worker.train, **settings, **to_disk) as cluster:
+        nodes = cluster.grow(5)
+        for node in nodes:
+            node.reach(12)
+        left = kill_both_keepers(cluster, 3)
+        for node in left:
+            again = node.last("loaded again")
+            assert again["step"] % 5 == 0 and again["there"] == BY_NO_FUNCTION
+        left[0].reach(again["step"] + 20)
+        cluster.leave()
+        check_losses([record for node in nodes for record in node.told("step")], alone_with_functions)
 
 
 def test_who_founds_may_die_before_the_first_step(tmp_path):

@@ -8,8 +8,10 @@ from torch import nn
 
 from chaosnet.engines import tensor_bytes
 from chaosnet.engines.keeping import Keeping
+from chaosnet.engines.made_layers import MadeLayers
 from chaosnet.engines.state_parts import StateParts
 from chaosnet.evaluation import Evaluation
+from chaosnet.layer_builds import LayerBuilds
 from chaosnet.scheduler.elastic.running import Facts, choose
 
 MEMBERS = ("a", "b", "c")
@@ -28,9 +30,10 @@ def keeper(name):
     parts.was_stepped(range(2))
     sent = []
     made = Keeping(
-        name, parts, [{0}], 2, Evaluation(name), lambda message, payload: sent.append((message, payload))
-    )
-    made.have_all(["a", "b"])
+        name, parts, [{0}], 2, Evaluation(name), lambda message, payload: sent.append((message, payload)),
+        MadeLayers([{0}], parts, LayerBuilds({}, 0), None),
+    )  # fmt: skip
+    made.begin_anew(["a", "b"])
     return made, sent
 
 
