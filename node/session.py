@@ -344,7 +344,9 @@ class Session:
         s = self.settings
         remembered = "" if s.join or s.cluster_name else ": the cluster that it was in (another one: --new)"
         seeds = ", ".join(s.seeds) or (f"the cluster {s.cluster_name!r}" if s.cluster_name else "")
-        what = f"{self.name} cannot join {seeds}{remembered}" if seeds else f"{self.name} cannot found a cluster"
+        what = (
+            f"{self.name} cannot join {seeds}{remembered}" if seeds else f"{self.name} cannot found a cluster"
+        )
         raise ScaleOutFailed(f"{what}: {self._reason(ended)}", ended.lasting) from ended.error
 
     def _reason(self, ended: Ended) -> str:
