@@ -131,7 +131,7 @@ class PipelineSteps:
             return
         if keeping.table != self._table:
             self._table, rates.kept, rates.keepers = keeping.table, keeping.kept, keeping.fewest
-        if self._engine.step and keeping.layers != self._kept:
+        if self._engine.step and not keeping.made.fresh and keeping.layers != self._kept:
             self._kept = keeping.layers
             kept = (
                 f"layers {keeping.layers} ({keeping.parts.held_bytes / 1e6:.1f} MB)" if self._kept else "none"

@@ -273,6 +273,7 @@ def test_a_checkpoint_goes_on_of_which_no_member_holds_all(alone_with_functions,
         told = [record for node in again for record in node.told("step")]
         assert all(len(record["held"]) < 8 for record in told)
         check_losses(told, alone_with_functions)
+        assert f"{founder.name} keeps the state of layers 0-6 (" not in founder.log.read_text()
 
 
 def test_who_goes_back_to_a_checkpoint_reads_what_it_needs(alone_with_functions, tmp_path):
