@@ -428,7 +428,7 @@ def load(chosen: Checkpoint, absent: Callable[[Sequence[str]], Collection[int]] 
     sizes = [entry.stop - entry.start for entry in manifest.entries]
     if sizes != [tensor.nbytes for tensor in tensors]:
         raise CheckpointError(f"{chosen.path}: sizes do not match shapes")
-    out = absent([tensor.name for tensor in tensors])
+    out = frozenset(absent([tensor.name for tensor in tensors]))
     arrival = Arrival(manifest, absent=out)
     for position, data in followed(read_tensors(opened), len(tensors), "tensors loaded", in_pipe=False):
         if position not in out:

@@ -309,7 +309,7 @@ class Arrival:
         ]
         self._bytes = [data for _, data in made if data.size]
         self._have: list[tuple[int, int]] = []  # Disjoint, not adjacent, in order.
-        for index in absent:
+        for index in sorted(absent):  # Neighbours become one range.
             self._add_range(manifest.entries[index].start, manifest.entries[index].stop)
 
     def write(self, start: int, data: bytes | bytearray | memoryview) -> None:
