@@ -17,6 +17,7 @@ from .agreement import HEALS_COUNT_STEPS, MAX_HEALS, Divergence
 from .engines.data_parallel import DataParallel
 from .guard import Guard
 from .means import MAX_WEIGHT, MIN_WEIGHT
+from .modes import no_modes
 from .node.outcomes import Ended
 from .node.session import Session
 from .protocols.errors import ConfigError, NodeExpelled, ReplicasDiffer
@@ -93,7 +94,7 @@ class ScriptSteps:
                 f"on_notice or on_parked called {way} (expected no step in it: links wait for it)"
             )
         self._node.driver = threading.current_thread()
-        with self.turn:
+        with self.turn, no_modes(self._engine.kinds):
             self._engine.rules.check_place(way)
             self.check_trains(way)
             if not self._node.leave_if_wanted():
@@ -219,7 +220,7 @@ class ScriptSteps:
 
     def skip(self) -> bool:
         """Take part in a step without samples. Returns: False if this node is out."""
-        with self.turn:
+        with self.turn, no_modes(self._engine.kinds):
             if self._session.ended:
                 return False
             present = self._engine.contribute_nothing()

@@ -56,6 +56,7 @@ class DataParallel:
         weight: Samples behind this node's gradients in the step; None: nobody has said, so they are `own_weight`,
             what the script said last.
         healing: This node differs from the others, and is to pull the state anew.
+        kinds: Of the devices that it computes on.
     Raises: ConfigError for what cannot be trained so, CheckpointError if it cannot be resumed.
     """
 
@@ -98,6 +99,7 @@ class DataParallel:
             self.model, self.optimizer, self.lr_scheduler, extra_state, self._terms(compression)
         )
         self._devices = self.state.accelerators()
+        self.kinds = {"cpu", *(device.type for device in self._devices)}
         self._generators = get_generators(self._devices)  # As of the last step, for its checkpoint.
         self.random = Randomness(told.same_rng, self._devices)
         if self.guard is not None:
