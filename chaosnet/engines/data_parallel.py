@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -336,20 +336,12 @@ class DataParallel:
         applied = bool(total.weight) and self._is_acceptable(outcome)
         # First, as after_step may look at them.
         evaluates, evaluated = average(self.evaluation, self.means, outcome)
-        if applied:
-            self._apply(total, outcome.results)
-            self.step += 1
-            self.samples += total.weight if was_last else 0.0
-        self.round = outcome.step + 1
-        self.share.deal = outcome.deal
         epoch = self.share.epoch
-        for said in self.share.completed(total, self.named.is_settled):
-            self.session.say(said)
-        self.session.rates.left_out = self.share.left_out()
-        with self.rules.our_step():
-            self.schedule.progressed(self.share.epoch, self.samples, evaluated)
-        self._judge(outcome)
-        self._capture(outcome, applied)
+        try:
+            if applied:
+                self._apply(total, outcome.results)
+        finally:  # Also if after_step raises: the script may catch it, and the step is complete all the same.
+            self._completed(outcome, applied, was_last, evaluated)
         done = StepDone(
             round=outcome.step, step=self.step, applied=applied, weight=total.weight, samples=self.samples,
             epoch=self.share.epoch, members=tuple(sorted(total.shares)), metrics=dict(self.means.last),
@@ -360,6 +352,28 @@ class DataParallel:
         if self.share.epoch != epoch:
             with self.rules.within("on_epoch"):
                 self._callbacks.on_epoch(EpochDone(done.epoch, done.step, done.samples, done.metrics))
+
+    def _completed(
+        self,
+        outcome: StepOutcome,
+        applied: bool,
+        was_last: bool,
+        evaluated: Mapping[str, tuple[float, float]] | None,
+    ) -> None:
+        """All that counts steps goes on. Raises: ReplicasDiffer."""
+        total = outcome.commit.total
+        if applied:
+            self.step += 1
+            self.samples += total.weight if was_last else 0.0
+        self.round = outcome.step + 1
+        self.share.deal = outcome.deal
+        for said in self.share.completed(total, self.named.is_settled):
+            self.session.say(said)
+        self.session.rates.left_out = self.share.left_out()
+        with self.rules.our_step():
+            self.schedule.progressed(self.share.epoch, self.samples, evaluated)
+        self._judge(outcome)
+        self._capture(outcome, applied)
 
     def _apply(self, total: Contribution, results: list[torch.Tensor] | None) -> None:
         """The optimizer steps with the cluster's mean gradient."""
