@@ -210,13 +210,13 @@ class DataParallel:
         self.gradients.rebase()
         self.round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
         self._run = runtime["run"]
-        self.schedule.from_plain(runtime.get("lr_schedule"))
         self.agreement.forget()
         self.random.key = runtime.get("rng_key", self.random.key)
         self.named.phase = runtime.get("phase", 0)
         self.evaluation.from_plain(runtime.get("evaluation"))
         cursor = runtime["cursor"]
         self.share.cursor = None if cursor is None else DataCursor.from_plain(cursor)
+        self.schedule.from_plain(runtime.get("lr_schedule"), self.share.epoch, self.samples)
         self._loaded = StateLoaded(self.round, self.step, arrival.manifest.total_bytes)
 
     def _counters(self) -> dict[str, Any]:

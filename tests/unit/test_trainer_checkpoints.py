@@ -161,6 +161,21 @@ def test_who_fails_to_be_made_by_a_callback_is_no_node_and_may_be_made_again(sta
     assert start(checkpoints=checkpoints).trainer.step == 2
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "until", "stepped"),
+    [("epoch", 8, 15, 3), ("step", 8, 15, 15), ("step", "epoch", 21, 15), (8, "epoch", 21, 13)],
+)
+def test_a_schedule_that_counts_in_another_unit_than_the_checkpoint_goes_on_from_there(
+    start, tmp_path, before, now, until, stepped
+):
+    """It is not stepped at once for all that was trained before."""
+    trained(start, tmp_path, 14, every=7, lr_scheduler_every=before)  # Two epochs.
+    second = start(checkpoints=Checkpoints(tmp_path, every=7, resume=True), lr_scheduler_every=now)
+    was = second.scheduler.last_epoch
+    second.train(until)
+    assert (was, second.scheduler.last_epoch) == (stepped - 1, stepped)
+
+
 def test_the_order_of_samples_is_that_of_the_run_whatever_the_seed_is_now(start, tmp_path):
     straight = start(seed=3)
     straight.train(12)
