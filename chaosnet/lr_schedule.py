@@ -178,7 +178,10 @@ class LRSchedule:
                 "validation: Trainer(lr_scheduler_every='evaluation'), trainer.evaluate and trainer.mean(loss); for "
                 "that of training: trainer.mean(loss) before optimizer.step(), and no call)"
             )
-        if value is not None and float(value) != self._judged:
+        both = (self._judged if value is None else float(value), self._judged)
+        if both[0] != both[1] and not all(
+            map(math.isnan, both)
+        ):  # A loss that is not a number equals nothing.
             raise ConfigError(
                 f"{kind}.step() was called with {float(value)!r}, and the cluster's evaluation has come to "
                 f"{self._judged!r} (expected that, which trainer.metrics has after trainer.evaluate; or no call)"
