@@ -91,7 +91,9 @@ class Ahead:
                 if self._fetched is None:
                     self._asked.clear()
                     self._guess_from(indices)
-                    self._fetched = iter(self._made)
+                    # The seed is drawn where torch makes tensors, which the script may have set to another device.
+                    with torch.device(self._made.generator.device):
+                        self._fetched = iter(self._made)
                 data = next(self._fetched)
             except StopIteration:  # All that was expected has come, and more is dealt.
                 self._fetched = None
