@@ -180,3 +180,15 @@ def test_what_others_train_as_a_node_begins_an_evaluation_is_not_of_the_mode_tha
         assert [first.exit_code(), second.exit_code()] == [0, 0], scripts.story()
         assert second.lines("evaluated")[-1] != ["at", "0"], scripts.story()
         assert first.lines("end") == second.lines("end"), scripts.story()
+
+
+@pytest.mark.parametrize("script", [SCRIPT, PIPELINES], ids=["trainer", "pipelines"])
+def test_the_state_is_copied_for_a_joiner_while_others_evaluate_in_inference_mode(tmp_path, script):
+    script = script.replace("no_grad", "inference_mode")
+    with scripts_in(tmp_path) as scripts:
+        first = scripts.start("n0", script)
+        first.says("evaluating 0 1")
+        second = scripts.start("n1", script)
+        assert [first.exit_code(), second.exit_code()] == [0, 0], scripts.story()
+        assert "joins: now 2 members" in first.text(), scripts.story()
+        assert "no copy of the state" not in first.text(), scripts.story()
