@@ -377,6 +377,8 @@ def _to(data: Any, device: torch.device | str) -> Any:
         return data.to(device, non_blocking=True)
     if isinstance(data, dict):
         return {key: _to(value, device) for key, value in data.items()}
+    if callable(getattr(data, "to", None)):  # Packed sequences, and what the script's own function collates.
+        return data.to(device)
     if isinstance(data, tuple) and hasattr(data, "_fields"):
         return type(data)(*(_to(value, device) for value in data))
     if isinstance(data, list | tuple):
