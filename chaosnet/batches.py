@@ -111,6 +111,7 @@ class Batches:
         """One pass. `source`: what fetches a batch, or a DataLoader that does."""
         share = self._share
         order = share.begin(length, size, rules)
+        self._steps.conclude()
         self._engine.gradients.arm(None)
         target = epochs if epochs is not None else share.epoch + 1
         if not isinstance(source, DataLoader):

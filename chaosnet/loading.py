@@ -91,15 +91,16 @@ class Ahead:
                 if self._fetched is None:
                     self._asked.clear()
                     self._guess_from(indices)
-                    self._fetched = iter(self._made)
+                    # The seed is drawn where torch makes tensors, which the script may have set to another device.
+                    with torch.device(self._made.generator.device):
+                        self._fetched = iter(self._made)
                 data = next(self._fetched)
-            except StopIteration:  # All that was expected has come, and more is dealt.
-                self._fetched = None
-                continue
-            except Exception:
-                if self._asked and self._asked.popleft() != indices:
+            except Exception as error:
+                self._fetched = None  # It may bring later on what it could not bring in time.
+                if isinstance(error, StopIteration) and not self._asked:
+                    continue  # All that was expected has come, and more is dealt.
+                if self._asked and self._asked[0] != indices:
                     continue  # Nobody needs what could not be fetched.
-                self._fetched = None
                 one_by_one(self.loader.dataset, indices, blame)  # Which of them is it?
                 raise
             if self._asked.popleft() == indices:

@@ -85,11 +85,21 @@ class LRSchedule:
 
     def to_plain(self) -> list[Any]:
         """How far it is."""
-        return [self._at, list(self._loss)]
+        return [self._at, list(self._loss), str(self._every)]
 
-    def from_plain(self, plain: Any) -> None:
-        """Go on from there, with the scheduler as it is now. None: from the beginning."""
-        at, loss = plain or (0.0, (0.0, 0.0))
+    def from_plain(self, plain: Any, epoch: int = 0, samples: float = 0.0) -> None:
+        """Go on from there, with the scheduler as it is now. None: from the beginning.
+
+        Args:
+            epoch, samples: As of `progressed`. Where a checkpoint was counted in another unit, what has been done
+                before it was stepped for: the schedule is not to run after all of that in this one.
+        """
+        at, loss, *every = plain or (0.0, (0.0, 0.0))
+        if every and every[0] != str(self._every):
+            at, loss = (
+                {EPOCH: float(epoch), STEP: 0.0, EVALUATION: 0.0}.get(str(self._every), samples),
+                (0.0, 0.0),
+            )
         self._at, self._loss = at, (loss[0], loss[1])
         for own in self._own.values():
             own.called_at = -1.0  # After a rejoin to an older state the script comes to the same epoch again.
@@ -168,7 +178,10 @@ class LRSchedule:
                 "validation: Trainer(lr_scheduler_every='evaluation'), trainer.evaluate and trainer.mean(loss); for "
                 "that of training: trainer.mean(loss) before optimizer.step(), and no call)"
             )
-        if value is not None and float(value) != self._judged:
+        both = (self._judged if value is None else float(value), self._judged)
+        if both[0] != both[1] and not all(
+            map(math.isnan, both)
+        ):  # A loss that is not a number equals nothing.
             raise ConfigError(
                 f"{kind}.step() was called with {float(value)!r}, and the cluster's evaluation has come to "
                 f"{self._judged!r} (expected that, which trainer.metrics has after trainer.evaluate; or no call)"

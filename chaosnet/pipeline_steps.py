@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from . import endings
 from .callbacks import StepDone
 from .engines.pipelines import Pipelines
+from .modes import no_modes
 from .node.mailbox import Interrupted
 from .node.session import Session
 from .protocols.messages import Contribution
@@ -77,7 +78,7 @@ class PipelineSteps:
 
     def skip(self) -> bool:
         """See `NodeSteps`. The others need what this node computes until they do without it."""
-        with self._turn:
+        with self._turn, no_modes(()):  # Autocast may be what the script computes its layers with.
             if self._session.ended:
                 return False
             if self._engine.is_wanted and not self._engine.batches.own_length:

@@ -129,16 +129,18 @@ class ScriptNode:
             self.session.say(told)
         try:
             self.session.enter()
-        except (ScaleOutFailed, SystemExit) as error:
-            if self.session.ended is None:  # It is the script's own, of a callback.
+            self._presence.entered()
+            self.record.entered(self._engine.step, self._engine.samples)
+            steps.entered()
+        except BaseException as error:
+            if (
+                self.session.ended is None
+            ):  # Of a callback, say; and the script gets no trainer that it could close.
                 self.crash(describe(error))
-            else:
+            elif isinstance(error, ScaleOutFailed | SystemExit):  # Others come by `ended`.
                 self._closed = isinstance(error, SystemExit)
                 self._stop()
             raise
-        self._presence.entered()
-        self.record.entered(self._engine.step, self._engine.samples)
-        steps.entered()
 
     @property
     def joined_step(self) -> int:

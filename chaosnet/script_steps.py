@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,8 @@ from .agreement import HEALS_COUNT_STEPS, MAX_HEALS, Divergence
 from .engines.data_parallel import DataParallel
 from .guard import Guard
 from .means import MAX_WEIGHT, MIN_WEIGHT
-from .node.outcomes import Ended
+from .modes import no_modes
+from .node.outcomes import Ended, StepOutcome
 from .node.session import Session
 from .protocols.errors import ConfigError, NodeExpelled, ReplicasDiffer
 from .protocols.messages import Contribution
@@ -48,7 +49,7 @@ class ScriptSteps:
         self._eager = False  # Is the weight known before update(), so that chunks may leave during backward?
         self._updating = ""  # Name of the update() under way.
         self._healed: dict[str, list[int]] = {}  # What had differed: at which steps.
-        self._started_s = 0.0
+        self._started_s = self._contributed = 0.0  # When, and with how many samples.
 
     @property
     def usual_weight(self) -> float:
@@ -80,6 +81,7 @@ class ScriptSteps:
 
         Also while others evaluate something, as when this node has joined meanwhile.
         """
+        self.conclude()
         engine = self._engine
         while (not engine.named.is_settled or engine.evaluation.under_way) and not self._session.done:
             self.skip()
@@ -93,16 +95,14 @@ class ScriptSteps:
                 f"on_notice or on_parked called {way} (expected no step in it: links wait for it)"
             )
         self._node.driver = threading.current_thread()
-        with self.turn:
+        with self.turn, no_modes(self._engine.kinds):
             self._engine.rules.check_place(way)
             self.check_trains(way)
             if not self._node.leave_if_wanted():
-                if samples != 0:
-                    self._engine.rules.check_way(way)
-                left_out = overflow or self._void or samples == 0
-                if left_out:
+                if self.conclude():  # What the script has now, it has computed with the state before.
                     self._engine.drop_gradient()
-                self._update(0 if left_out else samples, name)
+                else:
+                    self._asked(way, samples, name, overflow)
             if self._node.must_leave:
                 self._node.request_node_exit()
         endings.rest_if_all_ends()
@@ -118,6 +118,15 @@ class ScriptSteps:
             self._engine.schedule.called(name, arguments)
 
     # --- a step ---
+
+    def _asked(self, way: str, samples: float | None, name: str | None, overflow: bool) -> None:
+        """As `by`."""
+        if samples != 0:
+            self._engine.rules.check_way(way)
+        left_out = overflow or self._void or samples == 0
+        if left_out:
+            self._engine.drop_gradient()
+        self._update(0 if left_out else samples, name)
 
     def _update(self, samples: float | None, name: str | None) -> None:
         """The script's step. Arguments and errors as of `Trainer.update`."""
@@ -219,9 +228,11 @@ class ScriptSteps:
 
     def skip(self) -> bool:
         """Take part in a step without samples. Returns: False if this node is out."""
-        with self.turn:
+        with self.turn, no_modes(self._engine.kinds):
             if self._session.ended:
                 return False
+            if self.conclude():
+                return self._session.ended is None
             present = self._engine.contribute_nothing()
             self._engine.share.ranges, self._updating = [], ""
             return self._take_part(0.0, present)
@@ -230,30 +241,56 @@ class ScriptSteps:
         session, engine = self._session, self._engine
         leaving = session.hooks.wants_exit() or session.leaving
         contribution = engine.contribution(weight, present, self._updating, leaving)
-        waited_s, record = time.monotonic(), self._node.record
-        outcome = session.step(contribution)
+        self._contributed = weight
+        self._node.record.computing += time.monotonic() - self._started_s
+        return self._hear(lambda: session.step(contribution))
+
+    def conclude(self) -> bool:
+        """End the step that an interrupt has left under way, as at a prompt. Returns: whether there was one."""
+        with self.turn, no_modes(self._engine.kinds):
+            if not self._session.is_waiting or self._session.ended is not None:
+                return False
+            self._hear(self._session.hear)
+            return True
+
+    def _hear(self, hear: Callable[[], StepOutcome | None]) -> bool:
+        """What becomes of the step under way. Returns: as `skip`."""
+        session, engine, record = self._session, self._engine, self._node.record
+        weight, waited_s = self._contributed, time.monotonic()
+        outcome = hear()
         self.calls += 1
         came_s = time.monotonic()
-        record.computing += waited_s - self._started_s
         record.summing += came_s - waited_s
         if session.ended is not None:
             return False
         if outcome is None:
             record.void(engine.step, weight > 0)
-        else:
-            session.rates.sync_delay_s = came_s - waited_s
-            step, samples = engine.step, engine.samples
+            self.begin()
+            return True
+        session.rates.sync_delay_s = came_s - waited_s
+        try:
+            self._adopt(outcome, weight, came_s)
+            if engine.healing is not None and session.ended is None:
+                self._heal(engine.healing)
+        except BaseException:
+            if session.ended is None:  # It is of a function of the script's, and the script may go on.
+                self.begin()
+            raise
+        self.begin()
+        return True
+
+    def _adopt(self, outcome: StepOutcome, weight: float, came_s: float) -> None:
+        session, engine, record = self._session, self._engine, self._node.record
+        step, samples = engine.step, engine.samples
+        try:
             session.adopt(outcome)
+        finally:
             self._measure(weight)
             record.updating += time.monotonic() - came_s
             record.samples_here += weight if engine.samples > samples else 0.0  # Of a round once.
             record.stepped(engine.step, outcome.commit.total.shares, dict(outcome.deal))
             if engine.step > step:
                 record.measured(engine.means.last)
-            if engine.healing is not None and session.ended is None:
-                self._heal(engine.healing)
-        self.begin()
-        return True
 
     def _measure(self, weight: float) -> None:
         took_s = max(time.monotonic() - self._started_s, 1e-6)

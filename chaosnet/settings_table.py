@@ -164,7 +164,7 @@ STEP = (
         more="The more nodes there are, the fewer steps has an epoch of `batches`: then a `OneCycleLR` over "
         '`epochs * len(loader)` steps never gets there, so use samples. `"epoch"` is refused with your own loader. '
         'With `"evaluation"` a `ReduceLROnPlateau` looks at the mean `loss` of the evaluation, or at its only one. '
-        "How far it is goes to joiners and into checkpoints",
+        "How far it is goes to joiners and into checkpoints; who resumes one with another value goes on from there",
     ),
     Setting(
         name="max_grad_norm", annotation="float | None", check=Above(0), default_text="none",

@@ -150,6 +150,7 @@ class Session:
     Attributes:
         ended: How it ended; None while it has not.
         leaving: This node has said that it wants out.
+        is_waiting: What becomes of a step is to be heard; if nobody waits for it, an interrupt came between.
     """
 
     def __init__(self, settings: NodeSettings, hooks: Hooks) -> None:
@@ -159,7 +160,7 @@ class Session:
         self._keyring = settings.keyring()
         self.counters: Counter[str] = Counter()
         self.ended: Ended | None = None
-        self.leaving = False
+        self.leaving = self.is_waiting = False
         self.addresses: tuple[str, ...] = ()  # Where others reach this node, once it listens.
         self.rejoins = 0
         self.joined_step = 0
@@ -375,12 +376,15 @@ class Session:
             and has rejoined, or the step is to be computed anew.
         Raises: NodeExpelled if the cluster went on without this node and does not take it back.
         """
+        self.is_waiting = True
         self.post(LocalReady(contribution, key))
         return self.hear()
 
     def hear(self) -> StepOutcome | None:
         """Wait for what becomes of the step under way. Returns and raises: as `step`."""
-        match self.loop.outcomes.get():
+        heard = self.loop.outcomes.get()
+        self.is_waiting = False
+        match heard:
             case StepOutcome() as outcome:
                 return outcome
             case Redo(view):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -56,6 +56,7 @@ class DataParallel:
         weight: Samples behind this node's gradients in the step; None: nobody has said, so they are `own_weight`,
             what the script said last.
         healing: This node differs from the others, and is to pull the state anew.
+        kinds: Of the devices that it computes on.
     Raises: ConfigError for what cannot be trained so, CheckpointError if it cannot be resumed.
     """
 
@@ -98,6 +99,7 @@ class DataParallel:
             self.model, self.optimizer, self.lr_scheduler, extra_state, self._terms(compression)
         )
         self._devices = self.state.accelerators()
+        self.kinds = {"cpu", *(device.type for device in self._devices)}
         self._generators = get_generators(self._devices)  # As of the last step, for its checkpoint.
         self.random = Randomness(told.same_rng, self._devices)
         if self.guard is not None:
@@ -206,13 +208,13 @@ class DataParallel:
         self.gradients.rebase()
         self.round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
         self._run = runtime["run"]
-        self.schedule.from_plain(runtime.get("lr_schedule"))
         self.agreement.forget()
         self.random.key = runtime.get("rng_key", self.random.key)
         self.named.phase = runtime.get("phase", 0)
         self.evaluation.from_plain(runtime.get("evaluation"))
         cursor = runtime["cursor"]
         self.share.cursor = None if cursor is None else DataCursor.from_plain(cursor)
+        self.schedule.from_plain(runtime.get("lr_schedule"), self.share.epoch, self.samples)
         self._loaded = StateLoaded(self.round, self.step, arrival.manifest.total_bytes)
 
     def _counters(self) -> dict[str, Any]:
@@ -332,20 +334,12 @@ class DataParallel:
         applied = bool(total.weight) and self._is_acceptable(outcome)
         # First, as after_step may look at them.
         evaluates, evaluated = average(self.evaluation, self.means, outcome)
-        if applied:
-            self._apply(total, outcome.results)
-            self.step += 1
-            self.samples += total.weight if was_last else 0.0
-        self.round = outcome.step + 1
-        self.share.deal = outcome.deal
         epoch = self.share.epoch
-        for said in self.share.completed(total, self.named.is_settled):
-            self.session.say(said)
-        self.session.rates.left_out = self.share.left_out()
-        with self.rules.our_step():
-            self.schedule.progressed(self.share.epoch, self.samples, evaluated)
-        self._judge(outcome)
-        self._capture(outcome, applied)
+        try:
+            if applied:
+                self._apply(total, outcome.results)
+        finally:  # Also if after_step raises: the script may catch it, and the step is complete all the same.
+            self._completed(outcome, applied, was_last, evaluated)
         done = StepDone(
             round=outcome.step, step=self.step, applied=applied, weight=total.weight, samples=self.samples,
             epoch=self.share.epoch, members=tuple(sorted(total.shares)), metrics=dict(self.means.last),
@@ -356,6 +350,28 @@ class DataParallel:
         if self.share.epoch != epoch:
             with self.rules.within("on_epoch"):
                 self._callbacks.on_epoch(EpochDone(done.epoch, done.step, done.samples, done.metrics))
+
+    def _completed(
+        self,
+        outcome: StepOutcome,
+        applied: bool,
+        was_last: bool,
+        evaluated: Mapping[str, tuple[float, float]] | None,
+    ) -> None:
+        """All that counts steps goes on. Raises: ReplicasDiffer."""
+        total = outcome.commit.total
+        if applied:
+            self.step += 1
+            self.samples += total.weight if was_last else 0.0
+        self.round = outcome.step + 1
+        self.share.deal = outcome.deal
+        for said in self.share.completed(total, self.named.is_settled):
+            self.session.say(said)
+        self.session.rates.left_out = self.share.left_out()
+        with self.rules.our_step():
+            self.schedule.progressed(self.share.epoch, self.samples, evaluated)
+        self._judge(outcome)
+        self._capture(outcome, applied)
 
     def _apply(self, total: Contribution, results: list[torch.Tensor] | None) -> None:
         """The optimizer steps with the cluster's mean gradient."""

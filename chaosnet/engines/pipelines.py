@@ -225,7 +225,7 @@ class Pipelines:
         self.round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
         self._run, self.random.key = runtime["run"], runtime["rng_key"]
         self.batches.from_plain(runtime["cursor"])
-        self.schedule.from_plain(runtime["lr_schedule"])
+        self.schedule.from_plain(runtime["lr_schedule"], self.batches.epoch, self.samples)
         self.evaluation.from_plain(runtime.get("evaluation"))
         self._laid, self._goal, self.wishes.agreed = None, 0, ""
         if (own := runtime.get("pipelines")) is not None:

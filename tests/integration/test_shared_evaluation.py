@@ -139,3 +139,56 @@ def test_samples_in_hand_are_counted_once_though_others_train_join_and_die_in_th
         assert [first.exit_code(), late.exit_code()] == [0, 0], scripts.story()
         assert first.lines("end") == late.lines("end"), scripts.story()
         assert first.lines("end")[0][:2] == ["480.0", "6"], scripts.story()
+
+
+MODES = """
+import sys, time, torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from chaosnet import Trainer
+torch.set_num_threads(1)
+torch.manual_seed(0)
+x = torch.randn(16, 4)
+data = TensorDataset(x, x.sum(1, keepdim=True))
+model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+trainer = Trainer(model, torch.optim.Adafactor(model.parameters(), 0.01))
+mode = {"inference": torch.inference_mode(), "autocast": torch.autocast("cpu", torch.bfloat16)}[sys.argv[1]]
+while len(trainer.members) < 2:
+    trainer.update(samples=0)
+    time.sleep(0.01)
+for evaluation in range(3 if trainer.name == "n1" else 0):
+    with mode, torch.no_grad():
+        for x, y in trainer.evaluate(data, 8):
+            trainer.mean(nn.functional.mse_loss(model(x), y), "valid")
+    print("evaluated at", trainer.step)
+while trainer.step < 8:
+    for x, y in trainer.batches(data, 8):
+        nn.functional.mse_loss(model(x), y).backward()
+        trainer.update()
+print("end", trainer.step, trainer.state_hash())
+"""
+
+
+@pytest.mark.parametrize("mode", ["inference", "autocast"])
+def test_what_others_train_as_a_node_begins_an_evaluation_is_not_of_the_mode_that_it_evaluates_in(
+    tmp_path, mode
+):
+    with scripts_in(tmp_path) as scripts:
+        first = scripts.start("n0", MODES, mode)
+        first.address()
+        second = scripts.start("n1", MODES, mode)
+        assert [first.exit_code(), second.exit_code()] == [0, 0], scripts.story()
+        assert second.lines("evaluated")[-1] != ["at", "0"], scripts.story()
+        assert first.lines("end") == second.lines("end"), scripts.story()
+
+
+@pytest.mark.parametrize("script", [SCRIPT, PIPELINES], ids=["trainer", "pipelines"])
+def test_the_state_is_copied_for_a_joiner_while_others_evaluate_in_inference_mode(tmp_path, script):
+    script = script.replace("no_grad", "inference_mode")
+    with scripts_in(tmp_path) as scripts:
+        first = scripts.start("n0", script)
+        first.says("evaluating 0 1")
+        second = scripts.start("n1", script)
+        assert [first.exit_code(), second.exit_code()] == [0, 0], scripts.story()
+        assert "joins: now 2 members" in first.text(), scripts.story()
+        assert "no copy of the state" not in first.text(), scripts.story()

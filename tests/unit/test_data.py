@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from chaosnet.data import Batch, DataShare, EpochOrder, check_dataset, fetch, split
+from chaosnet.data import Batch, DataShare, EpochOrder, as_batch, check_dataset, fetch, split
 from chaosnet.protocols.errors import ConfigError
 from chaosnet.protocols.messages import Contribution, Strike
 
@@ -135,6 +135,24 @@ def test_moving_a_batch_keeps_what_it_is():
     moved = batch.to("meta")
     assert moved.x.is_meta and moved.y["y"][0].is_meta and moved.y["y"][1] == "text"
     assert (moved.samples, moved.last, moved.share) == (3, False, 0.25)
+
+
+class Graphs:
+    """As libraries collate, and data sets give."""
+
+    def __init__(self, nodes):
+        self.nodes = nodes
+
+    def to(self, device):
+        return Graphs(self.nodes.to(device))
+
+
+def test_what_knows_how_to_get_to_a_device_gets_there_by_itself():
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    moved = as_batch((packed, Graphs(torch.ones(2))), 2).to("meta")
+    assert moved.x.data.is_meta and not moved.x.batch_sizes.is_meta
+    assert moved.y.nodes.is_meta
+    assert as_batch(Graphs(torch.ones(2)), 2).to("meta").data.nodes.is_meta
 
 
 def test_alone_a_batch_is_a_whole_step():

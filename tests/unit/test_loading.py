@@ -1,6 +1,7 @@
 """`chaosnet.loading`: a script's DataLoader over what its node is dealt, fetched ahead by its workers."""
 
 import os
+import time
 
 import pytest
 import torch
@@ -34,6 +35,19 @@ class Squares:
         if index == self.bad:
             raise ValueError(f"sample {index} is no picture")
         return index, os.getpid()
+
+
+class Slow(Squares):
+    def __getitem__(self, index):
+        time.sleep(1.7 * (index == 5))
+        return super().__getitem__(index)
+
+
+class RunsOut(Squares):
+    """As one around an iterator that ends before its time."""
+
+    def __getitem__(self, index):
+        return next(iter([])) if index == 5 else super().__getitem__(index)
 
 
 def no_blame(number):
@@ -98,6 +112,29 @@ def test_a_sample_that_cannot_be_fetched_is_blamed_when_it_is_dealt_and_not_befo
     assert blamed == [1]
     ahead.begin(expecting([8]))
     assert ahead.fetch([8], no_blame).samples == 1
+    ahead.end()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_batch_that_nobody_needs_and_that_takes_too_long_is_not_taken_for_the_next_one(persistent):
+    slow = DataLoader(Slow(), batch_size=4, num_workers=1, timeout=1, persistent_workers=persistent)
+    ahead = Ahead(slow, torch.Generator())
+    ahead.begin(expecting([0], [5], [6], [7]))
+    assert ahead.fetch([0], no_blame)[0].tolist() == [0]
+    ahead.begin(expecting([6], [7]))  # Somebody has joined.
+    assert [ahead.fetch(each, no_blame)[0].tolist() for each in ([6], [7])] == [[6], [7]]
+    ahead.end()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_data_set_that_runs_out_is_blamed(workers):
+    ahead = Ahead(DataLoader(RunsOut(), batch_size=4, num_workers=workers), torch.Generator())
+    ahead.begin(expecting([0], [4, 5]))
+    assert ahead.fetch([0], no_blame).samples == 1
+    blamed = []
+    with pytest.raises(StopIteration):
+        ahead.fetch([4, 5], blamed.append)
+    assert blamed == [1]
     ahead.end()
 
 

@@ -643,6 +643,20 @@ def test_a_plateau_may_look_at_what_the_cluster_has_evaluated(start, call, says)
         assert optimizer.param_groups[0]["lr"] == 0.1 * 0.5**evaluation
 
 
+def test_a_plateau_may_look_at_an_evaluation_that_has_come_to_no_number(start):
+    model = make_model()
+    optimizer = sgd(model)
+    plateau = schedulers.ReduceLROnPlateau(optimizer)
+    trainer = start(model, optimizer, plateau, lr_scheduler_every="evaluation")
+    with torch.no_grad():
+        for (x,) in trainer.evaluate(TensorDataset(torch.randn(6, 4)), 4):
+            trainer.mean(model(x).mean() * float("nan"))
+    plateau.step(trainer.metrics["loss"])
+    assert plateau.last_epoch == 1
+    with pytest.raises(ConfigError, match=r"was called with 0\.5, .* has come to nan"):
+        plateau.step(0.5)
+
+
 def test_a_schedule_by_evaluations_is_not_called_before_one(start):
     model = make_model()
     optimizer = sgd(model)

@@ -200,6 +200,26 @@ def test_a_data_loader_deals_what_its_data_set_would(start, data, workers):
     assert passes(ordered) == 2 * [[list(range(n, n + 7)) for n in (0, 7, 14)]]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_device_that_a_script_makes_its_tensors_on_is_of_the_script_alone(start, data, tmp_path, workers):
+    """As of torch.set_default_device("cuda"); here one on which nothing can be read."""
+    model, loader = make_model(), DataLoader(data, 8, num_workers=workers)
+    with torch.device("meta"):
+        trainer = start(model, guard="skip", checkpoints=Checkpoints(tmp_path, every=2))
+        used = train(trainer, trainer.batches(loader)) + train(
+            trainer, trainer.batches(data, 8, shuffle=False)
+        )
+        with torch.no_grad():
+            for batch in trainer.evaluate(loader):
+                trainer.mean(loss_of(model, batch))
+        evaluated = trainer.metrics["loss"]
+        trainer.close()
+    assert [*itertools.chain(*used)] == [*range(LENGTH), *range(LENGTH)]
+    whole = nn.functional.cross_entropy(model(data[:][0]), data[:][1])
+    assert evaluated == pytest.approx(whole.item())
+    assert len(list(tmp_path.glob("step-*"))) == 2
+
+
 def test_a_data_loader_of_an_earlier_pass_is_not_kept(start, data):
     trainer, made = start(), []
     for _ in range(3):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from chaosnet import CheckpointError, Checkpoints, Cluster, ConfigError, Trainer, checkpointing
+from chaosnet import Callbacks, CheckpointError, Checkpoints, Cluster, ConfigError, Trainer, checkpointing
 from chaosnet.node.checkpoint import scan
 
 pytestmark = [pytest.mark.realtime, pytest.mark.usefixtures("fresh_exit_events")]
@@ -142,6 +143,37 @@ def test_the_step_at_which_a_node_came_in_is_one_of_the_model_whatever_was_evalu
     second.close()
     told = capsys.readouterr().err
     assert "left after step 12 (all have finished): 2 steps with samples from here, joined at step 10" in told
+
+
+def test_who_fails_to_be_made_by_a_callback_is_no_node_and_may_be_made_again(start, tmp_path, capsys):
+    """The script has no trainer that it could close, and others would wait for it."""
+    trained(start, tmp_path, 2, every=2)
+    checkpoints, handler = Checkpoints(tmp_path, every=2, resume=True), signal.getsignal(signal.SIGINT)
+
+    def fail(event):
+        raise ValueError("of the script")
+
+    with pytest.raises(ValueError, match="of the script"):
+        start(checkpoints=checkpoints, callbacks=Callbacks(on_loaded=fail), quiet=False)
+    assert "its script ended with ValueError: of the script" in capsys.readouterr().err
+    assert "chaosnet" not in {thread.name for thread in threading.enumerate()}
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert start(checkpoints=checkpoints).trainer.step == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "until", "stepped"),
+    [("epoch", 8, 15, 3), ("step", 8, 15, 15), ("step", "epoch", 21, 15), (8, "epoch", 21, 13)],
+)
+def test_a_schedule_that_counts_in_another_unit_than_the_checkpoint_goes_on_from_there(
+    start, tmp_path, before, now, until, stepped
+):
+    """It is not stepped at once for all that was trained before."""
+    trained(start, tmp_path, 14, every=7, lr_scheduler_every=before)  # Two epochs.
+    second = start(checkpoints=Checkpoints(tmp_path, every=7, resume=True), lr_scheduler_every=now)
+    was = second.scheduler.last_epoch
+    second.train(until)
+    assert (was, second.scheduler.last_epoch) == (stepped - 1, stepped)
 
 
 def test_the_order_of_samples_is_that_of_the_run_whatever_the_seed_is_now(start, tmp_path):
