@@ -312,7 +312,9 @@ class TrainingState:
         self._still = {
             name: Still(name, parameter)
             for name, parameter in self._frozen.items()
-            if parameter.device.type == "cpu" and parameter.is_contiguous()
+            if parameter.device.type == "cpu"
+            and parameter.is_contiguous()
+            and as_bytes(parameter).data_ptr() == parameter.data_ptr()  # Not so of one element of a slice.
         }
 
     @held_off()

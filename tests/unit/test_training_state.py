@@ -382,6 +382,17 @@ def test_a_frozen_parameter_that_changes_all_the_same_is_not_sent_but_copied_fro
     assert joiner.state_hash() == expected
 
 
+def test_a_frozen_parameter_of_one_element_of_a_slice_is_sent_as_it_is_now():
+    model = nn.Linear(4, 4)
+    model.scale = nn.Parameter(torch.zeros(4)[::4], requires_grad=False)
+    state = TrainingState(model, torch.optim.SGD([model.weight, model.bias], 0.1))
+    state.watch()
+    model.scale.data += 1.0
+    snapshot = snapshot_of(state)
+    entry = next(entry for entry in snapshot.manifest.entries if entry.name == "scale")
+    assert np.frombuffer(snapshot.slice(entry.start, entry.stop), np.float32) == 1.0
+
+
 def test_what_replaces_a_frozen_parameter_is_what_a_joiner_gets():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].requires_grad_(False)
