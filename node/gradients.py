@@ -347,6 +347,8 @@ class Gradients:
 
     def _write_late(self) -> None:
         """Write what has been left in place so far."""
+        if not self._unwritten:
+            return  # Without the lock: backward holds it while it writes, and the loop serves all links.
         with self._lock:
             if self._unwritten and (late := self._in_place) is not None:
                 self._staging.write_late(late.grads, late.weight, late.moment)

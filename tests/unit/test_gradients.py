@@ -1,5 +1,7 @@
 """Gradients through chunks equal the gradients of the whole batch, whatever the script does to them."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -201,6 +203,25 @@ def test_a_buffer_that_becomes_another_kind_of_number_is_refused(was, now, says)
     model.seen = now
     with pytest.raises(ConfigError, match=f"buffer 'seen' is {says}"):
         gradients.finish(1)
+
+
+def test_what_has_left_is_at_hand_while_backward_writes_more():
+    """Else the thread that serves all links waits for backward, which holds a lock meanwhile."""
+    model, asked = net(), []
+
+    def ready(chunks):
+        asking = threading.Thread(
+            target=lambda: asked.append((chunks, gradients.contribution(chunks).clone())), daemon=True
+        )
+        asking.start()
+        asking.join(0.5)
+
+    gradients = Gradients(model, TINY_CHUNKS, ready)
+    gradients.arm(2)
+    loss_of(model, *samples(2)).backward()
+    assert [chunks.start for chunks, _ in asked] == list(range(len(gradients.chunks)))
+    assert not gradients.finish(2).retracted
+    assert all(torch.equal(values, gradients.contribution(chunks)) for chunks, values in asked)
 
 
 def test_accumulated_gradients_are_retracted_and_sent_late_from_then_on():
