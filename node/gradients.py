@@ -254,6 +254,7 @@ class Gradients:
         self._weight = None
         if retracted:
             self._eager_allowed = False
+            self._given_up = True  # To be told also if what follows raises, and the script tries again.
             self._handed_over[:] = bytes(len(self._handed_over))
             self._written[:] = bytes(len(self._written))
         unwritten = [index for index, written in enumerate(self._written) if not written]
@@ -271,7 +272,7 @@ class Gradients:
         self._forget()
         if stays:
             self._leave_in_place(weight)
-        return Finished(present, chunks, retracted or self._given_up)
+        return Finished(present, chunks, self._given_up)
 
     def empty(self) -> Finished:
         """End the step without a contribution: no samples, and no chunk of data to send."""
@@ -469,9 +470,9 @@ class Gradients:
     ) -> list[torch.Tensor | None]:
         """Returns: the gradients of these parameters."""
         grads = self._grads(indices)
-        for index in indices:
-            self._written[index] = 1
         self._staging.write(indices, grads, weight, watched)
+        for index in indices:  # Not before: there may be no memory for it, and the script try another batch.
+            self._written[index] = 1
         return grads
 
     def _present(self, changed: Sequence[int], weight: float) -> bytes:

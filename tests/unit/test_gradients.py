@@ -224,6 +224,53 @@ def test_what_has_left_is_at_hand_while_backward_writes_more():
     assert all(torch.equal(values, gradients.contribution(chunks)) for chunks, values in asked)
 
 
+def without_memory(monkeypatch, gradients, parts):
+    """So many parts are written; then, once, there is no memory for one."""
+    write, left = gradients._staging.write, [parts]
+
+    def one_fails(*arguments, **options):
+        left[0] -= 1
+        if left[0] == -1:
+            raise torch.OutOfMemoryError("as on a device, where a part is widened first")
+        write(*arguments, **options)
+
+    monkeypatch.setattr(gradients._staging, "write", one_fails)
+
+
+@pytest.mark.parametrize("parts", [0, 2])
+@pytest.mark.parametrize("again", [False, True])
+def test_what_could_not_be_written_during_backward_is_at_its_end(monkeypatch, parts, again):
+    """A script that is out of memory may try a smaller batch, or go on with what it has."""
+    model, ready = net(), []
+    gradients = Gradients(model, TINY_CHUNKS, ready.extend)
+    gradients.lanes[0].contribution.fill_(7.0)  # Of an earlier step.
+    without_memory(monkeypatch, gradients, parts)
+    gradients.arm(2)
+    with pytest.raises(torch.OutOfMemoryError):
+        loss_of(model, *samples(4)).backward()
+    if again:
+        model.zero_grad()
+        loss_of(model, *samples(2)).backward()
+    finished = gradients.finish(2)
+    assert finished.retracted == (again and parts > 0)
+    assert finished.retracted or not {*finished.chunks} & {*ready}
+    grads = [torch.zeros(p.shape) if p.grad is None else p.grad for p in reversed(list(model.parameters()))]
+    assert torch.equal(gradients.lanes[0].contribution, 2 * torch.cat([grad.flatten() for grad in grads]))
+
+
+def test_what_is_to_be_taken_back_is_so_if_the_script_has_to_try_twice(monkeypatch):
+    model = net()
+    gradients = Gradients(model, TINY_CHUNKS)
+    gradients.arm(2)
+    loss_of(model, *samples(2)).backward()
+    model[4].bias.grad.mul_(3)
+    without_memory(monkeypatch, gradients, 0)
+    with pytest.raises(torch.OutOfMemoryError):
+        gradients.finish(2)
+    finished = gradients.finish(2)
+    assert finished.retracted and finished.chunks == list(range(len(gradients.chunks)))
+
+
 def test_accumulated_gradients_are_retracted_and_sent_late_from_then_on():
     model, ready = net(), []
     gradients = Gradients(model, TINY_CHUNKS, ready.extend)
