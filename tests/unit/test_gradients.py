@@ -423,6 +423,35 @@ def test_a_node_without_samples_adopts_what_the_others_computed():
         assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), expected, strict=True))
 
 
+@pytest.mark.parametrize("how", ["expanded", "made in inference mode"])
+def test_what_a_script_puts_in_for_a_gradient_may_be_read_only(how):
+    models = [net(), net()]
+    members = [Gradients(model, TINY_CHUNKS) for model in models]
+    for number, model in enumerate(models):
+        parameters = list(model.parameters())
+        with torch.inference_mode(how != "expanded"):
+            made = [torch.full(() if how == "expanded" else p.shape, 1.0 + number) for p in parameters]
+        for parameter, grad in zip(parameters, made, strict=True):
+            parameter.grad = grad.expand(parameter.shape) if how == "expanded" else grad
+    one_step(members, [1, 1])
+    for parameter in (p for model in models for p in model.parameters()):
+        assert torch.equal(parameter.grad, torch.full_like(parameter, 1.5))
+        parameter.grad.mul_(2)
+
+
+@pytest.mark.skipif(not hasattr(nn.Parameter, "grad_dtype"), reason="of newer torches")
+def test_a_gradient_of_another_type_than_its_parameter_is_so_where_nobody_had_samples():
+    models = [net().bfloat16(), net().bfloat16()]
+    members = [Gradients(model, TINY_CHUNKS) for model in models]
+    for parameter in (p for model in models for p in model.parameters()):
+        parameter.grad_dtype = torch.float32
+    x, y = samples(2)
+    loss_of(models[0], x.bfloat16(), y.bfloat16()).backward()
+    one_step(members, [2, 0])
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        assert a.grad.dtype == b.grad.dtype == torch.float32 and torch.equal(a.grad, b.grad)
+
+
 def test_a_weight_of_zero_silences_even_infinite_gradients():
     model = net()
     gradients = Gradients(model, TINY_CHUNKS)
