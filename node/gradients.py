@@ -30,7 +30,7 @@ from .compression import Compression, Encoding, encoding_of
 from .devices import Moment
 from .lanes import MAX_CHUNK_BYTES, LaneLayout, averaged, chunk_bytes_of
 from .staging import Staging
-from .training_state import is_expanded, thawed
+from .training_state import is_read_only, thawed
 
 LARGE = 16384  # Elements of a gradient from which on a digest is faster than a copy to compare it with.
 
@@ -492,7 +492,7 @@ def _grad_of(holder: nn.Parameter) -> torch.Tensor:
     """A tensor that is its gradient, to be written; what it holds may be anything."""
     grad = holder.grad
     # torch.autograd.grad(), of which scripts put in what it returns, may expand one number to many.
-    if grad is None or grad.is_inference() or (not grad.is_contiguous() and is_expanded(grad)):
+    if grad is None or is_read_only(grad):
         dtype = getattr(holder, "grad_dtype", None)  # Which newer torches have: another than the parameter's.
         grad = holder.grad = torch.empty_like(holder, dtype=dtype)
     return grad

@@ -112,7 +112,7 @@ class Place:
     def buffer(self) -> torch.Tensor:
         """The numbers of the tensor there now; modules may put in another one at any forward."""
         assert isinstance(self.holder, BufferSlot)
-        tensor = self.holder.tensor
+        tensor = self.holder.writable
         if tensor is None or _reals(tensor).numel() != self.stop - self.start:
             now = "None" if tensor is None else f"of shape {list(tensor.shape)}"
             raise ConfigError(

@@ -60,6 +60,14 @@ class BufferSlot:
     def tensor(self) -> torch.Tensor | None:
         return self.module._buffers.get(self.key)
 
+    @property
+    def writable(self) -> torch.Tensor | None:
+        """The same, or a copy in its place: forward may have put in one that torch refuses to write into."""
+        tensor = self.tensor
+        if tensor is not None and is_read_only(tensor):
+            tensor = self.module._buffers[self.key] = tensor.clone(memory_format=torch.contiguous_format)
+        return tensor
+
 
 def buffer_slots(model: nn.Module) -> list[BufferSlot]:
     """The model's buffers, each once, in the order of `model.named_modules()`."""
@@ -111,6 +119,11 @@ def check_buffer(name: str, buffer: torch.Tensor) -> None:
 def is_expanded(tensor: torch.Tensor) -> bool:
     """As of expand(): torch refuses to write into it."""
     return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def is_read_only(tensor: torch.Tensor) -> bool:
+    """Does torch refuse to write into it? Fast, as there may be thousands."""
+    return tensor.is_inference() or (not tensor.is_contiguous() and is_expanded(tensor))
 
 
 def check_optimizer(optimizer: Any, what: str = "optimizer") -> None:
@@ -446,7 +459,7 @@ class TrainingState:
             if mine is None or theirs is None:
                 continue
             fits = mine.shape == theirs.shape and mine.dtype == theirs.dtype
-            if fits and not is_expanded(mine):  # As caches may be.
+            if fits and not is_read_only(mine):  # As caches may be.
                 mine.copy_(theirs)
             else:
                 slot.module._buffers[slot.key] = theirs.to(mine.device)

@@ -271,6 +271,38 @@ def test_what_is_to_be_taken_back_is_so_if_the_script_has_to_try_twice(monkeypat
     assert finished.retracted and finished.chunks == list(range(len(gradients.chunks)))
 
 
+class Replaces(nn.Module):
+    """Forward puts another tensor in its buffer's place."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.register_buffer("largest", torch.zeros(2))
+
+    def forward(self, x):
+        self.largest = torch.maximum(self.largest.amax(), x.detach().amax()).expand(2)
+        if torch.is_inference_mode_enabled():
+            self.largest = self.largest.contiguous()
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_buffer_that_forward_has_made_read_only_is_averaged(inference):
+    models = [Replaces(), Replaces()]
+    members = [Gradients(model, TINY_CHUNKS) for model in models]
+    for largest in (1.0, 2.0):
+        for number, model in enumerate(models):
+            model(torch.full((1, 3), largest + number)).sum().backward()
+            with torch.inference_mode(inference):
+                model(torch.ones(1, 3))
+        one_step(members, [1, 1])
+        for member, model in zip(members, models, strict=True):
+            assert model.largest.tolist() == [largest + 0.5] * 2
+            model(torch.full((1, 3), 9.0))
+            member.revert_buffers()
+            assert model.largest.tolist() == [largest + 0.5] * 2
+
+
 def test_accumulated_gradients_are_retracted_and_sent_late_from_then_on():
     model, ready = net(), []
     gradients = Gradients(model, TINY_CHUNKS, ready.extend)
