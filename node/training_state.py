@@ -545,7 +545,7 @@ def _kind(value: Any) -> str:
 def _restore(mine: Any, theirs: Any) -> Any:
     """`theirs`, in the containers and tensors of `mine` where they fit, so that references to them hold."""
     if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
-        if mine.shape == theirs.shape and mine.dtype == theirs.dtype:
+        if mine.shape == theirs.shape and mine.dtype == theirs.dtype and not is_read_only(mine):
             mine.copy_(theirs)
             return mine
         return theirs.to(mine.device)

@@ -277,6 +277,20 @@ def test_extra_state_is_filled_in_place():
     assert new.state.state_hash() == old.state.state_hash()
 
 
+def test_extra_state_that_is_read_only_is_replaced():
+    def state(value):
+        model = nn.Linear(2, 2)
+        with torch.inference_mode():
+            made = torch.full((3,), value)
+        extra = {"made": made, "expanded": torch.tensor(value).expand(3)}
+        return TrainingState(model, torch.optim.SGD(model.parameters(), 0.1), extra_state=extra)
+
+    source, joiner = state(1.0), state(2.0)
+    joiner.load(arrival_of(snapshot_of(source)))
+    assert [each.tolist() for each in joiner.extra_state.values()] == [[1.0] * 3] * 2
+    assert joiner.state_hash() == source.state_hash()
+
+
 def test_a_capture_in_the_background_shows_the_state_at_the_boundary():
     run, twin = Run("adam", "cosine", 1, {"seen": 1}), Run("adam", "cosine", 2, {"seen": 0})
     run.train(3, seed=1)
