@@ -194,7 +194,6 @@ class TrainingState:
         self._frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
         self._still: dict[str, Still] = {}
         self.parted: Collection[nn.Parameter] = ()  # Of which nodes keep parts: no joiner is sent these.
-        self._last: Capture | None = None
         self._at_once = False  # The script has changed between two steps what only the optimizer should.
         self._order = self._find_order()
         self._spec = self._make_spec()  # Once: a script may freeze and thaw parameters as it goes.
@@ -351,7 +350,6 @@ class TrainingState:
         table = TensorTable()
         without = self.parted if for_joiner else ()
         sections, only_stepped, alike = self._sections(table, canonical=False, without=without)
-        self._at_once |= self._last is not None and self._last.torn
         if any(still.changed for still in self._still.values()):
             self._still = {}  # What freezes them changes them all.
         sections["rng"] = plain.encode(get_generators(self.accelerators()), "rng")
@@ -385,8 +383,11 @@ class TrainingState:
             gather([table.tensors[index] for index in now], copied[late_bytes:])
         snapshot = Snapshot(manifest, parts, alike)
         lying = [table.tensors[index] for index in late]
-        self._last = Capture(snapshot, lying, copied, Moment(accelerators(lying)))
-        return self._last
+        # Nothing here keeps it: it is as large as the state.
+        return Capture(snapshot, lying, copied, Moment(accelerators(lying)), self._copy_at_once)
+
+    def _copy_at_once(self) -> None:
+        self._at_once = True
 
     def _standing_still(self, name: str) -> Still | None:
         """The parameter of that name, if it is frozen, and no other has been put in its place."""

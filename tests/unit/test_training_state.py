@@ -2,6 +2,7 @@
 
 import math
 import random
+import weakref
 from collections import OrderedDict
 from functools import partial
 
@@ -314,6 +315,14 @@ def test_a_capture_reports_its_failure_and_its_absence():
     capture.run()
     with pytest.raises(AttributeError):
         capture.wait()
+
+
+def test_a_copy_of_the_state_is_gone_with_who_wanted_it():
+    run = Run("adam")
+    snapshot = snapshot_of(run.state)
+    copied = weakref.ref(snapshot)
+    del snapshot
+    assert copied() is None
 
 
 def test_a_slice_of_a_snapshot_is_no_copy():
