@@ -118,23 +118,23 @@ class EpochOrder:
 
     def __init__(self, length: int, seed: int, in_order: bool = False) -> None:
         self.length, self.seed, self.in_order = length, seed, in_order
-        self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
+        self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64, device="cpu")
 
     def indices(self, epoch: int, ranges: Iterable[Range]) -> list[int]:
         """Indices of the samples at these positions of the epoch."""
         if epoch != self._epoch and self.in_order:
-            self._epoch, self._order = epoch, torch.arange(self.length)
+            self._epoch, self._order = epoch, torch.arange(self.length, device="cpu")
         if epoch != self._epoch:
             mixed = random.Random(f"{self.seed}, {epoch}").getrandbits(32)  # torch uses no more bits.
-            generator = torch.Generator().manual_seed(mixed)
-            self._epoch, self._order = epoch, torch.randperm(self.length, generator=generator)
+            generator = torch.Generator("cpu").manual_seed(mixed)
+            self._epoch, self._order = epoch, torch.randperm(self.length, generator=generator, device="cpu")
         indices: list[int] = self._order[list(positions(ranges))].tolist()
         return indices
 
     def positions(self, epoch: int, indices: Sequence[int]) -> list[int]:
         """Where these samples lie in that epoch, sorted."""
         self.indices(epoch, ())
-        return torch.isin(self._order, torch.tensor(indices)).nonzero().flatten().tolist()
+        return torch.isin(self._order, torch.tensor(indices, device="cpu")).nonzero().flatten().tolist()
 
 
 class DataShare:

@@ -59,6 +59,7 @@ class Ahead:
     def __init__(self, loader: DataLoader[Any], generator: torch.Generator) -> None:
         """`generator`: of the seeds of workers, unless the script's loader has one of its own."""
         self.loader = loader
+        self._generator = loader.generator or generator
         self._expected: Callable[[], Iterator[list[int]]] = lambda: iter(())
         self._guesses: Iterator[list[int]] = iter(())
         self._asked: deque[list[int]] = deque()  # Given to the workers, and not taken from them yet.
@@ -68,7 +69,7 @@ class Ahead:
             loader.dataset, batch_sampler=_Guesses(self._next_guess), num_workers=loader.num_workers,
             collate_fn=loader.collate_fn, pin_memory=loader.pin_memory, timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn, multiprocessing_context=loader.multiprocessing_context,
-            generator=loader.generator or generator, prefetch_factor=loader.prefetch_factor,
+            generator=self._generator, prefetch_factor=loader.prefetch_factor,
             persistent_workers=loader.persistent_workers,
         )  # fmt: skip
 
@@ -91,7 +92,9 @@ class Ahead:
                 if self._fetched is None:
                     self._asked.clear()
                     self._guess_from(indices)
-                    self._fetched = iter(self._made)
+                    # Torch draws a seed of our generator, and where the script's default is.
+                    with torch.device(self._generator.device):
+                        self._fetched = iter(self._made)
                 data = next(self._fetched)
             except StopIteration:  # All that was expected has come, and more is dealt.
                 self._fetched = None

@@ -438,7 +438,7 @@ def _bring(values: torch.Tensor, to: torch.Tensor) -> Callable[[], None]:
     try:
         if not has_streams(values.device):
             raise RuntimeError("there is one stream, for which one waits")
-        pinned = torch.empty(len(values), dtype=torch.uint8, pin_memory=True)
+        pinned = torch.empty(len(values), dtype=torch.uint8, device="cpu", pin_memory=True)
     except RuntimeError:
         to.copy_(values)
         return lambda: None

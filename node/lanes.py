@@ -211,7 +211,8 @@ class LaneLayout:
             for start in range(first, last, step):
                 stop_here, of_gradients = min(start + step, last), last == border
                 self.chunks.append(Chunk(len(self.chunks), len(self.lanes), start, stop_here, of_gradients))
-        self.lanes.append(Lane(dtype, op, torch.zeros(stop, dtype=dtype, pin_memory=bool(self.devices))))
+        zeros = torch.zeros(stop, dtype=dtype, device="cpu", pin_memory=bool(self.devices))
+        self.lanes.append(Lane(dtype, op, zeros))
 
     @property
     def borders(self) -> tuple[int, ...]:

@@ -105,7 +105,7 @@ class LayerSums:
         self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.lanes = [
             Lane(dtype, "mean", torch.frombuffer(self._memory, dtype=dtype)[:at]),
-            Lane(torch.float64, "mean", torch.zeros(micro_batches, dtype=torch.float64)),
+            Lane(torch.float64, "mean", torch.zeros(micro_batches, dtype=torch.float64, device="cpu")),
         ]
         # A bit for each parameter that has a gradient here, then one for each group with one that does not fit.
         self._present = np.zeros(len(users) + len(self.groups), dtype=bool)

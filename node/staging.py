@@ -86,7 +86,7 @@ class Staging:
         """Is what was written for these not what they are? Slower than digests, which would take another copy."""
         if not indices:
             return False
-        scratch = [torch.empty(COMPARED_AT_ONCE, dtype=lane.dtype) for lane in self.lanes]
+        scratch = [torch.empty(COMPARED_AT_ONCE, dtype=lane.dtype, device="cpu") for lane in self.lanes]
         for number, start, stop, group in self._runs(indices, grads, COMPARED_AT_ONCE):
             as_int = int_like(self.lanes[number].dtype)
             written, expected = self.lanes[number].contribution[start:stop], scratch[number][: stop - start]

@@ -58,9 +58,11 @@ def joined(parts: Sequence[tuple[Tensor, Any]]) -> Any:
         stop = at + math.prod(shape) * dtype.itemsize
         if stop > data.size:
             raise MalformedMessage(f"a tensor of {stop - at} bytes in {data.size - at}")
-        whole = torch.empty(stop - at, dtype=torch.uint8)  # Where torch would have it.
+        whole = torch.empty(stop - at, dtype=torch.uint8, device="cpu")  # Where torch would have it.
         whole.numpy()[:] = data[at:stop]
-        tensors.append(whole.view(dtype).view(shape) if stop > at else torch.empty(shape, dtype=dtype))
+        tensors.append(
+            whole.view(dtype).view(shape) if stop > at else torch.empty(shape, dtype=dtype, device="cpu")
+        )
         at = stop
     is_single = len(tensors) == 1 and message.rows[0][0].startswith(SINGLE)
     return tensors[0] if is_single else tuple(tensors)
