@@ -188,7 +188,7 @@ class AllReduce:
 
     def results_of(self, step: int) -> list[torch.Tensor]:
         """By chunk, as far as they are here: an empty one for each that this node does not keep; [] without any."""
-        found = [torch.empty(0)] * len(self.lanes)
+        found = [torch.empty(0, device="cpu")] * len(self.lanes)
         results = self._whole(step)
         for result in _distinct(results):
             parts = torch.from_numpy(result.values).split(self._sizes(result.chunks))

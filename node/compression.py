@@ -76,7 +76,7 @@ class BFloat16:
         return 2 * elements
 
     def encode(self, values: Array) -> Buffer:
-        wide, short = torch.from_numpy(values), torch.empty(values.size, dtype=torch.bfloat16)
+        wide, short = torch.from_numpy(values), torch.empty(values.size, dtype=torch.bfloat16, device="cpu")
         for some, rounded in zip(wide.split(UNSHARED), short.split(UNSHARED), strict=True):
             rounded.copy_(some)
         return short.view(torch.int16).numpy().data.cast("B")

@@ -3,6 +3,7 @@
 Here that is `meta`, which has no numbers at all.
 """
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from chaosnet.data import EpochOrder
 from chaosnet.engines.tensor_bytes import joined
 from chaosnet.loading import Ahead
+from chaosnet.node.compression import BFloat16
 from chaosnet.node.flat_state import Arrival, Manifest
 from chaosnet.node.gradients import Gradients
 from chaosnet.node.layer_sums import LayerSums
@@ -65,6 +67,13 @@ def test_a_state_is_copied_and_loaded():
         optimizer.step()
         state.load(arrival)
         assert state.state_hash() == expected
+
+
+def test_gradients_are_compressed():
+    """In another thread than the script's, for which `torch.set_default_tensor_type` counts, too."""
+    values = np.arange(5, dtype=np.float32)
+    with ELSEWHERE:
+        assert BFloat16().decode(BFloat16().encode(values)).tolist() == values.tolist()
 
 
 @pytest.mark.parametrize("size", [0, 100, 8 << 20])
