@@ -126,7 +126,7 @@ class EpochOrder:
             self._epoch, self._order = epoch, torch.arange(self.length, device="cpu")
         if epoch != self._epoch:
             mixed = random.Random(f"{self.seed}, {epoch}").getrandbits(32)  # torch uses no more bits.
-            generator = torch.Generator().manual_seed(mixed)
+            generator = torch.Generator("cpu").manual_seed(mixed)
             self._epoch, self._order = epoch, torch.randperm(self.length, generator=generator, device="cpu")
         indices: list[int] = self._order[list(positions(ranges))].tolist()
         return indices

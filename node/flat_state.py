@@ -243,14 +243,19 @@ class Capture:
     What forward and the user's code may change is copied already. Parameters and the tensors of
     optimizer.state, nearly all of the bytes, are not: only optimizer.step() changes them. So `run` may copy
     them in another thread during the next forward and backward pass, and the training thread calls `wait`
-    before it steps the optimizer.
+    before it steps the optimizer. `on_torn`: called if the script has changed what was being copied.
     """
 
     def __init__(
-        self, snapshot: Snapshot, late: Sequence[torch.Tensor], target: torch.Tensor, moment: Moment
+        self,
+        snapshot: Snapshot,
+        late: Sequence[torch.Tensor],
+        target: torch.Tensor,
+        moment: Moment,
+        on_torn: Callable[[], None],
     ) -> None:
         self.manifest = snapshot.manifest
-        self.torn = False  # Has the script changed what was being copied?
+        self._on_torn = on_torn
         self._snapshot = snapshot
         self._late, self._target = late, target  # What is still to be copied, and where to.
         self._moment = moment  # Up to which it is what it is to be.
@@ -264,8 +269,8 @@ class Capture:
         try:
             with self._moment.streams():
                 gather(self._late, self._target)
-            self.torn = self._versions != [tensor._version for tensor in self._late]
-            if self.torn:
+            if self._versions != [tensor._version for tensor in self._late]:
+                self._on_torn()
                 raise StateChanged(
                     "the script has changed parameters, or what the optimizer keeps, after update()"
                 )

@@ -30,7 +30,7 @@ from .compression import Compression, Encoding, encoding_of
 from .devices import Moment
 from .lanes import MAX_CHUNK_BYTES, LaneLayout, averaged, chunk_bytes_of
 from .staging import Staging
-from .training_state import thawed
+from .training_state import is_read_only, thawed
 
 LARGE = 16384  # Elements of a gradient from which on a digest is faster than a copy to compare it with.
 
@@ -254,6 +254,7 @@ class Gradients:
         self._weight = None
         if retracted:
             self._eager_allowed = False
+            self._given_up = True  # To be told also if what follows raises, and the script tries again.
             self._handed_over[:] = bytes(len(self._handed_over))
             self._written[:] = bytes(len(self._written))
         unwritten = [index for index, written in enumerate(self._written) if not written]
@@ -271,7 +272,7 @@ class Gradients:
         self._forget()
         if stays:
             self._leave_in_place(weight)
-        return Finished(present, chunks, retracted or self._given_up)
+        return Finished(present, chunks, self._given_up)
 
     def empty(self) -> Finished:
         """End the step without a contribution: no samples, and no chunk of data to send."""
@@ -347,6 +348,8 @@ class Gradients:
 
     def _write_late(self) -> None:
         """Write what has been left in place so far."""
+        if not self._unwritten:
+            return  # Without the lock: backward holds it while it writes, and the loop serves all links.
         with self._lock:
             if self._unwritten and (late := self._in_place) is not None:
                 self._staging.write_late(late.grads, late.weight, late.moment)
@@ -467,9 +470,9 @@ class Gradients:
     ) -> list[torch.Tensor | None]:
         """Returns: the gradients of these parameters."""
         grads = self._grads(indices)
-        for index in indices:
-            self._written[index] = 1
         self._staging.write(indices, grads, weight, watched)
+        for index in indices:  # Not before: there may be no memory for it, and the script try another batch.
+            self._written[index] = 1
         return grads
 
     def _present(self, changed: Sequence[int], weight: float) -> bytes:
@@ -486,10 +489,13 @@ def _versions(grads: Iterable[torch.Tensor | None]) -> list[int]:
 
 
 def _grad_of(holder: nn.Parameter) -> torch.Tensor:
-    """A tensor that is its gradient; what it holds may be anything."""
-    if holder.grad is None:
-        holder.grad = torch.empty_like(holder)
-    return holder.grad
+    """A tensor that is its gradient, to be written; what it holds may be anything."""
+    grad = holder.grad
+    # torch.autograd.grad(), of which scripts put in what it returns, may expand one number to many.
+    if grad is None or is_read_only(grad):
+        dtype = getattr(holder, "grad_dtype", None)  # Which newer torches have: another than the parameter's.
+        grad = holder.grad = torch.empty_like(holder, dtype=dtype)
+    return grad
 
 
 def _digest(grad: torch.Tensor | None) -> int:

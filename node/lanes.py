@@ -112,7 +112,7 @@ class Place:
     def buffer(self) -> torch.Tensor:
         """The numbers of the tensor there now; modules may put in another one at any forward."""
         assert isinstance(self.holder, BufferSlot)
-        tensor = self.holder.tensor
+        tensor = self.holder.writable
         if tensor is None or _reals(tensor).numel() != self.stop - self.start:
             now = "None" if tensor is None else f"of shape {list(tensor.shape)}"
             raise ConfigError(
@@ -211,9 +211,8 @@ class LaneLayout:
             for start in range(first, last, step):
                 stop_here, of_gradients = min(start + step, last), last == border
                 self.chunks.append(Chunk(len(self.chunks), len(self.lanes), start, stop_here, of_gradients))
-        self.lanes.append(
-            Lane(dtype, op, torch.zeros(stop, dtype=dtype, device="cpu", pin_memory=bool(self.devices)))
-        )
+        zeros = torch.zeros(stop, dtype=dtype, device="cpu", pin_memory=bool(self.devices))
+        self.lanes.append(Lane(dtype, op, zeros))
 
     @property
     def borders(self) -> tuple[int, ...]:

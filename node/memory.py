@@ -44,7 +44,7 @@ def fresh(size: int) -> torch.Tensor:
     Raises: MemoryError, or torch's RuntimeError.
     """
     if size < HUGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(size, dtype=torch.uint8, device="cpu")
+        return torch.empty(size, dtype=torch.uint8, device="cpu")  # Whatever the script's default is.
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:

@@ -60,6 +60,14 @@ class BufferSlot:
     def tensor(self) -> torch.Tensor | None:
         return self.module._buffers.get(self.key)
 
+    @property
+    def writable(self) -> torch.Tensor | None:
+        """The same, or a copy in its place: forward may have put in one that torch refuses to write into."""
+        tensor = self.tensor
+        if tensor is not None and is_read_only(tensor):
+            tensor = self.module._buffers[self.key] = tensor.clone(memory_format=torch.contiguous_format)
+        return tensor
+
 
 def buffer_slots(model: nn.Module) -> list[BufferSlot]:
     """The model's buffers, each once, in the order of `model.named_modules()`."""
@@ -111,6 +119,11 @@ def check_buffer(name: str, buffer: torch.Tensor) -> None:
 def is_expanded(tensor: torch.Tensor) -> bool:
     """As of expand(): torch refuses to write into it."""
     return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def is_read_only(tensor: torch.Tensor) -> bool:
+    """Does torch refuse to write into it? Fast, as there may be thousands."""
+    return tensor.is_inference() or (not tensor.is_contiguous() and is_expanded(tensor))
 
 
 def check_optimizer(optimizer: Any, what: str = "optimizer") -> None:
@@ -181,7 +194,6 @@ class TrainingState:
         self._frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
         self._still: dict[str, Still] = {}
         self.parted: Collection[nn.Parameter] = ()  # Of which nodes keep parts: no joiner is sent these.
-        self._last: Capture | None = None
         self._at_once = False  # The script has changed between two steps what only the optimizer should.
         self._order = self._find_order()
         self._spec = self._make_spec()  # Once: a script may freeze and thaw parameters as it goes.
@@ -312,7 +324,9 @@ class TrainingState:
         self._still = {
             name: Still(name, parameter)
             for name, parameter in self._frozen.items()
-            if parameter.device.type == "cpu" and parameter.is_contiguous()
+            if parameter.device.type == "cpu"
+            and parameter.is_contiguous()
+            and as_bytes(parameter).data_ptr() == parameter.data_ptr()  # Not so of one element of a slice.
         }
 
     @held_off()
@@ -336,7 +350,6 @@ class TrainingState:
         table = TensorTable()
         without = self.parted if for_joiner else ()
         sections, only_stepped, alike = self._sections(table, canonical=False, without=without)
-        self._at_once |= self._last is not None and self._last.torn
         if any(still.changed for still in self._still.values()):
             self._still = {}  # What freezes them changes them all.
         sections["rng"] = plain.encode(get_generators(self.accelerators()), "rng")
@@ -370,8 +383,11 @@ class TrainingState:
             gather([table.tensors[index] for index in now], copied[late_bytes:])
         snapshot = Snapshot(manifest, parts, alike)
         lying = [table.tensors[index] for index in late]
-        self._last = Capture(snapshot, lying, copied, Moment(accelerators(lying)))
-        return self._last
+        # Nothing here keeps it: it is as large as the state.
+        return Capture(snapshot, lying, copied, Moment(accelerators(lying)), self._copy_at_once)
+
+    def _copy_at_once(self) -> None:
+        self._at_once = True
 
     def _standing_still(self, name: str) -> Still | None:
         """The parameter of that name, if it is frozen, and no other has been put in its place."""
@@ -449,7 +465,7 @@ class TrainingState:
             if mine is None or theirs is None:
                 continue
             fits = mine.shape == theirs.shape and mine.dtype == theirs.dtype
-            if fits and not is_expanded(mine):  # As caches may be.
+            if fits and not is_read_only(mine):  # As caches may be.
                 mine.copy_(theirs)
             else:
                 slot.module._buffers[slot.key] = theirs.to(mine.device)
@@ -535,7 +551,7 @@ def _kind(value: Any) -> str:
 def _restore(mine: Any, theirs: Any) -> Any:
     """`theirs`, in the containers and tensors of `mine` where they fit, so that references to them hold."""
     if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
-        if mine.shape == theirs.shape and mine.dtype == theirs.dtype:
+        if mine.shape == theirs.shape and mine.dtype == theirs.dtype and not is_read_only(mine):
             mine.copy_(theirs)
             return mine
         return theirs.to(mine.device)

@@ -84,6 +84,7 @@ class Replication:
         self.sources |= {name: _Source(0, has=0) for name in sorted(fellows)}
         self.fellows = frozenset(fellows)
         self.total_bytes: int | None = None
+        self._is_read = False  # A manifest: what another source says may be laid out otherwise.
         self.piece_bytes = MAX_PIECE_BYTES
         self.stored_bytes = 0
         self.failed = ""
@@ -110,8 +111,10 @@ class Replication:
                     return self._give_up_on_fellows()
                 return self._ask_manifest(now_s) if self.total_bytes is None else []
             case Received(peer, ManifestReply(step=self.step, digest=digest), payload):
-                wanted = self.total_bytes is None
-                return [ReadManifest(peer, self.step, digest, payload, self.attempt)] if wanted else []
+                if self.total_bytes is not None or self._is_read:
+                    return []
+                self._is_read = True
+                return [ReadManifest(peer, self.step, digest, payload, self.attempt)]
             case Received(peer, Shard(step=self.step) as shard, payload):
                 return self._on_shard(peer, shard, payload) + self._sample(peer, shard, now_s)
             case Received(peer, Have(step=self.step) as news):
@@ -122,6 +125,7 @@ class Replication:
                 self._lay_out(total_bytes)
                 return self._fill_all(now_s) + self._finish()
             case ManifestBad(source, reason, self.attempt):
+                self._is_read = False
                 return self._drop(source, f"its manifest is unusable: {reason}", now_s)
             case ShardStored(source, start, stop, self.attempt):
                 return self._on_stored(source, (start, stop), now_s)

@@ -3,8 +3,9 @@
 import pytest
 import sham
 import torch
-from members import CPU, Member, alone, assert_same, cluster_of_two, data, loss_of, net
+from members import CPU, Member, alone, assert_same, cluster_of_two, data, loss_of, net, parameters
 from torch import nn
+from torch.utils.data import DataLoader
 
 from chaosnet import Checkpoints, Trainer
 
@@ -26,6 +27,21 @@ def test_a_node_joins_those_of_another_kind(device, founder):
         common = sorted({*first.states} & {*second.states})
         assert len(common) >= STEPS - 2  # Of those of two, one may be another's first.
         assert_same(second.states[common[-1]], first.states[common[-1]], device)
+
+
+def test_a_script_may_have_tensors_made_on_the_device_by_default(device, tmp_path):
+    found, samples = [], data()
+    for number, default in enumerate((CPU, device)):
+        model, settings = net(device), Checkpoints(tmp_path / str(number), every=2)
+        with default, Trainer(model, adam(model.parameters()), checkpoints=settings, **alone()) as trainer:
+            for batch in trainer.batches(DataLoader(samples, 4), epochs=2):
+                loss_of(model, batch).backward()
+                trainer.update()
+            for batch in trainer.evaluate(samples, 8):
+                trainer.mean(loss_of(model, batch), "loss")
+        found.append(parameters(model))
+        assert [*(tmp_path / str(number)).glob("step-*")]
+    assert_same(*found, device)
 
 
 def test_mixed_precision_with_a_scaler_leaves_out_what_overflows(device):

@@ -1,5 +1,7 @@
 """Gradients through chunks equal the gradients of the whole batch, whatever the script does to them."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -203,6 +205,104 @@ def test_a_buffer_that_becomes_another_kind_of_number_is_refused(was, now, says)
         gradients.finish(1)
 
 
+def test_what_has_left_is_at_hand_while_backward_writes_more():
+    """Else the thread that serves all links waits for backward, which holds a lock meanwhile."""
+    model, asked = net(), []
+
+    def ready(chunks):
+        asking = threading.Thread(
+            target=lambda: asked.append((chunks, gradients.contribution(chunks).clone())), daemon=True
+        )
+        asking.start()
+        asking.join(0.5)
+
+    gradients = Gradients(model, TINY_CHUNKS, ready)
+    gradients.arm(2)
+    loss_of(model, *samples(2)).backward()
+    assert [chunks.start for chunks, _ in asked] == list(range(len(gradients.chunks)))
+    assert not gradients.finish(2).retracted
+    assert all(torch.equal(values, gradients.contribution(chunks)) for chunks, values in asked)
+
+
+def without_memory(monkeypatch, gradients, parts):
+    """So many parts are written; then, once, there is no memory for one."""
+    write, left = gradients._staging.write, [parts]
+
+    def one_fails(*arguments, **options):
+        left[0] -= 1
+        if left[0] == -1:
+            raise torch.OutOfMemoryError("as on a device, where a part is widened first")
+        write(*arguments, **options)
+
+    monkeypatch.setattr(gradients._staging, "write", one_fails)
+
+
+@pytest.mark.parametrize("parts", [0, 2])
+@pytest.mark.parametrize("again", [False, True])
+def test_what_could_not_be_written_during_backward_is_at_its_end(monkeypatch, parts, again):
+    """A script that is out of memory may try a smaller batch, or go on with what it has."""
+    model, ready = net(), []
+    gradients = Gradients(model, TINY_CHUNKS, ready.extend)
+    gradients.lanes[0].contribution.fill_(7.0)  # Of an earlier step.
+    without_memory(monkeypatch, gradients, parts)
+    gradients.arm(2)
+    with pytest.raises(torch.OutOfMemoryError):
+        loss_of(model, *samples(4)).backward()
+    if again:
+        model.zero_grad()
+        loss_of(model, *samples(2)).backward()
+    finished = gradients.finish(2)
+    assert finished.retracted == (again and parts > 0)
+    assert finished.retracted or not {*finished.chunks} & {*ready}
+    grads = [torch.zeros(p.shape) if p.grad is None else p.grad for p in reversed(list(model.parameters()))]
+    assert torch.equal(gradients.lanes[0].contribution, 2 * torch.cat([grad.flatten() for grad in grads]))
+
+
+def test_what_is_to_be_taken_back_is_so_if_the_script_has_to_try_twice(monkeypatch):
+    model = net()
+    gradients = Gradients(model, TINY_CHUNKS)
+    gradients.arm(2)
+    loss_of(model, *samples(2)).backward()
+    model[4].bias.grad.mul_(3)
+    without_memory(monkeypatch, gradients, 0)
+    with pytest.raises(torch.OutOfMemoryError):
+        gradients.finish(2)
+    finished = gradients.finish(2)
+    assert finished.retracted and finished.chunks == list(range(len(gradients.chunks)))
+
+
+class Replaces(nn.Module):
+    """Forward puts another tensor in its buffer's place."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.register_buffer("largest", torch.zeros(2))
+
+    def forward(self, x):
+        self.largest = torch.maximum(self.largest.amax(), x.detach().amax()).expand(2)
+        if torch.is_inference_mode_enabled():
+            self.largest = self.largest.contiguous()
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_buffer_that_forward_has_made_read_only_is_averaged(inference):
+    models = [Replaces(), Replaces()]
+    members = [Gradients(model, TINY_CHUNKS) for model in models]
+    for largest in (1.0, 2.0):
+        for number, model in enumerate(models):
+            model(torch.full((1, 3), largest + number)).sum().backward()
+            with torch.inference_mode(inference):
+                model(torch.ones(1, 3))
+        one_step(members, [1, 1])
+        for member, model in zip(members, models, strict=True):
+            assert model.largest.tolist() == [largest + 0.5] * 2
+            model(torch.full((1, 3), 9.0))
+            member.revert_buffers()
+            assert model.largest.tolist() == [largest + 0.5] * 2
+
+
 def test_accumulated_gradients_are_retracted_and_sent_late_from_then_on():
     model, ready = net(), []
     gradients = Gradients(model, TINY_CHUNKS, ready.extend)
@@ -353,6 +453,35 @@ def test_a_node_without_samples_adopts_what_the_others_computed():
     assert finished[1].present == bytes(1)
     for model in models:
         assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), expected, strict=True))
+
+
+@pytest.mark.parametrize("how", ["expanded", "made in inference mode"])
+def test_what_a_script_puts_in_for_a_gradient_may_be_read_only(how):
+    models = [net(), net()]
+    members = [Gradients(model, TINY_CHUNKS) for model in models]
+    for number, model in enumerate(models):
+        parameters = list(model.parameters())
+        with torch.inference_mode(how != "expanded"):
+            made = [torch.full(() if how == "expanded" else p.shape, 1.0 + number) for p in parameters]
+        for parameter, grad in zip(parameters, made, strict=True):
+            parameter.grad = grad.expand(parameter.shape) if how == "expanded" else grad
+    one_step(members, [1, 1])
+    for parameter in (p for model in models for p in model.parameters()):
+        assert torch.equal(parameter.grad, torch.full_like(parameter, 1.5))
+        parameter.grad.mul_(2)
+
+
+@pytest.mark.skipif(not hasattr(nn.Parameter, "grad_dtype"), reason="of newer torches")
+def test_a_gradient_of_another_type_than_its_parameter_is_so_where_nobody_had_samples():
+    models = [net().bfloat16(), net().bfloat16()]
+    members = [Gradients(model, TINY_CHUNKS) for model in models]
+    for parameter in (p for model in models for p in model.parameters()):
+        parameter.grad_dtype = torch.float32
+    x, y = samples(2)
+    loss_of(models[0], x.bfloat16(), y.bfloat16()).backward()
+    one_step(members, [2, 0])
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        assert a.grad.dtype == b.grad.dtype == torch.float32 and torch.equal(a.grad, b.grad)
 
 
 def test_a_weight_of_zero_silences_even_infinite_gradients():

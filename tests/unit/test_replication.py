@@ -86,6 +86,21 @@ def test_a_manifest_of_another_step_is_ignored():
     ]
 
 
+def test_while_one_manifest_is_read_no_other_is():
+    """A joiner that was held up finds those of two sources. What came would be laid out as the last of them."""
+    pull, _ = start({"a": 1, "b": 1})
+    pull.handle(Tick(), MANIFEST_PATIENCE_S)
+    replies = [Received(name, ManifestReply(step=STEP, digest=b"d"), b"x") for name in "ab"]
+    assert [pull.handle(each, MANIFEST_PATIENCE_S) for each in replies] == [
+        [ReadManifest("a", STEP, b"d", b"x")],
+        [],
+    ]
+    assert pull.handle(ManifestBad("a", "damaged"), MANIFEST_PATIENCE_S) == [
+        Transmit("b", ManifestRequest(step=STEP))
+    ]
+    assert pull.handle(replies[1], MANIFEST_PATIENCE_S) == [ReadManifest("b", STEP, b"d", b"x")]
+
+
 def test_a_source_with_an_unusable_manifest_is_dropped_for_another():
     pull, _ = start({"a": 1, "b": 1})
     assert pull.handle(ManifestBad("a", "damaged"), 0.0) == [Transmit("b", ManifestRequest(step=STEP))]

@@ -2,6 +2,7 @@
 
 import math
 import random
+import weakref
 from collections import OrderedDict
 from functools import partial
 
@@ -277,6 +278,20 @@ def test_extra_state_is_filled_in_place():
     assert new.state.state_hash() == old.state.state_hash()
 
 
+def test_extra_state_that_is_read_only_is_replaced():
+    def state(value):
+        model = nn.Linear(2, 2)
+        with torch.inference_mode():
+            made = torch.full((3,), value)
+        extra = {"made": made, "expanded": torch.tensor(value).expand(3)}
+        return TrainingState(model, torch.optim.SGD(model.parameters(), 0.1), extra_state=extra)
+
+    source, joiner = state(1.0), state(2.0)
+    joiner.load(arrival_of(snapshot_of(source)))
+    assert [each.tolist() for each in joiner.extra_state.values()] == [[1.0] * 3] * 2
+    assert joiner.state_hash() == source.state_hash()
+
+
 def test_a_capture_in_the_background_shows_the_state_at_the_boundary():
     run, twin = Run("adam", "cosine", 1, {"seen": 1}), Run("adam", "cosine", 2, {"seen": 0})
     run.train(3, seed=1)
@@ -300,6 +315,14 @@ def test_a_capture_reports_its_failure_and_its_absence():
     capture.run()
     with pytest.raises(AttributeError):
         capture.wait()
+
+
+def test_a_copy_of_the_state_is_gone_with_who_wanted_it():
+    run = Run("adam")
+    snapshot = snapshot_of(run.state)
+    copied = weakref.ref(snapshot)
+    del snapshot
+    assert copied() is None
 
 
 def test_a_slice_of_a_snapshot_is_no_copy():
@@ -380,6 +403,17 @@ def test_a_frozen_parameter_that_changes_all_the_same_is_not_sent_but_copied_fro
     joiner = TrainingState(model, torch.optim.SGD(model[1].parameters(), 0.1))
     joiner.load(arrival_of(later))
     assert joiner.state_hash() == expected
+
+
+def test_a_frozen_parameter_of_one_element_of_a_slice_is_sent_as_it_is_now():
+    model = nn.Linear(4, 4)
+    model.scale = nn.Parameter(torch.zeros(4)[::4], requires_grad=False)
+    state = TrainingState(model, torch.optim.SGD([model.weight, model.bias], 0.1))
+    state.watch()
+    model.scale.data += 1.0
+    snapshot = snapshot_of(state)
+    entry = next(entry for entry in snapshot.manifest.entries if entry.name == "scale")
+    assert np.frombuffer(snapshot.slice(entry.start, entry.stop), np.float32) == 1.0
 
 
 def test_what_replaces_a_frozen_parameter_is_what_a_joiner_gets():
