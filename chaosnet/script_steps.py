@@ -247,11 +247,11 @@ class ScriptSteps:
 
     def conclude(self) -> bool:
         """End the step that an interrupt has left under way, as at a prompt. Returns: whether there was one."""
+        if not self._session.is_waiting or self._session.ended is not None:
+            return False
         with self.turn, no_modes(self._engine.kinds):
-            if not self._session.is_waiting or self._session.ended is not None:
-                return False
             self._hear(self._session.hear)
-            return True
+        return True
 
     def _hear(self, hear: Callable[[], StepOutcome | None]) -> bool:
         """What becomes of the step under way. Returns: as `skip`."""
