@@ -1,4 +1,4 @@
-"""A trainer's checkpoints: when to write, what of the state, what to tell people; and going on from one.
+"""A trainer's checkpoints: when one is written, which part of the state, what is printed; and resuming.
 
     due --capture--> copying (beside the next forward) --the next step is complete--> writing --> pruning
 

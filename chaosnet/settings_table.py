@@ -1,4 +1,4 @@
-"""Every setting, once: what a script, an option or the environment may say, and what holds if nobody does.
+"""Every setting, once: its name in a script, as an option and in the environment, and its default.
 
 From this table come the options of `chaosnet run` (commands/node_options.py) and the checks of what is given
 (settings.py). `Trainer`'s signature, its groups (setting_groups.py), their docstrings and the tables of docs/ repeat

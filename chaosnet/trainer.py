@@ -40,7 +40,7 @@ class Trainer(RunFacts):
     `extra_state`. Model, optimizer and the rest may also be given later, to `attach`.
 
     When the cluster has gone on without this node (it was cut off, or slept), the next update() rejoins: it
-    pulls the state anew and returns. What this node had for that step is not counted.
+    pulls the state anew and returns. This node's gradients for that step do not count.
 
     Args:
         model: Any module; all members have the same one. Several: a dictionary by name.

@@ -1,4 +1,4 @@
-"""Members out of reach: this node dials them until there are none, and tells who waits for them."""
+"""Members out of reach: this node dials them until it reaches all, and informs what waits for them."""
 
 from __future__ import annotations
 

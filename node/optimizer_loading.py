@@ -1,4 +1,4 @@
-"""An optimizer's state, as it has arrived, in an optimizer: to the bit."""
+"""Puts an optimizer's state that has arrived into an optimizer, equal to the bit."""
 
 from __future__ import annotations
 

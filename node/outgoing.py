@@ -1,4 +1,4 @@
-"""What waits to be sent over one connection: the lower rank first, and within a rank what comes first by its number.
+"""The queue of one connection: the lower rank first, and within a rank the lower number.
 
 libzmq is given little at a time (sockets.py, SEND_AHEAD): what it has can be neither overtaken nor taken back.
 """

@@ -1,4 +1,4 @@
-"""What one node knows of its links: round trips of the heartbeats, and the newest rates of what comes and goes.
+"""What one node knows of its links: round trips of the heartbeats, and the newest rates each way.
 
 What comes is timed when a link is new (probing.py) and while state comes over it. What goes is timed all the while,
 and costs nothing: a link with more waiting for it carries what it can.
