@@ -38,7 +38,7 @@ class Outgoing:
     def __init__(self) -> None:
         self._heap: list[Item] = []
         self._numbers = itertools.count()
-        # Since then libzmq has been full, but for what it has taken just now.
+        # Since when libzmq has been full, apart from what it has just taken.
         self._full_s: float | None = None
         self.carried: tuple[int, float] = 0, 0.0
         """Bytes that libzmq has taken while it was full, and for how long it was: the connection's rate."""

@@ -331,7 +331,7 @@ class Pipelines:
         self.running, traffic = None, self.costs.traffic(self.view, self.sums)
         keeping = self.keeping if self.session.name in self.view.member_set else None
         lost = keeping is not None and bool(keeping.lost_in(self.view.member_ids))
-        # One that has left is told so now.
+        # A node that has left learns it here.
         if self.is_wanted and self.session.name in self.view.member_set and not lost:
             self.running = self._plan(traffic)
             batches = self.batches.step(self._device, self.random.key)
@@ -570,7 +570,7 @@ def _terms(told: PipelineSettings, device: torch.device, builds: LayerBuilds) ->
     terms = {"pipelines": "True", "functions": ranges_of(sorted(builds.functions))} | {
         each.name: str(getattr(told, each.name)) for each in fields(told) if each.name not in own
     }
-    if told.exact:  # What the same numbers may hang on, too.
+    if told.exact:  # The numbers may depend on these, too.
         terms |= {
             "torch": str(torch.__version__),
             "machine": _machine(device),
