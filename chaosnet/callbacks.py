@@ -21,7 +21,7 @@ class StepDone:
         step: Updates of the model since the cluster began.
         applied: Did the optimizer step?
         weight: Samples of this step, of all members.
-        samples: Those of all steps, of all members.
+        samples: Of all steps so far, of all members.
         epoch: Epochs of `batches` that the cluster has completed.
         members: Who took part.
         metrics: The cluster's means, by name.
@@ -56,10 +56,10 @@ class EpochDone:
 
 @dataclass(frozen=True, slots=True)
 class StateLoaded:
-    """The training state is another one: it came from the cluster at a join or a rejoin, or from a checkpoint.
+    """The training state was replaced: it came from the cluster at a join or a rejoin, or from a checkpoint.
 
     Attributes:
-        round: The one that is due.
+        round: The next one.
         step: Updates of the model up to here.
         total_bytes: Of the state.
     """
@@ -102,8 +102,8 @@ class Callbacks:
     """Functions of the script's own, each called with one event.
 
     Those on the training thread are called in the middle of a step, perhaps before `Trainer(...)` has returned: they
-    may ask the trainer, and have it leave after the step, but not step. What they raise, the step raises.
-    on_notice and on_parked are called on the thread that serves the links, so be quick; what they raise is told.
+    may read the trainer, and have it leave after the step, but not step. The step raises what they raise.
+    on_notice and on_parked are called on the thread that serves the links, so return at once; errors are printed.
 
     Attributes:
         on_step: After each step of the cluster, also those that a joiner catches up with. On the training thread.

@@ -1,4 +1,4 @@
-"""A trainer's checkpoints: when to write, what of the state, what to tell people; and going on from one.
+"""A trainer's checkpoints: when one is written, which part of the state, what is printed; and resuming.
 
     due --capture--> copying (beside the next forward) --the next step is complete--> writing --> pruning
 
@@ -185,7 +185,7 @@ class Checkpointing:
 
     def started(self, step: int, run: str) -> None:
         """The state is that of `step`: what other runs wrote beyond it is of a history that did not happen."""
-        self.counters[WRITING] += 0  # It is told from now on that there are to be checkpoints.
+        self.counters[WRITING] += 0  # From now on the status says that there are checkpoints.
         if self.newest is not None and self.newest[0] == step and not self.counters[STEP]:
             self._tell_newest(step, self.newest[1])
         try:

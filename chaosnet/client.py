@@ -66,10 +66,10 @@ def status(
 
     Args:
         address: HOST:PORT of any member; KEY@HOST:PORT if it has another key than this user.
-        deadline_s: So long it may take.
-        keys: Whose to show; None: none.
-        history: With all events and steps that the scheduler has kept.
-        since: But for what came before this step.
+        deadline_s: The longest time to wait.
+        keys: The keys to connect with; None: no key.
+        history: Include all events and steps that the scheduler has kept.
+        since: Leave out what came before this step.
     Raises: PeerUnreachable if nobody answers in time; VersionMismatch if the cluster's chaosnet has another schema of
         the status.
     """
@@ -97,16 +97,16 @@ def watch(
 ) -> Iterator[Status]:
     """The cluster's status again and again: at once, then `every_s` after the last one was used. It never ends.
 
-    The node at `address` is asked; if it dies or leaves, a member that it has told of, and so on.
+    It asks the node at `address`; if that dies or leaves, another member that is known from the status, and so on.
 
     Args:
         address: As of `status`.
-        every_s: From one status to the next.
-        patience_s: So long nobody at all may answer, but for the first time.
+        every_s: Time from one status to the next.
+        patience_s: After the first answer: the longest time in which nobody at all answers.
         keys: As of `status`.
         history: As of `status`.
         on_silence: Called with what was wrong before another node is asked.
-        increments: The history comes once; then only what is at or after the last step of the status before.
+        increments: The whole history comes once; then only what is new since the last step of the status before.
     Raises: as `status` the first time; then PeerUnreachable once nobody has answered for `patience_s`.
     """
     keys = _own(keys)

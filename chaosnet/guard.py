@@ -1,4 +1,4 @@
-"""The guard against a faulty member: what a node thinks of a gradient before it counts. Decides; no tensor, no I/O.
+"""The guard against a faulty member: a node judges its gradient before it counts. No tensor, no I/O.
 
 It sits in three places, because what travels are sums (docs/guard.md):
 
@@ -37,7 +37,7 @@ class Guard:
     Args:
         policy: "skip": a faulty gradient does not count. "clip": it is scaled down to the limit, or does not
             count if it is not finite. "evict": it does not count, and the third in a row puts this node out.
-        factor: So many times the median of this node's last 50 norms is the limit.
+        factor: The limit is this many times the median of this node's last 50 norms.
     """
 
     def __init__(self, policy: str, factor: float) -> None:

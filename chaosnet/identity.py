@@ -1,4 +1,4 @@
-"""Who this machine's user is to a cluster: the key file that nodes and clients of theirs share."""
+"""The identity of this machine's user in a cluster: the key file that the user's nodes and clients share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the LR scheduler is stepped: by steps, epochs, samples or evaluations of the cluster; and what at its end."""
+"""When the LR scheduler is stepped: by steps, epochs, samples or evaluations of the cluster; and how it ends."""
 
 from __future__ import annotations
 

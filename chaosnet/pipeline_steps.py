@@ -1,4 +1,4 @@
-"""Steps of pipelines: each is one of the cluster, and this node computes what it has of it."""
+"""Steps of pipelines: each is a step of the cluster, of which this node computes its part."""
 
 from __future__ import annotations
 

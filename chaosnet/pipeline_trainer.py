@@ -35,9 +35,9 @@ from .teller import Teller
 class PipelineTrainer(ScriptMember):
     """A member of a cluster that trains one model in pipelines, synchronously, over whatever links there are.
 
-    What a member computes of a step are the layers that the pipelines of the moment give it. Every member holds all
-    of the training state, or with `keepers` a part of it. Members may join, leave and die at any time: the others go
-    on with other pipelines, and no step is lost. With `exact`, losses and weights are those of one process, to the
+    In a step a member computes the layers that the present pipelines give it. Every member holds all of the training
+    state, or with `keepers` a part of it. Members may join, leave and die at any time: the others go on with other
+    pipelines, and no step is lost. With `exact`, losses and weights are those of one process, to the
     bit.
 
     Args:
@@ -46,20 +46,20 @@ class PipelineTrainer(ScriptMember):
             it; with `keepers` a member builds those that it needs.
         optimizer: Any `torch.optim` over its parameters that steps without a closure, or a function that makes one
             for the model.
-        loss: Of the last layer's output and the targets: the mean over the samples that it is given.
+        loss: A function of the last layer's output and the targets: the mean over the given samples.
         lr_scheduler: Stepped by the trainer, on all members alike; or a function that makes one for the optimizer.
         batch: Samples of a step, of all members together, however many there are.
         micro_batch: Samples that go through the layers at once; it divides `batch`.
-        stages: No pipeline has fewer, if there are as many members.
-        layout: The pipelines that are wanted, as long as there are members enough: "2+2", "4+2+1", "2x3" (two of
-            three). Default: those that are predicted to be the fastest.
-        exact: The same to the bit, whoever computes what; gradients take twice the bytes then.
+        stages: Minimum stages of a pipeline, if there are as many members.
+        layout: The pipelines to run as long as there are enough members: "2+2", "4+2+1", "2x3" (two of three).
+            Default: those that are predicted to be the fastest.
+        exact: Equal to the bit, whoever computes what; gradients then take twice the bytes.
         max_grad_norm: Clip the mean gradient to this norm before the optimizer steps.
         seed: Of the order of samples, and of first values in layers that functions build.
         lr_scheduler_every: "step", "epoch", "evaluation", or whenever so many samples more were trained.
         keepers: Members that keep each layer's parameters and the optimizer's state of them, at least 2. Default: all
             members keep all. With it no member has the whole model between steps: see `gather`.
-        first_members: Nothing is trained before so many members are there.
+        first_members: Training begins once so many members are there.
         callbacks: As of `Trainer`.
         quiet: Print nothing.
         log_format: As of `Trainer`.

@@ -1,4 +1,4 @@
-"""What can be known of a node before its script, and with it torch, is loaded, which takes seconds."""
+"""Checks of a node before its script, and with it torch, is loaded, which takes seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far what takes long is: a bar on a terminal, a line now and then in a pipe, nothing for what is short."""
+"""Progress of long work: a bar on a terminal, a line now and then in a pipe, nothing for short work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom a node trained with when it last ran at its address: a small file of the user's, for each fixed port.
+"""The members with which a node last ran at its address: a small file of the user's, for each fixed port.
 
 So a founder that is started again by the same command, which names nobody to join, asks those first, and does not
 begin a second cluster beside the living one. The file is a help and no more: what cannot be read counts as none, and

@@ -17,7 +17,7 @@ from .script_steps import ScriptSteps
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What there is once a model has been attached."""
+    """What exists once a model has been attached."""
 
     session: Session
     engine: DataParallel

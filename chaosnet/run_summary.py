@@ -1,4 +1,4 @@
-"""What a node's run has come to, told when it has left: figures are gathered while it trains, then put into lines."""
+"""The summary of a node's run, printed when it has left: figures are gathered while it trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What any trainer tells of its node, and how that leaves."""
+"""What any trainer says of its node, and how the node leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script must leave to `Trainer`: refused by name, or told, where it does not."""
+"""What a script must leave to `Trainer`: if it does not, that is refused by name, or causes a notice."""
 
 from __future__ import annotations
 

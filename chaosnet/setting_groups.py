@@ -21,26 +21,25 @@ class Cluster:
     Attributes:
         listen: Where others reach this node. Port 0: any free one; host 0.0.0.0: all interfaces.
         join: Addresses of members of the cluster to join, or an invite.
-        join_patience_s: How long to knock where nobody answers yet.
-        cluster_name: Join the nodes that are given the same name, wherever on the local network they are;
-            start a cluster if nobody answers within `join_patience_s`. All nodes are given it, in any order.
+        join_patience_s: How long to try addresses where nobody answers yet.
+        cluster_name: Join the nodes of the local network that have the same cluster name; start a cluster if
+            nobody answers within `join_patience_s`. Give it to all nodes, in any order.
         found: Start a cluster if none of the addresses of `join` leads into one within `join_patience_s`. All
-            nodes may be given it, and the same `join`, their own addresses among them: of those that reach
-            each other one founds, the one that is named first.
-        new: Start a cluster, even if this node was in one when it last ran at its port, which may live still.
+            nodes may have it, and the same `join` with all their addresses: of the nodes that reach each
+            other, the one named first founds the cluster.
+        new: Start a new cluster, even if the one in which this node last ran at its port may still live.
         rejoin: Come back when the cluster has gone on without this node; else `update()` raises
             `NodeExpelled`.
         name: Unique in the cluster.
         neighbors: Number of links to ask for, up to 64.
-        links: Whom to link to instead: names or addresses of members.
-        blocking: Join as the Chaos paper does: neighbours wait until they have sent the state. Else they
-            train on meanwhile, unless the results of their steps would take more than half of this node's
-            links.
+        links: Members to link to instead: names or addresses.
+        blocking: Join as in the Chaos paper: neighbours wait until they have sent the state. Else they train
+            on meanwhile, unless the results of their steps would take more than half of this node's links.
         sync_policy: Trees of the all-reduce, while this node is the scheduler: "packed", "fapt", "single",
             "ring"; in a script also a callable from the overlay (a networkx graph, edges with `rate_bps` and
             `rtt_s` where known) to trees (scheduler/sync_plan.py).
-        compression: What float32 gradients are on the wire: "none" (as they are), "bf16" (half the bytes) or
-            "int8" (a quarter). The same on all nodes.
+        compression: Encoding of float32 gradients on the wire: "none" (as they are), "bf16" (half the bytes)
+            or "int8" (a quarter). The same on all nodes.
         chunk_bytes: Size of the smallest piece of the gradients that travels by itself. The same on all
             nodes.
         probe: How new links are measured: "in-band", "iperf3".
@@ -78,10 +77,10 @@ class Checkpoints:
         every: Steps from one checkpoint to the next.
         copies: "shard": each node writes a part, into one folder that all share. "whole": each node writes
             all of the state, to a disk of its own.
-        kept: Complete ones to keep.
-        resume: Start the cluster with the newest complete checkpoint, if there is any. Who joins a cluster
-            gets the state from there.
-        resume_from: Or with the checkpoint of this step.
+        kept: Number of complete checkpoints to keep.
+        resume: Start the cluster with the newest complete checkpoint, if there is any. A joiner gets the
+            state from the cluster.
+        resume_from: Start with the checkpoint of this step instead.
     """
 
     directory: str | os.PathLike[str] | None = field(default=None, kw_only=False)

@@ -1,4 +1,4 @@
-"""Every setting, once: what a script, an option or the environment may say, and what holds if nobody does.
+"""Every setting, once: its name in a script, as an option and in the environment, and its default.
 
 From this table come the options of `chaosnet run` (commands/node_options.py) and the checks of what is given
 (settings.py). `Trainer`'s signature, its groups (setting_groups.py), their docstrings and the tables of docs/ repeat
@@ -126,27 +126,27 @@ MODEL = (  # What `attach` takes, too; it is checked there.
     Setting(
         name="model", annotation="nn.Module | dict[str, nn.Module] | None",
         help="Any module; all members have the same one. Several: a dictionary by name.",
-        more="Or later, to `attach`",
+        more="Or give it to `attach` later",
     ),
     Setting(
         name="optimizer", annotation="torch.optim.Optimizer | dict[str, torch.optim.Optimizer] | None",
         help="Any `torch.optim` over its parameters that steps without a closure (so not LBFGS). Several: a "
-        "dictionary by name; then each `update()` says the name of the one that it steps, in that order.",
+        "dictionary by name; then each `update()` names the one that it steps, in that order.",
         more="Gradients are dense. [Several models](#several-models-and-optimizers)",
     ),
     Setting(
         name="lr_scheduler", annotation="Any", default_text="none",
-        help="Stepped by Trainer on all nodes alike; the script's own calls of `step()` may stay. "
-        "`ReduceLROnPlateau` looks at `trainer.mean(loss)`.",
-        more="The mean is that of all steps since the schedule's last one. [The usual loop](#the-usual-loop). One "
-        "that is over (`OneCycleLR` after its steps, `CosineAnnealingLR` after `T_max`, `PolynomialLR`, or a rate "
-        "below 1e-9 of the initial one) is told once, and the rate stays as it is",
+        help="Trainer steps it on all nodes alike; the script's own calls of `step()` may stay. "
+        "`ReduceLROnPlateau` follows `trainer.mean(loss)`.",
+        more="That mean is over all steps since the schedule's last one. [The usual loop](#the-usual-loop). When a "
+        "schedule has ended (`OneCycleLR` after its steps, `CosineAnnealingLR` after `T_max`, `PolynomialLR`, or a "
+        "rate below 1e-9 of the initial one), Trainer says so once, and the rate stays",
     ),
     Setting(
         name="extra_state", annotation="dict[str, Any] | None", default_text="none",
-        help="A dictionary of plain data and tensors of yours that a joiner is to receive, in place.",
-        more="Training state, equal on all nodes and compared as such: what belongs to one node does not belong "
-        "here, and what changes it is `after_step`",
+        help="A dictionary of your own plain data and tensors that joiners receive, in place.",
+        more="It is training state: equal on all nodes, compared between them, and changed in `after_step` only. "
+        "Keep data of a single node out of it",
     ),
 )  # fmt: skip
 
@@ -161,10 +161,10 @@ STEP = (
         name="lr_scheduler_every", annotation="str | int", check=StepEpochOrSamples(), default="step",
         help='When the scheduler is stepped: "step", "epoch" (one of `batches`, by the cluster), "evaluation" (a '
         "loop over `evaluate`), or whenever the cluster has trained so many samples more. The same on all nodes.",
-        more="The more nodes there are, the fewer steps has an epoch of `batches`: then a `OneCycleLR` over "
-        '`epochs * len(loader)` steps never gets there, so use samples. `"epoch"` is refused with your own loader. '
-        'With `"evaluation"` a `ReduceLROnPlateau` looks at the mean `loss` of the evaluation, or at its only one. '
-        "How far it is goes to joiners and into checkpoints; who resumes one with another value goes on from there",
+        more="With more nodes an epoch of `batches` has fewer steps, and a `OneCycleLR` over "
+        '`epochs * len(loader)` steps never ends: use samples. `"epoch"` is refused with your own loader. '
+        'With `"evaluation"` a `ReduceLROnPlateau` follows the mean `loss` of the evaluation, or its only mean. '
+        "Joiners and checkpoints get the schedule's position; a run that resumes with another value goes on from it",
     ),
     Setting(
         name="max_grad_norm", annotation="float | None", check=Above(0), default_text="none",
@@ -173,25 +173,25 @@ STEP = (
     Setting(
         name="after_step", annotation="Callable[..., None] | None", check=Function(), default_text="none",
         help="Called on every node after each step of the optimizer, also for the steps that a joiner catches up "
-        "with. What else changes the training state at every step belongs here, e.g. an average of weights.",
+        "with. For whatever else changes the training state at every step, e.g. an average of weights.",
         more="It may take the trainer as its argument: a joiner calls it before `Trainer(...)` has returned "
-        "([examples/accumulate.py](../examples/accumulate.py)). `trainer.metrics` is that of the step already",
+        "([examples/accumulate.py](../examples/accumulate.py)). `trainer.metrics` already has that step's",
     ),
     Setting(
         name="callbacks", annotation="Callbacks | None", check=Made(Callbacks), default_text="none",
-        help="Functions of yours that are told of steps, of the state that has come, of what happens in the cluster.",
+        help="Functions of yours that are called after steps, when state has arrived, and on events of the cluster.",
         more="[Callbacks](#callbacks)",
     ),
     Setting(
         name="on_divergence", annotation="str", check=OneOf(ON_DIVERGENCE), default="stop",
-        help="What happens when nodes do not hold the same training state, which is compared all the time: "
-        '"stop": all raise `ReplicasDiffer`. "heal": those in the minority pull the state anew. "warn": it is said, '
-        "and training goes on. The same on all nodes.",
+        help="What happens when nodes' training states differ, which is checked at every step: "
+        '"stop": all raise `ReplicasDiffer`. "heal": the minority pulls the state anew. "warn": the difference is '
+        "printed, and training goes on. The same on all nodes.",
         more="[More](#what-happens-if-it-is-not)",
     ),
     Setting(
         name="seed", annotation="int", check=Whole(), default=0,
-        help="Of the order of samples that `batches` deals out.",
+        help="Seed of the order in which `batches` deals out samples.",
     ),
     Setting(
         name="same_rng", annotation="bool", check=Switch(), default=False,
@@ -207,7 +207,7 @@ STEP = (
     ),
     Setting(
         name="guard_factor", annotation="float", check=Above(1), default=10.0,
-        help='So many times the median norm of late is "far larger".',
+        help='"Far larger" is this many times the median of recent norms.',
     ),
     Setting(name="quiet", annotation="bool", check=Switch(), default=False, help="Print nothing."),
     Setting(
@@ -260,30 +260,30 @@ NODE = (  # `Cluster(...)`.
     Setting(
         name="join_patience_s", annotation="float | None", check=Amount(0, MOST),
         default_text="10; with `cluster_name` 5", variable="CHAOSNET_JOIN_PATIENCE_S",
-        help="How long to knock where nobody answers yet.",
-        more="More, if all machines start at once",
+        help="How long to try addresses where nobody answers yet.",
+        more="Raise it if all machines start at once",
     ),
     Setting(
         name="cluster_name", annotation="str | None", check=ClusterName(),
         default_text="none", variable="CHAOSNET_CLUSTER", option="--cluster", metavar="NAME",
         option_help="Find the cluster of this name on the local network; found it if nobody has. For all nodes.",
-        help="Join the nodes that are given the same name, wherever on the local network they are; start a cluster "
-        "if nobody answers within `join_patience_s`. All nodes are given it, in any order.",
+        help="Join the nodes of the local network that have the same cluster name; start a cluster if nobody answers "
+        "within `join_patience_s`. Give it to all nodes, in any order.",
         more="[On a local network](#on-a-local-network)",
     ),
     Setting(
         name="found", annotation="bool | None", check=Switch(), default=False,
         variable="CHAOSNET_FOUND", option="--found",
         option_help="Start a cluster if --join leads to none; all nodes may say so.",
-        help="Start a cluster if none of the addresses of `join` leads into one within `join_patience_s`. All "
-        "nodes may be given it, and the same `join`, their own addresses among them: of those that reach each other "
-        "one founds, the one that is named first.",
+        help="Start a cluster if none of the addresses of `join` leads into one within `join_patience_s`. All nodes "
+        "may have it, and the same `join` with all their addresses: of the nodes that reach each other, the one "
+        "named first founds the cluster.",
         more="[One command for all](#one-command-for-all)",
     ),
     Setting(
         name="new", annotation="bool | None", check=Switch(), default=False,
         variable="CHAOSNET_NEW", option="--new",
-        help="Start a cluster, even if this node was in one when it last ran at its port, which may live still.",
+        help="Start a new cluster, even if the one in which this node last ran at its port may still live.",
     ),
     Setting(
         name="rejoin", annotation="bool | None", check=Switch(), default=True,
@@ -306,15 +306,15 @@ NODE = (  # `Cluster(...)`.
         name="links", annotation="tuple[str, ...] | None", check=PeerNames(), default=(),
         default_text="none", variable="CHAOSNET_LINKS", option="--link",
         option_help="A member to link to; may be repeated. Instead of --neighbors.",
-        help="Whom to link to instead: names or addresses of members.",
+        help="Members to link to instead: names or addresses.",
     ),
     Setting(
         name="blocking", annotation="bool | None", check=Switch(), default=False,
         default_text="as suits the links", variable="CHAOSNET_BLOCKING", option="--blocking",
         option_help="Neighbours wait until they have sent the state, whatever suits the links.",
-        help="Join as the Chaos paper does: neighbours wait until they have sent the state. Else they train on "
+        help="Join as in the Chaos paper: neighbours wait until they have sent the state. Else they train on "
         "meanwhile, unless the results of their steps would take more than half of this node's links.",
-        more="If it falls too far behind nevertheless, they wait from then on",
+        more="They also wait once this node falls too far behind",
     ),
     Setting(
         name="sync_policy", annotation="str | SyncPolicy | None", check=OneOfOrCallable(POLICIES),
@@ -327,8 +327,8 @@ NODE = (  # `Cluster(...)`.
     Setting(
         name="compression", annotation="str | None", check=OneOf(COMPRESSIONS), default="none",
         variable="CHAOSNET_COMPRESSION", option="--compression",
-        option_help="What gradients are on the wire: none (as they are), bf16 (half the bytes), int8 (a quarter).",
-        help='What float32 gradients are on the wire: "none" (as they are), "bf16" (half the bytes) or '
+        option_help="Gradients on the wire: none (as they are), bf16 (half the bytes), int8 (a quarter).",
+        help='Encoding of float32 gradients on the wire: "none" (as they are), "bf16" (half the bytes) or '
         '"int8" (a quarter). The same on all nodes.',
         more="[More](#compression)",
     ),
@@ -336,7 +336,7 @@ NODE = (  # `Cluster(...)`.
         name="chunk_bytes", annotation="int | None", check=Whole(8, 32 << 20),
         default_text="a 256th of the gradients, 64 KiB to 2 MiB",
         help="Size of the smallest piece of the gradients that travels by itself. The same on all nodes.",
-        more="Where links are fast, several travel together",
+        more="On fast links several travel together",
     ),
     Setting(
         name="probe", annotation="str | None", check=OneOf(PROBES), default="in-band",
@@ -363,8 +363,9 @@ NODE = (  # `Cluster(...)`.
     Setting(
         name="peers_at", check=AddressByName(), default={}, default_text="where they say",
         variable="CHAOSNET_PEERS_AT",
-        help="Where this node reaches others, by their names, if not where they say (a forwarded port).",
-        more="`NAME=HOST:PORT,...`; `NAME=` for nowhere",
+        help="By name: the addresses where this node reaches others, if not those that they announce (a forwarded "
+        "port).",
+        more="`NAME=HOST:PORT,...`; `NAME=`: it cannot be reached",
     ),
 )  # fmt: skip
 
@@ -392,21 +393,21 @@ CHECKPOINTS = (  # `Checkpoints(...)`.
     Setting(
         name="kept", annotation="int | None", check=Whole(1, MOST), default=2,
         variable="CHAOSNET_CHECKPOINTS_KEPT",
-        help="Complete ones to keep.",
-        more="If the newest turns out to be damaged, there is another",
+        help="Number of complete checkpoints to keep.",
+        more="More than one, in case the newest is damaged",
     ),
     Setting(
         name="resume", annotation="bool | None", check=Switch(), default=False,
         variable="CHAOSNET_RESUME", option="--resume",
         option_help="Start the cluster with the newest checkpoint, if there is one.",
-        help="Start the cluster with the newest complete checkpoint, if there is any. Who joins a cluster gets the "
-        "state from there.",
+        help="Start the cluster with the newest complete checkpoint, if there is any. A joiner gets the state from "
+        "the cluster.",
     ),
     Setting(
         name="resume_from", annotation="int | None", check=Whole(0, 10**12),
         variable="CHAOSNET_RESUME_FROM", option="--resume-from", metavar="STEP",
-        help="Or with the checkpoint of this step.",
-        more="What lies beyond it is set aside (renamed `set-aside-...`)",
+        help="Start with the checkpoint of this step instead.",
+        more="Later ones are set aside (renamed `set-aside-...`)",
     ),
 )  # fmt: skip
 

@@ -1,7 +1,7 @@
-"""Several processes of one script that were started alike, and told nothing of each other: each would train alone.
+"""Finds processes of one script that were started alike, without each other's addresses: each would train alone.
 
 torchrun, srun and mpirun tell each process its number and how many there are, in the environment. That is no address,
-so chaosnet does not read it to meet others (docs/launch.md); it is only taken as a sign that others were meant.
+so chaosnet does not join by it (docs/launch.md); it only shows that there are others.
 """
 
 from __future__ import annotations

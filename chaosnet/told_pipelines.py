@@ -1,4 +1,4 @@
-"""What a status says of pipelines, and of who keeps the training state, read for those who show it; pure."""
+"""What a status says of pipelines and of keepers of the state, prepared for those who show it; pure."""
 
 from __future__ import annotations
 

@@ -40,15 +40,15 @@ class Trainer(RunFacts):
     `extra_state`. Model, optimizer and the rest may also be given later, to `attach`.
 
     When the cluster has gone on without this node (it was cut off, or slept), the next update() rejoins: it
-    pulls the state anew and returns. What this node had for that step is not counted.
+    pulls the state anew and returns. This node's gradients for that step do not count.
 
     Args:
         model: Any module; all members have the same one. Several: a dictionary by name.
         optimizer: Any `torch.optim` over its parameters that steps without a closure (so not LBFGS). Several:
-            a dictionary by name; then each `update()` says the name of the one that it steps, in that order.
-        lr_scheduler: Stepped by Trainer on all nodes alike; the script's own calls of `step()` may stay.
-            `ReduceLROnPlateau` looks at `trainer.mean(loss)`.
-        extra_state: A dictionary of plain data and tensors of yours that a joiner is to receive, in place.
+            a dictionary by name; then each `update()` names the one that it steps, in that order.
+        lr_scheduler: Trainer steps it on all nodes alike; the script's own calls of `step()` may stay.
+            `ReduceLROnPlateau` follows `trainer.mean(loss)`.
+        extra_state: A dictionary of your own plain data and tensors that joiners receive, in place.
         updates: With several optimizers: the order of updates in a round, e.g. ("D", "D", "G"). The same on
             all nodes.
         lr_scheduler_every: When the scheduler is stepped: "step", "epoch" (one of `batches`, by the cluster),
@@ -57,19 +57,19 @@ class Trainer(RunFacts):
         max_grad_norm: Clip the cluster's mean gradient to this norm before the optimizer steps. The same on
             all nodes.
         after_step: Called on every node after each step of the optimizer, also for the steps that a joiner
-            catches up with. What else changes the training state at every step belongs here, e.g. an average
-            of weights.
-        callbacks: Functions of yours that are told of steps, of the state that has come, of what happens in
+            catches up with. For whatever else changes the training state at every step, e.g. an average of
+            weights.
+        callbacks: Functions of yours that are called after steps, when state has arrived, and on events of
             the cluster.
-        on_divergence: What happens when nodes do not hold the same training state, which is compared all the
-            time: "stop": all raise `ReplicasDiffer`. "heal": those in the minority pull the state anew.
-            "warn": it is said, and training goes on. The same on all nodes.
-        seed: Of the order of samples that `batches` deals out.
+        on_divergence: What happens when nodes' training states differ, which is checked at every step:
+            "stop": all raise `ReplicasDiffer`. "heal": the minority pulls the state anew. "warn": the
+            difference is printed, and training goes on. The same on all nodes.
+        seed: Seed of the order in which `batches` deals out samples.
         same_rng: All nodes draw the same random numbers in a step. The same on all nodes. Else each node
             draws its own, and the founder's generators stay as the script has seeded them.
         guard: What to do with a gradient that is not finite, or far larger than usual: "skip", "clip" or
             "evict". The same on all nodes.
-        guard_factor: So many times the median norm of late is "far larger".
+        guard_factor: "Far larger" is this many times the median of recent norms.
         quiet: Print nothing.
         log_format: What this node prints on stderr: "text", lines for people, or "json", an object per line.
         summary: Print what the run has come to when this node leaves.

@@ -1,4 +1,4 @@
-"""What was malformed or not ours, and was dropped: counted by the place that it came from, and told to the sink."""
+"""Dropped items, malformed or foreign: counted by the place that they came from, and reported to the sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first words on a link: what a node says of itself, and whether what the other end says fits."""
+"""The first words on a link: what a node says of itself, and whether the other end fits."""
 
 from __future__ import annotations
 

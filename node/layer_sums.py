@@ -100,7 +100,7 @@ class LayerSums:
         last = Chunk(len(self.chunks), 1, 0, micro_batches, True)
         self.borders += (last.index,) if self.chunks else ()
         self.chunks.append(last)
-        # Memory that nobody writes to is none, and what is no longer written to is given back.
+        # Pages that nobody writes to take no memory, and pages no longer written to are given back.
         size = max(at * dtype.itemsize, mmap.PAGESIZE)
         self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.lanes = [

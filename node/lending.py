@@ -1,4 +1,4 @@
-"""How two ends of a link come to share memory, and how a payload goes by way of it.
+"""How two ends of a link come to share memory, and send payloads through it.
 
 Each end lends the other memory for what it sends:
 

@@ -1,4 +1,4 @@
-"""Members out of reach: this node dials them until there are none, and tells who waits for them."""
+"""Members out of reach: this node dials them until it reaches all, and informs what waits for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Missing:
         node, view = self.node, self.node.sync.view
         assert view is not None
         if node.phase is Phase.JOINING and not node.overlay.reachable & view.member_set:
-            # Who asks already, or has a plan, is told nothing by each further word of the view that it has left.
+            # A joiner that asks already, or has a plan, ignores further news of the view that it has left.
             was_in = node.joiner is not None and node.joiner.is_in_view
             return self.recovery.orphaned("no member can be reached", now_s) if was_in else []
         missing = view.member_set - node.overlay.reachable

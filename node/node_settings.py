@@ -1,4 +1,4 @@
-"""One node's place in the world, as its user has said it."""
+"""One node's settings, as its user has given them: addresses, links, keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An optimizer's state, as it has arrived, in an optimizer: to the bit."""
+"""Puts an optimizer's state that has arrived into an optimizer, equal to the bit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# Of a parameter group: how its step is computed, and not what. Each node's own, as it hangs on the device.
+# Of a parameter group: how its step is computed, not what. Each node has its own, by its device.
 EXECUTION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 
 

@@ -1,4 +1,4 @@
-"""What the loop tells the training thread, and what it hears of it in turn."""
+"""What the loop tells the training thread, and the other way round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits to be sent over one connection: the lower rank first, and within a rank what comes first by its number.
+"""The queue of one connection: the lower rank first, and within a rank the lower number.
 
 libzmq is given little at a time (sockets.py, SEND_AHEAD): what it has can be neither overtaken nor taken back.
 """
@@ -38,7 +38,7 @@ class Outgoing:
     def __init__(self) -> None:
         self._heap: list[Item] = []
         self._numbers = itertools.count()
-        # Since then libzmq has been full, but for what it has taken just now.
+        # Since when libzmq has been full, apart from what it has just taken.
         self._full_s: float | None = None
         self.carried: tuple[int, float] = 0, 0.0
         """Bytes that libzmq has taken while it was full, and for how long it was: the connection's rate."""

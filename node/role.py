@@ -46,7 +46,7 @@ class Role:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.vacant_term = 0  # Whose scheduler has stood again: it is none any more.
+        self.vacant_term = 0  # The term whose scheduler has stood again, and so no longer counts.
         self.predecessor = ""  # Who had the role, and has left it with the view in force.
 
     def routes(self) -> Routes:

@@ -1,4 +1,4 @@
-"""Lives that ended with an error over samples that they had in hand, which may be why.
+"""Strikes: lives that ended with an error while they trained on certain samples, which may be the reason.
 
 All members are to know of a strike before those samples are dealt to somebody else: each that has heard of
 one brings it to the step under way, whose commit tells all.

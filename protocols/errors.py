@@ -7,7 +7,7 @@ class ChaosnetError(Exception):
     """Parent of everything chaosnet raises on purpose.
 
     Attributes:
-        lasting: To start the same again leads to the same error, until a person has changed something.
+        lasting: The same start would lead to the same error, until a person has changed something.
     """
 
     lasting: bool = False
@@ -70,7 +70,7 @@ class NodeExpelled(ChaosnetError):
 
 
 class ReplicasDiffer(ChaosnetError):
-    """Nodes that are to hold the same training state do not; the text names what differs first, and where."""
+    """Nodes' training states differ; the text names the first difference, and the nodes."""
 
 
 class LayersLost(ChaosnetError):

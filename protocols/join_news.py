@@ -1,4 +1,4 @@
-"""What a joiner is doing, for whoever sits before it: told ever more rarely, until it is in."""
+"""What a joiner prints of its progress: less and less often, until it is a member."""
 
 from __future__ import annotations
 

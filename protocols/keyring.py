@@ -20,7 +20,7 @@ from .messages import EVERYONE, MAX_KEYS, Answer, Introduction, KeyCommand, Keyr
 from .relay import Relay
 
 MAX_INVITES = 1024  # Remembered, whether open or expired; those that expire first are forgotten first.
-OVER_S = 1e-3  # What is told of an invite that has expired: as good as nothing.
+OVER_S = 1e-3  # The rest of its time that is sent for an expired invite: almost none.
 MAX_INVITE_S = 7 * 24 * 3600.0
 ASK_FOR_ANOTHER = "ask a member for another (chaosnet invite)"
 

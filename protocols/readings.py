@@ -1,4 +1,4 @@
-"""What one node knows of its links: round trips of the heartbeats, and the newest rates of what comes and goes.
+"""What one node knows of its links: round trips of the heartbeats, and the newest rates each way.
 
 What comes is timed when a link is new (probing.py) and while state comes over it. What goes is timed all the while,
 and costs nothing: a link with more waiting for it carries what it can.
@@ -16,8 +16,8 @@ from .messages import LinkReading, RateSource
 
 ENOUGH_BYTES, ENOUGH_S = 1 << 20, 0.05  # Sent while more waited: from here on they make a rate,
 SOME_BYTES, LONG_S = 1 << 16, 1.0  # or so few in so long.
-# Rates that were found one after the other differ by a tenth, and now and then by a third. Their median is told, but
-# what is further from it than so many times is no noise.
+# Rates measured one after the other differ by a tenth, and now and then by a third. Their median is reported; but one
+# that differs by more than this factor is no noise.
 SAMPLES, JUMP = 5, 2.0
 # A link of which nothing newer is known is measured anew: 1 MiB or 3 each way. Soon at first, as both ends were busy
 # with a start then, then after three times as long each time.

@@ -1,4 +1,4 @@
-"""How long a step takes here, usually and this time: what tells a wait from work.
+"""How long a step takes on this node, usually and this time: by that a wait differs from work.
 
 Each node reports it to the scheduler, which reports come to once a second anyway; scheduler/waits.py makes of them
 whom all wait for. So a run in which nobody waits costs no message.

@@ -1,4 +1,4 @@
-"""Who wants in, when those who want in are let in together, and whether the cluster waits for them.
+"""Joiners: when they are let in together, and whether the cluster waits for them.
 
 Let G be what a step sums, T what it takes, R the rates of a joiner's links to members. Results of the steps that go
 on while it fetches the state share these links with it: they take G / (R T) of them. Beyond a half the state is

@@ -18,8 +18,8 @@ from .replanning import Replanning
 from .tenure import MAX_QUEUE, REPEAT_EVERY_S, Proposal, Tenure
 from .views import AddJoiners, Change, Nothing, Remove, Repair, Replan
 
-# If no step carries the vote by then (everybody is paused), a flush does it. The step under way or the next one does,
-# if they train: so it is this long at least, and so many usual steps.
+# If no step carries the vote by then (everybody is paused), a flush lets the leaver go. While they train, this step
+# or the next one carries it: so the wait is at least so many seconds, and so many usual steps.
 LEAVE_PATIENCE_S, LEAVE_PATIENCE_STEPS = 5.0, 3.0
 
 
@@ -128,7 +128,7 @@ class Changes:
         tenure = self.tenure
         key, step, impossible = tenure.next_key(), tenure.sync.step + 1, self.repairs.impossible(tenure.view)
         view = views.apply_change(tenure.view, change, key, step, impossible)
-        # Who asks for it is told why it cannot be, and a better plan is none without trees.
+        # Who has asked for the change learns why it cannot be; and a plan without trees is no better one.
         return tenure.planned(view, must_be=not change.asker and not isinstance(change, Replan))
 
     def on_prepare_failed(self, message: PrepareFailed, now_s: float) -> list[Effect]:

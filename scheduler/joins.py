@@ -99,9 +99,9 @@ class Joins:
     def _begin(self, request: ScaleOutRequest, now_s: float) -> list[Effect]:
         """It opens its links from here on, whatever it had done before."""
         tenure, node = self.tenure, request.node
-        tenure.admission.forget({node})  # Others than those that it hangs on may be there by now.
+        tenure.admission.forget({node})  # It may have links to other joiners by now.
         tenure.admission.asks(node, now_s)
-        self.ready_at_s.pop(node, None)  # It was ready, or about to be, and has lost its way since.
+        self.ready_at_s.pop(node, None)  # It was ready, or about to be, and has lost its links since.
         for each in (Promote(node=node), Promote(node=node, early=True)):
             tenure.withdraw(each)
         told: list[Effect] = []

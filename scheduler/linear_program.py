@@ -1,4 +1,4 @@
-"""The linear program of tree_packing.py, by the simplex method: as much as possible in all, over no link too much.
+"""The linear program of tree_packing.py, by the simplex method: the largest sum, within each link's limit.
 
     max sum_j x_j    with    uses x <= limits,  x >= 0
 

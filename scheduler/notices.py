@@ -1,4 +1,4 @@
-"""What people, and those who have asked for a change, are told of it."""
+"""Notices of a change, to people and to those who have asked for it."""
 
 from __future__ import annotations
 

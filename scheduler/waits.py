@@ -1,4 +1,4 @@
-"""Whom all wait for, since when and why, from the nodes' reports: told to everybody at growing distances."""
+"""Whom all wait for, since when and why, from the nodes' reports: told to everybody at growing intervals."""
 
 from __future__ import annotations
 

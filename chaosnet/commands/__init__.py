@@ -1,1 +1,1 @@
-"""The command line: front ends read options and call what does the work, imported only then; and what they print."""
+"""The command line: front ends read options, then import and call what does the work; and what they print."""

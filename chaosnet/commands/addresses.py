@@ -1,4 +1,4 @@
-"""Which node a command is for: that at the address given, else the one of this user that runs on this machine."""
+"""Which node a command is for: the one at the given address, else this user's node on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What processes on several nodes print, on one screen: each line after its node, an event that all tell once."""
+"""The output of processes on several nodes, on one screen: each line after its node's name, an event of all once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What layers cost, and how fast members are: measured by all in some steps, agreed with the commit of these.
+"""Costs of layers and speeds of members: all members measure them in some steps, and agree on them with the commit.
 
 Costs and speeds choose the pipelines (scheduler/elastic/running.py), so members take them over only where they have
 changed by more than noise would.

@@ -49,7 +49,7 @@ def terms_of(told: PipelineSettings, device: torch.device, builds: LayerBuilds) 
     terms = {"pipelines": "True", "functions": ranges_of(sorted(builds.functions))} | {
         each.name: str(getattr(told, each.name)) for each in fields(told) if each.name not in own
     }
-    if told.exact:  # What the same numbers may hang on, too.
+    if told.exact:  # The numbers may depend on these, too.
         terms |= {
             "torch": str(torch.__version__),
             "machine": _machine(device),

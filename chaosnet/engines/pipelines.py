@@ -306,7 +306,7 @@ class Pipelines:
         self.running, traffic = None, self.costs.traffic(self.view, self.sums)
         keeping = self.keeping if self.session.name in self.view.member_set else None
         lost = keeping is not None and bool(keeping.lost_in(self.view.member_ids))
-        # One that has left is told so now.
+        # A node that has left learns it here.
         if self.is_wanted and self.session.name in self.view.member_set and not lost:
             self.running = self._plan(traffic)
             batches = self.batches.step(self._device, self.random.key)

@@ -1,4 +1,4 @@
-"""What a member has of the training state where members keep only parts of it.
+"""The part of the training state that a member has, if members keep only parts of it.
 
 What it does not have takes no memory: in the place of parameters, and of what the optimizer knows of them, is one
 NaN, shown in their shape. Whoever reads it sees that nothing is there.

@@ -1,4 +1,4 @@
-"""What a step takes beyond computing: measured by all, agreed with the commit, as layers' costs are (pace.py).
+"""The time of a step beyond computing: all members measure it, and agree on it as on layers' costs (pace.py).
 
     bytes     of what each layer gives to the next, for one micro-batch
     links     what each carries (protocols/readings.py), and how long its heartbeats take; told when it is news

@@ -1,4 +1,4 @@
-"""What the loops of others need of a cluster: batches that it deals out, a schedule that it steps, a common end."""
+"""What other frameworks' loops need: batches dealt by the cluster, a schedule that it steps, a common end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One watch of the cluster, for all who look: a thread that asks only while somebody does."""
+"""One watch of the cluster for all viewers: a thread that asks only while somebody looks."""
 
 from __future__ import annotations
 

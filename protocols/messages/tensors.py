@@ -1,4 +1,4 @@
-"""Over links that are on the way: what one layer's holder computes and the next one's waits for."""
+"""Link-local: tensors on their way from the holder of one layer to that of the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All of them: what travels over one link only, and what goes from node to node inside an envelope.
+"""All messages: those that travel over one link only, and those that go from node to node inside an envelope.
 
 The codec, the tests and the simulation know messages from these two unions.
 """

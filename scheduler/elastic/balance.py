@@ -1,4 +1,4 @@
-"""Who gets how much to do: layers, micro-batches and clocks, by what workers are like and what is left of stages."""
+"""Who gets how much to do: layers, micro-batches and clocks, by workers' speeds and the remaining stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pipelines the members of a cluster run: a function of what all of them know, so that nobody has to tell.
+"""Which pipelines the members of a cluster run: a function of what all of them know, so no message carries them.
 
 Members, in their order, come with the view; what layers cost and how fast members are, with the steps (ElasWave,
 Sec. 4, measures both). Where every member has all of the training state, to go over to other pipelines moves no

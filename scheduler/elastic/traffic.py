@@ -1,4 +1,4 @@
-"""What of a step crosses links, as all members know it alike: tensors between stages, and sums of gradients.
+"""The part of a step that crosses links, computed alike by all members: tensors between stages, sums of gradients.
 
     parameters go from those who keep them to others who compute with them when a step begins (keeping.py)
     transfer   a tensor takes, hop by hop, the delay of the link and its bytes at the link's rate; sends run beside
