@@ -56,6 +56,9 @@ READ_EVERY_S = 1.0
 MIN_TICK_S = 0.001  # A core that wants a Tick at once must not keep the loop from its sockets.
 HANG_UP_POLL_S = 0.005
 ASK_PATIENCE_S = 10.0  # Of another thread.
+# In so many parts: a process that was stopped (Ctrl+Z, SIGSTOP, a paused machine) for longer than all of them has
+# used up one when it goes on, and its loop gets the others to answer in.
+ASK_PARTS = 10
 
 
 class NodeLoop:
@@ -197,12 +200,13 @@ class NodeLoop:
 
         if not self._call(evaluate):
             raise ChaosnetError("this node has left, or failed: there is no cluster to ask")
-        try:
-            return answer.result(timeout=ASK_PATIENCE_S)
-        except TimeoutError:
-            if answer.done():
-                raise  # It is the question's own.
-            raise ChaosnetError(f"this node's links have not been served for {ASK_PATIENCE_S:g} s") from None
+        for _ in range(ASK_PARTS):
+            try:
+                return answer.result(timeout=ASK_PATIENCE_S / ASK_PARTS)
+            except TimeoutError:
+                if answer.done():  # Just now; or the error is the question's own.
+                    return answer.result()
+        raise ChaosnetError(f"this node's links have not been served for {ASK_PATIENCE_S:g} s")
 
     def status(self, history: bool = False, since: int = 0) -> Status:
         """The cluster as this node sees it; whole on the scheduler. `history`: with all that is kept of it.
