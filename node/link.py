@@ -90,6 +90,7 @@ class PeerLink:
     control: Conn | None = None
     bulk: Conn | None = None
     peer: Peer | None = None
+    opened_s: float = 0.0  # By `time.monotonic`.
     timer: asyncio.TimerHandle | None = None
 
     def conns(self) -> Iterator[Conn]:
