@@ -96,6 +96,7 @@ class NodeLoop:
         self._thread = threading.Thread(target=self._run, name="chaosnet", daemon=True)
         self._started: Future[tuple[str, ...]] = Future()
         self._stopping = False
+        self._addresses: tuple[str, ...] = ()  # Where others may dial this node, when its life began.
         self._alarm = _Alarm(lambda: self._catching(lambda: self._event(ev.Tick())))
         self._backlog_limit = backlog_limit()
 
@@ -148,6 +149,9 @@ class NodeLoop:
             ways, life = self.agent.ways_back, self.agent.next_life
             if ways:
                 self.transport.restart("it is out, and starts anew")
+                # Another network may be why it is out.
+                here = interfaces.reached_at(self.transport.address)
+                self._addresses = here or self.agent.settings.addresses
                 self._begin_life(life)
                 now_s, otherwise = clock.now_s(), Otherwise.KEEP_TRYING
                 effects = self.agent.join(ways, (), degree, blocking, patience_s, now_s, otherwise)
@@ -272,8 +276,7 @@ class NodeLoop:
         self.steps = StepHistory()
         self._performer = Performer(
             self.agent, self.all_reduce, self.replica, self.steps, self.transport, self._tests, self._telling,
-            self.outcomes, self.mailbox, self.asked, self.counters, self._addresses, self._backlog_limit, self._soon,
-            self.status,
+            self.outcomes, self.mailbox, self.asked, self.counters, self._backlog_limit, self._soon, self.status,
         )  # fmt: skip
 
     def _stop(self, linger_s: float) -> None:
@@ -330,6 +333,8 @@ class NodeLoop:
             self._event(self._vitals.readings(self.rates, self.counters, self.transport))
             for peer, rate_bps in self.agent.readings.sent_bps().items():
                 self.transport.bound_unsent(peer, rate_bps)
+            if self.agent.asks_again:
+                self._event(ev.AddressesRead(interfaces.reached_at(self.transport.address)))
 
         self._catching(take)
         if not self._ended.done():
