@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from test_transport import nodes, real
 
-from chaosnet.node import links
+from chaosnet.node import links, local
+from chaosnet.node.descriptors import borrowed
 from chaosnet.node.endpoint import Endpoint
+from chaosnet.node.sockets import UNACKNOWLEDGED_MS
 
 pytestmark = pytest.mark.realtime
 
@@ -107,3 +111,24 @@ async def test_two_links_that_have_opened_at_once_both_stay_whichever_is_used() 
             await b[1].until("control", times=turn)
         assert [ear.count("closed") for _, ear in (a, b)] == [0, 0]
         assert len(a[0].links.peers["b"].links) == len(b[0].links.peers["a"].links) == 2
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="an option of Linux")
+def test_tcp_does_not_try_for_a_quarter_of_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bulk connection died alone, in both directions: heartbeats went on, and a step waited until TCP gave up."""
+    monkeypatch.setattr(local, "LISTED", Path("/nowhere"))  # Bulk goes over TCP, as between machines.
+
+    async def scenario() -> None:
+        async with nodes("a", "b") as [a, b]:
+            a[0].dial(b[0].address)
+            await a[1].until("opened")
+            await b[1].until("opened")
+            for here, peer in ((a, "b"), (b, "a")):
+                (link,) = here[0].links.peers[peer].links
+                for conn in link.conns():
+                    here[0].sockets.read_monitor(conn.port)
+                    with borrowed(conn.fd) as ours:
+                        option = ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+                    assert option == UNACKNOWLEDGED_MS, (peer, conn.bulk)
+
+    asyncio.run(scenario())
