@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+import time
 from functools import partial
 
 import zmq
@@ -22,6 +23,7 @@ from .turns import Sink, Turns
 
 NOT_THERE = "it does not accept connections (refused, no route, or no such host)"
 CHECK_S = 1.5  # Until a `check` must be connected; less than a joiner waits for its links. Greeting may take longer.
+MAX_TRIED = 3  # Addresses of one name.
 
 
 class Dialer:
@@ -51,9 +53,8 @@ class Dialer:
         except ConfigError as error:
             self.failed(link, str(error))
             return
-        link.key = there.key
-        patience_s = CHECK_S if check else self.timeout_s
-        link.set_timer(self._turns.later(patience_s, self._timed_out, link, patience_s))
+        link.key, link.dialled_s = there.key, time.monotonic()
+        link.set_timer(self._turns.later(self._patience_s(link), self._timed_out, link))
         if is_numeric(there.host):
             self._connect(link, there)
         else:
@@ -70,9 +71,20 @@ class Dialer:
         except (OSError, ValueError):  # ValueError: of a name that cannot be one.
             self.failed(link, NOT_THERE)
             return
-        usual = min(found, key=lambda each: each[0] != socket.AF_INET)  # IPv4, if there is one.
+        usual = sorted(found, key=lambda each: each[0] != socket.AF_INET)  # IPv4 first, if there is one.
+        hosts = list(dict.fromkeys(str(each[4][0]) for each in usual))
         if link.state is LinkStage.GREETING and not self._turns.closed:
-            self._connect(link, there.at(str(usual[4][0])))
+            link.untried = [there.at(host) for host in hosts[:MAX_TRIED]]
+            self._try_next(link)
+
+    def _try_next(self, link: PeerLink) -> None:
+        """One name may have several addresses, and not all lead there from here. Each has its share of the time."""
+        for conn in link.conns():  # To the one before.
+            self._links.sender.forget(conn)
+            self._sockets.shut(conn.port, 0)
+        left_s = link.dialled_s + self._patience_s(link) - time.monotonic()
+        link.set_timer(self._turns.later(max(left_s, 0.0) / len(link.untried), self._timed_out, link))
+        self._connect(link, link.untried.pop(0))
 
     def _connect(self, link: PeerLink, there: Endpoint) -> None:
         """`there` has an address of numbers."""
@@ -82,7 +94,10 @@ class Dialer:
             link.control = self._connection(link, there, b"c" + suffix)
             link.bulk = None if link.check else self._connection(link, there, b"b" + suffix)
         except zmq.ZMQError as error:
-            self.failed(link, str(error))
+            if link.untried:
+                self._try_next(link)
+            else:
+                self.failed(link, str(error))
             return
         for conn in link.conns():
             self._links.sender.say(conn, self._identity.hello(link.check))
@@ -119,10 +134,16 @@ class Dialer:
 
     def lost(self, conn: Conn) -> None:
         """The connection, of a link that we dialled, is gone, and all that came over it has been read."""
-        greeted = conn.link.state is not LinkStage.GREETING
+        link = conn.link
+        if conn not in (link.control, link.bulk):
+            return  # Another address has been tried since.
+        greeted = link.state is not LinkStage.GREETING
+        if not greeted and link.untried and not conn.port.connected:
+            self._try_next(link)
+            return
         self._links.lost(conn)
         if not greeted:
-            self._report_failure(conn.link, _why_lost(conn.port))
+            self._report_failure(link, _why_lost(conn.port))
 
     def give_up(self, reason: str) -> None:
         """On all links that are being opened."""
@@ -156,11 +177,20 @@ class Dialer:
         port.conn = Conn(port, bulk, link)
         return port.conn
 
-    def _timed_out(self, link: PeerLink, patience_s: float) -> None:
-        if patience_s < self.timeout_s and link.control and link.control.port.connected:
-            # Far away, but there.
-            rest_s = self.timeout_s - patience_s
-            link.set_timer(self._turns.later(rest_s, self._timed_out, link, self.timeout_s))
+    def _patience_s(self, link: PeerLink) -> float:
+        """Until it must be connected."""
+        return CHECK_S if link.check else self.timeout_s
+
+    def _timed_out(self, link: PeerLink) -> None:
+        patience_s = self._patience_s(link)
+        if link.control and link.control.port.connected:
+            patience_s = max(patience_s, self.timeout_s)  # Far away, but there.
+            left_s = link.dialled_s + patience_s - time.monotonic()
+            if left_s > 0:
+                link.set_timer(self._turns.later(left_s, self._timed_out, link))
+                return
+        elif link.untried:
+            self._try_next(link)
             return
         self._say_bye(link, "your answer came too late")
         self.failed(link, f"no answer in {patience_s:g} s")

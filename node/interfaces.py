@@ -16,11 +16,17 @@ def advertised(listen: str) -> tuple[str, ...]:
     """What to tell others if we listen at "[KEY@]HOST:PORT": that, or, if it means all interfaces, one for each."""
     if not listen:
         return ()
+    return reached_at(listen) or (str(Endpoint.parse(listen).at("127.0.0.1")),)
+
+
+def reached_at(listen: str) -> tuple[str, ...]:
+    """The same; none as long as there is no network, if it means all interfaces."""
+    if not listen:
+        return ()
     here = Endpoint.parse(listen)
     if here.host not in ANY_HOST:
         return (listen,)
-    found = tuple(str(here.at(each)) for each in _own(v6=here.host == "::"))
-    return found[:MAX_ADDRESSES] or (str(here.at("127.0.0.1")),)
+    return tuple(str(here.at(each)) for each in _own(v6=here.host == "::"))[:MAX_ADDRESSES]
 
 
 def unheard(listen: str, told: tuple[str, ...]) -> str:

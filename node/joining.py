@@ -10,6 +10,7 @@ from __future__ import annotations
 from ..protocols.asking import MAX_FOUND, JoinState, Otherwise
 from ..protocols.effects import ClosePeer, DiscardState, Effect, Founded, Joined
 from ..protocols.events import (
+    AddressesRead,
     BacklogFull,
     CaughtUp,
     Event,
@@ -64,6 +65,7 @@ class Joining:
             events={
                 ReadingsTaken: self.on_readings,
                 SeedsFound: self.on_seeds,
+                AddressesRead: self.on_addresses,
                 **all_to(self.on_state, *OF_THE_STATE),
             },
             messages=all_to(self.hear, DialBackReply, ManifestReply, Shard, NoSnapshot),
@@ -135,6 +137,14 @@ class Joining:
         if self.node.phase is Phase.OUTSIDE:
             self.heard_of = tuple(dict.fromkeys((*self.heard_of, *event.addresses)))[:MAX_FOUND]
         return self.hear(event, now_s)
+
+    def on_addresses(self, event: AddressesRead, now_s: float) -> list[Effect]:
+        """Its machine may have come into another network since it began to ask. What a view says of it stays."""
+        node, now = self.node, event.addresses
+        if now and node.asks_again and node.joiner is not None and now != node.settings.addresses:
+            node.is_at(now)
+            node.joiner.is_at(now)
+        return []
 
     def hear(self, event: Event, now_s: float) -> list[Effect]:
         """To the joiner's core, if this node is one."""

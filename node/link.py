@@ -11,6 +11,7 @@ from enum import Enum
 import zmq
 
 from ..protocols.messages import Hello
+from .endpoint import Endpoint
 from .outgoing import Outgoing
 from .shared_memory import Arena
 from .strangers import Accepted
@@ -79,6 +80,8 @@ class PeerLink:
     address: str
     at: str = ""
     check: bool = False  # Ends as soon as the other end has said who it is.
+    dialled_s: float = 0.0  # Since then, by `time.monotonic`.
+    untried: list[Endpoint] = field(default_factory=list)  # Of the name that we dialled, besides `at`.
     key: str = ""  # That the other end has proved to hold.
     spare: bool = False  # Its other end has said Bye to it because there is another.
     drains: bool = False  # So have we: what the other end had sent until then is still for us.
@@ -87,6 +90,7 @@ class PeerLink:
     control: Conn | None = None
     bulk: Conn | None = None
     peer: Peer | None = None
+    opened_s: float = 0.0  # By `time.monotonic`.
     timer: asyncio.TimerHandle | None = None
 
     def conns(self) -> Iterator[Conn]:

@@ -22,6 +22,8 @@ from .turns import Sink, Turns
 
 LINGER_S = 1.0  # Of a link that ends: for so long nothing that is queued moves, and no Bye is answered.
 GRACE_S = 0.1  # Time for last words: of a connection whose twin is lost, and of a socket that is closed.
+# Two links to one peer that open at once may lie in another order at its end. Beyond this, the order is the same.
+CROSSING_S = 3.0
 RIVAL_S = 2.5  # Of two nodes of one name the later is refused; for good once the earlier is heard after this.
 RIVALS_KEPT = 16
 INTRODUCTION_S = 20.0  # An invite's connection ends after this.
@@ -67,7 +69,7 @@ class Links:
     def open(self, link: PeerLink, hello: Hello) -> None:
         """Both ends have greeted, and nothing speaks against it."""
         assert link.state is LinkStage.GREETING, f"a link that is {link.state.value} opens once more"
-        link.state = LinkStage.OPEN
+        link.state, link.opened_s = LinkStage.OPEN, time.monotonic()
         link.set_timer(None)
         peer = self.peers.get(hello.node)
         if peer:
@@ -122,6 +124,27 @@ class Links:
             self._linger(link, self._end)
         elif link.state is LinkStage.CLOSING and everything:
             self.bury(link)
+
+    def outlives(self, link: PeerLink) -> None:
+        """Its other end sends over it, as over the first that it can use: what was opened long before is gone there.
+
+        Here it may seem alive for as long as TCP tries again, which is a quarter of an hour: where a router has
+        forgotten the connection, or the other end has another address by now. What was sent over it was lost.
+        """
+        peer = link.peer
+        if link.state is not LinkStage.OPEN or peer is None or peer.links[0] is link:
+            return
+        before = peer.links[: peer.links.index(link)]
+        gone = [each for each in before if each.opened_s <= link.opened_s - CROSSING_S]
+        for each in gone:
+            each.spare = True  # What its end means is told here, before what has come.
+            for conn in each.conns():
+                conn.queue.clear()
+                self.sender.bye(conn, "your other link to this node is in use")
+            self._finish(each, clean=True)
+        if gone:
+            self._open_again(peer, clean=True)
+            self._turns.deliver()
 
     def delivers(self, link: PeerLink) -> bool:
         """Is what comes over it for the sink?"""

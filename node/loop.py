@@ -56,6 +56,9 @@ READ_EVERY_S = 1.0
 MIN_TICK_S = 0.001  # A core that wants a Tick at once must not keep the loop from its sockets.
 HANG_UP_POLL_S = 0.005
 ASK_PATIENCE_S = 10.0  # Of another thread.
+# In so many parts: a process that was stopped (Ctrl+Z, SIGSTOP, a paused machine) for longer than all of them has
+# used up one when it goes on, and its loop gets the others to answer in.
+ASK_PARTS = 10
 
 
 class NodeLoop:
@@ -93,6 +96,7 @@ class NodeLoop:
         self._thread = threading.Thread(target=self._run, name="chaosnet", daemon=True)
         self._started: Future[tuple[str, ...]] = Future()
         self._stopping = False
+        self._addresses: tuple[str, ...] = ()  # Where others may dial this node, when its life began.
         self._alarm = _Alarm(lambda: self._catching(lambda: self._event(ev.Tick())))
         self._backlog_limit = backlog_limit()
 
@@ -145,6 +149,9 @@ class NodeLoop:
             ways, life = self.agent.ways_back, self.agent.next_life
             if ways:
                 self.transport.restart("it is out, and starts anew")
+                # Another network may be why it is out.
+                here = interfaces.reached_at(self.transport.address)
+                self._addresses = here or self.agent.settings.addresses
                 self._begin_life(life)
                 now_s, otherwise = clock.now_s(), Otherwise.KEEP_TRYING
                 effects = self.agent.join(ways, (), degree, blocking, patience_s, now_s, otherwise)
@@ -197,12 +204,13 @@ class NodeLoop:
 
         if not self._call(evaluate):
             raise ChaosnetError("this node has left, or failed: there is no cluster to ask")
-        try:
-            return answer.result(timeout=ASK_PATIENCE_S)
-        except TimeoutError:
-            if answer.done():
-                raise  # It is the question's own.
-            raise ChaosnetError(f"this node's links have not been served for {ASK_PATIENCE_S:g} s") from None
+        for _ in range(ASK_PARTS):
+            try:
+                return answer.result(timeout=ASK_PATIENCE_S / ASK_PARTS)
+            except TimeoutError:
+                if answer.done():  # Just now; or the error is the question's own.
+                    return answer.result()
+        raise ChaosnetError(f"this node's links have not been served for {ASK_PATIENCE_S:g} s")
 
     def status(self, history: bool = False, since: int = 0) -> Status:
         """The cluster as this node sees it; whole on the scheduler. `history`: with all that is kept of it.
@@ -268,8 +276,7 @@ class NodeLoop:
         self.steps = StepHistory()
         self._performer = Performer(
             self.agent, self.all_reduce, self.replica, self.steps, self.transport, self._tests, self._telling,
-            self.outcomes, self.mailbox, self.asked, self.counters, self._addresses, self._backlog_limit, self._soon,
-            self.status,
+            self.outcomes, self.mailbox, self.asked, self.counters, self._backlog_limit, self._soon, self.status,
         )  # fmt: skip
 
     def _stop(self, linger_s: float) -> None:
@@ -326,6 +333,8 @@ class NodeLoop:
             self._event(self._vitals.readings(self.rates, self.counters, self.transport))
             for peer, rate_bps in self.agent.readings.sent_bps().items():
                 self.transport.bound_unsent(peer, rate_bps)
+            if self.agent.asks_again:
+                self._event(ev.AddressesRead(interfaces.reached_at(self.transport.address)))
 
         self._catching(take)
         if not self._ended.done():

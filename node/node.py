@@ -111,6 +111,10 @@ class Node:
         """Nothing moves here, for that reason; None: it moves again."""
         self.parked = reason
 
+    def is_at(self, addresses: tuple[str, ...]) -> None:
+        """Where others may dial it has changed."""
+        self.settings.addresses = addresses
+
     def join_by(self, joiner: Joiner | None) -> None:
         """That core brings it into a cluster; None: it needs none."""
         self.joiner = joiner

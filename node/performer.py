@@ -45,7 +45,6 @@ class Performer:
     """Of one life. Nothing blocks: what takes time ends in an event.
 
     Attributes:
-        addresses: Where this node may be dialled.
         backlog_limit: Bytes of results that may wait at a joiner, see BACKLOG_SHARE.
         soon: Hands the agent an event, after the one under way.
         status: As of NodeLoop.
@@ -64,7 +63,6 @@ class Performer:
     mailbox: Mailbox
     asked: queue.SimpleQueue[fx.LayoutAsked]
     counters: Counter[str]
-    addresses: tuple[str, ...]
     backlog_limit: int
     soon: Callable[[ev.Event], None]
     status: Callable[[bool, int], Status]
@@ -163,7 +161,7 @@ class Performer:
                 self._step_completed(effect)
             case fx.Founded():
                 self.transport.found()
-                self._pending.append(FoundedAt(self.addresses))
+                self._pending.append(FoundedAt(self.agent.settings.addresses))
             case fx.Joined(step, deal, view):
                 self.member = True
                 self.telling.parked(None)  # It may have waited in an earlier life.

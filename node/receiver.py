@@ -91,11 +91,14 @@ class Receiver:
             self._drop(conn, "the first item is no Hello")
         elif second is not None and not conn.bulk:
             self._drop(conn, "a control message of two frames")
-        elif self._links.delivers(conn.link):
+        else:
             self._take(conn, first, second)
 
     def _take(self, conn: Conn, first: bytes, second: zmq.Frame | Payload | None) -> None:
         """What is for the sink."""
+        self._links.outlives(conn.link)
+        if not self._links.delivers(conn.link):
+            return
         peer = conn.link.peer
         assert peer
         peer.heard_s = time.monotonic()

@@ -161,7 +161,6 @@ class Session:
         self.counters: Counter[str] = Counter()
         self.ended: Ended | None = None
         self.leaving = self.is_waiting = False
-        self.addresses: tuple[str, ...] = ()  # Where others reach this node, once it listens.
         self.rejoins = 0
         self.joined_step = 0
         self.join_seconds = 0.0
@@ -180,6 +179,11 @@ class Session:
     def loop(self) -> NodeLoop:
         assert self._loop is not None, "open() comes first"
         return self._loop
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where others reach this node, as it has told them last."""
+        return self.loop.agent.settings.addresses
 
     @property
     def rates(self) -> Rates:
@@ -205,8 +209,7 @@ class Session:
             guarded=guarded, on_view=hooks.view, on_progress=lambda text: self.say(f"{name} {text}"),
             counters=self.counters,
         )  # fmt: skip
-        self.addresses = self._loop.start()
-        if why := unheard(self.settings.listen, self.addresses):
+        if why := unheard(self.settings.listen, self._loop.start()):
             self.say(f"{name}: {why}")
         self.rates.state_bytes, self.rates.layer_bytes = self._offer.state_bytes, self._offer.layer_bytes
 

@@ -30,6 +30,10 @@ IO_THREADS = 1
 SEND_AHEAD = 2
 MAX_SOCKETS = 8192  # Four for each peer we dial: two DEALERs and their monitors.
 HANDSHAKE_MS = round(1000 * HELLO_S)  # libzmq's own limit to its part of the handshake.
+# TCP would try for a quarter of an hour to send what is never acknowledged. No heartbeats go over a bulk connection,
+# and its path may die alone: at a router that forgets one connection, or of several ways between two networks. It is
+# longer than the patience with a process that was stopped (protocols/liveness.py), whose buffers are full meanwhile.
+UNACKNOWLEDGED_MS = 25_000
 ROUTER_RANK, CONTROL_RANK, BULK_RANK = 1, 0, 2
 
 # Not -1: without reconnection libzmq (4.3.5) ends the pipe of a lost connection at once and throws away what
@@ -124,6 +128,7 @@ class Sockets:
         socket.set(zmq.TCP_KEEPALIVE_IDLE, 10)
         socket.set(zmq.TCP_KEEPALIVE_INTVL, 5)
         socket.set(zmq.TCP_KEEPALIVE_CNT, 3)
+        socket.set(zmq.TCP_MAXRT, UNACKNOWLEDGED_MS)
         return socket
 
     def _watch(self, socket: zmq.Socket[bytes], rank: int, events: int) -> Port:

@@ -117,6 +117,13 @@ class SeedsFound(Event):
     addresses: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class AddressesRead(Event):
+    """Where others may dial this node, as its interfaces are now; none if there is no network."""
+
+    addresses: tuple[str, ...]
+
+
 # --- from the training thread ---
 
 

@@ -210,6 +210,10 @@ class Joiner:
         """The cluster is to wait for us the next time: results come faster than we can take them."""
         self.asking.say(blocking=True)
 
+    def is_at(self, addresses: tuple[str, ...]) -> None:
+        """Others may dial it there, and no longer where it was."""
+        self.asking.say(addresses=addresses)
+
     @property
     def is_in_view(self) -> bool:
         """The plan that names our life in a view has come."""

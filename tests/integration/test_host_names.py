@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import time
 from typing import Any
 
@@ -59,5 +60,55 @@ def test_a_name_that_comes_too_late_or_is_none_fails() -> None:
             for count, name in enumerate(("a..b:5555", "x" * 64 + ":5555", "nowhere.invalid:5555"), start=2):
                 a[0].dial(name)
                 assert (await a[1].until("dial_failed", times=count))[2] == NOT_THERE
+
+    asyncio.run(scenario())
+
+
+def named(*hosts: str) -> Any:
+    """A look-up that finds these addresses."""
+
+    async def found(host: str, port: int, **_: Any) -> list[Any]:
+        return [(socket.AF_INET6 if ":" in at else socket.AF_INET, 0, 0, "", (at, port)) for at in hosts]
+
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="all of 127.0.0.0/8 is this machine's")
+@pytest.mark.parametrize("check", [False, True], ids=["dial", "check"])
+def test_of_several_addresses_of_a_name_the_one_that_answers_is_found(check: bool) -> None:
+    """Those of a machine in several networks, or in two families: only the first was tried, again and again."""
+
+    async def scenario() -> None:
+        async with nodes("a", "b") as [a, b]:
+            port = int(b[0].address.rpartition(":")[2])
+            with socket.socket() as silent, socket.socket() as waits:
+                silent.bind(("127.0.0.8", port))
+                silent.listen(0)
+                waits.connect(silent.getsockname())  # Nobody accepts it, and there is room for no other.
+                asyncio.get_running_loop().getaddrinfo = named(  # type: ignore[method-assign]
+                    "127.0.0.9", "127.0.0.8", "127.0.0.1"
+                )
+                address = f"some.example:{port}"
+                (a[0].check if check else a[0].dial)(address)
+                heard = await a[1].until("checked" if check else "opened")
+                assert heard[1:3] == ((address, "b") if check else ("b", address))
+                assert a[0].links.peers.keys() == (set() if check else {"b"})
+                assert a[1].count("dial_failed") == 0
+                await asyncio.sleep(0.2)
+                assert len(a[0].sockets.open) == (1 if check else 3), "sockets of the others are left"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="all of 127.0.0.0/8 is this machine's")
+def test_a_name_none_of_whose_addresses_answers_fails_once() -> None:
+    async def scenario() -> None:
+        async with nodes("a") as [a]:
+            asyncio.get_running_loop().getaddrinfo = named("::1", "127.0.0.9")  # type: ignore[method-assign]
+            a[0].dial("some.example:1")
+            assert (await a[1].until("dial_failed"))[2] == NOT_THERE
+            await asyncio.sleep(0.2)
+            assert a[1].count("dial_failed") == 1
+            assert len(a[0].sockets.open) == 1
 
     asyncio.run(scenario())

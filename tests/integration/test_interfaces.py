@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from lan import Machines
 
 from chaosnet.netem import LinkSpec, Topology
-from chaosnet.netem.netns import Netns
+from chaosnet.netem.netns import Netns, run
 
 pytestmark = [
     pytest.mark.realtime,
@@ -79,3 +80,35 @@ def test_listening_where_nobody_can_reach_it_is_found_at_join_and_told(chain):
     assert active["b"]["addresses"] == []
     (told,) = [event for event in found["events"] if event["kind"] == "unreachable"]
     assert told["node"] == "b" and "nobody can open a link to it at 127.0.0.1:5555 (a: " in told["detail"]
+
+
+@pytest.fixture
+def machines(tmp_path):
+    """p and x at one switch."""
+    made = Machines(tmp_path)
+    try:
+        made.switch("net")
+        for number, name in enumerate("px", 1):
+            made.add(name)
+            made.wire(name, "net", f"10.77.0.{number}/24")
+        yield made
+    finally:
+        made.down()
+
+
+@pytest.mark.slow
+def test_a_node_whose_address_has_changed_comes_back_and_tells_the_new_one(machines):
+    """It was said that it can only dial, at the address that it had had."""
+    machines.node("p", "--listen", "0.0.0.0:5555", "--insecure", "--new", script=SCRIPT)
+    machines.says("p", "p founds a cluster")
+    machines.node("x", "--listen", "0.0.0.0:5555", "--insecure", "--join", "10.77.0.1:5555", script=SCRIPT)
+    machines.says("p", "x joins: now 2 members")
+    device = ("dev", "to-net")
+    for change in (("del", "10.77.0.2/24"), ("add", "10.77.0.7/24")):
+        run(tuple(machines.inside("x", "ip", "addr", *change, *device)))
+    machines.says("x", "x is in again")
+    assert "can only dial" not in machines.log("p").read_text(), machines.story()
+    asked = machines.inside("p", *CHAOSNET, "status", "--json", "127.0.0.1:5555")
+    found = json.loads(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
+    addresses = {row["node"]: row["addresses"] for row in found["members"] if row["state"] == "active"}
+    assert addresses == {"p": ["10.77.0.1:5555"], "x": ["10.77.0.7:5555"]}

@@ -28,7 +28,6 @@ def performer():
         mailbox=SimpleNamespace(wake=lambda: None),
         asked=SimpleQueue(),
         counters=Counter(),
-        addresses=(),
         backlog_limit=0,
         soon=None,
         status=None,
