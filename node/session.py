@@ -351,13 +351,7 @@ class Session:
         what = (
             f"{self.name} cannot join {seeds}{remembered}" if seeds else f"{self.name} cannot found a cluster"
         )
-        raise ScaleOutFailed(f"{what}: {self._reason(ended)}", ended.lasting) from ended.error
-
-    def _reason(self, ended: Ended) -> str:
-        if not ended.spec:
-            return ended.reason
-        difference = first_difference(self._offer.spec, decode(ended.spec))
-        return f"{ended.reason}: {difference or 'in its details'}"
+        raise ScaleOutFailed(f"{what}: {_reason(ended, self._offer)}", ended.lasting) from ended.error
 
     # --- steps ---
 
@@ -466,7 +460,7 @@ class Session:
         if ended.error is not None:
             raise ended.error
         again = " and cannot rejoin" if ended.how == "refused" else ""
-        raise NodeExpelled(f"{self.name} is out of the cluster{again}: {self._reason(ended)}")
+        raise NodeExpelled(f"{self.name} is out of the cluster{again}: {_reason(ended, self._offer)}")
 
     def leave(self) -> None:
         """Go, with the next steps, until `ended`. What this node contributes to them counts for nothing."""
@@ -495,6 +489,13 @@ class Session:
     def status(self, history: bool = False) -> Status:
         """The cluster as this node sees it. `history`: with all events and steps that this node has kept."""
         return cast(Status, self.loop.ask(lambda: self.loop.status(history)))
+
+
+def _reason(ended: Ended, ours: Offer) -> str:
+    if not ended.spec:
+        return ended.reason
+    difference = first_difference(ours.spec, decode(ended.spec))
+    return f"{ended.reason}: {difference or 'in its details'}"
 
 
 def _founds(name: str, addresses: tuple[str, ...]) -> str:
