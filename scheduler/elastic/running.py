@@ -137,7 +137,7 @@ class Running:
     `predicted_us`: of a step, until all sums are everywhere; `computing_us`: of that, until the last computation is
     over, if all had their parameters when the step began; `parameters_us`: what waiting for these adds. `moving_us`:
     by how much the first of these steps is longer, as other members are to keep parts of the state.
-    `others`: what else could be done, and what it would take.
+    `others`: what else could be done, by its `why`, and what it would take.
     """
 
     laid: Laid
@@ -234,7 +234,7 @@ def choose(members: Sequence[str], facts: Facts, before: Laid | None = None) -> 
         best = stays[0]
     others: dict[str, float] = {}
     for each in found:
-        if each is not best:
+        if each.why != best.why:
             others[each.why] = min(each.predicted_us, others.get(each.why, math.inf))
     running = best.running(tuple(sorted(others.items())))
     return replace(running, moving_us=_moving_us(running, members, facts, costs))
@@ -264,19 +264,16 @@ def _reroute(members: Sequence[str], facts: Facts, costs: _Costs, before: Laid |
 
 
 def _layouts(members: Sequence[str], facts: Facts, costs: _Costs, before: Laid | None) -> Iterator[_Timed]:
-    """Those that were asked for, else the best; without what cannot be one of the two that take the shortest steps.
-
-    Most cannot, where members or links are unlike. The second is told of.
-    """
+    """Those that were asked for, else the best; without what cannot take the shortest step: most, as a rule."""
     laid = list(dict.fromkeys(_laid_out(members, facts)))
     least_us = [_least_us(each, facts, costs) for each in laid]
     timed: dict[int, _Timed] = {}
-    two_us = [math.inf, math.inf]
+    best_us = math.inf
     for number in sorted(range(len(laid)), key=least_us.__getitem__):
-        if least_us[number] > ROUNDED * two_us[1]:
+        if least_us[number] > ROUNDED * best_us:
             break
         timed[number] = _timed("layout", laid[number], members, facts, costs)
-        two_us = sorted([*two_us, timed[number].predicted_us])[:2]
+        best_us = min(best_us, timed[number].predicted_us)
     yield from (timed[number] for number in sorted(timed))
 
 
