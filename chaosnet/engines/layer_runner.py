@@ -323,10 +323,10 @@ def _leaves(value: Value, wants_gradient: bool) -> Value:
 
 
 def _leaf(each: torch.Tensor, wants_gradient: bool) -> torch.Tensor:
-    each = each.detach().contiguous()
+    each = each.detach().resolve_conj().resolve_neg().contiguous()
     if each.data_ptr() % CACHE_LINE:
         each = each.clone()
-    return each.requires_grad_(wants_gradient and each.is_floating_point())
+    return each.requires_grad_(wants_gradient and (each.is_floating_point() or each.is_complex()))
 
 
 def _copied(value: Value) -> Value:

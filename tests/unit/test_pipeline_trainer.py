@@ -408,3 +408,49 @@ def test_a_loop_that_breaks_before_a_step_is_done_over_ends_the_script_with_its_
             t.session.loop._call(breaks)
             t.session.loop._thread.join()
             t.engine._tried = t.engine.round  # As if the step had been torn by that.
+
+
+class _Of(nn.Module):
+    """What a function makes of its input, and of this layer's own."""
+
+    def __init__(self, function, *own):
+        super().__init__()
+        self.function, self.own = function, nn.ModuleList(own)
+
+    def forward(self, x):
+        return self.function(x, *self.own)
+
+
+def both_ways(make):
+    """Losses of one epoch of one micro-batch a step, here and by a plain loop over the same samples."""
+    found, sizes, data = [], {"batch": 4, "micro_batch": 4}, make_data()
+    torch.manual_seed(0)
+    model = nn.Sequential(*make())
+    with trainer(model, torch.optim.SGD(model.parameters(), lr=0.3), **sizes) as t:
+        found.append([step.metrics["loss"] for step in t.steps(data, epochs=1)])
+        order = t.engine.batches.share.order().indices(0, [(0, 20)])
+    torch.manual_seed(0)
+    model = nn.Sequential(*make())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    found.append([])
+    for at in range(0, 20, 4):
+        x, y = (each[order[at : at + 4]] for each in data.tensors)
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found[1].append(float(loss.detach()))
+    return found
+
+
+def test_complex_numbers_between_layers_have_gradients():
+    """Layers before them were not trained."""
+    here, plain = both_ways(
+        lambda: [
+            nn.Linear(4, 8),
+            _Of(torch.fft.rfft),
+            _Of(lambda z: z.conj()),
+            _Of(lambda z, head: head(torch.cat([z.real, z.imag], -1)), nn.Linear(10, 3)),
+        ]
+    )
+    assert here == pytest.approx(plain, rel=1e-5)
