@@ -44,10 +44,11 @@ def test_a_tuple_comes_as_a_tuple_also_of_one():
     [
         ({"hidden": torch.zeros(1)}, "layer 3 gives dict"),
         ([torch.zeros(1)], "layer 3 gives list"),
+        ((torch.zeros(1), (torch.zeros(1),)), "layer 3 gives tuple within a tuple"),
         ((torch.zeros(1),) * 65, "layer 3 gives 65 tensors"),
         (torch.zeros((1,) * 17), "layer 3 gives 17 dimensions"),
     ],
-    ids=["dict", "list", "many", "deep"],
+    ids=["dict", "list", "nested", "many", "deep"],
 )
 def test_what_no_message_holds_is_refused_by_its_layer(value, names):
     with pytest.raises(ConfigError, match=names):
