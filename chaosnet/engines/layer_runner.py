@@ -30,6 +30,7 @@ from . import tensor_bytes
 Value = Any  # A tensor, or a tuple of tensors.
 CACHE_LINE = 64  # Bytes: torch begins what it allocates on the CPU at one.
 CPU = torch.device("cpu")
+LEAF_CHANGED = "leaf Variable"  # Says torch where a layer changes its input in place.
 
 
 @dataclass(slots=True)
@@ -260,7 +261,7 @@ class _Attempt:
         return time.perf_counter()
 
     def _forward(self, number: int, start: int, stop: int) -> None:
-        layers, last = self.runner.layers, len(self.runner.layers)
+        last = len(self.runner.layers)
         if number in self.unfetched:
             self._fetch(number)
         value = self.here.pop(("a", number, start))
@@ -268,8 +269,7 @@ class _Attempt:
             self.runner.needs(layer)
             began_s = time.perf_counter()
             value = _leaves(value, wants_gradient=layer > 0)
-            seed_devices(seed_from("layer", *self.seed, number, layer), self.runner.accelerators)
-            out = layers[layer](_copied(value) if self.runner.copies[layer] else value)
+            out = self._out(layer, number, value)
             tensor_bytes.check(out, layer)
             if layer == last - 1:
                 loss = self.runner.loss(out, self.targets.pop(number))
@@ -283,6 +283,18 @@ class _Attempt:
             self.done.forward_s[layer] += self._now_s() - began_s
         if stop < last:
             self.here["a", number, stop] = _detached(value)
+
+    def _out(self, layer: int, number: int, value: Value) -> Value:
+        """Of a layer. What the modules in it do not tell (`x += ...`), torch does: from then on it gets a copy."""
+        runner = self.runner
+        while True:
+            seed_devices(seed_from("layer", *self.seed, number, layer), runner.accelerators)
+            try:
+                return runner.layers[layer](_copied(value) if runner.copies[layer] else value)
+            except RuntimeError as error:
+                if runner.copies[layer] or LEAF_CHANGED not in str(error):
+                    raise
+            runner.copies[layer] = True
 
     def _backward(self, number: int, start: int, stop: int) -> None:
         layers, samples = self.runner.layers, self.batches.samples[number]

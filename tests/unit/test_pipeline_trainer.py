@@ -454,3 +454,41 @@ def test_complex_numbers_between_layers_have_gradients():
         ]
     )
     assert here == pytest.approx(plain, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.add_(1.0),
+        lambda x: nn.functional.relu(x, inplace=True),
+        lambda x: nn.functional.dropout(x, 0.0).view(-1).mul_(2.0).view(x.shape),
+    ],
+    ids=["added", "function", "view"],
+)
+def test_a_layer_may_change_its_input_in_place(change):
+    """As in one process. It ended with: a leaf Variable that requires grad is being used in an in-place operation."""
+    here, plain = both_ways(lambda: [nn.Linear(4, 8), _Of(change), nn.Linear(8, 3)])
+    assert here == pytest.approx(plain, rel=1e-5)
+
+
+def test_a_layer_that_is_run_again_with_a_copy_draws_the_same():
+    def losses(layer):
+        torch.manual_seed(0)
+        with trainer(nn.Sequential(nn.Linear(4, 8), layer, nn.Linear(8, 3))) as t:
+            return [step.metrics["loss"] for step in t.steps(make_data(), epochs=1)]
+
+    late = losses(_Of(lambda x: nn.functional.dropout(x, 0.5) + x.mul_(2.0)))
+    assert late == losses(_Of(lambda x: nn.functional.dropout(x, 0.5) + 2.0 * x))
+
+
+def test_what_else_torch_refuses_in_a_layer_is_told_as_it_is():
+    calls = []
+
+    def refuse(x):
+        calls.append(x)
+        raise RuntimeError("shapes do not fit")
+
+    model = nn.Sequential(nn.Linear(4, 3), _Of(refuse))
+    with pytest.raises(RuntimeError, match="shapes do not fit"), trainer(model) as t:
+        list(t.steps(make_data(), epochs=1))
+    assert len(calls) == 1
