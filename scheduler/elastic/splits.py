@@ -151,14 +151,16 @@ class PipelineTimes:
         least_s = offset + slope * numbers[:, None]
         tried = fits[np.unique(least_s.argmin(axis=-1))]
         enough_s = np.array([lines.at(m, tried).min() for m in numbers])
-        near = fits[(least_s <= ROUNDED * enough_s[:, None]).any(axis=0)]
+        may_win = least_s <= ROUNDED * enough_s[:, None]
         straight = max(int(lines.linear_from().max()), stages + 1)
         bent = numbers[numbers <= straight]
         for at, m in enumerate(bent):
+            near = fits[may_win[at]]
             each_s = lines.at(m, near)
             best = each_s.argmin()
             times[at], chosen[at] = each_s[best], near[best]
         if len(bent) < len(numbers):
+            near = fits[may_win[len(bent) :].any(axis=0)]
             best_of = self._straight(lines.of(near), numbers[len(bent) :], times[len(bent) :])
             chosen[len(bent) :] = near[best_of]
 
