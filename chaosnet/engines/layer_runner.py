@@ -101,6 +101,15 @@ class LayerRunner:
         self.in_hand: int | None = None
         # A layer that changes its input in place must not have the leaf that its gradient is read from.
         self.copies = [any(getattr(m, "inplace", False) for m in layer.modules()) for layer in layers]
+        # Buffers that are part of the state: by layer, their names, modules, and names in these.
+        self.buffers = [
+            [
+                (f"{prefix}.{name}".lstrip("."), module, name)
+                for prefix, module in layer.named_modules()
+                for name in sorted(module._buffers.keys() - module._non_persistent_buffers_set)
+            ]
+            for layer in layers
+        ]
 
     def run(
         self,
@@ -135,6 +144,21 @@ class LayerRunner:
                 f"layer {layer}, or the loss, uses a parameter of another layer: who adds that gradient would hang "
                 "on the pipelines (expected each layer to use parameters that it has itself, if only shared ones)"
             )
+
+    def now_in(self, layer: int) -> list[tuple[Any, int]]:
+        """Its buffers, and how often each was written to."""
+        each = [module._buffers.get(name) for _, module, name in self.buffers[layer]]
+        return [(buffer, -1 if buffer is None else buffer._version) for buffer in each]
+
+    def check_buffers(self, layer: int, before: list[tuple[Any, int]]) -> None:
+        """Has the forward left them as they were? Raises: ConfigError."""
+        pairs = zip(self.buffers[layer], before, self.now_in(layer), strict=True)
+        for (name, *_), (was, version), (now, written) in pairs:
+            if was is not now or version != written:
+                raise ConfigError(
+                    f"layer {layer} changes its buffer {name!r} as it computes, by what this member alone has seen "
+                    "(expected a layer that leaves it; persistent=False, if it is only kept to save time)"
+                )
 
 
 def due(lines: Sequence[Instruction], samples: Sequence[int]) -> list[Instruction]:
@@ -269,7 +293,9 @@ class _Attempt:
             self.runner.needs(layer)
             began_s = time.perf_counter()
             value = _leaves(value, wants_gradient=layer > 0)
+            buffers = self.runner.now_in(layer)
             out = self._out(layer, number, value)
+            self.runner.check_buffers(layer, buffers)
             tensor_bytes.check(out, layer)
             if layer == last - 1:
                 loss = self.runner.loss(out, self.targets.pop(number))

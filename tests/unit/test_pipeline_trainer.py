@@ -492,3 +492,43 @@ def test_what_else_torch_refuses_in_a_layer_is_told_as_it_is():
     with pytest.raises(RuntimeError, match="shapes do not fit"), trainer(model) as t:
         list(t.steps(make_data(), epochs=1))
     assert len(calls) == 1
+
+
+class _Counts(nn.Module):
+    """Writes to a buffer as it computes, or puts another in its place."""
+
+    def __init__(self, persistent, replaces):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()), persistent=persistent)
+        self.replaces = replaces
+
+    def forward(self, x):
+        if self.replaces:
+            self.seen = self.seen + len(x)
+        else:
+            self.seen += len(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("layer", "names"),
+    [
+        (_Counts(True, replaces=False), "layer 1 changes its buffer 'seen' as it computes"),
+        (_Counts(True, replaces=True), "layer 1 changes its buffer 'seen'"),
+        (
+            nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
+            "layer 1 changes .*'parametrizations.weight",
+        ),
+    ],
+    ids=["written", "replaced", "spectral norm"],
+)
+def test_a_layer_that_writes_to_the_state_as_it_computes_is_refused_by_its_buffer(layer, names):
+    model = nn.Sequential(nn.Linear(4, 8), layer, nn.Linear(8, 3))
+    with pytest.raises(ConfigError, match=names), trainer(model) as t:
+        list(t.steps(make_data(), epochs=1))
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_what_a_layer_keeps_to_save_time_is_its_own(replaces):
+    with trainer(nn.Sequential(nn.Linear(4, 3), _Counts(False, replaces))) as t:
+        assert len(list(t.steps(make_data(), epochs=1))) == 3
