@@ -73,11 +73,13 @@ def joined(parts: Sequence[tuple[Tensor, Any]]) -> Any:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The same on that device: a tensor, or tuples and lists of them, as tuples; anything else as it is."""
+    """The same on that device: a tensor, dictionaries, or tuples and lists, as tuples; anything else as it is."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, tuple | list):
         return tuple(moved(each, device) for each in value)
+    if type(value) is dict:
+        return {key: moved(each, device) for key, each in value.items()}
     return value
 
 
