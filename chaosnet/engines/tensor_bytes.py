@@ -32,10 +32,12 @@ def check(value: Any, layer: int) -> None:
 
 
 def no_tensor(value: Any) -> str:
-    """What of it is neither a tensor, nor one in a tuple, by its type; "" if all is."""
+    """What of it is neither a dense tensor, nor one in a tuple, by its type; "" if all is."""
     for each in value if isinstance(value, tuple) else (value,):
         if not isinstance(each, torch.Tensor):
             return f"{type(each).__name__}{' within a tuple' if isinstance(value, tuple) else ''}"
+        if each.layout is not torch.strided or each.is_nested:  # No message has its parts.
+            return "a nested tensor" if each.is_nested else f"a tensor of layout {each.layout}"
     return ""
 
 

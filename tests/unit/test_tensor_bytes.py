@@ -45,10 +45,12 @@ def test_a_tuple_comes_as_a_tuple_also_of_one():
         ({"hidden": torch.zeros(1)}, "layer 3 gives dict"),
         ([torch.zeros(1)], "layer 3 gives list"),
         ((torch.zeros(1), (torch.zeros(1),)), "layer 3 gives tuple within a tuple"),
+        (torch.eye(2).to_sparse(), "layer 3 gives a tensor of layout torch.sparse_coo"),
+        (torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)]), "layer 3 gives a nested tensor"),
         ((torch.zeros(1),) * 65, "layer 3 gives 65 tensors"),
         (torch.zeros((1,) * 17), "layer 3 gives 17 dimensions"),
     ],
-    ids=["dict", "list", "nested", "many", "deep"],
+    ids=["dict", "list", "nested", "sparse", "ragged", "many", "deep"],
 )
 def test_what_no_message_holds_is_refused_by_its_layer(value, names):
     with pytest.raises(ConfigError, match=names):
