@@ -390,7 +390,7 @@ def _line(part: str, found: dict[str, Any]) -> str:
 def _choice(case: dict[str, Any]) -> str:
     return (
         f"{case['stages']} stages, {case['micro_batches']} micro-batches: {case['median_ms']:.1f} ms "
-        f"({case['least_ms']:.1f} to {case['most_ms']:.1f})"
+        f"({case['least_ms']:.1f} to {case['most_ms']:.1f}), the first of these layers {case['first_ms']:.0f} ms"
     )
 
 

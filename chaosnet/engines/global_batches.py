@@ -15,7 +15,7 @@ from ..protocols.errors import ConfigError
 from ..protocols.messages import Contribution, Range
 from ..randomness import seed_from, seed_generators
 from .layer_runner import MicroBatches
-from .tensor_bytes import moved
+from .tensor_bytes import moved, no_tensor
 
 STEPS = "PipelineTrainer.steps"
 
@@ -143,7 +143,13 @@ class GlobalBatches:
                 f"{STEPS}: a batch is {type(pair).__name__} (expected a pair, inputs for the first layer and targets "
                 "for the loss; collate_fn can make one)"
             )
-        return pair[0], pair[1]
+        inputs, targets = pair
+        if other := no_tensor(tuple(inputs) if isinstance(inputs, list) else inputs):
+            raise ConfigError(
+                f"{STEPS}: the inputs of a batch are {other} (expected a tensor, or a tuple of tensors, for the "
+                "first layer; collate_fn can make one)"
+            )
+        return inputs, targets
 
     def to_plain(self) -> dict[str, Any] | None:
         """What is agreed."""

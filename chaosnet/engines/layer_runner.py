@@ -30,6 +30,7 @@ from . import tensor_bytes
 Value = Any  # A tensor, or a tuple of tensors.
 CACHE_LINE = 64  # Bytes: torch begins what it allocates on the CPU at one.
 CPU = torch.device("cpu")
+LEAF_CHANGED = "leaf Variable"  # Says torch where a layer changes its input in place.
 
 
 @dataclass(slots=True)
@@ -100,6 +101,15 @@ class LayerRunner:
         self.in_hand: int | None = None
         # A layer that changes its input in place must not have the leaf that its gradient is read from.
         self.copies = [any(getattr(m, "inplace", False) for m in layer.modules()) for layer in layers]
+        # Buffers that are part of the state: by layer, their names, modules, and names in these.
+        self.buffers = [
+            [
+                (f"{prefix}.{name}".lstrip("."), module, name)
+                for prefix, module in layer.named_modules()
+                for name in sorted(module._buffers.keys() - module._non_persistent_buffers_set)
+            ]
+            for layer in layers
+        ]
 
     def run(
         self,
@@ -134,6 +144,21 @@ class LayerRunner:
                 f"layer {layer}, or the loss, uses a parameter of another layer: who adds that gradient would hang "
                 "on the pipelines (expected each layer to use parameters that it has itself, if only shared ones)"
             )
+
+    def now_in(self, layer: int) -> list[tuple[Any, int]]:
+        """Its buffers, and how often each was written to."""
+        each = [module._buffers.get(name) for _, module, name in self.buffers[layer]]
+        return [(buffer, -1 if buffer is None else buffer._version) for buffer in each]
+
+    def check_buffers(self, layer: int, before: list[tuple[Any, int]]) -> None:
+        """Has the forward left them as they were? Raises: ConfigError."""
+        pairs = zip(self.buffers[layer], before, self.now_in(layer), strict=True)
+        for (name, *_), (was, version), (now, written) in pairs:
+            if was is not now or version != written:
+                raise ConfigError(
+                    f"layer {layer} changes its buffer {name!r} as it computes, by what this member alone has seen "
+                    "(expected a layer that leaves it; persistent=False, if it is only kept to save time)"
+                )
 
 
 def due(lines: Sequence[Instruction], samples: Sequence[int]) -> list[Instruction]:
@@ -260,7 +285,7 @@ class _Attempt:
         return time.perf_counter()
 
     def _forward(self, number: int, start: int, stop: int) -> None:
-        layers, last = self.runner.layers, len(self.runner.layers)
+        last = len(self.runner.layers)
         if number in self.unfetched:
             self._fetch(number)
         value = self.here.pop(("a", number, start))
@@ -268,8 +293,9 @@ class _Attempt:
             self.runner.needs(layer)
             began_s = time.perf_counter()
             value = _leaves(value, wants_gradient=layer > 0)
-            seed_devices(seed_from("layer", *self.seed, number, layer), self.runner.accelerators)
-            out = layers[layer](_copied(value) if self.runner.copies[layer] else value)
+            buffers = self.runner.now_in(layer)
+            out = self._out(layer, number, value)
+            self.runner.check_buffers(layer, buffers)
             tensor_bytes.check(out, layer)
             if layer == last - 1:
                 loss = self.runner.loss(out, self.targets.pop(number))
@@ -283,6 +309,18 @@ class _Attempt:
             self.done.forward_s[layer] += self._now_s() - began_s
         if stop < last:
             self.here["a", number, stop] = _detached(value)
+
+    def _out(self, layer: int, number: int, value: Value) -> Value:
+        """Of a layer. What the modules in it do not tell (`x += ...`), torch does: from then on it gets a copy."""
+        runner = self.runner
+        while True:
+            seed_devices(seed_from("layer", *self.seed, number, layer), runner.accelerators)
+            try:
+                return runner.layers[layer](_copied(value) if runner.copies[layer] else value)
+            except RuntimeError as error:
+                if runner.copies[layer] or LEAF_CHANGED not in str(error):
+                    raise
+            runner.copies[layer] = True
 
     def _backward(self, number: int, start: int, stop: int) -> None:
         layers, samples = self.runner.layers, self.batches.samples[number]
@@ -323,10 +361,10 @@ def _leaves(value: Value, wants_gradient: bool) -> Value:
 
 
 def _leaf(each: torch.Tensor, wants_gradient: bool) -> torch.Tensor:
-    each = each.detach().contiguous()
+    each = each.detach().resolve_conj().resolve_neg().contiguous()
     if each.data_ptr() % CACHE_LINE:
         each = each.clone()
-    return each.requires_grad_(wants_gradient and each.is_floating_point())
+    return each.requires_grad_(wants_gradient and (each.is_floating_point() or each.is_complex()))
 
 
 def _copied(value: Value) -> Value:

@@ -19,18 +19,26 @@ SINGLE = "1 "  # Before the type of the first row: it is a tensor by itself, and
 
 def check(value: Any, layer: int) -> None:
     """Raises: ConfigError, by the layer that gives it, for what no message holds."""
+    if other := no_tensor(value):
+        raise ConfigError(f"layer {layer} gives {other} (expected a tensor, or a tuple of tensors)")
     tensors = value if isinstance(value, tuple) else (value,)
     for each in tensors:
-        if not isinstance(each, torch.Tensor):
-            raise ConfigError(
-                f"layer {layer} gives {type(each).__name__} (expected a tensor, or a tuple of tensors)"
-            )
         if each.dim() > MOST_DIMENSIONS:
             raise ConfigError(
                 f"layer {layer} gives {each.dim()} dimensions (expected at most {MOST_DIMENSIONS})"
             )
     if not 1 <= len(tensors) <= MOST_TENSORS:
         raise ConfigError(f"layer {layer} gives {len(tensors)} tensors (expected 1 to {MOST_TENSORS})")
+
+
+def no_tensor(value: Any) -> str:
+    """What of it is neither a dense tensor, nor one in a tuple, by its type; "" if all is."""
+    for each in value if isinstance(value, tuple) else (value,):
+        if not isinstance(each, torch.Tensor):
+            return f"{type(each).__name__}{' within a tuple' if isinstance(value, tuple) else ''}"
+        if each.layout is not torch.strided or each.is_nested:  # No message has its parts.
+            return "a nested tensor" if each.is_nested else f"a tensor of layout {each.layout}"
+    return ""
 
 
 def cut(value: Any) -> tuple[tuple[Row, ...], list[Any]]:
@@ -69,11 +77,13 @@ def joined(parts: Sequence[tuple[Tensor, Any]]) -> Any:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The same on that device: a tensor, or tuples and lists of them, as tuples; anything else as it is."""
+    """The same on that device: a tensor, dictionaries, or tuples and lists, as tuples; anything else as it is."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, tuple | list):
         return tuple(moved(each, device) for each in value)
+    if type(value) is dict:
+        return {key: moved(each, device) for key, each in value.items()}
     return value
 
 

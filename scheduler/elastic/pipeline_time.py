@@ -10,6 +10,9 @@ numbers to the last bit. Transfers between stages cost nothing here, as in the p
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import EllipsisType
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +21,7 @@ from ...protocols.errors import PlanInfeasible
 from .profile import Profile
 
 Floats = npt.NDArray[np.float64]
+Index = npt.NDArray[np.int64] | EllipsisType
 
 
 def one_f_one_b_by_recurrence(forward: npt.ArrayLike, backward: npt.ArrayLike, micro_batches: int) -> Floats:
@@ -74,50 +78,88 @@ def one_f_one_b(forward: npt.ArrayLike, backward: npt.ArrayLike, micro_batches: 
     and, if m <= N_pp, at least C(l) + (m - 1)(max(f_0, ..., f_l) + max(b_0, ..., b_l)) with l = N_pp - m: paths that
     never leave the warm-up but into the drain.
     """
-    f, b = _stage_times(forward, backward, micro_batches)
-    slope, offset, usable = _lines(f, b, micro_batches)
-    value = np.where(usable, offset + slope * micro_batches, -np.inf).max(axis=-1)
-    stages = f.shape[-1]
-    if micro_batches <= stages:
-        last = stages - micro_batches
-        head = f[..., : last + 1].max(axis=-1) + b[..., : last + 1].max(axis=-1)
-        through = (f + b)[..., : last + 1].sum(axis=-1)
-        value = np.maximum(value, through + (micro_batches - 1) * head)
-    return np.asarray(value)
+    return _lines(*_stage_times(forward, backward, micro_batches)).at(micro_batches)
 
 
-def one_f_one_b_lines(forward: npt.ArrayLike, backward: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """(slopes c, offsets a), both [..., stages]: T(m) = max over k of a_k + c_k m for every m > N_pp.
+@dataclass(frozen=True)
+class Lines:
+    """What of `one_f_one_b` is the same for all m, of many splits at once; all [..., stages].
 
-    So T is exactly linear, one largest c per micro-batch, once the line of the slowest stage is on top: from
-    `linear_from` on, which is late where another stage is nearly as slow.
+    T(m) = max over k of offset_k + slope_k m for every m > N_pp; slopes are c. So T is exactly linear, one largest c
+    per micro-batch, once the line of the slowest stage is on top: from `linear_from` on, which is late where another
+    stage is nearly as slow. Of the stages up to each: `through`, the sum of c, and `head`, max f + max b.
     """
-    slope, offset, _ = _lines(*_stage_times(forward, backward, 1), 1)
-    return slope, offset
+
+    slope: Floats
+    offset: Floats
+    through: Floats
+    head: Floats
+
+    def of(self, splits: Index) -> Lines:
+        """These."""
+        return Lines(self.slope[splits], self.offset[splits], self.through[splits], self.head[splits])
+
+    def at(self, micro_batches: int, splits: Index = ...) -> Floats:
+        """T of these, [...]."""
+        stages = self.slope.shape[-1]
+        slope, offset = self.slope[splits], self.offset[splits]
+        usable = slice(max(stages - micro_batches + 1, 0), None)
+        value = (offset[..., usable] + slope[..., usable] * micro_batches).max(axis=-1, initial=-np.inf)
+        if micro_batches <= stages:
+            last = stages - micro_batches
+            through = slope[..., : last + 1].sum(axis=-1)
+            value = np.maximum(value, through + (micro_batches - 1) * self.head[splits][..., last])
+        return np.asarray(value)
+
+    def least(self, micro_batches: int) -> Floats:
+        """Not more than T, but for rounding, and seldom much less: of a few of its lines, [...]."""
+        stages = self.slope.shape[-1]
+        if micro_batches > stages:
+            slope, offset = self.slowest
+            return offset + slope * micro_batches
+        last = stages - micro_batches
+        value = self.through[..., last] + (micro_batches - 1) * self.head[..., last]
+        if micro_batches > 1:
+            value = np.maximum(value, self.offset[..., -1] + self.slope[..., -1] * micro_batches)
+        return np.asarray(value)
+
+    @cached_property
+    def slowest(self) -> tuple[Floats, Floats]:
+        """The line of the slowest stage: slope and offset, [...]."""
+        slope = self.slope.max(axis=-1)
+        return slope, np.where(self.slope == slope[..., None], self.offset, -np.inf).max(axis=-1)
+
+    def linear_from(self) -> Floats:
+        """The least number of micro-batches, > N_pp, from which on each further one costs max(f + b), [...]."""
+        top, highest = (each[..., None] for each in self.slowest)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            crossing = np.where(self.slope < top, (self.offset - highest) / (top - self.slope), 0.0)
+        return np.maximum(np.ceil(crossing.max(axis=-1)), self.slope.shape[-1] + 1.0)
 
 
-def linear_from(forward: npt.ArrayLike, backward: npt.ArrayLike) -> Floats:
-    """The least number of micro-batches, > N_pp, from which on each further one costs max(f + b), by split, [...]."""
-    slope, offset = one_f_one_b_lines(forward, backward)
-    top = slope.max(axis=-1, keepdims=True)
-    highest = np.where(slope == top, offset, -np.inf).max(axis=-1, keepdims=True)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        crossing = np.where(slope < top, (offset - highest) / (top - slope), 0.0)
-    return np.maximum(np.ceil(crossing.max(axis=-1)), slope.shape[-1] + 1.0)
+def joined(lines: Sequence[Lines]) -> Lines:
+    """Of all of their splits, one after the other."""
+    slope, offset, through, head = (
+        np.concatenate([getattr(each, name) for each in lines])
+        for name in ("slope", "offset", "through", "head")
+    )
+    return Lines(slope, offset, through, head)
 
 
-def _lines(f: Floats, b: Floats, micro_batches: int) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
+def one_f_one_b_lines(forward: npt.ArrayLike, backward: npt.ArrayLike) -> Lines:
+    """For `one_f_one_b` of any number of micro-batches."""
+    return _lines(*_stage_times(forward, backward, 1))
+
+
+def _lines(f: Floats, b: Floats) -> Lines:
     stages = f.shape[-1]
-    c = f + b
+    c, most_f, most_b = f + b, np.maximum.accumulate(f, axis=-1), np.maximum.accumulate(b, axis=-1)
     through = np.cumsum(c, axis=-1)
     left = stages - 1 - np.arange(stages)
-    reach_f = _suffix_max(through + left * np.maximum.accumulate(f, axis=-1))
-    reach_b = _suffix_max(through + left * np.maximum.accumulate(b, axis=-1))
-    reach = reach_f + reach_b
+    reach = _suffix_max(through + left * most_f) + _suffix_max(through + left * most_b)
     before = np.concatenate([reach[..., :1], reach[..., :-1]], axis=-1)
-    k = np.arange(stages)
-    offset = c * (k - 1 - stages) + before - (through - c)
-    return c, offset, k > stages - micro_batches
+    offset = c * (np.arange(stages) - 1 - stages) + before - (through - c)
+    return Lines(c, offset, through, most_f + most_b)
 
 
 def _suffix_max(values: Floats) -> Floats:

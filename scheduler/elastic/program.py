@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from .plan import Plan
+from .plan import Hop, Plan
 
 
 class Op(enum.Enum):
@@ -98,11 +99,11 @@ class Unit:
         return 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Visit:
     """Micro-batches that pass through one worker as one: a forward and, later, a backward."""
 
-    worker: str
+    name: str  # Of its worker.
     start: int
     stop: int
     number: int  # In the order of its worker.
@@ -110,8 +111,30 @@ class _Visit:
     samples: int = 0
     before: list[tuple[int, _Visit]] = field(default_factory=list)  # A micro-batch, and where it comes from.
     after: list[tuple[int, _Visit]] = field(default_factory=list)  # And where it goes.
+    # Of the schedule under way.
     activations_due: int = 0
-    gradients_due: int = 1  # One is the end of its own forward.
+    gradients_due: int = 0  # One is the end of its own forward.
+
+
+Visits = Mapping[str, list[_Visit]]
+"""By worker, in the order of turns."""
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """What it has to do, and how far it is."""
+
+    name: str
+    visits: list[_Visit]
+    room: int  # Forwards that it may begin before it goes back.
+    begun: int = 0  # Forwards.
+    busy: bool = False
+    until_s: float = 0.0  # When its last computation so far ends, or has ended.
+    went_back: bool = False  # Last, not counting parts nobody waits for.
+    # Ready, as heaps of numbers.
+    backwards: list[int] = field(default_factory=list)
+    weights: list[int] = field(default_factory=list)
+    done: list[tuple[Op, _Visit]] = field(default_factory=list)
 
 
 def compile_plan(
@@ -130,19 +153,8 @@ def compile_plan(
         more_in_flight: forwards that may be in flight beyond the hops that are left to the end.
         snapshot: end with a SNAPSHOT (ElasWave, Sec. 5.1).
     """
-    schedule = _Schedule(plan, costs or Unit(), split_backward, more_in_flight)
-    schedule.run()
-    instructions = schedule.instructions
-    for each in plan.sync:
-        for bucket in each:
-            for worker in bucket.holders:
-                instructions[worker].append(Instruction(Op.REDUCE, (bucket.start, bucket.stop)))
-    for worker, held in plan.placement.items():
-        instructions[worker].append(Instruction(Op.STEP, (held.start, held.stop)))
-        if snapshot:
-            instructions[worker].append(Instruction(Op.SNAPSHOT, (held.start, held.stop)))
-    lines = {worker: tuple(instructions[worker]) for worker in plan.placement}
-    return Program(plan, lines, schedule.ends_s)
+    schedule = Schedule(plan, costs, split_backward=split_backward, more_in_flight=more_in_flight)
+    return schedule.program(snapshot)
 
 
 def in_flight_bounds(plan: Plan) -> dict[str, int]:
@@ -154,161 +166,176 @@ def in_flight_bounds(plan: Plan) -> dict[str, int]:
     return bounds
 
 
-def _visits(plan: Plan) -> dict[str, list[_Visit]]:
-    """By worker, in the order of turns."""
-    by_worker: dict[str, list[_Visit]] = {worker: [] for worker in plan.placement}
-    found: dict[tuple[str, int, int, int], _Visit] = {}
+def visits_of(plan: Plan) -> Visits:
+    """What all schedules of a plan have in common."""
+    by_worker: dict[str, list[_Visit]] = {name: [] for name in plan.placement}
+    found: dict[tuple[int, Hop], _Visit] = {}
     for number, each in sorted(enumerate(plan.micro_batches), key=lambda item: (item[1].turn, item[0])):
         before: _Visit | None = None
         for hop in each.route:
-            visits = by_worker[hop.worker]
-            key = (hop.worker, each.turn, hop.start, hop.stop)
-            if key not in found:
-                found[key] = _Visit(hop.worker, hop.start, hop.stop, len(visits))
-                visits.append(found[key])
-            visit = found[key]
+            visit = found.get((each.turn, hop))
+            if visit is None:
+                visits = by_worker[hop.worker]
+                visit = found[each.turn, hop] = _Visit(hop.worker, hop.start, hop.stop, len(visits))
+                visits.append(visit)
             visit.micro_batches.append(number)
             visit.samples += each.samples
             if before is not None:
                 visit.before.append((number, before))
-                visit.activations_due += 1
                 before.after.append((number, visit))
-                before.gradients_due += 1
             before = visit
     return by_worker
 
 
-class _Schedule:
-    """The list scheduling: who is free, what is ready, what has been begun."""
+class _Event(enum.IntEnum):
+    ENDED = 0  # A computation.
+    ACTIVATIONS = 1  # Have come.
+    GRADIENTS = 2
 
-    def __init__(self, plan: Plan, costs: Costs, split_backward: bool, more_in_flight: int) -> None:
-        self.plan, self.costs, self.split_backward = plan, costs, split_backward
-        self.visits = _visits(plan)
-        self.bounds = {worker: most + more_in_flight for worker, most in in_flight_bounds(plan).items()}
-        self.instructions: dict[str, list[Instruction]] = {worker: [] for worker in plan.placement}
-        self.busy: set[str] = set()
-        self.in_flight = dict.fromkeys(self.visits, 0)
-        self.begun = dict.fromkeys(self.visits, 0)  # Forwards, in the order of turns.
-        # Workers that did a backward last, not counting parts nobody waits for.
-        self.went_back: set[str] = set()
-        # Ready, as heaps of numbers.
-        self.backwards: dict[str, list[int]] = {worker: [] for worker in self.visits}
-        self.weights: dict[str, list[int]] = {worker: [] for worker in self.visits}
+
+class Schedule:
+    """The list scheduling, done; arguments as of `compile_plan`. Instructions are written for who asks for them.
+
+    `visits`: of the plan, if known; one schedule at a time is made of them. `ends_s`: as of `Program`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        costs: Costs | None = None,
+        *,
+        split_backward: bool = False,
+        more_in_flight: int = 0,
+        visits: Visits | None = None,
+    ) -> None:
+        self.plan, self.costs = plan, costs or Unit()
+        self.back = Op.BACKWARD_INPUT if split_backward else Op.BACKWARD
+        self.bounds = {name: most + more_in_flight for name, most in in_flight_bounds(plan).items()}
+        self.workers: dict[str, _Worker] = {}
+        for name, own in (visits or visits_of(plan)).items():
+            self.workers[name] = _Worker(name, own, self.bounds.get(name, 0))
+            for visit in own:
+                visit.activations_due, visit.gradients_due = len(visit.before), 1 + len(visit.after)
         # When, a running number, what happens, to what.
-        self.queue: list[tuple[float, int, _Happening, _Visit]] = []
-        self.queued = 0
-        self.ends_s = dict.fromkeys(plan.placement, 0.0)
+        self.queue: list[tuple[float, int, _Event, _Visit]] = []
+        self.numbers = itertools.count()
+        self._run()
+        self.ends_s = {name: worker.until_s for name, worker in self.workers.items()}
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Until nothing is left to do."""
-        for worker in self.visits:
+        queue = self.queue
+        for worker in self.workers.values():
             self._start(worker, 0.0)
-        while self.queue:
-            now_s = self.queue[0][0]
-            touched: dict[str, None] = {}
-            while self.queue and self.queue[0][0] == now_s:  # All that is known, before anybody chooses.
-                _, _, happened, visit = heapq.heappop(self.queue)
-                happened(visit, now_s)
-                touched[visit.worker] = None
+        while queue:
+            now_s = queue[0][0]
+            touched: dict[_Worker, None] = {}
+            while queue and queue[0][0] == now_s:  # All that is known, before anybody chooses.
+                _, _, event, visit = heapq.heappop(queue)
+                worker = self.workers[visit.name]
+                touched[worker] = None
+                if event is _Event.ENDED:
+                    self._ended(worker, visit, now_s)
+                else:
+                    _came(worker, visit, event)
             for worker in touched:
-                self._start(worker, now_s)
-        assert all(self.begun[worker] == len(visits) for worker, visits in self.visits.items())
-        assert not any(self.in_flight.values())
+                if not worker.busy:
+                    self._start(worker, now_s)
+        assert all(worker.begun == len(worker.visits) for worker in self.workers.values())
+        assert all(self.workers[name].room == most for name, most in self.bounds.items())
 
-    def _later(self, at_s: float, happening: _Happening, visit: _Visit) -> None:
-        self.queued += 1
-        heapq.heappush(self.queue, (at_s, self.queued, happening, visit))
-
-    def _start(self, worker: str, now_s: float) -> None:
-        """The next thing that `worker` does, if it is free and something is ready."""
-        if worker in self.busy:
-            return
-        visits, begun = self.visits[worker], self.begun[worker]
-        room = self.in_flight[worker] < self.bounds.get(worker, 0)
-        may_go_on = begun < len(visits) and not visits[begun].activations_due and room
-        if self.backwards[worker] and not (may_go_on and worker in self.went_back):
-            self.went_back.add(worker)
-            visit = visits[heapq.heappop(self.backwards[worker])]
-            op, then = (
-                (Op.BACKWARD_INPUT, self._input_ended)
-                if self.split_backward
-                else (Op.BACKWARD, self._backward_ended)
-            )
+    def _start(self, worker: _Worker, now_s: float) -> None:
+        """The next thing that `worker` does, which is free, if something is ready."""
+        visits, begun = worker.visits, worker.begun
+        may_go_on = worker.room > 0 and begun < len(visits) and not visits[begun].activations_due
+        if worker.backwards and not (may_go_on and worker.went_back):
+            worker.went_back = True
+            visit, op = visits[heapq.heappop(worker.backwards)], self.back
         elif may_go_on:
-            self.went_back.discard(worker)
-            visit, op, then = visits[begun], Op.FORWARD, self._forward_ended
-            self.begun[worker] += 1
-            self.in_flight[worker] += 1
-        elif self.weights[worker]:
-            visit = visits[heapq.heappop(self.weights[worker])]
-            op, then = Op.BACKWARD_WEIGHT, self._weight_ended
+            worker.went_back = False
+            visit, op = visits[begun], Op.FORWARD
+            worker.begun += 1
+            worker.room -= 1
+        elif worker.weights:
+            visit, op = visits[heapq.heappop(worker.weights)], Op.BACKWARD_WEIGHT
         else:
             return
-        self.busy.add(worker)
-        self._write(visit, op)
-        took_s = self.costs.compute_s(worker, op, visit.start, visit.stop, visit.samples)
-        self.ends_s[worker] = now_s + took_s
-        self._later(now_s + took_s, then, visit)
+        worker.busy = True
+        worker.done.append((op, visit))
+        worker.until_s = now_s + self.costs.compute_s(worker.name, op, visit.start, visit.stop, visit.samples)
+        heapq.heappush(self.queue, (worker.until_s, next(self.numbers), _Event.ENDED, visit))
 
-    # --- what ends, and what arrives ---
+    def _ended(self, worker: _Worker, visit: _Visit, now_s: float) -> None:
+        op, _ = worker.done[-1]
+        worker.busy = False
+        if op is Op.FORWARD:
+            for number, each in visit.after:
+                self._send(visit, each, visit.stop, number, now_s, _Event.ACTIVATIONS)
+            _came(worker, visit, _Event.GRADIENTS)
+            return
+        if op is Op.BACKWARD_INPUT:
+            heapq.heappush(worker.weights, visit.number)
+        else:
+            worker.room += 1
+        if op is not Op.BACKWARD_WEIGHT:
+            for number, each in visit.before:
+                self._send(visit, each, visit.start, number, now_s, _Event.GRADIENTS)
 
-    def _forward_ended(self, visit: _Visit, now_s: float) -> None:
-        self.busy.discard(visit.worker)
-        for number, each in visit.after:
-            self._later(
-                now_s + self._transfer_s(visit, each, visit.stop, number), self._activations_came, each
-            )
-        self._gradients_came(visit, now_s)
-
-    def _backward_ended(self, visit: _Visit, now_s: float) -> None:
-        self._send_back(visit, now_s)
-        self.in_flight[visit.worker] -= 1
-
-    def _input_ended(self, visit: _Visit, now_s: float) -> None:
-        self._send_back(visit, now_s)
-        heapq.heappush(self.weights[visit.worker], visit.number)
-
-    def _weight_ended(self, visit: _Visit, now_s: float) -> None:
-        self.busy.discard(visit.worker)
-        self.in_flight[visit.worker] -= 1
-
-    def _send_back(self, visit: _Visit, now_s: float) -> None:
-        self.busy.discard(visit.worker)
-        for number, each in visit.before:
-            self._later(
-                now_s + self._transfer_s(visit, each, visit.start, number), self._gradients_came, each
-            )
-
-    def _activations_came(self, visit: _Visit, now_s: float) -> None:
-        visit.activations_due -= 1
-
-    def _gradients_came(self, visit: _Visit, now_s: float) -> None:
-        visit.gradients_due -= 1
-        if visit.gradients_due == 0:
-            heapq.heappush(self.backwards[visit.worker], visit.number)
-
-    def _transfer_s(self, visit: _Visit, to: _Visit, boundary: int, number: int) -> float:
+    def _send(
+        self, visit: _Visit, to: _Visit, boundary: int, number: int, now_s: float, event: _Event
+    ) -> None:
         samples = self.plan.micro_batches[number].samples
-        return self.costs.transfer_s(visit.worker, to.worker, boundary, samples)
+        came_s = now_s + self.costs.transfer_s(visit.name, to.name, boundary, samples)
+        there = self.workers[to.name]
+        if there.busy and came_s <= there.until_s:  # It chooses after that, whenever that was.
+            _came(there, to, event)
+        else:
+            heapq.heappush(self.queue, (came_s, next(self.numbers), event, to))
 
     # --- writing it down ---
 
-    def _write(self, visit: _Visit, op: Op) -> None:
-        """One computation: what it needs is received just before, and what it gives is sent right after."""
-        lines, layers = self.instructions[visit.worker], (visit.start, visit.stop)
+    def program(self, snapshot: bool = False) -> Program:
+        """What was chosen, as instructions."""
+        instructions = {name: _written(worker) for name, worker in self.workers.items()}
+        for each in self.plan.sync:
+            for bucket in each:
+                for name in bucket.holders:
+                    instructions[name].append(Instruction(Op.REDUCE, (bucket.start, bucket.stop)))
+        for name, held in self.plan.placement.items():
+            instructions[name].append(Instruction(Op.STEP, (held.start, held.stop)))
+            if snapshot:
+                instructions[name].append(Instruction(Op.SNAPSHOT, (held.start, held.stop)))
+        lines = {name: tuple(instructions[name]) for name in self.plan.placement}
+        return Program(self.plan, lines, self.ends_s)
+
+
+def _came(worker: _Worker, visit: _Visit, event: _Event) -> None:
+    if event is _Event.ACTIVATIONS:
+        visit.activations_due -= 1
+        return
+    visit.gradients_due -= 1
+    if not visit.gradients_due:
+        heapq.heappush(worker.backwards, visit.number)
+
+
+def _written(worker: _Worker) -> list[Instruction]:
+    """Its computations: what one needs is received just before, and what it gives is sent right after."""
+    lines: list[Instruction] = []
+    for op, visit in worker.done:
+        layers = visit.start, visit.stop
         computation = Instruction(op, layers, tuple(visit.micro_batches))
         if op is Op.BACKWARD_WEIGHT:
             lines.append(computation)
-            return
+            continue
         forward = op is Op.FORWARD
         kind = "a" if forward else "g"
         needs, needs_at = (visit.before, visit.start) if forward else (visit.after, visit.stop)
         gives, gives_at = (visit.after, visit.stop) if forward else (visit.before, visit.start)
         for number, each in needs:
-            lines.append(Instruction(Op.RECV, layers, (number,), each.worker, Tag(kind, number, needs_at)))
+            tag = Tag(kind, number, needs_at)
+            lines.append(Instruction(Op.RECV, layers, (number,), each.name, tag))
         lines.append(computation)
         for number, each in gives:
-            lines.append(Instruction(Op.SEND, layers, (number,), each.worker, Tag(kind, number, gives_at)))
-
-
-_Happening = Callable[[_Visit, float], None]
+            tag = Tag(kind, number, gives_at)
+            lines.append(Instruction(Op.SEND, layers, (number,), each.name, tag))
+    return lines

@@ -20,7 +20,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...protocols.errors import ConfigError, PlanInfeasible
 from ...protocols.messages import FASTEST
@@ -30,7 +30,7 @@ from .keeping import Move, PartsKept, Table
 from .layouts import best_layout
 from .plan import Pipeline, Plan, cuts_of, even, of_pipelines, without
 from .profile import Layer, Profile
-from .program import Op, Program, compile_plan
+from .program import Op, Program, Schedule, visits_of
 from .splits import PipelineTimes
 from .traffic import NO_TRAFFIC, Traffic, order_by_links
 
@@ -42,6 +42,7 @@ hop of a thirtieth of a forward and backward makes a step 5 % longer; with one, 
 """
 WORTH = 0.95  # Of the step's time: others are taken on while all are there only if they take less than this.
 MOST_SAID, MOST_PIPELINES = 200, 10_000  # Characters of a layout that is asked for.
+ROUNDED = 1 + 1e-9  # Numbers that are added in another order may differ by less.
 SPEEDS = 0.05, 20.0  # No member is taken for slower, or faster, than this.
 
 
@@ -70,12 +71,24 @@ class Facts:
 
 @dataclass(frozen=True)
 class _Costs(ProfiledCosts):
-    """In microseconds, with what tensors take between members."""
+    """In microseconds, with what tensors take between members: the same few, asked for thousands of times."""
 
     traffic: Traffic = NO_TRAFFIC
+    _known: dict[tuple[object, ...], float] = field(default_factory=dict, compare=False, repr=False)
+
+    def compute_s(self, worker: str, op: Op, start: int, stop: int, samples: int) -> float:
+        key = worker, op, start, stop, samples
+        took_us = self._known.get(key)
+        if took_us is None:
+            took_us = self._known[key] = super().compute_s(worker, op, start, stop, samples)
+        return took_us
 
     def transfer_s(self, source: str, to: str, boundary: int, samples: int) -> float:
-        return float(self.traffic.transfer_us(source, to, boundary))
+        key = source, to, boundary
+        took_us = self._known.get(key)
+        if took_us is None:
+            took_us = self._known[key] = float(self.traffic.transfer_us(source, to, boundary))
+        return took_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +137,7 @@ class Running:
     `predicted_us`: of a step, until all sums are everywhere; `computing_us`: of that, until the last computation is
     over, if all had their parameters when the step began; `parameters_us`: what waiting for these adds. `moving_us`:
     by how much the first of these steps is longer, as other members are to keep parts of the state.
-    `others`: what else could be done, and what it would take.
+    `others`: what else could be done, by its `why`, and what it would take.
     """
 
     laid: Laid
@@ -140,6 +153,23 @@ class Running:
     def plan(self) -> Plan:
         """Its routes."""
         return self.program.plan
+
+
+class _Timed(NamedTuple):
+    """What could run; see `Running`. Instructions are written for what does."""
+
+    laid: Laid
+    why: str
+    predicted_us: float
+    schedule: Schedule
+    parameters_us: float
+
+    def running(self, others: tuple[tuple[str, float], ...]) -> Running:
+        program = self.schedule.program()
+        return Running(
+            self.laid, self.why, self.predicted_us, program, others,
+            computing_us=program.computed_s, parameters_us=self.parameters_us,
+        )  # fmt: skip
 
 
 def lengths_of(wish: str) -> tuple[int, ...]:
@@ -185,11 +215,12 @@ def choose(members: Sequence[str], facts: Facts, before: Laid | None = None) -> 
 
     Raises: PlanInfeasible if there is nothing that could run.
     """
-    found: list[Running] = []
+    found: list[_Timed] = []
     reasons: list[str] = []
+    costs = _costs_of(members, facts)
     for propose in (_stay, _reroute, _layouts):
         try:
-            found += propose(members, facts, before)
+            found += propose(members, facts, costs, before)
         except PlanInfeasible as error:
             reasons.append(str(error))
     if not found:
@@ -203,14 +234,15 @@ def choose(members: Sequence[str], facts: Facts, before: Laid | None = None) -> 
         best = stays[0]
     others: dict[str, float] = {}
     for each in found:
-        if each is not best:
+        if each.why != best.why:
             others[each.why] = min(each.predicted_us, others.get(each.why, math.inf))
-    return replace(best, others=tuple(sorted(others.items())), moving_us=_moving_us(best, members, facts))
+    running = best.running(tuple(sorted(others.items())))
+    return replace(running, moving_us=_moving_us(running, members, facts, costs))
 
 
-def _newcomers(members: Sequence[str], running: Running) -> bool:
+def _newcomers(members: Sequence[str], found: _Timed) -> bool:
     """Is somebody there who was not when these pipelines were laid out?"""
-    return not {*members} <= running.laid.workers
+    return not {*members} <= found.laid.workers
 
 
 def suits(laid: Laid, wish: str) -> bool:
@@ -218,21 +250,35 @@ def suits(laid: Laid, wish: str) -> bool:
     return not wish or tuple(len(each.workers) for each in laid.pipelines) == lengths_of(wish)
 
 
-def _stay(members: Sequence[str], facts: Facts, before: Laid | None) -> Iterator[Running]:
+def _stay(members: Sequence[str], facts: Facts, costs: _Costs, before: Laid | None) -> Iterator[_Timed]:
     if before is not None and not before.lost and before.workers <= {*members}:
-        yield _timed("stay", before, members, facts)
+        yield _timed("stay", before, members, facts, costs)
 
 
-def _reroute(members: Sequence[str], facts: Facts, before: Laid | None) -> Iterator[Running]:
+def _reroute(members: Sequence[str], facts: Facts, costs: _Costs, before: Laid | None) -> Iterator[_Timed]:
     if before is None or not suits(before, facts.wish):
         return
     lost = before.workers.difference(members)
     if lost:
-        yield _timed("reroute", Laid(before.pipelines, before.counts, lost), members, facts)
+        yield _timed("reroute", Laid(before.pipelines, before.counts, lost), members, facts, costs)
 
 
-def _layouts(members: Sequence[str], facts: Facts, before: Laid | None) -> Iterator[Running]:
-    """Those that were asked for, else the best; with members in their order, the fastest first, or by their links."""
+def _layouts(members: Sequence[str], facts: Facts, costs: _Costs, before: Laid | None) -> Iterator[_Timed]:
+    """Those that were asked for, else the best; without what cannot take the shortest step: most, as a rule."""
+    laid = list(dict.fromkeys(_laid_out(members, facts)))
+    least_us = [_least_us(each, facts, costs) for each in laid]
+    timed: dict[int, _Timed] = {}
+    best_us = math.inf
+    for number in sorted(range(len(laid)), key=least_us.__getitem__):
+        if least_us[number] > ROUNDED * best_us:
+            break
+        timed[number] = _timed("layout", laid[number], members, facts, costs)
+        best_us = min(best_us, timed[number].predicted_us)
+    yield from (timed[number] for number in sorted(timed))
+
+
+def _laid_out(members: Sequence[str], facts: Facts) -> Iterator[Laid]:
+    """With members in their order, the fastest first, or by their links."""
     shapes = _wished(members, facts) or _best(members, facts)
     orders = [tuple(members)]
     if facts.speeds:
@@ -247,7 +293,46 @@ def _layouts(members: Sequence[str], facts: Facts, before: Laid | None) -> Itera
                 at += len(each)
             shares = {counts, _by_speed(pipelines, facts)} if facts.speeds else {counts}
             for share in sorted(shares):
-                yield _timed("layout", Laid(tuple(pipelines), share), members, facts)
+                yield Laid(tuple(pipelines), share)
+
+
+def _least_us(laid: Laid, facts: Facts, costs: _Costs) -> float:
+    """No step of these pipelines, all of whose workers are there, takes less.
+
+    A worker begins when the first forward has come, and has all of its micro-batches to compute; or, as it begins no
+    more forwards than so many before one has come back, they go down the pipeline and back so many times. What the
+    next worker gives back last has to go back through it.
+    """
+    over_us = [0.0] * len(facts.costs_us)
+    for pipeline, count in zip(laid.pipelines, laid.counts, strict=True):
+        comes_us, chain = 0.0, []
+        stages = pipeline.stages if count else ()
+        for (name, start, stop), after in zip(stages, (*stages[1:], None), strict=False):
+            forward_us, backward_us = (
+                costs.compute_s(name, op, start, stop, 1) for op in (Op.FORWARD, Op.BACKWARD)
+            )
+            there_us = costs.transfer_s(name, after.worker, stop, 1) if after else 0.0
+            back_us = costs.transfer_s(after.worker, name, stop, 1) if after else 0.0
+            chain.append(
+                (
+                    range(start, stop),
+                    comes_us,
+                    forward_us + backward_us,
+                    there_us + back_us,
+                    back_us + backward_us,
+                )
+            )
+            comes_us += forward_us + there_us
+        ends_us = round_us = 0.0
+        for left, (held, comes_us, own_us, hop_us, back_us) in enumerate(reversed(chain), 1):
+            round_us += own_us + hop_us
+            rounds = 1 + (count - 1) // (left + max(AHEAD))
+            ends_us = max(comes_us + max(count * own_us, rounds * round_us), ends_us + back_us)
+            for layer in held:
+                over_us[layer] = max(over_us[layer], ends_us)
+    # With keepers sums of unlike groups end in an order of their own.
+    summed_us = facts.traffic.summed_us(over_us) if facts.parts is None else 0
+    return max(*over_us, float(summed_us))
 
 
 def _wished(members: Sequence[str], facts: Facts) -> list[tuple[list[tuple[int, ...]], tuple[int, ...]]]:
@@ -314,7 +399,7 @@ def _times(costs_us: tuple[tuple[int, int], ...]) -> PipelineTimes:
     return PipelineTimes(Profile("running", layers))
 
 
-def _timed(why: str, laid: Laid, members: Sequence[str], facts: Facts) -> Running:
+def _timed(why: str, laid: Laid, members: Sequence[str], facts: Facts, costs: _Costs) -> _Timed:
     pipelines, counts = laid.pipelines, laid.counts
     if sum(counts) != facts.micro_batches:
         raise PlanInfeasible(f"micro-batches: {sum(counts)} laid out (expected {facts.micro_batches})")
@@ -323,28 +408,30 @@ def _timed(why: str, laid: Laid, members: Sequence[str], facts: Facts) -> Runnin
         if laid.lost
         else of_pipelines(pipelines, counts, 1)
     )
-    costs, table, begins_us = _costs_of(plan, facts), Table(), dict[str, int]()
+    table, begins_us = Table(), dict[str, int]()
     if facts.parts is not None:
         table, moved = facts.parts.settled(plan.placement, members, facts.traffic.rate_mbit)
         begins_us, _ = _begins_us(plan, moved, costs, facts)
-    programs = [compile_plan(replace(plan, sync=()), costs, more_in_flight=ahead) for ahead in AHEAD]
-    ends_us = [time_program(each, costs, begins_us).ends_s if begins_us else each.ends_s for each in programs]
+    plan = replace(plan, sync=())
+    visits = visits_of(plan)
+    schedules = [Schedule(plan, costs, more_in_flight=ahead, visits=visits) for ahead in AHEAD]
+    ends_us = [
+        time_program(each.program(), costs, begins_us).ends_s if begins_us else each.ends_s
+        for each in schedules
+    ]
     summed_us = [_summed_us(plan, each, facts, table) for each in ends_us]
     best = summed_us.index(min(summed_us))
-    alone_us = programs[best].computed_s
-    return Running(
-        laid, why, summed_us[best], programs[best],
-        computing_us=alone_us, parameters_us=max(ends_us[best].values(), default=0.0) - alone_us,
-    )  # fmt: skip
+    waited_us = max(ends_us[best].values(), default=0.0) - max(schedules[best].ends_s.values(), default=0.0)
+    return _Timed(laid, why, summed_us[best], schedules[best], waited_us)
 
 
-def _costs_of(plan: Plan, facts: Facts) -> _Costs:
-    workers = {name: Worker(_speed(facts, name)) for name in plan.placement}
+def _costs_of(members: Sequence[str], facts: Facts) -> _Costs:
+    workers = {name: Worker(_speed(facts, name)) for name in members}
     cluster = Cluster(workers, latency_s=0.0)
     return _Costs(_times(facts.costs_us).profile, cluster, traffic=facts.traffic)
 
 
-def _moving_us(running: Running, members: Sequence[str], facts: Facts) -> float:
+def _moving_us(running: Running, members: Sequence[str], facts: Facts, costs: _Costs) -> float:
     """See `Running`."""
     parts, plan, rate = facts.parts, running.plan, facts.traffic.rate_mbit
     if parts is None:
@@ -353,7 +440,6 @@ def _moving_us(running: Running, members: Sequence[str], facts: Facts) -> float:
     moved = parts.first(plan.placement, members, rate)
     if moved == usual:
         return 0.0
-    costs = _costs_of(plan, facts)
     begins_us, last_us = _begins_us(plan, moved, costs, facts)
     first_us = _summed_us(plan, time_program(running.program, costs, begins_us).ends_s, facts, table)
     return max(first_us, last_us, running.predicted_us) - running.predicted_us

@@ -5,9 +5,9 @@ Even, the remainder where it costs least; where layers are unequal, or memory is
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -15,17 +15,36 @@ import numpy.typing as npt
 
 from ...protocols.errors import PlanInfeasible
 from .partition import minimax
-from .pipeline_time import Floats, in_flight, linear_from, one_f_one_b, one_f_one_b_lines, peak_bytes
+from .pipeline_time import Floats, Lines, in_flight, joined, one_f_one_b_lines, peak_bytes
 from .profile import Profile
 
 MAX_SPLITS = 20_000  # Of one length. 16 stages and half a layer each too many, the most for 16, are 12,870.
 BEAM, MAX_MOVES = 4, 64  # Of the search among uneven splits, where there are more than MAX_SPLITS.
+ROUNDED = 1 + 1e-9  # Numbers that are added in another order may differ by less.
+
+Ints = npt.NDArray[np.int64]
 
 
 class _Splits(NamedTuple):
-    sizes: npt.NDArray[np.int64]  # [splits, stages].
+    """`sizes`: layers of each stage. All [splits, stages]."""
+
+    sizes: Ints
     forward: Floats
     backward: Floats
+    lines: Lines
+
+    def of(self, splits: Ints) -> _Splits:
+        """These."""
+        return _Splits(self.sizes[splits], self.forward[splits], self.backward[splits], self.lines.of(splits))
+
+
+def _joined(pools: Sequence[_Splits]) -> _Splits:
+    return _Splits(
+        np.concatenate([each.sizes for each in pools]),
+        np.concatenate([each.forward for each in pools]),
+        np.concatenate([each.backward for each in pools]),
+        joined([each.lines for each in pools]),
+    )
 
 
 class PipelineTimes:
@@ -38,8 +57,8 @@ class PipelineTimes:
     def __init__(self, profile: Profile, samples: int = 1, memory_bytes: float = math.inf) -> None:
         """`samples`: in a micro-batch. `memory_bytes`: of the smallest worker."""
         self.profile, self.samples, self.memory_bytes = profile, samples, memory_bytes
-        self._splits: dict[int, _Splits] = {}
-        self._tables: dict[int, tuple[Floats, npt.NDArray[np.int64]]] = {}  # Times and best splits.
+        self._sizes: dict[int, Ints] = {}  # By number of stages, layers of each: all splits that are tried.
+        self._tables: dict[int, tuple[Floats, Ints]] = {}  # Times and best splits.
 
     def time_s(self, stages: int, micro_batches: int) -> float:
         """Infinite where no split fits."""
@@ -50,7 +69,7 @@ class PipelineTimes:
         if not math.isfinite(self.time_s(stages, micro_batches)):
             raise PlanInfeasible(self._too_large((stages,), micro_batches))
         chosen = self._tables[stages][1][micro_batches - 1]
-        return tuple(int(size) for size in self._splits[stages].sizes[chosen])
+        return tuple(int(size) for size in self._sizes[stages][chosen])
 
     def column(self, stages: int, upto: int) -> Floats:
         """Seconds for 1..upto micro-batches, or more: [>= upto]."""
@@ -89,125 +108,184 @@ class PipelineTimes:
         activations = np.array(self.profile.activation_bytes) * self.samples
         return np.array(self.profile.static_bytes) + in_flight(stages, micro_batches)[:, None] * activations
 
-    def _table(self, stages: int, start: int, stop: int) -> tuple[Floats, npt.NDArray[np.int64]]:
+    def _table(self, stages: int, start: int, stop: int) -> tuple[Floats, Ints]:
         """Best time and split for start..stop micro-batches."""
         width = stop - start + 1
+        times, chosen = np.full(width, np.inf), np.zeros(width, np.int64)
         if stages > len(self.profile.layers):
-            return np.full(width, np.inf), np.zeros(width, np.int64)
+            return times, chosen
         splits = self._candidates(stages)
-        times, chosen = np.empty(width), np.empty(width, np.int64)
-        straight = int(linear_from(splits.forward, splits.backward).max())
-        bent = range(start, min(stop, max(straight, stages + 1)) + 1)
-        for m in bent:
-            each = one_f_one_b(splits.forward, splits.backward, m)
-            if m <= stages or m == start:  # From N_pp on memory no longer grows.
-                peaks = peak_bytes(self.profile, splits.sizes, self.samples, m).max(axis=-1)
-                too_large = peaks > self.memory_bytes
-            each[too_large] = np.inf
-            chosen[m - start] = each.argmin()
-            times[m - start] = each[chosen[m - start]]
-        if len(bent) < width:
-            self._straight(splits, len(bent) + start, times[len(bent) :], chosen[len(bent) :])
+        few = range(start, min(stop, stages) + 1)
+        for m in few:
+            best, best_s = self._fastest(splits, m, 1)
+            chosen[m - start], times[m - start] = best[0], best_s[0]
+        many = np.arange(max(start, stages + 1), stop + 1)
+        if len(many):
+            self._many(splits, many, times[len(few) :], chosen[len(few) :])
         return times, chosen
 
-    def _straight(self, splits: _Splits, start: int, times: Floats, chosen: npt.NDArray[np.int64]) -> None:
+    def _fastest(self, splits: _Splits, micro_batches: int, count: int) -> tuple[Ints, Floats]:
+        """The so many that take least, of equals the first, and their times: infinite for those too large.
+
+        Few are timed: of most, one line alone is above what others take.
+        """
+        least_s = splits.lines.least(micro_batches)
+        too_large = self._over_memory(splits, micro_batches)
+        least_s[too_large] = np.inf
+        count = min(count, len(least_s))
+        tried = np.argpartition(least_s, count - 1)[:count]
+        enough_s = np.inf if too_large[tried].any() else splits.lines.at(micro_batches, tried).max()
+        near = np.flatnonzero(least_s <= ROUNDED * enough_s)
+        each_s = splits.lines.at(micro_batches, near)
+        each_s[too_large[near]] = np.inf
+        order = np.argsort(each_s, kind="stable")[:count]
+        return near[order], each_s[order]
+
+    def _many(self, splits: _Splits, numbers: Ints, times: Floats, chosen: Ints) -> None:
+        """Of these numbers of micro-batches, each more than there are stages; as `_fastest`, of all at once."""
+        lines, stages = splits.lines, splits.sizes.shape[-1]
+        fits = np.flatnonzero(~self._over_memory(splits, stages))  # From N_pp on memory no longer grows.
+        if not len(fits):
+            return
+        slope, offset = (each[fits] for each in lines.slowest)
+        least_s = offset + slope * numbers[:, None]
+        tried = fits[np.unique(least_s.argmin(axis=-1))]
+        enough_s = np.array([lines.at(m, tried).min() for m in numbers])
+        may_win = least_s <= ROUNDED * enough_s[:, None]
+        straight = max(int(lines.linear_from().max()), stages + 1)
+        bent = numbers[numbers <= straight]
+        for at, m in enumerate(bent):
+            near = fits[may_win[at]]
+            each_s = lines.at(m, near)
+            best = each_s.argmin()
+            times[at], chosen[at] = each_s[best], near[best]
+        if len(bent) < len(numbers):
+            near = fits[may_win[len(bent) :].any(axis=0)]
+            best_of = self._straight(lines.of(near), numbers[len(bent) :], times[len(bent) :])
+            chosen[len(bent) :] = near[best_of]
+
+    def _straight(self, lines: Lines, numbers: Ints, times: Floats) -> Ints:
         """Where each split costs its slowest stage once more per micro-batch: only the best of a slope matter."""
-        slopes, offsets = one_f_one_b_lines(splits.forward, splits.backward)
-        slope = slopes.max(axis=-1)
-        offset = np.where(slopes == slope[:, None], offsets, -np.inf).max(axis=-1)
-        offset[peak_bytes(self.profile, splits.sizes, self.samples).max(axis=-1) > self.memory_bytes] = np.inf
-        m = np.arange(start, start + len(times))
-        times[:] = np.inf
+        slope, offset = lines.slowest
+        chosen = np.zeros(len(numbers), np.int64)
         for each in np.unique(slope):
             among = np.flatnonzero(slope == each)
             best = among[offset[among].argmin()]
-            line = offset[best] + each * m
+            line = offset[best] + each * numbers
             better = line < times
             times[better], chosen[better] = line[better], best
+        return chosen
+
+    def _over_memory(self, splits: _Splits, micro_batches: int) -> npt.NDArray[np.bool_]:
+        if math.isinf(self.memory_bytes):
+            return np.zeros(len(splits.sizes), np.bool_)
+        peaks = peak_bytes(self.profile, splits.sizes, self.samples, micro_batches)
+        return np.asarray(peaks.max(axis=-1) > self.memory_bytes)
 
     def _candidates(self, stages: int) -> _Splits:
-        if stages not in self._splits:
-            layers = len(self.profile.layers)
-            sizes = np.array(list(_even_splits(layers, stages)), dtype=np.int64)
-            equal = all(layer == self.profile.layers[0] for layer in self.profile.layers)
-            if not equal:
-                sizes = self._with_uneven(sizes)
-            elif (peak_bytes(self.profile, sizes, self.samples).max(axis=-1) > self.memory_bytes).all():
-                sizes = np.concatenate([sizes, *self._leanest(stages)])
-            self._splits[stages] = self._timed(sizes)
-        return self._splits[stages]
+        if (
+            stages in self._sizes
+        ):  # They are timed again where more micro-batches are asked for: they are large.
+            return self._timed(self._sizes[stages])
+        layers = len(self.profile.layers)
+        if any(layer != self.profile.layers[0] for layer in self.profile.layers):
+            splits = self._uneven(stages)
+        else:
+            splits = self._timed(_even_splits(layers, stages))
+            if self._over_memory(splits, stages).all():
+                splits = self._timed(np.concatenate([splits.sizes, *self._leanest(stages)]))
+        self._sizes[stages] = splits.sizes
+        return splits
 
-    def _timed(self, sizes: npt.NDArray[np.int64]) -> _Splits:
-        sums = [self.profile.seconds(0, stop, self.samples) for stop in range(len(self.profile.layers) + 1)]
+    def _timed(self, sizes: Ints) -> _Splits:
         stops = np.cumsum(sizes, axis=-1)
-        spent = np.array(sums)[stops] - np.array(sums)[stops - sizes]
-        return _Splits(sizes, spent[..., 0], spent[..., 1])
+        forward, backward = (each[stops] - each[stops - sizes] for each in self._sums)
+        return _Splits(sizes, forward, backward, one_f_one_b_lines(forward, backward))
 
-    def _leanest(self, stages: int) -> Iterator[npt.NDArray[np.int64]]:
+    @cached_property
+    def _sums(self) -> tuple[Floats, Floats]:
+        """Seconds of forwards and of backwards of layers [0, l), for every l."""
+        sums = [self.profile.seconds(0, stop, self.samples) for stop in range(len(self.profile.layers) + 1)]
+        return np.array([f for f, _ in sums]), np.array([b for _, b in sums])
+
+    def _leanest(self, stages: int) -> Iterator[Ints]:
         """Uneven splits for tight memory: fastest worst stage among those that fit, by micro-batches in flight.
 
         Early stages keep more activations, so that an uneven split may fit where no even one does. The paper
         gives up there.
         """
-        sums = np.array(
-            [sum(self.profile.seconds(0, stop, self.samples)) for stop in range(len(self.profile.layers) + 1)]
-        )
+        sums, found = np.add(*self._sums), None
         for m in range(1, stages + 1):
-            memory = self._memory_sums(stages, m)
-            try:
-                yield np.array([minimax(sums, stages, 0.0, memory, self.memory_bytes).sizes])
-            except PlanInfeasible:
-                return
+            if found is None or math.isfinite(self.memory_bytes):
+                memory = self._memory_sums(stages, m)
+                try:
+                    found = np.array([minimax(sums, stages, 0.0, memory, self.memory_bytes).sizes])
+                except PlanInfeasible:
+                    return
+            yield found
 
-    def _with_uneven(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _uneven(self, stages: int) -> _Splits:
         """For unequal layers: all splits if they are few, else where moving single layers leads from the best.
 
         Starts are the even splits and the minimax partitions (ElasWave, Algorithm 1), for few micro-batches and
         for many; BEAM of them are followed at a time, and all that was tried is kept. Not proved to be best.
         """
-        layers, stages = len(self.profile.layers), sizes.shape[-1]
-        if stages == 1:
-            return sizes
+        layers = len(self.profile.layers)
         if math.comb(layers - 1, stages - 1) <= MAX_SPLITS:
-            cuts = np.array(list(itertools.combinations(range(1, layers), stages - 1)), dtype=np.int64)
-            return np.diff(cuts.reshape(-1, stages - 1), prepend=0, append=layers)
-        known = np.concatenate([sizes, *self._leanest(stages)])
+            cuts = _combinations(layers - 1, stages - 1, MAX_SPLITS) + 1
+            return self._timed(np.diff(cuts, prepend=0, append=layers))
+        known = self._timed(np.concatenate([_even_splits(layers, stages), *self._leanest(stages)]))
         for micro_batches in (1, stages, 4 * stages):
-            pool, best = known, math.inf
+            pools, best = [known], math.inf
             for _ in range(MAX_MOVES):
-                splits = self._timed(pool)
-                each = one_f_one_b(splits.forward, splits.backward, micro_batches)
-                peaks = peak_bytes(self.profile, pool, self.samples, micro_batches).max(axis=-1)
-                each[peaks > self.memory_bytes] = np.inf
-                if not each.min() < best:
+                found, each_s = self._fastest(pools[-1], micro_batches, BEAM)
+                if not each_s[0] < best:
                     break
-                best = float(each.min())
-                beam = pool[np.argsort(each, kind="stable")[:BEAM]]
-                pool = np.unique(np.concatenate([_moves(start) for start in beam]), axis=0)
-                known = np.concatenate([known, pool])
-        return np.unique(known, axis=0)
+                best = float(each_s[0])
+                moved = _moves(pools[-1].sizes[found])
+                pools.append(self._timed(moved[_firsts(moved)]))
+            known = _joined(pools)
+        return known.of(_firsts(known.sizes))
 
 
-def _even_splits(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
+def _even_splits(layers: int, stages: int) -> Ints:
     """Even, the remainder in all ways; of more than MAX_SPLITS, those with the larger stages at the end first."""
     size, larger = divmod(layers, stages)
-    ways = itertools.combinations(range(stages - 1, -1, -1), larger)
-    for chosen in itertools.islice(ways, MAX_SPLITS):
-        yield tuple(size + (stage in chosen) for stage in range(stages))
+    ways = stages - 1 - _combinations(stages, larger, MAX_SPLITS)
+    sizes = np.full((len(ways), stages), size)
+    np.put_along_axis(sizes, ways, size + 1, axis=-1)
+    return sizes
 
 
-def _moves(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _combinations(items: int, chosen: int, most: int) -> Ints:
+    """As of itertools, of range(items); the first so many."""
+    found = np.zeros((1, 0), np.int64)
+    for place in range(chosen):
+        last = found[:, -1] if place else np.array([-1])
+        ways = items - chosen + place - last  # Of the next one, so that enough are left for those after it.
+        upto = int(np.searchsorted(np.cumsum(ways), most)) + 1
+        found, last, ways = found[:upto], last[:upto], ways[:upto]
+        firsts = np.repeat(np.cumsum(ways) - ways, ways)
+        following = np.repeat(last, ways) + 1 + np.arange(len(firsts)) - firsts
+        found = np.column_stack([np.repeat(found, ways, axis=0), following])[:most]
+    return found
+
+
+def _moves(sizes: Ints) -> Ints:
     """`sizes` with one layer less in one stage and one more in another, in all ways that leave none empty."""
-    stages = len(sizes)
-    moves = np.array(
-        [
-            np.eye(stages, dtype=int)[to] - np.eye(stages, dtype=int)[of]
-            for of in range(stages)
-            for to in range(stages)
-        ]
-    )
-    moved = sizes + moves
+    stages = sizes.shape[-1]
+    one = np.eye(stages, dtype=np.int64)
+    moved = (sizes[:, None, None] + one[None, None] - one[None, :, None]).reshape(-1, stages)
     return moved[(moved > 0).all(axis=-1)]
+
+
+def _firsts(rows: Ints) -> Ints:
+    """Where each row occurs first, in the order of rows."""
+    keys = np.ascontiguousarray(rows, dtype=">u2").view(
+        f"S{2 * rows.shape[-1]}"
+    )  # Compared as bytes: quickly.
+    _, index = np.unique(keys[:, 0], return_index=True)
+    return index
 
 
 def split_layers(

@@ -220,6 +220,7 @@ def test_steps_of_pipelines_are_compared_with_what_they_could_be(tmp_path):
     assert two["bound"] == pytest.approx(16 / 9)
     assert all(two[name] > 0 for name in ("one_s", "two_s", "plain_s", "speedup", "speedup_over_plain"))
     assert all(0 < case["least_ms"] <= case["median_ms"] <= case["most_ms"] for case in choose["cases"])
+    assert all(case["first_ms"] > 0 for case in choose["cases"])
     assert kill["kills"] == len(kill["seconds"]) == 1
     assert kill["median_s"] > -kill["step_after_s"]
 

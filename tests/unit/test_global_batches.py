@@ -155,6 +155,24 @@ def test_a_batch_that_is_no_pair_is_refused_by_its_type():
         batches.step(CPU, 0).fetch(0)[0]
 
 
+@pytest.mark.parametrize(
+    ("inputs", "names"),
+    [
+        ({"x": 1}, "the inputs of a batch are dict .expected a tensor, or a tuple of tensors"),
+        ("text", "the inputs of a batch are str within a tuple"),
+        ((torch.zeros(2), {"mask": 1}), "the inputs of a batch are dict within a tuple"),
+    ],
+    ids=["dict", "text", "nested"],
+)
+def test_inputs_that_are_no_tensors_are_refused_by_their_type(inputs, names):
+    """They ended with: 'dict' object has no attribute 'detach'."""
+    batches = GlobalBatches(4, 2, seed=0)
+    batches.give([(inputs, 1)] * 10, None)
+    batches.agree(10)
+    with pytest.raises(ConfigError, match=names):
+        batches.step(CPU, 0).fetch(0)
+
+
 def test_a_member_without_data_says_what_is_missing():
     with pytest.raises(ConfigError, match="call steps"):
         GlobalBatches(4, 2, seed=0).step(CPU, 0)

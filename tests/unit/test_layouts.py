@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from chaosnet.errors import PlanInfeasible
-from chaosnet.scheduler.elastic import splits
+from chaosnet.scheduler.elastic import pipeline_time, splits
 from chaosnet.scheduler.elastic.layouts import Layout, _choose, _first, _most, best_layout
 from chaosnet.scheduler.elastic.pipeline_time import one_f_one_b, peak_bytes
 from chaosnet.scheduler.elastic.plan import of_pipelines
@@ -266,6 +266,65 @@ def test_unequal_layers_get_the_best_of_few_splits_and_a_good_one_of_many(max_sp
             total += 1
     print(f"\nunequal layers, at most {max_splits} splits: the best of all in {best} of {total} cases")
     assert best > 0.8 * total
+
+
+@pytest.mark.parametrize("max_splits", [20_000, 10])
+@pytest.mark.parametrize("memory", [math.inf, 90.0])
+def test_leaving_out_splits_that_cannot_win_changes_neither_times_nor_splits(max_splits, memory, monkeypatch):
+    """Of all that are tried, the first of those that take least; in a straight line, the least slope's."""
+    monkeypatch.setattr(splits, "MAX_SPLITS", max_splits)
+    rng = np.random.default_rng(6)
+    for _ in range(25):
+        layers, stages = int(rng.integers(4, 12)), int(rng.integers(1, 5))
+        times = PipelineTimes(unequal(rng, layers), memory_bytes=memory)
+        column = times.column(stages, 30)
+        every = times._timed(times._sizes[stages])
+        for m in range(1, 31):
+            each = one_f_one_b(every.forward, every.backward, m)
+            peaks = peak_bytes(times.profile, every.sizes, 1, m).max(axis=-1)
+            each[peaks > memory] = math.inf
+            assert column[m - 1] == each.min()
+            if m <= stages and math.isfinite(each.min()):
+                assert times.split(stages, m) == tuple(every.sizes[each.argmin()])
+
+
+def test_most_splits_are_not_timed(monkeypatch):
+    """24 unequal layers, up to 16 stages, up to 64 micro-batches: the first choice of a cluster of 16."""
+    timed, whole = 0, 0
+    plain = pipeline_time.Lines.at
+
+    def at(self, micro_batches, splits=...):
+        nonlocal timed
+        found = plain(self, micro_batches, splits)
+        timed += found.size
+        return found
+
+    monkeypatch.setattr(pipeline_time.Lines, "at", at)
+    layers = tuple(
+        Layer({1: (1000.0 + 37 * (n % 5), 2000.0 + 71 * (n % 7))}, 0.0, 0.0, 0.0, 0.0, 0.0) for n in range(24)
+    )
+    times = PipelineTimes(Profile("unequal", layers))
+    for stages in range(1, 17):
+        times.column(stages, 64)
+        whole += 64 * len(times._sizes[stages])
+    assert timed < 0.5 * whole  # Without the beams of the search, which are timed besides.
+
+
+def test_combinations_are_those_of_itertools_in_their_order():
+    for items, chosen in itertools.product(range(9), range(6)):
+        if chosen <= items:
+            every = list(itertools.combinations(range(items), chosen))
+            for most in (1, 2, 7, 1000):
+                assert [tuple(row) for row in splits._combinations(items, chosen, most).tolist()] == every[
+                    :most
+                ]
+
+
+def test_each_split_is_kept_once_in_the_order_of_sizes():
+    rng = np.random.default_rng(7)
+    for top in (3, 300):
+        rows = rng.integers(1, top, (200, 3))
+        assert rows[splits._firsts(rows)].tolist() == np.unique(rows, axis=0).tolist()
 
 
 def test_where_no_even_split_fits_an_uneven_one_is_found():

@@ -5,7 +5,6 @@ import pytest
 
 from chaosnet.errors import PlanInfeasible
 from chaosnet.scheduler.elastic.pipeline_time import (
-    linear_from,
     one_f_one_b,
     one_f_one_b_by_recurrence,
     one_f_one_b_lines,
@@ -73,7 +72,8 @@ def test_beyond_as_many_micro_batches_as_stages_the_makespan_is_the_highest_of_o
     for _ in range(100):
         stages = int(rng.integers(1, 8))
         f, b = whole_times(rng, 20, stages)
-        slopes, offsets = one_f_one_b_lines(f, b)
+        lines = one_f_one_b_lines(f, b)
+        slopes, offsets = lines.slope, lines.offset
         assert slopes.tolist() == (f + b).tolist()
         for micro_batches in (stages + 1, stages + 2, 3 * stages):
             expected = one_f_one_b_by_recurrence(f, b, micro_batches)
@@ -86,7 +86,7 @@ def test_the_makespan_is_linear_from_the_stated_point_on_and_not_before():
     for _ in range(300):
         stages = int(rng.integers(2, 7))
         f, b = rng.integers(1, 6, (2, stages)).astype(float)
-        start = int(linear_from(f, b))
+        start = int(one_f_one_b_lines(f, b).linear_from())
         at = [float(one_f_one_b_by_recurrence(f, b, m)) for m in range(start - 1, start + 6)]
         steps = np.diff(at)
         assert (steps[1:] == (f + b).max()).all(), (f, b, start)
@@ -95,8 +95,8 @@ def test_the_makespan_is_linear_from_the_stated_point_on_and_not_before():
 
 
 def test_a_stage_that_is_nearly_the_slowest_delays_the_linear_part():
-    assert float(linear_from([10.0, 1.0, 1.0], [10.0, 1.0, 1.0])) == 4
-    assert float(linear_from([10.0, 1.0, 9.99], [10.0, 1.0, 9.99])) > 100
+    assert float(one_f_one_b_lines([10.0, 1.0, 1.0], [10.0, 1.0, 1.0]).linear_from()) == 4
+    assert float(one_f_one_b_lines([10.0, 1.0, 9.99], [10.0, 1.0, 9.99]).linear_from()) > 100
 
 
 def test_splits_are_timed_together_as_they_are_one_by_one():

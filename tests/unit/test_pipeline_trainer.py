@@ -408,3 +408,127 @@ def test_a_loop_that_breaks_before_a_step_is_done_over_ends_the_script_with_its_
             t.session.loop._call(breaks)
             t.session.loop._thread.join()
             t.engine._tried = t.engine.round  # As if the step had been torn by that.
+
+
+class _Of(nn.Module):
+    """What a function makes of its input, and of this layer's own."""
+
+    def __init__(self, function, *own):
+        super().__init__()
+        self.function, self.own = function, nn.ModuleList(own)
+
+    def forward(self, x):
+        return self.function(x, *self.own)
+
+
+def both_ways(make):
+    """Losses of one epoch of one micro-batch a step, here and by a plain loop over the same samples."""
+    found, sizes, data = [], {"batch": 4, "micro_batch": 4}, make_data()
+    torch.manual_seed(0)
+    model = nn.Sequential(*make())
+    with trainer(model, torch.optim.SGD(model.parameters(), lr=0.3), **sizes) as t:
+        found.append([step.metrics["loss"] for step in t.steps(data, epochs=1)])
+        order = t.engine.batches.share.order().indices(0, [(0, 20)])
+    torch.manual_seed(0)
+    model = nn.Sequential(*make())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    found.append([])
+    for at in range(0, 20, 4):
+        x, y = (each[order[at : at + 4]] for each in data.tensors)
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found[1].append(float(loss.detach()))
+    return found
+
+
+def test_complex_numbers_between_layers_have_gradients():
+    """Layers before them were not trained."""
+    here, plain = both_ways(
+        lambda: [
+            nn.Linear(4, 8),
+            _Of(torch.fft.rfft),
+            _Of(lambda z: z.conj()),
+            _Of(lambda z, head: head(torch.cat([z.real, z.imag], -1)), nn.Linear(10, 3)),
+        ]
+    )
+    assert here == pytest.approx(plain, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.add_(1.0),
+        lambda x: nn.functional.relu(x, inplace=True),
+        lambda x: nn.functional.dropout(x, 0.0).view(-1).mul_(2.0).view(x.shape),
+    ],
+    ids=["added", "function", "view"],
+)
+def test_a_layer_may_change_its_input_in_place(change):
+    """As in one process. It ended with: a leaf Variable that requires grad is being used in an in-place operation."""
+    here, plain = both_ways(lambda: [nn.Linear(4, 8), _Of(change), nn.Linear(8, 3)])
+    assert here == pytest.approx(plain, rel=1e-5)
+
+
+def test_a_layer_that_is_run_again_with_a_copy_draws_the_same():
+    def losses(layer):
+        torch.manual_seed(0)
+        with trainer(nn.Sequential(nn.Linear(4, 8), layer, nn.Linear(8, 3))) as t:
+            return [step.metrics["loss"] for step in t.steps(make_data(), epochs=1)]
+
+    late = losses(_Of(lambda x: nn.functional.dropout(x, 0.5) + x.mul_(2.0)))
+    assert late == losses(_Of(lambda x: nn.functional.dropout(x, 0.5) + 2.0 * x))
+
+
+def test_what_else_torch_refuses_in_a_layer_is_told_as_it_is():
+    calls = []
+
+    def refuse(x):
+        calls.append(x)
+        raise RuntimeError("shapes do not fit")
+
+    model = nn.Sequential(nn.Linear(4, 3), _Of(refuse))
+    with pytest.raises(RuntimeError, match="shapes do not fit"), trainer(model) as t:
+        list(t.steps(make_data(), epochs=1))
+    assert len(calls) == 1
+
+
+class _Counts(nn.Module):
+    """Writes to a buffer as it computes, or puts another in its place."""
+
+    def __init__(self, persistent, replaces):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()), persistent=persistent)
+        self.replaces = replaces
+
+    def forward(self, x):
+        if self.replaces:
+            self.seen = self.seen + len(x)
+        else:
+            self.seen += len(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("layer", "names"),
+    [
+        (_Counts(True, replaces=False), "layer 1 changes its buffer 'seen' as it computes"),
+        (_Counts(True, replaces=True), "layer 1 changes its buffer 'seen'"),
+        (
+            nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
+            "layer 1 changes .*'parametrizations.weight",
+        ),
+    ],
+    ids=["written", "replaced", "spectral norm"],
+)
+def test_a_layer_that_writes_to_the_state_as_it_computes_is_refused_by_its_buffer(layer, names):
+    model = nn.Sequential(nn.Linear(4, 8), layer, nn.Linear(8, 3))
+    with pytest.raises(ConfigError, match=names), trainer(model) as t:
+        list(t.steps(make_data(), epochs=1))
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_what_a_layer_keeps_to_save_time_is_its_own(replaces):
+    with trainer(nn.Sequential(nn.Linear(4, 3), _Counts(False, replaces))) as t:
+        assert len(list(t.steps(make_data(), epochs=1))) == 3

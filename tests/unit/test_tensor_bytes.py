@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from chaosnet.engines.tensor_bytes import PART_BYTES, check, cut, joined
+from chaosnet.engines.tensor_bytes import PART_BYTES, check, cut, joined, moved
 from chaosnet.protocols.errors import ConfigError, MalformedMessage
 from chaosnet.protocols.messages import Tensor
 
@@ -44,14 +44,25 @@ def test_a_tuple_comes_as_a_tuple_also_of_one():
     [
         ({"hidden": torch.zeros(1)}, "layer 3 gives dict"),
         ([torch.zeros(1)], "layer 3 gives list"),
+        ((torch.zeros(1), (torch.zeros(1),)), "layer 3 gives tuple within a tuple"),
+        (torch.eye(2).to_sparse(), "layer 3 gives a tensor of layout torch.sparse_coo"),
+        (torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)]), "layer 3 gives a nested tensor"),
         ((torch.zeros(1),) * 65, "layer 3 gives 65 tensors"),
         (torch.zeros((1,) * 17), "layer 3 gives 17 dimensions"),
     ],
-    ids=["dict", "list", "many", "deep"],
+    ids=["dict", "list", "nested", "sparse", "ragged", "many", "deep"],
 )
 def test_what_no_message_holds_is_refused_by_its_layer(value, names):
     with pytest.raises(ConfigError, match=names):
         check(value, 3)
+
+
+def test_targets_in_a_dictionary_are_moved_to_the_device_as_well():
+    """They stayed where the data set had them, and a loss on an accelerator failed over them."""
+    here = {"y": torch.zeros(2), "more": [torch.zeros(1), "text"]}
+    there = moved(here, torch.device("meta"))
+    assert there["y"].is_meta and there["more"][0].is_meta and there["more"][1] == "text"
+    assert not here["y"].is_meta
 
 
 @pytest.mark.parametrize("rows", [(("float32", (9,)),), (("no such type", (1,)),)])
