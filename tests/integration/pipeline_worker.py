@@ -142,9 +142,9 @@ def train(worker: Worker) -> None:
         return {group: keeping.parts.digest(group) for group in keeping.parts.held} if keeping else {}
 
     def there() -> list[int]:
-        """Groups of layers whose parameters are here."""
-        parts = here[0].keeping.parts
-        return [group for group in range(len(parts.groups)) if parts.has(group)]
+        """Groups of layers whose parameters are here; none if nothing is kept in parts."""
+        keeping = here[0].keeping
+        return [g for g in range(len(keeping.parts.groups)) if keeping.parts.has(g)] if keeping else []
 
     def on_loaded(event: StateLoaded) -> None:
         worker.tell("loaded", round=event.round)
@@ -173,7 +173,7 @@ def train(worker: Worker) -> None:
         address=address,
         seconds=0.0,
         bytes_by_source={},
-        there=there() if here[0].keeping is not None else [],
+        there=there(),
     )
     if settings.get("gathers_first"):
         trainer.gather()
