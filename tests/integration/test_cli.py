@@ -353,6 +353,16 @@ def test_a_folder_without_checkpoints_says_so(chaosnet: Main, tmp_path: Path) ->
     assert (code, err) == (1, f"error: {tmp_path / 'absent'} does not exist\n")
 
 
+def test_a_folder_is_called_by_its_name_whatever_that_has(chaosnet: Main, tmp_path: Path) -> None:
+    for name in ("[red]x", "[", ":boom:"):
+        (folder := tmp_path / name).mkdir()
+        assert chaosnet("checkpoints", str(folder)) == (0, f"no checkpoints in {folder}\n", "")
+    (
+        damaged := tmp_path / "[" / "b]"
+    ).mkdir()  # The end of its path looks like the end of what has never begun.
+    assert chaosnet("checkpoints", str(damaged)) == (0, f"no checkpoints in {damaged}\n", "")
+
+
 # --- a running cluster ---
 
 
