@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -361,6 +362,28 @@ def test_a_folder_is_called_by_its_name_whatever_that_has(chaosnet: Main, tmp_pa
         damaged := tmp_path / "[" / "b]"
     ).mkdir()  # The end of its path looks like the end of what has never begun.
     assert chaosnet("checkpoints", str(damaged)) == (0, f"no checkpoints in {damaged}\n", "")
+
+
+@pytest.mark.parametrize(
+    "words", ["run PLACE/train.py", "checkpoints PLACE", "run --checkpoint-dir PLACE SCRIPT"]
+)
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENAMETOOLONG])
+def test_a_path_that_leads_through_a_closed_folder_is_named(
+    words: str, number: int, chaosnet: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, looked_at = tmp_path / "closed" / "inside", Path.stat
+    (tmp_path / "train.py").touch()
+
+    def closed(path: Path, **how: Any) -> os.stat_result:
+        if "closed" in path.parts:
+            raise OSError(number, os.strerror(number), str(path))
+        return looked_at(path, **how)
+
+    monkeypatch.setattr(Path, "stat", closed)
+    line = words.replace("PLACE", str(place)).replace("SCRIPT", str(tmp_path / "train.py"))
+    code, _, err = chaosnet(*line.split())
+    assert code == 2 and err.count("\n") == 1
+    assert str(place) in err and f"cannot be read: {os.strerror(number)} (expected a" in err
 
 
 # --- a running cluster ---
