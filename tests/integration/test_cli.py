@@ -242,6 +242,22 @@ def test_a_folder_that_holds_something_else_is_left_alone(
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
+@pytest.mark.parametrize(
+    ("words", "kept"), [("demo", {"CHAOSNET_KEY"}), ("demo --pipeline", {"CHAOSNET_KEY"}), ("soak", set())]
+)
+def test_what_the_environment_says_of_the_users_own_nodes_is_not_for_those_of_a_trial(
+    words: str, kept: set[str], chaosnet: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"CHAOSNET_CLUSTER": "lab", "CHAOSNET_CHECKPOINT_DIR": "/mnt/run1", "CHAOSNET_KEY": "/mnt/key"}
+    for name, text in said.items():
+        monkeypatch.setenv(name, text)
+    seen: list[set[str]] = []
+    for place in ("demo.run_demo", "demo_pipeline.run_demo", "soak.run_soak"):
+        monkeypatch.setattr(f"chaosnet.trials.{place}", lambda *how: seen.append({*os.environ} & {*said}))
+    assert chaosnet(*words.split()) == (0, "", "")
+    assert seen == [kept]
+
+
 def test_what_an_earlier_run_has_left_makes_room_for_the_next(tmp_path: Path) -> None:
     run_folder(tmp_path / "out")
     (tmp_path / "out" / "node-1.log").touch()
