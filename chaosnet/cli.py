@@ -6,6 +6,7 @@ also for whatever the same command would end with again), 1 for what failed, 130
 
 from __future__ import annotations
 
+import io
 import sys
 from importlib import metadata
 from typing import NoReturn
@@ -101,7 +102,8 @@ def _context() -> click.Context:
 
 @click.group(cls=Unsorted, context_settings=COMMON)
 @click.version_option(metadata.version("chaosnet"), "-V", "--version", message="%(prog)s %(version)s")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Train a PyTorch model on machines that come and go.
 
     \b
@@ -114,6 +116,14 @@ def cli() -> None:
     chaosnet status                                                     ask this machine's node, or any: HOST:PORT
     chaosnet top 10.0.0.1:5555                                          watch
     """
+    if ctx.invoked_subcommand != run.name:  # Scripts print as they would without us.
+        _print_what_can_be_printed()
+
+
+def _print_what_can_be_printed() -> None:
+    """A terminal's encoding may lack what a node's name has: then "?" is shown. The standard error does the like."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 for command in (

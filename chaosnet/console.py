@@ -9,7 +9,8 @@ PLAIN_WIDTH = 160  # Of tables that go to a file or a pipe: nothing is cut off.
 
 def console() -> Console:
     """Standard output, as wide as the terminal, if it is one."""
-    found = Console(highlight=False)
+    # Names of nodes, folders and files may have what rich takes for markup, or for an emoji.
+    found = Console(highlight=False, markup=False, emoji=False)
     if not found.is_terminal:
         found.width = PLAIN_WIDTH
     return found

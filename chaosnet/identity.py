@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from .node.endpoint import Endpoint
-from .node.keys import KeyPair, load
+from .node.keys import KeyPair, is_there, load
 from .node.keys import make as make_key
 from .protocols import addresses
 from .protocols.errors import ConfigError
@@ -41,7 +41,7 @@ def identity(key: str | None = None, insecure: bool | None = None, make: bool = 
     file = Path(named) if named else default_file()
     if make:
         make_key(file)
-    return load(file) if named or file.exists() else None
+    return load(file) if named or is_there(file) else None
 
 
 def completed(address: str, keys: KeyPair | None) -> str:

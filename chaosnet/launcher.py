@@ -39,6 +39,7 @@ from .protocols.sentences import counted
 
 ANSWER_S = 40.0  # From ssh's start to what chaosnet says there.
 LAST_WORDS_S = 5.0
+LOOK_EVERY_S = 0.05  # Whether ssh has ended.
 ME = "launch"  # In the place of a host's name.
 HARD_EXIT_CODE = 130
 SSH_OPTIONS = (  # Behind the user's own, which win.
@@ -112,6 +113,19 @@ async def _configuration(command: Sequence[str]) -> bytes:
     return (await ssh.communicate())[0]
 
 
+async def _started(
+    command: Sequence[str],
+) -> tuple[asyncio.SubprocessTransport, asyncio.subprocess.Process]:
+    """Its pipes end with the transport, whoever else holds them. Raises: OSError."""
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.subprocess_exec(
+        lambda: asyncio.subprocess.SubprocessStreamProtocol(limit=2 * MAX_LINE, loop=loop),
+        *command,
+        start_new_session=True,  # Ctrl+C is ours to pass on.
+    )
+    return transport, asyncio.subprocess.Process(transport, protocol, loop)
+
+
 class Remote:
     """One host, over ssh.
 
@@ -124,6 +138,7 @@ class Remote:
         self.host, self.key, self.codes = host, "", dict[int, int]()
         self._job, self._tell = job, tell
         self._process: asyncio.subprocess.Process | None = None
+        self._transport: asyncio.SubprocessTransport | None = None
         self._errors: list[str] = []  # What ssh, or a shell there, has said before chaosnet did.
         self._reader: asyncio.Task[None] | None = None
 
@@ -135,11 +150,7 @@ class Remote:
     async def connect(self) -> str:
         """Returns: why no member can start there; "" if they can."""
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._job.command(self.host.login),
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-                limit=2 * MAX_LINE, start_new_session=True,  # Ctrl+C is ours to pass on.
-            )  # fmt: skip
+            self._transport, self._process = await _started(self._job.command(self.host.login))
         except OSError as error:
             return f"{self._job.ssh[0]} cannot be run: {error.strerror}"
         self._reader = asyncio.create_task(self._read_errors())
@@ -196,9 +207,11 @@ class Remote:
         """Hang up."""
         process = self._process
         if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # Also what ssh has started to get there.
         await self._ended()
+        if self._transport is not None:
+            self._transport.close()
 
     async def _line(self) -> bytes:
         """One of the host's; empty at the end."""
@@ -210,9 +223,12 @@ class Remote:
     async def _ended(self) -> int:
         if self._process is None:
             return 255
-        code = await self._process.wait()
+        # Not `wait`: it waits for our pipes as well, which what ssh has started may hold for longer than ssh lives.
+        while (code := self._process.returncode) is None:
+            await asyncio.sleep(LOOK_EVERY_S)
         if self._reader is not None:
             await asyncio.wait([self._reader], timeout=LAST_WORDS_S)
+            self._reader.cancel()
         return code
 
     async def _read_errors(self) -> None:

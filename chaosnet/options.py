@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import stat
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -34,6 +35,15 @@ class Expecting(click.ParamType):
         if not isinstance(value, self.given):
             self.refuse(value)
         return self.convert(value, None, None)
+
+    def mode_of(self, path: Path, param: Any, ctx: Any) -> int:
+        """Of what is there; 0: nothing. Refused: what nobody can say, as a folder on the way is closed to us."""
+        try:
+            return path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
+        except OSError as error:
+            self.refuse(str(path), f"cannot be read: {error.strerror}", param, ctx)
 
 
 class Address(Expecting):
@@ -348,8 +358,9 @@ class Script(Expecting):
         if ctx is not None and ctx.params.get("module"):
             return str(value)
         path = Path(value)
-        if not path.is_file():
-            self.refuse(str(value), "is a folder" if path.is_dir() else "does not exist", param, ctx)
+        mode = self.mode_of(path, param, ctx)
+        if not stat.S_ISREG(mode):
+            self.refuse(str(value), "is a folder" if stat.S_ISDIR(mode) else "does not exist", param, ctx)
         if not os.access(path, os.R_OK):
             self.refuse(str(value), "cannot be read", param, ctx)
         return path
@@ -373,6 +384,7 @@ class Folder(Expecting):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Path:
         path = Path(value)
-        if path.exists() and not path.is_dir():
+        mode = self.mode_of(path, param, ctx)
+        if mode and not stat.S_ISDIR(mode):
             self.refuse(str(value), "is a file", param, ctx)
         return path

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import ClassVar
@@ -22,6 +25,7 @@ from .protocols.status import Status
 from .top_story import RATE, Story
 
 WIDE = 130  # Columns from which on members, links and events are side by side.
+TERMINATED = 128 + signal.SIGTERM
 STOP_PATIENCE_S = 3.0  # A question takes 2 s at most.
 Watch = Callable[[Callable[[PeerUnreachable], None]], Iterator[Status]]  # Takes what hears of silence.
 
@@ -53,7 +57,7 @@ class Help(ModalScreen[None]):
 
 
 class Top(App[str]):
-    """Ends with what was wrong, if the cluster does not answer any more.
+    """Ends with what was wrong, if the cluster does not answer any more; with the code TERMINATED by SIGTERM.
 
     Args:
         first: The cluster as it is, with the history.
@@ -126,6 +130,10 @@ class Top(App[str]):
         yield Footer()
 
     def on_mount(self) -> None:
+        with contextlib.suppress(NotImplementedError):  # Windows has no such thing.
+            loop = asyncio.get_running_loop()
+            # By itself the signal would leave the terminal as it is: without an echo, and with a mouse that types.
+            loop.add_signal_handler(signal.SIGTERM, lambda: self.exit(return_code=TERMINATED))
         self._show()
         self._thread.start()
 

@@ -23,6 +23,13 @@ MAX_QUEUE_MS = 200
 PLAIN, DELAYED, DELAYED_BUCKET, CUT = "1:", "2:", "3:", "4:"
 IN_ORDER = ("rate", "1000gbit")  # With any rate netem keeps the order of packets; this one slows nothing.
 MAX_NEIGHBORS = 64  # That a node may ask for.
+OF_OTHERS = (
+    "CHAOSNET_JOIN",
+    "CHAOSNET_CLUSTER",
+    "CHAOSNET_PEERS_AT",
+    "CHAOSNET_KEY",
+    "CHAOSNET_ALLOWED_KEYS",
+)
 Command = tuple[str, ...]
 
 
@@ -205,6 +212,11 @@ def _before_batch(command: Command) -> int:
     if command[0] == "nsenter":
         return len(in_process(0, "tc"))
     return 3 if command[0] in ("ip", "tc") and command[1] == "-n" else 0
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a node's programs have of ours: not what says with whom, and by which key, the user's own nodes train."""
+    return {name: text for name, text in environment.items() if name not in OF_OTHERS}
 
 
 def environment(

@@ -98,7 +98,7 @@ class Netns:
     def start(self, node: str, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         """Run a program in the node's namespace."""
         self.topology.check_node(node)
-        env = {**os.environ, **self.environment(node), **options.pop("env", {})}
+        env = {**commands.inherited(os.environ), **self.environment(node), **options.pop("env", {})}
         inside = ["ip", "netns", "exec", commands.namespace(self.name, node), *command]
         return subprocess.Popen(inside, env=env, **options)
 

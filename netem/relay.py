@@ -111,7 +111,12 @@ class RelayTestbed:
     def start(self, node: str, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         """Run a program as one of this node's."""
         self.topology.check_node(node)
-        env = {**os.environ, **self.environment(node), **options.pop("env", {}), MARK: self.name}
+        env = {
+            **commands.inherited(os.environ),
+            **self.environment(node),
+            **options.pop("env", {}),
+            MARK: self.name,
+        }
         try:
             return subprocess.Popen(list(command), env=env, **options)
         except FileNotFoundError:

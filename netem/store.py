@@ -33,7 +33,7 @@ def folder() -> Path:
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
-    """Raises TestbedError that names the folder, where the system does not let us write or remove a file."""
+    """Raises TestbedError that names the folder, where the system does not let us read, write or remove a file."""
     try:
         yield
     except OSError as error:
@@ -88,8 +88,13 @@ def load(name: str) -> tuple[Saved, Topology]:
 
 
 def saved() -> list[str]:
-    """Names of all that are remembered."""
-    return sorted(path.stem for path in folder().glob("*.json"))
+    """Names of all that are remembered. Raises TestbedError if nobody can say, as the folder is closed to us."""
+    with writing():
+        try:
+            names = os.listdir(folder())
+        except FileNotFoundError:
+            return []
+    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
 
 
 def forget(name: str) -> None:

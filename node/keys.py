@@ -51,12 +51,23 @@ def key_bytes(text: str) -> bytes:
 
 def save(pair: KeyPair, path: Path, force: bool = False) -> None:
     """Write a file that only this user can read. Raises: ConfigError if there is one, unless `force`."""
-    if force and path.exists() and not _is_key(path):
+    if force and is_there(path) and not _is_key(path):
         raise ConfigError(
             f"{path}: --force replaces a key, and this is none (expected a file of `chaosnet keygen`)"
         )
     if not _kept(pair, path, force):
         raise ConfigError(f"{path}: there is a key already (--force replaces it, and it is gone then)")
+
+
+def is_there(path: Path) -> bool:
+    """True also where nobody can say, as a folder on the way is closed to us: who opens it hears why."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _is_key(path: Path) -> bool:
@@ -70,7 +81,7 @@ def _is_key(path: Path) -> bool:
 
 def make(path: Path) -> None:
     """See that there is a key: a new one, or that of who was quicker, on a machine that sees the same folder."""
-    if not path.exists():
+    if not is_there(path):
         _kept(KeyPair.new(), path)
 
 

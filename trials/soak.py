@@ -212,7 +212,8 @@ class Soak:
         if not asked:
             return
         try:
-            self.status = client.status(asked[next(self._turn) % len(asked)].address, deadline_s=0.6)
+            address = asked[next(self._turn) % len(asked)].address
+            self.status = client.status(address, deadline_s=0.6, keys=None)  # Testbeds use none.
         except PeerUnreachable:
             return
         self.status_s = asked_s

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import IO, TextIO
 
 NOTICE = re.compile(r"\[chaosnet\] step \d+: ")  # As chaosnet/teller.py prints what happens in the cluster.
+EVENT = {"step": int, "event": str, "subject": str, "detail": str}  # What a notice has as JSON.
 EVENTS_KEPT = 1_000
 LAST_WORDS_S = 2.0  # What a node has started may hold its pipe for longer than it lives.
 
@@ -79,6 +80,8 @@ def event_of(line: str) -> object | None:
         return None
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return (found["step"], found["event"], found["subject"], found["detail"]) if "subject" in found else None
+    # Scripts print JSON, too: it may have some of these words, and anything behind them.
+    event = tuple(found.get(name) for name in EVENT)
+    return event if all(map(isinstance, event, EVENT.values())) else None

@@ -27,9 +27,11 @@ def top(address: str) -> None:
     from .. import client
 
     first = client.status(address, history=True)
-    from ..top_app import Top
+    from ..top_app import TERMINATED, Top
 
     app = Top(first, lambda hear: client.watch(address, on_silence=hear))
     reason = app.run()
+    if app.return_code == TERMINATED:
+        sys.exit(TERMINATED)
     if app.return_code:
         raise PeerUnreachable(reason or "the screen was closed")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
 from ..extras import demand
 from ..options import Amount, Whole
+from ..settings_table import SETTINGS
 
 
 @click.command(short_help="See it work on this machine (half a minute).")
@@ -25,6 +27,7 @@ from ..options import Amount, Whole
 def demo(out: Path | None, seed: int, pipeline: bool) -> None:
     """Train on this machine with nodes that join, leave and are killed. Takes half a minute."""
     demand("plot" if pipeline else "demo", "chaosnet demo --pipeline" if pipeline else "chaosnet demo")
+    _without_settings("key", "insecure")
     if pipeline:
         from ..trials.demo_pipeline import run_demo as run_pipelines
 
@@ -56,9 +59,17 @@ def soak(minutes: float, every: float, kills: int | None, seed: int, out: Path) 
     Exit code 1 if a step was lost, states differ, memory grew, or a new scheduler took too long.
     """
     demand("demo", "chaosnet soak")
+    _without_settings()
     from ..trials.soak import run_soak
 
     run_soak(minutes, 0.0 if kills else every, seed, out, kills)
+
+
+def _without_settings(*but: str) -> None:
+    """What the environment says is about the user's own nodes: with their CHAOSNET_CLUSTER, ours would join them."""
+    for each in SETTINGS.values():
+        if each.name not in but:
+            os.environ.pop(each.variable, None)
 
 
 @click.command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -241,6 +242,22 @@ def test_a_folder_that_holds_something_else_is_left_alone(
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
+@pytest.mark.parametrize(
+    ("words", "kept"), [("demo", {"CHAOSNET_KEY"}), ("demo --pipeline", {"CHAOSNET_KEY"}), ("soak", set())]
+)
+def test_what_the_environment_says_of_the_users_own_nodes_is_not_for_those_of_a_trial(
+    words: str, kept: set[str], chaosnet: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"CHAOSNET_CLUSTER": "lab", "CHAOSNET_CHECKPOINT_DIR": "/mnt/run1", "CHAOSNET_KEY": "/mnt/key"}
+    for name, text in said.items():
+        monkeypatch.setenv(name, text)
+    seen: list[set[str]] = []
+    for place in ("demo.run_demo", "demo_pipeline.run_demo", "soak.run_soak"):
+        monkeypatch.setattr(f"chaosnet.trials.{place}", lambda *how: seen.append({*os.environ} & {*said}))
+    assert chaosnet(*words.split()) == (0, "", "")
+    assert seen == [kept]
+
+
 def test_what_an_earlier_run_has_left_makes_room_for_the_next(tmp_path: Path) -> None:
     run_folder(tmp_path / "out")
     (tmp_path / "out" / "node-1.log").touch()
@@ -351,6 +368,53 @@ def test_a_folder_without_checkpoints_says_so(chaosnet: Main, tmp_path: Path) ->
     assert chaosnet("checkpoints", str(tmp_path)) == (0, f"no checkpoints in {tmp_path}\n", "")
     code, _, err = chaosnet("checkpoints", str(tmp_path / "absent"))
     assert (code, err) == (1, f"error: {tmp_path / 'absent'} does not exist\n")
+
+
+def test_a_folder_is_called_by_its_name_whatever_that_has(chaosnet: Main, tmp_path: Path) -> None:
+    for name in ("[red]x", "[", ":boom:"):
+        (folder := tmp_path / name).mkdir()
+        assert chaosnet("checkpoints", str(folder)) == (0, f"no checkpoints in {folder}\n", "")
+    (
+        damaged := tmp_path / "[" / "b]"
+    ).mkdir()  # The end of its path looks like the end of what has never begun.
+    assert chaosnet("checkpoints", str(damaged)) == (0, f"no checkpoints in {damaged}\n", "")
+
+
+@pytest.mark.parametrize(
+    "words", ["run PLACE/train.py", "checkpoints PLACE", "run --checkpoint-dir PLACE SCRIPT"]
+)
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENAMETOOLONG])
+def test_a_path_that_leads_through_a_closed_folder_is_named(
+    words: str, number: int, chaosnet: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, looked_at = tmp_path / "closed" / "inside", Path.stat
+    (tmp_path / "train.py").touch()
+
+    def closed(path: Path, **how: Any) -> os.stat_result:
+        if "closed" in path.parts:
+            raise OSError(number, os.strerror(number), str(path))
+        return looked_at(path, **how)
+
+    monkeypatch.setattr(Path, "stat", closed)
+    line = words.replace("PLACE", str(place)).replace("SCRIPT", str(tmp_path / "train.py"))
+    code, _, err = chaosnet(*line.split())
+    assert code == 2 and err.count("\n") == 1
+    assert str(place) in err and f"cannot be read: {os.strerror(number)} (expected a" in err
+
+
+def test_a_terminal_that_lacks_a_letter_shows_a_question_mark(tmp_path: Path) -> None:
+    (folder := tmp_path / "gr\u00fcn").mkdir()
+    (script := tmp_path / "train.py").write_text("print('gr\u00fcn')\n")
+    told = {}
+    for words in (("checkpoints", folder), ("run", script)):
+        command = [sys.executable, "-m", "chaosnet", *map(str, words)]
+        env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+        told[words[0]] = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert (told["checkpoints"].returncode, told["checkpoints"].stderr) == (0, "")
+    assert told["checkpoints"].stdout == f"no checkpoints in {tmp_path / 'gr?n'}\n"
+    assert "UnicodeEncodeError" in told["run"].stderr, "as python would end it"
 
 
 # --- a running cluster ---

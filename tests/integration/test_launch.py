@@ -87,13 +87,13 @@ Start = Callable[..., Launched]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Over what stands for ssh."""
-    (tmp_path / "ssh.py").write_text(SSH)
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab" / "train.py").write_text(SCRIPT)
     made: list[Launched] = []
 
-    def begin(hosts: str, *words: str) -> Launched:
+    def begin(hosts: str, *words: str, ssh: str = SSH) -> Launched:
+        (tmp_path / "ssh.py").write_text(ssh)
         made.append(Launched(tmp_path, hosts, "--ssh", f"{sys.executable} ssh.py", *words))
         return made[-1]
 
@@ -164,6 +164,24 @@ def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     assert (
         done.stderr == f"error: the folder where you are, {tmp_path}/gone, is gone (expected --workdir DIR)\n"
     )
+
+
+@pytest.mark.parametrize("stuck", [False, True])
+def test_what_ssh_has_started_and_left_keeps_nobody(start: Start, stuck: bool) -> None:
+    """As a ProxyCommand that waits for its own connection: it holds ssh's standard error."""
+    head, _, rest = SSH.partition("\n")
+    leaves = "import subprocess, time\nif sys.argv[1] != '-G': subprocess.Popen(['sleep', '50'], stdout=2)\n"
+    hangs = "if sys.argv[1] != '-G': time.sleep(50)\n" if stuck else ""
+    launched = start("one\n", "train.py", ssh=f"{head}\n{leaves}{hangs}{rest}")
+    began_s = time.monotonic()
+    if stuck:
+        time.sleep(3.0)
+    else:
+        launched.until(lambda: all(launched.pids()) and launched.pids(), "it is there")
+    launched.process.send_signal(signal.SIGINT)
+    assert launched.ends() == (130 if stuck else 0)
+    assert time.monotonic() - began_s < 40
+    assert "Event loop is closed" not in launched.log.read_text()
 
 
 def test_hosts_that_cannot_be_used_are_named_and_the_others_go_on(start: Start) -> None:

@@ -29,6 +29,12 @@ def test_the_choice_after_a_loss_is_explained(chaosnet):
     assert families and not {*families} & {*re.findall(r"^  not (\w+):", out, re.MULTILINE)}
 
 
+def test_workers_are_called_by_their_names_whatever_these_have(chaosnet, tmp_path):
+    path = cluster(tmp_path, CLUSTER.replace("[a, b]", '["[red]a", "[/b]"]'))
+    code, out, err = chaosnet("plan", path, "llama2-7b", "--fail", "d")
+    assert (code, err) == (0, "") and "[red]a" in out and "[/b]" in out
+
+
 def test_the_choice_is_there_as_json_with_every_candidate(chaosnet):
     code, out, _ = chaosnet("plan", str(EXAMPLE), "llama2-7b", "--fail", "b2,c1", "--json")
     found = json.loads(out)

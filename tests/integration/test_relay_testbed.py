@@ -73,6 +73,26 @@ def address(text):
     return host, int(port)
 
 
+def test_programs_hear_of_the_testbed_and_not_of_the_users_own_cluster(monkeypatch):
+    for name in (
+        "CHAOSNET_JOIN",
+        "CHAOSNET_CLUSTER",
+        "CHAOSNET_KEY",
+        "CHAOSNET_ALLOWED_KEYS",
+        "CHAOSNET_EVERY",
+    ):
+        monkeypatch.setenv(name, "mine")
+    with up(ring(3)) as made:
+        seen = {}
+        for node in ("n0", "n1"):
+            tell = [sys.executable, "-c", "import json, os; print(json.dumps({**os.environ}))"]
+            told = json.loads(made.start(node, tell, stdout=subprocess.PIPE).communicate(timeout=30)[0])
+            seen[node] = {name: text for name, text in told.items() if text == "mine"}
+            assert ("CHAOSNET_JOIN" in told) == (node == "n1"), "the first founds"
+    mine = {"CHAOSNET_EVERY": "mine"}
+    assert seen == {"n0": mine, "n1": mine}
+
+
 @pytest.mark.slow
 def test_links_have_the_rates_and_delays_that_were_set():
     links = {

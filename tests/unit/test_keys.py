@@ -1,6 +1,8 @@
 """Key files, tokens, and the settings that decide whether a node uses a key."""
 
+import errno
 import os
+import re
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +17,7 @@ from chaosnet.errors import ConfigError
 from chaosnet.identity import completed, completed_peer, default_file, identity, is_loopback
 from chaosnet.invite import MARK, MAX_SEEDS, Token, is_token
 from chaosnet.node.endpoint import KEY, Endpoint
-from chaosnet.node.keys import KeyPair, key_bytes, key_text, load, load_allowed, save
+from chaosnet.node.keys import KeyPair, is_there, key_bytes, key_text, load, load_allowed, save
 from chaosnet.setting_groups import Cluster
 from chaosnet.settings import node_settings
 
@@ -168,6 +170,28 @@ def test_the_users_own_key_is_taken_if_there_is_one_and_none_if_keys_are_not_wan
     assert identity() == PAIR and identity(insecure=True) is None
     monkeypatch.setenv("CHAOSNET_INSECURE", "1")
     assert identity() is None
+
+
+def test_a_home_that_is_closed_to_this_user_is_named(monkeypatch):
+    """As `sudo -u` leaves it."""
+    file = default_file()
+
+    def closed(path, **how):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "stat", closed)
+    said = re.escape(f"{file}: the key cannot be read (Permission denied")
+    for make in (False, True):
+        with pytest.raises(ConfigError, match=said):
+            identity(make=make)
+    with pytest.raises(ConfigError, match="--force replaces a key, and this is none"):
+        save(PAIR, file, force=True)
+    assert identity(insecure=True) is None
+
+
+def test_a_home_that_is_no_folder_has_no_key(tmp_path):
+    (tmp_path / "null").touch()
+    assert not is_there(tmp_path / "null" / "key")
 
 
 def test_a_key_beside_insecure_is_an_error(tmp_path, monkeypatch):

@@ -285,3 +285,13 @@ def test_a_file_or_time_that_cannot_be_is_an_error_of_one_line(tmp_path, monkeyp
     ) as refused:
         command_line.main(words.split(), standalone_mode=False)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("words", ["ls", "show", "cut n0 n1", "up GOOD --backend relay"])
+def test_a_folder_that_nobody_may_look_into_is_named(tmp_path, monkeypatch, words):
+    (tmp_path / "GOOD").write_text(PAIR.to_text())
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CHAOSNET_TESTBEDS", str(tmp_path / "file" / "up"))
+    with pytest.raises(ConfigError, match=r"testbed: .*file/up.*: Not a directory"):
+        command_line.main(words.split(), standalone_mode=False)

@@ -42,6 +42,21 @@ def test_events_of_all_kinds_are_known_in_both_formats(kind, capsys):
     assert event_of(json.dumps(fields)) == (6, kind, "n1", "now 2 members")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"subject": "a mail"}',
+        '{"step": 6, "event": "joined", "subject": ["n1"], "detail": "now 2 members"}',
+        '{"subject": ' + "[" * 100_000,
+    ],
+)
+def test_json_of_a_scripts_own_is_passed_on_each_time(line):
+    lines, shown = NodeLines(["a", "b"]), io.StringIO()
+    for node in ("a", "b"):
+        lines.tell(node, f"{line}\n".encode(), shown)
+    assert shown.getvalue() == f"a | {line}\nb | {line}\n"
+
+
 def test_events_are_forgotten_in_the_end():
     lines = NodeLines(["a"])
     for step in range(1, EVENTS_KEPT + 2):

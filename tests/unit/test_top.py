@@ -2,8 +2,10 @@
 
 import asyncio
 import html
+import os
 import queue
 import re
+import signal
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -14,7 +16,7 @@ from chaosnet import extras
 from chaosnet.commands.top import top
 from chaosnet.errors import ConfigError, PeerUnreachable
 from chaosnet.protocols.status import EventRow, StepRow
-from chaosnet.top_app import Top
+from chaosnet.top_app import TERMINATED, Top
 from chaosnet.top_story import RATE, Story
 
 SMALL, LARGE = (80, 24), (200, 60)
@@ -155,6 +157,21 @@ def test_it_ends_with_the_reason_when_the_cluster_is_gone():
             if app.return_code:
                 break
         assert (app.return_code, app.return_value) == (1, "the cluster has not answered for 30 s")
+
+    played(play)
+
+
+def test_a_signal_that_ends_it_leaves_the_terminal_as_it_was():
+    async def play(app, pilot, watched, shown):
+        await shown("recent events")
+        # Or the signal would end the tests.
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(100):
+            await pilot.pause(0.02)
+            if app.return_code:
+                break
+        assert app.return_code == TERMINATED == 143
 
     played(play)
 
