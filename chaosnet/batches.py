@@ -97,11 +97,11 @@ class Batches:
             loader if loader is not None else partial(fetch, dataset, collate=collate_fn)
         )
         size = int(batch_size) * accumulate
-        return Passes(partial(self._run, len(dataset), size, epochs, accumulate, rules, source))
+        return Passes(partial(self._run, dataset, size, epochs, accumulate, rules, source))
 
     def _run(
         self,
-        length: int,
+        dataset: Any,
         size: int,
         epochs: int | None,
         accumulate: int,
@@ -110,7 +110,7 @@ class Batches:
     ) -> Iterator[Any]:
         """One pass. `source`: what fetches a batch, or a DataLoader that does."""
         share = self._share
-        order = share.begin(length, size, rules)
+        order = share.begin(len(dataset), size, rules)  # As long as it is now: a script may keep the passes.
         self._steps.conclude()
         self._engine.gradients.arm(None)
         target = epochs if epochs is not None else share.epoch + 1
