@@ -133,13 +133,17 @@ class Batches:
     def _until(self, target: int, order: EpochOrder, accumulate: int, fetched: Fetch) -> Iterator[Any]:
         """To the end of that epoch."""
         while self._share.epoch < target and not self._session.done:
-            yield from self._of_step(order, accumulate, fetched)
+            yield from self._of_step(target, order, accumulate, fetched)
         self._engine.weight = self._steps.in_hand = None  # Whatever comes next is of none of these batches.
 
-    def _of_step(self, order: EpochOrder, accumulate: int, fetched: Fetch) -> Iterator[Batch | NamedBatch]:
+    def _of_step(
+        self, target: int, order: EpochOrder, accumulate: int, fetched: Fetch
+    ) -> Iterator[Batch | NamedBatch]:
         steps, share = self._steps, self._share
         steps.check_trains("batches: the next batch was asked for")
         steps.await_round()
+        if share.epoch >= target or self._session.done:
+            return  # Others had the last samples, and the round's last update has come only now.
         mine, before = share.take(), steps.calls
         if not mine:
             steps.skip()
