@@ -97,11 +97,11 @@ class Batches:
             loader if loader is not None else partial(fetch, dataset, collate=collate_fn)
         )
         size = int(batch_size) * accumulate
-        return Passes(partial(self._run, len(dataset), size, epochs, accumulate, rules, source))
+        return Passes(partial(self._run, dataset, size, epochs, accumulate, rules, source))
 
     def _run(
         self,
-        length: int,
+        dataset: Any,
         size: int,
         epochs: int | None,
         accumulate: int,
@@ -110,7 +110,7 @@ class Batches:
     ) -> Iterator[Any]:
         """One pass. `source`: what fetches a batch, or a DataLoader that does."""
         share = self._share
-        order = share.begin(length, size, rules)
+        order = share.begin(len(dataset), size, rules)  # As long as it is now: a script may keep the passes.
         self._steps.conclude()
         self._engine.gradients.arm(None)
         target = epochs if epochs is not None else share.epoch + 1
@@ -133,13 +133,17 @@ class Batches:
     def _until(self, target: int, order: EpochOrder, accumulate: int, fetched: Fetch) -> Iterator[Any]:
         """To the end of that epoch."""
         while self._share.epoch < target and not self._session.done:
-            yield from self._of_step(order, accumulate, fetched)
+            yield from self._of_step(target, order, accumulate, fetched)
         self._engine.weight = self._steps.in_hand = None  # Whatever comes next is of none of these batches.
 
-    def _of_step(self, order: EpochOrder, accumulate: int, fetched: Fetch) -> Iterator[Batch | NamedBatch]:
+    def _of_step(
+        self, target: int, order: EpochOrder, accumulate: int, fetched: Fetch
+    ) -> Iterator[Batch | NamedBatch]:
         steps, share = self._steps, self._share
         steps.check_trains("batches: the next batch was asked for")
         steps.await_round()
+        if share.epoch >= target or self._session.done:
+            return  # Others had the last samples, and the round's last update has come only now.
         mine, before = share.take(), steps.calls
         if not mine:
             steps.skip()

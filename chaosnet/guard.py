@@ -44,6 +44,11 @@ class Guard:
         self.policy, self.factor = policy, factor
         self.norms: deque[float] = deque(maxlen=MEMORY)
         self.in_a_row = 0
+        self._named: dict[str, Guard] = {}
+
+    def of(self, name: str) -> Guard:
+        """Of the updates of that name: what is usual for a critic is not for its generator, nor a row of one's."""
+        return self._named.setdefault(name, Guard(self.policy, self.factor)) if name else self
 
     @property
     def limit(self) -> float:

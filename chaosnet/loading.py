@@ -40,17 +40,25 @@ def check_loader(loader: DataLoader[Any], caller: str = "batches") -> bool:
         raise ConfigError(
             f"{caller}: the DataLoader has {named} ({WHY}; expected DataLoader(dataset, batch_size=...))"
         )
-    if type(sampler) is SequentialSampler:
-        return False
     how = ""
+    if type(sampler) is SequentialSampler:
+        if _is_whole(sampler, loader.dataset):
+            return False
+        how = f" of {len(sampler)} samples, where the data set has {len(loader.dataset)}"  # type: ignore[arg-type]
     if isinstance(sampler, RandomSampler):
-        if not sampler.replacement and sampler.num_samples == len(sampler.data_source):
+        drawn = not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+        if drawn and _is_whole(sampler, loader.dataset):
             return True
         how = " that draws with replacement, or not as many samples as there are"
     raise ConfigError(
         f"{caller}: the DataLoader has a {type(sampler).__name__}{how} ({WHY}; expected shuffle=True or False and no "
         "sampler)"
     )
+
+
+def _is_whole(sampler: Any, dataset: Any) -> bool:
+    """Does it go through all of the data set? A sampler of `range(1000)` takes the first 1000."""
+    return sampler.data_source is dataset or len(sampler.data_source) == len(dataset)
 
 
 class Ahead:

@@ -44,12 +44,15 @@ class LRSchedule:
     ) -> None:
         self.scheduler, self._optimizer, self._every, self._say = scheduler, optimizer, every, say
         self._at = 0.0  # Epochs, samples or evaluations up to which it has been stepped.
-        self._loss = (0.0, 0.0)  # Sum and weight since, for ReduceLROnPlateau.
         self._judged = math.nan  # What the last evaluation came to.
-        self._said = self._is_over = self._has_come_to_0 = False
         self._own: dict[str, _Own] = {}
+        self._parts: dict[str, _Part] = {}
         if scheduler is not None:
             self._check_owner()
+            optimizers = parts_of(optimizer)
+            self._parts = {
+                name: _Part(each, optimizers[name], self._warn) for name, each in parts_of(scheduler).items()
+            }
         self._counts = step_counts(scheduler)
         for each, _ in self._counts:
             if every == STEP and isinstance(each, torch_schedulers.ReduceLROnPlateau):
@@ -85,7 +88,7 @@ class LRSchedule:
 
     def to_plain(self) -> list[Any]:
         """How far it is."""
-        return [self._at, list(self._loss), str(self._every)]
+        return [self._at, {name: list(part.loss) for name, part in self._parts.items()}, str(self._every)]
 
     def from_plain(self, plain: Any, epoch: int = 0, samples: float = 0.0) -> None:
         """Go on from there, with the scheduler as it is now. None: from the beginning.
@@ -94,13 +97,16 @@ class LRSchedule:
             epoch, samples: As of `progressed`. Where a checkpoint was counted in another unit, what has been done
                 before it was stepped for: the schedule is not to run after all of that in this one.
         """
-        at, loss, *every = plain or (0.0, (0.0, 0.0))
+        at, losses, *every = plain or (0.0, {})
         if every and every[0] != str(self._every):
-            at, loss = (
-                {EPOCH: float(epoch), STEP: 0.0, EVALUATION: 0.0}.get(str(self._every), samples),
-                (0.0, 0.0),
-            )
-        self._at, self._loss = at, (loss[0], loss[1])
+            at = {EPOCH: float(epoch), STEP: 0.0, EVALUATION: 0.0}.get(str(self._every), samples)
+            losses = {}
+        if not isinstance(losses, Mapping):  # Older checkpoints have one, as of one schedule.
+            losses = {"": losses}
+        self._at = at
+        for name, part in self._parts.items():
+            total, weight = losses.get(name, (0.0, 0.0))
+            part.loss = (total, weight)
         for own in self._own.values():
             own.called_at = -1.0  # After a rejoin to an older state the script comes to the same epoch again.
         self._counts = step_counts(self.scheduler)
@@ -189,18 +195,15 @@ class LRSchedule:
 
     def stepped(self, loss: tuple[float, float]) -> None:
         """The optimizer has stepped. `loss`: weighted sum, and weight, of trainer.mean(loss)."""
-        if self.scheduler is None:
+        # Of several, that of the update that is due; which may have none.
+        part = self._parts.get(getattr(self.scheduler, "due", ""))
+        if part is None:
             return
-        if self._has_come_to_0 and not any(self._rates()):
-            # Told with the first step that it spoils: most schedules come to 0 with the last one.
-            name = type(self.scheduler).__name__
-            self._warn(
-                f"the schedule {name} has come to a learning rate of 0: nothing is learned from here on"
-            )
+        part.trained()
         if self._every != EVALUATION:
-            self._loss = (self._loss[0] + loss[0], self._loss[1] + loss[1])
+            part.loss = (part.loss[0] + loss[0], part.loss[1] + loss[1])
         if self._every == STEP:
-            self._step()
+            self._step(part)
 
     def progressed(
         self, epoch: int, samples: float, evaluated: Mapping[str, tuple[float, float]] | None = None
@@ -215,33 +218,64 @@ class LRSchedule:
         now, unit = (epoch, 1) if self._every == EPOCH else (samples, float(self._every))
         while self._at + unit <= now:
             self._at += unit
-            self._step()
+            self._step(*self._parts.values())
 
     def _evaluated(self, sums: Mapping[str, tuple[float, float]]) -> None:
         """An evaluation has come to these weighted sums, and their weights."""
         name = LOSS if len(sums) != 1 else next(iter(sums))
-        self._loss = sums.get(name, (0.0, 0.0))
         self._judged = means(sums).get(name, math.nan)
         self._at += 1
-        self._step()
+        for part in self._parts.values():
+            part.loss = sums.get(name, (0.0, 0.0))
+        self._step(*self._parts.values())
 
-    def _step(self) -> None:
-        name, before = type(self.scheduler).__name__, self._rates()
-        (total, weight), self._loss = self._loss, (0.0, 0.0)
-        if finished(self.scheduler):
+    def _step(self, *parts: _Part) -> None:
+        for part in parts:
+            part.step()
+        self._counts = step_counts(self.scheduler)
+
+    def _warn(self, text: str) -> None:
+        unit = f"{self._every}s" if self._every in (STEP, EPOCH, EVALUATION) else f"{self._every} samples"
+        self._say(f"{text} (it counts {unit} of the cluster; see lr_scheduler_every)")
+
+
+class _Part:
+    """One scheduler, and the optimizer whose rates are its own: of several optimizers each has its schedule.
+
+    Attributes:
+        loss: Sum and weight since its last step, for ReduceLROnPlateau.
+    """
+
+    def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer, warn: Callable[[str], None]) -> None:
+        self.loss = (0.0, 0.0)
+        self._scheduler, self._optimizer, self._say = scheduler, optimizer, warn
+        self._is_over = self._has_come_to_0 = self._said = False
+
+    def trained(self) -> None:
+        """The optimizer has stepped."""
+        if self._has_come_to_0 and not any(self._rates()):
+            # Told with the first step that it spoils: most schedules come to 0 with the last one.
+            name = type(self._scheduler).__name__
+            self._warn(
+                f"the schedule {name} has come to a learning rate of 0: nothing is learned from here on"
+            )
+
+    def step(self) -> None:
+        name, before = type(self._scheduler).__name__, self._rates()
+        (total, weight), self.loss = self.loss, (0.0, 0.0)
+        if finished(self._scheduler):
             # Told one call late: OneCycleLR takes a step more than changes something.
             if self._is_over:
                 self._warn(f"the schedule {name} is over: the learning rate stays at {max(before):g}")
             self._is_over = True
             return
-        if isinstance(self.scheduler, torch_schedulers.ReduceLROnPlateau):
+        if isinstance(self._scheduler, torch_schedulers.ReduceLROnPlateau):
             if weight:
-                self.scheduler.step(total / weight)
+                self._scheduler.step(total / weight)
             else:
                 self._warn(f"{name} changes nothing without trainer.mean(loss)")
         else:
-            self.scheduler.step()
-        self._counts = step_counts(self.scheduler)
+            self._scheduler.step()
         self._keep_above(before, name)
 
     def _keep_above(self, before: list[float], name: str) -> None:
@@ -267,11 +301,10 @@ class LRSchedule:
         return [float(group.get("initial_lr", group["lr"])) for group in self._optimizer.param_groups]
 
     def _warn(self, text: str) -> None:
-        if self._said:
-            return
-        self._said = True
-        unit = f"{self._every}s" if self._every in (STEP, EPOCH, EVALUATION) else f"{self._every} samples"
-        self._say(f"{text} (it counts {unit} of the cluster; see lr_scheduler_every)")
+        """Once."""
+        if not self._said:
+            self._said = True
+            self._say(text)
 
 
 @dataclass(slots=True)

@@ -94,16 +94,12 @@ class NamedOptimizers:
 
 
 class NamedSchedulers:
-    """LR schedulers by the names of the updates that step them; a name may have none."""
+    """LR schedulers by the names of their optimizers' updates; a name may have none. LRSchedule steps them."""
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self.parts = dict(parts)
         self.due = ""
         self._schedulers = list(self.parts.values())
-
-    def step(self) -> None:
-        if self.due in self.parts:
-            self.parts[self.due].step()
 
     def state_dict(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self.parts.items()}

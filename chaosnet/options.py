@@ -207,12 +207,11 @@ class Whole(Amount):
     called = "a whole number"
 
     def of_script(self, value: Any) -> int:
-        fits = isinstance(value, Integral) or (  # Of which some are too large for a float.
-            isinstance(value, Real) and math.isfinite(value) and value == math.trunc(value)
-        )
+        # Of whole numbers some are too large for a float.
+        fits = isinstance(value, Integral) or (isinstance(value, Real) and float(value).is_integer())
         if not fits:
             self.refuse(value)
-        return int(self.convert(math.trunc(value), None, None))
+        return int(self.convert(int(value), None, None))
 
 
 class Above(Expecting):
@@ -323,12 +322,16 @@ class StepEpochOrSamples(Expecting):
     """Of scripts only: how often a schedule is stepped."""
 
     name = "EVERY"
-    expected = "'step', 'epoch', 'evaluation' or a number of samples > 0"
+    expected = "'step', 'epoch', 'evaluation' or a whole number of samples > 0"
 
     def of_script(self, value: Any) -> str | int:
-        if value not in ("step", "epoch", "evaluation") and not (isinstance(value, int) and value > 0):
-            self.refuse(value)
-        return value
+        if isinstance(value, str) and value in ("step", "epoch", "evaluation"):
+            return value
+        try:
+            samples = 0 if isinstance(value, bool) else Whole(1).of_script(value)
+        except click.BadParameter:
+            samples = 0
+        return samples or self.refuse(value)
 
 
 class Switch(Expecting):

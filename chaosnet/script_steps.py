@@ -143,7 +143,7 @@ class ScriptSteps:
         engine.rules.check(engine.round)
         engine.schedule.check(counts_epochs=engine.share.length > 0)
         if engine.guard is not None and weight > 0:
-            weight = self._guarded(engine.guard, weight)
+            weight = self._guarded(engine.guard.of(self._updating), weight)
         engine.schedule.own_step(self._updating, counts=weight > 0)
         self._take_part(weight, engine.contribute(weight))
         if named.mine == 0:

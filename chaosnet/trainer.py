@@ -266,7 +266,7 @@ class Trainer(RunFacts):
 
         Args:
             value: A number or 0-dim tensor.
-            name: One value a name and step; the last means are in `metrics`.
+            name: One value a name and step; `metrics` has the means of the last step or evaluation.
             weight: Default: the samples of the batch in hand.
         Returns: A handle; `float()` of it after the update is the mean.
         """

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..extras import demand
@@ -21,7 +22,15 @@ import transformers as theirs
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..trainer import Trainer as ClusterTrainer
-from .dealt import CommonEnd, DealtLoader, ToldSchedule, refuse, samples_a_step, settings_and_rules
+from .dealt import (
+    CommonEnd,
+    DealtLoader,
+    ToldSchedule,
+    check_indexed,
+    refuse,
+    samples_a_step,
+    settings_and_rules,
+)
 
 ELSEWHERE = {
     "max_grad_norm": "TrainingArguments(max_grad_norm=...), to which the cluster's mean is clipped here",
@@ -42,6 +51,8 @@ class ChaosnetMixin(Base):
         cluster: The chaosnet.Trainer, once `train` has begun to train.
     """
 
+    get_train_dataloader: Callable[[], Any]  # Of the class that comes after this one, or of a derived one.
+
     def __init__(self, *args: Any, chaosnet: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self._settings, self._rules = settings_and_rules("chaosnet", chaosnet or {}, ELSEWHERE)
         self.cluster: ClusterTrainer | None = None
@@ -54,6 +65,8 @@ class ChaosnetMixin(Base):
         check_arguments(self, resume_from_checkpoint, trial)
         self._run = _Run(self, dict(self._settings), self._rules)
         self.callback_handler.callbacks.insert(0, self._run)  # What it tells, the others are to see.
+        make = self.get_train_dataloader
+        self.get_train_dataloader = partial(self._dealt_loader, make)
         error: BaseException | None = None
         try:
             return super().train(None, trial, *args, **kwargs)
@@ -62,19 +75,19 @@ class ChaosnetMixin(Base):
             raise
         finally:
             self._was_main = self.is_world_process_zero()
+            self.get_train_dataloader = make
             self.callback_handler.callbacks.remove(self._run)
             run, self._run = self._run, None
             run.end(error)
 
     # --- what the loop asks, in this order ---
 
-    def get_train_dataloader(self) -> Any:
-        """Not prepared by accelerate, which would put a loader of its own around it."""
-        if self._run is None:
-            return super().get_train_dataloader()
+    def _dealt_loader(self, make: Callable[[], Any]) -> Any:
+        """What the class makes, or one derived from it. Accelerate prepares nothing: it would put its own around."""
+        assert self._run is not None
         self.accelerator.prepare = lambda loader: loader
         try:
-            return _Loader(self._run, super().get_train_dataloader())
+            return _Loader(self._run, make())
         finally:
             del self.accelerator.prepare
 
@@ -147,6 +160,7 @@ class _Run(theirs.TrainerCallback):
         self.common_end = CommonEnd()
         self.loss: Any = 0.0
         self._shares: list[float] = []  # Of the step's batches that are to be computed.
+        self._length = 0  # Samples of an epoch, as the loader has them: there may be no train_dataset.
         self._told_step = 0  # Of the cluster, as the loop knows it.
         self._told_samples, self._told_epoch, self._samples_a_step = 0.0, 0, 0.0
 
@@ -156,6 +170,11 @@ class _Run(theirs.TrainerCallback):
             return self.dealt
         trainer, settings = self._trainer, self._settings
         args, scheduler, optimizer = trainer.args, trainer.lr_scheduler, trainer.optimizer
+        if not isinstance(loader, DataLoader):
+            kind = "one that returns a DataLoader, which the nodes share"
+            refuse("Trainer", "get_train_dataloader", type(loader).__name__, kind)
+        check_indexed("Trainer", "get_train_dataloader", loader)
+        self._length = len(loader.dataset)  # type: ignore[arg-type]
         settings.setdefault("seed", args.seed if args.data_seed is None else args.data_seed)
         by_samples = samples_a_step(loader, args.gradient_accumulation_steps)
         settings.setdefault("lr_scheduler_every", "step" if args.max_steps > 0 else by_samples)
@@ -185,7 +204,7 @@ class _Run(theirs.TrainerCallback):
             return True
         if args.max_steps > 0:
             return bool(cluster.step >= args.max_steps)
-        samples = args.num_train_epochs * len(self._trainer.train_dataset)
+        samples = args.num_train_epochs * self._length
         return bool(cluster.epoch >= args.num_train_epochs or cluster.samples >= samples)
 
     # --- batches ---
@@ -237,7 +256,7 @@ class _Run(theirs.TrainerCallback):
 
     def _whole_run(self) -> int:
         """About how many steps it has: the more nodes there are, the more samples has a step."""
-        cluster, data = self._trainer.cluster, len(self._trainer.train_dataset)
+        cluster, data = self._trainer.cluster, self._length
         a_step = (cluster.samples - self._told_samples) / max(1, cluster.step - self._told_step)
         # The last one of an epoch may be short.
         if cluster.epoch == self._told_epoch or not self._samples_a_step:
@@ -255,14 +274,14 @@ class _Run(theirs.TrainerCallback):
         trainer._globalstep_last_logged += without
         self._told_step = trainer.cluster.step
         trainer.state.global_step = trainer.cluster.step - ahead
-        trainer.state.epoch = trainer.cluster.samples / len(trainer.train_dataset)
+        trainer.state.epoch = trainer.cluster.samples / self._length
 
 
 class _Loader:
     """What the loop takes for its DataLoader. Each pass has the rest of one of the cluster's epochs."""
 
     def __init__(self, run: _Run, loader: DataLoader[Any]) -> None:
-        self.dataset, self._run, self._loader = loader.dataset, run, loader
+        self.dataset, self._run, self._loader = getattr(loader, "dataset", None), run, loader
 
     def __len__(self) -> int:
         """For a node that is alone."""

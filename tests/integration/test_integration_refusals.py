@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from chaosnet import ConfigError, extras
 from chaosnet.integrations.dealt import samples_a_step, settings_and_rules
@@ -254,6 +254,22 @@ def train(tmp_path, data=None, resume=None, **arguments):
 def test_transformers_what_its_trainer_has(match, arguments, tmp_path):
     with refused(match):
         train(tmp_path, **arguments)
+
+
+def test_transformers_a_loader_of_ones_own_that_cannot_be_dealt_out(tmp_path):
+    needs("transformers")
+    ours = importlib.import_module("chaosnet.integrations.transformers").Trainer
+    items = [{"x": x, "labels": label} for x, label in DATA]
+    loaders = {
+        "Trainer: get_train_dataloader is 'list'": [items],
+        "Trainer: the DataLoader has a WeightedRandomSampler": DataLoader(
+            items, 2, sampler=WeightedRandomSampler([1.0] * 8, 8)
+        ),
+    }
+    for match, loader in loaders.items():
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(ConfigError, match=match):
+            patch.setattr(ours, "get_train_dataloader", lambda self, loader=loader: loader)
+            train(tmp_path, max_steps=3)
 
 
 # --- accelerate ---

@@ -143,6 +143,11 @@ folder = os.environ.get("CHAOSNET_NAME", "out")
 Trainer = transformers.Trainer
 if OURS:
     from chaosnet.integrations.transformers import Trainer
+if "own-loader" in words:
+    class Trainer(Trainer):
+        def get_train_dataloader(self):
+            collate_fn = transformers.default_data_collator
+            return self.accelerator.prepare(DataLoader(data, BATCH, collate_fn=collate_fn))
 args = transformers.TrainingArguments(folder, **settings)
 data = [{"x": a, "labels": b} for a, b in zip(x, y, strict=True)]
 trainer = Trainer(model=Classifier(), args=args, train_dataset=data, eval_dataset=data, callbacks=callbacks)
@@ -206,6 +211,7 @@ def needs(framework: str) -> None:
         ("lightning", ["max_steps=10", "max_epochs=9"]),
         ("transformers", []),
         ("transformers", ["max_grad_norm=0.1", "lr_scheduler_type=cosine"]),
+        ("transformers", ["own-loader"]),
         ("transformers", ["gradient_accumulation_steps=2"]),
         ("transformers", ["max_steps=10"]),
         ("transformers", ["bf16=true"]),

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 from cluster import cluster_of
+from scripts import scripts_in
 from torch import nn
 from worker import FEATURES, Numbered, Worker
 
@@ -104,3 +105,42 @@ def test_updates_without_names_that_take_turns_are_refused_with_the_recipe(tmp_p
         ended = cluster.start().ended()
         assert ended["how"] == "ConfigError"
         assert "trainer.update(name='D')" in ended["reason"] and "once, after all backward" in ended["reason"]
+
+
+ODD = """
+import sys, time, torch
+from torch import nn
+from torch.utils.data import DataLoader
+from chaosnet import Trainer
+torch.set_num_threads(1)
+torch.manual_seed(0)
+d, g = nn.Linear(4, 1), nn.Linear(4, 1)
+optimizers = {name: torch.optim.SGD(each.parameters(), 1e-2) for name, each in (("D", d), ("G", g))}
+data = [(torch.randn(4), index) for index in range(9)]
+trainer = Trainer({"D": d, "G": g}, optimizers)
+while trainer.world_size < 2:
+    for name in optimizers:
+        trainer.update(samples=0, name=name)
+    time.sleep(0.01)
+for epoch in trainer.epochs(3):
+    for x, indices in trainer.batches(DataLoader(data, 4, num_workers=int(sys.argv[1]))):
+        print("batch", epoch, trainer.epoch, len(indices))
+        for model, optimizer in zip((d, g), optimizers.values()):
+            model(x).square().mean().backward()
+            optimizer.step()
+print("end", trainer.samples, trainer.step, trainer.state_hash())
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_ends_for_all_at_once_if_its_last_round_has_samples_for_one_only(tmp_path, workers):
+    """The other one hears of the epoch's end with the last update of that round."""
+    with scripts_in(tmp_path) as scripts:
+        first = scripts.start("n0", ODD, str(workers))
+        first.address()
+        second = scripts.start("n1", ODD, str(workers))
+        assert [first.exit_code(), second.exit_code()] == [0, 0], scripts.story()
+        assert first.lines("end") == second.lines("end"), scripts.story()
+        assert first.lines("end")[0][:2] == ["27.0", "12"], scripts.story()
+        dealt = sorted(first.lines("batch") + second.lines("batch"))
+        assert dealt == sorted([str(epoch), str(epoch), size] for epoch in range(3) for size in "441")

@@ -10,6 +10,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    SequentialSampler,
     WeightedRandomSampler,
 )
 
@@ -172,6 +173,8 @@ class Stream(IterableDataset):
             "RandomSampler that draws with replacement",
         ),
         (loader(sampler=RandomSampler(Squares(), num_samples=3)), "not as many samples as there are"),
+        (loader(sampler=RandomSampler(range(3))), "not as many samples as there are"),
+        (loader(sampler=SequentialSampler(range(3))), f"of 3 samples, where the data set has {LENGTH}"),
         (
             loader(sampler=DistributedSampler(Squares(), 2, 0)),
             r"DistributedSampler \(Trainer divides the data",

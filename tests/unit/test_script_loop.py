@@ -752,6 +752,21 @@ def test_a_buffer_that_is_not_finite_on_purpose_is_nothing_to_the_guard(start):
     assert trainer.step == 1
 
 
+def test_what_is_usual_for_a_critic_is_not_for_its_generator(start):
+    d, g = make_model(), make_model()
+    optimizers = {"D": torch.optim.SGD(d.parameters(), 1e-5), "G": torch.optim.SGD(g.parameters(), 1e-5)}
+    names = ("D", "D", "D", "G")
+    trainer = start({"D": d, "G": g}, optimizers, updates=names, guard="skip")
+    for _ in range(12):
+        for name in names:
+            (loss_of(d) if name == "D" else 100 * loss_of(g)).backward()
+            trainer.update(name=name)
+    assert trainer.step == 12 * len(names)
+    (10_000 * loss_of(d)).backward()
+    trainer.update(name="D")
+    assert trainer.step == 12 * len(names)
+
+
 def test_what_spoils_a_buffer_counts_for_nothing_with_a_guard(start, capfd):
     model = make_model()
     model.register_buffer("average", torch.ones(2))

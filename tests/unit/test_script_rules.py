@@ -9,6 +9,7 @@ from torch.utils.data import TensorDataset
 from chaosnet import ConfigError, Trainer
 from chaosnet.agreement import Agreement, first_difference
 from chaosnet.lr_schedule import LRSchedule, finished
+from chaosnet.named_updates import NamedOptimizers, NamedSchedulers
 from chaosnet.node.gradients import Gradients
 from chaosnet.node.state_window import EVERY, StateWindow
 from chaosnet.node.training_state import TrainingState
@@ -227,6 +228,55 @@ def test_after_a_rejoin_to_an_older_state_the_script_may_end_the_same_epoch_agai
         schedule.called("", ())
     schedule.from_plain(older)
     schedule.called("", ())
+
+
+def two_by_name(make, every):
+    """Two optimizers, each with a schedule of its own."""
+    optimizers = NamedOptimizers({"D": sgd(make_model()), "G": sgd(make_model())})
+    schedulers_of = NamedSchedulers({name: make(each) for name, each in optimizers.parts.items()})
+    said = []
+    return optimizers, schedulers_of, LRSchedule(schedulers_of, optimizers, every, said.append), said
+
+
+def rates_of(optimizers):
+    return [each.param_groups[0]["lr"] for each in optimizers.parts.values()]
+
+
+def round_of_two(optimizers, schedulers_of, schedule, losses):
+    for name, loss in losses.items():
+        optimizers.due = schedulers_of.due = name
+        optimizers.step()
+        schedule.stepped((loss, 1.0))
+
+
+@pytest.mark.parametrize("every", ["epoch", "evaluation", 4])
+def test_schedules_of_several_optimizers_all_go_on_with_the_cluster(every):
+    """Not only that of the update that a round ends with."""
+    *both, schedule, _ = two_by_name(lambda o: schedulers.StepLR(o, 1, 0.5), every)
+    for count in (1, 2):
+        round_of_two(*both, schedule, {"D": 1.0, "G": 1.0})
+        schedule.progressed(count, 4.0 * count, {} if every == "evaluation" else None)
+    assert rates_of(both[0]) == [0.025, 0.025]
+
+
+def test_each_plateau_of_several_optimizers_follows_the_loss_of_its_own_updates():
+    *both, schedule, _ = two_by_name(lambda o: schedulers.ReduceLROnPlateau(o, patience=0), "epoch")
+    for epoch in (1, 2):
+        round_of_two(*both, schedule, {"D": 1.0, "G": 9.0 / epoch})
+        told = schedule.to_plain()
+        schedule.from_plain(told)  # As a joiner's.
+        assert told[1] == {"D": [1.0, 1.0], "G": [9.0 / epoch, 1.0]}
+        schedule.progressed(epoch, 0.0)
+    assert rates_of(both[0]) == pytest.approx([0.01, 0.1])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_schedules_of_several_optimizers_end_as_one_does():
+    *both, schedule, said = two_by_name(lambda o: schedulers.OneCycleLR(o, 0.1, total_steps=5), "step")
+    for _ in range(9):
+        round_of_two(*both, schedule, {"D": 1.0, "G": 1.0})
+    assert len(said) == 2 and all("OneCycleLR is over" in text for text in said)
+    assert len(set(rates_of(both[0]))) == 1
 
 
 FINITE = {

@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 
 from chaosnet import Checkpoints, Cluster, Trainer
@@ -237,7 +238,8 @@ def test_a_whole_number_that_no_float_holds_is_out_of_range():
 @pytest.mark.parametrize(
     ("name", "value"),
     [("guard", "trust"), ("guard_factor", 1.0), ("guard_factor", float("nan")), ("on_divergence", "go"),
-     ("lr_scheduler_every", 0), ("seed", 0.5), ("same_rng", "no"), ("quiet", 2)],
+     ("lr_scheduler_every", 0), ("lr_scheduler_every", True), ("lr_scheduler_every", 2.5),
+     ("seed", 0.5), ("same_rng", "no"), ("quiet", 2)],
 )  # fmt: skip
 def test_what_only_a_script_says_is_checked(name, value):
     with pytest.raises(ConfigError, match=rf"{name}: {value!r} .*\(expected "):
@@ -266,3 +268,11 @@ def test_a_script_may_join_nobody_whatever_the_environment_says(monkeypatch):
 def test_a_whole_number_may_come_as_a_float_and_a_policy_as_a_function():
     assert checkpoint_settings(Checkpoints("d", every=1e3)).every == 1000
     assert node_settings(Cluster(sync_policy=len)).sync_policy is len
+
+
+def test_a_whole_number_may_be_of_numpys():
+    """As counted by it, or drawn: they have no trunc()."""
+    for number in (np.int64(3), np.int32(3), np.float32(3)):
+        told = step_settings(seed=number, lr_scheduler_every=number)
+        assert (told.seed, told.lr_scheduler_every) == (3, 3) and type(told.lr_scheduler_every) is int
+        assert node_settings(Cluster(neighbors=number)).neighbors == 3

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from chaosnet import (
     Callbacks,
@@ -185,6 +185,16 @@ def test_who_breaks_off_goes_on_with_the_rest_of_the_epoch(start, data):
             break
     used += [index for batch in train(trainer, trainer.batches(data, batch_size=7)) for index in batch]
     assert sorted(used) == list(range(LENGTH)) and trainer.epoch == 1
+
+
+def test_a_data_set_that_grows_between_two_passes_that_were_kept_is_refused(start, data):
+    trainer = start()
+    growing = Subset(data, range(10))
+    passes = trainer.batches(growing, batch_size=5)
+    train(trainer, passes)
+    growing.indices = range(12)
+    with pytest.raises(ConfigError, match="has 12 samples here, 10 in the cluster"):
+        train(trainer, passes)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
