@@ -403,8 +403,10 @@ class Session:
         Raises: ReplicasDiffer or LayersLost, after those who are about to join have been told.
         """
         try:
-            self.engine.adopt(outcome)
-            self.engine.acts_in(outcome.view)
+            try:
+                self.engine.adopt(outcome)
+            finally:  # Also where a function of the script's has raised an error, which the script may catch.
+                self.engine.acts_in(outcome.view)
         except (ReplicasDiffer, LayersLost) as error:
             leaving = self.leaving or self.hooks.wants_exit()
             if not leaving:  # To those who are about to join, and have not compared anything.
