@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 
 import pipeline_worker
 import pytest
 from cluster import Cluster, cluster_of
+
+from chaosnet.node.checkpoint import scan
+from chaosnet.node.checkpoint_plan import choose
 
 pytestmark = pytest.mark.realtime
 
@@ -156,6 +160,28 @@ def test_lost_layers_are_taken_from_the_newest_checkpoint(alone, tmp_path):
         cluster.leave()
         check_numbers(cluster, alone)
         assert f"all go on from the checkpoint of step {again}" in left[0].log.read_text()
+
+
+def test_a_damaged_checkpoint_is_passed_over_when_layers_are_lost(alone, tmp_path):
+    to_disk = {"directory": str(tmp_path / "saved"), "every": 5, "keepers": 2}
+    with cluster_of(0, tmp_path, script=pipeline_worker.train, layout="5", **to_disk) as cluster:
+        cluster.grow(5)
+        cluster.until(lambda: held(cluster, len(alone[1][1])) == [2] * len(alone[1][1]), "two of each")
+        cluster.nodes[0].reach(cluster.nodes[0].step + 12)
+        for node in cluster.nodes:
+            node.signal(signal.SIGSTOP)
+        newest = choose(scan(tmp_path / "saved"))
+        shard = max(newest.path.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+        shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+        for node in cluster.nodes:
+            node.signal(signal.SIGCONT)
+        left = kill_both_keepers(cluster, 3)
+        again = {node.last("loaded again")["step"] for node in left}
+        cluster.until(lambda: left[0].told("step")[-1]["step"] > newest.step + 10, "steps that follow")
+        cluster.leave()
+        check_numbers(cluster, alone)
+        assert len(again) == 1 and 0 < min(again) < newest.step
+        assert f"passed over: {newest.path}" in left[0].log.read_text()
 
 
 def test_the_whole_model_is_gathered_for_whoever_asks(alone, tmp_path):
