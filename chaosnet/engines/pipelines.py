@@ -495,7 +495,7 @@ class Pipelines:
             raise LayersLost(f"{lost}, and there is no checkpoint that all members can load")
         if self.checkpointing is None:  # A joiner, which did not count for that.
             raise LayersLost(f"{lost}: the members go on from a checkpoint; start this node again")
-        before, round, wished = self.step, self.round, self.wishes.agreed
+        before, round, wished, begun = self.step, self.round, self.wishes.agreed, self._begun
         try:
             self._load(self.checkpointing.load_step(step))
         except (CheckpointError, ConfigError) as error:
@@ -503,7 +503,7 @@ class Pipelines:
                 f"{lost}, and the checkpoint of step {step} cannot be loaded: {error}"
             ) from error
         keeping.begin_anew(members)
-        self._begun = True
+        self._begun = begun
         self.round, self._run = round, xxhash.xxh3_64_hexdigest(f"{self._run} {round}".encode())
         self.wishes.agreed = wished
         self.checkpointing.started(self.step, self._run)

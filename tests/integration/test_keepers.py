@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 
 import pipeline_worker
 import pytest
@@ -316,6 +317,34 @@ def test_who_goes_back_to_a_checkpoint_reads_what_it_needs(alone_with_functions,
         left[0].reach(again["step"] + 20)
         cluster.leave()
         check_losses([record for node in nodes for record in node.told("step")], alone_with_functions)
+
+
+def test_who_goes_back_before_the_first_step_waits_for_the_others_all_the_same(tmp_path):
+    to_disk = {"directory": str(tmp_path / "saved"), "every": 5}
+    settings = {**BUILT, "layout": "", "first_members": 1}
+    with cluster_of(0, tmp_path, script=pipeline_worker.train, **settings, **to_disk) as cluster:
+        cluster.start().reach(12)
+        cluster.nodes[0].kill()
+        cluster.nodes[0].process.join()
+        cluster.settings["first_members"] = 6
+        keepers = [cluster.start(resume=True)]
+        keepers[0].last("joined")
+        for _ in range(4):
+            node = cluster.start()
+            cluster.until(lambda node=node: len(node.told("step")) > 3, "some steps without an update")
+            keepers += [node] if node.told("step")[-1]["held"] else []
+        assert len(keepers) == 2, "of what no function builds"
+        for node in keepers:
+            node.kill()
+        left = cluster.live()
+        for node in left:
+            node.last("loaded again")
+        time.sleep(1.0)
+        assert not any(record["applied"] for node in left for record in node.told("step"))
+        for _ in range(3):
+            cluster.start(join=left[0].last("joined")["address"])
+        cluster.until(lambda: any(record["applied"] for record in left[0].told("step")), "a step of six")
+        cluster.leave()
 
 
 def test_who_founds_may_die_before_the_first_step(tmp_path):
