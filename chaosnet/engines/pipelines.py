@@ -174,7 +174,8 @@ class Pipelines:
         self.state.watch()
         if self.keeping is not None:
             self.keeping.begin_anew([self.session.name])
-        self._begun = False
+        # Whoever wanted to train when a checkpoint was written is not here.
+        self._begun, self._goal = False, 0
         if self._loaded is not None:
             self.loaded()
 
@@ -495,7 +496,8 @@ class Pipelines:
             raise LayersLost(f"{lost}, and there is no checkpoint that all members can load")
         if self.checkpointing is None:  # A joiner, which did not count for that.
             raise LayersLost(f"{lost}: the members go on from a checkpoint; start this node again")
-        before, round, wished, begun = self.step, self.round, self.wishes.agreed, self._begun
+        before, round, goal = self.step, self.round, self._goal
+        wished, begun = self.wishes.agreed, self._begun
         try:
             self._load(self.checkpointing.load_step(step))
         except (CheckpointError, ConfigError) as error:
@@ -503,7 +505,7 @@ class Pipelines:
                 f"{lost}, and the checkpoint of step {step} cannot be loaded: {error}"
             ) from error
         keeping.begin_anew(members)
-        self._begun = begun
+        self._begun, self._goal = begun, goal
         self.round, self._run = round, xxhash.xxh3_64_hexdigest(f"{self._run} {round}".encode())
         self.wishes.agreed = wished
         self.checkpointing.started(self.step, self._run)

@@ -408,3 +408,16 @@ def test_a_loop_that_breaks_before_a_step_is_done_over_ends_the_script_with_its_
             t.session.loop._call(breaks)
             t.session.loop._thread.join()
             t.engine._tried = t.engine.round  # As if the step had been torn by that.
+
+
+def test_who_has_resumed_may_evaluate_and_gather_before_it_trains(tmp_path):
+    with trainer(checkpoints=Checkpoints(tmp_path, every=1)) as t:
+        next(t.steps(make_data(), epochs=9))
+    for keepers in (None, 2):
+        with trainer(checkpoints=Checkpoints(tmp_path, every=1, resume=True), keepers=keepers) as t:
+            at = t.step
+            t.gather()
+            for x, y in t.evaluate(make_data(), batch_size=8):
+                t.mean(nn.functional.cross_entropy(t.model(x), y), "held out")
+            assert t.metrics["held out"] > 0 and at == t.step > 0
+            assert next(t.steps(make_data(), epochs=9)).step == at + 1
