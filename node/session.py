@@ -312,12 +312,14 @@ class Session:
         """
         own = entry or _Entry(loaded)
         while not (own.loaded and own.admitted is not None and self.engine.round >= own.admitted):
+            again = own.heard is not None
             own.heard = own.heard or self.loop.outcomes.get()
             match own.heard:
                 case StateArrived() as arrived:
-                    own.loaded, own.fetched = self._load(arrived), arrived.step
-                    if own.loaded:
-                        self.engine.loaded()
+                    if not (again and own.loaded):  # A callback may have raised an error; it has heard of it.
+                        own.loaded, own.fetched = self._load(arrived), arrived.step
+                        if own.loaded:
+                            self.engine.loaded()
                     while own.loaded and own.waiting:
                         self._adopt_if_new(own.waiting[0])
                         del own.waiting[0]
