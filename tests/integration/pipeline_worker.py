@@ -143,6 +143,8 @@ def train(worker: Worker) -> None:
 
     def there() -> list[int]:
         """Groups of layers whose parameters are here."""
+        if here[0].keeping is None:
+            return []
         parts = here[0].keeping.parts
         return [group for group in range(len(parts.groups)) if parts.has(group)]
 
