@@ -76,6 +76,7 @@ class Checkpointing:
         self._last: Mark | None = None
         self.newest: tuple[int, Path] | None = None
         self.loaded = ""
+        self._read: tuple[Path, Arrival] | None = None  # The newest, about to be loaded.
         self.absent: Callable[[Sequence[str]], Collection[int]] = none_of
         self._blamed: tuple[str, ...] = ()
         check_writable(self.directory)
@@ -158,15 +159,26 @@ class Checkpointing:
             return chosen, arrival
 
     def newest_step(self) -> int:
-        """Of the checkpoints that are complete; 0 if there is none."""
+        """Of the checkpoints that can be loaded, for `load_step`: all of it has been read. 0 if there is none."""
         try:
-            return max((each.step for each in scan(self.directory) if each.complete), default=0)
+            left = scan(self.directory)
+            while True:
+                chosen = choose(left)
+                try:
+                    if self._read is None or self._read[0] != chosen.path:
+                        self._read = chosen.path, self._load(chosen)
+                    return chosen.step
+                except CheckpointError as error:
+                    self.say(f"passed over: {error}")
+                    left = [each for each in left if each.step < chosen.step]
         except CheckpointError:
             return 0
 
     def load_step(self, step: int) -> Arrival:
         """The state after so many steps. Raises: CheckpointError."""
-        return self._load(choose(scan(self.directory), step))
+        read, self._read = self._read, None
+        chosen = choose(scan(self.directory), step)
+        return read[1] if read is not None and read[0] == chosen.path else self._load(chosen)
 
     def _load(self, chosen: Checkpoint) -> Arrival:
         arrival = load(chosen, self.absent)

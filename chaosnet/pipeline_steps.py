@@ -12,6 +12,7 @@ from .callbacks import StepDone
 from .engines.pipelines import Pipelines
 from .modes import no_modes
 from .node.mailbox import Interrupted
+from .node.outcomes import StepOutcome
 from .node.session import Session
 from .protocols.messages import Contribution
 from .scheduler.elastic.keeping import Table
@@ -90,7 +91,8 @@ class PipelineSteps:
     def _take_part(self) -> StepDone | None:
         session, engine = self._session, self._engine
         record, before, began_s = self._node.record, engine.step, time.monotonic()
-        contribution = self._compute()
+        # An interrupt may have left the step before under way, as at a prompt.
+        contribution = self._compute() if not session.is_waiting else None
         waited_s = time.monotonic()
         outcome = session.hear() if contribution is None else session.step(contribution, engine.key)
         came_s = time.monotonic()
@@ -102,8 +104,16 @@ class PipelineSteps:
             record.void(engine.step, self._has_part())
             return None
         session.rates.sync_delay_s = came_s - waited_s
-        session.adopt(outcome)
-        self._tell_kept()
+        try:
+            session.adopt(outcome)
+        finally:  # What raised may be a function of the script's, which may go on.
+            self._tell_kept()
+            self._record(outcome, before, began_s, came_s)
+        return engine.last
+
+    def _record(self, outcome: StepOutcome, before: int, began_s: float, came_s: float) -> None:
+        """For status and summary: a step was adopted, `before` which there were so many updates."""
+        session, engine, record = self._session, self._engine, self._node.record
         if engine.step < before:  # Layers were lost, and all have gone back.
             record.void(engine.step, computed=False)
         record.updating += time.monotonic() - came_s
@@ -114,7 +124,6 @@ class PipelineSteps:
         took_s = max(time.monotonic() - began_s, 1e-6)
         session.rates.samples_per_s = engine.sums.loss_samples / took_s if engine.step > before else 0.0
         self.updates_here += engine.step > before and self._has_part()
-        return engine.last
 
     def _compute(self) -> Contribution | None:
         """This node's part of the step. None: it is void, and something else is to be heard."""

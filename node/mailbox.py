@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -40,6 +41,8 @@ class Mailbox:
         """From now on that attempt is computed: what belongs to an earlier one is void."""
         with self._changed:
             self._at = key, step
+            if self._summed is not None and self._summed[:2] < self._at:
+                self._summed = None
             self._parts = {name: parts for name, parts in self._parts.items() if name[:2] >= self._at}
 
     def put(self, message: Tensor, payload: Any) -> None:
@@ -57,13 +60,12 @@ class Mailbox:
             self._changed.notify()
 
     def take_sums(self) -> list[torch.Tensor]:
-        """Those of the attempt under way, by chunk, once they are here. Raises: Interrupted."""
+        """Those of the attempt under way, by chunk, once they are here; also again. Raises: Interrupted."""
         with self._changed:
             while True:
                 self.check()
                 if self._summed is not None and self._summed[:2] >= self._at:
-                    sums, self._summed = self._summed[2], None
-                    return sums
+                    return self._summed[2]
                 self._changed.wait()
 
     def wake(self) -> None:
@@ -76,13 +78,21 @@ class Mailbox:
         if self._is_called():
             raise Interrupted
 
-    def take(self, name: TensorName) -> list[tuple[Tensor, Any]]:
+    @contextmanager
+    def taken(self, name: TensorName) -> Iterator[list[tuple[Tensor, Any]]]:
+        """The same as `take`, but they stay if what is done with them inside fails."""
+        yield self.take(name, keep=True)
+        with self._changed:
+            self._parts.pop((*self._at, name), None)
+
+    def take(self, name: TensorName, keep: bool = False) -> list[tuple[Tensor, Any]]:
         """The parts of that tensor of the attempt under way, in order, once all have come. Raises: Interrupted."""
         with self._changed:
             while True:
                 self.check()
                 if parts := self._whole(name):
-                    del self._parts[(*self._at, name)]
+                    if not keep:
+                        del self._parts[(*self._at, name)]
                     return [parts[index] for index in sorted(parts)]
                 self._changed.wait()
 

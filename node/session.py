@@ -12,7 +12,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, cast
 
 import torch
@@ -36,7 +36,17 @@ from .flat_state import Arrival, Snapshot
 from .interfaces import unheard
 from .loop import NodeLoop
 from .node_settings import NodeSettings
-from .outcomes import Admitted, Ended, FoundedAt, Rates, Redo, StateArrived, StateDiscarded, StepOutcome
+from .outcomes import (
+    Admitted,
+    Ended,
+    FoundedAt,
+    Outcome,
+    Rates,
+    Redo,
+    StateArrived,
+    StateDiscarded,
+    StepOutcome,
+)
 from .plain import decode, encode
 from .training_state import first_difference
 from .transport import Transport
@@ -141,6 +151,24 @@ class Hooks:
     view: Callable[[View], None] = lambda view: None
 
 
+@dataclass(slots=True)
+class _Entry:
+    """How far a node is on its way in.
+
+    Attributes:
+        loaded: Does it have the state?
+        admitted: The first step that it contributes to. `fetched`: the step whose state has come.
+        waiting: What the others have trained meanwhile.
+        heard: What it is doing; an interrupt may come in between, and then it is done again.
+    """
+
+    loaded: bool
+    admitted: int | None = None
+    fetched: int | None = None
+    waiting: list[StepOutcome] = field(default_factory=list)
+    heard: Outcome | None = None
+
+
 class Session:
     """One node in one cluster, from its start to its end.
 
@@ -150,7 +178,8 @@ class Session:
     Attributes:
         ended: How it ended; None while it has not.
         leaving: This node has said that it wants out.
-        is_waiting: What becomes of a step is to be heard; if nobody waits for it, an interrupt came between.
+        is_waiting: What becomes of a step, or of a rejoin, is to be heard; if nobody waits for it, an interrupt came
+            between.
     """
 
     def __init__(self, settings: NodeSettings, hooks: Hooks) -> None:
@@ -162,6 +191,7 @@ class Session:
         self.ended: Ended | None = None
         self.leaving = self.is_waiting = False
         self.rejoins = 0
+        self._entry: _Entry | None = None  # While it comes back.
         self.joined_step = 0
         self.join_seconds = 0.0
         self.join_phases: dict[str, float] = {}  # Seconds in each state of a joiner (protocols/scale_out.py).
@@ -275,46 +305,49 @@ class Session:
         places = self.engine.places()
         self.loop.join(s.seeds, s.links, s.neighbors, s.blocking, patience_s, places, otherwise)
 
-    def _become_member(self, loaded: bool) -> Ended | None:
+    def _become_member(self, loaded: bool, entry: _Entry | None = None) -> Ended | None:
         """Wait for the state and for membership; adopt what the others trained meanwhile.
 
-        Returns: why there is none; None if all is well.
+        `entry`: how far it is already. Returns: why there is none; None if all is well.
         """
-        admitted: int | None = None  # The first step that this node contributes to.
-        fetched: int | None = None  # The step whose state has come.
-        waiting: list[StepOutcome] = []
-        while not (loaded and admitted is not None and self.engine.round >= admitted):
-            match self.loop.outcomes.get():
+        own = entry or _Entry(loaded)
+        while not (own.loaded and own.admitted is not None and self.engine.round >= own.admitted):
+            again = own.heard is not None
+            own.heard = own.heard or self.loop.outcomes.get()
+            match own.heard:
                 case StateArrived() as arrived:
-                    loaded, fetched = self._load(arrived), arrived.step
-                    if loaded:
-                        self.engine.loaded()
-                    for outcome in waiting if loaded else []:
-                        self._adopt_if_new(outcome)
-                    waiting.clear()
-                    if loaded:
+                    if not (again and own.loaded):  # A callback may have raised an error; it has heard of it.
+                        own.loaded, own.fetched = self._load(arrived), arrived.step
+                        if own.loaded:
+                            self.engine.loaded()
+                    while own.loaded and own.waiting:
+                        self._adopt_if_new(own.waiting[0])
+                        del own.waiting[0]
+                    own.waiting.clear()
+                    if own.loaded:
                         self.post(CaughtUp())
                 case StateDiscarded():
-                    loaded, admitted, waiting = False, None, []
+                    own.loaded, own.admitted, own.waiting = False, None, []
                 case FoundedAt(addresses):
                     self.say(_founds(self.name, addresses))
                     self.engine.founded()
-                    loaded = True
+                    own.loaded = True
                 case StepOutcome() as outcome:
-                    if loaded:
+                    if own.loaded:
                         self._adopt_if_new(outcome)
                     else:
-                        waiting.append(outcome)
+                        own.waiting.append(outcome)
                 case Admitted(step, deal, view):
-                    admitted = self.joined_step = step
+                    own.admitted = self.joined_step = step
                     self.engine.admitted(deal)
                     self.engine.acts_in(view)
                 case Redo(view):
                     self.engine.acts_in(view)
                 case Ended() as ended:
                     return ended
+            own.heard = None
         self.join_phases = self.loop.ask(lambda: self.loop.agent.join_phases)
-        self.engine.entered(fetched)
+        self.engine.entered(own.fetched)
         return None
 
     def _load(self, arrived: StateArrived) -> bool:
@@ -328,8 +361,12 @@ class Session:
         return True
 
     def _come_back(self) -> None:
-        """Become a member once more, with the state that the cluster has now."""
-        if ended := self._become_member(loaded=False):
+        """Become a member once more, with the state that the cluster has now; or go on with that."""
+        self._entry = self._entry or _Entry(loaded=False)
+        self.is_waiting = True
+        ended = self._become_member(False, self._entry)
+        self._entry, self.is_waiting = None, False
+        if ended:
             self.end(ended)
             return
         self.rejoins += 1
@@ -378,7 +415,10 @@ class Session:
         return self.hear()
 
     def hear(self) -> StepOutcome | None:
-        """Wait for what becomes of the step under way. Returns and raises: as `step`."""
+        """Wait for what becomes of the step under way, or of a rejoin. Returns and raises: as `step`."""
+        if self._entry is not None:
+            self._come_back()
+            return None
         heard = self.loop.outcomes.get()
         self.is_waiting = False
         match heard:
@@ -403,8 +443,10 @@ class Session:
         Raises: ReplicasDiffer or LayersLost, after those who are about to join have been told.
         """
         try:
-            self.engine.adopt(outcome)
-            self.engine.acts_in(outcome.view)
+            try:
+                self.engine.adopt(outcome)
+            finally:  # Also where a function of the script's has raised an error, which the script may catch.
+                self.engine.acts_in(outcome.view)
         except (ReplicasDiffer, LayersLost) as error:
             leaving = self.leaving or self.hooks.wants_exit()
             if not leaving:  # To those who are about to join, and have not compared anything.
@@ -441,6 +483,7 @@ class Session:
         """The cluster went on without us: pull its state, and go on as if we had been there. Raises: NodeExpelled."""
         self.engine.left_behind()
         settings = self.settings
+        self._entry, self.is_waiting = _Entry(loaded=False), True
         ways = self.loop.rejoin(settings.neighbors, settings.blocking, settings.join_patience_s)
         if not ways:
             self.end(Ended("out", f"{reason}; it knows no address of any other member"))

@@ -77,6 +77,7 @@ class Keeping:
         self.after: Table = self.table  # Of the attempt under way, as are the next.
         self._computes: frozenset[int] = frozenset()
         self._due: dict[int, bool] = {}  # Groups that come here: with all of their state?
+        self._came: dict[int, int] = {}  # Of these, how many of their slots are here.
         self._to_make: dict[int, bool] = {}  # Groups to be made here: is this member to keep them?
         self._mailbox: Mailbox | None = None
 
@@ -116,6 +117,7 @@ class Keeping:
         todo = moves(needing, before, self.after, members, rate)
         self._find_to_make(needing, running is not None)
         self._due = {each.group: each.whole for each in todo if each.target == self.me}
+        self._came = dict.fromkeys(self._due, 0)
         self._computes = frozenset(g for g, names in enumerate(computing or ()) if self.me in names)
         self._mailbox = mailbox
         for each in todo:
@@ -195,9 +197,12 @@ class Keeping:
         assert self._mailbox is not None
         for group in groups:
             whole = self._due[group]
-            for number, slot in enumerate(self.parts.slots(group, whole)):
+            slots = self.parts.slots(group, whole)
+            while (number := self._came[group]) < len(slots):
                 name = TensorName("s" if whole else "p", number, group)
-                self.parts.bring(slot, tensor_bytes.joined(self._mailbox.take(name)))
+                with self._mailbox.taken(name) as parts:  # An interrupt may come at any moment.
+                    self.parts.bring(slots[number], tensor_bytes.joined(parts))
+                    self._came[group] = number + 1
             if whole:
                 self.parts.brought(group)
             del self._due[group]

@@ -99,6 +99,7 @@ class LayerRunner:
         self.device, self._checked = device, set[int]()
         self.accelerators = accelerators(p for layer in layers for p in layer.parameters())
         self.in_hand: int | None = None
+        self._last: _Attempt | None = None
         # A layer that changes its input in place must not have the leaf that its gradient is read from.
         self.copies = [any(getattr(m, "inplace", False) for m in layer.modules()) for layer in layers]
         # Buffers that are part of the state: by layer, their names, modules, and names in these.
@@ -121,16 +122,20 @@ class LayerRunner:
         seed: tuple[object, ...],
         void: bool = False,
         timed: bool = False,
+        again: bool = False,
     ) -> Done:
         """One attempt at a step, in the view of that `key`: what `due` has left.
 
         `seed`: of what layers draw in it. `void`: it is to count for nothing. `timed`: seconds are to be those of the
         device. An accelerator is waited for after each layer then; else they are those of asking it.
+        `again`: the same attempt has been broken off. What is left of it is to be void.
         Raises: Interrupted when something else is to be heard.
         """
         own = get_generators(self.accelerators)
         try:
-            return _Attempt(self, batches, mailbox, key, step, seed, lines, timed).run(void)
+            if self._last is None or not again:
+                self._last = _Attempt(self, batches, mailbox, key, step, seed, lines, timed)
+            return self._last.run(void)
         finally:
             set_generators(own, self.accelerators)
 
@@ -187,7 +192,7 @@ class _Attempt:
     ) -> None:
         self.runner, self.batches, self.mailbox, self.timed = runner, batches, mailbox, timed
         self.key, self.step, self.seed, self.lines = key, step, seed, lines
-        self.done = Done()
+        self.done, self.over = Done(), 0  # Instructions.
         # By micro-batch and layer: what went in, and out.
         self.kept: dict[tuple[int, int], tuple[Value, Value]] = {}
         self.here: dict[tuple[str, int, int], Value] = {}  # By way, micro-batch and layer that it enters.
@@ -202,22 +207,24 @@ class _Attempt:
         self.left = layers_in(lines)
 
     def run(self, void: bool) -> Done:
-        done = 0
         try:
             if void:
                 raise _Void
             for line in self.lines:
                 self._do(line)
-                done += 1
+                self.over += 1
         except _Void:
             self.runner.in_hand = None  # What goes wrong from here on is not for these samples to answer for.
             self.done = Done(void=True)
-            for line in self.lines[done:]:
+            for line in self.lines[self.over :]:
                 if line.op is Op.SEND and line.tag is not None:
                     self._send(line.peer, line.tag, (), [memoryview(b"")])
         except Interrupted:
             self.runner.in_hand = None
             raise
+        finally:  # However it ends, nobody computes with that any more.
+            for each in (self.kept, self.here, self.targets, self.unfetched):
+                each.clear()
         return self.done
 
     def _do(self, line: Instruction) -> None:

@@ -128,6 +128,7 @@ class Pipelines:
         self.view: View | None = None
         self.key: ViewKey = (0, 0)  # Of the attempt under way.
         self._tried, self._torn = -1, False  # The round that was last begun, and whether it was begun anew.
+        self._begun_at: tuple[ViewKey, int] | None = None  # The attempt that others have a part of.
         self._step_left = 0  # When the cluster went on without this node.
         self.deal, self.calling = Deal(), Calling()
         self.last: StepDone | None = None
@@ -173,7 +174,8 @@ class Pipelines:
         self.state.watch()
         if self.keeping is not None:
             self.keeping.begin_anew([self.session.name])
-        self._begun = False
+        # Whoever wanted to train when a checkpoint was written is not here.
+        self._begun, self._goal = False, 0
         if self._loaded is not None:
             self.loaded()
 
@@ -296,9 +298,14 @@ class Pipelines:
         return 0 if self._begun else max(self._told.first_members - there, 0)
 
     def compute(self) -> Contribution:
-        """Of the step that is due, in the view of now. Raises: Interrupted when that is void."""
+        """Of the step that is due, in the view of now. Raises: Interrupted when that is void.
+
+        What the script has broken off, by an error that it has caught or an interrupt, counts for nothing: what came
+        for it may be gone. So all do that step again.
+        """
         assert self.view is not None
         mailbox, key = self.session.loop.mailbox, self.view.key
+        again = self._begun_at == (key, self.round)
         self._torn = self._tried == self.round
         mailbox.begin(key, self.round)
         self.key = key
@@ -315,15 +322,17 @@ class Pipelines:
         self.predicted = self.costs.predicted(self.running) if self.running else None
         self.wishes.answer(self.running, self.predicted, self.step + 1)
         self.session.rates.predicted_s = self.predicted.total_us / 1e6 if self.predicted else 0.0
-        if keeping is not None:
+        if keeping is not None and not again:
             keeping.begin(self.view, key, self.round, self.running, mailbox, traffic.rate_mbit)
             self.session.post(KeepersChosen(keeping.keepers(group.chunks for group in self.sums.groups), key))
-        for chunks in self.sums.begin(layers_in(lines)):
+        for chunks in self.sums.begin(layers_in(lines)) if not again else ():
             self.session.contribute(chunks, 0.0, key)
+        self._begun_at = key, self.round
         if batches is not None:
             seed = self.random.key, self.step  # Whatever rounds there were in which nothing was trained.
             timed = self.pace.tells(self.round)
-            done = self.runner.run(lines, batches, mailbox, key, self.round, seed, self._is_void(), timed)
+            void = self._is_void() or again
+            done = self.runner.run(lines, batches, mailbox, key, self.round, seed, void, timed, again)
             for chunks in self.sums.abandon() if done.void else ():
                 self.session.contribute(chunks, 0.0, key)
         if keeping is not None:
@@ -463,16 +472,18 @@ class Pipelines:
             round=outcome.step, step=self.step, applied=applied, weight=total.weight, samples=self.samples,
             epoch=self.batches.epoch, members=tuple(sorted(total.shares)), metrics=dict(self.means.last),
         )  # fmt: skip
-        with self.calling:
-            if applied or not evaluates:
-                self._callbacks.on_step(self.last)
-            if self.batches.epoch > epoch:
-                self._callbacks.on_epoch(
-                    EpochDone(self.batches.epoch, self.step, self.samples, self.last.metrics)
-                )
         whole = applied and total.weight == self._told.batch  # The last step of an epoch may be shorter.
         ran = self.running if whole else None
-        self.costs.ended(outcome.step, ran, time.monotonic(), adopted_s, self._torn)
+        try:
+            with self.calling:
+                if applied or not evaluates:
+                    self._callbacks.on_step(self.last)
+                if self.batches.epoch > epoch:
+                    self._callbacks.on_epoch(
+                        EpochDone(self.batches.epoch, self.step, self.samples, self.last.metrics)
+                    )
+        finally:
+            self.costs.ended(outcome.step, ran, time.monotonic(), adopted_s, self._torn)
 
     def _go_back(self, keeping: Keeping, checkpoints: Mapping[str, int]) -> None:
         """Layers are lost: all members begin again with a checkpoint that each of them has.
@@ -485,7 +496,8 @@ class Pipelines:
             raise LayersLost(f"{lost}, and there is no checkpoint that all members can load")
         if self.checkpointing is None:  # A joiner, which did not count for that.
             raise LayersLost(f"{lost}: the members go on from a checkpoint; start this node again")
-        before, round, wished = self.step, self.round, self.wishes.agreed
+        before, round, goal = self.step, self.round, self._goal
+        wished, begun = self.wishes.agreed, self._begun
         try:
             self._load(self.checkpointing.load_step(step))
         except (CheckpointError, ConfigError) as error:
@@ -493,7 +505,7 @@ class Pipelines:
                 f"{lost}, and the checkpoint of step {step} cannot be loaded: {error}"
             ) from error
         keeping.begin_anew(members)
-        self._begun = True
+        self._begun, self._goal = begun, goal
         self.round, self._run = round, xxhash.xxh3_64_hexdigest(f"{self._run} {round}".encode())
         self.wishes.agreed = wished
         self.checkpointing.started(self.step, self._run)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import time
 
 import pipeline_worker
 import pytest
 from cluster import Cluster, cluster_of
+
+from chaosnet.node.checkpoint import scan
+from chaosnet.node.checkpoint_plan import choose
 
 pytestmark = pytest.mark.realtime
 
@@ -158,6 +163,28 @@ def test_lost_layers_are_taken_from_the_newest_checkpoint(alone, tmp_path):
         assert f"all go on from the checkpoint of step {again}" in left[0].log.read_text()
 
 
+def test_a_damaged_checkpoint_is_passed_over_when_layers_are_lost(alone, tmp_path):
+    to_disk = {"directory": str(tmp_path / "saved"), "every": 5, "keepers": 2}
+    with cluster_of(0, tmp_path, script=pipeline_worker.train, layout="5", **to_disk) as cluster:
+        cluster.grow(5)
+        cluster.until(lambda: held(cluster, len(alone[1][1])) == [2] * len(alone[1][1]), "two of each")
+        cluster.nodes[0].reach(cluster.nodes[0].step + 12)
+        for node in cluster.nodes:
+            node.signal(signal.SIGSTOP)
+        newest = choose(scan(tmp_path / "saved"))
+        shard = max(newest.path.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+        shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+        for node in cluster.nodes:
+            node.signal(signal.SIGCONT)
+        left = kill_both_keepers(cluster, 3)
+        again = {node.last("loaded again")["step"] for node in left}
+        cluster.until(lambda: left[0].told("step")[-1]["step"] > newest.step + 10, "steps that follow")
+        cluster.leave()
+        check_numbers(cluster, alone)
+        assert len(again) == 1 and 0 < min(again) < newest.step
+        assert f"passed over: {newest.path}" in left[0].log.read_text()
+
+
 def test_the_whole_model_is_gathered_for_whoever_asks(alone, tmp_path):
     with cluster_of(3, tmp_path, script=pipeline_worker.train, keepers=2, gathers_at=20) as cluster:
         for node in cluster.nodes:
@@ -290,6 +317,34 @@ def test_who_goes_back_to_a_checkpoint_reads_what_it_needs(alone_with_functions,
         left[0].reach(again["step"] + 20)
         cluster.leave()
         check_losses([record for node in nodes for record in node.told("step")], alone_with_functions)
+
+
+def test_who_goes_back_before_the_first_step_waits_for_the_others_all_the_same(tmp_path):
+    to_disk = {"directory": str(tmp_path / "saved"), "every": 5}
+    settings = {**BUILT, "layout": "", "first_members": 1}
+    with cluster_of(0, tmp_path, script=pipeline_worker.train, **settings, **to_disk) as cluster:
+        cluster.start().reach(12)
+        cluster.nodes[0].kill()
+        cluster.nodes[0].process.join()
+        cluster.settings["first_members"] = 6
+        keepers = [cluster.start(resume=True)]
+        keepers[0].last("joined")
+        for _ in range(4):
+            node = cluster.start()
+            cluster.until(lambda node=node: len(node.told("step")) > 3, "some steps without an update")
+            keepers += [node] if node.told("step")[-1]["held"] else []
+        assert len(keepers) == 2, "of what no function builds"
+        for node in keepers:
+            node.kill()
+        left = cluster.live()
+        for node in left:
+            node.last("loaded again")
+        time.sleep(1.0)
+        assert not any(record["applied"] for node in left for record in node.told("step"))
+        for _ in range(3):
+            cluster.start(join=left[0].last("joined")["address"])
+        cluster.until(lambda: any(record["applied"] for record in left[0].told("step")), "a step of six")
+        cluster.leave()
 
 
 def test_who_founds_may_die_before_the_first_step(tmp_path):

@@ -532,3 +532,16 @@ def test_a_layer_that_writes_to_the_state_as_it_computes_is_refused_by_its_buffe
 def test_what_a_layer_keeps_to_save_time_is_its_own(replaces):
     with trainer(nn.Sequential(nn.Linear(4, 3), _Counts(False, replaces))) as t:
         assert len(list(t.steps(make_data(), epochs=1))) == 3
+
+
+def test_who_has_resumed_may_evaluate_and_gather_before_it_trains(tmp_path):
+    with trainer(checkpoints=Checkpoints(tmp_path, every=1)) as t:
+        next(t.steps(make_data(), epochs=9))
+    for keepers in (None, 2):
+        with trainer(checkpoints=Checkpoints(tmp_path, every=1, resume=True), keepers=keepers) as t:
+            at = t.step
+            t.gather()
+            for x, y in t.evaluate(make_data(), batch_size=8):
+                t.mean(nn.functional.cross_entropy(t.model(x), y), "held out")
+            assert t.metrics["held out"] > 0 and at == t.step > 0
+            assert next(t.steps(make_data(), epochs=9)).step == at + 1
