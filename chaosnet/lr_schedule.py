@@ -184,12 +184,11 @@ class LRSchedule:
                 "validation: Trainer(lr_scheduler_every='evaluation'), trainer.evaluate and trainer.mean(loss); for "
                 "that of training: trainer.mean(loss) before optimizer.step(), and no call)"
             )
-        both = (self._judged if value is None else float(value), self._judged)
-        if both[0] != both[1] and not all(
-            map(math.isnan, both)
-        ):  # A loss that is not a number equals nothing.
+        said = self._judged if value is None else float(value)
+        is_same = said == self._judged or (math.isnan(said) and math.isnan(self._judged))
+        if not is_same:
             raise ConfigError(
-                f"{kind}.step() was called with {float(value)!r}, and the cluster's evaluation has come to "
+                f"{kind}.step() was called with {said!r}, and the cluster's evaluation has come to "
                 f"{self._judged!r} (expected that, which trainer.metrics has after trainer.evaluate; or no call)"
             )
 

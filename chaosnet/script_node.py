@@ -133,9 +133,8 @@ class ScriptNode:
             self.record.entered(self._engine.step, self._engine.samples)
             steps.entered()
         except BaseException as error:
-            if (
-                self.session.ended is None
-            ):  # Of a callback, say; and the script gets no trainer that it could close.
+            # Of a callback, say; and the script gets no trainer that it could close.
+            if self.session.ended is None:
                 self.crash(describe(error))
             elif isinstance(error, ScaleOutFailed | SystemExit):  # Others come by `ended`.
                 self._closed = isinstance(error, SystemExit)

@@ -128,7 +128,7 @@ class Pipelines:
         self.view: View | None = None
         self.key: ViewKey = (0, 0)  # Of the attempt under way.
         self._tried, self._torn = -1, False  # The round that was last begun, and whether it was begun anew.
-        self._begun_at: tuple[ViewKey, int] | None = None  # The attempt that others have a part of.
+        self._attempt: tuple[ViewKey, int] | None = None  # The attempt that others have a part of.
         self._step_left = 0  # When the cluster went on without this node.
         self.deal, self.calling = Deal(), Calling()
         self.last: StepDone | None = None
@@ -273,10 +273,9 @@ class Pipelines:
     def _capture(self, outcome: StepOutcome, applied: bool) -> None:
         """For a joiner, a checkpoint or both: the state as it is now."""
         final, mark = outcome.commit.total.leaving, None
-        is_whole = (
-            self.keeping is None or not self.keeping.made.fresh
-        )  # Else all is on disk, or nothing was trained.
-        if self.checkpointing is not None and (applied or final) and is_whole:
+        # What is fresh is on disk as it is, or was never trained.
+        fresh = self.keeping is not None and self.keeping.made.fresh
+        if self.checkpointing is not None and (applied or final) and not fresh:
             mark = self.checkpointing.due(self.step, self._run, outcome.commit)
         if outcome.snapshot is not None or mark is not None:
             self.copies.take(self.round, self._counters(), outcome.snapshot, mark)
@@ -305,7 +304,7 @@ class Pipelines:
         """
         assert self.view is not None
         mailbox, key = self.session.loop.mailbox, self.view.key
-        again = self._begun_at == (key, self.round)
+        again = self._attempt == (key, self.round)
         self._torn = self._tried == self.round
         mailbox.begin(key, self.round)
         self.key = key
@@ -327,7 +326,7 @@ class Pipelines:
             self.session.post(KeepersChosen(keeping.keepers(group.chunks for group in self.sums.groups), key))
         for chunks in self.sums.begin(layers_in(lines)) if not again else ():
             self.session.contribute(chunks, 0.0, key)
-        self._begun_at = key, self.round
+        self._attempt = key, self.round
         if batches is not None:
             seed = self.random.key, self.step  # Whatever rounds there were in which nothing was trained.
             timed = self.pace.tells(self.round)

@@ -183,9 +183,8 @@ class PipelineTimes:
         return np.asarray(peaks.max(axis=-1) > self.memory_bytes)
 
     def _candidates(self, stages: int) -> _Splits:
-        if (
-            stages in self._sizes
-        ):  # They are timed again where more micro-batches are asked for: they are large.
+        # Times are large, so they are not kept: for more micro-batches they are worked out again.
+        if stages in self._sizes:
             return self._timed(self._sizes[stages])
         layers = len(self.profile.layers)
         if any(layer != self.profile.layers[0] for layer in self.profile.layers):
@@ -281,9 +280,8 @@ def _moves(sizes: Ints) -> Ints:
 
 def _firsts(rows: Ints) -> Ints:
     """Where each row occurs first, in the order of rows."""
-    keys = np.ascontiguousarray(rows, dtype=">u2").view(
-        f"S{2 * rows.shape[-1]}"
-    )  # Compared as bytes: quickly.
+    as_bytes = f"S{2 * rows.shape[-1]}"  # Compared quickly.
+    keys = np.ascontiguousarray(rows, dtype=">u2").view(as_bytes)
     _, index = np.unique(keys[:, 0], return_index=True)
     return index
 
