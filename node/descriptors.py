@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 
 # Bytes that the kernel takes beyond those on their way. A socket's own buffer grows to 4 MiB and more, which nothing
@@ -19,6 +20,8 @@ UNSENT_S = 0.01
 LEAST_UNSENT_BYTES, MOST_UNSENT_BYTES = 64 << 10, 4 << 20
 LAST_STANDARD = 2
 _NOTSENT_LOWAT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None
+_ACKED, _BUSY = struct.Struct("120xQ"), struct.Struct("168xQ")  # In Linux's `struct tcp_info`, 4.10 and later.
 
 
 @contextlib.contextmanager
@@ -40,6 +43,15 @@ def bound_unsent(fd: int, rate_bps: float = 0.0) -> None:
     if _NOTSENT_LOWAT is not None:
         with contextlib.suppress(OSError), borrowed(fd) as ours:
             ours.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, size if rate_bps else UNSENT_BYTES)
+
+
+def acknowledged(fd: int) -> tuple[int, float] | None:
+    """Bytes that the other end has acknowledged, and for how many seconds any were on their way; None: not counted."""
+    if _TCP_INFO is not None:
+        with contextlib.suppress(OSError, struct.error), borrowed(fd) as ours:
+            info = ours.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _BUSY.size)
+            return _ACKED.unpack_from(info)[0], _BUSY.unpack_from(info)[0] / 1e6
+    return None
 
 
 def take_standard_ones() -> None:

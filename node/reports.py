@@ -32,7 +32,7 @@ class Reports:
     def on_readings(self, event: ReadingsTaken, now_s: float) -> list[Effect]:
         """Keep them for the next report."""
         self.taken = event
-        self.node.readings.carried(event.carried, now_s)
+        self.node.readings.carried(event.carried, now_s, event.acknowledged)
         return []
 
     def on_notice(self, event: Received, now_s: float) -> list[Effect]:

@@ -30,7 +30,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from ..protocols.errors import LocalProtocolError
@@ -41,7 +41,7 @@ from .dialer import Dialer
 from .foreign import Foreign
 from .greeting import Identity, new_incarnation
 from .keys import KeyPair
-from .link import LinkStage
+from .link import Conn, LinkStage
 from .links import GRACE_S, LINGER_S, Links
 from .outgoing import Rank, size_of
 from .receiver import Receiver
@@ -161,8 +161,19 @@ class Transport:
 
         Since the connection in use was opened. What a link carries while it is never idle is its rate.
         """
-        links = {name: peer.link() for name, peer in self.links.peers.items()}
-        return {name: link.bulk.queue.carried for name, link in links.items() if link and link.bulk}
+        return {name: bulk.queue.carried for name, bulk in self._bulks()}
+
+    def acknowledged(self) -> dict[str, tuple[int, float]]:
+        """By peer: bytes of bulk that have arrived, and for how many seconds any were on their way.
+
+        As `carried` since the connection was opened, and of those connections of which the kernel counts it.
+        """
+        told = {name: descriptors.acknowledged(bulk.fd) for name, bulk in self._bulks()}
+        return {name: each for name, each in told.items() if each}
+
+    def _bulks(self) -> Iterator[tuple[str, Conn]]:
+        links = ((name, peer.link()) for name, peer in self.links.peers.items())
+        return ((name, link.bulk) for name, link in links if link and link.bulk)
 
     @property
     def moved_bytes(self) -> tuple[int, int]:

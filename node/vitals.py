@@ -62,6 +62,7 @@ class Vitals:
             nic_received_bytes=traffic.received,
             counters={**counters, **refused},
             carried=transport.carried(),
+            acknowledged=transport.acknowledged(),
             sent_bytes=sent_bytes,
             received_bytes=received_bytes,
         )

@@ -275,6 +275,8 @@ class ReadingsTaken(Event):
     counters: dict[str, int]
     carried: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     """Of each peer, since its link opened: bytes sent to it while more waited for it, and for how many seconds."""
+    acknowledged: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """Of the same, where the kernel counts it: bytes acknowledged, and for how many seconds any were on their way."""
     page: str = ""
     sent_bytes: int = 0
     received_bytes: int = 0

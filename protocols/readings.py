@@ -2,6 +2,10 @@
 
 What comes is timed when a link is new (probing.py) and while state comes over it. What goes is timed all the while,
 and costs nothing: a link with more waiting for it carries what it can.
+
+On a busy machine that may be too low, as the node itself is late with the next. So the kernel is asked as well, where
+it counts for how long a connection had bytes on their way. That may be too low, too, as the last of a message is on
+its way for a round trip, whatever the rate. The higher of the two is taken.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import statistics
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .liveness import Liveness
 from .messages import LinkReading, RateSource
@@ -31,6 +36,23 @@ class _Rate:
     source: RateSource
 
 
+class _Sent(NamedTuple):
+    """Bytes, and the seconds that they took."""
+
+    total: int = 0
+    total_s: float = 0.0
+
+    def since(self, before: _Sent) -> _Sent:
+        return _Sent(self.total - before.total, self.total_s - before.total_s)
+
+    @property
+    def bps(self) -> float:
+        """0: too little to tell."""
+        is_enough = self.total >= ENOUGH_BYTES and self.total_s >= ENOUGH_S
+        is_slow = self.total >= SOME_BYTES and self.total_s >= LONG_S
+        return 8 * self.total / self.total_s if is_enough or is_slow else 0.0
+
+
 _UNKNOWN = _Rate(0.0, 0.0, "")
 
 
@@ -44,7 +66,8 @@ class Readings:
         self.asked_s: dict[str, float] = {}  # When it was last to be measured anew,
         self.asked: Counter[str] = Counter()  # and how often.
         self.samples: dict[str, deque[float]] = {}
-        self.counted: dict[str, tuple[int, float]] = {}  # What the last rate of `sent` was made of, too.
+        # What the last rate of `sent` was made of, too: `carried` and `acknowledged`.
+        self.counted: dict[str, tuple[_Sent, _Sent]] = {}
 
     def measured(self, peer: str, rate_bps: float, source: RateSource, now_s: float) -> None:
         """The rate of what comes from `peer`, bit/s; 0, nothing was found out, changes nothing."""
@@ -56,19 +79,25 @@ class Readings:
         for known in (self.rates, self.sent, self.samples, self.counted, self.asked_s, self.asked):
             known.pop(peer, None)
 
-    def carried(self, totals: Mapping[str, tuple[int, float]], now_s: float) -> None:
-        """As `events.ReadingsTaken.carried`."""
-        for peer, (total, total_s) in totals.items():
+    def carried(
+        self,
+        totals: Mapping[str, tuple[int, float]],
+        now_s: float,
+        acknowledged: Mapping[str, tuple[int, float]] | None = None,
+    ) -> None:
+        """As `events.ReadingsTaken`."""
+        for peer, total in totals.items():
             if peer not in self.liveness.peers:
                 continue
-            before, before_s = self.counted.get(peer, (0, 0.0))
-            sent, took_s = total - before, total_s - before_s
-            if sent < 0 or took_s < 0:  # Another connection, counted from its beginning.
-                self.counted[peer] = (0, 0.0)
-                sent, took_s = total, total_s
-            if (sent >= ENOUGH_BYTES and took_s >= ENOUGH_S) or (sent >= SOME_BYTES and took_s >= LONG_S):
-                self.sent[peer] = _Rate(self._usual_bps(peer, 8 * sent / took_s), now_s, "traffic")
-                self.counted[peer] = total, total_s
+            now = _Sent(*total), _Sent(*(acknowledged or {}).get(peer, ()))
+            before = self.counted.get(peer, (_Sent(), _Sent()))
+            new = now[0].since(before[0]), now[1].since(before[1])
+            if min(*new[0], *new[1]) < 0:  # Another connection, counted from its beginning.
+                self.counted[peer] = _Sent(), _Sent()
+                new = now
+            if new[0].bps:
+                self.sent[peer] = _Rate(self._usual_bps(peer, max(each.bps for each in new)), now_s, "traffic")
+                self.counted[peer] = now
 
     def _usual_bps(self, peer: str, newest_bps: float) -> float:
         samples = self.samples.setdefault(peer, deque(maxlen=SAMPLES))

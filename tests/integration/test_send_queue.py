@@ -323,3 +323,21 @@ async def test_both_ends_time_what_their_link_carries_while_more_waits() -> None
             await b[1].until("bulk", times=21)
             assert a[0].carried()["b"] == (carried, took_s)  # There was room for it at once.
             assert b[0].carried()["a"] == (0, 0.0)
+
+
+@real
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts it")
+async def test_the_kernel_counts_what_has_arrived_and_for_how_long_it_was_on_its_way() -> None:
+    async with nodes("a", "b") as [a, b], blocked_path(a, b, sender_dials=True) as path:
+        for _ in range(20):
+            a[0].send_bulk("b", b"h", bytes(MIB))
+        await asyncio.sleep(0.2)
+        path.free.set()
+        await b[1].until("bulk", times=20)
+        arrived, took_s = a[0].acknowledged()["b"]
+        assert arrived > 20 * MIB
+        assert took_s > 0
+        await asyncio.sleep(0.2)
+        later, idle_s = a[0].acknowledged()["b"]
+        assert later < arrived + MIB
+        assert idle_s < took_s + 0.2, "nothing was on its way"

@@ -50,6 +50,29 @@ def test_little_in_a_long_time_is_a_slow_link(readings):
     assert readings.of("b", 5.0).sent_bps == 400_000
 
 
+def test_a_node_that_is_late_with_the_next_does_not_make_its_link_slow(readings):
+    readings.carried({"b": (2 * MIB, 1.0)}, 5.0, {"b": (100 * MIB, 1.0)})
+    assert readings.of("b", 5.0).sent_bps == 8 * 100 * MIB
+    readings.carried({"b": (4 * MIB, 2.0)}, 6.0, {"b": (180 * MIB, 2.0)})
+    assert readings.samples["b"][-1] == 8 * 80 * MIB
+
+
+def test_of_two_rates_the_higher_counts(readings):
+    readings.carried({"b": (10 * MIB, 1.0)}, 5.0, {"b": (12 * MIB, 30.0)})
+    assert readings.of("b", 5.0).sent_bps == 80 * MIB
+
+
+def test_a_burst_that_the_kernel_has_counted_is_no_rate(readings):
+    readings.carried({"b": (4 * MIB, 0.2)}, 5.0, {"b": (4 * MIB, 0.005)})
+    assert readings.of("b", 5.0).sent_bps == 8 * 4 * MIB / 0.2
+
+
+def test_what_the_kernel_says_of_another_connection_is_counted_from_its_beginning(readings):
+    readings.carried({"b": (10 * MIB, 1.0)}, 5.0, {"b": (10 * MIB, 1.0)})
+    readings.carried({"b": (14 * MIB, 2.0)}, 6.0, {"b": (4 * MIB, 1.0)})
+    assert readings.samples["b"][-1] == 8 * 14 * MIB / 2.0
+
+
 def test_another_connection_is_counted_from_its_beginning(readings):
     readings.carried({"b": (10 * MIB, 1.0)}, 5.0)
     readings.carried({"b": (4 * MIB, 2.0)}, 6.0)
