@@ -21,7 +21,10 @@ LEAST_UNSENT_BYTES, MOST_UNSENT_BYTES = 64 << 10, 4 << 20
 LAST_STANDARD = 2
 _NOTSENT_LOWAT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None
-_ACKED, _BUSY = struct.Struct("120xQ"), struct.Struct("168xQ")  # In Linux's `struct tcp_info`, 4.10 and later.
+_ACKED, _BUSY = (
+    struct.Struct("120xQ"),
+    struct.Struct("168xQ"),
+)  # In Linux's `struct tcp_info`, 4.10 and later.
 
 
 @contextlib.contextmanager
@@ -46,7 +49,7 @@ def bound_unsent(fd: int, rate_bps: float = 0.0) -> None:
 
 
 def acknowledged(fd: int) -> tuple[int, float] | None:
-    """Bytes that the other end has acknowledged, and for how many seconds any were on their way; None: not counted."""
+    """Bytes that have arrived, and for how many seconds any were on their way; None: the kernel does not count."""
     if _TCP_INFO is not None:
         with contextlib.suppress(OSError, struct.error), borrowed(fd) as ours:
             info = ours.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _BUSY.size)

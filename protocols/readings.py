@@ -96,7 +96,9 @@ class Readings:
                 self.counted[peer] = _Sent(), _Sent()
                 new = now
             if new[0].bps:
-                self.sent[peer] = _Rate(self._usual_bps(peer, max(each.bps for each in new)), now_s, "traffic")
+                self.sent[peer] = _Rate(
+                    self._usual_bps(peer, max(each.bps for each in new)), now_s, "traffic"
+                )
                 self.counted[peer] = now
 
     def _usual_bps(self, peer: str, newest_bps: float) -> float:

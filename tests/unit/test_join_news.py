@@ -61,7 +61,7 @@ def test_a_joiner_that_pulls_reports_how_much_it_has_of_whom():
         joiner=joiner,
         is_joining=True,
         relay=bench.relay,
-        readings=SimpleNamespace(carried=lambda totals, now_s: None),
+        readings=SimpleNamespace(carried=lambda *told: None),
     )
     reports = Reports(node)
     reports.on_readings(ReadingsTaken(0.0, 0.0, 100, (1, 100), 5.0, 7, -1.0, 0, 0, {}), 0.0)
