@@ -34,6 +34,7 @@ DEAD = f"the cluster does not go on: asked {MAX_UNANSWERED} times"
 EARLIER_HEARD_S = 7.0  # Who is to found before us has said so no longer ago: two of its requests, and a bit.
 MAX_EMPTY_PULLS = 12  # Attempts in a row to pull the state that have ended before anything of it had come.
 MAX_PULLS_ALIKE = 50  # That have ended for the same reason, though some of it had.
+MAX_UNUSABLE = 3  # That have brought all of it, and it cannot be loaded: a later state hardly can.
 MAX_PLANLESS = 40  # Times that links were reported, and no plan came.
 MAX_LINKED = 64  # Neighbours that are named in a request.
 MAX_FOUND = 256  # Addresses of members that are known from plans.
@@ -96,12 +97,12 @@ class Vain:
         self.planless += 1
         return self.planless >= MAX_PLANLESS
 
-    def pull_ended(self, reason: str, stored_bytes: int) -> str:
+    def pull_ended(self, reason: str, stored_bytes: int, is_unusable: bool = False) -> str:
         """One has ended so. Returns: what to fail with if there have been too many; else ""."""
         self.empty = 0 if stored_bytes else self.empty + 1
         self.alike = self.alike + 1 if reason == self.last_end else 1
         self.last_end, self.planless = reason, 0
-        if self.empty < MAX_EMPTY_PULLS and self.alike < MAX_PULLS_ALIKE:
+        if self.empty < MAX_EMPTY_PULLS and self.alike < (MAX_UNUSABLE if is_unusable else MAX_PULLS_ALIKE):
             return ""
         return f"{max(self.empty, self.alike)} attempts in a row to pull the state have ended so: {reason}"
 

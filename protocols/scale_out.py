@@ -164,7 +164,7 @@ class Joiner:
         """In FETCHING, LOADING and READY: the state comes, is loaded, and is told of until a view has this node."""
         match self.state, event:
             case _, StateRejected(reason):
-                return self._ask_again(f"the state was unusable ({reason})", now_s)
+                return self._ask_again(f"the state was unusable ({reason})", now_s, is_unusable=True)
             case _, BacklogFull():
                 self.is_to_block()
                 return self._ask_again("results come faster than the state", now_s)
@@ -227,12 +227,12 @@ class Joiner:
 
     # --- asking again ---
 
-    def _ask_again(self, reason: str, now_s: float) -> list[Effect]:
+    def _ask_again(self, reason: str, now_s: float, is_unusable: bool = False) -> list[Effect]:
         vain, pull = "", self.replication
         if self.state is JoinState.WAITING and self.asking.vain.no_plan():
             vain = f"{MAX_PLANLESS} times no plan came ({reason})"
         elif self.state is not JoinState.WAITING and pull is not None:
-            vain = self.asking.vain.pull_ended(reason, pull.stored_bytes)
+            vain = self.asking.vain.pull_ended(reason, pull.stored_bytes, is_unusable)
         if vain:
             return self._give_up(vain, now_s, rest_s=MAX_KNOCK_EVERY_S)
         self.replication = None

@@ -11,11 +11,12 @@ from chaosnet.protocols.asking import (
     MAX_EMPTY_PULLS,
     MAX_PLANLESS,
     MAX_PULLS_ALIKE,
+    MAX_UNUSABLE,
     JoinState,
     Otherwise,
 )
 from chaosnet.protocols.effects import JoinFailed, Parked, Progress
-from chaosnet.protocols.events import DialFailed, ManifestKnown, ReadingsTaken, Received, Tick
+from chaosnet.protocols.events import DialFailed, ManifestKnown, ReadingsTaken, Received, StateRejected, Tick
 from chaosnet.protocols.join_news import JoinNews
 from chaosnet.protocols.messages import Answer, NoSnapshot, ReplicationPlan
 
@@ -86,8 +87,8 @@ def test_a_cluster_that_waits_tells_who_asks():
     assert bench.joiner.asking.cluster_said
 
 
-def pull(bench, empty=True):
-    """One attempt, which ends as its only source has no copy."""
+def pull(bench, empty=True, ends=Received("a", NoSnapshot(step=7))):
+    """One attempt, which ends so: as is, as its only source has no copy."""
     if bench.joiner.state is JoinState.ASKED:
         bench.plan(A)
         bench.examined("a", 1e6)
@@ -95,7 +96,7 @@ def pull(bench, empty=True):
     bench.handle(Received("a", plan))
     if not empty:
         bench.joiner.replication.stored_bytes = 10
-    return bench.handle(Received("a", NoSnapshot(step=7)))
+    return bench.handle(ends)
 
 
 def test_a_state_that_cannot_be_pulled_is_given_up_with_the_reason():
@@ -116,6 +117,18 @@ def test_as_long_as_bytes_come_there_is_more_patience():
     for _ in range(MAX_PULLS_ALIKE - 1):
         assert not any(isinstance(effect, JoinFailed) for effect in pull(bench, empty=False))
     assert any(isinstance(effect, JoinFailed) for effect in pull(bench, empty=False))
+
+
+def test_a_state_that_cannot_be_loaded_is_not_pulled_for_ever():
+    bench = Bench()
+    bench.to_waiting()
+    for _ in range(MAX_UNUSABLE - 1):
+        effects = pull(bench, empty=False, ends=StateRejected("no such folder"))
+        assert not any(isinstance(effect, JoinFailed) for effect in effects)
+    *_, failed = pull(bench, empty=False, ends=StateRejected("no such folder"))
+    assert failed == JoinFailed(
+        "3 attempts in a row to pull the state have ended so: the state was unusable (no such folder)"
+    )
 
 
 def test_who_keeps_trying_says_so_and_rests_before_it_does():
