@@ -87,7 +87,10 @@ def test_a_cluster_that_waits_tells_who_asks():
     assert bench.joiner.asking.cluster_said
 
 
-def pull(bench, empty=True, ends=Received("a", NoSnapshot(step=7))):
+NO_COPY = Received("a", NoSnapshot(step=7))
+
+
+def pull(bench, empty=True, ends=NO_COPY):
     """One attempt, which ends so: as is, as its only source has no copy."""
     if bench.joiner.state is JoinState.ASKED:
         bench.plan(A)
