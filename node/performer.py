@@ -16,7 +16,15 @@ from ..protocols import effects as fx
 from ..protocols import events as ev
 from ..protocols.codec import encode
 from ..protocols.errors import LocalProtocolError
-from ..protocols.messages import NoSnapshot, Notice, StatusReply, Tensor
+from ..protocols.messages import (
+    MAX_NAMES,
+    MAX_TEXT,
+    NoSnapshot,
+    Notice,
+    StatusReply,
+    Tensor,
+    shortened,
+)
 from ..protocols.status import Status, to_json
 from . import clock
 from .all_reduce import AllReduce
@@ -230,8 +238,8 @@ class Performer:
     def _happened(self, effect: fx.Happened, took_ms: float) -> None:
         notice = Notice(
             kind=effect.kind,
-            node=effect.node,
-            detail=effect.detail,
+            node=shortened(effect.node, MAX_NAMES),
+            detail=shortened(effect.detail, MAX_TEXT),
             step=effect.step,
             time_s=time.time(),
             handling_ms=took_ms,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..protocols.effects import Effect, LayoutAsked
 from ..protocols.events import LayoutAnswered, Received
-from ..protocols.messages import Answer, RelayoutCommand
+from ..protocols.messages import MAX_TEXT, Answer, RelayoutCommand, shortened
 from .node import Node, Phase
 from .routes import Routes
 
@@ -48,7 +48,7 @@ class Relayouts:
         return self._answer(event.asker, event.ok, event.text)
 
     def _answer(self, asker: str, ok: bool, text: str) -> list[Effect]:
-        answer = Answer(ok=ok, text=text[:4000])
+        answer = Answer(ok=ok, text=shortened(text, MAX_TEXT))
         self._remember(asker, answer)
         return self.node.relay.send(asker, answer)
 

@@ -23,7 +23,9 @@ Who needs a message imports it from here; which module declares it is for the re
 from .fields import (
     EVERYONE,
     FASTEST,
+    MAX_NAMES,
     MAX_NODES,
+    MAX_TEXT,
     PROTOCOL_VERSION,
     Addresses,
     Bytes,
@@ -33,6 +35,7 @@ from .fields import (
     Range,
     ViewKey,
     link,
+    shortened,
 )
 from .joins import (
     NegotiationPlan,

@@ -17,7 +17,10 @@ MAX_REASON = 300  # Characters of what a script ended with.
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Address = Annotated[str, Meta(max_length=255)]
 Addresses = Annotated[tuple[Address, ...], Meta(max_length=16)]
-Text = Annotated[str, Meta(max_length=4000)]
+MAX_TEXT = 4000
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+MAX_NAMES = 200
+Names = Annotated[str, Meta(max_length=MAX_NAMES)]  # Of nodes, in a sentence.
 ItemText = Annotated[str, Meta(max_length=255)]
 Layout = Annotated[str, Meta(max_length=200)]  # Of pipelines (scheduler/elastic/running.py, `lengths_of`).
 FASTEST = "auto"  # A wish for whatever pipelines are predicted to be the fastest.
@@ -34,6 +37,11 @@ Range = tuple[Count, Count]  # [start, stop).
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Parent of all; the class name is the type on the wire."""
+
+
+def shortened(text: str, most: int) -> str:
+    """At most so many characters of it: what is longer, a receiver drops."""
+    return text if len(text) <= most else f"{text[: most - 2]} …"
 
 
 def link(a: str, b: str) -> Link:

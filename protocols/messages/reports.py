@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .fields import Bytes, Count, Id, Message, Positive, Real, Text
+from .fields import Bytes, Count, Id, Message, Names, Positive, Real, Text
 from .probes import LinkReading
 
 REFUSED = "refused: "  # Counters of a Report that begin with it are shown by their sum over all nodes.
@@ -60,7 +60,7 @@ class Notice(Message, frozen=True, kw_only=True):
     """Scheduler to all: this happened, for people to read."""
 
     kind: Annotated[str, Meta(max_length=32)]
-    node: Annotated[str, Meta(max_length=200)]
+    node: Names
     detail: Text
     step: Count
     time_s: Real  # Wall clock of the scheduler.

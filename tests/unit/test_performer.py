@@ -4,13 +4,14 @@ from collections import Counter
 from queue import SimpleQueue
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from chaosnet.node.outcomes import StepOutcome
 from chaosnet.node.performer import Performer
 from chaosnet.protocols.effects import Happened, StepCompleted, StoreShard, TakeSnapshot
 from chaosnet.protocols.events import ShardBad, ShardStored
-from chaosnet.protocols.messages import Commit, Contribution, Member, View
+from chaosnet.protocols.messages import Commit, Contribution, Member, Notice, View
 
 
 @pytest.fixture
@@ -45,6 +46,16 @@ def test_a_step_and_the_copy_that_is_wanted_after_it_come_together_whatever_is_t
     outcome = performer.outcomes.get_nowait()
     assert isinstance(outcome, StepOutcome)
     assert outcome.snapshot == copy
+
+
+def test_a_notice_is_cut_to_what_its_receivers_take(performer):
+    told = []
+    performer.telling = SimpleNamespace(notice=told.append)
+    performer.perform([Happened("unreachable", "n" * 300, "gone; " * 1000, 4)], 0.0)
+    [notice] = told
+    assert msgspec.convert(msgspec.to_builtins(notice), Notice) == notice  # As whoever hears it checks.
+    assert notice.node == "n" * 198 + " …"
+    assert notice.detail.startswith("gone; gone; ") and notice.detail.endswith("gone; g …")
 
 
 def test_damaged_pieces_are_counted(performer):
