@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .callbacks import Callbacks, EpochDone, LayersComputed, StateLoaded, StepDone
     from .data import Batch
     from .emulated import Emulated
+    from .engines.validation import Validation
     from .errors import (
         ChaosnetError,
         CheckpointError,
@@ -50,6 +51,7 @@ _MODULE_BY_NAME = {
     "EpochDone": "callbacks",
     "StepDone": "callbacks",
     "Trainer": "trainer",
+    "Validation": "engines.validation",
     "capture_exit_event": "exit_event",
 }
 
@@ -73,6 +75,7 @@ __all__ = [
     "StateLoaded",
     "StepDone",
     "Trainer",
+    "Validation",
     "capture_exit_event",
 ]
 

@@ -153,13 +153,11 @@ class PipelineSteps:
         return running is not None and self._session.name in running.program.instructions
 
     def _tell_pipelines(self) -> None:
-        """Those of the step under way, if they are others."""
-        running = self._engine.running
-        if running is None or str(running.laid) == self.ran:
+        """Those of the step under way, if it trains and they are others."""
+        running, predicted = self._engine.running, self._engine.predicted
+        if running is None or predicted is None or str(running.laid) == self.ran:
             return
         self.ran = self._session.rates.pipelines = str(running.laid)
-        predicted = self._engine.predicted
-        assert predicted is not None
         if not self._engine.pace.is_measured:  # Costs are a guess until then.
             self._say(
                 f"pipelines ({running.why}): {running.laid}; predicted nothing yet, as no layer is measured"

@@ -12,6 +12,7 @@ from . import endings, exit_event
 from .callbacks import Callbacks, StepDone
 from .engines.pipeline_settings import PipelineSettings
 from .engines.pipelines import Pipelines
+from .engines.validation import Validation
 from .evaluation_loop import EvaluationLoop
 from .layers import Model
 from .means import ClusterMean
@@ -60,6 +61,8 @@ class PipelineTrainer(ScriptMember):
         keepers: Members that keep each layer's parameters and the optimizer's state of them, at least 2. Default: all
             members keep all. With it no member has the whole model between steps: see `gather`.
         first_members: Training begins once so many members are there.
+        validation: Samples and measures with which the members validate the model together after each epoch, each
+            with its layers: `Validation(dataset, {"accuracy": function})`.
         callbacks: As of `Trainer`.
         quiet: Print nothing.
         log_format: As of `Trainer`.
@@ -88,6 +91,7 @@ class PipelineTrainer(ScriptMember):
         lr_scheduler_every: str | int = "step",
         keepers: int | None = None,
         first_members: int = 1,
+        validation: Validation | None = None,
         callbacks: Callbacks | None = None,
         quiet: bool = False,
         log_format: str | None = None,
@@ -119,6 +123,7 @@ class PipelineTrainer(ScriptMember):
             keepers,
             first_members,
             callbacks,
+            validation,
         )
         self.session = Session(self.settings, hooks(teller, remembered, self._on_ended))
         _check_keepers(keepers, to_disk := checkpoint_settings(checkpoints))
@@ -161,9 +166,10 @@ class PipelineTrainer(ScriptMember):
             raise ConfigError(f"epochs: {epochs!r} (expected a whole number from 1 on)")
         self.engine.batches.give(dataset, collate_fn)
         self.engine.wants = epochs
-        while (
-            self.engine.batches.epoch < epochs and not self._node.leave_if_wanted() and not self.session.done
-        ):
+        engine = self.engine
+        while engine.batches.epoch < epochs or engine.validates:
+            if self._node.leave_if_wanted() or self.session.done:
+                break
             done = self._steps.next()
             if done is not None and done.applied:
                 yield done
@@ -180,6 +186,8 @@ class PipelineTrainer(ScriptMember):
 
     def mean(self, value: Any, name: str = "loss", weight: float | None = None) -> ClusterMean:
         """As of `Trainer`: of an evaluation's batch in hand, or of the next step, whose own "loss" goes first."""
+        if name in self.engine.validation.names:
+            raise ConfigError(f"mean: {name!r} is what the validation comes to (expected another name)")
         counts = weight if weight is not None else self.engine.evaluation.in_hand or 1.0
         return self.engine.means.add(name, value, float(counts))
 
@@ -223,6 +231,11 @@ class PipelineTrainer(ScriptMember):
     def metrics(self) -> dict[str, float]:
         """Of the last step: its loss, and what scripts averaged; or of the last evaluation."""
         return self.engine.means.last
+
+    @property
+    def validated(self) -> dict[str, float]:
+        """What the last validation came to, the same on all members: {"loss": 0.3, "accuracy": 0.9}; before, {}."""
+        return self.engine.validation.last
 
     @property
     def samples_set_aside(self) -> int:

@@ -137,19 +137,7 @@ class GlobalBatches:
         def blame(place: int) -> None:
             self._bad = where[place]
 
-        pair = self._collate(one_by_one(self._dataset, indices, blame))
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise ConfigError(
-                f"{STEPS}: a batch is {type(pair).__name__} (expected a pair, inputs for the first layer and targets "
-                "for the loss; collate_fn can make one)"
-            )
-        inputs, targets = pair
-        if other := no_tensor(tuple(inputs) if isinstance(inputs, list) else inputs):
-            raise ConfigError(
-                f"{STEPS}: the inputs of a batch are {other} (expected a tensor, or a tuple of tensors, for the "
-                "first layer; collate_fn can make one)"
-            )
-        return inputs, targets
+        return as_pair(self._collate(one_by_one(self._dataset, indices, blame)), STEPS)
 
     def to_plain(self) -> dict[str, Any] | None:
         """What is agreed."""
@@ -160,3 +148,19 @@ class GlobalBatches:
         self._taken = self._order = None
         self.share.cursor = None if plain is None else DataCursor.from_plain(plain)
         self.agree(0 if self.share.cursor is None else self.share.cursor.length)
+
+
+def as_pair(batch: Any, where: str) -> tuple[Any, Any]:
+    """Inputs and targets. Raises: ConfigError if it is something else, given `where`."""
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise ConfigError(
+            f"{where}: a batch is {type(batch).__name__} (expected a pair, inputs for the first layer and targets "
+            "for the loss; collate_fn can make one)"
+        )
+    inputs, targets = batch
+    if other := no_tensor(tuple(inputs) if isinstance(inputs, list) else inputs):
+        raise ConfigError(
+            f"{where}: the inputs of a batch are {other} (expected a tensor, or a tuple of tensors, for the first "
+            "layer; collate_fn can make one)"
+        )
+    return inputs, targets

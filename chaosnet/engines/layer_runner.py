@@ -7,9 +7,10 @@ micro-batch and the layer: dropout draws the same, whoever computes it, and when
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ from ..scheduler.elastic.program import Instruction, Op, Tag
 from . import tensor_bytes
 
 Value = Any  # A tensor, or a tuple of tensors.
+Measure = Callable[[Value, Any, int], None]
 CACHE_LINE = 64  # Bytes: torch begins what it allocates on the CPU at one.
 CPU = torch.device("cpu")
 LEAF_CHANGED = "leaf Variable"  # Says torch where a layer changes its input in place.
@@ -123,18 +125,20 @@ class LayerRunner:
         void: bool = False,
         timed: bool = False,
         again: bool = False,
+        measure: Measure | None = None,
     ) -> Done:
         """One attempt at a step, in the view of that `key`: what `due` has left.
 
         `seed`: of what layers draw in it. `void`: it is to count for nothing. `timed`: seconds are to be those of the
         device. An accelerator is waited for after each layer then; else they are those of asking it.
         `again`: the same attempt has been broken off. What is left of it is to be void.
+        `measure`: nothing is trained. It is given outputs of the last layer, targets, and how many samples they are.
         Raises: Interrupted when something else is to be heard.
         """
         own = get_generators(self.accelerators)
         try:
             if self._last is None or not again:
-                self._last = _Attempt(self, batches, mailbox, key, step, seed, lines, timed)
+                self._last = _Attempt(self, batches, mailbox, key, step, seed, lines, timed, measure)
             return self._last.run(void)
         finally:
             set_generators(own, self.accelerators)
@@ -171,6 +175,13 @@ def due(lines: Sequence[Instruction], samples: Sequence[int]) -> list[Instructio
     return [line for line in lines if all(samples[number] for number in line.micro_batches)]
 
 
+def forward_only(lines: Sequence[Instruction]) -> list[Instruction]:
+    """Those on the way forward, in their order: what a step does in which nothing is trained."""
+    return [
+        line for line in lines if line.op is Op.FORWARD or (line.tag is not None and line.tag.kind == "a")
+    ]
+
+
 def layers_in(lines: Sequence[Instruction]) -> Counter[int]:
     """How many micro-batches go back through each layer."""
     return Counter(layer for line in lines if line.op is Op.BACKWARD for layer in range(*line.layers))
@@ -189,8 +200,10 @@ class _Attempt:
         seed: tuple[object, ...],
         lines: Sequence[Instruction],
         timed: bool,
+        measure: Measure | None,
     ) -> None:
         self.runner, self.batches, self.mailbox, self.timed = runner, batches, mailbox, timed
+        self.measure = measure
         self.key, self.step, self.seed, self.lines = key, step, seed, lines
         self.done, self.over = Done(), 0  # Instructions.
         # By micro-batch and layer: what went in, and out.
@@ -265,10 +278,14 @@ class _Attempt:
 
     # --- layers ---
 
+    def _takes(self, number: int) -> None:
+        """What goes wrong now, that micro-batch is the reason of. Only samples of the training can be set aside."""
+        self.runner.in_hand = number if self.measure is None else None
+
     def _fetch(self, number: int) -> None:
         """The samples of a micro-batch, as far as they are needed here."""
         del self.unfetched[number]
-        self.runner.in_hand = number
+        self._takes(number)
         inputs, targets = self.batches.fetch(number)
         if number in self.begins:
             self.here["a", number, 0] = inputs
@@ -277,8 +294,9 @@ class _Attempt:
 
     def _compute(self, line: Instruction) -> None:
         began_s, number, backward = time.monotonic(), line.micro_batches[0], line.op is Op.BACKWARD
-        self.runner.in_hand = number
-        (self._backward if backward else self._forward)(number, *line.layers)
+        self._takes(number)
+        ways = {True: self._backward, False: self._forward if self.measure is None else self._validate}
+        ways[backward](number, *line.layers)
         self.runner.in_hand = None  # What a callback raises is not for the samples to answer for.
         self.runner.computed(
             LayersComputed(self.step, self.key, backward, line.layers, number, began_s, time.monotonic())
@@ -317,6 +335,23 @@ class _Attempt:
         if stop < last:
             self.here["a", number, stop] = _detached(value)
 
+    @torch.no_grad()
+    def _validate(self, number: int, start: int, stop: int) -> None:
+        """Forward, as an evaluation: nothing is kept for the way back."""
+        assert self.measure is not None
+        if number in self.unfetched:
+            self._fetch(number)
+        value = self.here.pop(("a", number, start))
+        for layer in range(start, stop):
+            self.runner.needs(layer)
+            with _in_evaluation(self.runner.layers[layer]):
+                value = self._out(layer, number, _leaves(value, wants_gradient=False))
+            tensor_bytes.check(value, layer)
+        if stop < len(self.runner.layers):
+            self.here["a", number, stop] = _detached(value)
+        else:
+            self.measure(value, self.targets.pop(number), self.batches.samples[number])
+
     def _out(self, layer: int, number: int, value: Value) -> Value:
         """Of a layer. What the modules in it do not tell (`x += ...`), torch does: from then on it gets a copy."""
         runner = self.runner
@@ -349,6 +384,18 @@ class _Attempt:
             self.here["g", number, start] = gradient
         if finished:
             self.runner.layer_done(finished)
+
+
+@contextlib.contextmanager
+def _in_evaluation(layer: nn.Module) -> Iterator[None]:
+    """As after `layer.eval()`; then each of its modules is again as it was."""
+    were = [(module, module.training) for module in layer.modules()]
+    layer.eval()
+    try:
+        yield
+    finally:
+        for module, training in were:
+            module.training = training
 
 
 def _each(value: Value) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from ..callbacks import Callbacks
 from ..layer_builds import LayerBuilds
 from ..node.devices import name_of
 from .keeping import ranges_of
+from .validation import Validation
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class PipelineSettings:
         exact: The same to the bit, whoever computes what (node/layer_sums.py).
         keepers: Members that keep each part of the state; None: all keep all.
         first_members: So many must be there before the first update.
+        validation: What the model is validated with after each epoch, if with anything.
     """
 
     loss: Callable[[Any, Any], torch.Tensor]
@@ -41,14 +43,18 @@ class PipelineSettings:
     keepers: int | None = None
     first_members: int = 1
     callbacks: Callbacks | None = None
+    validation: Validation | None = None
 
 
 def terms_of(told: PipelineSettings, device: torch.device, builds: LayerBuilds) -> dict[str, str]:
     """What all members must have set alike."""
-    own = ("loss", "callbacks")
+    own = ("loss", "callbacks", "validation")
     terms = {"pipelines": "True", "functions": ranges_of(sorted(builds.functions))} | {
         each.name: str(getattr(told, each.name)) for each in fields(told) if each.name not in own
     }
+    if told.validation is not None:
+        measures = ", ".join(told.validation.measures) or "none"
+        terms["validation"] = f"{told.validation.samples} samples, measures: {measures}"
     if told.exact:  # The numbers may depend on these, too.
         terms |= {
             "torch": str(torch.__version__),

@@ -44,11 +44,12 @@ from ..settings import CheckpointSettings
 from ..state_copies import StateCopies
 from .global_batches import GlobalBatches
 from .keeping import Keeping, keeping_of
-from .layer_runner import Done, LayerRunner, due, layers_in, needs_nothing
+from .layer_runner import Done, LayerRunner, due, forward_only, layers_in, needs_nothing
 from .layout_wishes import LayoutWishes, check_told
 from .pace import Pace
 from .pipeline_settings import PipelineSettings, terms_of
 from .step_costs import Predicted, StepCosts, told
+from .validation import Validating
 
 
 class Calling:
@@ -99,6 +100,7 @@ class Pipelines:
         self.evaluation, self.means = Evaluation(session.name), Means(session.say)
         self.batches = GlobalBatches(told.batch, told.micro_batch, told.seed)
         self.sums = LayerSums(self.layers, self.batches.micro_batches, told.exact)
+        self.validation = Validating(told.validation, told.loss, told.batch, told.micro_batch)
         check_told(told.stages, told.layout, len(self.layers), self.batches.micro_batches)
         self.schedule = LRSchedule(lr_scheduler, self.optimizer, told.lr_scheduler_every, session.say)
         terms = terms_of(told, self._device, builds)
@@ -132,6 +134,9 @@ class Pipelines:
         self._step_left = 0  # When the cluster went on without this node.
         self.deal, self.calling = Deal(), Calling()
         self.last: StepDone | None = None
+        self._epoch_metrics: dict[
+            str, float
+        ] = {}  # Of the step that ended the last epoch, if it was seen here.
         self._laid: Laid | None = None  # Of the last step that was trained.
         self._planned: tuple[Any, Running] | None = None  # Of what it was made, and what came of it.
         self._loaded: StateLoaded | None = None
@@ -227,6 +232,7 @@ class Pipelines:
         self.round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
         self._run, self.random.key = runtime["run"], runtime["rng_key"]
         self.batches.from_plain(runtime["cursor"])
+        self.validation.from_plain(runtime.get("validation"), self.batches.epoch)
         self.schedule.from_plain(runtime["lr_schedule"], self.batches.epoch, self.samples)
         self.evaluation.from_plain(runtime.get("evaluation"))
         self._laid, self._goal, self.wishes.agreed = None, 0, ""
@@ -258,6 +264,7 @@ class Pipelines:
             "cursor": self.batches.to_plain(),
             "lr_schedule": self.schedule.to_plain(),
             "evaluation": self.evaluation.to_plain(),
+            "validation": self.validation.to_plain(),
             "pipelines": {
                 "tops": self.sums.tops,
                 "pace": self.pace.to_plain(),
@@ -287,8 +294,18 @@ class Pipelines:
     @property
     def is_wanted(self) -> bool:
         """Does any member want the step that is due to train, as they said with the last one, and none evaluate?"""
-        others = self.evaluation.under_way if self.keeping is None else self.keeping.gathers
-        return self._goal > self.batches.epoch and not others and not self.lacks_members
+        wanted = self._goal > self.batches.epoch and not self.lacks_members
+        return wanted and not self._is_taken and not self.validation.is_due(self.batches.epoch)
+
+    @property
+    def validates(self) -> bool:
+        """Is the model validated, by all members together, with the step that is due?"""
+        return self.validation.is_due(self.batches.epoch) and not self._is_taken
+
+    @property
+    def _is_taken(self) -> bool:
+        """Is the step that is due for something else?"""
+        return self.evaluation.under_way if self.keeping is None else self.keeping.gathers
 
     @property
     def lacks_members(self) -> int:
@@ -312,14 +329,17 @@ class Pipelines:
         self.running, traffic = None, self.costs.traffic(self.view, self.sums)
         keeping = self.keeping if self.session.name in self.view.member_set else None
         lost = keeping is not None and bool(keeping.lost_in(self.view.member_ids))
+        trains, validates = self.is_wanted, self.validates
         # A node that has left learns it here.
-        if self.is_wanted and self.session.name in self.view.member_set and not lost:
+        if (trains or validates) and self.session.name in self.view.member_set and not lost:
             self.running = self._plan(traffic)
-            batches = self.batches.step(self._device, self.random.key)
+            samples = self.batches.step if trains else self.validation.begin
+            batches = samples(self._device, self.random.key)
             lines = due(self.running.program.instructions.get(self.session.name, ()), batches.samples)
+            lines = lines if trains else forward_only(lines)
         self.wishes.hear(len(self.view.member_ids))
-        self.predicted = self.costs.predicted(self.running) if self.running else None
-        self.wishes.answer(self.running, self.predicted, self.step + 1)
+        self.predicted = self.costs.predicted(self.running) if self.running and trains else None
+        self.wishes.answer(self.running if trains else None, self.predicted, self.step + 1)
         self.session.rates.predicted_s = self.predicted.total_us / 1e6 if self.predicted else 0.0
         if keeping is not None and not again:
             keeping.begin(self.view, key, self.round, self.running, mailbox, traffic.rate_mbit)
@@ -331,7 +351,10 @@ class Pipelines:
             seed = self.random.key, self.step  # Whatever rounds there were in which nothing was trained.
             timed = self.pace.tells(self.round)
             void = self._is_void() or again
-            done = self.runner.run(lines, batches, mailbox, key, self.round, seed, void, timed, again)
+            measure = self.validation.measure if validates else None
+            done = self.runner.run(
+                lines, batches, mailbox, key, self.round, seed, void, timed, again, measure
+            )
             for chunks in self.sums.abandon() if done.void else ():
                 self.session.contribute(chunks, 0.0, key)
         if keeping is not None:
@@ -396,6 +419,8 @@ class Pipelines:
             self.checkpointing.contribute(metrics)
         if done.void:
             metrics[VOID] = (1.0, 0.0)
+        elif self.validates:
+            metrics |= self.validation.take()
         keepers = self.keeping.contribution(metrics) if self.keeping is not None else b""
         if self.sums.loss_samples:
             metrics["loss"] = self.sums.loss_sum(), self.sums.loss_samples
@@ -420,7 +445,7 @@ class Pipelines:
             norms=tuple((group, *each) for group, each in norms.items()),
             wish=self.wishes.own,
             timings=told(self.costs, self.pace, done, running, self.round, session, self.view)
-            if running and self.view and not done.void
+            if running and self.view and not done.void and not self.validates
             else {},
             **({} if leaving else self.evaluation.contribution()),
         )
@@ -433,7 +458,7 @@ class Pipelines:
         if self.checkpointing is not None:
             self.checkpointing.next_step_done()
         gathered = self.keeping is not None and self.keeping.gathers
-        epoch = self.batches.epoch
+        epoch, validates = self.batches.epoch, self.validates
         evaluates, evaluated = average(self.evaluation, self.means, outcome)
         applied = bool(total.weight) and not total.leaving and VOID not in total.metrics
         kept = self.keeping.agree(total) if self.keeping is not None else None
@@ -462,11 +487,17 @@ class Pipelines:
             self.session.say(said)
         self.session.rates.left_out = self.batches.share.left_out()
         self._agree(total)
+        validated = self.validation.completed(total, epoch) if validates else None
+        if validated is not None:
+            evaluated = validated
+            self.means.last = {**self._epoch_metrics, **self.validation.metrics}
         self.schedule.progressed(self.batches.epoch, self.samples, evaluated)
         self._judge(outcome)
         if self.keeping is not None and total.checkpoints:
             self._go_back(self.keeping, total.checkpoints)
         self._capture(outcome, applied)
+        if self.batches.epoch > epoch:
+            self._epoch_metrics = dict(self.means.last)
         self.last = StepDone(
             round=outcome.step, step=self.step, applied=applied, weight=total.weight, samples=self.samples,
             epoch=self.batches.epoch, members=tuple(sorted(total.shares)), metrics=dict(self.means.last),
@@ -477,7 +508,7 @@ class Pipelines:
             with self.calling:
                 if applied or not evaluates:
                     self._callbacks.on_step(self.last)
-                if self.batches.epoch > epoch:
+                if self.batches.epoch > epoch if self._told.validation is None else validated is not None:
                     self._callbacks.on_epoch(
                         EpochDone(self.batches.epoch, self.step, self.samples, self.last.metrics)
                     )

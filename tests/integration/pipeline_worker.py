@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterable
 
@@ -15,9 +17,11 @@ from chaosnet import (
     Callbacks,
     Checkpoints,
     Cluster,
+    EpochDone,
     PipelineTrainer,
     StateLoaded,
     StepDone,
+    Validation,
     capture_exit_event,
 )
 from chaosnet.protocols.messages import Notice
@@ -93,6 +97,10 @@ def next_word(out: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(out.flatten(0, 1), targets.flatten())
 
 
+def hits(out: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (out.argmax(-1) == targets).float().mean()
+
+
 def make_data(samples: int = 100) -> TensorDataset:
     """Counting by threes, with some noise. Not a multiple of the batch: the end of an epoch has fewer samples."""
     generator = torch.Generator().manual_seed(3)
@@ -154,13 +162,28 @@ def train(worker: Worker) -> None:
     def on_notice(notice: Notice) -> None:
         worker.tell("notice", kind=notice.kind, node=notice.node, detail=notice.detail, step=notice.step)
 
+    def on_epoch(event: EpochDone) -> None:
+        worker.tell("validated", epoch=event.epoch, step=event.step, found=trainer.validated)
+
+    def dies(module: nn.Module, inputs: object) -> None:
+        """In the second forward of a validation."""
+        if not module.training:
+            forwards.append(module)
+        if len(forwards) == 2:
+            worker.tell("dies")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    forwards: list[nn.Module] = []
+    for layer in layers if settings.get("dies_as_it_validates") else ():
+        layer.register_forward_pre_hook(dies)
     here: list = []
     trainer = PipelineTrainer(
         layers, optimizer, next_word, schedule, batch=BATCH, micro_batch=MICRO_BATCH,
         max_grad_norm=None if settings.get("plain") else 1.0,
         stages=settings.get("stages", 2), layout=settings.get("layout", ""), keepers=settings.get("keepers"),
         first_members=settings.get("first_members", 1),
-        callbacks=Callbacks(on_step, on_loaded, on_notice),
+        validation=Validation(make_data(30), {"hits": hits}) if settings.get("validates") else None,
+        callbacks=Callbacks(on_step, on_loaded, on_notice, on_epoch=on_epoch),
         cluster=Cluster(name=worker.name, **{key: settings[key] for key in CLUSTER if key in settings}),
         checkpoints=Checkpoints(**{key: settings[key] for key in CHECKPOINTS if key in settings}),
     )  # fmt: skip
