@@ -17,6 +17,8 @@ from typing import Any
 import torch
 import xxhash
 
+from .node.outcomes import StepOutcome
+from .node.session import Session
 from .node.state_window import EVERY, Averaged, StateWindow, Window
 from .node.training_state import EXECUTION, TrainingState
 from .protocols.messages import Contribution, Side, Sides
@@ -265,6 +267,17 @@ class Agreement:
             return [(name, str(flag)) for name, flag in zip(names, flags, strict=True)]
 
         return self._flags_digest, items
+
+
+def judged(agreement: Agreement, outcome: StepOutcome, step: int, session: Session) -> Divergence | None:
+    """What the cluster's sums say after a step: all see the same, so all find the same. `step`: as of `judge`."""
+    total = outcome.commit.total
+    if mixed := agreement.mixed(total):
+        session.say(mixed)
+    verdict = agreement.judge(total, step, [name for name, _ in outcome.deal])
+    if verdict is not None:
+        session.counters["replicas_differ"] += 1
+    return verdict
 
 
 def _read(key: str, value: Any) -> Any:

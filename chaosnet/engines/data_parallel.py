@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..agreement import Agreement, Divergence, Sides
+from ..agreement import Agreement, Divergence, Sides, judged
 from ..callbacks import Callbacks, EpochDone, StateLoaded, StepDone
 from ..checkpointing import checkpointing_of
 from ..data import DataShare
@@ -409,14 +409,10 @@ class DataParallel:
         return False
 
     def _judge(self, outcome: StepOutcome) -> None:
-        """Do all nodes hold the same? All see the same sums, so all do the same about it."""
-        total = outcome.commit.total
-        if mixed := self.agreement.mixed(total):
-            self.session.say(mixed)
-        verdict = self.agreement.judge(total, self.step - 1, [name for name, _ in outcome.deal])
+        """Do all nodes hold the same?"""
+        verdict = judged(self.agreement, outcome, self.step - 1, self.session)
         if verdict is None:
             return
-        self.session.counters["replicas_differ"] += 1
         if self._told.on_divergence == "stop":
             raise ReplicasDiffer(verdict.sentence)
         self.session.say(verdict.sentence)

@@ -326,7 +326,7 @@ def ranges_of(numbers: Sequence[int]) -> str:
 
 
 def keeping_of(
-    me: str, state: TrainingState, sums: LayerSums, copies: int, evaluation: Evaluation,
+    state: TrainingState, sums: LayerSums, copies: int, evaluation: Evaluation,
     send: Callable[[Tensor, Any], None], builds: LayerBuilds, checkpointing: Checkpointing | None,
 ) -> Keeping:  # fmt: skip
     """For `state`, of which so many members are to keep each part. Raises: ConfigError if it cannot be divided."""
@@ -341,7 +341,7 @@ def keeping_of(
     state.parted = parts.parameters
     users = [group.users for group in sums.groups]
     made = MadeLayers(users, parts, builds, checkpointing.opened if checkpointing is not None else None)
-    keeping = Keeping(me, parts, users, copies, evaluation, send, made)
+    keeping = Keeping(evaluation.name, parts, users, copies, evaluation, send, made)
     if checkpointing is not None:
         checkpointing.keepers, checkpointing.absent = keeping.tensors, made.positions
     return keeping

@@ -13,13 +13,13 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import xxhash
 
-from ..agreement import Agreement
-from ..callbacks import Callbacks, EpochDone, LayersComputed, StateLoaded, StepDone
+from ..agreement import Agreement, judged
+from ..callbacks import Callbacks, EpochDone, StateLoaded, StepDone
 from ..checkpointing import checkpointing_of
 from ..evaluation import Evaluation, average
 from ..layers import Model, built, device_of, layers_of, made_for
@@ -51,6 +51,8 @@ from .pipeline_settings import PipelineSettings, terms_of
 from .step_costs import Predicted, StepCosts, told
 from .validation import Validating
 
+Event = TypeVar("Event")
+
 
 class Calling:
     """Inside, a function of the script's runs, in the middle of a step."""
@@ -63,6 +65,11 @@ class Calling:
 
     def __exit__(self, *error: object) -> None:
         self.under_way = False
+
+    def tell(self, function: Callable[[Event], None], event: Event) -> None:
+        """Call a function of the script's."""
+        with self:
+            function(event)
 
 
 class Pipelines:
@@ -110,11 +117,11 @@ class Pipelines:
         self.keeping: Keeping | None = None
         if told.keepers is not None:
             self.keeping = keeping_of(
-                session.name, self.state, self.sums, told.keepers, self.evaluation, send, builds,
-                self.checkpointing,
-            )  # fmt: skip
+                self.state, self.sums, told.keepers, self.evaluation, send, builds, self.checkpointing
+            )
         self.runner = LayerRunner(
-            self.layers, told.loss, self.sums, send, self._layers_done, self._computed,
+            self.layers, told.loss, self.sums, send, self._layers_done,
+            lambda event: self.calling.tell(self._callbacks.on_computed, event),
             self.keeping.await_layer if self.keeping is not None else needs_nothing, self._device,
         )  # fmt: skip
         self.random = Randomness(False, self.state.accelerators())
@@ -122,8 +129,8 @@ class Pipelines:
         self.agreement = Agreement(self.state, self, session.name, "stop", window)
         self.pace, self.costs = Pace(self.layers), StepCosts(len(self.layers))
         self.round = self.step = self.joined_step = self.wants = 0
-        self.samples, self._goal = 0.0, 0  # Epochs that members want to see trained: the most. Agreed.
-        self._begun = False  # Has the cluster trained anything since it was founded? Agreed.
+        # Agreed: epochs that members want to see trained, the most; has this cluster trained anything?
+        self.samples, self._goal, self._begun = 0.0, 0, False
         self.wishes = LayoutWishes(session, told.layout, len(self.layers), self.batches.micro_batches)
         self.running: Running | None = None
         self.predicted: Predicted | None = None
@@ -134,9 +141,6 @@ class Pipelines:
         self._step_left = 0  # When the cluster went on without this node.
         self.deal, self.calling = Deal(), Calling()
         self.last: StepDone | None = None
-        self._epoch_metrics: dict[
-            str, float
-        ] = {}  # Of the step that ended the last epoch, if it was seen here.
         self._laid: Laid | None = None  # Of the last step that was trained.
         self._planned: tuple[Any, Running] | None = None  # Of what it was made, and what came of it.
         self._loaded: StateLoaded | None = None
@@ -192,8 +196,7 @@ class Pipelines:
     def loaded(self) -> None:
         """See `Engine`."""
         assert self._loaded is not None
-        with self.calling:
-            self._callbacks.on_loaded(self._loaded)
+        self.calling.tell(self._callbacks.on_loaded, self._loaded)
 
     def admitted(self, deal: Deal) -> None:
         """See `Engine`."""
@@ -294,18 +297,15 @@ class Pipelines:
     @property
     def is_wanted(self) -> bool:
         """Does any member want the step that is due to train, as they said with the last one, and none evaluate?"""
-        wanted = self._goal > self.batches.epoch and not self.lacks_members
-        return wanted and not self._is_taken and not self.validation.is_due(self.batches.epoch)
+        others = self.evaluation.under_way if self.keeping is None else self.keeping.gathers
+        is_due = self._goal > self.batches.epoch and not self.validation.is_due(self.batches.epoch)
+        return is_due and not others and not self.lacks_members
 
     @property
     def validates(self) -> bool:
         """Is the model validated, by all members together, with the step that is due?"""
-        return self.validation.is_due(self.batches.epoch) and not self._is_taken
-
-    @property
-    def _is_taken(self) -> bool:
-        """Is the step that is due for something else?"""
-        return self.evaluation.under_way if self.keeping is None else self.keeping.gathers
+        others = self.evaluation.under_way if self.keeping is None else self.keeping.gathers
+        return self.validation.is_due(self.batches.epoch) and not others
 
     @property
     def lacks_members(self) -> int:
@@ -402,10 +402,6 @@ class Pipelines:
         for chunks, weight in self.sums.finish(layers):
             self.session.contribute(chunks, weight, self.key)
 
-    def _computed(self, event: LayersComputed) -> None:
-        with self.calling:
-            self._callbacks.on_computed(event)
-
     def _contribution(self, done: Done, norms: Norms, lost: bool) -> Contribution:
         """What this node says beside its gradients.
 
@@ -489,31 +485,34 @@ class Pipelines:
         self._agree(total)
         validated = self.validation.completed(total, epoch) if validates else None
         if validated is not None:
-            evaluated = validated
-            self.means.last = {**self._epoch_metrics, **self.validation.metrics}
+            evaluated, self.means.last = validated, self.validation.metrics
         self.schedule.progressed(self.batches.epoch, self.samples, evaluated)
-        self._judge(outcome)
+        if (verdict := judged(self.agreement, outcome, self.step - 1, self.session)) is not None:
+            raise ReplicasDiffer(verdict.sentence)
         if self.keeping is not None and total.checkpoints:
             self._go_back(self.keeping, total.checkpoints)
         self._capture(outcome, applied)
         if self.batches.epoch > epoch:
-            self._epoch_metrics = dict(self.means.last)
+            self.validation.follows(self.means.last)
         self.last = StepDone(
             round=outcome.step, step=self.step, applied=applied, weight=total.weight, samples=self.samples,
             epoch=self.batches.epoch, members=tuple(sorted(total.shares)), metrics=dict(self.means.last),
         )  # fmt: skip
         whole = applied and total.weight == self._told.batch  # The last step of an epoch may be shorter.
         ran = self.running if whole else None
+        has_ended = validated is not None if self.validation.names else self.batches.epoch > epoch
         try:
-            with self.calling:
-                if applied or not evaluates:
-                    self._callbacks.on_step(self.last)
-                if self.batches.epoch > epoch if self._told.validation is None else validated is not None:
-                    self._callbacks.on_epoch(
-                        EpochDone(self.batches.epoch, self.step, self.samples, self.last.metrics)
-                    )
+            self._tell(self.last, applied or not evaluates, has_ended)
         finally:
             self.costs.ended(outcome.step, ran, time.monotonic(), adopted_s, self._torn)
+
+    def _tell(self, done: StepDone, of_step: bool, of_epoch: bool) -> None:
+        """The script's functions."""
+        if of_step:
+            self.calling.tell(self._callbacks.on_step, done)
+        if of_epoch:
+            ended = EpochDone(self.batches.epoch, self.step, self.samples, done.metrics)
+            self.calling.tell(self._callbacks.on_epoch, ended)
 
     def _go_back(self, keeping: Keeping, checkpoints: Mapping[str, int]) -> None:
         """Layers are lost: all members begin again with a checkpoint that each of them has.
@@ -566,15 +565,6 @@ class Pipelines:
         if total.timings:
             self.pace.heard(total.timings, sorted(total.shares))
             self.costs.heard(total.timings, sorted(total.shares))
-
-    def _judge(self, outcome: StepOutcome) -> None:
-        total = outcome.commit.total
-        if mixed := self.agreement.mixed(total):
-            self.session.say(mixed)
-        verdict = self.agreement.judge(total, self.step - 1, [name for name, _ in outcome.deal])
-        if verdict is not None:
-            self.session.counters["replicas_differ"] += 1
-            raise ReplicasDiffer(verdict.sentence)
 
     # --- the end ---
 

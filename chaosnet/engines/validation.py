@@ -73,6 +73,7 @@ class Validating:
         self.last: dict[str, float] = {}
         self._epoch = self._at = 0  # Epochs validated, and samples of the next validation.
         self._sums: Sums = {}
+        self._followed: dict[str, float] = {}  # Local: empty if the epoch has ended before this member came.
         self._own: Sums = {}  # Of what this member has measured in the step under way.
         if told is not None:
             if not isinstance(told, Validation):
@@ -103,8 +104,8 @@ class Validating:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What the last one came to, by names as among metrics."""
-        return {f"{PREFIX}{name}": value for name, value in self.last.items()}
+        """What the last one came to, by names as among metrics; beside those of the epoch that it followed."""
+        return {**self._followed, **{f"{PREFIX}{name}": value for name, value in self.last.items()}}
 
     def is_due(self, epoch: int) -> bool:
         """Has it yet to be done for the model that so many epochs have trained?"""
@@ -147,6 +148,10 @@ class Validating:
         return own
 
     # --- the cluster's ---
+
+    def follows(self, metrics: Mapping[str, float]) -> None:
+        """An epoch is complete, with these metrics of its last step."""
+        self._followed = dict(metrics)
 
     def completed(self, total: Contribution, epoch: int) -> Sums | None:
         """A step is complete. Returns: sums and weights by name, if that was the last of a validation."""
