@@ -2,7 +2,8 @@
 
 export function size(bytes) {
   for (const unit of ["B", "kB", "MB", "GB"]) {
-    if (bytes < 1000 || unit === "GB") return `${bytes >= 10 || unit === "B" ? Math.round(bytes) : bytes.toFixed(1)} ${unit}`;
+    if (bytes < 1000 || unit === "GB")
+      return `${bytes >= 10 || unit === "B" ? Math.round(bytes) : bytes.toFixed(1)} ${unit}`;
     bytes /= 1000;
   }
 }
@@ -33,7 +34,8 @@ export function value(v) {
 
 export const clock = (s) => new Date(s * 1000).toLocaleTimeString("en-GB");
 
-export const short = (name, most = 14) => name.length <= most ? name : `${name.slice(0, most - 6)}…${name.slice(-5)}`;
+export const short = (name, most = 14) =>
+  name.length <= most ? name : `${name.slice(0, most - 6)}…${name.slice(-5)}`;
 
 // An element with attributes and children; `svg` makes one of SVG.
 export function element(tag, attributes = {}, ...children) {
@@ -46,7 +48,8 @@ export function svg(tag, attributes = {}, ...children) {
 
 function fill(made, attributes, children) {
   for (const [name, v] of Object.entries(attributes)) {
-    if (name === "style") made.style.cssText = v; // As an attribute the page's policy forbids it.
+    if (name === "style")
+      made.style.cssText = v; // As an attribute the page's policy forbids it.
     else if (v != null && v !== false) made.setAttribute(name, v === true ? "" : v);
   }
   made.append(...children.filter((child) => child != null && child !== false));
@@ -56,8 +59,9 @@ function fill(made, attributes, children) {
 // Sets an attribute, or the text, if it is another than before: what does not change costs no layout.
 export function set(target, name, v) {
   const text = String(v);
-  if (name === "text") { if (target.textContent !== text) target.textContent = text; }
-  else if (target.getAttribute(name) !== text) target.setAttribute(name, text);
+  if (name === "text") {
+    if (target.textContent !== text) target.textContent = text;
+  } else if (target.getAttribute(name) !== text) target.setAttribute(name, text);
 }
 
 // Children of `parent`, one for each item, by key: those that stay are kept. Of items with equal keys the later are new.
@@ -69,7 +73,10 @@ export function keyed(parent, items, key, make, update) {
     const name = key(item);
     let child = old.get(name);
     if (child) old.delete(name);
-    else { child = make(item); child.dataset.key = name; }
+    else {
+      child = make(item);
+      child.dataset.key = name;
+    }
     if (child === place) place = place.nextElementSibling;
     else parent.insertBefore(child, place);
     kept.add(child);
