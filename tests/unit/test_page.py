@@ -197,11 +197,13 @@ def test_traffic_is_that_of_the_process_here_and_for_prometheus():
 
 
 def test_curves_have_a_place_for_every_step_in_every_column():
-    rows = (StepRow(step=1, time_s=1.0, seconds=None, samples=8, metrics={"loss": 1.0}), step(2))
-    told = model.curves(rows)
-    assert (
-        told["metrics"] == {"loss": [1.0, None]} and told["step"] == [1, 2] and told["seconds"] == [None, 0.5]
+    rows = (
+        StepRow(step=1, time_s=1.0, seconds=None, samples=8, metrics={"loss": 1.0, "val": None}),
+        step(2),
     )
+    told = model.curves(rows)
+    assert (told["step"], told["seconds"]) == ([1, 2], [None, 0.5])
+    assert told["metrics"] == {"loss": [1.0, False], "val": [None, False]}, "None is one that is not finite"
 
 
 def test_a_page_of_two_hundred_nodes_is_less_than_what_a_phone_takes_in_a_moment():

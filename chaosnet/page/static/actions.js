@@ -67,8 +67,8 @@ $("leaving").addEventListener("submit", (event) => {
 });
 $("linking").addEventListener("submit", (event) => {
   event.preventDefault();
-  const { a, b } = event.target.elements,
-    connect = event.submitter?.value !== "close";
+  const { a, b } = event.target.elements;
+  const connect = event.submitter?.value !== "close";
   act(
     { type: "link", a: a.value, b: b.value, connect },
     connect ? "" : `Close the link ${a.value} - ${b.value}?`,

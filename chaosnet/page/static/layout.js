@@ -50,24 +50,24 @@ function circle(nodes, links, before) {
 
 // Fruchterman and Reingold; each round is n^2, and rounds are fewer the more nodes there are.
 function forces(nodes, links, before, aspect) {
-  const n = nodes.length,
-    at = new Map(nodes.map((name, i) => [name, i]));
-  const x = new Float64Array(n),
-    y = new Float64Array(n),
-    dx = new Float64Array(n),
-    dy = new Float64Array(n);
+  const n = nodes.length;
+  const at = new Map(nodes.map((name, i) => [name, i]));
+  const x = new Float64Array(n);
+  const y = new Float64Array(n);
+  const dx = new Float64Array(n);
+  const dy = new Float64Array(n);
   const edges = links.filter(({ a, b }) => at.has(a) && at.has(b)).map(({ a, b }) => [at.get(a), at.get(b)]);
   let known = 0;
   nodes.forEach((name, i) => {
-    const p = before.get(name),
-      turn = i * 2.39996,
-      r = Math.sqrt((i + 0.5) / n) / 2;
+    const p = before.get(name);
+    const turn = i * 2.39996;
+    const r = Math.sqrt((i + 0.5) / n) / 2;
     if (p) known++;
     x[i] = p ? p.x * aspect : (0.5 + r * Math.cos(turn)) * aspect;
     y[i] = p ? p.y : 0.5 + r * Math.sin(turn);
   });
-  const k = 0.9 * Math.sqrt(aspect / n),
-    anew = known < n / 2;
+  const k = 0.9 * Math.sqrt(aspect / n);
+  const anew = known < n / 2;
   const rounds = Math.max(12, Math.min(anew ? 260 : 90, Math.floor(1.6e7 / (n * n))));
   for (let round = 0; round < rounds; round++) {
     const heat = (anew ? 0.12 : 0.03) * (1 - round / rounds) + 0.001;
@@ -90,9 +90,9 @@ function forces(nodes, links, before, aspect) {
         dy[j] -= uy * f;
       }
     for (const [i, j] of edges) {
-      const ux = x[i] - x[j],
-        uy = y[i] - y[j],
-        f = Math.hypot(ux, uy) / k;
+      const ux = x[i] - x[j];
+      const uy = y[i] - y[j];
+      const f = Math.hypot(ux, uy) / k;
       dx[i] -= ux * f;
       dy[i] -= uy * f;
       dx[j] += ux * f;
@@ -101,8 +101,8 @@ function forces(nodes, links, before, aspect) {
     for (let i = 0; i < n; i++) {
       dx[i] += (aspect / 2 - x[i]) * 0.2;
       dy[i] += (0.5 - y[i]) * 0.5; // So that parts without links stay in sight.
-      const d = Math.hypot(dx[i], dy[i]) || 1,
-        go = Math.min(d, heat) / d;
+      const d = Math.hypot(dx[i], dy[i]) || 1;
+      const go = Math.min(d, heat) / d;
       x[i] += dx[i] * go;
       y[i] += dy[i] * go;
     }
