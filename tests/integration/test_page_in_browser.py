@@ -123,7 +123,7 @@ def test_a_page_whose_server_falls_silent_does_not_say_that_it_is_live(browser, 
                 page.wait_for_selector("#live.good:has-text('live')")
                 server.send_signal(signal.SIGSTOP)
                 page.wait_for_selector("#live.bad:has-text('server gone')")
-                assert "does not answer since" in page.locator("#notices").inner_text()
+                assert "has not answered since" in page.locator("#notices").inner_text()
                 server.send_signal(signal.SIGCONT)
                 page.wait_for_selector("#live.good:has-text('live')")
             server.send_signal(signal.SIGINT)
@@ -341,5 +341,5 @@ def test_a_cluster_that_falls_silent_is_told_of_and_what_was_known_stays(browser
             time.sleep(0.2)
 
     with served(Feed(Picture(), ask)) as url, page_at(browser, url) as page:
-        page.wait_for_selector("text=The cluster does not answer since")
+        page.wait_for_selector("text=The cluster has not answered since")
         assert page.locator("#graph .node").count() == 3

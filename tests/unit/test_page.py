@@ -304,6 +304,23 @@ def test_every_label_of_the_grafana_dashboard_is_one_that_its_metric_has():
     assert named > 10
 
 
+def test_grafana_draws_what_its_titles_name_at_any_interval_of_scrapes():
+    """Prometheus scrapes once a minute by default: one minute has one value then, of which there is no rate."""
+    board = json.loads((DOCS / "grafana.json").read_text())
+    asked = {panel["title"]: [each["expr"] for each in panel["targets"]] for panel in board["panels"]}
+    assert "chaosnet_member_memory_bytes" in asked["Memory"][0] and "cpu" in asked["Processors"][0]
+    rates = [query for queries in asked.values() for query in queries if query.startswith("rate(")]
+    assert rates and all(query.endswith("[$__rate_interval])") for query in rates)
+    places = [panel["gridPos"] for panel in board["panels"]]
+    cells = [
+        (x, y)
+        for at in places
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len({*cells}) == len(cells) and max(x for x, _ in cells) < 24, "no panel covers another"
+
+
 # --- where it listens ---
 
 

@@ -1,6 +1,6 @@
 // The overlay: nodes by state, links by rate, the trees of the all-reduce, pulls of the state as flows.
 import { layout } from "./layout.js";
-import { ago, count, element, rate, say, seconds, set, short, size, some, svg } from "./words.js";
+import { count, element, lasting, rate, say, seconds, set, short, size, some, svg } from "./words.js";
 
 const GHOST_MS = 45000; // So long a node that is gone is still drawn.
 const MOVE_MS = 550;
@@ -379,14 +379,15 @@ function ofNode(node) {
     parts.push(size(node.memory_bytes));
   }
   if (node.keeps) parts.push(`keeps the state of layers ${node.keeps}`);
-  if (node.idle_s) parts.push(`its script has not called update() for ${seconds(node.idle_s)}`);
+  if (node.idle_s) parts.push(`its script has not called update() for ${lasting(node.idle_s)}`);
   if (node.pull) parts.push(`has ${size(node.pull.here)} of ${size(node.pull.bytes)}`);
   if (node.neighbors.length) parts.push(`links to ${some(node.neighbors, 8)}`);
   return [...parts, ...node.addresses.slice(0, 1)];
 }
 
 function ofLink(link, trees) {
-  const way = (mbit, age_s, source) => (age_s == null ? "not measured" : `${rate(mbit)} (${ago(age_s)}, ${source})`);
+  const way = (mbit, age_s, source) =>
+    age_s == null ? "not measured" : `${rate(mbit)} (${lasting(age_s)} ago, ${source})`;
   const parts = [`${link.a} – ${link.b}`];
   parts.push(`${link.a} → ${link.b} ${way(link.rate, link.age_s, link.source)}`);
   parts.push(`${link.b} → ${link.a} ${way(link.back, link.back_age_s, link.back_source)}`);

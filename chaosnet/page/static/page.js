@@ -3,7 +3,7 @@ import { allowed, showActions } from "./actions.js";
 import { append, forget, showCurves } from "./curves.js";
 import { Graph } from "./graph.js";
 import { showEvents, showPanels } from "./panels.js";
-import { $, clock, count, element, keyed, say, seconds, set, some } from "./words.js";
+import { $, clock, count, element, keyed, lasting, say, set, some } from "./words.js";
 
 const SILENCE = 15; // The server tells something every few seconds: after so many it is gone, or the network is.
 const RECONNECT_MS = 2000;
@@ -98,7 +98,7 @@ const silentFor = () => page.silent_for_s + (Date.now() - heardAt) / 1000;
 
 function liveness() {
   if (lostAt != null) return ["bad", `page's server gone since ${clock(lostAt / 1000)}`];
-  if (page?.silent_for_s != null) return ["bad", `no answer for ${seconds(silentFor())}`];
+  if (page?.silent_for_s != null) return ["bad", `no answer for ${lasting(silentFor())}`];
   if (page?.source) return ["", `as of ${clock(page.told_s)}`];
   return page?.head ? ["good", "live"] : ["", "connecting"];
 }
@@ -112,7 +112,7 @@ function showLive() {
 // [kind, text, what to type] of what has become of those who are asked.
 function silence() {
   if (lostAt != null) {
-    const gone = `The process that served this page does not answer since ${clock(lostAt / 1000)}`;
+    const gone = `The process that served this page has not answered since ${clock(lostAt / 1000)}`;
     if (page?.source) return ["bad", `${gone}.`];
     const survivor = page?.nodes?.find(
       (node) => node.state === "active" && node.addresses.length && node.page !== location.origin,
@@ -123,7 +123,7 @@ function silence() {
   if (page?.silent_for_s == null) return null;
   const from = page.told_s ? `What is shown is from ${clock(page.told_s)}. ` : "";
   const since = clock(Date.now() / 1000 - silentFor());
-  return ["bad", `${from}The cluster does not answer since ${since}; it is asked again and again. ${page.trouble}`];
+  return ["bad", `${from}The cluster has not answered since ${since}; it is asked again and again. ${page.trouble}`];
 }
 
 // [kind, text] of what the cluster tells of itself.
@@ -131,8 +131,8 @@ function troubles({ parked, waiting, strangers, cut }) {
   const found = [];
   if (parked) found.push(["bad", `Training waits: ${parked}`]);
   if (waiting) {
-    const so_far = `${seconds(waiting.seconds)} so far: ${waiting.why}`;
-    found.push(["", `The step waits for ${some(waiting.whom)}, ${so_far}.`]);
+    const soFar = `${lasting(waiting.seconds)} so far: ${waiting.why}`;
+    found.push(["", `The step waits for ${some(waiting.whom)}, ${soFar}.`]);
   }
   const refused = Object.entries(strangers).map(([why, times]) => `${count(times)} ${why}`);
   if (refused.length) found.push(["", `Strangers refused: ${refused.join(", ")}.`]);

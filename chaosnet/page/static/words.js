@@ -26,8 +26,8 @@ export function seconds(s) {
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 export const count = (n) => whole.format(n);
 
-// How long ago, where tenths say nothing.
-export const ago = (s) => `${s < 60 ? `${Math.round(s)} s` : seconds(s)} ago`;
+// Where tenths of a second say nothing.
+export const lasting = (s) => (s < 60 ? `${Math.round(s)} s` : seconds(s));
 
 export function value(v) {
   if (v == null) return "not finite";
