@@ -10,11 +10,12 @@ from typing import Any, Literal
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from .protocols.messages import link
-from .protocols.sentences import STYLES, counted, sentence
+from .protocols.sentences import STYLES, counted, printable, sentence
 from .protocols.status import LinkRow, MemberRow, Status
 from .told_pipelines import how_safe, pace
 
@@ -33,16 +34,29 @@ def cluster(status: Status, wide: bool = False) -> RenderableType:
 
     `wide`: with names in full, and where each node is reached.
     """
-    return Group(
-        headline(status),
-        members(status, wide),
-        links(status, wide),
-        *steps(status),
-        events(status),
-        *(keys(status) if wide else []),
-        *strangers(status),
-        *cut(status),
+    return Printable(
+        Group(
+            headline(status),
+            members(status, wide),
+            links(status, wide),
+            *steps(status),
+            events(status),
+            *(keys(status) if wide else []),
+            *strangers(status),
+            *cut(status),
+        )
     )
+
+
+class Printable:
+    """The same for a terminal, whatever nodes call themselves."""
+
+    def __init__(self, shown: RenderableType) -> None:
+        self.shown = shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for text, style, control in console.render(self.shown, options):
+            yield Segment(text if control else printable(text), style, control)
 
 
 def headline(status: Status) -> Text:

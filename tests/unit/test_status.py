@@ -41,6 +41,7 @@ from chaosnet.scheduler.monitor import (
     EVENTS_KEPT,
     ClusterMonitor,
 )
+from chaosnet.teller import log_line
 from chaosnet.watching import Known
 
 KEPT = Path(__file__).parent.parent / "traces" / "status.json"
@@ -225,6 +226,18 @@ def test_units_fit_after_a_week_and_on_a_slow_link():
     text = shown(msgspec.structs.replace(STATUS, members=rows, links=(slow,)), 120)
     for part in ("61.2 TB", "0.4 Mbit/s", "7 days ago (probe)"):
         assert part in text, part
+
+
+def test_what_a_node_calls_itself_does_not_reach_the_terminal_as_a_command():
+    name = "a\x1b]0;mine\x07\x1b[2J"
+    rows = tuple(msgspec.structs.replace(row, node=name, keeps="0") for row in STATUS.members)
+    event = msgspec.structs.replace(STATUS.events[0], node=name, detail="\x9b31m")
+    status = msgspec.structs.replace(
+        STATUS, members=rows, scheduler=name, events=(event,), metrics={name: 1.0}
+    )
+    for text in (shown(status, 200, wide=True), log_line(sentence(event), "text")):
+        assert "mine" in text
+        assert all(each.isprintable() or each == "\n" for each in text)
 
 
 def test_nothing_of_an_event_is_cut_off_in_a_narrow_terminal():
