@@ -236,7 +236,7 @@ def test_times_of_another_day_are_told_with_their_day(browser):
         assert "at 15 Jun 2025 15:06:40" in page.locator("#tiles").inner_text()
 
 
-LONG = "gpu_worker_of_rack_17_in_the_datacenter_of_frankfurt_am_main_{:03}"
+LONG = "gpu<img src=x>_of_rack_17_in_the_datacenter_of_frankfurt_am_{:03}"
 
 
 def named_at_length() -> Any:
@@ -273,6 +273,9 @@ def test_long_names_and_large_numbers_fit_and_names_can_be_told_apart(browser, w
         page.wait_for_timeout(700)  # Nodes have moved to their places.
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert page.evaluate(CUT) == []
+        assert (
+            page.locator("img[src=x]").count() == 0 and LONG.format(0) in page.locator("#rows").inner_text()
+        )
         for where in ("#split-rows .row > span:first-child", "#graph .node .name"):
             shown = page.locator(where).all_text_contents()
             assert len({*shown}) == len(shown) > 7, shown
