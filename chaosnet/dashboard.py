@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from .protocols.messages import link
-from .protocols.sentences import STYLES, counted, sentence
+from .protocols.sentences import STYLES, counted, printable, sentence
 from .protocols.status import LinkRow, MemberRow, Status
 from .told_pipelines import how_safe, pace
 
@@ -24,7 +25,9 @@ LOOK: dict[str, Any] = {
     "title_justify": "left", "title_style": "bold", "expand": False, "box": box.SIMPLE_HEAD, "pad_edge": False,
     "padding": (0, 1, 0, 0), "show_edge": False,
 }  # fmt: skip
+GAP = 2  # Between two columns.
 NAME_CHARS = 17  # Of a node's, where room is short.
+NAMED = 3  # Of many.
 
 
 def cluster(status: Status, wide: bool = False) -> RenderableType:
@@ -32,16 +35,29 @@ def cluster(status: Status, wide: bool = False) -> RenderableType:
 
     `wide`: with names in full, and where each node is reached.
     """
-    return Group(
-        headline(status),
-        members(status, wide),
-        links(status, wide),
-        *steps(status),
-        events(status),
-        *(keys(status) if wide else []),
-        *strangers(status),
-        *cut(status),
+    return Printable(
+        Group(
+            headline(status),
+            members(status, wide),
+            links(status, wide),
+            *steps(status),
+            events(status),
+            *(keys(status) if wide else []),
+            *strangers(status),
+            *cut(status),
+        )
     )
+
+
+class Printable:
+    """The same for a terminal, whatever nodes call themselves."""
+
+    def __init__(self, shown: RenderableType) -> None:
+        self.shown = shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for text, style, control in console.render(self.shown, options):
+            yield Segment(text if control else printable(text), style, control)
 
 
 def headline(status: Status) -> Text:
@@ -64,20 +80,20 @@ def headline(status: Status) -> Text:
         text.append(f"\nstate kept: {keep} ({how_safe(status.keepers)})", style=style)
     if row := status.checkpoint:
         newest = f"step {row.step:,} at {clock(row.time_s)}" if row.step else "none yet"
-        now = f"; {_some(row.writing)} now" if row.writing else ""
+        now = f"; written by {some(row.writing)} now" if row.writing else ""
         text.append(f"\ncheckpoint: {newest}{now}")
     if status.parked:
         text.append(f"\nwaiting: {status.parked}", style="bold red")
     if waiting := status.waiting:
-        names = ", ".join(waiting.whom)
-        text.append(f"\nwaits for {names}, {waiting.seconds:.0f} s: {waiting.why}", style="bold yellow")
+        told = f"waits for {some(waiting.whom)}, {lasting(waiting.seconds)}: {waiting.why}"
+        text.append(f"\n{told}", style="bold yellow")
     return text
 
 
-def _some(writing: Sequence[str]) -> str:
-    """Who writes, for people."""
-    more = len(writing) - 3
-    return f"written by {', '.join(writing[:3])}{f' and {more} more' if more > 0 else ''}"
+def some(names: Sequence[str]) -> str:
+    """Names, of which there may be many: the first NAMED, and how many more."""
+    more = len(names) - NAMED
+    return f"{', '.join(names[:NAMED])}{f' and {more} more' if more > 0 else ''}"
 
 
 def metrics(found: Mapping[str, float | None]) -> list[str]:
@@ -109,12 +125,16 @@ class Fitting:
         self.title, self.columns, self.rows, self.least = title, columns, rows, least
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table = self.of(len(self.columns))
-        for count in range(len(self.columns), self.least - 1, -1):
-            table = self.of(count)
-            if Measurement.get(console, options.update(width=UNBOUNDED), table).maximum <= options.max_width:
-                break
-        yield table
+        count = len(self.columns)
+        while count > self.least and self.width(count) > options.max_width:
+            count -= 1
+        yield self.of(count)
+
+    def width(self, count: int) -> int:
+        """Of its first `count` columns: what rich would say, which takes longer than to draw them."""
+        shown = [[column.name for column in self.columns], *self.rows]
+        widths = (max(cell_len(str(row[place])) for row in shown) for place in range(count))
+        return sum(widths) + GAP * (count - 1)
 
     def of(self, count: int) -> Table:
         """With its first `count` columns."""
@@ -158,7 +178,7 @@ def _member_cells(row: MemberRow, scheduler: str, battery: bool, idle: bool, wid
     around = ", ".join(row.neighbors) or ABSENT
     return [
         Text(short(row.node, wide), style="" if is_here(row) else "dim"),
-        Text(f"idle {row.idle_s:.0f} s", style="bold yellow") if idle else role(row, scheduler),
+        Text(f"idle {lasting(row.idle_s)}", style="bold yellow") if idle else role(row, scheduler),
         f"{row.step:,}" if told else ABSENT,
         f"{row.samples_per_s:,.0f}" if told else ABSENT,
         *(_readings(row, battery) if told else [ABSENT] * (5 + battery)),
@@ -231,7 +251,7 @@ def events(status: Status) -> Table:
     table = Table(title="recent events", title_justify="left", title_style="bold", expand=False, box=None)
     table.add_column("time")
     table.add_column("step", justify="right")
-    table.add_column("what")
+    table.add_column("what", overflow="fold")
     for event in status.events:
         table.add_row(
             clock(event.time_s), f"{event.step:,}", Text(sentence(event), style=STYLES.get(event.kind, ""))
@@ -262,8 +282,19 @@ def cut(status: Status) -> list[Text]:
 
 
 def clock(time_s: float) -> str:
-    """Time of the day, where it is shown."""
-    return time.strftime("%H:%M:%S", time.localtime(time_s))
+    """The time, where it is shown; with the day, if that is not today."""
+    at, now = time.localtime(time_s), time.localtime()
+    year = "" if at.tm_year == now.tm_year else " %Y"
+    return time.strftime("%H:%M:%S" if at[:3] == now[:3] else f"%d %b{year} %H:%M:%S", at)
+
+
+def lasting(seconds: float) -> str:
+    """A duration for people."""
+    for unit, of_next in (("s", 120), ("min", 120), ("h", 48)):
+        if seconds < of_next:
+            return f"{seconds:.0f} {unit}"
+        seconds /= 24 if unit == "h" else 60
+    return f"{seconds:.0f} days"
 
 
 def size(count: float) -> str:
@@ -272,18 +303,23 @@ def size(count: float) -> str:
         if count < 1000:
             return f"{count:.{0 if count >= 10 or unit == 'B' else 1}f} {unit}"
         count /= 1000
-    return f"{count:.1f} GB"
+    return f"{count:.1f} GB" if count < 1000 else f"{count / 1000:.1f} TB"
 
 
 def measured(row: LinkRow) -> str:
     """How long ago, and how: of the direction that is known for longer."""
     ages = [(row.rate_age_s, row.rate_source), (row.rate_back_age_s, row.rate_back_source)]
     known = [(age_s, source) for age_s, source in ages if age_s is not None]
-    return "{:.0f} s ago ({})".format(*max(known)) if known else ABSENT
+    if not known:
+        return ABSENT
+    age_s, source = max(known)
+    return f"{lasting(age_s)} ago ({source})"
 
 
 def rate(mbit: float) -> str:
     """Mbit/s for people."""
     if not mbit:
         return ABSENT
-    return f"{mbit / 1000:.1f} Gbit/s" if mbit >= 1000 else f"{mbit:.0f} Mbit/s"
+    if mbit >= 1000:
+        return f"{mbit / 1000:.1f} Gbit/s"
+    return f"{mbit:.{0 if mbit >= 10 else 1}f} Mbit/s"

@@ -13,7 +13,7 @@ from typing import Any
 from .callbacks import Callbacks
 from .protocols.errors import describe
 from .protocols.messages import Notice
-from .protocols.sentences import sentence
+from .protocols.sentences import printable, sentence
 from .run_summary import BLOCKS, PLAIN_BLOCKS, RunRecord, RunSummary, lines
 
 SAID = "said"  # The event of a line that is no notice.
@@ -22,7 +22,7 @@ SAID = "said"  # The event of a line that is no notice.
 def log_line(text: str, log_format: str, node: str = "", event: str = SAID, **fields: Any) -> str:
     """With its end. `node`: who tells it. As JSON: one object, whose `text` is what people read."""
     if log_format != "json":
-        return f"[chaosnet] {text}\n"
+        return f"[chaosnet] {printable(text)}\n"
     at = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return json.dumps({"time": at, "node": node, "event": event, **fields, "text": text}) + "\n"
 

@@ -21,6 +21,7 @@ from textual.widgets import Footer, Sparkline, Static
 
 from . import dashboard
 from .protocols.errors import ChaosnetError, PeerUnreachable
+from .protocols.sentences import printable
 from .protocols.status import Status
 from .top_story import RATE, Story
 
@@ -160,7 +161,7 @@ class Top(App[str]):
     def on_top_heard(self, told: Heard) -> None:
         said = self.query_one("#said", Static)
         said.set_class(bool(told.silence), "shown")
-        said.update(told.silence)
+        said.update(printable(told.silence))
         if told.status is not None and not self.paused:
             self.newest = told.status
             self.story.hear(told.status)
@@ -192,7 +193,8 @@ class Top(App[str]):
         self.query_one("#line", Sparkline).data = values
 
     def _put(self, where: str, what: RenderableType) -> None:
-        self.query_one(f"#{where}", Static).update(what)
+        shown = printable(what) if isinstance(what, str) else dashboard.Printable(what)
+        self.query_one(f"#{where}", Static).update(shown)
 
     # --- keys ---
 

@@ -63,3 +63,10 @@ def in_again(name: str, left_at: int, step: int) -> str:
     if missed < 0:
         told = f"{counted(-missed, 'step')} that it has made are undone, as the others went on from an earlier one"
     return f"{name} is in again at step {step}: {told}"
+
+
+def printable(text: str) -> str:
+    """What another machine has told, for a terminal: with blanks for what would change its colours, or worse."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each == "\n" else " " for each in text)

@@ -198,14 +198,14 @@ def _kept(status: Status) -> Plain | None:
 
 
 def curves(steps: Sequence[StepRow]) -> Plain:
-    """Steps by columns."""
+    """Steps by columns. Of a metric: None where it is not finite, False where the script did not ask for it."""
     names = sorted({name for row in steps for name in row.metrics})
     return {
         "step": [row.step for row in steps],
         "time_s": [round(row.time_s, 3) for row in steps],
         "seconds": [row.seconds for row in steps],
         "samples": [row.samples for row in steps],
-        "metrics": {name: [row.metrics.get(name) for row in steps] for name in names},
+        "metrics": {name: [row.metrics.get(name, False) for row in steps] for name in names},
     }
 
 

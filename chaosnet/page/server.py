@@ -38,6 +38,8 @@ MAX_VIEWERS = 50  # At once; each is sent some kilobytes a second.
 SCRAPE_PATIENCE_S = 4.0  # Less than the ten seconds after which Prometheus gives up.
 KEEP_ALIVE_S = 15.0  # A viewer hears something at least so often: else proxies close.
 SHUTDOWN_S = 2.0
+# A browser asks whether it is still the same: else a page would be drawn by scripts of an older release.
+CHECKED = "no-cache"
 # Scripts and styles come from here alone. It asks other members' pages whether they are there.
 POLICY = "default-src 'self'; connect-src 'self' http: https:; img-src 'self' data:; frame-ancestors 'none'"
 
@@ -109,7 +111,7 @@ class PageServer:
                 Route("/metrics", self._metrics),
                 Route("/health", self._health),
                 *([Route("/actions", self._actions.handle, methods=["POST"])] if self._actions else []),
-                Mount("/static", StaticFiles(directory=STATIC)),
+                Mount("/static", _Static(directory=STATIC)),
             ],
             middleware=[
                 Middleware(TrustedHostMiddleware, allowed_hosts=hosts),
@@ -118,7 +120,8 @@ class PageServer:
         )
 
     async def _index(self, request: Request) -> Response:
-        return FileResponse(STATIC / "index.html", headers={"Content-Security-Policy": POLICY})
+        headers = {"Content-Security-Policy": POLICY, "Cache-Control": CHECKED}
+        return FileResponse(STATIC / "index.html", headers=headers)
 
     async def _health(self, request: Request) -> Response:
         """For other members' pages, in browsers, that look for one to move to: is it one of this cluster?"""
@@ -178,6 +181,13 @@ class PageServer:
                     continue
                 news.clear()
                 yield viewer.told(time.time())
+
+
+class _Static(StaticFiles):
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers["Cache-Control"] = CHECKED
+        return response
 
 
 class _Viewer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from cluster import cluster_of
 
@@ -20,6 +22,7 @@ from chaosnet import client
 from chaosnet.page.feed import Feed, of_cluster, of_status
 from chaosnet.page.picture import Picture
 from chaosnet.page.server import PageServer
+from chaosnet.protocols.status import CheckpointRow, WaitRow
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from many_nodes import cluster as simulated
@@ -120,7 +123,7 @@ def test_a_page_whose_server_falls_silent_does_not_say_that_it_is_live(browser, 
                 page.wait_for_selector("#live.good:has-text('live')")
                 server.send_signal(signal.SIGSTOP)
                 page.wait_for_selector("#live.bad:has-text('server gone')")
-                assert "does not answer since" in page.locator("#notices").inner_text()
+                assert "has not answered since" in page.locator("#notices").inner_text()
                 server.send_signal(signal.SIGCONT)
                 page.wait_for_selector("#live.good:has-text('live')")
             server.send_signal(signal.SIGINT)
@@ -152,6 +155,146 @@ def test_an_open_page_moves_from_a_node_that_dies_to_one_that_serves_another(bro
         context.close()
 
 
+def test_a_page_stays_with_its_server_after_its_machine_was_asleep(browser):
+    """And keeps its actions: another member's page, which answers sooner than the next news come, has none."""
+
+    def serving(status: Any, with_actions: bool) -> PageServer:
+        def ask(on_silence: Any) -> Iterator[Any]:
+            while True:
+                yield status
+
+        server = PageServer(Feed(Picture(), ask), "127.0.0.1", 0, "--listen", with_actions)
+        server.start()
+        return server
+
+    status = simulated(3, joining=False)
+    other = serving(status, with_actions=False)
+    members = tuple(msgspec.structs.replace(row, page=other.url()) for row in status.members)
+    own = serving(msgspec.structs.replace(status, members=members), with_actions=True)
+    context = browser.new_context()
+    page = context.new_page()
+    page.clock.install()
+    page.goto(own.url_with_token)
+    page.wait_for_selector("#live.good:has-text('live')")
+    page.clock.fast_forward("08:00:00")
+    page.wait_for_timeout(3000)
+    assert page.url == own.url_with_token
+    page.wait_for_selector("#live.good:has-text('live')")
+    assert page.locator("#change").is_visible()
+    context.close()
+    own.stop()
+    other.stop()
+
+
+def with_metrics(status: Any, metrics: Any) -> Any:
+    """`metrics`: of a step."""
+    steps = tuple(msgspec.structs.replace(row, metrics=metrics(row.step)) for row in status.steps)
+    return msgspec.structs.replace(status, steps=steps, metrics=steps[-1].metrics)
+
+
+def test_a_metric_of_some_steps_only_has_a_curve_whatever_its_name(browser):
+    def metrics(step: int) -> dict[str, float | None]:
+        return {"loss": 1.0 / step, **({"constructor": 1.0 + step} if step % 10 == 0 else {})}
+
+    with (
+        served(of_status(with_metrics(simulated(2), metrics), "run.json")) as url,
+        page_at(browser, url) as page,
+    ):
+        page.locator("#names button", has_text="constructor").click()
+        assert page.locator("#chart .smooth").get_attribute("d").count("L") == 39
+        page.locator("#chart").focus()
+        page.keyboard.press("ArrowLeft")
+        assert page.locator("#reading").inner_text().endswith("401.0")
+        assert "step 400" in page.locator("#reading").inner_text()
+
+
+def test_levels_of_a_curve_are_what_they_say_also_where_all_values_are_nearly_equal(browser):
+    status = with_metrics(simulated(2), lambda step: {"loss": 0.12345 + 1e-6 * step})
+    with served(of_status(status, "run.json")) as url, page_at(browser, url) as page:
+        for name in ("loss", "samples a step", "step time"):
+            page.locator("#names button", has_text=name).click()
+            levels = page.locator("#chart .level").all_text_contents()
+            values = [float(text.removesuffix(" s")) for text in levels]
+            gaps = [after - before for before, after in itertools.pairwise(values)]
+            assert gaps and max(gaps) == pytest.approx(min(gaps)), (name, levels)
+
+
+def test_a_metric_that_is_never_finite_is_said_to_be_so(browser):
+    status = with_metrics(simulated(2), lambda step: {"loss": None})
+    with served(of_status(status, "run.json")) as url, page_at(browser, url) as page:
+        page.wait_for_selector("#chart text:has-text('finite')")
+        assert page.locator(".tile dd").nth(1).inner_text() == "not finite"
+
+
+def test_times_of_another_day_are_told_with_their_day(browser):
+    status = msgspec.structs.replace(
+        simulated(2, began_s=1.75e9), checkpoint=CheckpointRow(step=9, time_s=1.75e9)
+    )
+    with served(of_status(status, "run.json")) as url, page_at(browser, url, timezone_id="UTC") as page:
+        page.wait_for_selector("#live:has-text('as of 15 Jun 2025 15:09')")
+        assert "15 Jun 2025 15:0" in page.locator("#events time").first.inner_text()
+        assert "at 15 Jun 2025 15:06:40" in page.locator("#tiles").inner_text()
+
+
+LONG = "gpu<img src=x>_of_rack_17_in_the_datacenter_of_frankfurt_am_{:03}"
+
+
+def named_at_length() -> Any:
+    """Eight nodes with names of 64 characters that differ at their ends, after a week; all are waited for."""
+    status = simulated(8, pipelines="n0 0-3 > n1 4-7 x8 | n2 0-7 x4")
+    names = {row.node: LONG.format(place) for place, row in enumerate(status.members)}
+
+    def renamed(text: str) -> str:
+        return " ".join(names.get(word, word) for word in text.split())
+
+    members = tuple(
+        msgspec.structs.replace(
+            row, node=names[row.node], neighbors=tuple(map(renamed, row.neighbors)), sent_bytes=61_234_000_000_000,
+            pulled={renamed(name): count for name, count in row.pulled.items()},
+        )
+        for row in status.members
+    )  # fmt: skip
+    links = tuple(
+        msgspec.structs.replace(row, a=names[row.a], b=names[row.b], rate_age_s=604_800.0)
+        for row in status.links
+    )
+    return msgspec.structs.replace(
+        status, members=members, links=links, scheduler=names["n0"], pipelines=renamed(status.pipelines),
+        step=12_345_678, samples_per_s=9_876_543.0, checkpoint=CheckpointRow(step=12_345_000, time_s=0.0),
+        waiting=WaitRow(whom=tuple(names.values()), seconds=90_000.0, why="it pulls the state"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [360, 1440])
+def test_long_names_and_large_numbers_fit_and_names_can_be_told_apart(browser, width):
+    how = {"viewport": {"width": width, "height": 844}}
+    with served(of_status(named_at_length(), "run.json")) as url, page_at(browser, url, **how) as page:
+        page.wait_for_selector(".pipe .stage")
+        page.wait_for_timeout(700)  # Nodes have moved to their places.
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate(CUT) == []
+        assert (
+            page.locator("img[src=x]").count() == 0 and LONG.format(0) in page.locator("#rows").inner_text()
+        )
+        for where in ("#split-rows .row > span:first-child", "#graph .node .name"):
+            shown = page.locator(where).all_text_contents()
+            assert len({*shown}) == len(shown) > 7, shown
+        notices = page.locator("#notices").inner_text()
+        assert "and 7 more" in notices and LONG.format(5) not in notices
+        assert "61 TB" in page.locator("#rows").inner_text()
+        page.locator("#graph .link").first.dispatch_event("click")
+        assert "168 h 0 min ago" in page.locator("#details").inner_text()
+
+
+CUT = """() => {
+  const inside = ({ left, right }) => left >= 0 && right <= innerWidth;
+  const cells = [...document.querySelectorAll(".tile dd, .row > span")];
+  const cut = cells.filter((e) => e.scrollWidth > e.clientWidth);
+  const out = [...document.querySelectorAll("#graph .name")].filter((e) => !inside(e.getBoundingClientRect()));
+  return [...cut, ...out].map((e) => e.textContent);
+}"""
+
+
 def test_two_hundred_nodes_are_drawn_within_a_second_and_read_by_keyboard(browser):
     feed = of_status(simulated(200), "run.json")
     with served(feed) as url, page_at(browser, url) as page:
@@ -167,7 +310,7 @@ def test_two_hundred_nodes_are_drawn_within_a_second_and_read_by_keyboard(browse
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("width", [360, 1440])
 def test_it_fits_a_phone_and_a_desk_and_can_be_read_in_both_schemes(browser, width, scheme):
     status = simulated(8, pipelines="n0 0-3 > n1 4-7 x8 | n2 0-7 x4")
     how = {"viewport": {"width": width, "height": 844}, "color_scheme": scheme}
@@ -201,5 +344,5 @@ def test_a_cluster_that_falls_silent_is_told_of_and_what_was_known_stays(browser
             time.sleep(0.2)
 
     with served(Feed(Picture(), ask)) as url, page_at(browser, url) as page:
-        page.wait_for_selector("text=The cluster does not answer since")
+        page.wait_for_selector("text=The cluster has not answered since")
         assert page.locator("#graph .node").count() == 3

@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from chaosnet import client
 from chaosnet.page.feed import Feed, of_cluster, of_status
 from chaosnet.page.picture import Picture
-from chaosnet.page.server import PageServer
+from chaosnet.page.server import STATIC, PageServer
 from chaosnet.protocols.errors import ConfigError
 from chaosnet.protocols.status import to_json
 
@@ -181,9 +181,21 @@ def test_the_page_is_for_this_machine_only_and_needs_nothing_from_elsewhere():
         connection = http.client.HTTPConnection(url.removeprefix("http://"))
         connection.request("POST", "/status.json")
         assert connection.getresponse().status == 405
-        for name in ("page.css", "page.js", "graph.js", "chart.js", "layout.js", "words.js", "icon.svg"):
+        for name in sorted(each.name for each in STATIC.iterdir()):
             text = get(f"{url}/static/{name}")
             assert "http://" not in text.replace("http://www.w3.org", "") and "https://" not in text, name
+
+
+def test_a_browser_asks_anew_for_each_file_of_the_page_and_is_told_what_it_has_already():
+    """Else, after an update of chaosnet, it would mix new files with old ones."""
+    with served(of_status(simulated(2), "run.json")) as url:
+        for path in ("/", "/static/page.js", "/static/page.css"):
+            with urllib.request.urlopen(url + path, timeout=PATIENCE_S) as answer:
+                assert (answer.headers["Cache-Control"], bool(answer.headers["ETag"])) == ("no-cache", True)
+                known = {"If-None-Match": answer.headers["ETag"]}
+            if path != "/":
+                with pytest.raises(urllib.error.HTTPError, match="304"):
+                    get(url + path, **known)
 
 
 def test_a_port_that_is_taken_is_named():

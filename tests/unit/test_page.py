@@ -197,11 +197,13 @@ def test_traffic_is_that_of_the_process_here_and_for_prometheus():
 
 
 def test_curves_have_a_place_for_every_step_in_every_column():
-    rows = (StepRow(step=1, time_s=1.0, seconds=None, samples=8, metrics={"loss": 1.0}), step(2))
-    told = model.curves(rows)
-    assert (
-        told["metrics"] == {"loss": [1.0, None]} and told["step"] == [1, 2] and told["seconds"] == [None, 0.5]
+    rows = (
+        StepRow(step=1, time_s=1.0, seconds=None, samples=8, metrics={"loss": 1.0, "val": None}),
+        step(2),
     )
+    told = model.curves(rows)
+    assert (told["step"], told["seconds"]) == ([1, 2], [None, 0.5])
+    assert told["metrics"] == {"loss": [1.0, False], "val": [None, False]}, "None is one that is not finite"
 
 
 def test_a_page_of_two_hundred_nodes_is_less_than_what_a_phone_takes_in_a_moment():
@@ -300,6 +302,23 @@ def test_every_label_of_the_grafana_dashboard_is_one_that_its_metric_has():
         assert asked <= labels[metric], (target, labels[metric])
         named += len(asked)
     assert named > 10
+
+
+def test_grafana_draws_what_its_titles_name_at_any_interval_of_scrapes():
+    """Prometheus scrapes once a minute by default: one minute has one value then, of which there is no rate."""
+    board = json.loads((DOCS / "grafana.json").read_text())
+    asked = {panel["title"]: [each["expr"] for each in panel["targets"]] for panel in board["panels"]}
+    assert "chaosnet_member_memory_bytes" in asked["Memory"][0] and "cpu" in asked["Processors"][0]
+    rates = [query for queries in asked.values() for query in queries if query.startswith("rate(")]
+    assert rates and all(query.endswith("[$__rate_interval])") for query in rates)
+    places = [panel["gridPos"] for panel in board["panels"]]
+    cells = [
+        (x, y)
+        for at in places
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len({*cells}) == len(cells) and max(x for x, _ in cells) < 24, "no panel covers another"
 
 
 # --- where it listens ---

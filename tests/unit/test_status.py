@@ -8,6 +8,7 @@ import ast
 import io
 import json
 import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -26,8 +27,10 @@ from chaosnet.protocols.status import (
     STATUS_VERSION,
     CheckpointRow,
     EventRow,
+    LinkRow,
     MemberRow,
     StepRow,
+    WaitRow,
     from_json,
     to_json,
 )
@@ -38,6 +41,7 @@ from chaosnet.scheduler.monitor import (
     EVENTS_KEPT,
     ClusterMonitor,
 )
+from chaosnet.teller import log_line
 from chaosnet.watching import Known
 
 KEPT = Path(__file__).parent.parent / "traces" / "status.json"
@@ -197,6 +201,49 @@ def test_traffic_is_that_of_the_process():
     rows = tuple(msgspec.structs.replace(row, sent_bytes=7_000_000_000) for row in STATUS.members)
     text = shown(msgspec.structs.replace(STATUS, members=rows), 120)
     assert "7.0 GB" in text and "5.0 MB" not in text  # That is the machine's.
+
+
+def test_the_day_of_an_event_is_told_unless_it_is_today():
+    now_s = time.time()
+    assert dashboard.clock(now_s) == time.strftime("%H:%M:%S", time.localtime(now_s))
+    assert dashboard.clock(1.75e9) == time.strftime("%d %b %Y %H:%M:%S", time.localtime(1.75e9))
+    assert " 2025 " in shown(msgspec.structs.replace(STATUS, events=(at(1.75e9),)), 80)
+
+
+def at(time_s):
+    return msgspec.structs.replace(STATUS.events[0], time_s=time_s)
+
+
+def test_of_the_many_whom_all_wait_for_three_are_named():
+    wait = WaitRow(whom=tuple(f"node-{number}" for number in range(200)), seconds=7200.0, why="they compute")
+    text = shown(msgspec.structs.replace(STATUS, waiting=wait), 120)
+    assert "waits for node-0, node-1, node-2 and 197 more, 2 h: they compute" in text
+
+
+def test_units_fit_after_a_week_and_on_a_slow_link():
+    rows = tuple(msgspec.structs.replace(row, sent_bytes=61_234_000_000_000) for row in STATUS.members)
+    slow = LinkRow(a="a", b="b", rate_mbit=0.4, rate_age_s=604_800.0, rate_source="probe")
+    text = shown(msgspec.structs.replace(STATUS, members=rows, links=(slow,)), 120)
+    for part in ("61.2 TB", "0.4 Mbit/s", "7 days ago (probe)"):
+        assert part in text, part
+
+
+def test_what_a_node_calls_itself_does_not_reach_the_terminal_as_a_command():
+    name = "a\x1b]0;mine\x07\x1b[2J"
+    rows = tuple(msgspec.structs.replace(row, node=name, keeps="0") for row in STATUS.members)
+    event = msgspec.structs.replace(STATUS.events[0], node=name, detail="\x9b31m")
+    status = msgspec.structs.replace(
+        STATUS, members=rows, scheduler=name, events=(event,), metrics={name: 1.0}
+    )
+    for text in (shown(status, 200, wide=True), log_line(sentence(event), "text")):
+        assert "mine" in text
+        assert all(each.isprintable() or each == "\n" for each in text)
+
+
+def test_nothing_of_an_event_is_cut_off_in_a_narrow_terminal():
+    event = msgspec.structs.replace(at(1.75e9), node="n" * 60)
+    text = shown(msgspec.structs.replace(STATUS, events=(event,)), 80)
+    assert text.count("n" * 10) >= 5 and "…" not in text
 
 
 # --- words ---

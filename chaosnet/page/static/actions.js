@@ -11,7 +11,14 @@ export function showActions(page) {
   $("change").hidden = !allowed(page);
   if ($("change").hidden) return;
   const names = page.nodes.filter((node) => node.state === "active").map((node) => node.id);
-  for (const select of document.querySelectorAll("#change select")) keyed(select, names, (name) => name, (name) => element("option", { value: name }, name), () => {});
+  for (const select of document.querySelectorAll("#change select"))
+    keyed(
+      select,
+      names,
+      (name) => name,
+      (name) => element("option", { value: name }, name),
+      () => {},
+    );
   const { a, b } = $("linking").elements;
   if (a.value === b.value && names.length > 1 && !b.dataset.chosen) b.selectedIndex = 1;
 }
@@ -19,16 +26,25 @@ export function showActions(page) {
 // One after the other: what it does to the cluster is seen before the next.
 async function act(action, question, told) {
   if (busy || (question && !confirm(question))) return;
-  busy = true; enable(); tell("asking the cluster …", true);
+  busy = true;
+  enable();
+  tell("asking the cluster …", true);
   try {
-    const answer = await fetch("actions", { method: "POST", headers: { "Content-Type": "application/json", Authorization: `Bearer ${token}` }, body: JSON.stringify(action) });
+    const answer = await fetch("actions", {
+      method: "POST",
+      headers: { "Content-Type": "application/json", Authorization: `Bearer ${token}` },
+      body: JSON.stringify(action),
+    });
     const said = await answer.text();
-    const { ok, text } = said.startsWith("{") ? JSON.parse(said) : { ok: false, text: `It could not be asked: HTTP ${answer.status} ${said}` };
+    const { ok, text } = said.startsWith("{")
+      ? JSON.parse(said)
+      : { ok: false, text: `It could not be asked: HTTP ${answer.status} ${said}` };
     tell(ok ? told(text) : text, ok);
   } catch (error) {
     tell(`The process that serves this page does not answer: ${error.message}`, false);
   }
-  busy = false; enable();
+  busy = false;
+  enable();
 }
 
 function enable() {
@@ -40,7 +56,9 @@ function tell(text, ok) {
   $("answer").replaceChildren(text);
 }
 
-$("linking").elements.b.addEventListener("change", (event) => { event.target.dataset.chosen = "yes"; });
+$("linking").elements.b.addEventListener("change", (event) => {
+  event.target.dataset.chosen = "yes";
+});
 const plain = (text) => text;
 $("leaving").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -49,8 +67,13 @@ $("leaving").addEventListener("submit", (event) => {
 });
 $("linking").addEventListener("submit", (event) => {
   event.preventDefault();
-  const { a, b } = event.target.elements, connect = event.submitter?.value !== "close";
-  act({ type: "link", a: a.value, b: b.value, connect }, connect ? "" : `Close the link ${a.value} - ${b.value}?`, plain);
+  const { a, b } = event.target.elements;
+  const connect = event.submitter?.value !== "close";
+  act(
+    { type: "link", a: a.value, b: b.value, connect },
+    connect ? "" : `Close the link ${a.value} - ${b.value}?`,
+    plain,
+  );
 });
 $("inviting").addEventListener("submit", (event) => {
   event.preventDefault();

@@ -1,8 +1,9 @@
 // Numbers and elements, for people. Text from the cluster goes into text nodes only, never into markup.
 
 export function size(bytes) {
-  for (const unit of ["B", "kB", "MB", "GB"]) {
-    if (bytes < 1000 || unit === "GB") return `${bytes >= 10 || unit === "B" ? Math.round(bytes) : bytes.toFixed(1)} ${unit}`;
+  for (const unit of ["B", "kB", "MB", "GB", "TB"]) {
+    if (bytes < 1000 || unit === "TB")
+      return `${bytes >= 10 || unit === "B" ? Math.round(bytes) : bytes.toFixed(1)} ${unit}`;
     bytes /= 1000;
   }
 }
@@ -22,7 +23,11 @@ export function seconds(s) {
   return s < 3600 ? `${Math.floor(s / 60)} min ${s % 60} s` : `${Math.floor(s / 3600)} h ${(s % 3600) / 60} min`;
 }
 
-export const count = (n) => Math.round(n).toLocaleString("en");
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+export const count = (n) => whole.format(n);
+
+// Where tenths of a second say nothing.
+export const lasting = (s) => (s < 60 ? `${Math.round(s)} s` : seconds(s));
 
 export function value(v) {
   if (v == null) return "not finite";
@@ -31,9 +36,26 @@ export function value(v) {
   return v.toFixed(a >= 1000 ? 0 : a >= 100 ? 1 : a >= 10 ? 2 : a >= 1 ? 3 : 4);
 }
 
-export const clock = (s) => new Date(s * 1000).toLocaleTimeString("en-GB");
+// The time; with the day, if that is not today.
+export function clock(s) {
+  const at = new Date(s * 1000);
+  const now = new Date();
+  const time = at.toLocaleTimeString("en-GB");
+  if (at.toDateString() === now.toDateString()) return time;
+  const year = at.getFullYear() === now.getFullYear() ? undefined : "numeric";
+  return `${at.toLocaleDateString("en-GB", { day: "numeric", month: "short", year })} ${time}`;
+}
 
-export const short = (name, most = 14) => name.length <= most ? name : `${name.slice(0, most - 6)}…${name.slice(-5)}`;
+export const short = (name, most = 14) =>
+  name.length <= most ? name : `${name.slice(0, most - 6)}…${name.slice(-5)}`;
+
+// Names, of which there may be many: the first `most`, and how many more.
+export function some(names, most = 3) {
+  const more = names.length - most;
+  return names.slice(0, most).join(", ") + (more > 0 ? ` and ${count(more)} more` : "");
+}
+
+export const $ = (id) => document.getElementById(id);
 
 // An element with attributes and children; `svg` makes one of SVG.
 export function element(tag, attributes = {}, ...children) {
@@ -46,21 +68,27 @@ export function svg(tag, attributes = {}, ...children) {
 
 function fill(made, attributes, children) {
   for (const [name, v] of Object.entries(attributes)) {
-    if (name === "style") made.style.cssText = v; // As an attribute the page's policy forbids it.
+    if (name === "style")
+      made.style.cssText = v; // As an attribute the page's policy forbids it.
     else if (v != null && v !== false) made.setAttribute(name, v === true ? "" : v);
   }
   made.append(...children.filter((child) => child != null && child !== false));
   return made;
 }
 
-// Sets an attribute, or the text, if it is another than before: what does not change costs no layout.
+// Sets an attribute if it is another than before: what does not change costs no layout.
 export function set(target, name, v) {
   const text = String(v);
-  if (name === "text") { if (target.textContent !== text) target.textContent = text; }
-  else if (target.getAttribute(name) !== text) target.setAttribute(name, text);
+  if (target.getAttribute(name) !== text) target.setAttribute(name, text);
 }
 
-// Children of `parent`, one for each item, by key: those that stay are kept. Of items with equal keys the later are new.
+// The same for its text.
+export function say(target, text) {
+  if (target.textContent !== String(text)) target.textContent = text;
+}
+
+// Children of `parent`, one for each item, by key: those that stay are kept.
+// Of items with equal keys the later are new.
 export function keyed(parent, items, key, make, update) {
   const old = new Map([...parent.children].map((child) => [child.dataset.key, child]));
   const kept = new Set();
@@ -69,7 +97,10 @@ export function keyed(parent, items, key, make, update) {
     const name = key(item);
     let child = old.get(name);
     if (child) old.delete(name);
-    else { child = make(item); child.dataset.key = name; }
+    else {
+      child = make(item);
+      child.dataset.key = name;
+    }
     if (child === place) place = place.nextElementSibling;
     else parent.insertBefore(child, place);
     kept.add(child);
