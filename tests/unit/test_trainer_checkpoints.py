@@ -355,6 +355,29 @@ def test_the_newest_two_are_kept_and_the_last_write_is_waited_for(start, tmp_pat
     assert script.counters()["checkpoint_step"] == 30
 
 
+@pytest.mark.parametrize("spoilt", [11, 14])
+def test_a_model_that_has_become_nan_is_told_once_and_does_not_replace_older_checkpoints(
+    start, tmp_path, capsys, spoilt
+):
+    script = start(checkpoints=Checkpoints(tmp_path, every=5))
+    script.train(spoilt)
+    with torch.no_grad():
+        script.model[3].bias.fill_(torch.nan)  # As an optimizer does with a gradient that is NaN.
+    script.train(40)
+    script.close()
+    assert [(each.step, each.complete) for each in scan(tmp_path)] == [(5, True), (10, True)]
+    said = capsys.readouterr().err
+    assert said.count("the model has become NaN, on all nodes: ") == 1
+    assert "seen after step 15; no more checkpoints are written" in said
+    resumed = start(checkpoints=Checkpoints(tmp_path, every=5, resume=True))
+    assert resumed.trainer.step == 10
+    resumed.train(12)
+    with torch.no_grad():
+        resumed.model[3].bias.fill_(torch.nan)
+    resumed.close()
+    assert [each.step for each in scan(tmp_path)] == [5, 10]
+
+
 def test_who_leaves_while_the_disk_is_slow_says_what_it_waits_for(start, tmp_path, monkeypatch, capsys):
     original, said = checkpointing.write_shard, threading.Event()
 
