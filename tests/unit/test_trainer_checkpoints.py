@@ -186,6 +186,18 @@ def test_the_order_of_samples_is_that_of_the_run_whatever_the_seed_is_now(start,
     assert second.used == straight.used[10:]
 
 
+def test_who_goes_on_with_a_run_that_has_all_its_epochs_hears_why_nothing_happens(start, tmp_path, capsys):
+    trained(start, tmp_path, 14)
+    script = start(checkpoints=Checkpoints(tmp_path, resume=True))
+    capsys.readouterr()
+    assert list(script.trainer.epochs(2)) == list(script.trainer.batches(data(), 8, epochs=1)) == []
+    told = "nothing is left to train: the cluster has done 2 epochs, and this script asks for"
+    assert [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()] == [f"{told} 2", f"{told} 1"]
+    for _ in script.trainer.epochs(3):
+        assert script.train(21)
+    assert list(script.trainer.epochs(3)) == [] and told not in capsys.readouterr().err
+
+
 def test_to_resume_where_nothing_is_starts_from_scratch_and_says_so(start, tmp_path, capsys):
     assert start(checkpoints=Checkpoints(tmp_path / "new", resume=True)).trainer.step == 0
     assert f"nothing to resume in {tmp_path / 'new'}: starts from scratch" in capsys.readouterr().err
