@@ -17,6 +17,9 @@ from .protocols.errors import ChaosnetError, ConfigError
 from .settings_table import SETTINGS
 from .teller import log_line
 
+MISPLACED = {"--join": "join", "--listen": "listen", "--cluster": "cluster_name"}
+"""Options without which a node is alone, and the settings that they give."""
+
 
 def run_script(script: Path, args: tuple[str, ...]) -> None:
     """Returns when the script has ended well. If it has made no Trainer, it says so, unless Ctrl+C ended it.
@@ -79,6 +82,7 @@ def _run(
 ) -> None:
     """`path`: what is in the file's frames; `shown`: what people call it."""
     sys.argv[:] = [path, *args]
+    _tell_misplaced(shown, args)
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=path, __builtins__=__builtins__, __cached__=None, __spec__=spec)
     if spec is not None:
@@ -105,10 +109,24 @@ def _run(
 
 def _tell_if_alone(script: str) -> None:
     if not endings.was_opened():
-        text = f"{script} made no Trainer in this process before it ended: it was no node of a cluster"
-        line = log_line(text, SETTINGS["log_format"].of(None))
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # Nobody may read it.
-            print(line, end="", file=sys.stderr, flush=True)
+        _say(f"{script} made no Trainer in this process before it ended: it was no node of a cluster")
+
+
+def _tell_misplaced(script: str, args: tuple[str, ...]) -> None:
+    """A script that looks at no arguments would found a cluster of its own, and train alone."""
+    for option in (each.partition("=")[0] for each in args):
+        setting = SETTINGS.get(MISPLACED.get(option, ""))
+        if setting is not None and setting.variable not in os.environ:
+            _say(
+                f"{option} stands behind {script}, so the script gets it and chaosnet does not (options of chaosnet "
+                f"come first: chaosnet run {option} ... {script})"
+            )
+
+
+def _say(text: str) -> None:
+    line = log_line(text, SETTINGS["log_format"].of(None))
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # Nobody may read it.
+        print(line, end="", file=sys.stderr, flush=True)
 
 
 def _frames_of(path: str, trace: TracebackType | None) -> TracebackType | None:
