@@ -27,7 +27,9 @@ def demand(extra: str, what: str) -> None:
     if missing:
         packages = " and ".join([", ".join(missing[:-1]), missing[-1]]) if missing[1:] else missing[0]
         are = "are" if missing[1:] else "is"
-        raise ConfigError(f"{what} needs {packages}, which {are} not installed (pip install 'chaosnet[{extra}]')")
+        raise ConfigError(
+            f"{what} needs {packages}, which {are} not installed (pip install 'chaosnet[{extra}]')"
+        )
 
 
 def brings(module: str) -> str | None:

@@ -24,7 +24,9 @@ class NanWatch:
 
     def __init__(self, model: nn.Module, guard: Guard | None, every: int, say: Callable[[str], None]) -> None:
         self._model, self._guard, self._every, self._say = model, guard, every, say
-        self._trained: dict[str, torch.Tensor] = {}  # Those that had a gradient: what has none may hold anything.
+        self._trained: dict[
+            str, torch.Tensor
+        ] = {}  # Those that had a gradient: what has none may hold anything.
         self.found = False
 
     def forget(self) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import sys
+import traceback
 import types
 from collections.abc import Callable
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
@@ -93,6 +94,10 @@ def _run(
     except ChaosnetError as error:
         _note(error, error.__traceback__)
         endings.crash_all(error)
+        if (
+            isinstance(error, ConfigError) and endings.was_opened()
+        ):  # Else it is of an option, or of Trainer(...).
+            error.args = (f"{error}{_place_of(path, error.__traceback__)}",)
         raise
     except (SystemExit, KeyboardInterrupt) as error:
         endings.crash_all(error)
@@ -134,6 +139,12 @@ def _frames_of(path: str, trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename != path:
         trace = trace.tb_next
     return trace
+
+
+def _place_of(path: str, trace: TracebackType | None) -> str:
+    """Where the script has called what has raised it; "" if it did not."""
+    calls = [each for each in traceback.extract_tb(trace) if each.filename == path]
+    return f"\n  in {path}, line {calls[-1].lineno}: {calls[-1].line}" if calls else ""
 
 
 def _note(error: BaseException, trace: TracebackType | None) -> None:

@@ -358,9 +358,25 @@ def test_a_script_without_a_trainer_is_told_so_and_keeps_its_exit_code(tmp_path,
     ]
 
 
+def test_a_wrong_call_in_a_script_is_told_with_its_line(tmp_path):
+    script = (
+        "from chaosnet import Trainer\nimport torch\nmodel = torch.nn.Linear(2, 2)\n"
+        "trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.1))\n"
+        "def train():\n    for batch in trainer.batches([1, 2, 3], batch_size=0):\n        pass\ntrain()\n"
+    )
+    code, said, _ = run(tmp_path, script, "--listen", "127.0.0.1:0")
+    assert code == 2
+    assert said[-2:] == [
+        "error: batch_size: 0 (expected a whole number from 1)",
+        "  in train.py, line 6: for batch in trainer.batches([1, 2, 3], batch_size=0):",
+    ]
+
+
 def test_an_option_behind_the_script_that_would_have_found_the_others_is_told(tmp_path):
     script = "import os, sys\nprint(sys.argv, file=sys.stderr)\nos._exit(0)"
-    code, said, _ = run(tmp_path, script, "--listen", "127.0.0.1:0", args=["--join=a:1", "--listen", "b:1", "--lr"])
+    code, said, _ = run(
+        tmp_path, script, "--listen", "127.0.0.1:0", args=["--join=a:1", "--listen", "b:1", "--lr"]
+    )
     assert code == 0
     assert said == [
         "[chaosnet] --join stands behind train.py, so the script gets it and chaosnet does not "

@@ -38,7 +38,9 @@ def test_a_command_names_the_extra_that_it_needs(monkeypatch, tmp_path, command)
         monkeypatch.setattr("importlib.import_module", _without_scipy)
     args = command.format(topology=topology, picture=tmp_path / "a.png").split()
     (extra,) = COMMANDS[command]
-    with pytest.raises(ConfigError, match=rf"which (is|are) not installed \(pip install 'chaosnet\[{extra}\]'\)"):
+    with pytest.raises(
+        ConfigError, match=rf"which (is|are) not installed \(pip install 'chaosnet\[{extra}\]'\)"
+    ):
         cli.main(args, standalone_mode=False)
 
 

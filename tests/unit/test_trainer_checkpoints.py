@@ -192,7 +192,10 @@ def test_who_goes_on_with_a_run_that_has_all_its_epochs_hears_why_nothing_happen
     capsys.readouterr()
     assert list(script.trainer.epochs(2)) == list(script.trainer.batches(data(), 8, epochs=1)) == []
     told = "nothing is left to train: the cluster has done 2 epochs, and this script asks for"
-    assert [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()] == [f"{told} 2", f"{told} 1"]
+    assert [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()] == [
+        f"{told} 2",
+        f"{told} 1",
+    ]
     for _ in script.trainer.epochs(3):
         assert script.train(21)
     assert list(script.trainer.epochs(3)) == [] and told not in capsys.readouterr().err
