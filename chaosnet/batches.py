@@ -47,7 +47,7 @@ class Batches:
                 raise ConfigError(self._left_early(before))
 
     def _tell_nothing_left(self, epochs: int) -> None:
-        """A run that has ended is started again, or a node has fewer epochs in its command: its script ends at once."""
+        """A run that has ended is started again, or a node's command has fewer epochs: its script ends at once."""
         done = self._share.epoch
         if done >= epochs and not self._steps.updates_here and not self._session.done:
             self._session.say(

@@ -60,7 +60,7 @@ class NanWatch:
     def _told(self, name: str, step: int) -> str:
         told = f"the model has become NaN, on all nodes: {name!r}, seen after step {step}"
         if self._every:
-            told += "; no more checkpoints are written, so that those from before are kept: --resume goes back to them"
+            told += "; no more checkpoints are written, and those from before are kept: --resume goes back to them"
         if self._guard is None:
             told += '; Trainer(..., guard="skip") leaves out a gradient that is not finite'
         return told

@@ -24,8 +24,8 @@ class Passes(Iterator[Any]):
     def __len__(self) -> int:
         """Raises: TypeError, as scripts ask their DataLoader for it, to show how far they are."""
         raise TypeError(
-            "what trainer.batches returns has no len(): how many batches of an epoch come to this node depends on who "
-            "else is there (len() of the DataLoader is what a node alone would get)"
+            "what trainer.batches returns has no len(): how many batches of an epoch come to this node depends on "
+            "who else is there (len() of the DataLoader is what a node alone would get)"
         )
 
     def __bool__(self) -> bool:

@@ -91,7 +91,7 @@ class Incoming:
         self._handle(ev.Received(peer, message, payload))
 
     def _overhear(self, envelope: Envelope) -> None:
-        """Notices to all are for people here, too. One that has left takes nothing in: each copy would pass for new."""
+        """Notices to all are for people here, too. Who has left takes nothing in: each copy would pass for new."""
         notice, agent = envelope.body, self._agent
         if not isinstance(notice, Notice) or envelope.target != EVERYONE or agent.phase is Phase.OUT:
             return

@@ -17,8 +17,8 @@ from ..evaluation import Evaluation, average
 from ..guard import Guard
 from ..lr_schedule import LRSchedule
 from ..means import Means
-from ..nan_watch import NanWatch
 from ..named_updates import named, trained_by
+from ..nan_watch import NanWatch
 from ..node.flat_state import Arrival
 from ..node.generators import get_generators, set_generators
 from ..node.gradients import Gradients

@@ -42,7 +42,7 @@ def test_it_looks_before_each_checkpoint_and_tells_that_none_is_written():
     watch.look(10)
     assert watch.found and told == [
         "the model has become NaN, on all nodes: '0.bias', seen after step 10; no more checkpoints are written, "
-        "so that those from before are kept: --resume goes back to them"
+        "and those from before are kept: --resume goes back to them"
     ]
 
 
