@@ -16,6 +16,7 @@ from .node.session import Session
 from .passes import Passes
 from .protocols.data_cursor import DealRules
 from .protocols.errors import ConfigError
+from .protocols.sentences import counted
 from .script_steps import ScriptSteps
 from .settings import expect
 
@@ -31,6 +32,7 @@ class Batches:
     def epochs(self, count: int) -> Iterator[int]:
         """See `Trainer.epochs`."""
         share = self._share
+        self._tell_nothing_left(count)
         while share.epoch < count and not self._session.done:
             before, updates = share.epoch, self._steps.updates_here
             yield before
@@ -43,6 +45,15 @@ class Batches:
                 )
             if not self._session.done:
                 raise ConfigError(self._left_early(before))
+
+    def _tell_nothing_left(self, epochs: int) -> None:
+        """A run that has ended is started again, or a node's command has fewer epochs: its script ends at once."""
+        done = self._share.epoch
+        if done >= epochs and not self._steps.updates_here and not self._session.done:
+            self._session.say(
+                f"nothing is left to train: the cluster has done {counted(done, 'epoch')}, and this script asks for "
+                f"{epochs}"
+            )
 
     def _left_early(self, epoch: int) -> str:
         """A loop over the rest of the epoch may have stopped anywhere: nodes could not agree on what is left out."""
@@ -114,6 +125,7 @@ class Batches:
         self._steps.conclude()
         self._engine.gradients.arm(None)
         target = epochs if epochs is not None else share.epoch + 1
+        self._tell_nothing_left(target)
         if not isinstance(source, DataLoader):
             yield from self._until(target, order, accumulate, source)
             return

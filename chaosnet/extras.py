@@ -25,8 +25,10 @@ def demand(extra: str, what: str) -> None:
     """Raises: ConfigError that says how to install the extra which `what` needs, if it is not there."""
     missing = [module for module in MODULES[extra] if find_spec(module) is None]
     if missing:
+        packages = " and ".join([", ".join(missing[:-1]), missing[-1]]) if missing[1:] else missing[0]
+        are = "are" if missing[1:] else "is"
         raise ConfigError(
-            f"{what} needs {' and '.join(missing)}, which is not installed (pip install 'chaosnet[{extra}]')"
+            f"{what} needs {packages}, which {are} not installed (pip install 'chaosnet[{extra}]')"
         )
 
 

@@ -21,6 +21,16 @@ class Passes(Iterator[Any]):
         self._own = None  # It ends here, as only one can be under way.
         return self._begin()
 
+    def __len__(self) -> int:
+        """Raises: TypeError, as scripts ask their DataLoader for it, to show how far they are."""
+        raise TypeError(
+            "what trainer.batches returns has no len(): how many batches of an epoch come to this node depends on "
+            "who else is there (len() of the DataLoader is what a node alone would get)"
+        )
+
+    def __bool__(self) -> bool:
+        return True
+
     def __next__(self) -> Any:
         if self._own is None:
             self._own = self._begin()

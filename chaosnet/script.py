@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import sys
+import traceback
 import types
 from collections.abc import Callable
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
@@ -16,6 +17,9 @@ from . import endings
 from .protocols.errors import ChaosnetError, ConfigError
 from .settings_table import SETTINGS
 from .teller import log_line
+
+MISPLACED = {"--join": "join", "--listen": "listen", "--cluster": "cluster_name"}
+"""Options without which a node is alone, and the settings that they give."""
 
 
 def run_script(script: Path, args: tuple[str, ...]) -> None:
@@ -79,6 +83,7 @@ def _run(
 ) -> None:
     """`path`: what is in the file's frames; `shown`: what people call it."""
     sys.argv[:] = [path, *args]
+    _tell_misplaced(shown, args)
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=path, __builtins__=__builtins__, __cached__=None, __spec__=spec)
     if spec is not None:
@@ -89,6 +94,10 @@ def _run(
     except ChaosnetError as error:
         _note(error, error.__traceback__)
         endings.crash_all(error)
+        if (
+            isinstance(error, ConfigError) and endings.was_opened()
+        ):  # Else it is of an option, or of Trainer(...).
+            error.args = (f"{error}{_place_of(path, error.__traceback__)}",)
         raise
     except (SystemExit, KeyboardInterrupt) as error:
         endings.crash_all(error)
@@ -105,10 +114,24 @@ def _run(
 
 def _tell_if_alone(script: str) -> None:
     if not endings.was_opened():
-        text = f"{script} made no Trainer in this process before it ended: it was no node of a cluster"
-        line = log_line(text, SETTINGS["log_format"].of(None))
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # Nobody may read it.
-            print(line, end="", file=sys.stderr, flush=True)
+        _say(f"{script} made no Trainer in this process before it ended: it was no node of a cluster")
+
+
+def _tell_misplaced(script: str, args: tuple[str, ...]) -> None:
+    """A script that looks at no arguments would found a cluster of its own, and train alone."""
+    for option in (each.partition("=")[0] for each in args):
+        setting = SETTINGS.get(MISPLACED.get(option, ""))
+        if setting is not None and setting.variable not in os.environ:
+            _say(
+                f"{option} stands behind {script}, so the script gets it and chaosnet does not (options of chaosnet "
+                f"come first: chaosnet run {option} ... {script})"
+            )
+
+
+def _say(text: str) -> None:
+    line = log_line(text, SETTINGS["log_format"].of(None))
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # Nobody may read it.
+        print(line, end="", file=sys.stderr, flush=True)
 
 
 def _frames_of(path: str, trace: TracebackType | None) -> TracebackType | None:
@@ -116,6 +139,12 @@ def _frames_of(path: str, trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename != path:
         trace = trace.tb_next
     return trace
+
+
+def _place_of(path: str, trace: TracebackType | None) -> str:
+    """Where the script has called what has raised it; "" if it did not."""
+    calls = [each for each in traceback.extract_tb(trace) if each.filename == path]
+    return f"\n  in {path}, line {calls[-1].lineno}: {calls[-1].line}" if calls else ""
 
 
 def _note(error: BaseException, trace: TracebackType | None) -> None:

@@ -16,6 +16,7 @@ from .page.of_node import NodePage
 from .presence import Presence
 from .protocols.errors import ConfigError, ScaleOutFailed, describe
 from .protocols.messages import Range
+from .protocols.sentences import counted
 from .remembered import Remembered
 from .started_alike import alone_among_many
 from .teller import Teller
@@ -181,7 +182,7 @@ class ScriptNode:
             self._members.forget()
         session.say(
             f"{self.name} left after step {engine.step} ({session.ended.reason}): "
-            f"{self.steps.updates_here} steps with samples from here, joined at step {engine.joined_step}"
+            f"{counted(self.steps.updates_here, 'step')} with samples from here, joined at step {engine.joined_step}"
         )
         self._sum_up()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from .protocols.sentences import printable, sentence
 from .run_summary import BLOCKS, PLAIN_BLOCKS, RunRecord, RunSummary, lines
 
 SAID = "said"  # The event of a line that is no notice.
+CLEARED = "\r\x1b[K"  # The line of a terminal in which the cursor is.
 
 
 def log_line(text: str, log_format: str, node: str = "", event: str = SAID, **fields: Any) -> str:
@@ -47,6 +49,7 @@ class Teller:
         if not self._quiet:
             # In one piece, as other threads print, too.
             line = log_line(text, self._log_format, self._node, event, **fields)
+            line = _behind_a_bar() + line
             with contextlib.suppress(OSError, ValueError):  # Its reader may have gone: no reason to go, too.
                 print(line, end="", file=sys.stderr, flush=True)
 
@@ -85,6 +88,15 @@ class Teller:
             callback(event)
         except Exception as error:
             self.say(f"{name} of the script failed: {describe(error)}")
+
+
+def _behind_a_bar() -> str:
+    """On a terminal where tqdm draws: its bar has no end of line, and is drawn anew below ours."""
+    if "tqdm" not in sys.modules or sys.stderr is None or os.environ.get("TERM") == "dumb":
+        return ""
+    with contextlib.suppress(ValueError):  # It is closed.
+        return CLEARED if sys.stderr.isatty() else ""
+    return ""
 
 
 def _can_print(text: str) -> bool:

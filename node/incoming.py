@@ -15,6 +15,7 @@ from ..protocols.messages import EVERYONE, Down, Envelope, Notice, Up
 from .all_reduce import AllReduce
 from .core import Agent
 from .link_tests import LinkTests
+from .node import Phase
 from .shared_memory import Payload
 
 log = logging.getLogger("chaosnet")
@@ -90,7 +91,9 @@ class Incoming:
         self._handle(ev.Received(peer, message, payload))
 
     def _overhear(self, envelope: Envelope) -> None:
-        """Notices to all are for people here, too."""
-        notice = envelope.body
-        if isinstance(notice, Notice) and envelope.target == EVERYONE and self._agent.relay.is_new(envelope):
+        """Notices to all are for people here, too. Who has left takes nothing in: each copy would pass for new."""
+        notice, agent = envelope.body, self._agent
+        if not isinstance(notice, Notice) or envelope.target != EVERYONE or agent.phase is Phase.OUT:
+            return
+        if agent.relay.is_new(envelope):
             self._on_notice(notice)

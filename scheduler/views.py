@@ -112,10 +112,10 @@ def apply_change(
         case Remove(node=node):
             return _remove(view, node, key, impossible)
         case AddLink(link=each):
-            if each in view.links or not {*each} <= {*view.node_ids} or each[0] == each[1]:
-                raise Nothing(
-                    f"the link {each[0]} - {each[1]} exists already or one of its ends is no member"
-                )
+            if each in view.links:
+                raise Nothing(f"the link {each[0]} - {each[1]} exists already")
+            if not {*each} <= {*view.node_ids} or each[0] == each[1]:
+                raise Nothing(f"the link {each[0]} - {each[1]} has no two ends that are members")
             return _next(view, key, links=(*view.links, each))
         case Repair(links=links):
             if not links:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..extras import demand
 from ..node.endpoint import Endpoint
 from ..options import Address, File, ListenAt
 from ..protocols.errors import CannotListen, ConfigError
@@ -38,6 +39,7 @@ def dashboard(
     Default: the node of yours that runs on this machine. If that node dies, other members are asked. The page changes
     nothing in the cluster, unless --allow-actions says that it may; then it is served on this machine only.
     """
+    demand("dashboard", "chaosnet dashboard")
     if address is not None and file is not None:
         raise click.UsageError("ADDRESS and --file: both (expected one)")
     if allow_actions and file is not None:

@@ -18,6 +18,7 @@ from ..guard import Guard
 from ..lr_schedule import LRSchedule
 from ..means import Means
 from ..named_updates import named, trained_by
+from ..nan_watch import NanWatch
 from ..node.flat_state import Arrival
 from ..node.generators import get_generators, set_generators
 from ..node.gradients import Gradients
@@ -106,6 +107,8 @@ class DataParallel:
             self.gradients.judge_first()
         self.agreement = Agreement(self.state, self.gradients, session.name, told.on_divergence)
         self.checkpointing = checkpointing_of(checkpoints, session)
+        every = 0 if checkpoints is None else checkpoints.every
+        self._nan = NanWatch(self.model, self.guard, every, session.say)
         saved = self.checkpointing if session.settings.may_found else None
         if saved is not None and saved.resume(self._load):
             self._run = secrets.token_hex(8)
@@ -208,6 +211,7 @@ class DataParallel:
         self.gradients.rebase()
         self.round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
         self._run = runtime["run"]
+        self._nan.forget()
         self.agreement.forget()
         self.random.key = runtime.get("rng_key", self.random.key)
         self.named.phase = runtime.get("phase", 0)
@@ -239,7 +243,9 @@ class DataParallel:
             if joiner is not None:
                 self.session.serve_snapshot(joiner.step, None)
             return
-        if self.checkpointing is not None and (applied or final):
+        if final:
+            self._nan.look_again(self.step)
+        if self.checkpointing is not None and (applied or final) and not self._nan.found:
             mark = self.checkpointing.due(self.step, self._run, outcome.commit)
             if applied:
                 self._generators = get_generators(self._devices)
@@ -385,6 +391,7 @@ class DataParallel:
             with self.random.stepping(self.optimizer, self.step):
                 self.optimizer.step()
             self.schedule.stepped(total.metrics.get("loss", (0.0, 0.0)))
+        self._nan.look(self.step + 1)
         self.optimizer.zero_grad(set_to_none=True)
         if told.after_step is not None:
             with self.rules.within("after_step"), self.random.alike("after_step", self.step):

@@ -320,10 +320,10 @@ def test_a_worker_that_runs_the_script_anew_is_no_node_and_says_what_is_missing(
 # --- before the start, and without a node ---
 
 
-def run(folder, script, *options):
+def run(folder, script, *options, args=()):
     """`chaosnet run`. Returns: exit code, what it says, and whether torch was imported."""
     (folder / "train.py").write_text(script)
-    command = [sys.executable, "-X", "importtime", "-m", "chaosnet", "run", *options, "train.py"]
+    command = [sys.executable, "-X", "importtime", "-m", "chaosnet", "run", *options, "train.py", *args]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
     said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
     return done.returncode, said, "torch" in done.stderr.replace("\n".join(said), "")
@@ -355,6 +355,33 @@ def test_a_script_without_a_trainer_is_told_so_and_keeps_its_exit_code(tmp_path,
     assert found == code
     assert said == [
         "[chaosnet] train.py made no Trainer in this process before it ended: it was no node of a cluster"
+    ]
+
+
+def test_a_wrong_call_in_a_script_is_told_with_its_line(tmp_path):
+    script = (
+        "from chaosnet import Trainer\nimport torch\nmodel = torch.nn.Linear(2, 2)\n"
+        "trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.1))\n"
+        "def train():\n    for batch in trainer.batches([1, 2, 3], batch_size=0):\n        pass\ntrain()\n"
+    )
+    code, said, _ = run(tmp_path, script, "--listen", "127.0.0.1:0")
+    assert code == 2
+    assert said[-2:] == [
+        "error: batch_size: 0 (expected a whole number from 1)",
+        "  in train.py, line 6: for batch in trainer.batches([1, 2, 3], batch_size=0):",
+    ]
+
+
+def test_an_option_behind_the_script_that_would_have_found_the_others_is_told(tmp_path):
+    script = "import os, sys\nprint(sys.argv, file=sys.stderr)\nos._exit(0)"
+    code, said, _ = run(
+        tmp_path, script, "--listen", "127.0.0.1:0", args=["--join=a:1", "--listen", "b:1", "--lr"]
+    )
+    assert code == 0
+    assert said == [
+        "[chaosnet] --join stands behind train.py, so the script gets it and chaosnet does not "
+        "(options of chaosnet come first: chaosnet run --join ... train.py)",
+        "['train.py', '--join=a:1', '--listen', 'b:1', '--lr']",
     ]
 
 

@@ -185,6 +185,14 @@ def test_an_update_without_samples_drops_the_gradient_and_what_was_averaged(star
 # --- loops that are kept ---
 
 
+def test_the_length_of_batches_is_refused_with_the_reason_and_lists_do_without_it(start):
+    trainer = start()
+    batches = trainer.batches(DATA, 6)
+    with pytest.raises(TypeError, match=r"has no len\(\): how many batches .* depends on who else is there"):
+        len(batches)
+    assert batches and len([trainer.update() for _ in batches]) == 4
+
+
 def test_batches_that_are_kept_are_a_new_pass_in_each_epoch(start):
     trainer = start()
     loader = trainer.batches(DATA, 8)

@@ -38,8 +38,20 @@ def test_a_command_names_the_extra_that_it_needs(monkeypatch, tmp_path, command)
         monkeypatch.setattr("importlib.import_module", _without_scipy)
     args = command.format(topology=topology, picture=tmp_path / "a.png").split()
     (extra,) = COMMANDS[command]
-    with pytest.raises(ConfigError, match=rf"which is not installed \(pip install 'chaosnet\[{extra}\]'\)"):
+    with pytest.raises(
+        ConfigError, match=rf"which (is|are) not installed \(pip install 'chaosnet\[{extra}\]'\)"
+    ):
         cli.main(args, standalone_mode=False)
+
+
+def test_what_is_missing_is_said_in_one_sentence_of_the_command(monkeypatch):
+    monkeypatch.setattr(extras, "find_spec", lambda module: None)
+    with pytest.raises(ConfigError) as told:
+        cli.main(["dashboard"], standalone_mode=False)
+    assert str(told.value) == (
+        "chaosnet dashboard needs prometheus_client, starlette and uvicorn, which are not installed "
+        "(pip install 'chaosnet[dashboard]')"
+    )
 
 
 def _without_scipy(name):

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import sys
 
 import pytest
 
@@ -74,3 +75,25 @@ def test_what_has_no_end_of_line_and_what_is_no_text_is_passed_on():
     os.close(ours)
     lines.close()
     assert shown.getvalue() == "a | \ufffd\na | last words\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("modules", "began"), [(["tqdm"], "\r\x1b[K"), ([], "")])
+def test_a_line_takes_the_place_of_a_progress_bar_on_a_terminal(monkeypatch, modules, began):
+    monkeypatch.delitem(sys.modules, "tqdm", raising=False)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    for each in modules:
+        monkeypatch.setitem(sys.modules, each, None)
+    Teller(False, Callbacks()).say("going on")
+    assert sys.stderr.getvalue() == f"{began}[chaosnet] going on\n"
+
+
+def test_a_line_in_a_pipe_is_itself_also_where_there_is_a_progress_bar(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    Teller(False, Callbacks()).say("going on")
+    assert capsys.readouterr().err == "[chaosnet] going on\n"

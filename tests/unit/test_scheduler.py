@@ -309,6 +309,11 @@ def test_a_link_that_cannot_be_opened_is_answered_and_forgotten(bench):
     assert bench.scheduler.proposal is None
 
 
+def test_who_asks_for_a_link_that_exists_is_told_so(bench):
+    _, [(asker, answer)] = bench.receive("b", ConnectLinkRequest(a="b", b="a", asker="client"))
+    assert (asker, answer.ok, answer.text) == ("client", False, "the link a - b exists already")
+
+
 def test_a_leaver_whose_substitute_link_will_not_open_goes_with_a_flush():
     bench = Bench("abc", TRIANGLE)
     bench.receive("c", ScaleInRequest(node="c"))

@@ -186,6 +186,21 @@ def test_the_order_of_samples_is_that_of_the_run_whatever_the_seed_is_now(start,
     assert second.used == straight.used[10:]
 
 
+def test_who_goes_on_with_a_run_that_has_all_its_epochs_hears_why_nothing_happens(start, tmp_path, capsys):
+    trained(start, tmp_path, 14)
+    script = start(checkpoints=Checkpoints(tmp_path, resume=True))
+    capsys.readouterr()
+    assert list(script.trainer.epochs(2)) == list(script.trainer.batches(data(), 8, epochs=1)) == []
+    told = "nothing is left to train: the cluster has done 2 epochs, and this script asks for"
+    assert [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()] == [
+        f"{told} 2",
+        f"{told} 1",
+    ]
+    for _ in script.trainer.epochs(3):
+        assert script.train(21)
+    assert list(script.trainer.epochs(3)) == [] and told not in capsys.readouterr().err
+
+
 def test_to_resume_where_nothing_is_starts_from_scratch_and_says_so(start, tmp_path, capsys):
     assert start(checkpoints=Checkpoints(tmp_path / "new", resume=True)).trainer.step == 0
     assert f"nothing to resume in {tmp_path / 'new'}: starts from scratch" in capsys.readouterr().err
@@ -353,6 +368,29 @@ def test_the_newest_two_are_kept_and_the_last_write_is_waited_for(start, tmp_pat
     script = trained(start, tmp_path, 30, every=10)
     assert [(each.step, each.complete) for each in scan(tmp_path)] == [(20, True), (30, True)]
     assert script.counters()["checkpoint_step"] == 30
+
+
+@pytest.mark.parametrize("spoilt", [11, 14])
+def test_a_model_that_has_become_nan_is_told_once_and_does_not_replace_older_checkpoints(
+    start, tmp_path, capsys, spoilt
+):
+    script = start(checkpoints=Checkpoints(tmp_path, every=5))
+    script.train(spoilt)
+    with torch.no_grad():
+        script.model[3].bias.fill_(torch.nan)  # As an optimizer does with a gradient that is NaN.
+    script.train(40)
+    script.close()
+    assert [(each.step, each.complete) for each in scan(tmp_path)] == [(5, True), (10, True)]
+    said = capsys.readouterr().err
+    assert said.count("the model has become NaN, on all nodes: ") == 1
+    assert "seen after step 15; no more checkpoints are written" in said
+    resumed = start(checkpoints=Checkpoints(tmp_path, every=5, resume=True))
+    assert resumed.trainer.step == 10
+    resumed.train(12)
+    with torch.no_grad():
+        resumed.model[3].bias.fill_(torch.nan)
+    resumed.close()
+    assert [each.step for each in scan(tmp_path)] == [5, 10]
 
 
 def test_who_leaves_while_the_disk_is_slow_says_what_it_waits_for(start, tmp_path, monkeypatch, capsys):

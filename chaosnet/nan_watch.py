@@ -1,0 +1,66 @@
+"""Has the model become NaN? One gradient of one node is enough: it is averaged into all replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from .guard import Guard
+
+LOOK_EVERY = 16  # Steps: a look reads all parameters.
+
+
+class NanWatch:
+    """One node's. All nodes hold the same, so all of them say it, and none of them writes it to disk.
+
+    Args:
+        guard: What keeps such gradients out, if anything does.
+        every: Steps from one checkpoint to the next; 0 without checkpoints.
+    Attributes:
+        found: The model is NaN.
+    """
+
+    def __init__(self, model: nn.Module, guard: Guard | None, every: int, say: Callable[[str], None]) -> None:
+        self._model, self._guard, self._every, self._say = model, guard, every, say
+        self._trained: dict[
+            str, torch.Tensor
+        ] = {}  # Those that had a gradient: what has none may hold anything.
+        self.found = False
+
+    def forget(self) -> None:
+        """The state has been replaced."""
+        self._trained, self.found = {}, False
+
+    def look(self, step: int) -> None:
+        """`step` is over, but its gradients are still there."""
+        is_due = not self._trained or step % LOOK_EVERY == 0 or (self._every and step % self._every == 0)
+        if is_due and not self.found:
+            parameters = self._model.named_parameters()
+            self._trained = {name: each.detach() for name, each in parameters if each.grad is not None}
+            self.look_again(step)
+
+    @torch.no_grad()
+    def look_again(self, step: int) -> None:
+        """At those of the last look."""
+        if self.found:
+            return
+        totals: dict[torch.device, torch.Tensor] = {}  # By device, so that each is waited for once.
+        for each in self._trained.values():
+            total = each.sum()
+            totals[each.device] = totals[each.device] + total if each.device in totals else total
+        if not any(total.isnan() for total in totals.values()):
+            return
+        name = next((name for name, each in self._trained.items() if each.isnan().any()), None)
+        if name is not None:  # Else infinities have cancelled out.
+            self.found = True
+            self._say(self._told(name, step))
+
+    def _told(self, name: str, step: int) -> str:
+        told = f"the model has become NaN, on all nodes: {name!r}, seen after step {step}"
+        if self._every:
+            told += "; no more checkpoints are written, and those from before are kept: --resume goes back to them"
+        if self._guard is None:
+            told += '; Trainer(..., guard="skip") leaves out a gradient that is not finite'
+        return told
