@@ -264,7 +264,3 @@ def allreduce_command(
                 )
             )
     write_json(json_file, figures)
-
-
-if __name__ == "__main__":
-    allreduce_command()

@@ -145,7 +145,3 @@ def checkpoint_command(
         f"{found['written']} written, {found['left_out']} left out)"
     )
     write_json(json_file, found)
-
-
-if __name__ == "__main__":
-    checkpoint_command()

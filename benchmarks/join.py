@@ -254,7 +254,3 @@ def join_command(
         runs.append(run)
     best = min(runs, key=lambda run: float(run["seconds"]))
     write_json(json_file, best if repeat == 1 else {**best, "runs": runs})
-
-
-if __name__ == "__main__":
-    join_command()

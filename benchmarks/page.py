@@ -137,7 +137,3 @@ def page_command(nodes: int, seconds: float, rounds: int, json_file: Any) -> Non
         f"a step takes {found['ratio']:.3f} times as long"
     )
     write_json(json_file, found)
-
-
-if __name__ == "__main__":
-    page_command()

@@ -422,7 +422,3 @@ def pipelines_command(parts: str, quick: bool, json_file: Path | None) -> None:
         figures[part] = measures[part]()
         click.echo(_line(part, figures[part]))
     write_json(json_file, figures)
-
-
-if __name__ == "__main__":
-    pipelines_command()

@@ -31,7 +31,6 @@ import networkx as nx
 import torch
 from torch import nn
 
-from ..netem.backend import TestbedError
 from ..netem.topology import GOODPUT, LinkSpec, Topology, mesh, random_overlay
 from ..options import OneOf, Several, Whole
 from ..outputs import json_option, write_json
@@ -42,7 +41,7 @@ from ..setting_groups import Cluster
 from ..trainer import Trainer
 from .figures import table
 from .machines import free_port
-from .overlay import PATIENCE_S, Host, PlacedNode, namespaces, scaled
+from .overlay import PATIENCE_S, Host, PlacedNode, namespaces, need_root, scaled
 from .overlay import measured as rates
 
 LIMIT_S = 30.0
@@ -276,17 +275,14 @@ def _answer(what: Any) -> None:
 @json_option
 def start_command(chosen: tuple[str, ...], repeat: int, topology: Path, json_file: Path | None) -> None:
     """Machines that are started together, with states of real size: when all are in."""
-    if os.geteuid() != 0 and set(chosen) != {"loopback"}:
-        raise ConfigError("bench start: network namespaces need root (or --cases loopback)")
+    if set(chosen) != {"loopback"}:
+        need_root("start", " (or --cases loopback)")
     found: dict[str, list[Found]] = {name: [] for name in chosen}
-    try:
-        known = cases(topology)
-        for number in range(repeat):
-            for name in chosen:
-                found[name].append(measure(known[name]))
-                click.echo(f"round {number + 1} of {repeat}, {_line(name, found[name][-1])}", err=True)
-    except TestbedError as error:
-        raise ConfigError(f"bench start: {error}") from None
+    known = cases(topology)
+    for number in range(repeat):
+        for name in chosen:
+            found[name].append(measure(known[name]))
+            click.echo(f"round {number + 1} of {repeat}, {_line(name, found[name][-1])}", err=True)
     table(
         ["case", "", "all are in, s", "longest, s", "bound, s", "step, s", "allowed, s"],
         [_row(name, known[name].told, starts) for name, starts in found.items()],

@@ -34,6 +34,7 @@ from chaosnet.invite import Token, introduce
 from ..node import curve
 from ..node.endpoint import Endpoint
 from ..node.keys import KeyPair, save
+from ..options import Amount, Whole
 from ..outputs import json_option, write_json
 from ..protocols.codec import encode
 from ..protocols.messages import Hello
@@ -254,13 +255,17 @@ def measure(rate: float, seconds: float, rounds: int) -> dict[str, Any]:
 
 
 @click.command("strangers")
-@click.option("--rate", default=250.0, show_default=True, help="Connections a second.")
-@click.option("--seconds", default=4.0, show_default=True, help="Of a block.")
-@click.option("--rounds", default=5, show_default=True, help="Blocks with each kind of attack, at most 40.")
+@click.option(
+    "--rate", type=Amount(1, 10_000), default=250.0, show_default=True, help="Connections a second."
+)
+@click.option("--seconds", type=Amount(0.5, 3600), default=4.0, show_default=True, help="Of a block.")
+@click.option(
+    "--rounds", type=Whole(1, 40), default=5, show_default=True, help="Blocks with each kind of attack."
+)
 @json_option
 def strangers_command(rate: float, seconds: float, rounds: int, json_file: Path | None) -> None:
     """Steps of a cluster that trains with and without strangers at its door, in one run."""
-    found = measure(rate, seconds, min(rounds, 40))
+    found = measure(rate, seconds, rounds)
     for kind, row in [("nobody (noise)", found["noise"]), *found["attacks"].items()]:
         without_ms, with_ms = (1e3 * statistics.median(row[key]) for key in ("without_s", "with_s"))
         pairs = [b / a for a, b in zip(row["without_s"], row["with_s"], strict=True)]
@@ -270,7 +275,3 @@ def strangers_command(rate: float, seconds: float, rounds: int, json_file: Path 
             + "".join(f", {count} {reason}" for reason, count in row["refused"].most_common())
         )
     write_json(json_file, found)
-
-
-if __name__ == "__main__":
-    strangers_command()

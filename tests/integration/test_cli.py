@@ -421,7 +421,9 @@ FULL = "cannot write the output: No space left on device"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-@pytest.mark.parametrize("words", ["--version", "simulate --schedules 1", "simulate --schedules 1 --json /dev/full"])
+@pytest.mark.parametrize(
+    "words", ["--version", "simulate --schedules 1", "simulate --schedules 1 --json /dev/full"]
+)
 def test_output_to_a_full_disk_is_told_in_one_line(words: str) -> None:
     command = [sys.executable, "-m", "chaosnet", *words.split()]
     with open(os.devnull if "--json" in words else "/dev/full", "w") as out:

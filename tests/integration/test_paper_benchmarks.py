@@ -83,11 +83,12 @@ def test_estimates_are_near_the_other_simulation(tmp_path):
     assert {row["state"] for row in found["rows"]} == {"whole", "after: reroute", "after: layout"}
 
 
-def test_matching_moves_no_more_bytes_and_choosing_sources_takes_no_longer(tmp_path):
+def test_matching_moves_no_more_bytes_and_choosing_sources_is_limited_by_the_same_nics(tmp_path):
     for row in bench(tmp_path, "chameleon-fig10", "--layers", "4,7")["rows"]:
         assert row["matched_bytes"] <= row["naive_bytes"]
         assert row["optimised_bytes"] == pytest.approx(row["matched_bytes"])
-        assert row["optimised_s"] <= 1.01 * row["matched_s"]
+        # One worker receives most: more sources do not make its NIC faster.
+        assert row["optimised_s"] == pytest.approx(row["matched_s"], rel=0.01)
 
 
 def test_rounds_take_no_longer_than_one_sum_after_another(tmp_path):
