@@ -399,7 +399,8 @@ def _draw_fig11(figure: Any, found: Found) -> None:
                          "paper": [row["paper_less"] and 100 * row["paper_less"]
                                    for row in found["rows"]]})  # fmt: skip
     right.set(ylabel="less time of a step, %", xlabel="batch, Gbit/s of a link")
-    right.legend()
+    right.margins(y=0.2)  # Room for the legend.
+    right.legend(ncols=2)
 
 
 @click.command("chameleon-fig11")

@@ -34,7 +34,7 @@ from ..scheduler.elastic.program import Program
 from .bare_pipelines import bare_step_s
 from .choices import measure_choose
 from .pipelines_size import size_command
-from .processes import Pipe, Workers
+from .processes import Pipe, WorkerFailed, Workers
 
 __all__ = ["pipelines_command", "size_command"]
 
@@ -222,7 +222,7 @@ class Group:
         began_s = time.monotonic()
         while not wanted(self.next()):
             if time.monotonic() - began_s > patience_s:
-                raise TimeoutError(f"it trains as {self.seen[-1].layout!r} after {patience_s:g} s")
+                raise WorkerFailed(f"it trains as {self.seen[-1].layout!r} after {patience_s:g} s")
         for _ in range(CALM_STEPS):
             self.next()
 

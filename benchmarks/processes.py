@@ -10,9 +10,11 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from ..protocols.errors import ChaosnetError
 
-class WorkerFailed(RuntimeError):
-    """A worker raised; the text is its traceback."""
+
+class WorkerFailed(ChaosnetError):
+    """A worker raised, and the text has its traceback; or it was silent for too long."""
 
 
 class Workers:
@@ -33,9 +35,9 @@ class Workers:
         self._processes.append(process)
 
     def receive(self, name: str, timeout_s: float = 120.0) -> Any:
-        """The next thing that a worker sends. Raises: WorkerFailed, TimeoutError."""
+        """The next thing that a worker sends. Raises: WorkerFailed."""
         if not wait([self.pipes[name]], timeout_s):
-            raise TimeoutError(f"{name} sent nothing in {timeout_s:g} s")
+            raise WorkerFailed(f"{name} sent nothing in {timeout_s:g} s")
         try:
             kind, value = self.pipes[name].recv()
         except EOFError:

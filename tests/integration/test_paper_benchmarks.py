@@ -77,6 +77,16 @@ def test_without_jitter_it_times_1f1b_as_equation_9_does():
     assert Step(routes, [], 1e9, 0.0).run() == pytest.approx((stages + micro_batches - 1) * 3.0)
 
 
+def test_fewer_micro_batches_than_pipelines_leave_some_with_nothing_to_do(tmp_path):
+    found = bench(tmp_path, "chameleon-fig9", "--batches", "1", "--seeds", "1")
+    assert all(row["simulated_s"] > 0 for row in found["rows"])
+
+
+def test_a_pipeline_of_more_stages_than_workers_is_told():
+    done = CliRunner().invoke(cli, ["bench", "chameleon-fig8", "--workers", "8", "--stages", "32"])
+    assert "8 for a pipeline of 32 stages" in str(done.exception)
+
+
 def test_estimates_are_near_the_other_simulation(tmp_path):
     found = bench(tmp_path, "chameleon-fig9", "--batches", "16", "--seeds", "1", "--jitter", "0")
     assert found["worst"] == max(row["error"] for row in found["rows"]) < 0.0802  # The paper's.
