@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing as mp
+import os
+import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -29,7 +32,11 @@ class Workers:
         """Start one; it may send and receive over its pipe, and what it returns is sent last."""
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_run, args=(theirs, target, args), name=name, daemon=True)
-        process.start()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()  # What is blocked stays so in it: Ctrl+C is for us, who end it.
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self.pipes[name] = ours
         self._processes.append(process)
@@ -87,8 +94,16 @@ class Pipe:
 
 
 def _run(connection: Connection, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    if parent := mp.parent_process():
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
     try:
         connection.send(("value", target(Pipe(connection), *args)))
     except BaseException:
         with contextlib.suppress(OSError):  # If the parent has gone, nobody wants to know.
             connection.send(("error", traceback.format_exc()))
+
+
+def _end_with(parent: int) -> None:
+    """Nothing else ends a worker that trains when its parent was killed."""
+    wait([parent])
+    os._exit(1)

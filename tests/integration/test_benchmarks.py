@@ -4,11 +4,13 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from ctypes.util import find_library
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from click.testing import CliRunner
@@ -255,6 +257,40 @@ def test_a_worker_whose_parent_has_gone_ends_without_a_traceback():
         raise SystemExit(0)
 
     processes._run(theirs, leave, ())
+
+
+PARENT = """
+import os, time
+from chaosnet.benchmarks.processes import Workers
+
+def work(pipe):
+    pipe.send(os.getpid())
+    pipe.receive()
+    pipe.send("heard")
+    time.sleep(600)
+
+if __name__ == "__main__":
+    with Workers() as workers:
+        workers.start("one", work)
+        print(workers.receive("one"), flush=True)
+        input()
+        workers.tell("one", "still there?")
+        print(workers.receive("one"), flush=True)
+        input()
+"""
+
+
+def test_ctrl_c_is_not_for_workers_and_they_end_when_their_parent_is_killed(tmp_path):
+    (tmp_path / "parent.py").write_text(PARENT)
+    command = [sys.executable, str(tmp_path / "parent.py")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        worker = psutil.Process(int(parent.stdout.readline()))
+        worker.send_signal(signal.SIGINT)
+        parent.stdin.write("\n")
+        parent.stdin.flush()
+        assert parent.stdout.readline() == "heard\n"
+        parent.kill()
+        worker.wait(60)
 
 
 def test_what_is_no_part_of_the_pipelines_bench_is_told():
