@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -32,6 +33,7 @@ class Workers:
         """Start one; it may send and receive over its pipe, and what it returns is sent last."""
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_run, args=(theirs, target, args), name=name, daemon=True)
+        resource_tracker.ensure_running()  # Else the first start begins it, which lets signals through again.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()  # What is blocked stays so in it: Ctrl+C is for us, who end it.
