@@ -8,7 +8,17 @@ import pytest
 from chaosnet.benchmarks.join import middle
 from chaosnet.benchmarks.overlay import measured as rates
 from chaosnet.benchmarks.replan import Draw, draws, one_slow_link
-from chaosnet.benchmarks.start import CASES, LIMIT_S, Found, StartCase, _knowing, _rates_bps, bound_s, cases
+from chaosnet.benchmarks.start import (
+    CASES,
+    LIMIT_S,
+    OF_FILE,
+    Found,
+    StartCase,
+    _knowing,
+    _rates_bps,
+    bound_s,
+    cases,
+)
 from chaosnet.netem.topology import GOODPUT, LinkSpec, Topology, mesh
 from chaosnet.scheduler.sync_plan import POLICIES
 
@@ -49,6 +59,7 @@ def test_every_case_has_an_overlay_or_is_on_loopback():
     known = cases(OVERLAY)
     assert tuple(known) == CASES
     assert [name for name, case in known.items() if case.topology is None] == ["loopback"]
+    assert [*cases(None)] == [name for name in CASES if name not in OF_FILE]  # The others need no file.
     assert all(bound_s(case) > 0 for name, case in known.items() if name != "loopback")
 
 
