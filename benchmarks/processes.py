@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -109,3 +109,38 @@ def _end_with(parent: int) -> None:
     """Nothing else ends a worker that trains when its parent was killed."""
     wait([parent])
     os._exit(1)
+
+
+# --- workers that train until they are told to stop ---
+
+
+def train_until_stopped(pipe: Pipe, trainer: Any, model: Any, pause_s: float) -> None:
+    """Steps of a small model of 64 inputs, mostly asleep. Told anything but "stop": say the step and the time."""
+    import torch
+
+    while True:
+        loss = model(torch.randn(8, 64)).square().mean()
+        loss.backward()
+        trainer.mean(loss, "loss")
+        time.sleep(pause_s)
+        trainer.update()
+        if pipe.poll():
+            if pipe.receive() == "stop":
+                break
+            pipe.send((trainer.step, time.monotonic()))
+    trainer.request_node_exit()
+
+
+def how_far(workers: Workers, name: str) -> tuple[int, float]:
+    """The step of one of these, and when it said so (monotonic)."""
+    workers.tell(name, "how far?")
+    step, at_s = workers.receive(name)
+    return int(step), float(at_s)
+
+
+def stop(workers: Workers, names: Sequence[str]) -> None:
+    """All of these, and wait until they have left."""
+    for name in names:
+        workers.tell(name, "stop")
+    for name in names:
+        workers.receive(name)

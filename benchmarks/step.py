@@ -31,6 +31,7 @@ from ..options import Amount, Several, Whole
 from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
 from ..trials.demo_digits import small_net
+from .figures import middle_half
 from .machines import Loopback, switched
 from .overlay import need_root
 from .processes import Pipe, Workers
@@ -218,13 +219,13 @@ def measure(
             workers.receive(f"n{rank}")
         found = [workers.receive(f"n{rank}", timeout_s=600.0) for rank in range(nodes)]
     ours, theirs = ([max(each[b][k] for each, _ in found) for b in range(BLOCKS)] for k in (0, 1))
-    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     return {
         "ours_s": statistics.median(ours),
         "ddp_s": statistics.median(theirs),
         "ratio": statistics.median(ratios),
         "update_beside_optimizer_s": max(beside_s for _, beside_s in found),
-        "middle_half": [ratios[BLOCKS // 4], ratios[-1 - BLOCKS // 4]],
+        "middle_half": middle_half(ratios),
     }
 
 

@@ -38,7 +38,7 @@ from ..options import Amount, Whole
 from ..outputs import json_option, write_json
 from ..protocols.codec import encode
 from ..protocols.messages import Hello
-from .processes import Pipe, Workers
+from .processes import Pipe, Workers, how_far, stop, train_until_stopped
 
 NODES = 3
 KEPT = 1000  # Connections of an attack that are open at once, unless the node ends them.
@@ -140,7 +140,7 @@ def used_invite(address: str, keys: KeyPair) -> KeyPair:
 
 
 def _node(pipe: Pipe, name: str, join: str, key: str, allowed: str) -> None:
-    """A member that trains until it is told "stop"; told anything else, it says its step and the time."""
+    """A member that trains until it is told "stop"."""
     import torch
     from torch import nn
 
@@ -153,15 +153,7 @@ def _node(pipe: Pipe, name: str, join: str, key: str, allowed: str) -> None:
     cluster = Cluster(join=join, name=name, key=key, allowed_keys=allowed)
     trainer = Trainer(model, optimizer, cluster=cluster, quiet=True)
     pipe.send(trainer.status().members[-1].addresses[0])
-    while True:
-        model(torch.randn(8, 64)).square().mean().backward()
-        time.sleep(PAUSE_S)
-        trainer.update()
-        if pipe.poll():
-            if pipe.receive() == "stop":
-                break
-            pipe.send((trainer.step, time.monotonic()))
-    trainer.request_node_exit()
+    train_until_stopped(pipe, trainer, model, PAUSE_S)
 
 
 def _attacker(pipe: Pipe, rate: float, seconds: float) -> None:
@@ -205,27 +197,19 @@ class _Training:
     def block(self, kind: str = "", source: str = "") -> tuple[float, int]:
         """Let so much time pass, under attack or not. Returns: mean time of a step, connections opened."""
         target = Endpoint.parse(self.addresses[0])
-        opened, (first, began_s) = 0, self._progress()
+        opened, (first, began_s) = 0, how_far(self.workers, self.names[0])
         if kind:
             self.workers.tell("attacker", (kind, target, source, self.used))
             opened = self.workers.receive("attacker")
         else:
             time.sleep(self.seconds)
-        last, ended_s = self._progress()
+        last, ended_s = how_far(self.workers, self.names[0])
         return (ended_s - began_s) / (last - first), opened
-
-    def _progress(self) -> tuple[int, float]:
-        self.workers.tell(self.names[0], "how far?")
-        step, at_s = self.workers.receive(self.names[0])
-        return int(step), float(at_s)
 
     def stop(self) -> None:
         self.workers.tell("attacker", None)
         self.workers.receive("attacker")
-        for name in self.names:
-            self.workers.tell(name, "stop")
-        for name in self.names:
-            self.workers.receive(name)
+        stop(self.workers, self.names)
 
 
 def measure(rate: float, seconds: float, rounds: int) -> dict[str, Any]:
