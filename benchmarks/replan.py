@@ -121,8 +121,8 @@ def replan_command(
     overlays = one_slow_link(nodes, mesh_mbit) if mesh_mbit else draws(nodes, count, seed, scale)
     found = run(overlays, mb, pause_s, every_s)
     for draw, overlay in zip(found, overlays, strict=True):
-        known = StartCase("", mb, pause_s, overlay, routes=False, knows=True)
-        draw.known_s = measure(known, KNOWN_STEPS).step_s
+        knowing = StartCase("", mb, pause_s, overlay, routes=False, knows=True)
+        draw.known_s = measure(knowing, KNOWN_STEPS).step_s
     head = ["draw", "steps", "mean, s", "median, s", "known, s", "mean / known", "late steps"]
     table(head, [_row(number, draw) for number, draw in enumerate(found, 1)])
     total, known = sum(sum(each.steps_s) for each in found), sum(len(e.steps_s) * e.known_s for e in found)
