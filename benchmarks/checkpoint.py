@@ -147,4 +147,8 @@ def checkpoint_command(
         f"(+{found['seconds']:.3f} s; the write took {found['write_seconds']:.2f} s beside them; "
         f"{found['written']} written, {found['left_out']} left out)"
     )
+    if found["write_seconds"] > steps * found["step_seconds"]:
+        click.echo(
+            "a write took longer than these steps, so those without share its cost (expected more --steps)"
+        )
     write_json(json_file, found)
