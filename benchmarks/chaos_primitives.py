@@ -216,6 +216,7 @@ def fig9_command(
             axes.plot(members, [by_size["connect-link", count][place] for count in members], "o-", label=name)
         axes.axhline(1.0, color="black", label="paper: less than")
         axes.set_yscale("log")
+        axes.set_xticks(members)
         axes.set_xlabel("members")
         axes.set_ylabel("connect-link (ms)")
         axes.set_title("Chaos, Fig. 9")
