@@ -18,6 +18,7 @@ import click
 import torch
 from torch import nn
 
+from ..options import Amount, Whole
 from ..outputs import json_option, write_json
 from .processes import Pipe, Workers
 
@@ -29,7 +30,7 @@ def _digits() -> nn.Module:
 
 
 def _large(size_bytes: int) -> nn.Module:
-    width = int((size_bytes / 4 / LAYERS) ** 0.5)
+    width = max(1, int((size_bytes / 4 / LAYERS) ** 0.5))
     return nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS)))
 
 
@@ -117,9 +118,11 @@ def measure(megabytes: float, steps: int, pairs: int) -> dict[str, Any]:
 
 
 @click.command("agreement")
-@click.option("--megabytes", type=click.FloatRange(0), default=0.0, show_default=True, help="0: digits.")
-@click.option("--steps", type=click.IntRange(1), default=100, show_default=True, help="Per block.")
-@click.option("--pairs", type=click.IntRange(1), default=20, show_default=True)
+@click.option(
+    "--megabytes", type=Amount(0, 10_000), default=0.0, show_default=True, help="Of parameters; 0: digits."
+)
+@click.option("--steps", type=Whole(1, 100_000), default=100, show_default=True, help="Per block.")
+@click.option("--pairs", type=Whole(1, 10_000), default=20, show_default=True)
 @json_option
 def agreement_command(megabytes: float, steps: int, pairs: int, json_file: Path | None) -> None:
     """Steps that compare the replicas, and steps that do not, in one run."""
@@ -132,7 +135,3 @@ def agreement_command(megabytes: float, steps: int, pairs: int, json_file: Path 
         f"for comparing; blocks that compare take {found['ratio']:g} times as long as those that do not (median)"
     )
     write_json(json_file, found)
-
-
-if __name__ == "__main__":
-    agreement_command()

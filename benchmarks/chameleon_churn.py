@@ -17,6 +17,7 @@ import click
 import msgspec
 
 from ..options import Amount, Whole
+from ..protocols.errors import ConfigError
 from ..simulator.many_runs import in_processes
 from ..simulator.scenario import Failures, Overhead, Scenario, events_of, interval, run, summary
 from ..simulator.training import HOUR_S, TrainingRun
@@ -42,7 +43,11 @@ OPEN_8 = (
 def scenario(
     workers: int, stages: int, micro_batches: int, hours: float, per_hour: float, seeds: int
 ) -> Scenario:
-    """Equal costs for everybody."""
+    """Equal costs for everybody. Raises: ConfigError if nobody could begin."""
+    if workers < stages:
+        raise ConfigError(
+            f"--workers: {workers} for a pipeline of {stages} stages (expected as many at least)"
+        )
     return Scenario(
         name="equal costs", model="llama2-7b", pipelines=workers // stages, stages=stages,
         micro_batches=micro_batches, hours=hours, failures=Failures(per_hour=per_hour), systems=SYSTEMS,

@@ -17,8 +17,9 @@ import click
 from ..netem.topology import GOODPUT, LinkSpec, Topology
 from . import chaos_options as options
 from .chaos_models import VISION, say_sizes, state_bytes, weight_bytes
-from .chaos_stage import Case, Pull, Work, as_root, stage
+from .chaos_stage import Case, Pull, Work, stage
 from .figures import bars, legend_below, publish, table
+from .overlay import need_root
 
 PARTS = ("weights", "optimizer state", "runtime info")
 OPEN = (
@@ -54,18 +55,15 @@ def fig3_command(
     json_file: Path | None, plot_file: Path | None,
 ) -> None:  # fmt: skip
     """Chaos, Fig. 3: how long weights, optimizer state and runtime info take over one link."""
+    need_root("chaos-fig3")
     say_sizes(models, optimizer, quick)
     rows: list[dict[str, Any]] = []
-    with as_root("chaos-fig3"):
-        for model in models:
-            for part, size in parts(model, optimizer, quick).items():
-                took = measure(size, mbit, repeat, step_s)
-                bound = 8 * size / (GOODPUT * mbit * 1e6)
-                row = {"model": model, "part": part, "bytes": size, "took_s": took, "bound_s": bound}
-                rows.append(row)
-                click.echo(
-                    f"{model}, {part}: {size / 1e6:.1f} MB in {statistics.median(took):.2f} s", err=True
-                )
+    for model in models:
+        for part, size in parts(model, optimizer, quick).items():
+            took = measure(size, mbit, repeat, step_s)
+            bound = 8 * size / (GOODPUT * mbit * 1e6)
+            rows.append({"model": model, "part": part, "bytes": size, "took_s": took, "bound_s": bound})
+            click.echo(f"{model}, {part}: {size / 1e6:.1f} MB in {statistics.median(took):.2f} s", err=True)
     seconds = {(row["model"], row["part"]): statistics.median(row["took_s"]) for row in rows}
     bounds = {(row["model"], row["part"]): row["bound_s"] for row in rows}
     head = ["", *(f"{part}, s" for part in PARTS), *(f"{part}: bound" for part in PARTS[:2])]

@@ -231,6 +231,7 @@ def _show(
                 axes.plot(range(1, len(values) + 1), values, color=colour, label=name)
             axes.axvline(change_at, color="black", linestyle=":")
             axes.set_title(f"Chaos, Fig. {figure.number}: {model}")
+            axes.xaxis.get_major_locator().set_params(integer=True)
             axes.set_xlabel("epoch")
             axes.set_ylabel(f"held-out {figure.shows}")
             axes.grid(alpha=0.3)

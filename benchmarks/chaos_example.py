@@ -8,6 +8,7 @@ and a link carries one at a time.
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,9 +21,10 @@ from ..netem.topology import GOODPUT, LinkSpec, Topology, link_name
 from ..scheduler.shard_plan import STRATEGIES, ShardPlan, Source
 from . import chaos_options as options
 from .chaos_models import say_sizes
-from .chaos_stage import Case, Work, as_root
+from .chaos_stage import Case, Work
 from .chaos_systems import FIG15, measure
 from .figures import bars, legend_below, publish, table
+from .overlay import need_root
 
 UNITS = 10
 NEW = "n11"
@@ -136,12 +138,12 @@ def fig1_command(
 
 
 def _moved(model: str, mbit: float, repeat: int, quick: bool) -> dict[str, Any]:
+    need_root("chaos-fig1 --move")
     size = say_sizes([model], "sgd", quick)[model]
     unit = unit_s(size, mbit)
-    with as_root("chaos-fig1"):
-        systems = {name: FIG15[scheme] for name, scheme in MOVED.items()}
-        took = measure(case(size, mbit), Work(size), systems, repeat)
-    seconds = {name: sorted(each.delay_s for each in joins)[len(joins) // 2] for name, joins in took.items()}
+    systems = {name: FIG15[scheme] for name, scheme in MOVED.items()}
+    took = measure(case(size, mbit), Work(size), systems, repeat)
+    seconds = {name: statistics.median(each.delay_s for each in joins) for name, joins in took.items()}
     click.echo(f"A unit of time is {unit:.3f} s; a join takes some tenths of a second beside what is moved.")
     return {
         "moved_s": seconds,

@@ -28,9 +28,9 @@ from ..protocols.errors import ConfigError
 from ..protocols.status import Status
 from . import chaos_options as options
 from .chaos_models import say_sizes
-from .chaos_stage import Pull, ScaleOutTimes, Stage, Work, as_root, cases, idle_s, stage
+from .chaos_stage import Pull, ScaleOutTimes, Stage, Work, cases, idle_s, stage
 from .figures import bars, legend_below, publish, table
-from .overlay import PATIENCE_S
+from .overlay import PATIENCE_S, need_root
 
 PAPER = {
     "scale-out": "0.5 to 5 s",
@@ -147,9 +147,9 @@ def _run(
     step_s: float,
     quick: bool,
 ) -> list[dict[str, Any]]:
+    need_root(name)
     work = Work(say_sizes([model], "sgd", quick)[model], step_s=step_s)
-    with as_root(name):
-        return [row for count in members for row in measure(count, work, 1 if quick else repeat, seed, scale)]
+    return [row for count in members for row in measure(count, work, 1 if quick else repeat, seed, scale)]
 
 
 def _cells(row: Mapping[str, Any]) -> list[object]:
@@ -216,6 +216,7 @@ def fig9_command(
             axes.plot(members, [by_size["connect-link", count][place] for count in members], "o-", label=name)
         axes.axhline(1.0, color="black", label="paper: less than")
         axes.set_yscale("log")
+        axes.set_xticks(members)
         axes.set_xlabel("members")
         axes.set_ylabel("connect-link (ms)")
         axes.set_title("Chaos, Fig. 9")

@@ -25,9 +25,10 @@ import click
 from ..options import Amount, OneOf, Several, Whole
 from . import chaos_options as options
 from .chaos_models import TEXT, say_sizes
-from .chaos_stage import Work, as_root, bound_s, cases
+from .chaos_stage import Work, bound_s, cases
 from .chaos_systems import FIG15, FIG16, SYSTEMS, ScaleOutSystem, measure, plain
 from .figures import bars, legend_below, publish, table
+from .overlay import need_root
 
 MB = 1e6
 PAPER_7 = {"Pollux": "> 100", "EDL+": "> 10 if large", "Autoscaling": "near EDL+", "Chaos": "about 1"}
@@ -65,25 +66,25 @@ def run(
     json_file: Path | None, plot_file: Path | None,
 ) -> None:  # fmt: skip
     """Measure, print, write, draw."""
+    need_root(figure.name)
     sizes = say_sizes(models, optimizer, quick)
     chosen = {name: each for name, each in figure.systems.items() if systems is None or name in systems}
     if quick:
         members, overlays, repeat = members[:1], 1, 1
     rows: list[dict[str, Any]] = []
-    with as_root(figure.name):
-        for model in models:
-            work = Work(sizes[model], int(min(trained_mb * MB, sizes[model])), step_s)
-            for count in members:
-                for case in cases(count, overlays, seed, scale):
-                    row = {
-                        "model": model,
-                        "members": count,
-                        "overlay": case.name,
-                        "state_bytes": work.state_bytes,
-                    }
-                    row |= plain(measure(case, work, chosen, repeat))
-                    rows.append(row | {"bound_s": bound_s(case, work.state_bytes)})
-                    click.echo(_line(rows[-1]), err=True)
+    for model in models:
+        work = Work(sizes[model], int(min(trained_mb * MB, sizes[model])), step_s)
+        for count in members:
+            for case in cases(count, overlays, seed, scale):
+                row = {
+                    "model": model,
+                    "members": count,
+                    "overlay": case.name,
+                    "state_bytes": work.state_bytes,
+                }
+                row |= plain(measure(case, work, chosen, repeat))
+                rows.append(row | {"bound_s": bound_s(case, work.state_bytes)})
+                click.echo(_line(rows[-1]), err=True)
     shown = [Shown(rows, model, count) for model in models for count in members]
     _print_phases(shown, list(chosen))
     for idle in {figure.idle: None, not figure.idle: None} if figure.paper else (figure.idle,):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -17,7 +16,6 @@ from typing import Any, NamedTuple
 import networkx as nx
 import numpy as np
 
-from ..netem.backend import TestbedError
 from ..netem.netns import PORT, Netns
 from ..netem.topology import GOODPUT, Topology, random_overlay
 from ..protocols.errors import ConfigError
@@ -258,19 +256,3 @@ def stage(case: Case, work: Work) -> Iterator[Stage]:
             yield made
         finally:
             made.kill()
-
-
-@contextmanager
-def as_root(name: str) -> Iterator[None]:
-    """Raises: ConfigError without root, and for what a testbed cannot do."""
-    if os.geteuid() != 0:
-        raise ConfigError(f"bench {name}: network namespaces need root")
-    try:
-        yield
-    except TestbedError as error:
-        raise ConfigError(f"bench {name}: {error}") from None
-
-
-def median_of(rows: Sequence[Mapping[str, Any]], key: str) -> float:
-    """Of all values of all rows."""
-    return statistics.median(value for row in rows for value in row[key])

@@ -93,8 +93,8 @@ def _figures(found: dict[str, Any], steps: int, pairs: int) -> dict[str, Any]:
         "ratios": ratios,
         "seconds": statistics.median(a - b for a, b in zip(blocks[::2], blocks[1::2], strict=True)),
         "step_seconds": statistics.median(at_s[step + 1] - at_s[step] for step in every),
-        "write_seconds": counters["checkpoint_ms"] / 1e3,
-        "written": counters["checkpoints"],
+        "write_seconds": counters.get("checkpoint_ms", 0) / 1e3,
+        "written": counters.get("checkpoints", 0),
         "left_out": counters.get("checkpoints_left_out", 0),
     }
 
@@ -124,7 +124,10 @@ def _figures(found: dict[str, Any], steps: int, pairs: int) -> dict[str, Any]:
     show_default=True,
     help="Of blocks with and without a checkpoint.",
 )
-@click.option("--dir", "folder", help="On the disk to measure. Default: a temporary folder.")
+@click.option(
+    "--dir", "folder", type=click.Path(exists=True, file_okay=False, writable=True), metavar="DIR",
+    help="On the disk to measure. Default: a temporary folder.",
+)  # fmt: skip
 @json_option
 def checkpoint_command(
     size_bytes: int,
@@ -144,8 +147,8 @@ def checkpoint_command(
         f"(+{found['seconds']:.3f} s; the write took {found['write_seconds']:.2f} s beside them; "
         f"{found['written']} written, {found['left_out']} left out)"
     )
+    if found["write_seconds"] > steps * found["step_seconds"]:
+        click.echo(
+            "a write took longer than these steps, so those without share its cost (expected more --steps)"
+        )
     write_json(json_file, found)
-
-
-if __name__ == "__main__":
-    checkpoint_command()

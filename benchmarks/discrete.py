@@ -58,7 +58,7 @@ class Step:
         self.working: set[str] = set()
         self.went_back: set[str] = set()  # Machines that did a backward last.
         self.sending_until_s: dict[str, float] = defaultdict(float)
-        self.idle_since_s: dict[str, float] = dict.fromkeys(self.line, 0.0)
+        self.idle_since_s: defaultdict[str, float] = defaultdict(float)
 
     def run(self) -> float:
         for machine in self.line:
@@ -127,7 +127,7 @@ class Step:
 
     def _summed_s(self) -> float:
         """Rounds of rings, each as soon as all of its machines have ended what they had."""
-        ends_s = dict(self.idle_since_s)
+        ends_s = self.idle_since_s.copy()
         for each in self.sums:
             for machines, size_bytes in each:
                 hops = 2 * (len(machines) - 1)

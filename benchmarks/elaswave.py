@@ -73,7 +73,8 @@ def started(model: str, per_pipeline: int) -> tuple[Recoveries, State]:
 PAPER_11 = {"elaswave/torchft": 1.60, "elaswave/recycle": 1.35}
 OPEN_11 = (
     "all bars but one (34B, one node: 1.60 over TorchFT, 1.35 over ReCycle), and on which stages a node's two workers"
-    " are. Losing 2 of 24 workers, 22 / 16 = 1.375 is all that capacity allows over TorchFT, which keeps 16."
+    " are. Losing 2 of 24 workers, 22 / 16 = 1.375 is what capacity allows over TorchFT, which keeps 16, unless"
+    " clocks are raised or bubbles become fewer."
 )
 OPEN_12A = (
     "all bars, the definition of LSE (here: share of throughput over share of workers), and which clocks were"
@@ -115,7 +116,10 @@ def _best(row: Found, families: Sequence[str]) -> float | None:
 def measure_fig11(
     models: Sequence[str], nodes: Sequence[int], per_pipeline: int, processes: int | None
 ) -> Found:
-    """Throughput after losses, as a share of that before, by system; `bound`: what capacity allows over TorchFT."""
+    """Throughput after losses, as a share of that before, by system.
+
+    `capacity_ratio`: what the workers that are left allow over TorchFT, with clocks as they were.
+    """
     cases = [(model, count) for model in models for count in nodes]
     rows = []
     for row in in_processes(functools.partial(_case, per_pipeline=per_pipeline), cases, processes):
@@ -128,7 +132,7 @@ def measure_fig11(
                              for name, families in TECHNIQUES.items()}  # fmt: skip
         stands = row["model"] == "34b" and row["nodes"] == 1
         row["ratios"] = {f"elaswave/{name}": _ratio(ours, shares[name]) for name in ("torchft", "recycle")}
-        row["bound"] = _ratio(row["capacity"], shares["torchft"])
+        row["capacity_ratio"] = _ratio(row["capacity"], shares["torchft"])
         row["paper"] = PAPER_11 if stands else None
         rows.append(row)
     return {"rows": rows, "per_pipeline": per_pipeline, "paper": PAPER_11, "open": OPEN_11}
@@ -173,7 +177,7 @@ def _sized(command: Any) -> Any:
         help="Micro-batches; Table 2: 256.",
     )(command)
     command = click.option(
-        "--nodes", type=Several(Whole(1, 100)), default="1,2,3", show_default=True, help="Lost."
+        "--nodes", type=Several(Whole(1, 11)), default="1,2,3", show_default=True, help="Lost, of 12."
     )(command)
     return click.option("--models", type=MODELS, default="7b,13b,34b", show_default=True)(command)
 
@@ -195,14 +199,14 @@ def fig11_command(
         "capacity",
         "LSE",
         "E/TorchFT",
-        "bound",
+        "capacity/TorchFT",
         "paper",
         "E/ReCycle",
         "paper",
     )
     rows = [
         (row["model"], row["nodes"], *(row["systems"][name] for name in systems), row["capacity"],
-         row["lse"].get("elaswave"), row["ratios"]["elaswave/torchft"], row["bound"],
+         row["lse"].get("elaswave"), row["ratios"]["elaswave/torchft"], row["capacity_ratio"],
          (row["paper"] or {}).get("elaswave/torchft"), row["ratios"]["elaswave/recycle"],
          (row["paper"] or {}).get("elaswave/recycle"))
         for row in found["rows"]
@@ -371,7 +375,10 @@ OPEN_15A = (
 
 
 def measure_fig15a(models: Sequence[str], per_pipeline: int) -> Found:
-    """One worker slowed until the throughput is the paper's; then what ElasWave, and all families, make of it."""
+    """One worker slowed until the throughput is the paper's; then what ElasWave, and all families, make of it.
+
+    `capacity`: of all workers' speeds. Raised clocks, and fewer bubbles than there were, may exceed it.
+    """
     rows = []
     for model in models:
         recoveries, state = started(model, per_pipeline)
@@ -388,7 +395,7 @@ def measure_fig15a(models: Sequence[str], per_pipeline: int) -> Found:
                 "layers": whole_s / elaswave["layers"].step_s,
                 "elaswave": max(whole_s / each.step_s for each in elaswave.values()),
                 "chaosnet": max(whole_s / each.step_s for name, each in found.items() if name != "checkpoint"),
-                "bound": 1 - (1 - speed) / len(state.held), "paper_degraded": degraded, "paper": paper,
+                "capacity": 1 - (1 - speed) / len(state.held), "paper_degraded": degraded, "paper": paper,
             })  # fmt: skip
     return {"rows": rows, "paper": {level: values[1] for level, values in SLOWED.items()}, "open": OPEN_15A}
 
@@ -415,9 +422,9 @@ def _speed(recoveries: Recoveries, state: State, target_s: float) -> float:
 def _draw_fig15a(figure: Any, found: Found) -> None:
     axes, rows = figure.subplots(), found["rows"]
     groups = [f"{row['model']}\n{row['level']}" for row in rows]
-    names = ("degraded", "elaswave", "chaosnet", "paper", "bound")
+    names = ("degraded", "elaswave", "chaosnet", "paper", "capacity")
     bars(axes, groups, {name: [row[name] for row in rows] for name in names})
-    axes.set(ylabel="throughput / that without a slow worker", title="ElasWave, Fig. 15a", ylim=(0.7, None))
+    axes.set(ylabel="throughput / that without a slow worker", title="ElasWave, Fig. 15a")
     legend_below(figure, axes)
 
 
@@ -444,7 +451,7 @@ def fig15a_command(
         "layers",
         "elaswave",
         "chaosnet",
-        "bound",
+        "capacity",
         "paper: degraded",
         "paper",
     )

@@ -1,4 +1,4 @@
-"""What the papers' experiments have in common: where their figures go, a table, a picture."""
+"""What benchmarks have in common: where their figures go, a table, a picture."""
 
 from __future__ import annotations
 
@@ -73,6 +73,12 @@ def _cell(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def middle_half(values: Sequence[float]) -> list[float]:
+    """From where to where: without the lowest and the highest quarter."""
+    ordered = sorted(values)
+    return [ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]]
 
 
 def bars(axes: Any, groups: Sequence[str], series: Mapping[str, Sequence[float | None]]) -> None:

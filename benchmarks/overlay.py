@@ -30,7 +30,6 @@ import psutil
 import torch
 import xxhash
 
-from ..netem.backend import TestbedError
 from ..netem.netns import PORT, Netns
 from ..netem.topology import GOODPUT, LinkSpec, Topology, random_overlay
 from ..node.keys import KeyPair
@@ -207,6 +206,12 @@ class OverlayWorkers:
         ours = sum(stamp["cpu_s"] for stamp in stamps) / took_s / psutil.cpu_count()
         idle = after.idle - before.idle
         return Round(took_s, ours, 1 - idle / max(idle, sum(after) - sum(before), 1e-3))
+
+
+def need_root(bench: str, otherwise: str = "") -> None:
+    """Raises: ConfigError if this is not root. `otherwise`: what can be done without."""
+    if os.geteuid() != 0:
+        raise ConfigError(f"bench {bench}: network namespaces need root{otherwise}")
 
 
 @contextmanager
@@ -485,25 +490,21 @@ def overlay_command(
     """All-reduce over an overlay of shaped links, beside the bound that no plan can beat."""
     if (topology is None) == (count is None):
         raise click.UsageError("expected one of --topology and --random")
-    if os.geteuid() != 0:
-        raise ConfigError("bench overlay: network namespaces need root")
+    need_root("overlay")
     variants = [
         Variant(policy, size, keyed)
         for policy in policies
         for size in chunk_bytes or (0,)
         for keyed in (False, True)[: 1 + keys]
     ]
-    try:
-        overlays = {
-            name: scaled(each, scale) for name, each in _overlays(topology, count, nodes, links, seed).items()
-        }
-        for each in overlays.values():  # What cannot be planned is told before anything begins.
-            packing_bound(measured(each))
-            for policy in policies:
-                POLICIES[policy](measured(each))
-        rows = _run(overlays, sizes_mb, variants, rounds)
-    except TestbedError as error:
-        raise ConfigError(f"bench overlay: {error}") from None
+    overlays = {
+        name: scaled(each, scale) for name, each in _overlays(topology, count, nodes, links, seed).items()
+    }
+    for each in overlays.values():  # What cannot be planned is told before anything begins.
+        packing_bound(measured(each))
+        for policy in policies:
+            POLICIES[policy](measured(each))
+    rows = _run(overlays, sizes_mb, variants, rounds)
     found = summary(rows)
     if len(overlays) > 1:
         click.echo(f"over {len(overlays)} overlays:  promised: median, worst   reached: median, worst")

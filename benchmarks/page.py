@@ -23,13 +23,13 @@ import psutil
 from ..extras import demand
 from ..options import Amount, Whole
 from ..outputs import json_option, write_json
-from .processes import Pipe, Workers
+from .processes import Pipe, Workers, how_far, stop, train_until_stopped
 
 PAUSE_S = 0.05
 
 
 def _node(pipe: Pipe, name: str, join: str, serves: bool) -> None:
-    """A member that trains until it is told "stop"; told anything else, it says its step and the time."""
+    """A member that trains until it is told "stop"."""
     import os
 
     import torch
@@ -45,17 +45,7 @@ def _node(pipe: Pipe, name: str, join: str, serves: bool) -> None:
     trainer = Trainer(model, optimizer, cluster=cluster, quiet=True, dashboard=0 if serves else None)
     (mine,) = (row for row in trainer.status().members if row.node == name)
     pipe.send((mine.addresses[0], mine.page, os.getpid()))
-    while True:
-        loss = model(torch.randn(8, 64)).square().mean()
-        loss.backward()
-        trainer.mean(loss, "loss")
-        time.sleep(PAUSE_S)
-        trainer.update()
-        if pipe.poll():
-            if pipe.receive() == "stop":
-                break
-            pipe.send((trainer.step, time.monotonic()))
-    trainer.request_node_exit()
+    train_until_stopped(pipe, trainer, model, PAUSE_S)
 
 
 @contextlib.contextmanager
@@ -77,8 +67,7 @@ def block(workers: Workers, pid: int, page: str, seconds: float) -> tuple[float,
         process = psutil.Process(pid)
 
         def now() -> tuple[int, float, float]:
-            workers.tell("node0", "how far?")
-            step, at_s = workers.receive("node0")
+            step, at_s = how_far(workers, "node0")
             spent = process.cpu_times()
             return step, at_s, spent.user + spent.system
 
@@ -111,10 +100,7 @@ def measure(nodes: int, seconds: float, rounds: int) -> dict[str, Any]:
                 step_s, cpu = block(workers, pid, seen, seconds)
                 found[f"{key}_s"].append(step_s)
                 found[f"{key}_cpu"].append(cpu)
-        for name in names:
-            workers.tell(name, "stop")
-        for name in names:
-            workers.receive(name)
+        stop(workers, names)
     cost = statistics.median(found["with_cpu"]) - statistics.median(found["without_cpu"])
     pairs = zip(found["without_s"], found["with_s"], strict=True)
     ratio = statistics.median(with_s / without_s for without_s, with_s in pairs)
@@ -137,7 +123,3 @@ def page_command(nodes: int, seconds: float, rounds: int, json_file: Any) -> Non
         f"a step takes {found['ratio']:.3f} times as long"
     )
     write_json(json_file, found)
-
-
-if __name__ == "__main__":
-    page_command()

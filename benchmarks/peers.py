@@ -32,12 +32,12 @@ from typing import Any
 import click
 import torch
 
-from ..netem.backend import TestbedError
 from ..options import Amount, Folder, OneOf, Several, Whole
 from ..outputs import write_json
 from ..protocols.errors import ConfigError
 from .figures import bars, legend_below, outputs, picture, table
 from .machines import Loopback, Machines, switched
+from .overlay import need_root
 from .peers_life import COORDINATOR, LifeSettings, SystemLife, TimeOrWhy, Unsettled, members
 from .peers_systems import SYSTEMS, PeerSystem, default_folder, environment, version_of
 
@@ -162,8 +162,8 @@ def peers_command(
     """chaosnet beside torchft and hivemind: joins and deaths, with one trained state, in turns."""
     if not repeat and onto is None:
         raise click.UsageError("--repeat 0 measures nothing (expected 1 or more, or --onto FILE)")
-    if repeat and not loopback and os.geteuid() != 0:
-        raise ConfigError("bench peers: network namespaces need root (or --loopback)")
+    if repeat and not loopback:
+        need_root("peers", " (or --loopback)")
     pythons, versions = _installed(systems, environments or default_folder())
     result: dict[str, Any] = {
         "mb": mb, "state_mb": 3 * mb, "pause_s": pause_s, "members": count, "patience_s": patience_s,
@@ -172,15 +172,12 @@ def peers_command(
     }  # fmt: skip
     found = earlier(onto, result) if onto else {}
     names = [*members(count), "joiner", COORDINATOR]
-    try:
-        with ExitStack() as stack:
-            machines = Loopback() if loopback or not repeat else stack.enter_context(switched(names, rate))
-            settings = LifeSettings(mb, pause_s, count, patience_s)
-            for name, rows in measure(pythons, events, machines, settings, repeat).items():
-                for event, outcomes in rows.items():
-                    found.setdefault(name, {}).setdefault(event, []).extend(outcomes)
-    except TestbedError as error:
-        raise ConfigError(f"bench peers: {error}") from None
+    with ExitStack() as stack:
+        machines = Loopback() if loopback or not repeat else stack.enter_context(switched(names, rate))
+        settings = LifeSettings(mb, pause_s, count, patience_s)
+        for name, rows in measure(pythons, events, machines, settings, repeat).items():
+            for event, outcomes in rows.items():
+                found.setdefault(name, {}).setdefault(event, []).extend(outcomes)
     medians = {name: {event: median(outcomes) for event, outcomes in found[name].items()} for name in systems}
     table(
         ["", "usual step, s", *EVENTS.values()],

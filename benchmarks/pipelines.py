@@ -33,8 +33,9 @@ from ..scheduler.elastic.profile import Layer, Profile
 from ..scheduler.elastic.program import Program
 from .bare_pipelines import bare_step_s
 from .choices import measure_choose
+from .figures import middle_half
 from .pipelines_size import size_command
-from .processes import Pipe, Workers
+from .processes import Pipe, WorkerFailed, Workers
 
 __all__ = ["pipelines_command", "size_command"]
 
@@ -222,7 +223,7 @@ class Group:
         began_s = time.monotonic()
         while not wanted(self.next()):
             if time.monotonic() - began_s > patience_s:
-                raise TimeoutError(f"it trains as {self.seen[-1].layout!r} after {patience_s:g} s")
+                raise WorkerFailed(f"it trains as {self.seen[-1].layout!r} after {patience_s:g} s")
         for _ in range(CALM_STEPS):
             self.next()
 
@@ -255,11 +256,6 @@ def _lengths(seen: Sequence[Seen]) -> list[float]:
     return [b.at_s - a.at_s for a, b in itertools.pairwise(seen) if a.layout == b.layout]
 
 
-def _middle_half(values: Sequence[float]) -> list[float]:
-    ordered = sorted(values)
-    return [ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]]
-
-
 # --- the three ---
 
 
@@ -276,7 +272,7 @@ def measure_program(steps: int) -> dict[str, Any]:
         "compiled_s": compiled_s,
         "measured_s": statistics.median(ratios) * compiled_s,
         "ratio": statistics.median(ratios),
-        "middle_half": _middle_half(ratios),
+        "middle_half": middle_half(ratios),
         "bare_ratio": bare_step_s(group.task, 4, steps) / compiled_s,
         "plain_ratio": _plain_ratio(group.task),
     }
@@ -321,7 +317,7 @@ def measure_two(rounds: int, steps: int, rows: int) -> dict[str, Any]:
         "speedup": statistics.median(ones),
         "speedup_over_plain": statistics.median(plains),
         "bare_s": bare_s,
-        "middle_half": _middle_half(ones),
+        "middle_half": middle_half(ones),
         "bound": 2 * micro_batches / (micro_batches + 1),
     }
 
@@ -422,7 +418,3 @@ def pipelines_command(parts: str, quick: bool, json_file: Path | None) -> None:
         figures[part] = measures[part]()
         click.echo(_line(part, figures[part]))
     write_json(json_file, figures)
-
-
-if __name__ == "__main__":
-    pipelines_command()

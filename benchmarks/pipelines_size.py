@@ -30,13 +30,12 @@ import torch
 from torch import nn
 
 from ..emulated import Emulated
-from ..netem.backend import TestbedError
 from ..netem.topology import LinkSpec, mesh
 from ..options import Amount, Whole
 from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
 from .figures import table
-from .overlay import PlacedNode, namespaces
+from .overlay import PlacedNode, namespaces, need_root
 from .start import quiet
 
 BATCH = 8
@@ -296,13 +295,9 @@ def size_command(
     mbit: float, forward_s: float, steps: int, keepers: int | None, quick: bool, json_file: Path | None
 ) -> None:
     """GPT-2 small in true size: a start, a kill, a join and a slow link (root)."""
-    if os.geteuid() != 0:
-        raise ConfigError("bench pipelines-size: network namespaces need root")
-    try:
-        told = (QUICK, mbit, 0.002, 2) if quick else (SMALL, mbit, forward_s, steps)
-        parameters, found, memory = measure(*told, keepers)
-    except TestbedError as error:
-        raise ConfigError(f"bench pipelines-size: {error}") from None
+    need_root("pipelines-size")
+    told = (QUICK, mbit, 0.002, 2) if quick else (SMALL, mbit, forward_s, steps)
+    parameters, found, memory = measure(*told, keepers)
     about = "; quick: none of this says how close it comes in true size" if quick else ""
     click.echo(f"{parameters:,} parameters, links of {mbit:g} Mbit/s{about}")
     head = [

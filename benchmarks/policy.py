@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ..options import Whole
 from ..outputs import json_option, write_json
 from ..scheduler.elastic.cluster import alike
 from ..scheduler.elastic.plan import Pipeline, cuts_of, even
@@ -49,13 +50,19 @@ def measure(pipelines: int, stages: int, losses: int, micro_batches: int, seed: 
 
 
 @click.command("policy")
-@click.option("--pipelines", default=64, show_default=True)
-@click.option("--stages", default=4, show_default=True)
-@click.option("--losses", default=2, show_default=True, help="At once, at most.")
-@click.option("--micro-batches", default=8, show_default=True, help="Of each pipeline.")
+@click.option("--pipelines", type=Whole(1, 1000), default=64, show_default=True)
+@click.option("--stages", type=Whole(1, 32), default=4, show_default=True)
+@click.option("--losses", type=Whole(1, 8), default=2, show_default=True, help="At once, at most.")
+@click.option(
+    "--micro-batches", type=Whole(1, 10_000), default=8, show_default=True, help="Of each pipeline."
+)
 @json_option
 def command(pipelines: int, stages: int, losses: int, micro_batches: int, json_file: Path | None) -> None:
     """Work out what to do after every loss, then look losses up."""
+    if losses >= pipelines * stages:
+        raise click.UsageError(
+            f"--losses: {losses} of {pipelines * stages} workers (expected fewer than all)"
+        )
     found = measure(pipelines, stages, losses, micro_batches)
     click.echo(
         f"{found['workers']} workers: {found['kinds']} kinds of up to {losses} losses in {found['prepared_s']:.2f} s;"

@@ -7,7 +7,6 @@ joins, leaves, and reports what it had measured: by turns in-band and with iperf
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -20,8 +19,10 @@ import click
 from ..extras import demand
 from ..netem.netns import Netns
 from ..netem.topology import GOODPUT, LinkSpec, Topology
+from ..options import Amount, Several
 from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
+from .overlay import namespaces, need_root
 
 TURNS = 3
 FOUNDER = "founder"
@@ -31,20 +32,15 @@ PATIENCE_S = 60.0
 
 def measure(rate_mbit: float) -> dict[str, Any]:
     """Rates in Mbit/s that the joiner receives at, by each method; seconds that measuring both directions took."""
-    topology = Topology({(FOUNDER, "joiner"): LinkSpec(rate_mbit=rate_mbit)})
-    testbed = Netns(f"probe{os.getpid()}", topology)
-    testbed.up(topology)
-    try:
-        with _start(testbed, FOUNDER, "in-band", subprocess.PIPE) as founder:
-            assert founder.stdout is not None
-            if founder.stdout.readline().strip() != READY.encode():
-                raise ConfigError("bench probe: the founder did not come up")
-            try:
-                found = {kind: [_join(testbed, kind) for _ in range(TURNS)] for kind in ("in-band", "iperf3")}
-            finally:
-                founder.terminate()
-    finally:
-        testbed.down()
+    pair = Topology({(FOUNDER, "joiner"): LinkSpec(rate_mbit=rate_mbit)})
+    with namespaces(pair) as testbed, _start(testbed, FOUNDER, "in-band") as founder:
+        assert founder.stdout is not None
+        if founder.stdout.readline().strip() != READY.encode():
+            raise ConfigError("bench probe: the founder did not come up")
+        try:
+            found = {kind: [_join(testbed, kind) for _ in range(TURNS)] for kind in ("in-band", "iperf3")}
+        finally:
+            founder.terminate()
     rates = {kind: statistics.median(turn["mbit"] for turn in turns) for kind, turns in found.items()}
     return {
         "set_mbit": rate_mbit,
@@ -58,7 +54,7 @@ def measure(rate_mbit: float) -> dict[str, Any]:
 
 
 def _join(testbed: Netns, kind: str) -> dict[str, Any]:
-    with _start(testbed, "joiner", kind, subprocess.PIPE) as joiner:
+    with _start(testbed, "joiner", kind) as joiner:
         try:
             out, _ = joiner.communicate(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -70,9 +66,10 @@ def _join(testbed: Netns, kind: str) -> dict[str, Any]:
     return found
 
 
-def _start(testbed: Netns, node: str, kind: str, out: int) -> subprocess.Popen[bytes]:
+def _start(testbed: Netns, node: str, kind: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "chaosnet.benchmarks.probe", node]
-    return testbed.start(node, command, stdout=out, env={"CHAOSNET_PROBE": kind, "OMP_NUM_THREADS": "1"})
+    env = {"CHAOSNET_PROBE": kind, "OMP_NUM_THREADS": "1"}
+    return testbed.start(node, command, stdout=subprocess.PIPE, env=env)
 
 
 def _worker(node: str) -> None:
@@ -101,14 +98,18 @@ def _worker(node: str) -> None:
 
 
 @click.command("probe")
-@click.option("--rates", default="100,200,500,900,1000", show_default=True, help="Of the links, Mbit/s.")
+@click.option(
+    "--rates", type=Several(Amount(1, 100_000)), default="100,200,500,900,1000", show_default=True,
+    help="Of the links, Mbit/s.",
+)  # fmt: skip
 @json_option
-def probe_command(rates: str, json_file: Path | None) -> None:
+def probe_command(rates: tuple[float, ...], json_file: Path | None) -> None:
     """The monitor's in-band probe of shaped links, beside iperf3."""
     demand("iperf3", "chaosnet bench probe")
+    need_root("probe")
     found = []
     click.echo("set Mbit/s   in-band    iperf3   ratio   probe s   iperf3 s")
-    for rate in (float(part) for part in rates.split(",")):
+    for rate in rates:
         row = measure(rate)
         found.append(row)
         probe, iperf3 = (statistics.median(row[f"{kind}_mbit"]) for kind in ("probe", "iperf3"))

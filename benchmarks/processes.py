@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing as mp
+import os
+import signal
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from ..protocols.errors import ChaosnetError
 
-class WorkerFailed(RuntimeError):
-    """A worker raised; the text is its traceback."""
+
+class WorkerFailed(ChaosnetError):
+    """A worker raised, and the text has its traceback; or it was silent for too long."""
 
 
 class Workers:
@@ -27,15 +33,20 @@ class Workers:
         """Start one; it may send and receive over its pipe, and what it returns is sent last."""
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_run, args=(theirs, target, args), name=name, daemon=True)
-        process.start()
+        resource_tracker.ensure_running()  # Else the first start begins it, which lets signals through again.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()  # What is blocked stays so in it: Ctrl+C is for us, who end it.
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self.pipes[name] = ours
         self._processes.append(process)
 
     def receive(self, name: str, timeout_s: float = 120.0) -> Any:
-        """The next thing that a worker sends. Raises: WorkerFailed, TimeoutError."""
+        """The next thing that a worker sends. Raises: WorkerFailed."""
         if not wait([self.pipes[name]], timeout_s):
-            raise TimeoutError(f"{name} sent nothing in {timeout_s:g} s")
+            raise WorkerFailed(f"{name} sent nothing in {timeout_s:g} s")
         try:
             kind, value = self.pipes[name].recv()
         except EOFError:
@@ -85,8 +96,51 @@ class Pipe:
 
 
 def _run(connection: Connection, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    if parent := mp.parent_process():
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
     try:
         connection.send(("value", target(Pipe(connection), *args)))
     except BaseException:
         with contextlib.suppress(OSError):  # If the parent has gone, nobody wants to know.
             connection.send(("error", traceback.format_exc()))
+
+
+def _end_with(parent: int) -> None:
+    """Nothing else ends a worker that trains when its parent was killed."""
+    wait([parent])
+    os._exit(1)
+
+
+# --- workers that train until they are told to stop ---
+
+
+def train_until_stopped(pipe: Pipe, trainer: Any, model: Any, pause_s: float) -> None:
+    """Steps of a small model of 64 inputs, mostly asleep. Told anything but "stop": say the step and the time."""
+    import torch
+
+    while True:
+        loss = model(torch.randn(8, 64)).square().mean()
+        loss.backward()
+        trainer.mean(loss, "loss")
+        time.sleep(pause_s)
+        trainer.update()
+        if pipe.poll():
+            if pipe.receive() == "stop":
+                break
+            pipe.send((trainer.step, time.monotonic()))
+    trainer.request_node_exit()
+
+
+def how_far(workers: Workers, name: str) -> tuple[int, float]:
+    """The step of one of these, and when it said so (monotonic)."""
+    workers.tell(name, "how far?")
+    step, at_s = workers.receive(name)
+    return int(step), float(at_s)
+
+
+def stop(workers: Workers, names: Sequence[str]) -> None:
+    """All of these, and wait until they have left."""
+    for name in names:
+        workers.tell(name, "stop")
+    for name in names:
+        workers.receive(name)

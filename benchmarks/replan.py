@@ -9,7 +9,6 @@ With --one-link it is a mesh, of which one link becomes ten times as slow.
 
 from __future__ import annotations
 
-import os
 import random
 import statistics
 import time
@@ -20,13 +19,12 @@ from typing import Any
 
 import click
 
-from ..netem.backend import TestbedError
 from ..netem.topology import LinkSpec, Topology, mesh, random_overlay, random_rate
 from ..options import Amount, Whole
 from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
 from .figures import table
-from .overlay import scaled
+from .overlay import need_root, scaled
 from .start import StartCase, measure, started, steps_of
 
 KNOWN_STEPS = 16  # Of each cluster that knows: until all have a vote there is another view at every step.
@@ -119,17 +117,12 @@ def replan_command(
     json_file: Path | None,
 ) -> None:
     """Training while the rates of all links change, beside plans that knew them."""
-    if os.geteuid() != 0:
-        raise ConfigError("bench replan: network namespaces need root")
-    try:
-        overlays = one_slow_link(nodes, mesh_mbit) if mesh_mbit else draws(nodes, count, seed, scale)
-        found = run(overlays, mb, pause_s, every_s)
-        for draw, overlay in zip(found, overlays, strict=True):
-            draw.known_s = measure(
-                StartCase("", mb, pause_s, overlay, routes=False, knows=True), KNOWN_STEPS
-            ).step_s
-    except TestbedError as error:
-        raise ConfigError(f"bench replan: {error}") from None
+    need_root("replan")
+    overlays = one_slow_link(nodes, mesh_mbit) if mesh_mbit else draws(nodes, count, seed, scale)
+    found = run(overlays, mb, pause_s, every_s)
+    for draw, overlay in zip(found, overlays, strict=True):
+        knowing = StartCase("", mb, pause_s, overlay, routes=False, knows=True)
+        draw.known_s = measure(knowing, KNOWN_STEPS).step_s
     head = ["draw", "steps", "mean, s", "median, s", "known, s", "mean / known", "late steps"]
     table(head, [_row(number, draw) for number, draw in enumerate(found, 1)])
     total, known = sum(sum(each.steps_s) for each in found), sum(len(e.steps_s) * e.known_s for e in found)

@@ -31,7 +31,6 @@ import networkx as nx
 import torch
 from torch import nn
 
-from ..netem.backend import TestbedError
 from ..netem.topology import GOODPUT, LinkSpec, Topology, mesh, random_overlay
 from ..options import OneOf, Several, Whole
 from ..outputs import json_option, write_json
@@ -42,7 +41,7 @@ from ..setting_groups import Cluster
 from ..trainer import Trainer
 from .figures import table
 from .machines import free_port
-from .overlay import PATIENCE_S, Host, PlacedNode, namespaces, scaled
+from .overlay import PATIENCE_S, Host, PlacedNode, namespaces, need_root, scaled
 from .overlay import measured as rates
 
 LIMIT_S = 30.0
@@ -50,7 +49,8 @@ TIMES_BOUND, STEPS = 3, 3
 AFTER_STEPS = 6  # That the first node makes once all are in: what a step takes.
 ADAM = 3  # Bytes of state to one of parameters.
 LAYERS = 8
-CASES = ("mesh", "mesh-slow", "overlay", "routes", "quarter", "twelve", "loopback")
+OF_FILE = ("overlay", "routes", "quarter")
+CASES = ("mesh", "mesh-slow", *OF_FILE, "twelve", "loopback")
 
 
 class StartCase(NamedTuple):
@@ -80,28 +80,25 @@ class Found:
         return min(TIMES_BOUND * self.bound_s + STEPS * self.step_s, LIMIT_S) if self.bound_s else LIMIT_S
 
 
-def cases(file: Path) -> dict[str, StartCase]:
-    """With the overlay of this file. Raises: TestbedError if it is none."""
+def cases(file: Path | None) -> dict[str, StartCase]:
+    """With the overlay of this file; without one, those that need none. Raises: TestbedError if it is none."""
     fast = mesh(4, LinkSpec(rate_mbit=1000.0))
-    overlay = Topology.read(file)
-    found = (
-        StartCase("3 of a mesh of 4 at 1 Gbit/s, 1 s apart", 45, 0.05, fast, True, 3, 1.0),
-        StartCase("the same, with longer steps", 45, 0.3, fast, True, 3, 1.0),
-        StartCase(f"{file.name} without routes, at once", 45, 0.3, overlay, False),
-        StartCase(f"{file.name}, at once", 45, 0.3, overlay),
-        StartCase(
-            f"{file.name} at a quarter without routes, 0.5 s apart",
-            20,
-            0.8,
-            scaled(overlay, 0.25),
-            False,
-            0,
-            0.5,
-        ),
-        StartCase("a random overlay of 12, at once", 45, 0.3, random_overlay(12, 0)),
-        StartCase("loopback, 8 at once", 45, 0.3, nodes=8),
-    )
-    return dict(zip(CASES, found, strict=True))
+    found = {
+        "mesh": StartCase("3 of a mesh of 4 at 1 Gbit/s, 1 s apart", 45, 0.05, fast, nodes=3, apart_s=1.0),
+        "mesh-slow": StartCase("the same, with longer steps", 45, 0.3, fast, nodes=3, apart_s=1.0),
+    }
+    if file is not None:
+        overlay, name = Topology.read(file), file.name
+        quarter = f"{name} at a quarter without routes, 0.5 s apart"
+        found |= {
+            "overlay": StartCase(f"{name} without routes, at once", 45, 0.3, overlay, routes=False),
+            "routes": StartCase(f"{name}, at once", 45, 0.3, overlay),
+            "quarter": StartCase(quarter, 20, 0.8, scaled(overlay, 0.25), routes=False, apart_s=0.5),
+        }
+    return found | {
+        "twelve": StartCase("a random overlay of 12, at once", 45, 0.3, random_overlay(12, 0)),
+        "loopback": StartCase("loopback, 8 at once", 45, 0.3, nodes=8),
+    }
 
 
 # --- machines ---
@@ -270,23 +267,20 @@ def _answer(what: Any) -> None:
 @click.option("--cases", "chosen", type=Several(OneOf(CASES)), default=",".join(CASES), show_default=True)
 @click.option("--repeat", type=Whole(1, 100), default=1, show_default=True, help="Rounds; cases take turns.")
 @click.option(
-    "--topology", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.yaml",
-    default=Path("examples", "overlay.yaml"), show_default=True,
+    "--topology", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.yaml",
+    default=Path("examples", "overlay.yaml"), show_default=True, help=f"Of {', '.join(OF_FILE)}.",
 )  # fmt: skip
 @json_option
 def start_command(chosen: tuple[str, ...], repeat: int, topology: Path, json_file: Path | None) -> None:
     """Machines that are started together, with states of real size: when all are in."""
-    if os.geteuid() != 0 and set(chosen) != {"loopback"}:
-        raise ConfigError("bench start: network namespaces need root (or --cases loopback)")
+    if set(chosen) != {"loopback"}:
+        need_root("start", " (or --cases loopback)")
     found: dict[str, list[Found]] = {name: [] for name in chosen}
-    try:
-        known = cases(topology)
-        for number in range(repeat):
-            for name in chosen:
-                found[name].append(measure(known[name]))
-                click.echo(f"round {number + 1} of {repeat}, {_line(name, found[name][-1])}", err=True)
-    except TestbedError as error:
-        raise ConfigError(f"bench start: {error}") from None
+    known = cases(topology if {*OF_FILE} & {*chosen} else None)
+    for number in range(repeat):
+        for name in chosen:
+            found[name].append(measure(known[name]))
+            click.echo(f"round {number + 1} of {repeat}, {_line(name, found[name][-1])}", err=True)
     table(
         ["case", "", "all are in, s", "longest, s", "bound, s", "step, s", "allowed, s"],
         [_row(name, known[name].told, starts) for name, starts in found.items()],

@@ -26,13 +26,14 @@ import torch.distributed as dist
 from torch import nn
 
 from ..netem import commands
-from ..netem.backend import TestbedError
 from ..node.devices import wait_for_device
 from ..options import Amount, Several, Whole
 from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
 from ..trials.demo_digits import small_net
+from .figures import middle_half
 from .machines import Loopback, switched
+from .overlay import need_root
 from .processes import Pipe, Workers
 
 WARM_UP, BLOCKS, UPDATES = 2, 12, 40
@@ -189,10 +190,10 @@ def _block(step: Callable[[], None], count: int) -> float:
 
 
 @contextmanager
-def places(nodes: int, rate_mbit: float) -> Iterator[Sequence[StepPlace]]:
-    """So many: on loopback, or (if `rate_mbit` is not 0) each with a link of that rate to a switch."""
+def places(nodes: int, rate_mbit: float | None) -> Iterator[Sequence[StepPlace]]:
+    """So many: on loopback, or (with `rate_mbit`) each with a link of that rate to a switch."""
     names = [f"n{rank}" for rank in range(nodes)]
-    if not rate_mbit:
+    if rate_mbit is None:
         here = Loopback()
         yield [StepPlace(here.address(name), here.variables(name)) for name in names]
         return
@@ -218,13 +219,13 @@ def measure(
             workers.receive(f"n{rank}")
         found = [workers.receive(f"n{rank}", timeout_s=600.0) for rank in range(nodes)]
     ours, theirs = ([max(each[b][k] for each, _ in found) for b in range(BLOCKS)] for k in (0, 1))
-    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     return {
         "ours_s": statistics.median(ours),
         "ddp_s": statistics.median(theirs),
         "ratio": statistics.median(ratios),
         "update_beside_optimizer_s": max(beside_s for _, beside_s in found),
-        "middle_half": [ratios[BLOCKS // 4], ratios[-1 - BLOCKS // 4]],
+        "middle_half": middle_half(ratios),
     }
 
 
@@ -246,14 +247,13 @@ def measure(
 @click.option(
     "--parameters",
     default=0,
-    type=Whole(0),
+    type=Whole(0, 1_000_000),
     metavar="N",
     help="As so many small tensors. Default: four layers.",
 )
 @click.option(
     "--rate",
-    default=0.0,
-    type=Amount(0.0),
+    type=Amount(1, 100_000),
     metavar="MBIT",
     help="Each process in a network namespace with a link of so many Mbit/s to a switch (root). Default: loopback.",
 )
@@ -263,23 +263,20 @@ def step_command(
     mb: tuple[float, ...],
     nodes: tuple[int, ...],
     parameters: int,
-    rate: float,
+    rate: float | None,
     accelerator: bool,
     json_file: Path | None,
 ) -> None:
     """Steps with chaosnet and with DDP + Gloo, in turns."""
     figures: dict[str, Any] = {}
-    if rate and os.geteuid() != 0:
-        raise ConfigError("bench step --rate: network namespaces need root")
+    if rate:
+        need_root("step --rate")
     device = _accelerator() if accelerator else "cpu"
     with tempfile.TemporaryDirectory() as folder:
         for size in mb:
             for count in nodes:
-                try:
-                    with places(count, rate) as at:
-                        found = measure(round(size * 1e6), parameters, count, Path(folder), at, device)
-                except TestbedError as error:
-                    raise ConfigError(f"bench step --rate: {error}") from None
+                with places(count, rate) as at:
+                    found = measure(round(size * 1e6), parameters, count, Path(folder), at, device)
                 figures[f"{size:g} MB, {count}"] = found
                 click.echo(_line(size, count, found))
     write_json(json_file, figures)
@@ -300,7 +297,3 @@ def _line(mb: float, nodes: int, found: Mapping[str, Any]) -> str:
         f"{ddp:.1f} ms, ratio {found['ratio']:.2f} (middle half of {BLOCKS}: {low:.2f} to {high:.2f}); "
         f"update() takes {1e3 * found['update_beside_optimizer_s']:.1f} ms beside the optimizer"
     )
-
-
-if __name__ == "__main__":
-    step_command()

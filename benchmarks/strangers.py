@@ -34,10 +34,11 @@ from chaosnet.invite import Token, introduce
 from ..node import curve
 from ..node.endpoint import Endpoint
 from ..node.keys import KeyPair, save
+from ..options import Amount, Whole
 from ..outputs import json_option, write_json
 from ..protocols.codec import encode
 from ..protocols.messages import Hello
-from .processes import Pipe, Workers
+from .processes import Pipe, Workers, how_far, stop, train_until_stopped
 
 NODES = 3
 KEPT = 1000  # Connections of an attack that are open at once, unless the node ends them.
@@ -139,7 +140,7 @@ def used_invite(address: str, keys: KeyPair) -> KeyPair:
 
 
 def _node(pipe: Pipe, name: str, join: str, key: str, allowed: str) -> None:
-    """A member that trains until it is told "stop"; told anything else, it says its step and the time."""
+    """A member that trains until it is told "stop"."""
     import torch
     from torch import nn
 
@@ -152,15 +153,7 @@ def _node(pipe: Pipe, name: str, join: str, key: str, allowed: str) -> None:
     cluster = Cluster(join=join, name=name, key=key, allowed_keys=allowed)
     trainer = Trainer(model, optimizer, cluster=cluster, quiet=True)
     pipe.send(trainer.status().members[-1].addresses[0])
-    while True:
-        model(torch.randn(8, 64)).square().mean().backward()
-        time.sleep(PAUSE_S)
-        trainer.update()
-        if pipe.poll():
-            if pipe.receive() == "stop":
-                break
-            pipe.send((trainer.step, time.monotonic()))
-    trainer.request_node_exit()
+    train_until_stopped(pipe, trainer, model, PAUSE_S)
 
 
 def _attacker(pipe: Pipe, rate: float, seconds: float) -> None:
@@ -204,27 +197,19 @@ class _Training:
     def block(self, kind: str = "", source: str = "") -> tuple[float, int]:
         """Let so much time pass, under attack or not. Returns: mean time of a step, connections opened."""
         target = Endpoint.parse(self.addresses[0])
-        opened, (first, began_s) = 0, self._progress()
+        opened, (first, began_s) = 0, how_far(self.workers, self.names[0])
         if kind:
             self.workers.tell("attacker", (kind, target, source, self.used))
             opened = self.workers.receive("attacker")
         else:
             time.sleep(self.seconds)
-        last, ended_s = self._progress()
+        last, ended_s = how_far(self.workers, self.names[0])
         return (ended_s - began_s) / (last - first), opened
-
-    def _progress(self) -> tuple[int, float]:
-        self.workers.tell(self.names[0], "how far?")
-        step, at_s = self.workers.receive(self.names[0])
-        return int(step), float(at_s)
 
     def stop(self) -> None:
         self.workers.tell("attacker", None)
         self.workers.receive("attacker")
-        for name in self.names:
-            self.workers.tell(name, "stop")
-        for name in self.names:
-            self.workers.receive(name)
+        stop(self.workers, self.names)
 
 
 def measure(rate: float, seconds: float, rounds: int) -> dict[str, Any]:
@@ -254,13 +239,17 @@ def measure(rate: float, seconds: float, rounds: int) -> dict[str, Any]:
 
 
 @click.command("strangers")
-@click.option("--rate", default=250.0, show_default=True, help="Connections a second.")
-@click.option("--seconds", default=4.0, show_default=True, help="Of a block.")
-@click.option("--rounds", default=5, show_default=True, help="Blocks with each kind of attack, at most 40.")
+@click.option(
+    "--rate", type=Amount(1, 10_000), default=250.0, show_default=True, help="Connections a second."
+)
+@click.option("--seconds", type=Amount(0.5, 3600), default=4.0, show_default=True, help="Of a block.")
+@click.option(
+    "--rounds", type=Whole(1, 40), default=5, show_default=True, help="Blocks with each kind of attack."
+)
 @json_option
 def strangers_command(rate: float, seconds: float, rounds: int, json_file: Path | None) -> None:
     """Steps of a cluster that trains with and without strangers at its door, in one run."""
-    found = measure(rate, seconds, min(rounds, 40))
+    found = measure(rate, seconds, rounds)
     for kind, row in [("nobody (noise)", found["noise"]), *found["attacks"].items()]:
         without_ms, with_ms = (1e3 * statistics.median(row[key]) for key in ("without_s", "with_s"))
         pairs = [b / a for a, b in zip(row["without_s"], row["with_s"], strict=True)]
@@ -270,7 +259,3 @@ def strangers_command(rate: float, seconds: float, rounds: int, json_file: Path 
             + "".join(f", {count} {reason}" for reason, count in row["refused"].most_common())
         )
     write_json(json_file, found)
-
-
-if __name__ == "__main__":
-    strangers_command()

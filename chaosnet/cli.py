@@ -6,7 +6,9 @@ also for whatever the same command would end with again), 1 for what failed, 130
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 from importlib import metadata
 from typing import NoReturn
@@ -31,6 +33,7 @@ from .options import Expecting
 from .protocols.errors import ChaosnetError
 
 COMMON = {"help_option_names": ["-h", "--help"]}
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main() -> NoReturn:
@@ -51,7 +54,19 @@ def main() -> NoReturn:
         sys.exit(ending.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _fail("interrupted", 130)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        _drop_what_is_not_printed()
+        _fail(f"cannot write {error.filename or 'the output'}: {error.strerror}", 1)
     sys.exit(0)
+
+
+def _drop_what_is_not_printed() -> None:
+    """Else Python tries once more when it ends, and shows a traceback."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def _fail(line: str, code: int) -> NoReturn:

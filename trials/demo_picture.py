@@ -82,17 +82,19 @@ def _draw_lives(axes: Any, logs: Sequence[NodeLog], happenings: Sequence[Deed], 
 
 
 def _label(axes: Any, happenings: Sequence[Deed], start_s: float) -> None:
-    """Above the frame, on two heights, so that neighbours do not meet."""
+    """Above the frame, on three heights, so that neighbours do not meet, also where nodes took long to start."""
     for index, happening in enumerate(happenings):
         axes.annotate(
             LABEL_BY_KIND[happening.kind].format(node=happening.node),
             xy=(happening.time_s - start_s, 1.0),
             xycoords=axes.get_xaxis_transform(),
-            xytext=(0, 6 + 32 * (index % 2)),
+            xytext=(0, 6 + 32 * (index % 3)),
             textcoords="offset points",
             ha="center",
             va="bottom",
             fontsize=9,
             color=COLOR_BY_KIND[happening.kind],
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+            zorder=9 - index,  # Over the lines of later ones, which pass by.
             arrowprops={"arrowstyle": "-", "color": COLOR_BY_KIND[happening.kind], "linewidth": 0.8},
         )

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ..extras import brings, demand
+from ..protocols.errors import ConfigError
 
 BENCHMARKS = {
     "join": "Join a large state over loopback: how long, how close to the bound, who waits.",
@@ -78,11 +79,15 @@ class Benchmarks(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Told to end, it takes along what it has made: processes, namespaces."""
+        from ..netem.backend import TestbedError
         from ..progress import going_on
         from ..trials.node_processes import sigterm_as_ctrl_c
 
-        with sigterm_as_ctrl_c(), going_on("it runs"):
-            return super().invoke(ctx)
+        try:
+            with sigterm_as_ctrl_c(), going_on("it runs"):
+                return super().invoke(ctx)
+        except TestbedError as error:
+            raise ConfigError(f"bench {ctx.invoked_subcommand}: {error}") from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Benchmarks"):

@@ -4,11 +4,13 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from ctypes.util import find_library
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from click.testing import CliRunner
@@ -190,7 +192,17 @@ def test_what_cannot_be_an_overlay_is_told(args, told):
         ("allreduce --threads 0", "'0' is out of range"),
         ("step --nodes x", "'x' is no number"),
         ("step --mb nan", "'nan' is out of range"),
+        ("step --rate inf", "'inf' is out of range"),
         ("checkpoint --nodes 0", "'0' is out of range"),
+        ("checkpoint --dir /nowhere", "'/nowhere' does not exist"),
+        ("agreement --megabytes nan", "'nan' is out of range"),
+        ("strangers --rounds 0", "'0' is out of range (expected a whole number from 1 to 40)"),
+        ("strangers --seconds 0", "'0' is out of range"),
+        ("strangers --rate -1", "'-1' is out of range"),
+        ("probe --rates 100,x", "'x' is no number"),
+        ("probe --rates 0", "'0' is out of range"),
+        ("policy --stages 0", "'0' is out of range"),
+        ("policy --pipelines 1 --stages 2", "2 of 2 workers (expected fewer than all)"),
         ("join --sources 0", "'0' is out of range"),
         ("chameleon-fig6 --batches x", "'x' is no number"),
         ("chameleon-fig7 --seeds 0", "'0' is out of range"),
@@ -199,6 +211,7 @@ def test_what_cannot_be_an_overlay_is_told(args, told):
         ("chameleon-fig9 --seeds 0", "'0' is out of range"),
         ("chameleon-fig11 --rates-gbps nan", "'nan' is no number"),
         ("elaswave-fig11 --nodes nan", "'nan' is no number"),
+        ("elaswave-fig11 --nodes 12", "'12' is out of range"),
         ("elaswave-fig11 --models 8b", "'8b' is unknown (expected one of 7b, 13b, 34b)"),
         ("elaswave-fig14 --minutes nan", "'nan' is out of range"),
         ("elaswave-fig14 --seeds 0", "'0' is out of range"),
@@ -244,6 +257,40 @@ def test_a_worker_whose_parent_has_gone_ends_without_a_traceback():
         raise SystemExit(0)
 
     processes._run(theirs, leave, ())
+
+
+PARENT = """
+import os, time
+from chaosnet.benchmarks.processes import Workers
+
+def work(pipe):
+    pipe.send(os.getpid())
+    pipe.receive()
+    pipe.send("heard")
+    time.sleep(600)
+
+if __name__ == "__main__":
+    with Workers() as workers:
+        workers.start("one", work)
+        print(workers.receive("one"), flush=True)
+        input()
+        workers.tell("one", "still there?")
+        print(workers.receive("one"), flush=True)
+        input()
+"""
+
+
+def test_ctrl_c_is_not_for_workers_and_they_end_when_their_parent_is_killed(tmp_path):
+    (tmp_path / "parent.py").write_text(PARENT)
+    command = [sys.executable, str(tmp_path / "parent.py")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        worker = psutil.Process(int(parent.stdout.readline()))
+        worker.send_signal(signal.SIGINT)
+        parent.stdin.write("\n")
+        parent.stdin.flush()
+        assert parent.stdout.readline() == "heard\n"
+        parent.kill()
+        worker.wait(60)
 
 
 def test_what_is_no_part_of_the_pipelines_bench_is_told():

@@ -417,6 +417,20 @@ def test_a_terminal_that_lacks_a_letter_shows_a_question_mark(tmp_path: Path) ->
     assert "UnicodeEncodeError" in told["run"].stderr, "as python would end it"
 
 
+FULL = "cannot write the output: No space left on device"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    "words", ["--version", "simulate --schedules 1", "simulate --schedules 1 --json /dev/full"]
+)
+def test_output_to_a_full_disk_is_told_in_one_line(words: str) -> None:
+    command = [sys.executable, "-m", "chaosnet", *words.split()]
+    with open(os.devnull if "--json" in words else "/dev/full", "w") as out:
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, f"error: {FULL}\n")
+
+
 # --- a running cluster ---
 
 

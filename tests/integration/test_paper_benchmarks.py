@@ -77,17 +77,28 @@ def test_without_jitter_it_times_1f1b_as_equation_9_does():
     assert Step(routes, [], 1e9, 0.0).run() == pytest.approx((stages + micro_batches - 1) * 3.0)
 
 
+def test_fewer_micro_batches_than_pipelines_leave_some_with_nothing_to_do(tmp_path):
+    found = bench(tmp_path, "chameleon-fig9", "--batches", "1", "--seeds", "1")
+    assert all(row["simulated_s"] > 0 for row in found["rows"])
+
+
+def test_a_pipeline_of_more_stages_than_workers_is_told():
+    done = CliRunner().invoke(cli, ["bench", "chameleon-fig8", "--workers", "8", "--stages", "32"])
+    assert "8 for a pipeline of 32 stages" in str(done.exception)
+
+
 def test_estimates_are_near_the_other_simulation(tmp_path):
     found = bench(tmp_path, "chameleon-fig9", "--batches", "16", "--seeds", "1", "--jitter", "0")
     assert found["worst"] == max(row["error"] for row in found["rows"]) < 0.0802  # The paper's.
     assert {row["state"] for row in found["rows"]} == {"whole", "after: reroute", "after: layout"}
 
 
-def test_matching_moves_no_more_bytes_and_choosing_sources_takes_no_longer(tmp_path):
+def test_matching_moves_no_more_bytes_and_choosing_sources_is_limited_by_the_same_nics(tmp_path):
     for row in bench(tmp_path, "chameleon-fig10", "--layers", "4,7")["rows"]:
         assert row["matched_bytes"] <= row["naive_bytes"]
         assert row["optimised_bytes"] == pytest.approx(row["matched_bytes"])
-        assert row["optimised_s"] <= 1.01 * row["matched_s"]
+        # One worker receives most: more sources do not make its NIC faster.
+        assert row["optimised_s"] == pytest.approx(row["matched_s"], rel=0.01)
 
 
 def test_rounds_take_no_longer_than_one_sum_after_another(tmp_path):

@@ -1,13 +1,24 @@
-"""What `chaosnet bench start` and `bench replan` reckon: bounds, limits, when steps are as they could be."""
+"""What the benches of joins and starts reckon: bounds, limits, medians, when steps are as they could be."""
 
 from pathlib import Path
 
 import networkx as nx
 import pytest
 
+from chaosnet.benchmarks.join import middle
 from chaosnet.benchmarks.overlay import measured as rates
 from chaosnet.benchmarks.replan import Draw, draws, one_slow_link
-from chaosnet.benchmarks.start import CASES, LIMIT_S, Found, StartCase, _knowing, _rates_bps, bound_s, cases
+from chaosnet.benchmarks.start import (
+    CASES,
+    LIMIT_S,
+    OF_FILE,
+    Found,
+    StartCase,
+    _knowing,
+    _rates_bps,
+    bound_s,
+    cases,
+)
 from chaosnet.netem.topology import GOODPUT, LinkSpec, Topology, mesh
 from chaosnet.scheduler.sync_plan import POLICIES
 
@@ -48,6 +59,7 @@ def test_every_case_has_an_overlay_or_is_on_loopback():
     known = cases(OVERLAY)
     assert tuple(known) == CASES
     assert [name for name, case in known.items() if case.topology is None] == ["loopback"]
+    assert [*cases(None)] == [name for name in CASES if name not in OF_FILE]  # The others need no file.
     assert all(bound_s(case) > 0 for name, case in known.items() if name != "loopback")
 
 
@@ -82,3 +94,8 @@ def test_one_link_of_a_mesh_becomes_ten_times_as_slow():
     changed = {pair: spec for pair, spec in after.links.items() if spec != before.links[pair]}
     assert len(before.links) == 6 and before.links.keys() == after.links.keys()
     assert [spec.rate_mbit for spec in changed.values()] == [20.0]
+
+
+def test_of_several_joins_the_one_in_the_middle_is_told_and_not_the_best():
+    assert middle([{"seconds": took_s} for took_s in (3.0, 1.0, 2.0)]) == {"seconds": 2.0}
+    assert middle([{"seconds": took_s} for took_s in (1.0, 4.0)]) == {"seconds": 4.0}
