@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
     from .topology import Link, LinkSpec, Topology
@@ -24,13 +24,16 @@ class TestbedError(Exception):
 END_PATIENCE_S = 2.0  # Between SIGTERM and SIGKILL, for what still runs on a node.
 
 
+Kind = Literal["netns", "relay", "docker"]
+
+
 class Backend(Protocol):
     """Makes an overlay on this machine. Methods raise TestbedError before they change anything they cannot.
 
     `topology` is that of `up`, or what a later process has read from the file it left.
     """
 
-    kind: ClassVar[str]
+    kind: ClassVar[Kind]
     python: ClassVar[str]  # The interpreter that nodes have chaosnet in.
     name: str
     topology: Topology

@@ -8,20 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import networkx as nx
 
 from .backend import TestbedError
-from .topology import Link, LinkSpec, Topology, burst_bytes, link_name
+from .topology import EASY_BURST_BYTES, Link, LinkSpec, Topology, burst_bytes, link_name
 
 PREFIX = "chaos"  # Of every namespace and device that is ours.
 NETWORK = ipaddress.IPv4Network("10.211.0.0/16")
-QUEUE_MS = 20  # How long a packet may wait for its token before it is dropped, if no round trip takes longer.
+# How long a packet may wait for its token before it is dropped, if no round trip takes longer; and tc adds the time
+# that the bucket takes to fill.
+QUEUE_MS = 20
 MAX_QUEUE_MS = 200
 # A handle of its own for whatever may stand at the root: `replace` then makes it anew, and keeps nothing of the last.
 PLAIN, DELAYED, DELAYED_BUCKET, CUT = "1:", "2:", "3:", "4:"
 IN_ORDER = ("rate", "1000gbit")  # With any rate netem keeps the order of packets; this one slows nothing.
+# Nodes pass on what is for others. Two ways between far nodes may differ: a host that refuses that (rp_filter, which
+# namespaces inherit) must not do so here.
+FORWARDING = (
+    "net.ipv4.ip_forward=1",
+    "net.ipv4.conf.all.rp_filter=0",
+    "net.ipv4.conf.default.rp_filter=0",
+)
 MAX_NEIGHBORS = 64  # That a node may ask for.
 OF_OTHERS = (
     "CHAOSNET_JOIN",
@@ -64,69 +73,64 @@ def addresses(topology: Topology) -> dict[Link, tuple[str, str]]:
     return found
 
 
+def own_addresses(topology: Topology) -> dict[str, str]:
+    """By node, the address by which it is known to all; those of its links only lead there."""
+    return {node: str(NETWORK[-2 - index]) for index, node in enumerate(topology.nodes)}
+
+
 def own_address(topology: Topology, node: str) -> str:
-    """The address by which a node is known to all; those of its links only lead there."""
-    return str(NETWORK[-2 - topology.nodes.index(node)])
+    """As own_addresses, of one."""
+    return own_addresses(topology)[node]
 
 
 def up(testbed: str, topology: Topology, routes: bool, netem: bool) -> list[Command]:
-    """Make everything; a list of `ip` and `tc` invocations, in order."""
+    """Make everything; a list of `ip` and `tc` invocations, in order. Those of one namespace go in one batch."""
     check_size(topology)
-    made: list[Command] = []
-    for node in topology.nodes:
-        made += [("ip", "netns", "add", namespace(testbed, node)), *_loopback(testbed, topology, node)]
-    found = addresses(topology)
-    for link, spec in topology.links.items():
-        made += _link(testbed, link, found[link])
-        made += shape(testbed, link, spec, netem)
-    for node in topology.nodes:
-        made += _routes(testbed, topology, node, routes)
-    return made
+    spaces = [namespace(testbed, node) for node in topology.nodes]
+    made: list[Command] = [("ip", "netns", "add", space) for space in spaces]
+    made += [("ip", "netns", "exec", space, "sysctl", "-qw", *FORWARDING) for space in spaces]
+    for link in topology.links:
+        ends = [(device(testbed, link, end), "netns", namespace(testbed, end)) for end in link]
+        made.append(("ip", "link", "add", *ends[0], "type", "veth", "peer", "name", *ends[1]))
+    found, own = addresses(topology), own_addresses(topology)
+    for node, space in zip(topology.nodes, spaces, strict=True):
+        for told in [*_addresses(testbed, node, found, own), *_routes(topology, node, found, own, routes)]:
+            made.append(("ip", "-n", space, *told))
+    return made + shape(testbed, topology.links, netem)
 
 
-def _loopback(testbed: str, topology: Topology, node: str) -> list[Command]:
-    inside = ("ip", "-n", namespace(testbed, node))
-    own = own_address(topology, node)
-    return [
-        (*inside, "link", "set", "lo", "up"),
-        (*inside, "address", "add", f"{own}/32", "dev", "lo"),
-        ("ip", "netns", "exec", namespace(testbed, node), "sysctl", "-qw", "net.ipv4.ip_forward=1"),
-    ]
+def _addresses(
+    testbed: str, node: str, found: Mapping[Link, tuple[str, str]], own: Mapping[str, str]
+) -> Iterator[Command]:
+    yield "link", "set", "lo", "up"
+    yield "address", "add", f"{own[node]}/32", "dev", "lo"
+    for link, ends in found.items():
+        if node in link:
+            name = device(testbed, link, node)
+            yield "address", "add", f"{ends[link.index(node)]}/30", "dev", name
+            yield "link", "set", name, "up"
 
 
-def _link(testbed: str, link: Link, ends: tuple[str, str]) -> list[Command]:
-    (a, b), spaces = link, [namespace(testbed, node) for node in link]
-    devices = [device(testbed, link, a), device(testbed, link, b)]
-    made: list[Command] = [
-        ("ip", "link", "add", devices[0], "netns", spaces[0], "type", "veth",
-         "peer", "name", devices[1], "netns", spaces[1]),
-    ]  # fmt: skip
-    for space, name, address in zip(spaces, devices, ends, strict=True):
-        made.append(("ip", "-n", space, "address", "add", f"{address}/30", "dev", name))
-        made.append(("ip", "-n", space, "link", "set", name, "up"))
-    return made
-
-
-def _routes(testbed: str, topology: Topology, node: str, far: bool) -> list[Command]:
+def _routes(
+    topology: Topology, node: str, found: Mapping[Link, tuple[str, str]], own: Mapping[str, str], far: bool
+) -> Iterator[Command]:
     """To each neighbour over its link; to the others, if `far`, along the path with the fewest links."""
-    found, made = addresses(topology), list[Command]()
     for target, path in sorted(nx.single_source_shortest_path(topology.graph, node).items()):
-        if target == node or (len(path) > 2 and not far):
-            continue
-        link = link_name(node, path[1])
-        via = found[link][link.index(path[1])]
-        route = ("route", "add", f"{own_address(topology, target)}/32", "via", via)
-        made.append(("ip", "-n", namespace(testbed, node), *route, "src", own_address(topology, node)))
-    return made
+        if target != node and (len(path) == 2 or far):
+            link = link_name(node, path[1])
+            via = found[link][link.index(path[1])]
+            yield "route", "add", f"{own[target]}/32", "via", via, "src", own[node]
 
 
-def shape(testbed: str, link: Link, spec: LinkSpec, netem: bool) -> list[Command]:
-    """Set what leaves at both ends; also under connections that run over the link."""
-    return [
+def shape(testbed: str, links: Mapping[Link, LinkSpec], netem: bool) -> list[Command]:
+    """Set what leaves at both ends of links; also under connections that run over them."""
+    made = [
         ("tc", "-n", namespace(testbed, end), *told)
+        for link, spec in links.items()
         for end in link
         for told in shape_end(device(testbed, link, end), spec, end == link[0], netem)
     ]
+    return sorted(made, key=lambda command: command[2])
 
 
 def shape_end(name: str, spec: LinkSpec, first: bool, netem: bool) -> list[Command]:
@@ -136,13 +140,15 @@ def shape_end(name: str, spec: LinkSpec, first: bool, netem: bool) -> list[Comma
     that of a hundred thousand packets (docs/testbed.md).
     """
     rate, target = spec.rate_from(first), ("qdisc", "replace", "dev", name)
-    latency = ("latency", f"{queue_ms(spec):g}ms")
-    bucket = ("tbf", "rate", f"{rate:g}mbit", "burst", str(burst_bytes(rate)), *latency)
+    burst, latency = burst_bytes(rate), ("latency", f"{queue_ms(spec):g}ms")
+    bucket = ("tbf", "rate", f"{rate:g}mbit", "burst", str(burst), *latency)
+    # A packet that waits in a bucket, and is larger than the burst that is set meanwhile, would wait for ever.
+    small = f"{burst >> 8:x}:" if burst < EASY_BURST_BYTES else None
     if not netem:
-        return [(*target, "root", "handle", PLAIN, *bucket)]
+        return [(*target, "root", "handle", small or PLAIN, *bucket)]
     return [
         (*target, "root", "handle", DELAYED, "netem", *netem_options(spec)),
-        (*target, "parent", f"{DELAYED}1", "handle", DELAYED_BUCKET, *bucket),
+        (*target, "parent", f"{DELAYED}1", "handle", small or DELAYED_BUCKET, *bucket),
     ]
 
 
@@ -188,11 +194,6 @@ def in_process(pid: int, tool: str, *arguments: str) -> Command:
     return ("nsenter", "-t", str(pid), "-n", tool, *arguments)
 
 
-def down(spaces: Sequence[str]) -> list[Command]:
-    """Remove namespaces; their devices go with them."""
-    return [("ip", "netns", "delete", space) for space in spaces]
-
-
 def batches(commands: Iterable[Command]) -> list[tuple[Command, str]]:
     """The same in few processes: runs of `ip` or `tc` in one network become one with `-batch -`."""
     made: list[tuple[Command, str]] = []
@@ -211,7 +212,9 @@ def _before_batch(command: Command) -> int:
     """How many words say where to run; 0 for a command that takes no batch."""
     if command[0] == "nsenter":
         return len(in_process(0, "tc"))
-    return 3 if command[0] in ("ip", "tc") and command[1] == "-n" else 0
+    if command[1] == "-n":
+        return 3
+    return 0 if command[1:3] == ("netns", "exec") else 1
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
@@ -224,12 +227,14 @@ def environment(
 ) -> dict[str, str]:
     """What a program on `node` needs to know, as variables. `at`: where it reaches the others.
 
-    CHAOSNET_JOIN are neighbours on the way to the first node, which has none and founds the cluster.
+    CHAOSNET_JOIN are neighbours on the way to the first node, which has none and founds the cluster: the first of
+    those that can be reached, so each part of an overlay in parts has a cluster of its own.
     """
-    first = topology.nodes[0]
+    reached = nx.node_connected_component(topology.graph, node)
+    first = next(each for each in topology.nodes if each in reached)
     near = nx.single_source_shortest_path_length(topology.graph, first)
     around = {each: at[each] for each in sorted(topology.graph[node])}
-    nearer = [address for each, address in around.items() if near.get(each, 0) < near.get(node, 0)]
+    nearer = [address for each, address in around.items() if near[each] < near[node]]
     found = {
         "CHAOSNET_NAME": node,
         "CHAOSNET_LISTEN": listen,

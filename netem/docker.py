@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from uuid import uuid4
 
 from . import commands
-from .backend import TestbedError, check_name
+from .backend import Kind, TestbedError, check_name
 from .commands import Command, in_process
 from .netns import has_netem, in_force, run, run_all
 from .topology import Link, LinkSpec, Topology
@@ -51,7 +51,7 @@ class End(NamedTuple):
 class Docker:
     """The containers of the Compose project `name`, as a testbed."""
 
-    kind: ClassVar[str] = "docker"
+    kind: ClassVar[Kind] = "docker"
     python: ClassVar[str] = "python"  # The container's.
 
     def __init__(self, name: str, topology: Topology, routes: bool = False) -> None:

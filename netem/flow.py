@@ -18,6 +18,7 @@ PINGS = 20
 WARM_UP_S = 0.3
 WARM_UP_ROUND_TRIPS = 20
 BLOCK = bytes(256 << 10)
+UNSENT_BYTES = 128 << 10
 CONNECT_PATIENCE_S = 5.0
 PATIENCE_S = 30.0
 
@@ -60,7 +61,12 @@ def send(host: str, port: int, seconds: float) -> dict[str, Any]:
     """Returns: mbit, rtt_min_ms, rtt_median_ms, congestion_control."""
     connection = _connect(host, port)
     with connection:
+        connection.settimeout(PATIENCE_S)  # Without any progress.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(
+            socket, "TCP_NOTSENT_LOWAT"
+        ):  # What waits here at the end is sent, too: on a slow link for long.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         rtts_ms = []
         for _ in range(PINGS):
             started_s = time.perf_counter()
@@ -69,7 +75,7 @@ def send(host: str, port: int, seconds: float) -> dict[str, Any]:
             rtts_ms.append((time.perf_counter() - started_s) * 1e3)
         until_s = time.perf_counter() + _warm_up_s(statistics.mean(rtts_ms) / 1e3) + seconds
         while time.perf_counter() < until_s:
-            connection.sendall(BLOCK)
+            connection.send(BLOCK)  # As much as there is room for.
         connection.shutdown(socket.SHUT_WR)
         found: dict[str, Any] = json.loads(connection.makefile().read())
         control = getattr(socket, "TCP_CONGESTION", None)

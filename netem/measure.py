@@ -78,7 +78,7 @@ def _flow(backend: Backend, sender: str, receiver: str, seconds: float) -> dict[
     except subprocess.TimeoutExpired:
         sending.kill()
         raise TestbedError(
-            f"nothing passes from {sender} to {receiver} (waited {PATIENCE_S + seconds:g} s)"
+            f"nothing passes from {sender} to {receiver}, or too slowly (waited {PATIENCE_S + seconds:g} s)"
         ) from None
     finally:
         serving.kill()

@@ -9,14 +9,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 from uuid import uuid4
 
 from . import commands
-from .backend import TestbedError, check_name, end_processes
+from .backend import Kind, TestbedError, check_name, end_processes
 from .commands import PREFIX, Command
-from .topology import Link, LinkSpec, Topology
+from .topology import MIN_RATE_MBIT, Link, LinkSpec, Topology
 
+PACKAGES = {"ip": "iproute2", "tc": "iproute2", "sysctl": "procps"}
+SPACES = Path("/var/run/netns")  # Where `ip` keeps them, and any may look.
 PORT = 5555  # Each node has its own addresses, so all may listen at the same port.
 ALTERNATIVE = "use --backend relay, which needs neither root nor the kernel's help"
 
@@ -24,7 +27,7 @@ ALTERNATIVE = "use --backend relay, which needs neither root nor the kernel's he
 class Netns:
     """One testbed."""
 
-    kind: ClassVar[str] = "netns"
+    kind: ClassVar[Kind] = "netns"
     python: ClassVar[str] = sys.executable
 
     def __init__(self, name: str, topology: Topology, routes: bool = True) -> None:
@@ -36,9 +39,9 @@ class Netns:
     def check(self, topology: Topology) -> None:
         """Root, tools, netem if a link needs it, and an address for every end."""
         commands.check_size(topology)
-        for tool in ("ip", "tc"):
+        for tool, package in PACKAGES.items():
             if shutil.which(tool) is None:
-                raise TestbedError(f"{tool} is not installed (package iproute2); or {ALTERNATIVE}")
+                raise TestbedError(f"{tool} is not on PATH (package {package}); or {ALTERNATIVE}")
         if os.geteuid() != 0:
             raise TestbedError(f"network namespaces need root; or {ALTERNATIVE}")
         if commands.needs_netem(topology.links.values()) and not has_netem():
@@ -64,13 +67,8 @@ class Netns:
             if not has_netem():
                 self.check(Topology(links))
             self.netem = True
-        shaped = [
-            command
-            for link, spec in links.items()
-            if link not in self.cuts
-            for command in commands.shape(self.name, link, spec, self.netem)
-        ]
-        run_all(sorted(shaped, key=lambda command: command[2]))
+        there = {link: spec for link, spec in links.items() if link not in self.cuts}
+        run_all(commands.shape(self.name, there, self.netem))
         for link, spec in links.items():
             self.topology.set_spec(link, spec)
 
@@ -82,12 +80,12 @@ class Netns:
 
     def heal(self, link: Link) -> None:
         """As it was before the cut."""
-        run_all(commands.shape(self.name, link, self.topology.spec(link), self.netem))
+        run_all(commands.shape(self.name, {link: self.topology.spec(link)}, self.netem))
         self.cuts.discard(link)
 
     def environment(self, node: str) -> dict[str, str]:
         """Names and addresses (commands.py)."""
-        at = {each: f"{commands.own_address(self.topology, each)}:{PORT}" for each in self.topology.nodes}
+        at = {each: f"{own}:{PORT}" for each, own in commands.own_addresses(self.topology).items()}
         return commands.environment(self.topology, node, at[node], at, self.routes)
 
     def endpoints(self, sender: str, receiver: str, port: int) -> tuple[str, str]:
@@ -100,7 +98,10 @@ class Netns:
         self.topology.check_node(node)
         env = {**commands.inherited(os.environ), **self.environment(node), **options.pop("env", {})}
         inside = ["ip", "netns", "exec", commands.namespace(self.name, node), *command]
-        return subprocess.Popen(inside, env=env, **options)
+        try:
+            return subprocess.Popen(inside, env=env, **options)
+        except FileNotFoundError:
+            raise TestbedError("ip is not on PATH") from None
 
     def in_force(self) -> list[dict[str, Any]]:
         """What `tc` says is set at each end of each link."""
@@ -129,7 +130,8 @@ def in_force(qdiscs: list[dict[str, Any]]) -> dict[str, Any]:
 def _tbf(qdiscs: list[dict[str, Any]]) -> dict[str, Any]:
     """Rate and state of a device from its token bucket."""
     rate = _options(qdiscs, "tbf").get("rate", 0) * 8 / 1e6
-    return {"rate_mbit": rate, "cut": 0 < rate < 0.001}
+    cut = 0 < rate < MIN_RATE_MBIT  # That of commands.cut_end is none that anybody has asked for.
+    return {"rate_mbit": 0.0 if cut else rate, "cut": cut}
 
 
 def _netem(qdiscs: list[dict[str, Any]]) -> dict[str, float]:
@@ -149,11 +151,8 @@ def _options(qdiscs: list[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 
 def spaces_of(prefix: str) -> list[str]:
-    """Our namespaces that begin so, whoever left them."""
-    if shutil.which("ip") is None:
-        return []
-    listed = run(("ip", "-j", "netns", "list")).strip()
-    return [row["name"] for row in json.loads(listed or "[]") if row["name"].startswith(prefix)]
+    """Our namespaces that begin so, whoever left them. Looked up without `ip`, which there need not be."""
+    return sorted(path.name for path in SPACES.glob(f"{prefix}*"))
 
 
 def remove(prefix: str = f"{PREFIX}-") -> list[str]:
@@ -161,7 +160,7 @@ def remove(prefix: str = f"{PREFIX}-") -> list[str]:
     spaces = spaces_of(prefix)
     _end_processes(spaces)
     for space in spaces:
-        _run_in(space, *commands.down([space]))
+        _run_in(space, ("ip", "netns", "delete", space))
     return spaces
 
 
@@ -205,7 +204,10 @@ def run_all(wanted: list[Command]) -> None:
 
 def run(command: Command, text: str = "") -> str:
     """Run one; raises TestbedError with the command and what it said."""
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise TestbedError(f"{command[0]} is not on PATH") from None
     if done.returncode != 0:
         said = done.stderr.strip() or f"exit code {done.returncode}"
         raise TestbedError(f"{' '.join(command)}: {said}{f' (input: {text.strip()})' if text else ''}")

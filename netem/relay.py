@@ -7,7 +7,6 @@ relay: its neighbours over their links, the rest link by link.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -23,24 +22,25 @@ import psutil
 import zmq
 
 from . import commands, store
-from .backend import TestbedError, check_name, end_processes
-from .relay_process import FOLDER, HOST, Cut, Enter, Request, Set, Show, Stop
+from .backend import Kind, TestbedError, check_name, end_processes
+from .relay_process import FOLDER, HOST, Cut, Enter, RelayPlace, Request, Set, Show, Stop
 from .topology import Link, LinkSpec, Topology
 
-MARK = "CHAOSNET_TESTBED"  # In the environment of all that runs on a node, so that `down` finds it.
+# In the environment of all that runs on a node, so that `down` finds it: the folder of testbeds, and the name in it.
+MARK = "CHAOSNET_TESTBED"
 ANSWER_MS = 5000
 
 
 class RelayTestbed:
     """One testbed."""
 
-    kind: ClassVar[str] = "relay"
+    kind: ClassVar[Kind] = "relay"
     python: ClassVar[str] = sys.executable
 
     def __init__(self, name: str, topology: Topology, routes: bool = True) -> None:
         self.name, self.topology, self.routes = check_name(name), topology, routes
         self.cuts: set[Link] = set()
-        self._process: dict[str, Any] | None = None
+        self._process: RelayPlace | None = None
         self.id = uuid4().hex
 
     def check(self, topology: Topology) -> None:
@@ -63,7 +63,7 @@ class RelayTestbed:
             started.returncode = 0  # Nobody waits for it.
         if not said:
             raise TestbedError("the process that relays ended at once")
-        self._process = json.loads(said)
+        self._process = msgspec.json.decode(said, type=RelayPlace)
         try:
             with store.writing():
                 self._file.write_bytes(said)
@@ -91,7 +91,7 @@ class RelayTestbed:
 
     def environment(self, node: str) -> dict[str, str]:
         """As commands.environment, and the addresses of the relay at which this node reaches each other one."""
-        ports = self._relay["ports"]
+        ports = self._relay.ports
         at = {
             other: f"{HOST}:{self._ask(Enter(node, other, ports[other]))}" if self._leads(node, other) else ""
             for other in self.topology.nodes
@@ -115,7 +115,7 @@ class RelayTestbed:
             **commands.inherited(os.environ),
             **self.environment(node),
             **options.pop("env", {}),
-            MARK: self.name,
+            MARK: self._mark,
         }
         try:
             return subprocess.Popen(list(command), env=env, **options)
@@ -133,16 +133,16 @@ class RelayTestbed:
 
     def alive(self) -> int:
         """Of how many nodes are the links there?"""
-        return len(self.topology.nodes) if _running(self._file_content()) else 0
+        return len(self.topology.nodes) if _running(self._remembered()) else 0
 
     def down(self) -> int:
         """End what runs on the nodes, then the relay."""
-        found = self._process = self._file_content()
-        end_processes(lambda: _marked(self.name))
+        found = self._process = self._remembered()
+        end_processes(lambda: _marked(self._mark))
         self._end_relay()
         with store.writing():
             self._file.unlink(missing_ok=True)
-        return len(found.get("ports", ()))
+        return len(found.ports) if found else 0
 
     @staticmethod
     def names() -> list[str]:
@@ -155,55 +155,60 @@ class RelayTestbed:
     def _file(self) -> Path:
         return store.folder() / f"{self.name}.relay"
 
-    def _file_content(self) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = json.loads(self._file.read_bytes())
-            return found
-        except (OSError, ValueError):
-            return {}
+    @property
+    def _mark(self) -> str:
+        return str(store.folder().absolute() / self.name)
+
+    def _remembered(self) -> RelayPlace | None:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode(self._file.read_bytes(), type=RelayPlace)
+        return None
 
     def _end_relay(self) -> None:
-        found = self._process or {}
+        found = self._process
+        if found is None:
+            return
         if _running(found):
             with contextlib.suppress(TestbedError):
                 self._ask(Stop())
-            end_processes(lambda: [found["pid"]] if _running(found) else [])
-        place = Path(str(found.get("control", "")).removeprefix("ipc://")).parent
+            end_processes(lambda: [found.pid] if _running(found) else [])
+        place = Path(found.control.removeprefix("ipc://")).parent
         if place.name.startswith(FOLDER):  # Of a relay that was killed, it is still there.
             shutil.rmtree(place, ignore_errors=True)
         self._process = None
 
     @property
-    def _relay(self) -> dict[str, Any]:
-        self._process = self._process or self._file_content()
-        if not _running(self._process):
+    def _relay(self) -> RelayPlace:
+        found = self._process = self._process or self._remembered()
+        if found is None or not _running(found):
             raise TestbedError(f"the process that relays for {self.name!r} has ended; make the testbed again")
-        return self._process
+        return found
 
     def _ask(self, request: Request) -> Any:
         with zmq.Context() as context, context.socket(zmq.REQ) as socket:
             socket.setsockopt(zmq.LINGER, 0)
-            socket.connect(self._relay["control"])
+            socket.connect(self._relay.control)
             socket.send(msgspec.json.encode(request))
             if not socket.poll(ANSWER_MS):
                 raise TestbedError(f"the process that relays for {self.name!r} does not answer")
             return socket.recv_json()
 
 
-def _running(found: dict[str, Any]) -> bool:
+def _running(found: RelayPlace | None) -> bool:
     """Is it still that process, or has its number been given to another?"""
-    try:
-        return any("relay_process" in word for word in psutil.Process(found["pid"]).cmdline())
-    except (KeyError, psutil.Error):
-        return False
+    with contextlib.suppress(psutil.Error):
+        return found is not None and any(
+            "relay_process" in word for word in psutil.Process(found.pid).cmdline()
+        )
+    return False
 
 
-def _marked(name: str) -> list[int]:
+def _marked(mark: str) -> list[int]:
     """Processes that were started on a node, and what they have started; not the one that asks."""
     mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.pid not in mine and process.environ().get(MARK) == name:
+            if process.pid not in mine and process.environ().get(MARK) == mark:
                 found.append(process.pid)
     return found

@@ -11,7 +11,6 @@ sides means that nothing can be lost or reordered: a lost packet is a wait of on
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import random
@@ -26,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections import deque
+from typing import Annotated
 
 import msgspec
 import networkx as nx
@@ -241,6 +241,14 @@ def _has_hung_up(connection: socket.socket) -> bool:
 # --- what the back end asks of this process ---
 
 
+class RelayPlace(msgspec.Struct):
+    """What it tells of itself: where it is asked, and the port of each node."""
+
+    pid: Annotated[int, msgspec.Meta(ge=1)]
+    control: str
+    ports: dict[str, int]
+
+
 class Enter(msgspec.Struct, tag=True):
     source: str
     target: str
@@ -322,8 +330,8 @@ def main() -> None:
         control.bind(f"ipc://{folder}/control")
         kept = reserved_ports(len(topology.nodes))
         ports = {node: each.getsockname()[1] for node, each in zip(topology.nodes, kept, strict=True)}
-        told = {"pid": os.getpid(), "control": f"ipc://{folder}/control", "ports": ports}
-        print(json.dumps(told), flush=True)
+        told = RelayPlace(os.getpid(), f"ipc://{folder}/control", ports)
+        print(msgspec.json.encode(told).decode(), flush=True)
         while True:
             request = msgspec.json.decode(control.recv(), type=Request)
             control.send_json(answer(relays, request))

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import msgspec
 
-from .backend import Backend, TestbedError, check_name
+from .backend import Backend, Kind, TestbedError, check_name
 from .topology import Link, Topology
 
 
 class Saved(msgspec.Struct, frozen=True):
     """What is remembered of a testbed."""
 
-    backend: str
+    backend: Kind
     routes: bool
     topology: str  # As YAML.
     cuts: list[Link] = []
@@ -26,9 +26,17 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 def folder() -> Path:
-    """Where the files are: CHAOSNET_TESTBEDS, or this user's own among the temporary ones."""
+    """Where the files are: CHAOSNET_TESTBEDS, or this user's own among the temporary ones.
+
+    Raises TestbedError if another user has made the latter: he would choose which files we write, and as root.
+    """
+    if chosen := os.environ.get("CHAOSNET_TESTBEDS"):
+        return Path(chosen)
     own = Path(tempfile.gettempdir()) / f"chaosnet-testbeds-{os.getuid()}"
-    return Path(os.environ.get("CHAOSNET_TESTBEDS") or own)
+    with contextlib.suppress(FileNotFoundError):
+        if own.lstat().st_uid != os.getuid():
+            raise TestbedError(f"{own}: another user has made it (CHAOSNET_TESTBEDS names another folder)")
+    return own
 
 
 @contextlib.contextmanager
@@ -46,7 +54,7 @@ def writing() -> Iterator[None]:
 def make_folder() -> None:
     """Before anything else is made, for what is not remembered is not taken down. Raises TestbedError."""
     with writing():
-        folder().mkdir(parents=True, exist_ok=True)
+        folder().mkdir(parents=True, exist_ok=True, mode=0o700)
         tempfile.TemporaryFile(dir=folder()).close()
 
 
@@ -54,7 +62,7 @@ def make_folder() -> None:
 def alone(name: str) -> Iterator[None]:
     """Nobody else changes this testbed meanwhile: commands wait for each other. The lock ends with its process."""
     with writing():
-        folder().mkdir(parents=True, exist_ok=True)
+        folder().mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = (folder() / f".{check_name(name)}.lock").open("wb")
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

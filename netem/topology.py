@@ -20,14 +20,17 @@ from .backend import TestbedError
 
 T = TypeVar("T")
 Link = tuple[str, str]
-Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,30}$")]
-Rate = Annotated[float, msgspec.Meta(gt=0, le=100_000)]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,30}\Z")]
+MIN_RATE_MBIT = 0.001  # A slower bucket stands for a cut link.
+Rate = Annotated[float, msgspec.Meta(ge=MIN_RATE_MBIT, le=100_000)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=60_000)]
 Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
 
 GOODPUT = 0.956  # Of a set rate: what headers leave of a 1500-byte frame (docs/testbed.md).
-MIN_BURST_BYTES = 128 << 10  # Smaller ones cost three times the CPU at 100 Mbit/s (docs/testbed.md).
-BURST_S = 0.002
+# A bucket holds 2 ms of line, and more where that costs much less CPU (docs/testbed.md): up to 128 KiB, yet no more
+# than 10 ms of line, or a slow link lets through at once what should take it a second. TCP begins with 16 KiB.
+BURST_S, SLOW_BURST_S = 0.002, 0.01
+EASY_BURST_BYTES, MIN_BURST_BYTES = 128 << 10, 16 << 10
 PAPER_RATES_MBIT = (100.0, 1000.0)  # Chaos, Sec. VI-A: each link at random in between.
 PAPER_DEGREES = (2, 4)
 
@@ -73,8 +76,10 @@ def link_name(a: str, b: str) -> Link:
 
 
 def burst_bytes(rate_mbit: float) -> int:
-    """How much may pass at once: 2 ms of line, at least 128 KiB."""
-    return max(MIN_BURST_BYTES, int(rate_mbit * 1e6 / 8 * BURST_S))
+    """How much may pass at once; below EASY_BURST_BYTES a multiple of 256."""
+    bytes_per_s = rate_mbit * 1e6 / 8
+    slow = int(bytes_per_s * SLOW_BURST_S) // 256 * 256
+    return max(MIN_BURST_BYTES, min(EASY_BURST_BYTES, slow), int(bytes_per_s * BURST_S))
 
 
 class _LinkRow(LinkSpec, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -146,7 +151,7 @@ class Topology:
         """As `read`, of a text."""
         try:
             plain = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except Exception as error:  # Also what it raises of numbers, dates and tags that cannot be.
             raise TestbedError(f"{where}: not YAML ({' '.join(str(error).split())})") from None
         found = _convert(plain, _File, where)
         links: dict[Link, LinkSpec] = {}
@@ -228,19 +233,31 @@ def random_overlay(count: int, seed: int, links: int | None = None) -> Topology:
     wanted = min(most, max(count - 1, round(count * sum(PAPER_DEGREES) / 4))) if links is None else links
     if not count - 1 <= wanted <= most:
         raise TestbedError(f"{wanted} links among {count} nodes (expected {count - 1} to {most})")
-    order = rng.sample(nodes, count)
+    order, degree = rng.sample(nodes, count), dict.fromkeys(nodes, 0)
     pairs: set[Link] = set()
-    for index, node in enumerate(order[1:], 1):  # A tree without hubs.
-        open_ = [each for each in order[:index] if sum(each in pair for pair in pairs) < PAPER_DEGREES[1]]
-        pairs.add(link_name(node, rng.choice(open_)))
-    rest = [pair for pair in itertools.combinations(nodes, 2) if pair not in pairs]
-    while len(pairs) < wanted:  # Where there are fewest first, so that degrees stay even.
-        degree = {node: sum(node in pair for pair in pairs) for node in nodes}
-        least = min(max(degree[a], degree[b]) for a, b in rest)
-        pair = rng.choice([each for each in rest if max(degree[each[0]], degree[each[1]]) == least])
-        rest.remove(pair)
+
+    def add(pair: Link) -> None:
         pairs.add(pair)
+        for node in pair:
+            degree[node] += 1
+
+    for index, node in enumerate(order[1:], 1):  # A tree without hubs.
+        open_ = [each for each in order[:index] if degree[each] < PAPER_DEGREES[1]]
+        add(link_name(node, rng.choice(open_)))
+    while len(pairs) < wanted:  # Where there are fewest first, so that degrees stay even.
+        add(rng.choice(_emptiest(degree, pairs)))
     return Topology({pair: LinkSpec(rate_mbit=random_rate(rng)) for pair in sorted(pairs)}, nodes)
+
+
+def _emptiest(degree: Mapping[str, int], pairs: set[Link]) -> list[Link]:
+    """Pairs that may still be linked, and whose fuller end has as few links as there are."""
+    found: list[Link] = []
+    for most in sorted({*degree.values()}):
+        few = [node for node in degree if degree[node] <= most]
+        found = [pair for pair in itertools.combinations(few, 2) if pair not in pairs]
+        if found:
+            break
+    return found
 
 
 def random_rate(rng: random.Random) -> float:
@@ -251,7 +268,7 @@ def random_rate(rng: random.Random) -> float:
 def read_text(path: Path) -> str:
     """Raises TestbedError that names the file."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # Spreadsheets begin a CSV file with a byte order mark.
     except OSError as error:
         raise TestbedError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:

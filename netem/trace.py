@@ -58,7 +58,10 @@ class Trace:
     @classmethod
     def from_text(cls, text: str, topology: Topology, where: str = "trace") -> Trace:
         """As `read`, of a text."""
-        rows = list(csv.reader(io.StringIO(text)))
+        try:
+            rows = list(csv.reader(io.StringIO(text)))
+        except csv.Error as error:
+            raise TestbedError(f"{where}: not CSV ({error})") from None
         if not rows or [name.strip() for name in rows[0]] != HEADER:
             raise TestbedError(f"{where}: line 1: expected the header {','.join(HEADER)}")
         changes = []

@@ -114,14 +114,16 @@ def end_all(nodes: Iterable[NodeProcess]) -> list[int]:
 
 
 @contextlib.contextmanager
-def sigterm_as_ctrl_c() -> Iterator[None]:
-    """So that one who is told to end takes its nodes along."""
+def sigterm_as_ctrl_c(*also: signal.Signals) -> Iterator[None]:
+    """So that one who is told to end takes its nodes along. `also`: signals that say so, too, unless ignored."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before: Any = signal.signal(signal.SIGTERM, interrupt)
+    heard = (signal.SIGTERM, *(each for each in also if signal.getsignal(each) is not signal.SIG_IGN))
+    before: dict[signal.Signals, Any] = {each: signal.signal(each, interrupt) for each in heard}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)

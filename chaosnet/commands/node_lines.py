@@ -21,10 +21,10 @@ class NodeLines:
 
     Args:
         nodes: all that there are.
-        on_closed: called when nobody reads any more what is shown (`| head`).
+        on_closed: called when nobody reads any more what is shown (`| head`), or it cannot be written.
     """
 
-    def __init__(self, nodes: Iterable[str], on_closed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, nodes: Iterable[str], on_closed: Callable[[OSError], None] = lambda _: None) -> None:
         self._on_closed = on_closed
         self._width = max(map(len, nodes), default=0)
         self._told: OrderedDict[object, None] = OrderedDict()
@@ -66,10 +66,10 @@ class NodeLines:
             for line in pipe:  # To the end, or the node would get stuck at its full pipe.
                 try:
                     self.tell(node, line, to)
-                except BrokenPipeError:
+                except OSError as error:
                     with open(os.devnull, "wb") as nowhere:
                         os.dup2(nowhere.fileno(), to.fileno())
-                    self._on_closed()
+                    self._on_closed(error)
 
 
 def event_of(line: str) -> object | None:

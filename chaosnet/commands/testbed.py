@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -22,7 +22,7 @@ from rich.table import Table
 from ..console import console
 from ..extras import demand
 from ..netem import LinkSpec, TestbedError, Topology, Trace, commands, store
-from ..netem.backend import Backend
+from ..netem.backend import Backend, check_name
 from ..netem.docker import Docker
 from ..netem.measure import measure, summary
 from ..netem.netns import Netns, remove
@@ -44,6 +44,8 @@ BACKENDS: dict[str, type[Netns] | type[RelayTestbed] | type[Docker]] = {
 OWN = (Netns, RelayTestbed)  # Back ends that make the nodes as well.
 OWN_HELP = "netns: network namespaces (root); relay: a process that relays, without root"
 DRY_RUN = "dry-run"
+ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # Told to end, or the terminal is closed.
+LEAVE_S = 5.0  # After Ctrl+C; then is told how to end what stays.
 SHAPES: dict[str, Callable[..., Topology]] = {
     "ring": ring,
     "line": line,
@@ -137,6 +139,7 @@ def up(topology: Path, name: str, backend: str, routes: bool) -> None:
     """Make the overlay that a YAML file describes; one of the same name is replaced."""
     wanted = Topology.read(topology)
     if backend == DRY_RUN:
+        check_name(name)
         netem = commands.needs_netem(wanted.links.values())
         for command in commands.up(name, wanted, routes, netem):
             click.echo(" ".join(command))
@@ -258,14 +261,15 @@ def run_(topology: Path, command: tuple[str, ...], name: str, backend: str, rout
     CHAOSNET_NEIGHBORS_AT (NODE=HOST:PORT,...). Lines come after the name of their node; what happens in the
     cluster, which all nodes tell, once.
     """
-    wanted, closed, codes = Topology.read(topology), threading.Event(), [0]
+    wanted, lost, codes = Topology.read(topology), list[OSError](), [0]
 
-    def nobody_reads() -> None:
+    def nobody_reads(error: OSError) -> None:
         """Who no longer reads (`| head`) wants no more: as by SIGTERM, the programs get the time to leave."""
-        closed.set()
-        os.kill(os.getpid(), signal.SIGTERM)
+        lost.append(error)
+        if error.errno != errno.EIO:  # Of a terminal that is gone: SIGHUP has told them.
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    with sigterm_as_ctrl_c():
+    with sigterm_as_ctrl_c(signal.SIGHUP):
         with store.alone(name):
             _check_free(name)
             made = _up(backend, name, wanted, routes)
@@ -273,15 +277,31 @@ def run_(topology: Path, command: tuple[str, ...], name: str, backend: str, rout
             lines = NodeLines(made.topology.nodes, nobody_reads)
             codes = _wait([_started(made, node, command, lines) for node in made.topology.nodes])
         except KeyboardInterrupt:  # Not all had been started yet.
-            if not closed.is_set():
+            if not lost:
                 raise
         finally:
             # Not if somebody has taken it down: the name may be another run's by now.
-            with store.alone(name):
+            with _undisturbed(), store.alone(name):
                 if name in store.saved() and _opened(name).id == made.id:
                     _down(name)
     lines.close()
-    raise SystemExit(0 if closed.is_set() else _exit_code(codes))
+    if lost and not isinstance(lost[0], BrokenPipeError):
+        raise TestbedError(f"what the programs print cannot be shown: {lost[0].strerror}")
+    raise SystemExit(0 if lost else _exit_code(codes))
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Another Ctrl+C would leave nodes behind: what is removed is removed to the end, which takes seconds at most.
+
+    What is started meanwhile does not hear of it either.
+    """
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, *ENDINGS)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _check_free(name: str) -> None:
@@ -305,16 +325,22 @@ def _started(made: Backend, node: str, command: Sequence[str], lines: NodeLines)
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """Until all have ended. Ctrl+C reaches them as well, and SIGTERM is handed on: they get the time to leave."""
+    """Until all have ended. Ctrl+C reaches them as well, and the rest is handed on: they get the time to leave."""
 
     def hand_on(number: int, frame: FrameType | None) -> None:
         for each in processes:
             each.send_signal(number)
 
-    signal.signal(signal.SIGTERM, hand_on)
+    for number in ENDINGS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # As nohup wants it.
+            signal.signal(number, hand_on)
     try:
         return [process.wait() for process in processes]
     except KeyboardInterrupt:
+        deadline_s = time.monotonic() + LEAVE_S
+        with suppress(subprocess.TimeoutExpired):
+            return [process.wait(max(0.0, deadline_s - time.monotonic())) for process in processes]
+        click.echo("not all programs have ended yet (Ctrl+C again: they are killed)", err=True)
         return [process.wait() for process in processes]
 
 
@@ -410,7 +436,7 @@ def measure_(name: str, seconds: float, json_file: Path | None) -> None:
 
 
 def _measured(row: dict[str, Any]) -> str:
-    ends = f"{row['from']:<12} {row['to']:<12} {row['set_mbit']:>10.0f}"
+    ends = f"{row['from']:<12} {row['to']:<12} {row['set_mbit']:>10g}"
     if row["cut"]:
         return f"{ends}       cut"
     return f"{ends} {row['mbit']:>9.1f} {row['error']:>7.2%} {row['set_rtt_ms']:>8.1f} {row['rtt_ms']:>8.2f}"

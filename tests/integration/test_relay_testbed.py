@@ -39,7 +39,7 @@ def ours():
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get(MARK) == NAME or (
+            if process.environ().get(MARK) in (NAME, str(Path(os.environ["CHAOSNET_TESTBEDS"]) / NAME)) or (
                 process.environ().get("CHAOSNET_TESTBEDS") == os.environ["CHAOSNET_TESTBEDS"]
                 and "relay_process" in " ".join(process.cmdline())
             ):
@@ -291,6 +291,51 @@ def test_a_run_whose_lines_nobody_reads_any_more_ends(tmp_path):
     assert ours() == []
 
 
+def test_a_run_whose_lines_cannot_be_written_ends_with_an_error(tmp_path):
+    command = ["run", str(file_of(ring(3), tmp_path)), "--name", NAME, "--backend", "relay", "--"]
+    loop = ["sh", "-c", "while true; do echo here; sleep 0.1; done"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*CHAOSNET, *command, *loop], stdout=full, stderr=subprocess.PIPE, timeout=30)
+    told = b"error: testbed: what the programs print cannot be shown: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, told)
+    assert ours() == []
+
+
+def test_a_closed_terminal_ends_a_run_and_what_it_has_made(tmp_path):
+    command = [*CHAOSNET, "run", str(file_of(ring(3), tmp_path)), "--name", NAME, "--backend", "relay", "--"]
+    wait = ["sh", "-c", "trap exit HUP; echo here; while true; do sleep 0.1; done"]
+    with subprocess.Popen([*command, *wait], stdout=subprocess.PIPE, text=True) as run:
+        assert [run.stdout.readline().partition(" | ")[2] for _ in range(3)] == ["here\n"] * 3
+        run.send_signal(signal.SIGHUP)
+        assert run.wait(timeout=30) in (0, 130)  # The latter if it hears of it before the last has begun.
+    assert (ours(), store.saved()) == ([], [])
+
+
+def test_a_third_ctrl_c_leaves_nothing_behind(tmp_path):
+    command = [*CHAOSNET, "run", str(file_of(ring(3), tmp_path)), "--name", NAME, "--backend", "relay", "--"]
+    stay = ["sh", "-c", "trap '' INT; trap 'echo told' TERM; echo here; while true; do sleep 0.1; done"]
+    with subprocess.Popen([*command, *stay], stdout=subprocess.PIPE, text=True) as run:
+        assert [run.stdout.readline().partition(" | ")[2] for _ in range(3)] == ["here\n"] * 3
+        for _ in range(2):
+            run.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+        assert run.stdout.readline().endswith("told\n")  # So it is about to remove them.
+        run.send_signal(signal.SIGINT)
+        assert run.wait(timeout=30) == 130
+    assert (ours(), store.saved()) == ([], [])
+
+
+def test_a_testbed_of_the_same_name_in_another_folder_is_left_alone(tmp_path, monkeypatch):
+    with up(ring(3)) as first:
+        program = first.start("n0", ["sleep", "100"])
+        monkeypatch.setenv("CHAOSNET_TESTBEDS", str(tmp_path / "other"))
+        with up(ring(3)) as second:
+            assert (second.alive(), program.poll()) == (3, None)
+        monkeypatch.setenv("CHAOSNET_TESTBEDS", str(tmp_path / "up"))
+        assert (first.alive(), program.poll()) == (3, None)
+    program.wait(timeout=30)
+
+
 def test_a_cut_link_is_told_and_the_others_are_measured(tmp_path):
     assert chaosnet("up", file_of(line(3), tmp_path), "--name", NAME, "--backend", "relay")[0] == 0
     assert chaosnet("cut", "n0", "n1", "--name", NAME)[0] == 0
@@ -341,6 +386,25 @@ def test_one_broken_file_keeps_no_other_testbed_from_being_listed_and_goes_with_
     assert not broken.exists()
     (tmp_path / "up" / f"{NAME}.json").write_text("{")
     assert chaosnet("down", "--name", NAME) == (0, "3 nodes down\n", "")
+
+
+@pytest.mark.parametrize("left", ["[]", "3", '{"pid": "x"}', '{"pid": -4, "control": "", "ports": {}}'])
+def test_what_a_broken_file_says_of_the_relay_counts_for_nothing(left, tmp_path):
+    made = RelayTestbed(NAME, ring(3))
+    store.make_folder()
+    (tmp_path / "up" / f"{NAME}.relay").write_text(left)
+    assert made.alive() == 0
+    with pytest.raises(TestbedError, match="make the testbed again"):
+        made.in_force()
+    assert made.down() == 0
+    assert not (tmp_path / "up" / f"{NAME}.relay").exists()
+
+
+def test_a_back_end_that_nobody_knows_is_told_with_its_file(tmp_path):
+    store.make_folder()
+    (tmp_path / "up" / "odd.json").write_text('{"backend": "odd", "routes": true, "topology": ""}')
+    with pytest.raises(TestbedError, match=r"odd.json: Invalid enum value 'odd' .* \(remove the file\)"):
+        store.load("odd")
 
 
 def test_a_trace_keeps_what_other_commands_change_meanwhile(tmp_path):

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from chaosnet.netem import LinkSpec, TestbedError, Topology
+from chaosnet.commands.testbed import testbed as command_line
+from chaosnet.netem import LinkSpec, TestbedError, Topology, store
+from chaosnet.netem.measure import measure
 from chaosnet.netem.netns import Netns, has_netem, spaces_of
 from chaosnet.netem.topology import random_overlay, ring
+from chaosnet.protocols.errors import ConfigError
 
 pytestmark = [
     pytest.mark.realtime,
@@ -22,6 +25,23 @@ pytestmark = [
     ),
 ]
 NAME = f"t{os.getpid()}"
+TAKE = """
+import socket, sys
+with socket.create_server((sys.argv[1], int(sys.argv[2]))) as server:
+    print("READY", flush=True)
+    connection = server.accept()[0]
+    left = 100_000
+    while left:
+        left -= len(connection.recv(left))
+    connection.sendall(b".")
+"""
+SEND = """
+connection = socket.create_connection({at})
+began_s = time.monotonic()
+connection.sendall(bytes(100_000))
+connection.recv(1)
+print(time.monotonic() - began_s)
+"""
 CHAOSNET = [sys.executable, "-c", "from chaosnet.cli import main; main()", "testbed"]
 
 
@@ -158,6 +178,53 @@ def test_a_namespace_that_somebody_else_removes_meanwhile_is_gone(monkeypatch):
     )
     assert testbed.down() == 3
     assert spaces_of(f"chaos-{NAME}-") == []
+
+
+def test_without_ip_nothing_is_forgotten(tmp_path, monkeypatch):
+    assert chaosnet("up", file_of(ring(3), tmp_path), "--name", NAME)[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        for words in ("down", "show", "cut n0 n1", "exec n0 true"):
+            with pytest.raises(ConfigError, match=r"(ip|tc) is not on PATH$"):
+                command_line.main([*words.split(), "--name", NAME], standalone_mode=False)
+        assert store.saved() == [NAME]
+    assert chaosnet("down", "--name", NAME) == (0, "3 nodes down\n", "")
+
+
+@pytest.mark.parametrize("tool", ["ip", "tc", "sysctl"])
+def test_a_tool_that_is_missing_is_named_before_anything_is_made(tool, tmp_path, monkeypatch):
+    for each in {"ip", "tc", "sysctl"} - {tool}:
+        (tmp_path / each).symlink_to(shutil.which(each))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(TestbedError, match=f"{tool} is not on PATH"):
+        Netns(NAME, ring(3)).up(ring(3))
+
+
+@pytest.mark.slow
+def test_a_slow_link_is_measured():
+    topology = Topology({("x", "y"): LinkSpec(rate_mbit=0.5)})
+    testbed = Netns(NAME, topology)
+    testbed.up(topology)
+    try:
+        row = next(iter(measure(testbed, topology, seconds=0.1)))
+        assert 0.2 < row["mbit"] < 1.0
+    finally:
+        testbed.down()
+
+
+def test_a_slow_link_takes_its_time_over_a_short_message():
+    topology = Topology({("x", "y"): LinkSpec(rate_mbit=1.0)})
+    testbed = Netns(NAME, topology)
+    testbed.up(topology)
+    try:
+        at = tuple(testbed.environment("y")["CHAOSNET_LISTEN"].split(":"))
+        serve = testbed.start("y", [sys.executable, "-c", TAKE, *at], stdout=subprocess.PIPE)
+        assert serve.stdout and serve.stdout.readline() == b"READY\n"
+        seconds = float(ask(testbed, "x", f"import socket, time\n{SEND.format(at=at)}"))
+        assert serve.wait(timeout=30) == 0
+        assert seconds > 0.5  # 100 kB take 0.8 s; all but a burst of 16 KiB wait for it.
+    finally:
+        testbed.down()
 
 
 def _sleepers() -> list[str]:

@@ -79,7 +79,7 @@ def test_devices_are_found_by_address_whatever_their_order():
 
 
 def test_the_commands_for_a_container_go_in_one_batch():
-    spec = LinkSpec(rate_mbit=100.0, rate_back_mbit=30.0)
+    spec = LinkSpec(rate_mbit=200.0, rate_back_mbit=150.0)
     made = [
         commands.in_process(pid, "tc", *told)
         for pid, first in ((11, True), (11, False), (12, False))
@@ -87,15 +87,15 @@ def test_the_commands_for_a_container_go_in_one_batch():
     ]
     line = "qdisc replace dev eth0 root handle 1: tbf rate {}mbit burst 131072 latency 20ms\n"
     assert commands.batches(made) == [
-        (("nsenter", "-t", "11", "-n", "tc", "-batch", "-"), line.format(100) + line.format(30)),
-        (("nsenter", "-t", "12", "-n", "tc", "-batch", "-"), line.format(30)),
+        (("nsenter", "-t", "11", "-n", "tc", "-batch", "-"), line.format(200) + line.format(150)),
+        (("nsenter", "-t", "12", "-n", "tc", "-batch", "-"), line.format(150)),
     ]
 
 
 def test_an_end_is_cut_and_delayed_as_in_a_namespace():
     link, spec = ("a", "b"), LinkSpec(rate_mbit=50.0, delay_ms=5.0)
     device = commands.device("t", link, "a")
-    assert commands.shape("t", link, spec, netem=True)[:2] == [
+    assert commands.shape("t", {link: spec}, netem=True)[:2] == [
         ("tc", "-n", "chaos-t-a", *told) for told in commands.shape_end(device, spec, True, netem=True)
     ]
     assert commands.cut("t", link)[0] == ("tc", "-n", "chaos-t-a", *commands.cut_end(device))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from chaosnet.commands import testbed
 from chaosnet.commands.testbed import testbed as command_line
 from chaosnet.netem import LinkSpec, TestbedError, Topology, Trace, commands
+from chaosnet.netem.netns import in_force
 from chaosnet.netem.topology import burst_bytes, line, mesh, random_overlay, ring, star, two_sites
 from chaosnet.netem.trace import specs_after
 from chaosnet.protocols.errors import ConfigError
@@ -54,13 +55,17 @@ def test_random_overlays_are_connected_even_and_of_the_papers_rates(count, seed)
     ("told", "complaint"),
     [
         ("links: [{a: x, b: y, rate: 5}]", "unknown field `rate`"),
-        ("links: [{a: x, b: y, rate_mbit: 0}]", "links, entry 1: rate_mbit: 0 (expected `float` > 0"),
+        ("links: [{a: x, b: y, rate_mbit: 0}]", "links, entry 1: rate_mbit: 0 (expected `float` >= 0.001"),
         ("links: [{a: x, b: y, loss_pct: 101}]", "links, entry 1: loss_pct: 101 (expected `float` <= 100"),
         ("links: [{a: x, b: y}, {a: y, b: x}]", "the link y - x is there twice"),
         ("links: [{a: x, b: x}]", "the link x - x leads nowhere"),
         ("links: [{a: 'x y', b: z}]", "links, entry 1: a: 'x y' (expected `str` matching"),
         ("links: []", "links: [] (expected `array` of length >= 1)"),
+        ("links: [{a: x, b: y, rate_mbit: 1.0e-12}]", "rate_mbit: 1e-12 (expected `float` >= 0.001"),
+        ('links: [{a: "x\\n", b: z}]', "links, entry 1: a: 'x\\n' (expected `str` matching"),
         ("links: {", "not YAML"),
+        ("links: [{a: 2026-13-01, b: z}]", "not YAML (month must be in 1..12)"),
+        ("[" * 3000, "not YAML (maximum recursion depth exceeded"),
         ("3", "Expected `object`"),
     ],
 )
@@ -114,7 +119,30 @@ def test_rate_and_delay_are_those_of_all_links_but_the_two_between_sites():
     assert links("random 8 --seed 3 --links 10") == random_overlay(8, 3, 10).links
 
 
+def test_a_seed_gives_the_overlay_that_it_always_gave():
+    made = random_overlay(6, seed=1)
+    assert {a + b: spec.rate_mbit for (a, b), spec in made.links.items()} == {
+        "n0n2": 451, "n0n4": 647, "n0n5": 790, "n1n2": 726, "n1n3": 340, "n1n4": 822, "n2n4": 632, "n3n5": 192,
+        "n4n5": 386,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", [testbed.DRY_RUN, "netns", "relay"])
+def test_a_name_that_no_namespace_can_have_is_refused_by_all_back_ends(tmp_path, backend):
+    (tmp_path / "pair.yaml").write_text(PAIR.to_text())
+    with pytest.raises(ConfigError, match=r"'../x' is no name of a testbed"):
+        command_line.main(
+            ["up", str(tmp_path / "pair.yaml"), "--backend", backend, "--name", "../x"], standalone_mode=False
+        )
+
+
 # --- traces ---
+
+
+def test_a_trace_that_a_spreadsheet_has_written_is_read(tmp_path):
+    text = "time_s,a,b,field,value\r\n1,a,b,cut,1\r\n"
+    (tmp_path / "t.csv").write_text(text, encoding="utf-8-sig", newline="")
+    assert Trace.read(tmp_path / "t.csv", PAIR) == Trace.from_text(text, PAIR)
 
 
 def test_the_papers_trace_gives_every_link_another_rate_every_three_minutes():
@@ -159,40 +187,47 @@ def test_a_trace_that_cannot_be_is_refused_by_its_line(row, complaint):
     assert complaint in str(refused.value)
 
 
+def test_a_trace_that_is_no_csv_is_refused():
+    with pytest.raises(TestbedError, match=r"t.csv: not CSV \(field larger than field limit"):
+        Trace.from_text(f"time_s,a,b,field,value\n1,a,b,{'x' * 200_000},5\n", PAIR, "t.csv")
+
+
 # --- commands ---
 
 
 def test_a_testbed_of_two_nodes_takes_these_commands():
     a, b = (commands.device("t", ("a", "b"), end) for end in "ab")
+    loose = "net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0"
+    forwarding = f"sysctl -qw net.ipv4.ip_forward=1 {loose}"  # Ways there and back may differ.
     assert text(commands.up("t", PAIR, routes=True, netem=False)) == [
         "ip netns add chaos-t-a",
+        "ip netns add chaos-t-b",
+        f"ip netns exec chaos-t-a {forwarding}",
+        f"ip netns exec chaos-t-b {forwarding}",
+        f"ip link add {a} netns chaos-t-a type veth peer name {b} netns chaos-t-b",
         "ip -n chaos-t-a link set lo up",
         "ip -n chaos-t-a address add 10.211.255.254/32 dev lo",
-        "ip netns exec chaos-t-a sysctl -qw net.ipv4.ip_forward=1",
-        "ip netns add chaos-t-b",
-        "ip -n chaos-t-b link set lo up",
-        "ip -n chaos-t-b address add 10.211.255.253/32 dev lo",
-        "ip netns exec chaos-t-b sysctl -qw net.ipv4.ip_forward=1",
-        f"ip link add {a} netns chaos-t-a type veth peer name {b} netns chaos-t-b",
         f"ip -n chaos-t-a address add 10.211.0.1/30 dev {a}",
         f"ip -n chaos-t-a link set {a} up",
+        "ip -n chaos-t-a route add 10.211.255.253/32 via 10.211.0.2 src 10.211.255.254",
+        "ip -n chaos-t-b link set lo up",
+        "ip -n chaos-t-b address add 10.211.255.253/32 dev lo",
         f"ip -n chaos-t-b address add 10.211.0.2/30 dev {b}",
         f"ip -n chaos-t-b link set {b} up",
-        f"tc -n chaos-t-a qdisc replace dev {a} root handle 1: tbf rate 50mbit burst 131072 latency 20ms",
-        f"tc -n chaos-t-b qdisc replace dev {b} root handle 1: tbf rate 200mbit burst 131072 latency 20ms",
-        "ip -n chaos-t-a route add 10.211.255.253/32 via 10.211.0.2 src 10.211.255.254",
         "ip -n chaos-t-b route add 10.211.255.254/32 via 10.211.0.1 src 10.211.255.253",
+        f"tc -n chaos-t-a qdisc replace dev {a} root handle f4: tbf rate 50mbit burst 62464 latency 20ms",
+        f"tc -n chaos-t-b qdisc replace dev {b} root handle 1: tbf rate 200mbit burst 131072 latency 20ms",
     ]
 
 
 def test_netem_comes_before_the_bucket():
     spec = LinkSpec(rate_mbit=100.0, delay_ms=20.0, jitter_ms=2.5, loss_pct=0.1)
     device = commands.device("t", ("a", "b"), "a")
-    assert text(commands.shape("t", ("a", "b"), spec, netem=True))[:2] == [
+    assert text(commands.shape("t", {("a", "b"): spec}, netem=True))[:2] == [
         f"tc -n chaos-t-a qdisc replace dev {device} root handle 2: netem limit 100000 rate 1000gbit "
         "delay 20ms 2.5ms distribution normal loss 0.1%",
-        f"tc -n chaos-t-a qdisc replace dev {device} parent 2:1 handle 3: "
-        "tbf rate 100mbit burst 131072 latency 40ms",
+        f"tc -n chaos-t-a qdisc replace dev {device} parent 2:1 handle 1e8: "
+        "tbf rate 100mbit burst 124928 latency 40ms",
     ]
 
 
@@ -204,12 +239,23 @@ def test_the_bucket_has_a_queue_of_a_round_trip_within_limits(delay_ms, queue_ms
 def test_what_may_stand_at_the_root_has_a_handle_of_its_own():
     link, spec = ("a", "b"), LinkSpec(delay_ms=5.0)
     made = [
-        *commands.shape("t", link, spec, netem=False),
-        *commands.shape("t", link, spec, netem=True),
+        *commands.shape("t", {link: spec}, netem=False),
+        *commands.shape("t", {link: spec}, netem=True),
         *commands.cut("t", link),
     ]
     kinds = {(each[each.index("handle") + 1], "root" in each) for each in made}
     assert kinds == {("1:", True), ("2:", True), ("3:", False), ("4:", True)}
+
+
+def test_a_bucket_that_gets_smaller_is_made_anew():
+    """A packet in the old one may be larger than the new one, and would wait for ever."""
+    rates = [100_000, 500, 200, 100, 50, 20, 1]
+    roots = [commands.shape_end("d", LinkSpec(rate_mbit=rate), True, False)[0] for rate in rates]
+    handles = [each[each.index("handle") + 1] for each in roots]
+    found = list(zip(map(burst_bytes, rates), handles, strict=True))
+    large = {handle for burst, handle in found if burst > 65_536 + 256}  # Larger than any packet.
+    small = [handle for burst, handle in found if burst <= 65_536 + 256]
+    assert len({*small}) == len(small) and not large & {*small}
 
 
 def test_routes_to_far_nodes_are_left_out_on_request():
@@ -230,16 +276,34 @@ def test_devices_fit_into_what_the_kernel_allows_and_differ():
     assert max(map(len, made)) <= 15
 
 
-def test_a_bucket_holds_two_milliseconds_and_at_least_128_kib():
-    assert burst_bytes(100) == 128 << 10
+def test_a_bucket_holds_two_milliseconds_or_what_costs_little_cpu():
+    assert burst_bytes(200) == 128 << 10
     assert burst_bytes(10_000) == 2_500_000
 
 
+def test_no_burst_of_a_slow_link_is_longer_than_ten_milliseconds_or_what_tcp_begins_with():
+    assert burst_bytes(50) == 62_464
+    assert burst_bytes(1) == 16 << 10
+
+
 def test_commands_for_one_namespace_go_in_one_batch():
+    first, second = ("ip", "netns", "exec", "x", "true"), ("ip", "link", "add")
     made = commands.batches(
-        [("ip", "netns", "add", "x"), ("ip", "-n", "x", "link"), ("ip", "-n", "x", "address")]
+        [
+            ("ip", "netns", "add", "x"),
+            second,
+            first,
+            first,
+            ("ip", "-n", "x", "link"),
+            ("ip", "-n", "x", "address"),
+        ]
     )
-    assert made == [(("ip", "netns", "add", "x"), ""), (("ip", "-n", "x", "-batch", "-"), "link\naddress\n")]
+    assert made == [
+        (("ip", "-batch", "-"), "netns add x\nlink add\n"),
+        (first, ""),
+        (first, ""),
+        (("ip", "-n", "x", "-batch", "-"), "link\naddress\n"),
+    ]
 
 
 def test_a_program_learns_its_address_and_whom_to_join():
@@ -250,6 +314,18 @@ def test_a_program_learns_its_address_and_whom_to_join():
     assert "CHAOSNET_JOIN" not in first
     assert last["CHAOSNET_JOIN"] == "n1:1"
     assert last["CHAOSNET_LISTEN"] == "n2:1"
+
+
+def test_each_part_of_an_overlay_in_parts_founds_a_cluster_of_its_own():
+    parts = Topology({("a", "b"): LinkSpec(), ("c", "d"): LinkSpec()}, ["a", "b", "c", "d", "e"])
+    at = {node: f"{node}:1" for node in parts.nodes}
+    joins = {node: commands.environment(parts, node, at[node], at).get("CHAOSNET_JOIN") for node in at}
+    assert joins == {"a": None, "b": "a:1", "c": None, "d": "c:1", "e": None}
+
+
+def test_a_cut_has_no_rate():
+    tbf = {"kind": "tbf", "options": {"rate": 1}}  # Bytes a second, as commands.cut_end sets it.
+    assert in_force([tbf])["cut"] and in_force([tbf])["rate_mbit"] == 0.0
 
 
 def printed(*args):
@@ -285,6 +361,17 @@ def test_a_file_or_time_that_cannot_be_is_an_error_of_one_line(tmp_path, monkeyp
     ) as refused:
         command_line.main(words.split(), standalone_mode=False)
     assert "\n" not in str(refused.value)
+
+
+def test_a_folder_that_another_user_has_made_is_refused(tmp_path, monkeypatch):
+    monkeypatch.delenv("CHAOSNET_TESTBEDS", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("os.getuid", lambda: 12_345)
+    (tmp_path / "chaosnet-testbeds-12345").mkdir()
+    for words in (["down"], ["ls"]):
+        with pytest.raises(ConfigError, match=r"chaosnet-testbeds-12345: another user has made it"):
+            command_line.main(words, standalone_mode=False)
+    assert list((tmp_path / "chaosnet-testbeds-12345").iterdir()) == []
 
 
 @pytest.mark.parametrize("words", ["ls", "show", "cut n0 n1", "up GOOD --backend relay"])
