@@ -417,6 +417,9 @@ class SimCluster(History):
         if own and self.tensors is not None:
             self.tensors.check_part(node, step, key)
         if own:
+            assert node.loaded and len(node.log) == step, (
+                f"{node.name} adds to step {step} what it computed with no state, or another"
+            )
             early = [chunk for chunk in chunks if (step, chunk) not in node.contributed]
             assert not early, (
                 f"{node.name} sends chunks {early} of step {step} before backward has reached them"

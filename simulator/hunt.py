@@ -1,9 +1,9 @@
 """Looks for a life in which a broken rule is noticed.
 
 `hunt` plays every negotiation once, and every death of one of two members (pairs.py), then seeds that have caught
-a mutant, joiners that lose results of several steps (lagging.py), every so many of the crash points
-(crash_points.py), then random lives, seed after seed, until an invariant breaks; a mutant that breaks none within
-its budget has survived. What has no effect but a hang is caught because all must come to rest.
+a mutant, joiners that lag (lagging.py), every so many of the crash points (crash_points.py), then random lives, seed
+after seed, until an invariant breaks; a mutant that breaks none within its budget has survived. What has no effect
+but a hang is caught because all must come to rest.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from . import flush_mutants, network, parts_mutants, tensor_mutants  # noqa: F40
 from .crash_points import play, points
 from .lagging import LOSSES
 from .lagging import play as play_loss
+from .lagging import play_script
 from .many_runs import in_processes
 from .mutants import MUTANTS
 from .negotiations import NEGOTIATIONS
@@ -87,6 +88,7 @@ def _grounds(seeds: Iterable[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"seed {seed} --hard --nodes 2..7", functools.partial(run, seed, hard=True)
     for loss in LOSSES.values():
         yield f"loss {loss.name}", functools.partial(play_loss, loss)
+    yield "a script that is behind", play_script
     for found in recorded:
         for point in found:
             if point.name in KNOWN_RESTARTS:

@@ -1,7 +1,8 @@
 """A joiner that is several steps behind when it loses the link, or the source, that was to bring it their results.
 
 A small cluster whose links have rates: pieces of state overtake results, so whoever pulls is behind. What the
-others have kept it gets from them; if that is not enough it pulls the state once more.
+others have kept it gets from them; if that is not enough it pulls the state once more. And a joiner whose script
+is behind: it brings a step that it computed with a state that is void by now, and must not count.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..node.core import Phase
 from ..protocols.asking import JoinState
+from ..protocols.messages import Contribution
 from .cluster import SimCluster
 from .rates import LinkRates
+from .training_thread import train
 
 MEMBERS, JOINER = ("n1", "n2", "n3"), "n4"
 STATE_BYTES = 132_000_000
@@ -73,6 +77,21 @@ def play(lost: Lost, cluster: SimCluster | None = None) -> SimCluster:
     )
     assert asks.attempts == lost.pulls, f"{JOINER} pulled the state {asks.attempts} times, where {lost.name}"
     return cluster
+
+
+def play_script() -> None:
+    """Random lives have this only in the moment between the state's arrival and the joiner's word of it."""
+    cluster = SimCluster(1, record=True)
+    _found(cluster, next(iter(LOSSES.values())))
+    joiner = cluster.add(JOINER, seeds=MEMBERS[:1], degree=len(MEMBERS), blocking=True)
+    _until(cluster, lambda: joiner.agent.sync.view is not None and joiner.agent.phase is Phase.MEMBER)
+    assert not joiner.loaded
+    joiner.step = joiner.agent.sync.step
+    part = Contribution(weight=1.0, ranges=((5, 6),), shares={JOINER: 1})
+    train(cluster, cluster._event, joiner, joiner.step, part, 0.0, cluster.chunks)
+    _until(cluster, lambda: joiner.training and joiner.loaded)
+    cluster.run(cluster.now_s + 3 * COMPUTE_S)
+    assert not cluster.unsettled(cluster.now_s - 2 * COMPUTE_S)
 
 
 def _found(cluster: SimCluster, lost: Lost) -> None:

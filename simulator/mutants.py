@@ -29,7 +29,7 @@ import msgspec
 from ..node import role as role_module
 from ..node.core import Agent
 from ..node.leaving import Leaving
-from ..node.node import Phase
+from ..node.node import Node, Phase
 from ..node.parking import Parking
 from ..node.recovery import StepRecovery
 from ..node.role import Role
@@ -540,6 +540,11 @@ def _nobody_waits_for_joiners(patch: Patch) -> None:
 
 
 # --- joining ---
+
+
+@mutant("What a script has computed with a state that is void by now goes into a sum.")
+def _void_states_count(patch: Patch) -> None:
+    patch(Node, "lacks_state", False)
 
 
 @mutant("Pieces of state are not compared with their hash.")
