@@ -318,6 +318,11 @@ def _sums_survive_a_flush(patch: Patch) -> None:
     patch(Agent, "handle", handle)
 
 
+@mutant("Who has taken back what it had contributed goes on with the attempt, which has some of that already.")
+def _parts_taken_back_are_mixed(patch: Patch) -> None:
+    patch(sums.Sums, "may_go_out", property(lambda self: not self.catching_up))
+
+
 @mutant("Messages count by their step alone, whichever attempt they are of.")
 def _attempts_have_no_name(patch: Patch) -> None:
     original = step_sync.StepSync._received
@@ -396,6 +401,16 @@ def _parts_are_added_twice(patch: Patch) -> None:
     def on_up(self: Any, peer: str, up: Any, payload: Any) -> Any:
         effects = original(self, peer, up, payload)
         return effects[:1] + effects
+
+    patch(sums.Sums, "on_up", on_up)
+
+
+@mutant("A child's part counts as of one sample, whatever it says.")
+def _weights_are_not_added_up(patch: Patch) -> None:
+    original = sums.Sums.on_up
+
+    def on_up(self: Any, peer: str, up: Any, payload: Any) -> Any:
+        return original(self, peer, msgspec.structs.replace(up, weight=min(up.weight, 1.0)), payload)
 
     patch(sums.Sums, "on_up", on_up)
 
