@@ -134,7 +134,9 @@ class History(Network[SimNode]):
         """A sum is divided by the number of its samples."""
         dealt = [each for name in whose(who) for each in self.dealt.get((step, name), ())]
         samples = sum(stop - start for start, stop in dealt)
-        assert weight == samples, f"{node.name} divides a sum of step {step} by {weight:g}, of {samples} samples"
+        assert weight == samples, (
+            f"{node.name} divides a sum of step {step} by {weight:g}, of {samples} samples"
+        )
 
     def _left_behind(self, node: SimNode) -> bool:
         newest = self.views[max(self.views)]

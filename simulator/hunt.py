@@ -14,11 +14,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from . import flush_mutants, network, parts_mutants, tensor_mutants  # noqa: F401  All but one register mutants.
+from . import (  # noqa: F401  All but one register mutants.
+    flush_mutants,
+    join_mutants,
+    network,
+    parts_mutants,
+    tensor_mutants,
+)
 from .crash_points import play, points
-from .lagging import LOSSES
+from .lagging import LOSSES, MEMBERSHIPS
 from .lagging import play as play_loss
-from .lagging import play_script
 from .many_runs import in_processes
 from .mutants import MUTANTS
 from .negotiations import NEGOTIATIONS
@@ -88,7 +93,7 @@ def _grounds(seeds: Iterable[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"seed {seed} --hard --nodes 2..7", functools.partial(run, seed, hard=True)
     for loss in LOSSES.values():
         yield f"loss {loss.name}", functools.partial(play_loss, loss)
-    yield "a script that is behind", play_script
+    yield from MEMBERSHIPS.items()
     for found in recorded:
         for point in found:
             if point.name in KNOWN_RESTARTS:

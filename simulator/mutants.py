@@ -29,7 +29,7 @@ import msgspec
 from ..node import role as role_module
 from ..node.core import Agent
 from ..node.leaving import Leaving
-from ..node.node import Node, Phase
+from ..node.node import Phase
 from ..node.parking import Parking
 from ..node.recovery import StepRecovery
 from ..node.role import Role
@@ -43,7 +43,6 @@ from ..protocols.effects import ResetAttempt
 from ..protocols.events import Received
 from ..protocols.lives import Lives
 from ..protocols.messages import EVERYONE, DeclaredDead, Flush, View
-from ..protocols.replication import Replication
 from ..protocols.view_change import applied
 from ..scheduler import admission, flushes
 from ..scheduler.flushes import Flushes
@@ -318,7 +317,9 @@ def _sums_survive_a_flush(patch: Patch) -> None:
     patch(Agent, "handle", handle)
 
 
-@mutant("Who has taken back what it had contributed goes on with the attempt, which has some of that already.")
+@mutant(
+    "Who has taken back what it had contributed goes on with the attempt, which has some of that already."
+)
 def _parts_taken_back_are_mixed(patch: Patch) -> None:
     patch(sums.Sums, "may_go_out", property(lambda self: not self.catching_up))
 
@@ -552,46 +553,3 @@ def _control_waits_behind_bulk(patch: Patch) -> None:
 def _nobody_waits_for_joiners(patch: Patch) -> None:
     patch(admission, "MAX_RESULTS_SHARE", (math.inf, math.inf))
     patch(scale_out.Joiner, "is_to_block", lambda self: None)
-
-
-# --- joining ---
-
-
-@mutant("What a script has computed with a state that is void by now goes into a sum.")
-def _void_states_count(patch: Patch) -> None:
-    patch(Node, "lacks_state", False)
-
-
-@mutant("Pieces of state are not compared with their hash.")
-def _hashes_are_not_checked(patch: Patch) -> None:
-    patch(cluster, "is_whole", lambda content, digest: True)
-
-
-@mutant("What a source owes when it dies is asked of nobody else.")
-def _a_dead_sources_rest_is_lost(patch: Patch) -> None:
-    original = Replication._drop
-
-    def drop(self: Any, name: str, reason: str, now_s: float) -> Any:
-        if name in self.sources and len(self.sources) > 1:
-            self.sources[name].rest.clear()
-            self.sources[name].under_way.clear()
-        return original(self, name, reason, now_s)
-
-    patch(Replication, "_drop", drop)
-
-
-@mutant("A joiner whose request was lost does not ask again.")
-def _joiners_ask_once(patch: Patch) -> None:
-    patch(asking.Asking, "again", lambda self, reason, now_s: [])
-
-
-@mutant("A joiner drops the results that come while it loads the state.")
-def _results_are_not_set_aside(patch: Patch) -> None:
-    original = cluster.SimCluster._completed
-
-    def completed(self: Any, node: Any, effect: Any) -> None:
-        original(self, node, effect)
-        if not node.loaded:
-            node.backlog.clear()
-
-    patch(cluster.SimCluster, "_completed", completed)
