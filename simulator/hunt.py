@@ -1,9 +1,9 @@
 """Looks for a life in which a broken rule is noticed.
 
-`hunt` plays every negotiation once, and every death of one of two members (pairs.py), then seeds that have caught
-a mutant, joiners that lag (lagging.py), every so many of the crash points (crash_points.py), then random lives, seed
-after seed, until an invariant breaks; a mutant that breaks none within its budget has survived. What has no effect
-but a hang is caught because all must come to rest.
+`hunt` plays every negotiation once, and every death of one of two members (pairs.py), then what a joiner has from an
+earlier membership (lagging.py), seeds that have caught a mutant, joiners that lag (lagging.py), every so many of the
+crash points (crash_points.py), then random lives, seed after seed, until an invariant breaks; a mutant that breaks
+none within its budget has survived. What has no effect but a hang is caught because all must come to rest.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def _grounds(seeds: Iterable[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"negotiation {each.name}", lambda each=each: recorded.append(list(points(each, 3, 0)))  # type: ignore[misc]
     for death in DEATHS.values():
         yield f"death {death.name}", functools.partial(play_death, death)
+    yield from MEMBERSHIPS.items()
     for seed in KNOWN:
         yield f"seed {seed}", functools.partial(run, seed, nodes=NODES)
     for seed in KNOWN_WITH_RATES:
@@ -93,7 +94,6 @@ def _grounds(seeds: Iterable[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"seed {seed} --hard --nodes 2..7", functools.partial(run, seed, hard=True)
     for loss in LOSSES.values():
         yield f"loss {loss.name}", functools.partial(play_loss, loss)
-    yield from MEMBERSHIPS.items()
     for found in recorded:
         for point in found:
             if point.name in KNOWN_RESTARTS:
