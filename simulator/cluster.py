@@ -43,7 +43,7 @@ from ..scheduler.views import with_trees
 from . import coverage
 from .history import History
 from .kept import KeptTensors
-from .nodes import DATASET, Applied, Clock, SimNode, SimResult
+from .nodes import DATASET, Applied, Clock, SimNode, SimResult, whose
 from .tensors import Tensors
 from .training_thread import train
 
@@ -276,6 +276,7 @@ class SimCluster(History):
             chunks = event.chunks if isinstance(event, ev.Contributed) else range(self.chunks)
             earlier = {each for each in node.contributed if each[0] == node.step}
             node.contributed = earlier | {(node.step, chunk) for chunk in chunks}
+            node.taken_back += isinstance(event, ev.Retracted)
         frozen = node.agent.sync.frozen
         self._perform_all(node, node.agent.handle(event, node.clock.reads(self.now_s)))
         if frozen and not node.agent.sync.frozen and node.agent.phase is Phase.MEMBER:
@@ -398,9 +399,10 @@ class SimCluster(History):
                 payload = self._sum(node, step, chunks, own, key)
                 up = Up(key=key, step=step, chunk=chunks.start, count=len(chunks), weight=weight)
                 self._send(node.name, parent, up, payload if weight else None)
-            case fx.FinishChunks(step, chunks, _, own):
-                alone = chunks not in node.sums
-                node.store(chunks, SimResult(step, self._sum(node, step, chunks, own), in_place=alone))
+            case fx.FinishChunks(step, chunks, weight, own):
+                alone, total = chunks not in node.sums, self._sum(node, step, chunks, own)
+                self._check_weight(node, step, total, weight)
+                node.store(chunks, SimResult(step, total, in_place=alone))
             case fx.AdoptChunks(step, chunks, payload):
                 assert payload.step == step, f"result of step {payload.step} taken for that of {step}"
                 node.store(chunks, payload)
@@ -417,12 +419,15 @@ class SimCluster(History):
         if own and self.tensors is not None:
             self.tensors.check_part(node, step, key)
         if own:
+            assert node.loaded and len(node.log) == step, (
+                f"{node.name} adds to step {step} what it computed with no state, or another"
+            )
             early = [chunk for chunk in chunks if (step, chunk) not in node.contributed]
             assert not early, (
                 f"{node.name} sends chunks {early} of step {step} before backward has reached them"
             )
-        assert not (own and node.name in total), f"{node.name} counted twice"
-        return total | {node.name} if own else total
+        assert not (own and node.name in whose(total)), f"{node.name} counted twice"
+        return total | {node.part} if own else total
 
     def _perform_replication(self, node: SimNode, effect: fx.Effect) -> None:
         match effect:
@@ -553,7 +558,7 @@ class SimCluster(History):
             leaving=node.agent.leaver.state is not LeaverState.STAYING,
         )
         self.dealt[step, node.name] = ranges
-        node.step = step
+        node.step, node.taken_back = step, 0
         eager = self.rng.randint(0, self.chunks)
         took_s = self.rng.uniform(0.2, 1.0) * self.compute_s * node.slowness
         if self.tensors is not None:

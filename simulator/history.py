@@ -16,7 +16,7 @@ from ..protocols.messages import Down, Up, link
 from ..protocols.overlay import lacking
 from ..protocols.scale_in import LeaverState
 from .network import Network
-from .nodes import SimNode
+from .nodes import SimNode, whose
 
 PATIENT_S = 20.0  # Of a joiner with a cluster that is silent.
 STORY_LINES = 60
@@ -117,11 +117,25 @@ class History(Network[SimNode]):
             self.states[step] = (node, state)
 
     def _check_samples(self, node: SimNode, step: int, what: tuple[frozenset[str], Any]) -> None:
-        """The samples that a step consumes are those that its contributors were dealt, all of them."""
+        """The samples that a step consumes are those that its contributors were dealt, all of them.
+
+        And no part has been taken back since.
+        """
         who, ranges = what
-        dealt = sorted(each for name in who for each in self.dealt.get((step, name), ()))
+        now = {each.part for each in self.nodes.values() if each.alive and each.step == step}
+        void = sorted(part for part in who - now if whose([part]) <= whose(now))
+        assert not void, f"step {step} of {node.name} has {void}, which were taken back: {sorted(now)}"
+        dealt = sorted(each for name in whose(who) for each in self.dealt.get((step, name), ()))
         assert dealt == sorted(ranges), (
             f"step {step} of {node.name}: samples {ranges} are not those of {sorted(who)}: {dealt}"
+        )
+
+    def _check_weight(self, node: SimNode, step: int, who: frozenset[str], weight: float) -> None:
+        """A sum is divided by the number of its samples."""
+        dealt = [each for name in whose(who) for each in self.dealt.get((step, name), ())]
+        samples = sum(stop - start for start, stop in dealt)
+        assert weight == samples, (
+            f"{node.name} divides a sum of step {step} by {weight:g}, of {samples} samples"
         )
 
     def _left_behind(self, node: SimNode) -> bool:

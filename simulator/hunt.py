@@ -1,9 +1,9 @@
 """Looks for a life in which a broken rule is noticed.
 
-`hunt` plays every negotiation once, and every death of one of two members (pairs.py), then seeds that have caught
-a mutant, joiners that lose results of several steps (lagging.py), every so many of the crash points
-(crash_points.py), then random lives, seed after seed, until an invariant breaks; a mutant that breaks none within
-its budget has survived. What has no effect but a hang is caught because all must come to rest.
+`hunt` plays every negotiation once, and every death of one of two members (pairs.py), then what a joiner has from an
+earlier membership (lagging.py), seeds that have caught a mutant, joiners that lag (lagging.py), every so many of the
+crash points (crash_points.py), then random lives, seed after seed, until an invariant breaks; a mutant that breaks
+none within its budget has survived. What has no effect but a hang is caught because all must come to rest.
 """
 
 from __future__ import annotations
@@ -14,9 +14,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from . import flush_mutants, network, parts_mutants, tensor_mutants  # noqa: F401  All but one register mutants.
+from . import (  # noqa: F401  All but one register mutants.
+    flush_mutants,
+    join_mutants,
+    network,
+    parts_mutants,
+    tensor_mutants,
+)
 from .crash_points import play, points
-from .lagging import LOSSES
+from .lagging import LOSSES, MEMBERSHIPS
 from .lagging import play as play_loss
 from .many_runs import in_processes
 from .mutants import MUTANTS
@@ -34,7 +40,7 @@ KNOWN_WITH_RATES = (6, 14, 17, 21, 28, 37, 60, 107, 247, 921, 1937)
 KNOWN_LARGER = 30946, 179836  # With rates as well, and up to seven nodes at first.
 # The same, of crash points after which the dead is started again.
 KNOWN_RESTARTS = ("rejoin/3/0/99/sender-before",)
-KNOWN_FAR = (27,)  # The same, of lives with far links.
+KNOWN_FAR = 5, 27  # The same, of lives with far links.
 KNOWN_WITH_TENSORS = 0, 2, 3, 15, 56, 61  # The same, of lives in which nodes need each other's tensors.
 # The same, of lives in which nodes keep parts of the state.
 KNOWN_WITH_PARTS = 1, 2, 5, 24, 52, 94, 134, 361, 602
@@ -71,6 +77,7 @@ def _grounds(seeds: Iterable[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"negotiation {each.name}", lambda each=each: recorded.append(list(points(each, 3, 0)))  # type: ignore[misc]
     for death in DEATHS.values():
         yield f"death {death.name}", functools.partial(play_death, death)
+    yield from MEMBERSHIPS.items()
     for seed in KNOWN:
         yield f"seed {seed}", functools.partial(run, seed, nodes=NODES)
     for seed in KNOWN_WITH_RATES:

@@ -2,6 +2,9 @@
 
 A small cluster whose links have rates: pieces of state overtake results, so whoever pulls is behind. What the
 others have kept it gets from them; if that is not enough it pulls the state once more.
+
+And a joiner for which the cluster waits, so that it is a member before it has the state: what belongs to an earlier
+membership must not count.
 """
 
 from __future__ import annotations
@@ -11,9 +14,14 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..node.core import Phase
 from ..protocols.asking import JoinState
+from ..protocols.events import Event
+from ..protocols.messages import Contribution
 from .cluster import SimCluster
+from .nodes import SimNode
 from .rates import LinkRates
+from .training_thread import train
 
 MEMBERS, JOINER = ("n1", "n2", "n3"), "n4"
 STATE_BYTES = 132_000_000
@@ -73,6 +81,55 @@ def play(lost: Lost, cluster: SimCluster | None = None) -> SimCluster:
     )
     assert asks.attempts == lost.pulls, f"{JOINER} pulled the state {asks.attempts} times, where {lost.name}"
     return cluster
+
+
+def _found_with_a_joiner() -> tuple[SimCluster, SimNode]:
+    """It is a member, and has no state yet."""
+    cluster = SimCluster(1, record=True)
+    _found(cluster, next(iter(LOSSES.values())))
+    joiner = cluster.add(JOINER, seeds=MEMBERS[:1], degree=len(MEMBERS), blocking=True)
+    _until(cluster, lambda: joiner.agent.phase is Phase.MEMBER)
+    assert not joiner.loaded
+    return cluster, joiner
+
+
+def _comes_in(cluster: SimCluster, joiner: SimNode) -> None:
+    _until(cluster, lambda: joiner.training and joiner.loaded)
+    cluster.run(cluster.now_s + 3 * COMPUTE_S)
+    assert not cluster.unsettled(cluster.now_s - 2 * COMPUTE_S)
+
+
+def play_script() -> None:
+    """The joiner's script brings a step that it computed with a state that is void by now.
+
+    In random lives it can do so only in the moment between the state's arrival and the joiner's word of it.
+    """
+    cluster, joiner = _found_with_a_joiner()
+    joiner.step = joiner.agent.sync.step
+    part = Contribution(weight=1.0, ranges=((5, 6),), shares={JOINER: 1})
+
+    def tell(node: SimNode, event: Event) -> None:
+        cluster.tell(node.name, event)
+
+    train(cluster, tell, joiner, joiner.step, part, 0.0, cluster.chunks)
+    _comes_in(cluster, joiner)
+
+
+def play_parts() -> None:
+    """The joiner is cut off, and put out, while it has parts of the step that all wait for; then it comes back."""
+    cluster, joiner = _found_with_a_joiner()
+    _until(cluster, lambda: bool(joiner.sums))
+    for member in MEMBERS:
+        cluster.cut(member, JOINER)
+    members = [cluster.nodes[name] for name in MEMBERS]
+    _until(cluster, lambda: all(node.view.find(JOINER) is None for node in members))
+    assert joiner.sums
+    for member in MEMBERS:
+        cluster.heal(member, JOINER)
+    _comes_in(cluster, joiner)
+
+
+MEMBERSHIPS = {"a script that is behind": play_script, "parts of an earlier membership": play_parts}
 
 
 def _found(cluster: SimCluster, lost: Lost) -> None:

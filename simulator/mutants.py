@@ -43,7 +43,6 @@ from ..protocols.effects import ResetAttempt
 from ..protocols.events import Received
 from ..protocols.lives import Lives
 from ..protocols.messages import EVERYONE, DeclaredDead, Flush, View
-from ..protocols.replication import Replication
 from ..protocols.view_change import applied
 from ..scheduler import admission, flushes
 from ..scheduler.flushes import Flushes
@@ -318,6 +317,13 @@ def _sums_survive_a_flush(patch: Patch) -> None:
     patch(Agent, "handle", handle)
 
 
+@mutant(
+    "Who has taken back what it had contributed goes on with the attempt, which has some of that already."
+)
+def _parts_taken_back_are_mixed(patch: Patch) -> None:
+    patch(sums.Sums, "may_go_out", property(lambda self: not self.catching_up))
+
+
 @mutant("Messages count by their step alone, whichever attempt they are of.")
 def _attempts_have_no_name(patch: Patch) -> None:
     original = step_sync.StepSync._received
@@ -396,6 +402,16 @@ def _parts_are_added_twice(patch: Patch) -> None:
     def on_up(self: Any, peer: str, up: Any, payload: Any) -> Any:
         effects = original(self, peer, up, payload)
         return effects[:1] + effects
+
+    patch(sums.Sums, "on_up", on_up)
+
+
+@mutant("A child's part counts as of one sample, whatever it says.")
+def _weights_are_not_added_up(patch: Patch) -> None:
+    original = sums.Sums.on_up
+
+    def on_up(self: Any, peer: str, up: Any, payload: Any) -> Any:
+        return original(self, peer, msgspec.structs.replace(up, weight=min(up.weight, 1.0)), payload)
 
     patch(sums.Sums, "on_up", on_up)
 
@@ -537,41 +553,3 @@ def _control_waits_behind_bulk(patch: Patch) -> None:
 def _nobody_waits_for_joiners(patch: Patch) -> None:
     patch(admission, "MAX_RESULTS_SHARE", (math.inf, math.inf))
     patch(scale_out.Joiner, "is_to_block", lambda self: None)
-
-
-# --- joining ---
-
-
-@mutant("Pieces of state are not compared with their hash.")
-def _hashes_are_not_checked(patch: Patch) -> None:
-    patch(cluster, "is_whole", lambda content, digest: True)
-
-
-@mutant("What a source owes when it dies is asked of nobody else.")
-def _a_dead_sources_rest_is_lost(patch: Patch) -> None:
-    original = Replication._drop
-
-    def drop(self: Any, name: str, reason: str, now_s: float) -> Any:
-        if name in self.sources and len(self.sources) > 1:
-            self.sources[name].rest.clear()
-            self.sources[name].under_way.clear()
-        return original(self, name, reason, now_s)
-
-    patch(Replication, "_drop", drop)
-
-
-@mutant("A joiner whose request was lost does not ask again.")
-def _joiners_ask_once(patch: Patch) -> None:
-    patch(asking.Asking, "again", lambda self, reason, now_s: [])
-
-
-@mutant("A joiner drops the results that come while it loads the state.")
-def _results_are_not_set_aside(patch: Patch) -> None:
-    original = cluster.SimCluster._completed
-
-    def completed(self: Any, node: Any, effect: Any) -> None:
-        original(self, node, effect)
-        if not node.loaded:
-            node.backlog.clear()
-
-    patch(cluster.SimCluster, "_completed", completed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from ..protocols.data_cursor import DataCursor
 from ..protocols.messages import View, ViewKey
 from .network import Machine
 
+TAKEN_BACK = "'"  # Behind the name of a part's node, once for each time that the part has changed.
 DATASET = 997  # Samples of an epoch; prime, so that the last step of an epoch is never whole.
 
 
@@ -25,6 +27,11 @@ class SimResult:
     step: int
     who: frozenset[str]
     in_place: bool = False
+
+
+def whose(parts: Iterable[str]) -> set[str]:
+    """The nodes that these parts are of."""
+    return {part.rstrip(TAKEN_BACK) for part in parts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,7 @@ class SimNode(Machine):
         self.training = False
         self.admitted = 0  # The first step that it contributes to as a member.
         self.step = 0
+        self.taken_back = 0  # How often its part of that step has changed.
         self.backlog: list[
             tuple[fx.StepCompleted, frozenset[str]]
         ] = []  # Results that came before the state did.
@@ -111,6 +119,11 @@ class SimNode(Machine):
     def let_results_go(self) -> None:
         """Those of a step that is not complete, or that was long ago."""
         self.results = {step: each for step, each in self.results.items() if step in self.completed}
+
+    @property
+    def part(self) -> str:
+        """What it contributes to a step, as it is by now."""
+        return self.name + TAKEN_BACK * self.taken_back
 
     @property
     def was_let_go(self) -> bool:

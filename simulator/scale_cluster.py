@@ -242,6 +242,11 @@ class ScaleCluster(SimCluster):
     def _check_samples(self, node: SimNode, step: int, what: tuple[frozenset[str], Any]) -> None:
         pass  # Nobody dealt them.
 
+    def _check_weight(self, node: SimNode, step: int, who: frozenset[str], weight: float) -> None:
+        assert weight == BATCH * len(who), (
+            f"{node.name} divides a sum of step {step}, of {len(who)}, by {weight:g}"
+        )
+
     def _apply(self, node: SimNode, effect: fx.StepCompleted, who: frozenset[str]) -> None:
         assert len(node.log) == effect.step, f"step {effect.step} applied on top of {len(node.log)} steps"
         node.log.append(Applied(who, effect.commit.total.ranges, 0))

@@ -47,10 +47,10 @@ def minimum_frequency(
     Args:
         current, maximum: clocks in any unit, here and at most.
         target_s, tolerance_s: T* and epsilon.
-        minimum_step: the bisection ends when it has the clock to within this.
+        minimum_step: the bisection ends when it has the clock to within this, or as exactly as numbers can tell.
         apply: sets a clock; returns when it is in effect.
         measure_s: seconds of the next mini-step.
-    Returns: at most 2 + ceil(log2((maximum - current) / minimum_step)) observations.
+    Returns: after at most two observations, and one for each halving of maximum - current down to minimum_step.
     Raises: PlanInfeasible for bad arguments; what a callback raises, after going back to `current`.
     """
     if not 0 < current <= maximum:
@@ -74,8 +74,7 @@ def minimum_frequency(
         if not keeps_up():
             return Scaling(maximum, Status.UNACHIEVABLE, observations)
         low, high = current, maximum  # Too slow; fast enough.
-        while high - low > minimum_step:
-            middle = (low + high) / 2
+        while high - low > minimum_step and low < (middle := (low + high) / 2) < high:
             apply(middle)
             if keeps_up():
                 high = middle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -35,7 +36,7 @@ class Worker:
 class Cluster:
     """Workers by name. Links without a measurement are as `rate_bps` and `latency_s` say.
 
-    `rates_bps`: measured, from the first to the second.
+    `rates_bps`: measured, from the first to the second; 0: there is no link, and whatever needs one never ends.
     """
 
     workers: Mapping[str, Worker]
@@ -58,7 +59,12 @@ class Cluster:
 
     def transfer_s(self, source: str, to: str, size_bytes: float) -> float:
         """Seconds until `size_bytes` have come over an idle link."""
-        return self.latency_s + 8 * size_bytes / self.rate(source, to) if source != to else 0.0
+        return self.latency_s + seconds(size_bytes, self.rate(source, to)) if source != to else 0.0
+
+
+def seconds(size_bytes: float, rate_bps: float) -> float:
+    """That bytes take at a rate; infinite where nothing passes."""
+    return 8 * size_bytes / rate_bps if rate_bps else math.inf
 
 
 def alike(

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import networkx as nx
 
 from ...protocols.errors import PlanInfeasible
-from .cluster import Cluster
+from .cluster import Cluster, seconds
 from .plan import MicroBatch, Plan
 from .profile import Profile
 from .program import Instruction, Op, Program, Tag, compile_plan
@@ -57,7 +57,7 @@ class ProfiledCosts:
         holders, count = bucket.holders, len(bucket.holders)
         ring = zip(holders, holders[1:] + holders[:1], strict=True)
         slowest_bps = min(self.cluster.rate(a, b) for a, b in ring)
-        return 2 * (count - 1) / count * 8 * size_bytes / slowest_bps if size_bytes else 0.0
+        return 2 * (count - 1) / count * seconds(size_bytes, slowest_bps) if size_bytes else 0.0
 
 
 @dataclass(frozen=True)

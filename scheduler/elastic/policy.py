@@ -118,12 +118,21 @@ class RecoveryPolicy:
         self._place_of: dict[str, Place] = {
             worker: (i, s) for i, each in enumerate(state.pipelines) for s, worker in enumerate(each.workers)
         }
-        self._idle = sorted(state.idle)
+        self._idle: dict[object, list[str]] = defaultdict(
+            list
+        )  # By what they are; those that are alike in one.
+        for worker in sorted(state.idle):
+            self._idle[self._likeness(worker)].append(worker)
         self._class_of = self._classes()
         self._members: dict[int, list[int]] = defaultdict(list)
         for number, kind in enumerate(self._class_of):
             self._members[kind].append(number)
         self._known: dict[frozenset[str], list[Recovery | Refusal]] = {}
+
+    def _likeness(self, worker: str) -> object:
+        """Equal for idle workers that could change places; measured links make each one different."""
+        cluster = self.recoveries.cluster
+        return worker if cluster.rates_bps else cluster.workers[worker]
 
     def _classes(self) -> list[int]:
         """By pipeline, the first that it could change places with; measured links make each one different."""
@@ -157,7 +166,7 @@ class RecoveryPolicy:
 
     def _kinds(self, losses: int) -> Iterator[frozenset[str]]:
         """One set of workers for each kind of loss: among pipelines that are alike, the first ones."""
-        workers = self._idle[:losses]
+        workers = [each for alike in self._idle.values() for each in alike[:losses]]
         for members in self._members.values():
             for number in members[:losses]:
                 workers += [
@@ -174,17 +183,21 @@ class RecoveryPolicy:
     def _kind(self, lost: Iterable[str]) -> tuple[frozenset[str], dict[str, str]]:
         """The loss of the same roles by the first who could have them, and who is who then."""
         stages: dict[int, list[int]] = defaultdict(list)
-        idle = []
+        idle: dict[object, list[str]] = defaultdict(list)
         for worker in lost:
             if worker in self._place_of:
                 number, stage = self._place_of[worker]
                 stages[number].append(stage)
             else:
-                idle.append(worker)
+                idle[self._likeness(worker)].append(worker)
         hit: dict[int, list[tuple[list[int], int]]] = defaultdict(list)
         for number, of in stages.items():
             hit[self._class_of[number]].append((sorted(of), number))
-        workers, names = [*self._idle[: len(idle)]], dict(_exchange(self._idle[: len(idle)], sorted(idle)))
+        workers, names = list[str](), dict[str, str]()
+        for alike, gone in idle.items():
+            first = self._idle[alike][: len(gone)]
+            workers += first
+            names.update(_exchange(first, sorted(gone)))
         for kind, found in hit.items():
             found.sort()
             stand_ins = self._members[kind][: len(found)]

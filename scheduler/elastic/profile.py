@@ -106,6 +106,8 @@ def check(profile: Profile) -> None:
                     f"profile {profile.model}, layer {number}: {forward_s:g} and {backward_s:g} s for {samples}"
                     " samples (expected >= 0 s, of at least 1)"
                 )
+    if not any(any(times) for layer in profile.layers for times in layer.seconds.values()):
+        raise PlanInfeasible(f"profile {profile.model}: no layer takes any time (expected one that does)")
 
 
 def _running(values: Iterable[float]) -> tuple[float, ...]:

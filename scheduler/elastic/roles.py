@@ -67,7 +67,7 @@ def assign(
         roles: layers of each, every one to be filled.
         state_bytes: of layers [0, l), for every l.
         places: the role that a worker has by its place (pipeline and stage) already. It stays, where that
-            costs nothing: all places together weigh less than a byte.
+            costs nothing and nobody holds that role's very layers: all places together weigh less than a byte.
     Raises: PlanInfeasible with fewer workers than roles, or layers that are not in the profile.
     """
     if len(held) < len(roles):
@@ -181,7 +181,7 @@ def staff(
 
     Args:
         layouts: per pipeline its cuts, as `plan.cuts_of` makes them.
-        before: the pipelines so far: stage s of pipeline i keeps its place, where that costs nothing.
+        before: the pipelines so far: stage s of pipeline i keeps its place, as `assign` has it.
     Raises: PlanInfeasible as `assign` does.
     """
     at = [(i, s) for i, cuts in enumerate(layouts) for s in range(len(cuts) - 1)]

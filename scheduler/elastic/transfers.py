@@ -31,7 +31,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from ...protocols.errors import PlanInfeasible
-from .cluster import Cluster, Worker
+from .cluster import Cluster, Worker, seconds
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -103,7 +103,7 @@ def busiest_s(sent_bytes: Mapping[tuple[str, str], float], cluster: Cluster) -> 
 
     The load of the busiest link or NIC, and one latency; for transfers whose sources are given (`zero`).
     """
-    load_s = [8 * size / cluster.rate(*link) for link, size in sent_bytes.items()]
+    load_s = [seconds(size, cluster.rate(*link)) for link, size in sent_bytes.items()]
     outgoing: defaultdict[str, float] = defaultdict(float)
     incoming: defaultdict[str, float] = defaultdict(float)
     for (source, to), size in sent_bytes.items():

@@ -6,7 +6,8 @@ from chaosnet.node.core import Phase
 from chaosnet.protocols import step_sync
 from chaosnet.protocols.messages import Install
 from chaosnet.simulator.cluster import SimCluster
-from chaosnet.simulator.lagging import JOINER, LOSSES, play
+from chaosnet.simulator.hunt import MUTANTS
+from chaosnet.simulator.lagging import JOINER, LOSSES, MEMBERSHIPS, play
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -35,3 +36,16 @@ def test_the_install_brings_the_commits_of_all_steps_that_it_lacks():
     play(LOSSES["n2 dies at 2 steps"], cluster)
     install = found[-1]
     assert [each.step for each in (*install.earlier, install.commit)] == [install.step - 2, install.step - 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant", "complaint"),
+    [
+        ("a script that is behind", "void-states-count", "computed with no state"),
+        ("parts of an earlier membership", "listening-begins-with-old-parts", "counted twice"),
+    ],
+)
+def test_what_belongs_to_an_earlier_membership_does_not_count(name, mutant, complaint):
+    MEMBERSHIPS[name]()
+    with MUTANTS[mutant].alive(), pytest.raises(AssertionError, match=complaint):
+        MEMBERSHIPS[name]()

@@ -43,6 +43,17 @@ def test_a_stage_that_waits_for_memory_is_unachievable_with_noise_too(seed):
     assert stage.clock == 1600.0
 
 
+def test_a_step_below_what_numbers_can_tell_ends_the_bisection():
+    clocks = [1.0]
+
+    def measure_s():
+        assert len(clocks) < 100, "it goes on for ever"
+        return 1.0 / clocks[-1]
+
+    found = minimum_frequency(1.0, 2.0, 0.6, 0.0, 1e-17, clocks.append, measure_s, window=1)
+    assert found.frequency == pytest.approx(1 / 0.6)
+
+
 @pytest.mark.parametrize("fails_at", [26, 50, 100])
 def test_a_measurement_that_fails_leaves_the_old_clock(fails_at):
     stage = Noisy(1)

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from chaosnet.protocols.errors import PlanInfeasible
-from chaosnet.scheduler.elastic.cluster import Cluster, alike
+from chaosnet.scheduler.elastic.cluster import Cluster, Worker, alike
 from chaosnet.scheduler.elastic.plan import Pipeline, check, cuts_of, even
 from chaosnet.scheduler.elastic.policy import Choice, FaultClock, RecoveryPolicy, choose
 from chaosnet.scheduler.elastic.profile import uniform
@@ -83,6 +83,17 @@ def test_measured_links_make_every_worker_one_of_its_own():
     cluster = Cluster(alike(list(state.held)).workers, rates_bps={("p0s0", "p0s1"): 1e9})
     policy = RecoveryPolicy(Recoveries(PROFILE, cluster, families=("reroute",)), state)
     assert [*policy.prepare(1)][-1] == 6
+
+
+def test_the_loss_of_an_idle_worker_is_not_taken_for_that_of_one_that_is_slower():
+    """The place of p0s0 is filled by whoever is left: prepared with the fast one, it was predicted to be as fast."""
+    state = state_of(2, 1, idle=["a-slow", "b-fast"])
+    workers = alike(list(state.held)).workers | {"a-slow": Worker(0.5)}
+    policy = RecoveryPolicy(Recoveries(PROFILE, Cluster(workers), families=("fill",)), state)
+    assert [*policy.prepare(2)][-1] == 7, "one of three kinds; two of one pipeline each, or of two kinds"
+    for lost in (("p0s0", "a-slow"), ("p0s0", "b-fast")):
+        expected = choose(policy.recoveries.of(state.after(lost, ())), 3600.0)
+        assert policy.lost(*lost).recovery.step_s == expected.recovery.step_s
 
 
 def test_looking_up_a_loss_takes_little_of_what_working_it_out_takes():

@@ -171,6 +171,19 @@ def test_a_profile_of_another_model_or_with_negative_times_is_refused():
         Recoveries(uniform(LAYERS, 0.25, -1.0), alike(list(state.held)))
 
 
+def test_where_two_workers_have_no_link_plans_that_sum_gradients_over_it_are_the_worst():
+    """A rate of 0 divided by zero in the first plan that needed it."""
+    state = state_of(2, 2).after({"p0s1"}, ())
+    cluster = Cluster(alike(list(state.held)).workers, rates_bps={("p0s0", "p1s0"): 0.0})
+    found = by_family(Recoveries(PROFILE, cluster).of(state))
+    assert found["reroute"].score(3600.0) == 0.0 < found["drop"].score(3600.0)
+
+
+def test_a_profile_without_any_times_is_refused():
+    with pytest.raises(PlanInfeasible, match="profile uniform: no layer takes any time"):
+        Recoveries(uniform(4, 0.0, 0.0), alike(["a"]))
+
+
 def test_over_slow_links_a_layout_has_fewer_pipelines_whose_gradients_are_summed():
     state = state_of(3, 2)
     hit = state.after(["p1s0"], [])

@@ -630,6 +630,23 @@ def test_a_retracted_contribution_keeps_the_attempt_from_mixing_old_and_new(chai
     assert chain.done["a"][0].commit.total.weight == 4.0
 
 
+def test_what_is_retracted_while_the_step_is_frozen_goes_out_with_the_next_attempt(chain):
+    """Nothing of it is in the attempt that is over: had it to wait for another flush, nobody would ask for that."""
+    chain.train("a", "c")
+    sync = chain.syncs["b"]
+    sync.handle(Contributed((0,), 1.0))
+    after = view("abc", {"b": "a", "c": "b"}, "a", seq=2)
+    for each in chain.syncs.values():
+        each.freeze()
+    assert sync.handle(Retracted(2.0, "accumulates")) == []
+    sync.handle(LocalReady(Contribution(weight=2.0)))
+    install = Install(term=1, number=1, view=after, priors=(), step=0, deal=(), holder="", commit=None)
+    for name, each in chain.syncs.items():
+        chain.perform(name, each.start_installed(install, after))
+    chain.deliver()
+    assert chain.done["a"][0].commit.total.weight == 4.0
+
+
 # --- pure parts ---
 
 
