@@ -18,8 +18,8 @@ import click
 import torch
 from torch import nn
 
-from ..options import Amount, Whole
-from ..outputs import json_option, write_json
+from ..settings.options import Amount, Whole
+from ..terminal.outputs import json_option, write_json
 from .processes import Pipe, Workers
 
 LAYERS, BATCH = 4, 32
@@ -36,7 +36,7 @@ def _large(size_bytes: int) -> nn.Module:
 
 def _worker(pipe: Pipe, name: str, join: str, megabytes: float, steps: int, pairs: int) -> dict[str, Any]:
     """Trains `pairs` pairs of blocks. Returns: seconds of each block, and microseconds spent on comparing."""
-    from chaosnet.setting_groups import Cluster
+    from chaosnet.settings.groups import Cluster
     from chaosnet.trainer import Trainer
 
     torch.set_num_threads(1)

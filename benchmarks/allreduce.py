@@ -25,21 +25,21 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..node.compression import Encoding, Exact
-from ..node.core import Agent, CoreSettings
+from ..node.agent.core import Agent, CoreSettings
 from ..node.keys import KeyPair
-from ..node.lanes import chunk_bytes_of
 from ..node.loop import NodeLoop
 from ..node.outcomes import Admitted, Ended, StepOutcome
-from ..node.transport import Transport
-from ..node.turns import Sink
-from ..options import Several, Whole
-from ..outputs import json_option, write_json
+from ..node.sums.compression import Encoding, Exact
+from ..node.sums.lanes import chunk_bytes_of
+from ..node.transport.transport import Transport
+from ..node.transport.turns import Sink
 from ..protocols.events import Contributed, LocalReady
 from ..protocols.keyring import Keyring
 from ..protocols.messages import Contribution, Member, View, link
 from ..scheduler.sync_plan import POLICIES
 from ..scheduler.views import with_trees
+from ..settings.options import Several, Whole
+from ..terminal.outputs import json_option, write_json
 from .processes import Pipe, Workers
 
 WARM_UP, ROUNDS = 6, 10
@@ -60,7 +60,7 @@ class _Lane:
 
 
 class Vector:
-    """A bare vector in chunks, as the all-reduce wants it (node/all_reduce.py, ChunkStore).
+    """A bare vector in chunks, as the all-reduce wants it (node/sums/all_reduce.py, ChunkStore).
 
     `own`: its memory, which several may share that take turns.
     """

@@ -16,7 +16,6 @@ from typing import Any
 
 import click
 
-from ..options import Amount, Several, Whole
 from ..scheduler.elastic import roles
 from ..scheduler.elastic.cluster import Cluster, alike
 from ..scheduler.elastic.estimator import Estimator, Execution, ProfiledCosts
@@ -28,6 +27,7 @@ from ..scheduler.elastic.splits import PipelineTimes
 from ..scheduler.elastic.state import State
 from ..scheduler.elastic.sync_rounds import Bucket
 from ..scheduler.elastic.transfers import busiest_s, plan_transfers
+from ..settings.options import Amount, Several, Whole
 from .chameleon_churn import NPU_GIB, fig7_command, fig8_command
 from .chameleon_search import NUMBERS, search_time_command
 from .discrete import Leg, Step, Sum

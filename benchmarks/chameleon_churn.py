@@ -16,8 +16,8 @@ from typing import Any
 import click
 import msgspec
 
-from ..options import Amount, Whole
 from ..protocols.errors import ConfigError
+from ..settings.options import Amount, Whole
 from ..simulator.many_runs import in_processes
 from ..simulator.scenario import Failures, Overhead, Scenario, events_of, interval, run, summary
 from ..simulator.training import HOUR_S, TrainingRun

@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
-from ..options import Several, Whole
 from ..scheduler.elastic.layouts import best_layout, get_execution_plan
 from ..scheduler.elastic.profile import llama2
 from ..scheduler.elastic.splits import PipelineTimes
+from ..settings.options import Several, Whole
 from .chameleon_churn import NPU_GIB
 from .figures import Found, outputs, publish, table
 

@@ -18,8 +18,8 @@ import click
 import torch
 from torch.nn import functional
 
-from ..options import Amount, Folder, OneOf, Several, Whole
 from ..protocols.errors import ConfigError
+from ..settings.options import Amount, Folder, OneOf, Several, Whole
 from . import chaos_options as options
 from .chaos_tasks import FILES, VISION_MODELS, judge, load, make, pretrained
 from .figures import legend_below, publish, table
@@ -51,7 +51,7 @@ class Learning(NamedTuple):
 
 def _learn(pipe: Pipe, what: Learning, index: int, first: int, verdicts: bool) -> dict[str, Any]:
     """Until the last epoch, or the word to leave. `first`: nodes that there are when it begins."""
-    from chaosnet.setting_groups import Cluster
+    from chaosnet.settings.groups import Cluster
     from chaosnet.trainer import Trainer
 
     torch.set_num_threads(1)

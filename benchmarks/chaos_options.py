@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..options import Amount, OneOf, Several, Whole
+from ..settings.options import Amount, OneOf, Several, Whole
 from .chaos_models import PARAMETERS, STATES_BY_OPTIMIZER
 from .figures import outputs
 

@@ -23,9 +23,9 @@ import click
 import msgspec
 import networkx as nx
 
-from ..options import Whole
 from ..protocols.errors import ConfigError
 from ..protocols.status import Status
+from ..settings.options import Whole
 from . import chaos_options as options
 from .chaos_models import say_sizes
 from .chaos_stage import Pull, ScaleOutTimes, Stage, Work, cases, idle_s, stage

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from ..options import Amount, OneOf, Several, Whole
+from ..settings.options import Amount, OneOf, Several, Whole
 from . import chaos_options as options
 from .chaos_models import TEXT, say_sizes
 from .chaos_stage import Work, bound_s, cases

@@ -20,11 +20,11 @@ import torch
 from torch import nn
 
 from .. import client
-from ..node.core import Agent
+from ..node.agent.core import Agent
 from ..node.node_settings import NodeSettings
 from ..node.session import Hooks, Session
 from ..protocols.status import Status, to_json
-from ..setting_groups import Cluster
+from ..settings.groups import Cluster
 from ..trainer import Trainer
 
 REST_S = 0.02  # Between two empty steps of a node that must not train.

@@ -20,8 +20,8 @@ import click
 import torch
 from torch import nn
 
-from ..options import Whole
-from ..outputs import json_option, write_json
+from ..settings.options import Whole
+from ..terminal.outputs import json_option, write_json
 from .processes import Pipe, Workers
 
 BATCH = 64
@@ -34,7 +34,7 @@ def _worker(
     """Trains until all pairs of blocks are done. Returns: when each step was, and what the writes took."""
     import time
 
-    from chaosnet.setting_groups import Checkpoints, Cluster
+    from chaosnet.settings.groups import Checkpoints, Cluster
     from chaosnet.trainer import Trainer
 
     torch.set_num_threads(1)

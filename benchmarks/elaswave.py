@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import click
 
-from ..options import Amount, OneOf, Several, Whole
 from ..scheduler.elastic.profile import llama2
 from ..scheduler.elastic.recoveries import FAMILIES, Recoveries
 from ..scheduler.elastic.state import State
+from ..settings.options import Amount, OneOf, Several, Whole
 from ..simulator.many_runs import in_processes
 from ..simulator.scenario import Failures, Overhead, Scenario, events_of, interval, summary, systems_of
 from ..simulator.systems import Memory

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..outputs import json_option, plot_option, write_json
+from ..terminal.outputs import json_option, plot_option, write_json
 
 Found = dict[str, Any]
 Draw = Callable[[Any, Found], None]

@@ -29,8 +29,8 @@ import click
 import torch
 from torch import nn
 
-from ..options import Whole
-from ..outputs import json_option, write_json
+from ..settings.options import Whole
+from ..terminal.outputs import json_option, write_json
 from ..trials.demo_report import join_bound_s
 from .processes import Pipe, Workers
 
@@ -76,7 +76,7 @@ def _worker(
     vectors: int,
 ) -> dict[str, Any]:
     """Trains until told to stop. Returns: times of steps, and of the join."""
-    from chaosnet.setting_groups import Cluster
+    from chaosnet.settings.groups import Cluster
     from chaosnet.trainer import Trainer
 
     torch.set_num_threads(1)

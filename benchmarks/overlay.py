@@ -33,13 +33,13 @@ import xxhash
 from ..netem.netns import PORT, Netns
 from ..netem.topology import GOODPUT, LinkSpec, Topology, random_overlay
 from ..node.keys import KeyPair
-from ..node.lanes import MAX_CHUNK_BYTES, chunk_bytes_of
-from ..options import Amount, OneOf, Several, Whole
-from ..outputs import json_option, write_json
+from ..node.sums.lanes import MAX_CHUNK_BYTES, chunk_bytes_of
 from ..protocols.errors import ConfigError
 from ..protocols.messages import View
 from ..scheduler.sync_plan import POLICIES
 from ..scheduler.trees import MAX_PACKING_NODES, packing_bound, throughput_bps
+from ..settings.options import Amount, OneOf, Several, Whole
+from ..terminal.outputs import json_option, write_json
 from .allreduce import Ours, Vector, first_view
 
 WARM_UP = 2

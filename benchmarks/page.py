@@ -21,8 +21,8 @@ import click
 import psutil
 
 from ..extras import demand
-from ..options import Amount, Whole
-from ..outputs import json_option, write_json
+from ..settings.options import Amount, Whole
+from ..terminal.outputs import json_option, write_json
 from .processes import Pipe, Workers, how_far, stop, train_until_stopped
 
 PAUSE_S = 0.05
@@ -35,7 +35,7 @@ def _node(pipe: Pipe, name: str, join: str, serves: bool) -> None:
     import torch
     from torch import nn
 
-    from chaosnet.setting_groups import Cluster
+    from chaosnet.settings.groups import Cluster
     from chaosnet.trainer import Trainer
 
     torch.set_num_threads(1)

@@ -32,9 +32,9 @@ from typing import Any
 import click
 import torch
 
-from ..options import Amount, Folder, OneOf, Several, Whole
-from ..outputs import write_json
 from ..protocols.errors import ConfigError
+from ..settings.options import Amount, Folder, OneOf, Several, Whole
+from ..terminal.outputs import write_json
 from .figures import bars, legend_below, outputs, picture, table
 from .machines import Loopback, Machines, switched
 from .overlay import need_root

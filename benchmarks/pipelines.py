@@ -26,11 +26,11 @@ import click
 import torch
 from torch import nn
 
-from ..outputs import json_option, write_json
 from ..scheduler.elastic.cluster import Cluster, Worker
 from ..scheduler.elastic.estimator import ProfiledCosts, time_program
 from ..scheduler.elastic.profile import Layer, Profile
 from ..scheduler.elastic.program import Program
+from ..terminal.outputs import json_option, write_json
 from .bare_pipelines import bare_step_s
 from .choices import measure_choose
 from .figures import middle_half
@@ -117,7 +117,7 @@ def _worker(pipe: Pipe, name: str, join: str, task: Training) -> list[tuple[str,
     Returns: blocks of steps, and the seconds of a step in each.
     """
     from ..pipeline_trainer import PipelineTrainer
-    from ..setting_groups import Cluster as At
+    from ..settings.groups import Cluster as At
 
     torch.set_num_threads(1)
     layers = task.layers()

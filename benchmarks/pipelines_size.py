@@ -31,9 +31,9 @@ from torch import nn
 
 from ..emulated import Emulated
 from ..netem.topology import LinkSpec, mesh
-from ..options import Amount, Whole
-from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
+from ..settings.options import Amount, Whole
+from ..terminal.outputs import json_option, write_json
 from .figures import table
 from .overlay import PlacedNode, namespaces, need_root
 from .start import quiet

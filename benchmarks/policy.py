@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from ..options import Whole
-from ..outputs import json_option, write_json
 from ..scheduler.elastic.cluster import alike
 from ..scheduler.elastic.plan import Pipeline, cuts_of, even
 from ..scheduler.elastic.policy import RecoveryPolicy
 from ..scheduler.elastic.profile import llama2
 from ..scheduler.elastic.recoveries import Recoveries
 from ..scheduler.elastic.state import State
+from ..settings.options import Whole
+from ..terminal.outputs import json_option, write_json
 
 LOOKUPS = 500
 MEMORY_BYTES = 64e9

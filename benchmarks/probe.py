@@ -19,9 +19,9 @@ import click
 from ..extras import demand
 from ..netem.netns import Netns
 from ..netem.topology import GOODPUT, LinkSpec, Topology
-from ..options import Amount, Several
-from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
+from ..settings.options import Amount, Several
+from ..terminal.outputs import json_option, write_json
 from .overlay import namespaces, need_root
 
 TURNS = 3
@@ -76,7 +76,7 @@ def _worker(node: str) -> None:
     """A node of the two."""
     import torch
 
-    from ..exit_event import capture_exit_event
+    from ..script.exit_event import capture_exit_event
     from ..trainer import Trainer
 
     model = torch.nn.Linear(64, 64)

@@ -20,9 +20,9 @@ from typing import Any
 import click
 
 from ..netem.topology import LinkSpec, Topology, mesh, random_overlay, random_rate
-from ..options import Amount, Whole
-from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
+from ..settings.options import Amount, Whole
+from ..terminal.outputs import json_option, write_json
 from .figures import table
 from .overlay import need_root, scaled
 from .start import StartCase, measure, started, steps_of

@@ -32,12 +32,12 @@ import torch
 from torch import nn
 
 from ..netem.topology import GOODPUT, LinkSpec, Topology, mesh, random_overlay
-from ..options import OneOf, Several, Whole
-from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
 from ..scheduler.sync_plan import POLICIES, SyncPolicy
 from ..scheduler.trees import SpanningTree
-from ..setting_groups import Cluster
+from ..settings.groups import Cluster
+from ..settings.options import OneOf, Several, Whole
+from ..terminal.outputs import json_option, write_json
 from ..trainer import Trainer
 from .figures import table
 from .machines import free_port

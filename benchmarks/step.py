@@ -27,9 +27,9 @@ from torch import nn
 
 from ..netem import commands
 from ..node.devices import wait_for_device
-from ..options import Amount, Several, Whole
-from ..outputs import json_option, write_json
 from ..protocols.errors import ConfigError
+from ..settings.options import Amount, Several, Whole
+from ..terminal.outputs import json_option, write_json
 from ..trials.demo_digits import small_net
 from .figures import middle_half
 from .machines import Loopback, switched
@@ -98,7 +98,7 @@ def _worker(
     device: str,
 ) -> tuple[list[tuple[float, float]], float]:
     """Returns: seconds a step of ours and of DDP's, block by block; and of an update, beside the optimizer."""
-    from chaosnet.setting_groups import Cluster
+    from chaosnet.settings.groups import Cluster
     from chaosnet.trainer import Trainer
 
     place.enter()

@@ -31,13 +31,13 @@ import zmq
 from chaosnet import client
 from chaosnet.invite import Token, introduce
 
-from ..node import curve
 from ..node.endpoint import Endpoint
 from ..node.keys import KeyPair, save
-from ..options import Amount, Whole
-from ..outputs import json_option, write_json
+from ..node.transport import curve
 from ..protocols.codec import encode
 from ..protocols.messages import Hello
+from ..settings.options import Amount, Whole
+from ..terminal.outputs import json_option, write_json
 from .processes import Pipe, Workers, how_far, stop, train_until_stopped
 
 NODES = 3
@@ -144,7 +144,7 @@ def _node(pipe: Pipe, name: str, join: str, key: str, allowed: str) -> None:
     import torch
     from torch import nn
 
-    from chaosnet.setting_groups import Cluster
+    from chaosnet.settings.groups import Cluster
     from chaosnet.trainer import Trainer
 
     torch.set_num_threads(1)

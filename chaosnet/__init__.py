@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .callbacks import Callbacks, EpochDone, LayersComputed, StateLoaded, StepDone
-    from .data import Batch
+    from .data.share import Batch
     from .emulated import Emulated
     from .engines.validation import Validation
     from .errors import (
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
         ReplicasDiffer,
         ScaleOutFailed,
     )
-    from .exit_event import capture_exit_event
-    from .means import ClusterMean
     from .pipeline_trainer import PipelineTrainer
-    from .setting_groups import Checkpoints, Cluster
+    from .script.exit_event import capture_exit_event
+    from .script.means import ClusterMean
+    from .settings.groups import Checkpoints, Cluster
     from .trainer import Trainer
 
 _MODULE_BY_NAME = {
-    "Batch": "data",
+    "Batch": "data.share",
     "Callbacks": "callbacks",
     "ChaosnetError": "errors",
     "CheckpointError": "errors",
-    "Checkpoints": "setting_groups",
-    "Cluster": "setting_groups",
-    "ClusterMean": "means",
+    "Checkpoints": "settings.groups",
+    "Cluster": "settings.groups",
+    "ClusterMean": "script.means",
     "ConfigError": "errors",
     "Emulated": "emulated",
     "LayersComputed": "callbacks",
@@ -52,7 +52,7 @@ _MODULE_BY_NAME = {
     "StepDone": "callbacks",
     "Trainer": "trainer",
     "Validation": "engines.validation",
-    "capture_exit_event": "exit_event",
+    "capture_exit_event": "script.exit_event",
 }
 
 __all__ = [

@@ -28,9 +28,9 @@ from .commands.simulate import simulate
 from .commands.status import status
 from .commands.top import top
 from .commands.trials import demo, soak, testbed
-from .exit_event import obey_as_first_process
-from .options import Expecting
 from .protocols.errors import ChaosnetError
+from .script.exit_event import obey_as_first_process
+from .settings.options import Expecting
 
 COMMON = {"help_option_names": ["-h", "--help"]}
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -18,8 +18,8 @@ import zmq
 
 from .identity import completed, completed_peer, identity
 from .node.keys import KeyPair
-from .node.shared_memory import Payload
-from .node.transport import Transport
+from .node.transport.shared_memory import Payload
+from .node.transport.transport import Transport
 from .protocols.codec import decode, encode
 from .protocols.errors import MalformedMessage, PeerUnreachable, VersionMismatch
 from .protocols.messages import (
@@ -39,7 +39,7 @@ from .protocols.messages import (
     StatusRequest,
 )
 from .protocols.status import Status, from_json
-from .watching import Known
+from .terminal.watching import Known
 
 DEADLINE_S = 5.0
 LINK_DEADLINE_S = 15.0  # A link changes between two steps of training, and a step may take seconds.

@@ -16,8 +16,8 @@ import msgpack
 from . import client
 from .identity import completed, identity, is_loopback
 from .node.endpoint import Endpoint
-from .node.greeting import guest_name
 from .node.keys import KeyPair, key_bytes, key_text
+from .node.transport.greeting import guest_name
 from .protocols.errors import ConfigError, PeerUnreachable, ScaleOutFailed
 from .protocols.messages import Introduction, StatusRequest
 

@@ -8,29 +8,29 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import endings, exit_event
 from .callbacks import Callbacks, StepDone
+from .data.evaluation_loop import EvaluationLoop
+from .data.passes import Passes
+from .discovery.remembered import Remembered
+from .engines.layers import Model
 from .engines.pipeline_settings import PipelineSettings
 from .engines.pipelines import Pipelines
 from .engines.validation import Validation
-from .evaluation_loop import EvaluationLoop
-from .layers import Model
-from .means import ClusterMean
 from .node.outcomes import Ended
 from .node.session import Session
 from .page.of_node import NodePage
-from .passes import Passes
-from .pipeline_steps import PipelineSteps
 from .protocols.errors import ConfigError, NodeExpelled
 from .protocols.messages import FASTEST
-from .remembered import Remembered
-from .script_engines import OfPipelines
-from .script_member import ScriptMember
-from .script_node import ScriptNode, hooks
-from .setting_groups import Checkpoints, Cluster
-from .settings import CheckpointSettings, checkpoint_settings, node_settings
-from .settings_table import SETTINGS
-from .teller import Teller
+from .script import endings, exit_event
+from .script.engines import OfPipelines
+from .script.means import ClusterMean
+from .script.member import ScriptMember
+from .script.pipeline_steps import PipelineSteps
+from .script.process import ScriptNode, hooks
+from .script.teller import Teller
+from .settings.groups import Checkpoints, Cluster
+from .settings.resolved import CheckpointSettings, checkpoint_settings, node_settings
+from .settings.table import SETTINGS
 
 
 class PipelineTrainer(ScriptMember):

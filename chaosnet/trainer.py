@@ -8,28 +8,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import endings, exit_event
-from .batches import Batches
 from .callbacks import Callbacks, given_trainer
-from .data import DataShare
+from .data.batches import Batches
+from .data.passes import Passes
+from .data.share import DataShare
+from .discovery.remembered import Remembered
 from .engines.data_parallel import DataParallel
-from .means import ClusterMean, Means
 from .node.collector import held_off
 from .node.outcomes import Ended
 from .node.session import Hooks, Session
 from .page.of_node import NodePage
-from .passes import Passes
 from .protocols.errors import ConfigError
-from .remembered import Remembered
-from .run_facts import Run, RunFacts
-from .script_engines import OfDataParallel
-from .script_node import ScriptNode, hooks
-from .script_rules import UPDATE
-from .script_steps import ScriptSteps
-from .setting_groups import Checkpoints, Cluster
-from .settings import checkpoint_settings, node_settings, step_settings
-from .settings_table import SETTINGS, STEP
-from .teller import Teller
+from .script import endings, exit_event
+from .script.engines import OfDataParallel
+from .script.means import ClusterMean, Means
+from .script.process import ScriptNode, hooks
+from .script.rules import UPDATE
+from .script.run_facts import Run, RunFacts
+from .script.steps import ScriptSteps
+from .script.teller import Teller
+from .settings.groups import Checkpoints, Cluster
+from .settings.resolved import checkpoint_settings, node_settings, step_settings
+from .settings.table import SETTINGS, STEP
 
 
 class Trainer(RunFacts):

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Protocol
 
-from . import local
+from .transport import local
 
 LISTED = ("/proc/self/fd", "/dev/fd")
 

@@ -12,11 +12,11 @@ from ..protocols import events as ev
 from ..protocols.codec import decode
 from ..protocols.errors import MalformedMessage
 from ..protocols.messages import EVERYONE, Down, Envelope, Notice, Up
-from .all_reduce import AllReduce
-from .core import Agent
+from .agent.core import Agent
+from .agent.node import Phase
 from .link_tests import LinkTests
-from .node import Phase
-from .shared_memory import Payload
+from .sums.all_reduce import AllReduce
+from .transport.shared_memory import Payload
 
 log = logging.getLogger("chaosnet")
 

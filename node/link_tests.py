@@ -12,7 +12,7 @@ from ..protocols.messages import Probe
 from ..protocols.probing import PROBE_BYTES
 from . import iperf3_probe
 from .endpoint import refuses
-from .transport import Transport
+from .transport.transport import Transport
 
 # A round trip to a far machine. For how long a refusal proves anything, the core knows (deaths.py).
 REFUSED_S = 1.0

@@ -33,21 +33,21 @@ from ..protocols.errors import ChaosnetError, RemoteProtocolError
 from ..protocols.messages import Notice, View
 from ..protocols.status import Status
 from . import clock, interfaces
-from .all_reduce import AllReduce, ChunkStore
-from .core import Agent, Phase
-from .descriptors import take_standard_ones
-from .flat_state import Snapshot
+from .agent.core import Agent, Phase
 from .incoming import Incoming
 from .link_tests import LinkTests
 from .mailbox import Mailbox
 from .memory import keep_freed_frames
 from .outcomes import Ended, Outcome, Rates
 from .performer import Performer, backlog_limit
-from .replica import Replica
+from .state.flat_state import Snapshot
+from .state.replica import Replica
 from .step_history import StepHistory
+from .sums.all_reduce import AllReduce, ChunkStore
 from .telling import Telling
-from .transport import Transport
-from .turns import Sink
+from .transport.descriptors import take_standard_ones
+from .transport.transport import Transport
+from .transport.turns import Sink
 from .vitals import Vitals
 
 log = logging.getLogger("chaosnet")

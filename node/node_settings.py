@@ -13,12 +13,12 @@ from .keys import KeyPair
 
 if TYPE_CHECKING:  # `chaosnet run` reads the settings before it loads torch.
     from ..scheduler.sync_plan import SyncPolicy
-    from .compression import Compression
+    from .sums.compression import Compression
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """How a node is reached, and whom it joins. The settings of a user (chaosnet/settings_table.py, NODE), checked.
+    """How a node is reached, and whom it joins. The settings of a user (chaosnet/settings/table.py, NODE), checked.
 
     Attributes:
         join: Addresses of members; empty: found a cluster, unless there is a `cluster_name`.

@@ -8,7 +8,7 @@ import torch
 
 from ..protocols.effects import TakeSnapshot
 from ..protocols.messages import Commit, Deal, View
-from .flat_state import Arrival
+from .state.flat_state import Arrival
 
 
 @dataclass(slots=True)

@@ -27,16 +27,16 @@ from ..protocols.messages import (
 )
 from ..protocols.status import Status, to_json
 from . import clock
-from .all_reduce import AllReduce
-from .core import Agent, Phase
+from .agent.core import Agent, Phase
 from .link_tests import LinkTests
 from .mailbox import Mailbox
 from .outcomes import Admitted, Ended, FoundedAt, Outcome, Redo, StateArrived, StateDiscarded, StepOutcome
-from .outgoing import Rank
-from .replica import Replica
+from .state.replica import Replica
 from .step_history import StepHistory
+from .sums.all_reduce import AllReduce
 from .telling import Telling
-from .transport import Transport
+from .transport.outgoing import Rank
+from .transport.transport import Transport
 
 log = logging.getLogger("chaosnet")
 

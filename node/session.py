@@ -30,9 +30,7 @@ from ..protocols.events import CaughtUp, Contributed, Crashed, Event, LeaveWante
 from ..protocols.messages import Contribution, Deal, Notice, Range, View, ViewKey
 from ..protocols.status import Status
 from ..scheduler.sync_plan import POLICIES, custom
-from .all_reduce import ChunkStore
-from .core import Agent, CoreSettings
-from .flat_state import Arrival, Snapshot
+from .agent.core import Agent, CoreSettings
 from .interfaces import unheard
 from .loop import NodeLoop
 from .node_settings import NodeSettings
@@ -47,9 +45,11 @@ from .outcomes import (
     StateDiscarded,
     StepOutcome,
 )
-from .plain import decode, encode
-from .training_state import first_difference
-from .transport import Transport
+from .state.flat_state import Arrival, Snapshot
+from .state.plain import decode, encode
+from .state.training_state import first_difference
+from .sums.all_reduce import ChunkStore
+from .transport.transport import Transport
 
 RECALL_PATIENCE_S = 3.0
 """As opening a connection takes at most; a namesake that has died is gone by then, too."""

@@ -18,10 +18,10 @@ from ..protocols.messages import (
 )
 from ..protocols.status import EVENTS_TOLD, EventRow, MemberRow, Status
 from . import clock, interfaces
-from .core import Agent
+from .agent.core import Agent
 from .outcomes import Rates
 from .step_history import StepHistory
-from .transport import Transport
+from .transport.transport import Transport
 
 TIMES_KEPT = 50
 NEW_TREES = "new-plan"  # The kind of such an event.

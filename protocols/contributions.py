@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from .messages import Contribution, Side, Sides, Strike
 
-# Of replicas that differ (chaosnet/agreement.py): so many different ones, and names of each. More help nobody.
+# Of replicas that differ (chaosnet/training/agreement.py): so many different ones, and names of each.
 MAX_SIDES = 8
 NAMED = 8
 

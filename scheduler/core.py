@@ -9,9 +9,10 @@ It holds nothing that the last view and the members' reports cannot rebuild, and
 without it training goes on, and only changes wait. A proposal changes one voter at most, so that the quorums
 of two successive views overlap.
 
-Like an agent (node/core.py) it is made of parts, which share a term (tenure.py): joins.py lets nodes in, changes.py
-makes proposals of what is asked for, flushes.py restarts what was torn, repairs.py knows which links can be, and
-notices.py tells people. This class sends each message to whoever handles it. Source: Chaos, Sec. IV-B and V-A2.
+Like an agent (node/agent/core.py) it is made of parts, which share a term (tenure.py): joins.py lets nodes in,
+changes.py makes proposals of what is asked for, flushes.py restarts what was torn, repairs.py knows which links can
+be, and notices.py tells people. This class sends each message to whoever handles it. Source: Chaos, Sec. IV-B and
+V-A2.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A whole cluster of real cores under one seed: virtual clock, network, training threads and state.
 
-Everything a node decides is production code (node/core.py and below). Replaced are: sockets by a virtual network
-(network.py), tensors by sets of who contributed, and training by random compute times. So a part that was counted
+Everything a node decides is production code (node/agent/). Replaced are: sockets by a virtual network (network.py),
+tensors by sets of who contributed, and training by random compute times. So a part that was counted
 twice, or mixed between attempts, shows as a wrong set. Invariants are checked after every event.
 """
 
@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..node.core import Agent, CoreSettings, Phase
+from ..node.agent.core import Agent, CoreSettings, Phase
 from ..protocols import effects as fx
 from ..protocols import events as ev
 from ..protocols.asking import Otherwise
@@ -593,5 +593,5 @@ def _samples(ranges: Iterable[tuple[int, int]]) -> int:
 
 
 def is_whole(content: bytes, digest: bytes) -> bool:
-    """Does a piece of state match its hash? Stands for node/replica.py, with bytes that are their own hash."""
+    """Does a piece of state match its hash? Stands for node/state/replica.py, with bytes that are their own hash."""
     return content == digest

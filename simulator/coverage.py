@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import Any
 
-from ..node.core import Agent
-from ..node.recovery import StepRecovery
+from ..node.agent.core import Agent
+from ..node.agent.recovery import StepRecovery
 from ..protocols import asking, election, messages, scale_in
 from ..protocols.connect_link import LinkOpener
 from ..protocols.flush import FlushFollower

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..node.core import Phase
+from ..node.agent.core import Phase
 from ..protocols.errors import ConfigError
 from .many_runs import in_processes
 from .negotiations import NEGOTIATIONS, QUIET_S, Negotiation, PlayedNegotiation, Point, Sent, When

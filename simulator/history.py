@@ -10,7 +10,7 @@ import hashlib
 from collections import deque
 from typing import Any
 
-from ..node.core import Phase
+from ..node.agent.core import Phase
 from ..protocols import events as ev
 from ..protocols.messages import Down, Up, link
 from ..protocols.overlay import lacking

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..node.node import Node
+from ..node.agent.node import Node
 from ..protocols import asking, step_sync
 from ..protocols.effects import Effect, ResetAttempt
 from ..protocols.messages import View

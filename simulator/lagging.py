@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..node.core import Phase
+from ..node.agent.core import Phase
 from ..protocols.asking import JoinState
 from ..protocols.events import Event
 from ..protocols.messages import Contribution

@@ -26,15 +26,15 @@ from unittest import mock
 
 import msgspec
 
-from ..node import role as role_module
-from ..node.core import Agent
-from ..node.leaving import Leaving
-from ..node.node import Phase
-from ..node.parking import Parking
-from ..node.recovery import StepRecovery
-from ..node.role import Role
-from ..node.views import Views
-from ..node.welcome import Welcome
+from ..node.agent import role as role_module
+from ..node.agent.core import Agent
+from ..node.agent.leaving import Leaving
+from ..node.agent.node import Phase
+from ..node.agent.parking import Parking
+from ..node.agent.recovery import StepRecovery
+from ..node.agent.role import Role
+from ..node.agent.views import Views
+from ..node.agent.welcome import Welcome
 from ..protocols import asking, contributions, early, election, overlay, relay, scale_out, step_sync, sums
 from ..protocols import liveness as liveness_module
 from ..protocols.data_cursor import DataCursor

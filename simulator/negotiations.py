@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..node.core import Phase
+from ..node.agent.core import Phase
 from ..protocols import events as ev
 from ..protocols.messages import (
     ConnectLinkRequest,

@@ -34,8 +34,8 @@ from .rates import CONTROL_BYTES, BulkQueue, LinkRates
 
 BULK = {Up, Down, Shard, ManifestReply, Probe, Tensor}
 ROUNDING_S = 1e-9
-REACH_TIMEOUT_S = 1.5  # As node/dialer.py has it.
-GRACE_S = 0.1  # As node/links.py has it, between the ends of a link's two connections.
+REACH_TIMEOUT_S = 1.5  # As node/transport/dialer.py has it.
+GRACE_S = 0.1  # As node/transport/links.py has it, between the ends of a link's two connections.
 MAX_ACTIONS = 2_000_000  # A life of a minute takes some 30,000.
 
 
@@ -365,7 +365,7 @@ class Network(Generic[M]):
             self._pump(connection, lane, sender, receiver)
 
     def forget_bulk(self, sender: str, before: ViewKey, peers: Collection[str] | None = None) -> None:
-        """As node/transport.py does: chunks of earlier views are not sent any more, but for what the kernel has."""
+        """As transport.py does: chunks of earlier views are not sent any more, but for what the kernel has."""
         for pair, connection in self.connections.items():
             if peers is not None and pair[pair[0] == sender] not in peers:
                 continue
@@ -376,7 +376,7 @@ class Network(Generic[M]):
                 lane.full_s = lane.full_s if lane.waiting else None
 
     def carried_by(self, sender: str) -> dict[str, tuple[int, float]]:
-        """As node/transport.py counts it."""
+        """As node/transport/transport.py counts it."""
         return {
             pair[pair[0] == sender]: connection.lanes[sender].carried
             for pair, connection in self.connections.items()

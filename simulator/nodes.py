@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..node.core import Agent
+from ..node.agent.core import Agent
 from ..protocols import effects as fx
 from ..protocols import events as ev
 from ..protocols.data_cursor import DataCursor

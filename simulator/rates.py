@@ -1,7 +1,7 @@
 """Links on which bytes take time: a rate for each direction, and the queue of bulk that waits for it.
 
 Between two machines control and bulk have a connection each, which share the link. Bulk waits in a queue, of which
-what has the lower `Rank` goes first (node/outgoing.py), until the kernel has room for it; what the kernel has can be
+what has the lower `Rank` goes first (outgoing.py), until the kernel has room for it; what the kernel has can be
 neither overtaken nor taken back. Control overtakes what waits; what the kernel has may hold it up for a moment, as
 in a router's queue.
 
@@ -15,7 +15,7 @@ import heapq
 import random
 from dataclasses import dataclass, field
 
-from ..node.outgoing import Rank
+from ..node.transport.outgoing import Rank
 from ..protocols.events import Received
 from ..protocols.messages import Down, Message, Probe, Shard, Up, ViewKey
 
@@ -40,12 +40,12 @@ _CHUNKS = Up, Down
 
 
 def rank_of(message: Message) -> Rank:
-    """As node/all_reduce.py and node/replica.py give it."""
+    """As node/sums/all_reduce.py and node/state/replica.py give it."""
     return Rank.CHUNK if isinstance(message, _CHUNKS) else Rank.STATE
 
 
 def turn_of(message: Message) -> tuple[int, int]:
-    """As node/all_reduce.py gives it."""
+    """As node/sums/all_reduce.py gives it."""
     return (message.step, message.chunk) if isinstance(message, _CHUNKS) else (0, 0)
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 COPY = ROOT / "build" / "compiled"
 FOLDERS = ("protocols", "scheduler", "node", "simulator", "netem", "benchmarks", "trials")
 CORES = (
-    *sorted(f"node/{part}.py" for part in (
+    *sorted(f"node/agent/{part}.py" for part in (
         "core", "joining", "leaving", "missing", "neighbors", "node", "parking", "recovery", "relayouts", "reports",
         "role", "routes", "steps", "strikes", "views", "welcome",
     )),

@@ -59,7 +59,7 @@ def times(request):
 @pytest.fixture
 def fresh_exit_events(monkeypatch):
     """Exit events are of the process, so each test gets its own."""
-    from chaosnet import exit_event
+    from chaosnet.script import exit_event
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     monkeypatch.setattr(exit_event, "_wanted", threading.Event())

@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .. import client, dashboard
+from .. import client
+from ..terminal import tables
 from . import demo_report as report
 from .demo_picture import draw
 from .demo_report import Deed
@@ -69,7 +70,7 @@ def _scale_out(stage: DemoStage) -> dict[str, Any]:
     stage.happens(
         "scale-out",
         node.name,
-        f"{node.name} joins: {joined['seconds']:.2f} s, {dashboard.size(received)} of state "
+        f"{node.name} joins: {joined['seconds']:.2f} s, {tables.size(received)} of state "
         f"from {' and '.join(sorted(joined['bytes_by_source']))}",
         asked_s,
     )
@@ -242,7 +243,7 @@ def _show_summary(console: Console, summary: dict[str, Any], out: Path) -> None:
         "held-out accuracy": f"{summary['accuracy']:.2%} (the lowest of the survivors)",
         "steps": f"{summary['steps']}: {summary['steps_lost']} lost, {summary['steps_applied_twice']} twice",
         "survivors' states": "identical to the bit" if summary["replicas_identical"] else "DIFFERENT",
-        "join": f"{join['seconds']:.2f} s for {dashboard.size(join['bytes'])}; meanwhile the others' "
+        "join": f"{join['seconds']:.2f} s for {tables.size(join['bytes'])}; meanwhile the others' "
         f"longest gap between two steps was {join['survivor_longest_gap_seconds']:.2f} s",
         "kill -9 to next step": f"{summary['recovery_seconds']['kill']:.2f} s",
         "same, of the scheduler": f"{summary['recovery_seconds']['scheduler']:.2f} s",

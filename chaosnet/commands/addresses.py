@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..options import Address, Expecting
 from ..protocols.errors import ConfigError
+from ..settings.options import Address, Expecting
 
 if TYPE_CHECKING:
-    from ..local_nodes import LocalNode
+    from ..discovery.local_nodes import LocalNode
 
 Command = Callable[..., None]
 
@@ -58,14 +58,14 @@ def of_node_and(name: str, kind: Expecting, node: str = "ADDRESS") -> Callable[[
 
 def of_this_machine(ctx: click.Context) -> str:
     """The node that runs here. Raises: click.UsageError if none does, or several do."""
-    from ..local_nodes import the_local_node
+    from ..discovery.local_nodes import the_local_node
 
     return _address(ctx, the_local_node)
 
 
 def member_here(ctx: click.Context) -> str:
     """A member of the cluster that nodes here are in. Raises: click.UsageError if there is none, or several."""
-    from ..local_nodes import a_local_member
+    from ..discovery.local_nodes import a_local_member
 
     return _address(ctx, a_local_member)
 

@@ -80,7 +80,7 @@ class Benchmarks(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Told to end, it takes along what it has made: processes, namespaces."""
         from ..netem.backend import TestbedError
-        from ..progress import going_on
+        from ..terminal.progress import going_on
         from ..trials.node_processes import sigterm_as_ctrl_c
 
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ..options import Folder
+from ..settings.options import Folder
 
 
 @click.command(short_help="List the checkpoints in a folder.")
@@ -17,7 +17,7 @@ from ..options import Folder
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def checkpoints(folder: Path, verify: bool, as_json: bool) -> None:
     """List the checkpoints in DIR: which are complete, and what the others lack. Exit code 1 if one is damaged."""
-    from .. import checkpoint_list
+    from ..terminal import checkpoint_list
 
     rows = checkpoint_list.rows(folder, verify)
     click.echo(json.dumps(rows, indent=2)) if as_json else checkpoint_list.show(folder, rows)

@@ -9,8 +9,8 @@ import click
 
 from ..extras import demand
 from ..node.endpoint import Endpoint
-from ..options import Address, File, ListenAt
 from ..protocols.errors import CannotListen, ConfigError
+from ..settings.options import Address, File, ListenAt
 from .addresses import member_here
 from .node_options import keyed
 

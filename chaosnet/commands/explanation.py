@@ -12,13 +12,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ..console import console
 from ..protocols.errors import ConfigError
 from ..scheduler.elastic.estimator import Estimator
 from ..scheduler.elastic.policy import FaultClock, RecoveryPolicy
 from ..scheduler.elastic.recoveries import Recoveries
 from ..scheduler.elastic.state import State
 from ..simulator.scenario import profile_named, read_yaml
+from ..terminal.console import console
 from . import cluster_file
 
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 import click
 
-from ..options import Address, PublicKey, Whole
 from ..protocols.errors import ConfigError
+from ..settings.options import Address, PublicKey, Whole
 from .addresses import of_cluster, of_node_and
 from .node_options import keyed
 

@@ -11,8 +11,8 @@ from typing import Any, TextIO
 
 import click
 
-from ..options import Amount, Expecting
 from ..protocols.errors import ConfigError
+from ..settings.options import Amount, Expecting
 from .node_lines import NodeLines
 from .node_options import as_environment, node_options_but
 
@@ -75,9 +75,9 @@ def launch(
     Ctrl+C once: all leave after their step. Twice: all are killed. The other options are those of `chaosnet run`.
     """
     from ..identity import identity
-    from ..launch_hosts import parse_hosts
-    from ..launcher import ME, Job, workdir_here
-    from ..launcher import launch as start
+    from ..launching.hosts import parse_hosts
+    from ..launching.launcher import ME, Job, workdir_here
+    from ..launching.launcher import launch as start
 
     try:
         hosts = parse_hosts(hosts_file.read_text("utf-8-sig"), str(hosts_file))

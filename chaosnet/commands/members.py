@@ -6,9 +6,9 @@ import sys
 
 import click
 
-from ..options import Address, PeerName
 from ..protocols.errors import ConfigError
 from ..protocols.messages import FASTEST
+from ..settings.options import Address, PeerName
 from .addresses import member_here, of_node, of_node_and
 from .groups import Unsorted
 from .node_options import keyed

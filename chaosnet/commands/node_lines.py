@@ -10,7 +10,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import IO, TextIO
 
-NOTICE = re.compile(r"\[chaosnet\] step \d+: ")  # As chaosnet/teller.py prints what happens in the cluster.
+NOTICE = re.compile(
+    r"\[chaosnet\] step \d+: "
+)  # As chaosnet/script/teller.py prints what happens in the cluster.
 EVENT = {"step": int, "event": str, "subject": str, "detail": str}  # What a notice has as JSON.
 EVENTS_KEPT = 1_000
 LAST_WORDS_S = 2.0  # What a node has started may hold its pipe for longer than it lives.

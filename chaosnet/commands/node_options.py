@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from ..options import PeerName, PeerNames, Switch
-from ..settings_table import SETTINGS, Setting
+from ..settings.options import PeerName, PeerNames, Switch
+from ..settings.table import SETTINGS, Setting
 
 Command = Callable[..., None]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from ..extras import demand
-from ..options import Whole
-from ..outputs import json_option, plot_option
+from ..settings.options import Whole
+from ..terminal.outputs import json_option, plot_option
 
 
 @click.command(short_help="What a cluster of pipelines would do after a loss, and why.")

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from ..node.endpoint import shown
-from ..options import Script
 from ..protocols.errors import ChaosnetError
+from ..settings.options import Script
 from .node_options import into_environment, node_options
 
 
@@ -28,8 +28,8 @@ class Lasting(click.ClickException):
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(script: Path | str, args: tuple[str, ...], module: bool, **given: Any) -> None:
     """Run SCRIPT as a node of a cluster: its Trainer takes these options where it is not given its own."""
-    from ..preflight import check_environment
-    from ..script import run_module, run_script
+    from ..launching.preflight import check_environment
+    from ..script.runner import run_module, run_script
 
     check_together(given)
     into_environment(given)

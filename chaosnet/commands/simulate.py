@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from ..options import Amount, NodeRange, PerSecond, Whole
-from ..outputs import OutputFile, json_option
+from ..settings.options import Amount, NodeRange, PerSecond, Whole
+from ..terminal.outputs import OutputFile, json_option
 
 MAX_CRASH_NODES = 5  # As in simulator/crash_points.py: there are tens of thousands of points for more.
 # What `chaosnet simulate` can run, and what may be said with it.

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from ..outputs import write_json
 from ..simulator.scale import CHURN, KINDS, EventCost, Findings, ScaleRun
+from ..terminal.outputs import write_json
 
 TELL_EVERY_S = 10.0
 STEP_S = 0.5

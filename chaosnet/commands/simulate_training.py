@@ -10,11 +10,11 @@ import click
 import msgspec
 from rich.table import Table
 
-from ..console import console
-from ..outputs import write_json
-from ..progress import followed
 from ..simulator.scenario import Scenario, load, runs_of, summary
 from ..simulator.training import HOUR_S, TrainingRun
+from ..terminal.console import console
+from ..terminal.outputs import write_json
+from ..terminal.progress import followed
 
 PARTS = 72
 """Of the time in a picture."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from ..outputs import write_json
 from ..protocols.errors import ChaosnetError
 from ..simulator import Summary, run_many
 from ..simulator.crash_points import Played, enumerate_points, play, play_all, point_named
@@ -18,6 +17,7 @@ from ..simulator.hunt import Hunt, hunt_all
 from ..simulator.many_runs import COUNTS
 from ..simulator.mutants import MUTANTS
 from ..simulator.random_run import LifeOptions, RandomRun, Violation
+from ..terminal.outputs import write_json
 
 TELL_EVERY_S = 5.0
 LIVES_OF_COVERAGE = 10_000  # Fewer do not come by all there is: what they lack says nothing.

@@ -55,13 +55,13 @@ def _json(found: Status, indent: int) -> str:
 
 
 def _show(found: Status, wide: bool) -> None:
-    from .. import dashboard
-    from ..console import console
+    from ..terminal import tables
+    from ..terminal.console import console
 
     where = console()
     if wide:
-        where.width = dashboard.UNBOUNDED
-    where.print(dashboard.cluster(found, wide))
+        where.width = tables.UNBOUNDED
+    where.print(tables.cluster(found, wide))
 
 
 def _watch_json(address: str, history: bool) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 import click
 from rich.table import Table
 
-from ..console import console
 from ..extras import demand
 from ..netem import LinkSpec, TestbedError, Topology, Trace, commands, store
 from ..netem.backend import Backend, check_name
@@ -29,9 +28,10 @@ from ..netem.netns import Netns, remove
 from ..netem.relay import RelayTestbed
 from ..netem.topology import FAST, line, link_name, mesh, random_overlay, ring, star, two_sites
 from ..netem.trace import CUT, MAX_PERIODS, PAPER_PERIOD_S, specs_after
-from ..options import Amount
-from ..outputs import PictureFile, json_option, write_json
 from ..protocols.errors import ConfigError
+from ..settings.options import Amount
+from ..terminal.console import console
+from ..terminal.outputs import PictureFile, json_option, write_json
 from ..trials.node_processes import sigterm_as_ctrl_c
 from .node_lines import NodeLines
 

@@ -27,7 +27,7 @@ def top(address: str) -> None:
     from .. import client
 
     first = client.status(address, history=True)
-    from ..top_app import TERMINATED, Top
+    from ..terminal.top_app import TERMINATED, Top
 
     app = Top(first, lambda hear: client.watch(address, on_silence=hear))
     reason = app.run()

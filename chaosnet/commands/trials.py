@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from ..extras import demand
-from ..options import Amount, Whole
-from ..settings_table import SETTINGS
+from ..settings.options import Amount, Whole
+from ..settings.table import SETTINGS
 
 
 @click.command(short_help="See it work on this machine (half a minute).")

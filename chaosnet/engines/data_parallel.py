@@ -9,31 +9,31 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..agreement import Agreement, Divergence, Sides, judged
 from ..callbacks import Callbacks, EpochDone, StateLoaded, StepDone
-from ..checkpointing import checkpointing_of
-from ..data import DataShare
-from ..evaluation import Evaluation, average
-from ..guard import Guard
-from ..lr_schedule import LRSchedule
-from ..means import Means
-from ..named_updates import named, trained_by
-from ..nan_watch import NanWatch
-from ..node.flat_state import Arrival
-from ..node.generators import get_generators, set_generators
-from ..node.gradients import Gradients
+from ..data.evaluation import Evaluation, average
+from ..data.share import DataShare
 from ..node.outcomes import StepOutcome
 from ..node.session import Offer, Session
-from ..node.training_state import TrainingState
+from ..node.state.flat_state import Arrival
+from ..node.state.generators import get_generators, set_generators
+from ..node.state.training_state import TrainingState
+from ..node.sums.gradients import Gradients
 from ..protocols.data_cursor import DataCursor
 from ..protocols.errors import ConfigError, ReplicasDiffer
 from ..protocols.events import Retracted
 from ..protocols.messages import Contribution, Deal, View
 from ..protocols.sentences import in_again
-from ..randomness import Randomness
-from ..script_rules import ScriptRules
-from ..settings import CheckpointSettings, StepSettings
-from ..state_copies import StateCopies
+from ..script.means import Means
+from ..script.rules import ScriptRules
+from ..settings.resolved import CheckpointSettings, StepSettings
+from ..training.agreement import Agreement, Divergence, Sides, judged
+from ..training.checkpointing import checkpointing_of
+from ..training.guard import Guard
+from ..training.lr_schedule import LRSchedule
+from ..training.named_updates import named, trained_by
+from ..training.nan_watch import NanWatch
+from ..training.randomness import Randomness
+from ..training.state_copies import StateCopies
 
 
 class DataParallel:

@@ -9,11 +9,11 @@ import torch
 from msgspec.structs import replace
 from torch.utils.data import default_collate
 
-from ..data import DataShare, EpochOrder, check_dataset, one_by_one
+from ..data.share import DataShare, EpochOrder, check_dataset, one_by_one
 from ..protocols.data_cursor import DataCursor, joined, positions
 from ..protocols.errors import ConfigError
 from ..protocols.messages import Contribution, Range
-from ..randomness import seed_from, seed_generators
+from ..training.randomness import seed_from, seed_generators
 from .layer_runner import MicroBatches
 from .tensor_bytes import moved, no_tensor
 

@@ -15,15 +15,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from ..checkpointing import Checkpointing
-from ..evaluation import Evaluation
-from ..layer_builds import LayerBuilds
-from ..means import WHOLE
-from ..node.layer_sums import LayerSums
+from ..data.evaluation import Evaluation
 from ..node.mailbox import Mailbox, TensorName
-from ..node.plain import decode, encode
-from ..node.state_window import arithmetic_of
-from ..node.training_state import TrainingState
+from ..node.state.plain import decode, encode
+from ..node.state.state_window import arithmetic_of
+from ..node.state.training_state import TrainingState
+from ..node.sums.layer_sums import LayerSums
 from ..protocols.errors import ConfigError, ReplicasDiffer
 from ..protocols.messages import Contribution, Tensor, View, ViewKey
 from ..scheduler.elastic.keeping import (
@@ -37,7 +34,10 @@ from ..scheduler.elastic.keeping import (
     who_computes,
 )
 from ..scheduler.elastic.running import Running
+from ..script.means import WHOLE
+from ..training.checkpointing import Checkpointing
 from . import tensor_bytes
+from .layer_builds import LayerBuilds
 from .made_layers import MadeLayers
 from .state_parts import StateParts
 

@@ -19,13 +19,13 @@ from torch import nn
 
 from ..callbacks import LayersComputed
 from ..node.devices import accelerators
-from ..node.generators import get_generators, seed_devices, set_generators
-from ..node.layer_sums import LayerSums
 from ..node.mailbox import Interrupted, Mailbox, TensorName
+from ..node.state.generators import get_generators, seed_devices, set_generators
+from ..node.sums.layer_sums import LayerSums
 from ..protocols.errors import ConfigError
 from ..protocols.messages import Row, Tensor, ViewKey
-from ..randomness import seed_from
 from ..scheduler.elastic.program import Instruction, Op, Tag
+from ..training.randomness import seed_from
 from . import tensor_bytes
 
 Value = Any  # A tensor, or a tuple of tensors.

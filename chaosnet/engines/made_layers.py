@@ -1,6 +1,6 @@
 """Layers that any member can make by itself, as long as nothing has been trained.
 
-Functions build them with their first values (chaosnet/layer_builds.py); where the cluster goes on from a checkpoint,
+Functions build them with their first values (layer_builds.py); where the cluster goes on from a checkpoint,
 they are read from there. Each member makes those that it needs, so none has to hold all of them.
 """
 
@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..layer_builds import LayerBuilds
-from ..node.checkpoint import Opened, read_tensors
-from ..node.flat_state import DTYPES
+from ..node.state.checkpoint import Opened, read_tensors
+from ..node.state.flat_state import DTYPES
 from ..protocols.errors import CheckpointError
 from ..scheduler.elastic.keeping import Table
+from .layer_builds import LayerBuilds
 from .state_parts import Slot, StateParts
 
 

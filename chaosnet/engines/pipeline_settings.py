@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from ..callbacks import Callbacks
-from ..layer_builds import LayerBuilds
 from ..node.devices import name_of
 from .keeping import ranges_of
+from .layer_builds import LayerBuilds
 from .validation import Validation
 
 
@@ -25,7 +25,7 @@ class PipelineSettings:
         batch, micro_batch: Samples of a step, and those that go through the layers at once.
         stages: No pipeline is shorter, if there are members enough.
         layout: Pipelines that are wanted, as long as there are members enough ("2+2"); "": the fastest.
-        exact: The same to the bit, whoever computes what (node/layer_sums.py).
+        exact: The same to the bit, whoever computes what (node/sums/layer_sums.py).
         keepers: Members that keep each part of the state; None: all keep all.
         first_members: So many must be there before the first update.
         validation: What the model is validated with after each epoch, if with anything.

@@ -18,33 +18,33 @@ from typing import Any, TypeVar
 import torch
 import xxhash
 
-from ..agreement import Agreement, judged
 from ..callbacks import Callbacks, EpochDone, StateLoaded, StepDone
-from ..checkpointing import checkpointing_of
-from ..evaluation import Evaluation, average
-from ..layers import Model, built, device_of, layers_of, made_for
-from ..lr_schedule import LRSchedule
-from ..means import VOID, Means
+from ..data.evaluation import Evaluation, average
 from ..node.collector import held_off
-from ..node.flat_state import Arrival
-from ..node.layer_sums import LayerSums, Norms, clip
 from ..node.outcomes import StepOutcome
-from ..node.plain import decode, encode
 from ..node.session import Offer, Session
-from ..node.training_state import TrainingState
+from ..node.state.flat_state import Arrival
+from ..node.state.plain import decode, encode
+from ..node.state.training_state import TrainingState
+from ..node.sums.layer_sums import LayerSums, Norms, clip
 from ..protocols.errors import ChaosnetError, CheckpointError, ConfigError, LayersLost, ReplicasDiffer
 from ..protocols.events import KeepersChosen, TensorMade
 from ..protocols.messages import Contribution, Deal, Tensor, View, ViewKey
 from ..protocols.sentences import in_again
-from ..randomness import Randomness
 from ..scheduler.elastic.program import Instruction
 from ..scheduler.elastic.running import Facts, Laid, Running, choose
 from ..scheduler.elastic.traffic import Traffic
-from ..settings import CheckpointSettings
-from ..state_copies import StateCopies
+from ..script.means import VOID, Means
+from ..settings.resolved import CheckpointSettings
+from ..training.agreement import Agreement, judged
+from ..training.checkpointing import checkpointing_of
+from ..training.lr_schedule import LRSchedule
+from ..training.randomness import Randomness
+from ..training.state_copies import StateCopies
 from .global_batches import GlobalBatches
 from .keeping import Keeping, keeping_of
 from .layer_runner import Done, LayerRunner, due, forward_only, layers_in, needs_nothing
+from .layers import Model, built, device_of, layers_of, made_for
 from .layout_wishes import LayoutWishes, check_told
 from .pace import Pace
 from .pipeline_settings import PipelineSettings, terms_of

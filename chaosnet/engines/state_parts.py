@@ -16,10 +16,10 @@ import xxhash
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..layer_builds import nothing_like
-from ..node.flat_state import Manifest, as_bytes
-from ..node.state_window import EVERY, Reading
+from ..node.state.flat_state import Manifest, as_bytes
+from ..node.state.state_window import EVERY, Reading
 from ..protocols.errors import ConfigError
+from .layer_builds import nothing_like
 
 Held = dict[str, torch.Tensor]
 

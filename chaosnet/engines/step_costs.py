@@ -16,9 +16,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..node.layer_sums import LayerSums
 from ..node.loop import NodeLoop
 from ..node.session import Session
+from ..node.sums.layer_sums import LayerSums
 from ..protocols.errors import ChaosnetError
 from ..protocols.messages import LinkReading, View
 from ..scheduler.elastic.running import Running

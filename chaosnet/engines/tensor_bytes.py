@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..node.flat_state import DTYPES, as_bytes, dtype_name
+from ..node.state.flat_state import DTYPES, as_bytes, dtype_name
 from ..protocols.errors import ConfigError, MalformedMessage
 from ..protocols.messages import MOST_DIMENSIONS, MOST_TENSORS, Row, Tensor
 

@@ -14,13 +14,13 @@ from typing import Any, cast
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from ..data import check_dataset, one_by_one
-from ..evaluation import Sums
-from ..means import MAX_NAME
+from ..data.evaluation import Sums
+from ..data.share import check_dataset, one_by_one
 from ..protocols.errors import ConfigError
 from ..protocols.messages import Contribution
 from ..protocols.step_sync import means
-from ..randomness import seed_from, seed_generators
+from ..script.means import MAX_NAME
+from ..training.randomness import seed_from, seed_generators
 from .global_batches import as_pair
 from .layer_runner import MicroBatches
 from .tensor_bytes import moved

@@ -7,11 +7,11 @@ from typing import Any, NoReturn
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..data import NamedBatch
-from ..exit_event import exit_wanted, script_captures_exit
-from ..loading import check_loader
+from ..data.loading import check_loader
+from ..data.share import NamedBatch
 from ..protocols.errors import ConfigError
-from ..settings_table import STEP
+from ..script.exit_event import exit_wanted, script_captures_exit
+from ..settings.table import STEP
 from ..trainer import Trainer
 
 STOP = "stop"

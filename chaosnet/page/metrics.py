@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from ..node.step_history import pace_s
 from ..protocols.status import MemberRow, Status
 from ..scheduler.monitor import CHECKPOINT_AT_S, CHECKPOINT_STEP, CHECKPOINT_WRITING
-from ..told_pipelines import micro_batches_per_s
+from ..terminal.told_pipelines import micro_batches_per_s
 from .picture import Picture
 
 MBIT = 1e6

@@ -15,7 +15,7 @@ import msgspec
 from ..node.step_history import pace_s
 from ..protocols.sentences import sentence
 from ..protocols.status import EventRow, LinkRow, MemberRow, Status, StepRow
-from ..told_pipelines import how_safe, kept, lines, micro_batches_per_s
+from ..terminal.told_pipelines import how_safe, kept, lines, micro_batches_per_s
 from .picture import Picture, PullBegun
 
 GONE = ("failed", "left")

@@ -36,7 +36,7 @@ class Bye(Message, frozen=True, kw_only=True):
 
 
 class Lend(Message, frozen=True, kw_only=True):
-    """To a peer on this machine: map this memory of mine (node/shared_memory.py); I will lay payloads in it."""
+    """To a peer on this machine: map this memory of mine (shared_memory.py); I will lay payloads in it."""
 
     descriptor: Count
 

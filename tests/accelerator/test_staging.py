@@ -8,8 +8,8 @@ import torch
 from members import CPU, data, loss_of, net
 from torch import nn
 
-from chaosnet.node.gradients import Gradients
-from chaosnet.node.lanes import stage
+from chaosnet.node.sums.gradients import Gradients
+from chaosnet.node.sums.lanes import stage
 
 TINY_CHUNKS = 64  # Bytes: several parameters in a chunk, and several chunks for a parameter.
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from members import CPU, data, loss_of, net
 
-from chaosnet.node import flat_state
 from chaosnet.node.devices import name_of
-from chaosnet.node.flat_state import Arrival, Manifest
-from chaosnet.node.generators import get_generators, seed_devices, set_generators
-from chaosnet.node.gradients import Gradients
-from chaosnet.node.state_window import StateWindow
-from chaosnet.node.training_state import TrainingState
+from chaosnet.node.state import flat_state
+from chaosnet.node.state.flat_state import Arrival, Manifest
+from chaosnet.node.state.generators import get_generators, seed_devices, set_generators
+from chaosnet.node.state.state_window import StateWindow
+from chaosnet.node.state.training_state import TrainingState
+from chaosnet.node.sums.gradients import Gradients
 
 OPTIMIZERS = {
     "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9),
@@ -135,7 +135,7 @@ def test_generators_of_a_cpu_node_leave_a_devices_alone(device):
 def test_states_are_compared_among_devices_of_one_name_only(device, monkeypatch):
     kinds = {}
     for name in (name_of(device), "Another-device"):
-        monkeypatch.setattr("chaosnet.node.state_window.name_of", lambda _, name=name: name)
+        monkeypatch.setattr("chaosnet.node.state.state_window.name_of", lambda _, name=name: name)
         model = net(device)
         state = TrainingState(model, torch.optim.SGD(model.parameters()))
         gradients = Gradients(model)

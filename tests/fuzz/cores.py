@@ -15,11 +15,11 @@ import torch
 import zmq
 from hostile import LINK_LOCAL, NAMES, ROUTED, as_received
 
-from chaosnet.node.all_reduce import AllReduce
-from chaosnet.node.compression import Exact
-from chaosnet.node.core import Agent, Phase
-from chaosnet.node.flat_state import Entry, Manifest, Snapshot
-from chaosnet.node.replica import Replica
+from chaosnet.node.agent.core import Agent, Phase
+from chaosnet.node.state.flat_state import Entry, Manifest, Snapshot
+from chaosnet.node.state.replica import Replica
+from chaosnet.node.sums.all_reduce import AllReduce
+from chaosnet.node.sums.compression import Exact
 from chaosnet.protocols import effects as fx
 from chaosnet.protocols import events as ev
 from chaosnet.protocols import messages as m

@@ -17,17 +17,17 @@ import zmq
 from hostile import TEXTS, Hostile, tampered
 
 from chaosnet.invite import Token
-from chaosnet.node import plain
 from chaosnet.node.endpoint import Endpoint
-from chaosnet.node.flat_state import Entry, Manifest
-from chaosnet.node.replica import Replica, digest
-from chaosnet.node.transport import Transport
-from chaosnet.options import Address, Addresses, Name, PeerName
+from chaosnet.node.state import plain
+from chaosnet.node.state.flat_state import Entry, Manifest
+from chaosnet.node.state.replica import Replica, digest
+from chaosnet.node.transport.transport import Transport
 from chaosnet.protocols import effects as fx
 from chaosnet.protocols.codec import decode, encode
 from chaosnet.protocols.errors import ConfigError, MalformedMessage, VersionMismatch
 from chaosnet.protocols.messages import Hello
-from chaosnet.settings import node_settings
+from chaosnet.settings.options import Address, Addresses, Name, PeerName
+from chaosnet.settings.resolved import node_settings
 
 FOLDER = Path(__file__).parent
 WIRE = FOLDER.parent / "traces" / "wire"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from cluster import Cluster, Node, cluster_of
 
-from chaosnet.node.checkpoint import open_checkpoint, read_tensors, scan
+from chaosnet.node.state.checkpoint import open_checkpoint, read_tensors, scan
 
 pytestmark = pytest.mark.realtime
 

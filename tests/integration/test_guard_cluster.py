@@ -11,7 +11,7 @@ from cluster import Cluster, cluster_of
 from worker import Numbered, Worker, loss_of, make_model, make_optimizer
 
 from chaosnet import capture_exit_event
-from chaosnet.guard import Guard, Verdict
+from chaosnet.training.guard import Guard, Verdict
 
 pytestmark = pytest.mark.realtime
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_transport import link, nodes
 
-from chaosnet.node.dialer import NOT_THERE
+from chaosnet.node.transport.dialer import NOT_THERE
 
 pytestmark = pytest.mark.realtime
 

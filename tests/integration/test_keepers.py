@@ -11,8 +11,8 @@ import pipeline_worker
 import pytest
 from cluster import Cluster, cluster_of
 
-from chaosnet.node.checkpoint import scan
-from chaosnet.node.checkpoint_plan import choose
+from chaosnet.node.state.checkpoint import scan
+from chaosnet.node.state.checkpoint_plan import choose
 
 pytestmark = pytest.mark.realtime
 

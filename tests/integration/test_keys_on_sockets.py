@@ -16,12 +16,12 @@ import pytest
 import zmq
 from test_transport import Ear, Node, link, nodes, raw_dealer, real
 
-from chaosnet.node import curve, links, strangers
 from chaosnet.node.endpoint import Endpoint
-from chaosnet.node.greeting import guest_name
 from chaosnet.node.keys import KeyPair
-from chaosnet.node.sockets import MAX_FRAME_BYTES
-from chaosnet.node.transport import Transport
+from chaosnet.node.transport import curve, links, strangers
+from chaosnet.node.transport.greeting import guest_name
+from chaosnet.node.transport.sockets import MAX_FRAME_BYTES
+from chaosnet.node.transport.transport import Transport
 from chaosnet.protocols.codec import encode
 from chaosnet.protocols.errors import ConfigError
 from chaosnet.protocols.keyring import Keyring

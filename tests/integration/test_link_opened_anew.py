@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from test_transport import nodes, real
 
-from chaosnet.node import links, local
-from chaosnet.node.descriptors import borrowed
 from chaosnet.node.endpoint import Endpoint
-from chaosnet.node.sockets import UNACKNOWLEDGED_MS
+from chaosnet.node.transport import links, local
+from chaosnet.node.transport.descriptors import borrowed
+from chaosnet.node.transport.sockets import UNACKNOWLEDGED_MS
 
 pytestmark = pytest.mark.realtime
 

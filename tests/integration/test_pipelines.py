@@ -17,7 +17,7 @@ from torch import nn
 from chaosnet import Cluster as ClusterSettings
 from chaosnet import PipelineTrainer, client
 from chaosnet.cli import cli
-from chaosnet.data import EpochOrder
+from chaosnet.data.share import EpochOrder
 
 pytestmark = pytest.mark.realtime
 

@@ -18,7 +18,8 @@ from cluster import Cluster
 from torch import nn
 from worker import Worker
 
-from chaosnet import Trainer, setting_groups
+from chaosnet import Cluster as ClusterSettings
+from chaosnet import Trainer
 
 pytestmark = pytest.mark.realtime
 
@@ -229,7 +230,7 @@ def go_through_all(worker: Worker) -> None:
         where = f"127.0.0.1:{worker.settings['ports'][number]}"
         found = {"listen": where} if worker.name == "a" else {"join": where}
         time.sleep(0.3 * (worker.name == "c"))
-        cluster = setting_groups.Cluster(name=worker.name, neighbors=2, join_patience_s=60.0, **found)
+        cluster = ClusterSettings(name=worker.name, neighbors=2, join_patience_s=60.0, **found)
         trainer = Trainer(cluster=cluster, quiet=True, **script.settings)
         together = 0
         while together < TOGETHER:

@@ -17,10 +17,10 @@ from cluster import Cluster, Node
 from chaosnet import client
 from chaosnet.benchmarks.strangers import REPORT_S, Attack, used_invite
 from chaosnet.invite import Token, make
-from chaosnet.node import strangers
-from chaosnet.node.curve import MALFORMED
 from chaosnet.node.endpoint import Endpoint
 from chaosnet.node.keys import KeyPair, load, save
+from chaosnet.node.transport import strangers
+from chaosnet.node.transport.curve import MALFORMED
 
 pytestmark = pytest.mark.realtime
 

@@ -14,11 +14,11 @@ from contextlib import asynccontextmanager
 import pytest
 from test_transport import Node, link, nodes, real
 
-from chaosnet.node import descriptors
 from chaosnet.node.endpoint import Endpoint
-from chaosnet.node.link import Conn
-from chaosnet.node.outgoing import Rank
-from chaosnet.node.sockets import SEND_AHEAD
+from chaosnet.node.transport import descriptors
+from chaosnet.node.transport.link import Conn
+from chaosnet.node.transport.outgoing import Rank
+from chaosnet.node.transport.sockets import SEND_AHEAD
 
 pytestmark = pytest.mark.realtime
 linux = pytest.mark.skipif(

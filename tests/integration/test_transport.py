@@ -18,16 +18,16 @@ import pytest
 import uvloop
 import zmq
 
-from chaosnet.node import descriptors, local
-from chaosnet.node.descriptors import borrowed
-from chaosnet.node.dialer import CHECK_S
 from chaosnet.node.endpoint import Endpoint
-from chaosnet.node.link import PeerLink
-from chaosnet.node.links import LINGER_S, RIVAL_S
-from chaosnet.node.sender import LAID_PER_TURN
-from chaosnet.node.shared_memory import LEAST_BYTES, Payload
-from chaosnet.node.sockets import MAX_FRAME_BYTES
-from chaosnet.node.transport import Transport
+from chaosnet.node.transport import descriptors, local
+from chaosnet.node.transport.descriptors import borrowed
+from chaosnet.node.transport.dialer import CHECK_S
+from chaosnet.node.transport.link import PeerLink
+from chaosnet.node.transport.links import LINGER_S, RIVAL_S
+from chaosnet.node.transport.sender import LAID_PER_TURN
+from chaosnet.node.transport.shared_memory import LEAST_BYTES, Payload
+from chaosnet.node.transport.sockets import MAX_FRAME_BYTES
+from chaosnet.node.transport.transport import Transport
 from chaosnet.protocols.codec import decode, encode
 from chaosnet.protocols.errors import ConfigError, LocalProtocolError
 from chaosnet.protocols.messages import Hello, Laid, Lend

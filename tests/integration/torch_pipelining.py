@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from chaosnet.data import EpochOrder
+from chaosnet.data.share import EpochOrder
 
 STAGES, PIPELINES, CUT = 2, 2, 3  # Of seven layers.
 

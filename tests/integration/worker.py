@@ -21,9 +21,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from chaosnet import Callbacks, Checkpoints, Cluster, StateLoaded, StepDone, Trainer, capture_exit_event
-from chaosnet.node import checkpoint
-from chaosnet.node.all_reduce import AllReduce
-from chaosnet.node.replica import Replica
+from chaosnet.node.state import checkpoint
+from chaosnet.node.state.replica import Replica
+from chaosnet.node.sums.all_reduce import AllReduce
 from chaosnet.protocols.messages import Notice
 
 FEATURES, CLASSES = 8, 4

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch._dynamo  # noqa: F401  Optimizers need it.
 
 import chaosnet.trainer  # noqa: F401
-from chaosnet.script import run_script
+from chaosnet.script.runner import run_script
 
 if sys.argv[1]:
     importlib.import_module(sys.argv[1])

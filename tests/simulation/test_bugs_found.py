@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from scripted import Scripted
 
-from chaosnet.node.core import Phase
+from chaosnet.node.agent.core import Phase
 from chaosnet.protocols.asking import IN_VAIN, MAX_UNANSWERED, JoinState
 from chaosnet.protocols.events import Contributed, Crashed, LeaveWanted, LocalReady, NotReached, Received
 from chaosnet.protocols.messages import (

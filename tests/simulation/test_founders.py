@@ -6,7 +6,7 @@ import random
 import pytest
 from scripted import Scripted
 
-from chaosnet.node.node import Phase
+from chaosnet.node.agent.node import Phase
 from chaosnet.protocols.asking import Otherwise
 from chaosnet.protocols.events import SeedsFound
 from chaosnet.protocols.messages import Envelope, Notice

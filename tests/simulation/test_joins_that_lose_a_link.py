@@ -2,7 +2,7 @@
 
 import pytest
 
-from chaosnet.node.core import Phase
+from chaosnet.node.agent.core import Phase
 from chaosnet.protocols import step_sync
 from chaosnet.protocols.messages import Install
 from chaosnet.simulator.cluster import SimCluster

@@ -5,7 +5,7 @@ import random
 import pytest
 from scripted import Scripted
 
-from chaosnet.node.core import Phase
+from chaosnet.node.agent.core import Phase
 from chaosnet.protocols.events import Crashed
 
 SEEDS = 25

@@ -1,16 +1,16 @@
-"""`chaosnet.node.acceptor`: links that others open, where libzmq says of some that they are gone."""
+"""`chaosnet.node.transport.acceptor`: links that others open, where libzmq says of some that they are gone."""
 
 from types import SimpleNamespace
 
 import pytest
 import zmq
 
-from chaosnet.node.acceptor import Acceptor
-from chaosnet.node.foreign import Foreign
-from chaosnet.node.greeting import Identity
-from chaosnet.node.link import LinkStage, Port
-from chaosnet.node.links import Links
-from chaosnet.node.strangers import Door
+from chaosnet.node.transport.acceptor import Acceptor
+from chaosnet.node.transport.foreign import Foreign
+from chaosnet.node.transport.greeting import Identity
+from chaosnet.node.transport.link import LinkStage, Port
+from chaosnet.node.transport.links import Links
+from chaosnet.node.transport.strangers import Door
 from chaosnet.protocols.codec import encode
 from chaosnet.protocols.messages import Hello
 

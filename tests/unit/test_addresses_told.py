@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from chaosnet.node.core import Agent, CoreSettings
+from chaosnet.node.agent.core import Agent, CoreSettings
 from chaosnet.node.interfaces import advertised, reached_at, unheard
 from chaosnet.protocols.effects import Transmit
 from chaosnet.protocols.events import AddressesRead, PeerOpened

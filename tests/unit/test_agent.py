@@ -1,8 +1,8 @@
-"""`chaosnet.node.core`: the step that a cluster begins with, and messages that cannot be taken."""
+"""`chaosnet.node.agent.core`: the step that a cluster begins with, and messages that cannot be taken."""
 
 import random
 
-from chaosnet.node.core import Agent, CoreSettings
+from chaosnet.node.agent.core import Agent, CoreSettings
 from chaosnet.protocols.effects import Joined, Misheard, StepCompleted, Transmit
 from chaosnet.protocols.events import Contributed, LocalReady, PeerOpened, Received
 from chaosnet.protocols.messages import EVERYONE, Contribution, Envelope, Prepare, ViewChange

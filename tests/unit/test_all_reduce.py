@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from chaosnet.node.all_reduce import AllReduce
-from chaosnet.node.compression import BLOCK, BFloat16, Exact, Int8
+from chaosnet.node.sums.all_reduce import AllReduce
+from chaosnet.node.sums.compression import BLOCK, BFloat16, Exact, Int8
 from chaosnet.protocols.effects import Accumulate, AdoptChunks, FinishChunks, ResetAttempt, SendDown, SendUp
 from chaosnet.protocols.errors import RemoteProtocolError
 from chaosnet.protocols.messages import Up

@@ -1,8 +1,8 @@
-"""`chaosnet.lan`, the pure part: what is announced, and who of those that are heard of is asked."""
+"""`chaosnet.discovery.lan`, the pure part: what is announced, and who of those that are heard of is asked."""
 
 import pytest
 
-from chaosnet.lan import MAX_HEARD, Acquaintance, Announced
+from chaosnet.discovery.lan import MAX_HEARD, Acquaintance, Announced
 from chaosnet.node.keys import KeyPair
 
 MINE, THEIRS = (KeyPair.of(bytes([each]) * 32).public for each in (1, 2))

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from chaosnet.node import checkpoint as disk
-from chaosnet.node.checkpoint import (
+from chaosnet.node.state import checkpoint as disk
+from chaosnet.node.state.checkpoint import (
     Index,
     StoredTensor,
     open_checkpoint,
@@ -24,7 +24,7 @@ from chaosnet.node.checkpoint import (
     set_aside,
     write_shard,
 )
-from chaosnet.node.checkpoint_plan import Checkpoint, Mark, assign, choose, part_of, superseded
+from chaosnet.node.state.checkpoint_plan import Checkpoint, Mark, assign, choose, part_of, superseded
 from chaosnet.protocols.errors import CheckpointError, ConfigError
 
 torch.manual_seed(0)

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from chaosnet import checkpointing
-from chaosnet.checkpointing import Checkpointing, load
-from chaosnet.node import flat_state
-from chaosnet.node.checkpoint import scan
-from chaosnet.node.checkpoint_plan import Mark, choose
-from chaosnet.node.training_state import TrainingState
-from chaosnet.settings import CheckpointSettings
+from chaosnet.node.state import flat_state
+from chaosnet.node.state.checkpoint import scan
+from chaosnet.node.state.checkpoint_plan import Mark, choose
+from chaosnet.node.state.training_state import TrainingState
+from chaosnet.settings.resolved import CheckpointSettings
+from chaosnet.training import checkpointing
+from chaosnet.training.checkpointing import Checkpointing, load
 
 MEMBERS = ("a", "b")
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from chaosnet.node.all_reduce import AllReduce
-from chaosnet.node.compression import BLOCK, BFloat16, Exact, Int8
-from chaosnet.node.gradients import Gradients
+from chaosnet.node.sums.all_reduce import AllReduce
+from chaosnet.node.sums.compression import BLOCK, BFloat16, Exact, Int8
+from chaosnet.node.sums.gradients import Gradients
 from chaosnet.protocols.effects import Accumulate, AdoptChunks, FinishChunks, ResetAttempt, SendDown, SendUp
 from chaosnet.protocols.errors import RemoteProtocolError
 from chaosnet.protocols.messages import Up

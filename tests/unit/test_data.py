@@ -1,4 +1,4 @@
-"""`chaosnet.data`: batches, the order of an epoch, and how a step's samples are cut for accumulation."""
+"""`chaosnet.data.share`: batches, the order of an epoch, and how a step's samples are cut for accumulation."""
 
 import copy
 from collections import namedtuple
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from chaosnet.data import Batch, DataShare, EpochOrder, as_batch, check_dataset, fetch, split
+from chaosnet.data.share import Batch, DataShare, EpochOrder, as_batch, check_dataset, fetch, split
 from chaosnet.protocols.errors import ConfigError
 from chaosnet.protocols.messages import Contribution, Strike
 

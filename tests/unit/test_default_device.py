@@ -9,15 +9,15 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from chaosnet.data import EpochOrder
+from chaosnet.data.loading import Ahead
+from chaosnet.data.share import EpochOrder
 from chaosnet.engines.tensor_bytes import joined
-from chaosnet.loading import Ahead
-from chaosnet.node.compression import BFloat16
-from chaosnet.node.flat_state import Arrival, Manifest
-from chaosnet.node.gradients import Gradients
-from chaosnet.node.layer_sums import LayerSums
 from chaosnet.node.memory import fresh
-from chaosnet.node.training_state import TrainingState
+from chaosnet.node.state.flat_state import Arrival, Manifest
+from chaosnet.node.state.training_state import TrainingState
+from chaosnet.node.sums.compression import BFloat16
+from chaosnet.node.sums.gradients import Gradients
+from chaosnet.node.sums.layer_sums import LayerSums
 from chaosnet.protocols.messages import Tensor
 
 ELSEWHERE = torch.device("meta")

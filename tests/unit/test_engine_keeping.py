@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from chaosnet.data.evaluation import Evaluation
 from chaosnet.engines import tensor_bytes
 from chaosnet.engines.keeping import Keeping
+from chaosnet.engines.layer_builds import LayerBuilds
 from chaosnet.engines.made_layers import MadeLayers
 from chaosnet.engines.state_parts import StateParts
-from chaosnet.evaluation import Evaluation
-from chaosnet.layer_builds import LayerBuilds
 from chaosnet.scheduler.elastic.running import Facts, choose
 
 MEMBERS = ("a", "b", "c")

@@ -1,8 +1,8 @@
-"""`chaosnet.evaluation`: each sample once, whoever comes, dies or does something else, and one result for all."""
+"""`chaosnet.data.evaluation`: each sample once, whoever comes, dies or does otherwise, and one result for all."""
 
 import pytest
 
-from chaosnet.evaluation import Evaluation
+from chaosnet.data.evaluation import Evaluation
 from chaosnet.protocols.contributions import merge
 from chaosnet.protocols.data_cursor import positions
 from chaosnet.protocols.errors import ConfigError

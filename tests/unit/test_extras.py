@@ -10,13 +10,18 @@ import pytest
 from chaosnet import extras
 from chaosnet.cli import cli
 from chaosnet.protocols.errors import ConfigError
-from chaosnet.setting_groups import Cluster
-from chaosnet.settings import node_settings
+from chaosnet.settings.groups import Cluster
+from chaosnet.settings.resolved import node_settings
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDERS = ("chaosnet", "node", "protocols", "scheduler", "netem", "simulator", "benchmarks", "trials")
 USES_THE_PLANNER = ("scheduler/elastic/roles.py", "scheduler/elastic/transfers.py", "simulator/scenario.py")
-USES_THE_PAGE = ("chaosnet/page/", "chaosnet/dashboard.py", "chaosnet/top_app.py", "chaosnet/lan.py")
+USES_THE_PAGE = (
+    "chaosnet/page/",
+    "chaosnet/terminal/tables.py",
+    "chaosnet/terminal/top_app.py",
+    "chaosnet/discovery/lan.py",
+)
 
 COMMANDS = {
     "demo": ("demo",),

@@ -1,4 +1,4 @@
-"""`chaosnet.node.greeting`, `endpoint` and `interfaces`: what strangers say, and what this machine does not tell."""
+"""`greeting`, `endpoint` and `interfaces`: what strangers say, and what this machine does not tell."""
 
 import asyncio
 
@@ -8,13 +8,15 @@ import zmq
 
 from chaosnet.node import interfaces
 from chaosnet.node.endpoint import refuses
-from chaosnet.node.greeting import MAX_WORDS_BYTES, introduces, parse_hello
-from chaosnet.node.link import Conn, PeerLink
+from chaosnet.node.transport.greeting import MAX_WORDS_BYTES, introduces, parse_hello
+from chaosnet.node.transport.link import Conn, PeerLink
 from chaosnet.protocols.errors import MalformedMessage
 
 
 def test_a_first_word_that_is_too_long_for_a_hello_is_not_unpacked(monkeypatch):
-    monkeypatch.setattr("chaosnet.node.greeting.decode", lambda data: pytest.fail("it was unpacked"))
+    monkeypatch.setattr(
+        "chaosnet.node.transport.greeting.decode", lambda data: pytest.fail("it was unpacked")
+    )
     long = b"\x90" * (MAX_WORDS_BYTES + 1)
     with pytest.raises(MalformedMessage, match="the first item has 4097 bytes"):
         parse_hello([zmq.Frame(b""), zmq.Frame(long)])

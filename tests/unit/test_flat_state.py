@@ -8,8 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaosnet.node import plain
-from chaosnet.node.flat_state import Arrival, Entry, Manifest, Snapshot, as_bytes, gather, lay_out, merged
+from chaosnet.node.state import plain
+from chaosnet.node.state.flat_state import (
+    Arrival,
+    Entry,
+    Manifest,
+    Snapshot,
+    as_bytes,
+    gather,
+    lay_out,
+    merged,
+)
 from chaosnet.protocols.errors import MalformedMessage
 
 SMALL_MANIFEST = Manifest((), plain.encode({"a": (1, [2.0], Counter("x"))}, "v"), 3).to_bytes()

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from chaosnet.node import gradients as gradients_module
-from chaosnet.node.gradients import Gradients
+from chaosnet.node.sums import gradients as gradients_module
+from chaosnet.node.sums.gradients import Gradients
 from chaosnet.protocols.errors import ConfigError, LocalProtocolError, MalformedMessage
 from chaosnet.protocols.sums import bundles
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from chaosnet.guard import EVICT_AFTER, LEARNS_FROM, MEMORY, Guard
-from chaosnet.node.all_reduce import AllReduce
-from chaosnet.node.compression import Exact
-from chaosnet.node.gradients import Gradients
 from chaosnet.node.loop import NodeLoop
+from chaosnet.node.sums.all_reduce import AllReduce
+from chaosnet.node.sums.compression import Exact
+from chaosnet.node.sums.gradients import Gradients
 from chaosnet.protocols.effects import Accumulate, AdoptChunks
+from chaosnet.training.guard import EVICT_AFTER, LEARNS_FROM, MEMORY, Guard
 
 
 def used_to(norm, policy="skip", factor=10.0):

@@ -3,9 +3,9 @@
 import random
 from collections import Counter
 
-from chaosnet.node.core import Agent, CoreSettings
+from chaosnet.node.agent.core import Agent, CoreSettings
+from chaosnet.node.agent.node import Phase
 from chaosnet.node.incoming import Incoming
-from chaosnet.node.node import Phase
 from chaosnet.protocols.codec import encode
 from chaosnet.protocols.events import Crashed, PeerOpened
 from chaosnet.protocols.messages import EVERYONE, Envelope, Notice

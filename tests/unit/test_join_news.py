@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 from test_scale_out import VIEW, A, B, Bench
 
-from chaosnet.node.node import Phase
-from chaosnet.node.reports import Reports
+from chaosnet.node.agent.node import Phase
+from chaosnet.node.agent.reports import Reports
 from chaosnet.protocols.asking import (
     ASK_EVERY_S,
     MAX_EMPTY_PULLS,

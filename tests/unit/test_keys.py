@@ -18,8 +18,8 @@ from chaosnet.identity import completed, completed_peer, default_file, identity,
 from chaosnet.invite import MARK, MAX_SEEDS, Token, is_token
 from chaosnet.node.endpoint import KEY, Endpoint
 from chaosnet.node.keys import KeyPair, is_there, key_bytes, key_text, load, load_allowed, save
-from chaosnet.setting_groups import Cluster
-from chaosnet.settings import node_settings
+from chaosnet.settings.groups import Cluster
+from chaosnet.settings.resolved import node_settings
 
 PAIR = KeyPair.new()
 
@@ -236,7 +236,7 @@ def test_iperf3_whose_port_is_open_to_everybody_takes_insecure():
 def test_who_comes_with_an_invite_and_has_no_key_gets_one_that_is_introduced(monkeypatch):
     introduced = []
     monkeypatch.setattr(
-        "chaosnet.settings.introduce", lambda token, keys: introduced.append((token.keys, keys))
+        "chaosnet.settings.resolved.introduce", lambda token, keys: introduced.append((token.keys, keys))
     )
     seed = f"{KeyPair.new().public}@10.0.0.2:5555"
     found = node_settings(Cluster(join=Token(PAIR, (seed,)).encode()))

@@ -1,10 +1,10 @@
-"""`chaosnet.launch_hosts`: what a hosts file says; `launch_orders`: lines between a launcher and its hosts."""
+"""`chaosnet.launching.hosts`: what a hosts file says; `orders`: lines between a launcher and its hosts."""
 
 import pytest
 
-from chaosnet.launch_hosts import LaunchHost, check_addresses, parse_hosts, taken_for
-from chaosnet.launch_orders import heard, told
-from chaosnet.launcher import Job
+from chaosnet.launching.hosts import LaunchHost, check_addresses, parse_hosts, taken_for
+from chaosnet.launching.launcher import Job
+from chaosnet.launching.orders import heard, told
 from chaosnet.protocols.errors import ConfigError
 
 FILE = "hosts.txt"
@@ -84,7 +84,7 @@ def test_without_keys_nobody_is_told_of_any_and_one_alone_joins_nobody():
 
 def test_the_home_of_the_user_there_is_found_there():
     own = Job(("ssh", "-p", "1"), "~/my env/bin/python", "", (), {}, "", 0.0)
-    assert own.command("n1")[-2:] == ("n1", "exec ~/'my env/bin/python' -m chaosnet.launched")
+    assert own.command("n1")[-2:] == ("n1", "exec ~/'my env/bin/python' -m chaosnet.launching.launched")
 
 
 def test_what_a_member_has_said_is_heard_as_it_was():

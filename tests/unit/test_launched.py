@@ -1,4 +1,4 @@
-"""`chaosnet.launched`, on a host that cannot start all of its members. With ssh: tests/integration/test_launch.py."""
+"""`chaosnet.launching.launched`, where a host cannot start all. With ssh: tests/integration/test_launch.py."""
 
 import signal
 import subprocess
@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from chaosnet import launched
-from chaosnet.launch_orders import VERSION, LaunchHello, LaunchMember, Orders, encoded
+from chaosnet.launching import launched
+from chaosnet.launching.orders import VERSION, LaunchHello, LaunchMember, Orders, encoded
 
 pytestmark = pytest.mark.realtime
 

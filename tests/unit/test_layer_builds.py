@@ -1,4 +1,4 @@
-"""`chaosnet.layer_builds`: layers that functions build, with and without parameters."""
+"""`chaosnet.engines.layer_builds`: layers that functions build, with and without parameters."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from chaosnet import Cluster, ConfigError, PipelineTrainer
-from chaosnet.layer_builds import LayerBuilds
+from chaosnet.engines.layer_builds import LayerBuilds
 
 
 class Drawn(nn.Module):

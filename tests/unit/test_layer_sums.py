@@ -1,4 +1,4 @@
-"""`chaosnet.node.layer_sums`: gradients of layers, whose sums hang on no order."""
+"""`chaosnet.node.sums.layer_sums`: gradients of layers, whose sums hang on no order."""
 
 import functools
 import mmap
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from chaosnet.node.layer_sums import GROWS, LayerSums
+from chaosnet.node.sums.layer_sums import GROWS, LayerSums
 from chaosnet.protocols.errors import ConfigError
 
 MICRO_BATCHES, SAMPLES = 6, 4

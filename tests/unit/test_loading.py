@@ -1,4 +1,4 @@
-"""`chaosnet.loading`: a script's DataLoader over what its node is dealt, fetched ahead by its workers."""
+"""`chaosnet.data.loading`: a script's DataLoader over what its node is dealt, fetched ahead by its workers."""
 
 import os
 import time
@@ -14,8 +14,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from chaosnet.data import DataShare, parts
-from chaosnet.loading import Ahead, check_loader
+from chaosnet.data.loading import Ahead, check_loader
+from chaosnet.data.share import DataShare, parts
 from chaosnet.protocols.data_cursor import DealRules
 from chaosnet.protocols.errors import ConfigError
 from chaosnet.protocols.messages import Contribution

@@ -1,11 +1,11 @@
-"""Whom a node meets at a Unix socket instead of a TCP port (node/local.py)."""
+"""Whom a node meets at a Unix socket instead of a TCP port (node/transport/local.py)."""
 
 import socket
 
 import pytest
 
-from chaosnet.node import local
 from chaosnet.node.endpoint import Endpoint
+from chaosnet.node.transport import local
 
 LISTENS, CONNECTED = "00000002 00000000 00010000 0001 01", "00000003 00000000 00000000 0001 03"
 

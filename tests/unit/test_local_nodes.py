@@ -1,4 +1,4 @@
-"""`chaosnet.local_nodes`: which node a command without an address means."""
+"""`chaosnet.discovery.local_nodes`: which node a command without an address means."""
 
 import os
 import subprocess
@@ -6,8 +6,14 @@ import sys
 
 import pytest
 
+from chaosnet.discovery.local_nodes import (
+    LocalFile,
+    a_local_member,
+    local_nodes,
+    reached_here,
+    the_local_node,
+)
 from chaosnet.errors import ConfigError
-from chaosnet.local_nodes import LocalFile, a_local_member, local_nodes, reached_here, the_local_node
 from chaosnet.node.keys import KeyPair
 
 KEY = KeyPair.of(bytes(32)).public
@@ -61,7 +67,7 @@ def test_of_several_none_is_meant_and_all_are_named():
 
 def test_one_that_was_killed_counts_for_nothing_and_its_file_goes(home):
     text = (
-        "import os, signal\nfrom chaosnet.local_nodes import LocalFile, a_local_member, local_nodes\n"
+        "import os, signal\nfrom chaosnet.discovery.local_nodes import LocalFile, a_local_member, local_nodes\n"
         "LocalFile.write(file := LocalFile('n1', '127.0.0.1:0'), ('127.0.0.1:4711',))\n"
         "print(len(local_nodes()), flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from chaosnet.node.flat_state import NO_MEMORY
 from chaosnet.node.memory import HUGE_BYTES, fresh
+from chaosnet.node.state.flat_state import NO_MEMORY
 
 SMAPS, HUGE = Path("/proc/self/smaps"), Path("/sys/kernel/mm/transparent_hugepage")
 

@@ -1,10 +1,10 @@
-"""`chaosnet.nan_watch`: a model that has become NaN is told once."""
+"""`chaosnet.training.nan_watch`: a model that has become NaN is told once."""
 
 import torch
 from torch import nn
 
-from chaosnet.guard import Guard
-from chaosnet.nan_watch import LOOK_EVERY, NanWatch
+from chaosnet.training.guard import Guard
+from chaosnet.training.nan_watch import LOOK_EVERY, NanWatch
 
 
 def watched(guard=None, every=0):

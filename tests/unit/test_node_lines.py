@@ -10,7 +10,7 @@ import pytest
 from chaosnet.commands.node_lines import EVENTS_KEPT, NodeLines, event_of
 from chaosnet.protocols.messages import Notice
 from chaosnet.protocols.sentences import SENTENCES
-from chaosnet.teller import Callbacks, Teller, log_line
+from chaosnet.script.teller import Callbacks, Teller, log_line
 
 
 def notice(log_format, capsys, node="n0", **fields):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from chaosnet.node.outgoing import Outgoing, Rank
+from chaosnet.node.transport.outgoing import Outgoing, Rank
 
 
 def drained(queue: Outgoing) -> list[bytes]:

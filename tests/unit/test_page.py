@@ -11,11 +11,11 @@ from many_nodes import BEGAN_S, cluster
 from prometheus_client.parser import text_string_to_metric_families
 from statuses import STATUS
 
-from chaosnet.options import ListenAt
 from chaosnet.page import metrics, model
 from chaosnet.page.picture import EVENTS_KEPT, STEPS_KEPT, STEPS_WHOLE, Picture
 from chaosnet.protocols.status import EventRow, StepRow
-from chaosnet.told_pipelines import StageTold, lines
+from chaosnet.settings.options import ListenAt
+from chaosnet.terminal.told_pipelines import StageTold, lines
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaosnet.node import plain
+from chaosnet.node.state import plain
 from chaosnet.protocols.errors import ConfigError, MalformedMessage
 
 keys = st.recursive(

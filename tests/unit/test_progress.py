@@ -6,7 +6,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from chaosnet.progress import followed, going_on, line
+from chaosnet.terminal.progress import followed, going_on, line
 
 
 class Heard(io.StringIO):

@@ -1,9 +1,9 @@
-"""`chaosnet.node.relayouts`: what a client that asks for other pipelines hears."""
+"""`chaosnet.node.agent.relayouts`: what a client that asks for other pipelines hears."""
 
 import random
 
-from chaosnet.node.core import Agent, CoreSettings
-from chaosnet.node.relayouts import MOST_ASKERS
+from chaosnet.node.agent.core import Agent, CoreSettings
+from chaosnet.node.agent.relayouts import MOST_ASKERS
 from chaosnet.protocols.effects import LayoutAsked, Transmit
 from chaosnet.protocols.events import LayoutAnswered, PeerOpened, Received
 from chaosnet.protocols.messages import Answer, Envelope, RelayoutCommand

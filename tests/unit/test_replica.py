@@ -4,8 +4,8 @@ import torch
 import zmq
 from torch import nn
 
-from chaosnet.node.replica import Replica, digest
-from chaosnet.node.training_state import TrainingState
+from chaosnet.node.state.replica import Replica, digest
+from chaosnet.node.state.training_state import TrainingState
 from chaosnet.protocols.codec import decode
 from chaosnet.protocols.effects import ReadManifest, ServeManifest, ServeShard, StoreShard
 from chaosnet.protocols.events import ManifestKnown, Received, ShardBad, ShardStored

@@ -1,4 +1,4 @@
-"""`chaosnet.node.routes`: everything that can come has somebody who handles it, and all know in which order."""
+"""`chaosnet.node.agent.routes`: everything that can come has somebody who handles it, and all know in which order."""
 
 import copy
 import random
@@ -6,8 +6,8 @@ import typing
 
 import pytest
 
-from chaosnet.node.core import Agent, CoreSettings
-from chaosnet.node.routes import merged
+from chaosnet.node.agent.core import Agent, CoreSettings
+from chaosnet.node.agent.routes import merged
 from chaosnet.protocols import events, messages
 from chaosnet.protocols.effects import Effect, Left
 from chaosnet.protocols.events import Event, LeaveWanted, LinkMeasured

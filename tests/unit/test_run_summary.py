@@ -6,7 +6,7 @@ import math
 import pytest
 
 from chaosnet.protocols.messages import Notice
-from chaosnet.run_summary import (
+from chaosnet.script.run_summary import (
     PLAIN_BLOCKS,
     SPARKS,
     VALUES_KEPT,

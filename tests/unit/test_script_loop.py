@@ -14,10 +14,10 @@ from torch.optim import lr_scheduler as schedulers
 from torch.utils.data import TensorDataset
 
 from chaosnet import ConfigError, Trainer
-from chaosnet.named_updates import NamedOptimizers, NamedSchedulers
-from chaosnet.node.gradients import Gradients
-from chaosnet.script_loop import AMP
-from chaosnet.script_rules import ScriptRules
+from chaosnet.node.sums.gradients import Gradients
+from chaosnet.script.loop import AMP
+from chaosnet.script.rules import ScriptRules
+from chaosnet.training.named_updates import NamedOptimizers, NamedSchedulers
 
 pytestmark = [pytest.mark.realtime, pytest.mark.usefixtures("fresh_exit_events")]
 

@@ -7,14 +7,14 @@ from torch.optim import lr_scheduler as schedulers
 from torch.utils.data import TensorDataset
 
 from chaosnet import ConfigError, Trainer
-from chaosnet.agreement import Agreement, first_difference
-from chaosnet.lr_schedule import LRSchedule, finished
-from chaosnet.named_updates import NamedOptimizers, NamedSchedulers
-from chaosnet.node.gradients import Gradients
-from chaosnet.node.state_window import EVERY, StateWindow
-from chaosnet.node.training_state import TrainingState
+from chaosnet.node.state.state_window import EVERY, StateWindow
+from chaosnet.node.state.training_state import TrainingState
+from chaosnet.node.sums.gradients import Gradients
 from chaosnet.protocols.contributions import NAMED, merge, merge_sides
 from chaosnet.protocols.messages import Contribution, Side
+from chaosnet.training.agreement import Agreement, first_difference
+from chaosnet.training.lr_schedule import LRSchedule, finished
+from chaosnet.training.named_updates import NamedOptimizers, NamedSchedulers
 
 LENGTH = 24
 

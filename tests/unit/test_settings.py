@@ -18,11 +18,11 @@ from chaosnet import Checkpoints, Cluster, Trainer
 from chaosnet.commands.node_options import into_environment
 from chaosnet.commands.run import run
 from chaosnet.errors import ConfigError
-from chaosnet.node.compression import COMPRESSIONS as ENCODINGS
+from chaosnet.node.sums.compression import COMPRESSIONS as ENCODINGS
 from chaosnet.protocols.probing import Kind
 from chaosnet.scheduler.sync_plan import POLICIES as PLANS
-from chaosnet.settings import checkpoint_settings, node_settings, step_settings
-from chaosnet.settings_table import (
+from chaosnet.settings.resolved import checkpoint_settings, node_settings, step_settings
+from chaosnet.settings.table import (
     CHECKPOINTS,
     COMPRESSIONS,
     GROUPS,
@@ -98,7 +98,7 @@ def test_the_docstring_of_trainer_is_that_of_the_table():
 @pytest.mark.parametrize("group", BY_GROUP)
 def test_the_docstring_of_a_group_is_that_of_the_table(group):
     pattern = rf"class {group.__name__}:[^@]*?\n    Attributes:\n([^@]*?)    \"\"\"\n"
-    repeats(ROOT / "chaosnet" / "setting_groups.py", pattern, described(BY_GROUP[group]))
+    repeats(ROOT / "chaosnet" / "settings" / "groups.py", pattern, described(BY_GROUP[group]))
 
 
 def described(settings):

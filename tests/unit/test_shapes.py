@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from chaosnet.node.core import Agent, CoreSettings
+from chaosnet.node.agent.core import Agent, CoreSettings
 
 ROOT = Path(__file__).parent.parent.parent
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION, METHODS = 600, 60, 30
@@ -120,10 +120,12 @@ def test_a_core_handles_an_event_at_a_time_and_gives_effects(agent):
 
 
 def test_every_core_is_woken_when_it_wants_to_be(agent):
-    missing = those_with(agent, "wake_at_s") - attributes_in("node/core.py", "wake_at_s")
-    assert not missing, f"Agent.wake_at_s in node/core.py does not ask {sorted(missing)}"
+    missing = those_with(agent, "wake_at_s") - attributes_in("node/agent/core.py", "wake_at_s")
+    assert not missing, f"Agent.wake_at_s in node/agent/core.py does not ask {sorted(missing)}"
 
 
 def test_the_invariants_of_every_core_are_checked(agent):
-    missing = those_with(agent, "check_invariants") - attributes_in("node/node.py", "check_invariants")
-    assert not missing, f"Node.check_invariants in node/node.py does not call those of {sorted(missing)}"
+    missing = those_with(agent, "check_invariants") - attributes_in("node/agent/node.py", "check_invariants")
+    assert not missing, (
+        f"Node.check_invariants in node/agent/node.py does not call those of {sorted(missing)}"
+    )

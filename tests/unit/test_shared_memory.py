@@ -1,4 +1,4 @@
-"""Memory that two processes of one machine share (node/shared_memory.py); here both ends are of one process."""
+"""Memory that two processes of one machine share (shared_memory.py); here both ends are of one process."""
 
 import os
 import sys
@@ -7,8 +7,8 @@ import weakref
 import numpy as np
 import pytest
 
-from chaosnet.node import shared_memory
-from chaosnet.node.shared_memory import BLOCK_BYTES, BLOCKS, LEAST_BYTES, Arena
+from chaosnet.node.transport import shared_memory
+from chaosnet.node.transport.shared_memory import BLOCK_BYTES, BLOCKS, LEAST_BYTES, Arena
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd_create")
 SIZE = 3 * BLOCK_BYTES + 1  # Four blocks.

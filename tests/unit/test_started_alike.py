@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from chaosnet import Trainer
-from chaosnet.setting_groups import Cluster
-from chaosnet.settings import node_settings
-from chaosnet.started_alike import alone_among_many
+from chaosnet.discovery.started_alike import alone_among_many
+from chaosnet.settings.groups import Cluster
+from chaosnet.settings.resolved import node_settings
 
 BY_TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 BY_SRUN = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from chaosnet.node import flat_state, training_state
-from chaosnet.node.training_state import TrainingState
-from chaosnet.state_copies import StateCopies
+from chaosnet.node.state import flat_state, training_state
+from chaosnet.node.state.training_state import TrainingState
+from chaosnet.training.state_copies import StateCopies
 
 
 def no_memory(*args, **options):

@@ -8,7 +8,7 @@ from torch import nn
 
 from chaosnet import ConfigError
 from chaosnet.engines.state_parts import StateParts
-from chaosnet.node.training_state import TrainingState
+from chaosnet.node.state.training_state import TrainingState
 
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.1, amsgrad=True),

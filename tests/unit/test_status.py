@@ -16,7 +16,6 @@ import pytest
 from rich.console import Console
 from statuses import STATUS
 
-from chaosnet import dashboard
 from chaosnet.errors import MalformedMessage, PeerUnreachable, VersionMismatch
 from chaosnet.node.step_history import STEPS_KEPT, VALUES_KEPT, StepHistory
 from chaosnet.protocols.messages import Bytes, Contribution, Member, Notice, Report, Tree, View
@@ -41,8 +40,9 @@ from chaosnet.scheduler.monitor import (
     EVENTS_KEPT,
     ClusterMonitor,
 )
-from chaosnet.teller import log_line
-from chaosnet.watching import Known
+from chaosnet.script.teller import log_line
+from chaosnet.terminal import tables
+from chaosnet.terminal.watching import Known
 
 KEPT = Path(__file__).parent.parent / "traces" / "status.json"
 
@@ -127,7 +127,7 @@ def test_what_is_no_status_is_malformed(text):
 
 def test_all_of_it_is_shown_to_people():
     shown = io.StringIO()
-    Console(width=200, file=shown).print(dashboard.cluster(STATUS))
+    Console(width=200, file=shown).print(tables.cluster(STATUS))
     for part in (
         "2 members", "scheduler a (term 3)", "step 1,042", "loss 0.2500  norm not finite",
         "pipeline: a 0-3 > b 4-5 x8",
@@ -143,7 +143,7 @@ def test_all_of_it_is_shown_to_people():
 def shown(status, width, wide=False):
     """What a terminal so wide has on it."""
     screen = io.StringIO()
-    Console(width=width, file=screen).print(dashboard.cluster(status, wide))
+    Console(width=width, file=screen).print(tables.cluster(status, wide))
     return screen.getvalue()
 
 
@@ -192,7 +192,7 @@ def test_no_row_is_wider_than_the_terminal_and_no_cell_is_cut(width):
 
 
 def test_what_is_shown_in_full_has_names_neighbours_and_addresses():
-    text = shown(of_long_names(), dashboard.UNBOUNDED, wide=True)
+    text = shown(of_long_names(), tables.UNBOUNDED, wide=True)
     assert "…" not in text and "(dials only)" in text and f"{'K' * 52}@10.0.0.1:5555" in text
     assert f"{LONG_NAMES[0]} - {LONG_NAMES[1]}" in text
 
@@ -205,8 +205,8 @@ def test_traffic_is_that_of_the_process():
 
 def test_the_day_of_an_event_is_told_unless_it_is_today():
     now_s = time.time()
-    assert dashboard.clock(now_s) == time.strftime("%H:%M:%S", time.localtime(now_s))
-    assert dashboard.clock(1.75e9) == time.strftime("%d %b %Y %H:%M:%S", time.localtime(1.75e9))
+    assert tables.clock(now_s) == time.strftime("%H:%M:%S", time.localtime(now_s))
+    assert tables.clock(1.75e9) == time.strftime("%d %b %Y %H:%M:%S", time.localtime(1.75e9))
     assert " 2025 " in shown(msgspec.structs.replace(STATUS, events=(at(1.75e9),)), 80)
 
 
@@ -469,7 +469,7 @@ def test_a_pause_of_who_watches_is_no_silence_and_everybody_is_asked_before_it_e
     [(0.25, "0.2500"), (0.0, "0.0000"), (0.00001234, "1.234e-05"), (-0.0052, "-0.0052"), (2e9, "2e+09")],
 )
 def test_a_small_or_a_large_metric_is_shown_with_digits_that_say_something(value, shown):
-    assert dashboard.figure(value) == shown
+    assert tables.figure(value) == shown
 
 
 def test_who_is_back_has_missed_steps_or_lost_its_own():

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from torch import nn
 
 from chaosnet.engines.step_costs import StepCosts
-from chaosnet.node.layer_sums import LayerSums
+from chaosnet.node.sums.layer_sums import LayerSums
 from chaosnet.protocols.messages import LinkReading, Member, Tree, View
 
 RUNNING = SimpleNamespace(

@@ -1,10 +1,10 @@
-"""`chaosnet.node.strangers`: how many connections may stay unnamed, for how long, how often."""
+"""`chaosnet.node.transport.strangers`: how many connections may stay unnamed, for how long, how often."""
 
 import pytest
 import zmq
 
-from chaosnet.node import strangers
-from chaosnet.node.strangers import (
+from chaosnet.node.transport import strangers
+from chaosnet.node.transport.strangers import (
     FAILURE_BURST,
     FAILURES_PER_S,
     HELLO_S,

@@ -16,8 +16,8 @@ from chaosnet import extras
 from chaosnet.commands.top import top
 from chaosnet.errors import ConfigError, PeerUnreachable
 from chaosnet.protocols.status import EventRow, StepRow
-from chaosnet.top_app import TERMINATED, Top
-from chaosnet.top_story import RATE, Story
+from chaosnet.terminal.top_app import TERMINATED, Top
+from chaosnet.terminal.top_story import RATE, Story
 
 SMALL, LARGE = (80, 24), (200, 60)
 EIGHT = [f"n{number}" for number in range(8)]

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from chaosnet.benchmarks.allreduce import Vector
-from chaosnet.node.flat_state import Manifest, Snapshot, as_bytes, lay_out, row_of
-from chaosnet.node.plain import decode, encode
 from chaosnet.node.session import Hooks, Offer, Session
+from chaosnet.node.state.flat_state import Manifest, Snapshot, as_bytes, lay_out, row_of
+from chaosnet.node.state.plain import decode, encode
 from chaosnet.protocols.messages import Contribution
-from chaosnet.setting_groups import Cluster
-from chaosnet.settings import node_settings
+from chaosnet.settings.groups import Cluster
+from chaosnet.settings.resolved import node_settings
 
 pytestmark = pytest.mark.realtime
 ELEMENTS, CHUNK_BYTES, STEPS = 1000, 1024, 20  # Of two.

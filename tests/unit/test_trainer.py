@@ -25,15 +25,15 @@ from chaosnet import (
     StepDone,
     Trainer,
     capture_exit_event,
-    exit_event,
 )
-from chaosnet.agreement import Divergence
-from chaosnet.data import fetch
+from chaosnet.data.share import fetch
 from chaosnet.invite import Token
 from chaosnet.node.keys import KeyPair
 from chaosnet.protocols.errors import ChaosnetError, ReplicasDiffer
 from chaosnet.protocols.messages import Notice
-from chaosnet.teller import Teller
+from chaosnet.script import exit_event
+from chaosnet.script.teller import Teller
+from chaosnet.training.agreement import Divergence
 
 pytestmark = [pytest.mark.realtime, pytest.mark.usefixtures("fresh_exit_events")]
 
@@ -508,7 +508,7 @@ def test_a_founder_that_fails_inside_is_not_said_to_join_anything(start, monkeyp
     def fail(*arguments, **others):
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr("chaosnet.node.core.Agent.found", fail)
+    monkeypatch.setattr("chaosnet.node.agent.core.Agent.found", fail)
     with pytest.raises(ScaleOutFailed, match=r"cannot found a cluster: .*RuntimeError: a defect"):
         start()
 
@@ -632,7 +632,7 @@ def test_a_trainer_whose_invite_is_refused_catches_no_signals_and_leaves_no_thre
     def refuse(token, keys):
         raise ScaleOutFailed("the invite does not let this node in: it was used already")
 
-    monkeypatch.setattr("chaosnet.settings.introduce", refuse)
+    monkeypatch.setattr("chaosnet.settings.resolved.introduce", refuse)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     token = Token(KeyPair.new(), (f"{KeyPair.new().public}@{free_address}",)).encode()
     before = handlers()

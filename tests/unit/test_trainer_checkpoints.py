@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from chaosnet import Callbacks, CheckpointError, Checkpoints, Cluster, ConfigError, Trainer, checkpointing
-from chaosnet.node.checkpoint import scan
+from chaosnet import Callbacks, CheckpointError, Checkpoints, Cluster, ConfigError, Trainer
+from chaosnet.node.state.checkpoint import scan
+from chaosnet.training import checkpointing
 
 pytestmark = [pytest.mark.realtime, pytest.mark.usefixtures("fresh_exit_events")]
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler as schedules
 
-from chaosnet.named_updates import NamedOptimizers
-from chaosnet.node.flat_state import Arrival, Manifest, StateChanged
-from chaosnet.node.training_state import MANY, TrainingState, first_difference
+from chaosnet.node.state.flat_state import Arrival, Manifest, StateChanged
+from chaosnet.node.state.training_state import MANY, TrainingState, first_difference
 from chaosnet.protocols.errors import ConfigError, MalformedMessage
+from chaosnet.training.named_updates import NamedOptimizers
 
 
 class Odd(nn.Module):

@@ -13,8 +13,8 @@ TEXT = plain(PAGE)
 
 # In the sources, and told to nobody: texts in files, reasons of bugs, parts of what is told on other pages.
 NOT_TOLD = {
-    "-m chaosnet.launched",
-    "exec …… -m chaosnet.launched",
+    "-m chaosnet.launching.launched",
+    "exec …… -m chaosnet.launching.launched",
     "No module named",
     "# chaosnet key. Who reads the last line can act as this node: keep it to yourself.",
     "…\n# Its public key: …\n…",

@@ -3,13 +3,13 @@
 import msgspec
 from statuses import STATUS
 
-from chaosnet import dashboard
 from chaosnet.protocols.effects import Happened
 from chaosnet.protocols.messages import Lack, Member, Notice, Report, View
 from chaosnet.protocols.status import WaitRow
 from chaosnet.protocols.waiting import FIRST_S, LEAST_S, StepClock
 from chaosnet.scheduler.monitor import ClusterMonitor
 from chaosnet.scheduler.waits import Wait, Waits
+from chaosnet.terminal import tables
 
 VIEW = View(term=1, seq=1, scheduler="a", members=tuple(Member(id=name) for name in "abc"))
 
@@ -104,8 +104,8 @@ def test_status_shows_who_is_waited_for_and_for_how_long():
     waiting = bench.waits.row(bench.began_s + 25)
     assert waiting == WaitRow(whom=("b",), seconds=25.0, why="its script has not called update()")
     status = msgspec.structs.replace(STATUS, members=bench.monitor.member_rows(30.0), waiting=waiting)
-    assert "waits for b, 25 s: its script has not called update()" in dashboard.headline(status).plain
-    cells = [str(row[1]) for row in dashboard.members(status).rows]
+    assert "waits for b, 25 s: its script has not called update()" in tables.headline(status).plain
+    cells = [str(row[1]) for row in tables.members(status).rows]
     assert cells == ["scheduler", "idle 25 s", "worker"]
 
 

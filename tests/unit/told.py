@@ -18,9 +18,9 @@ FOLDERS = ("chaosnet", "node", "protocols", "scheduler")
 # its own, as have integrations (compared by a test), helps of metrics, and the plans of trees and shards, whose
 # errors are bugs.
 ELSEWHERE = (
-    "chaosnet/commands/", "chaosnet/console.py", "chaosnet/dashboard.py", "chaosnet/__init__.py",
+    "chaosnet/commands/", "chaosnet/terminal/console.py", "chaosnet/terminal/tables.py", "chaosnet/__init__.py",
     "chaosnet/integrations/",
-    "chaosnet/settings_table.py", "chaosnet/top_app.py",
+    "chaosnet/settings/table.py", "chaosnet/terminal/top_app.py",
     "scheduler/elastic/", "scheduler/shard_plan.py", "scheduler/sync_plan.py",
     "scheduler/sync_time.py", "scheduler/tree_packing.py", "scheduler/trees.py", "protocols/messages/",
     "protocols/data_cursor.py", "node/iperf3_probe.py",

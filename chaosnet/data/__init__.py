@@ -1,0 +1,1 @@
+"""A data set, trained on or evaluated, that the whole cluster shares."""

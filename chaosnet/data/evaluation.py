@@ -1,0 +1,153 @@
+"""An evaluation that the whole cluster shares: each sample of a data set once, and one result for all.
+
+Its rounds are steps of the cluster without gradients. Who evaluates says so with its contribution (`evaluates`), and
+is dealt batches from the next round on; what it has evaluated, and the numbers that its script has averaged, ride on
+the next contribution. Samples of a node that dies or leaves were never counted, and are dealt again. Whoever has
+another thing to do, as who has just joined, takes part without samples until the evaluation is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..node.outcomes import StepOutcome
+from ..protocols.data_cursor import DataCursor, positions
+from ..protocols.errors import ConfigError
+from ..protocols.messages import Contribution, Range
+from ..script.means import Means
+
+Sums = dict[str, tuple[float, float]]
+"""(sum of value * weight, of the weights) by name."""
+
+
+class Evaluation:
+    """The one that is under way in the cluster, and the part of node `name` in it.
+
+    What is under way is the same on all members that have completed the same steps, and part of the training state.
+
+    Attributes:
+        size: Samples that this node takes at once; 0: it does not evaluate.
+        mine: Those that it is about to evaluate, or has evaluated since the last round.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.size = self.length = 0
+        self.mine: list[Range] = []
+        self._cursor: DataCursor | None = None
+        self._sums: Sums = {}
+        # Who takes part with samples, in the order of membership.
+        self._deal: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def under_way(self) -> bool:
+        """Does the cluster evaluate, with the step that is due?"""
+        return self._cursor is not None
+
+    @property
+    def in_hand(self) -> float:
+        """Samples of the batch that this node evaluates."""
+        return float(sum(stop - start for start, stop in self.mine))
+
+    # --- this node's part ---
+
+    def enter(self, length: int, size: int) -> None:
+        """The script evaluates so many samples, `size` at once."""
+        self.length, self.size, self.mine = length, size, []
+
+    def leave(self) -> None:
+        """It does not, any more."""
+        self.length, self.size, self.mine = 0, 0, []
+
+    def take(self) -> list[int]:
+        """Indices of the samples that are this node's in the round that is due."""
+        assert self._cursor is not None
+        self.mine = list(self._cursor.deal(self._deal).get(self.name, []))
+        return list(positions(self.mine))
+
+    def ahead(self) -> Iterator[list[int]]:
+        """Indices of this node's batches from the one that is due on, if nothing happens."""
+        if self._cursor is None:
+            return
+        cursor = DataCursor.from_plain(self._cursor.to_plain())
+        while not cursor.epoch:
+            dealt = cursor.deal(self._deal)
+            if mine := dealt.get(self.name):
+                yield list(positions(mine))
+            taken = [each for ranges in dealt.values() for each in ranges]
+            if not taken:
+                return
+            cursor.commit(taken)
+
+    def contribution(self) -> dict[str, Any]:
+        """What this node says of it: fields of `Contribution`."""
+        if not self.size:
+            return {}
+        return {
+            "evaluation": self.length,
+            "evaluates": {self.name: self.size},
+            "evaluated": tuple(self.mine) if self.under_way else (),
+        }
+
+    # --- the cluster's ---
+
+    def completed(self, total: Contribution, order: Sequence[str]) -> Sums | None:
+        """A step has been completed: the evaluation goes on, begins or ends.
+
+        Args:
+            order: All members.
+        Returns: the sums of all, if it has ended with this step.
+        Raises: ConfigError if our data set is another one.
+        """
+        if self.length and total.evaluation != self.length:
+            raise ConfigError(
+                f"evaluate: this node's data set has {self.length} samples, another's {total.evaluation}"
+            )
+        cursor, self._deal = self._cursor, tuple((name, total.evaluates.get(name, 0)) for name in order)
+        if cursor is None:
+            if total.evaluates:
+                self._cursor, self._sums = DataCursor(total.evaluation, 0, in_order=True), {}
+            return None
+        for name, (value, weight) in total.metrics.items():
+            before = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = (before[0] + value, before[1] + weight)
+        cursor.commit(total.evaluated)
+        self.mine = []
+        if total.evaluates and not cursor.epoch:
+            return None
+        self._cursor, sums = None, self._sums
+        return sums
+
+    # --- replication ---
+
+    def to_plain(self) -> dict[str, Any] | None:
+        """What is under way, for a joiner."""
+        if self._cursor is None:
+            return None
+        return {
+            "cursor": self._cursor.to_plain(),
+            "sums": {name: [*sums] for name, sums in self._sums.items()},
+        }
+
+    def from_plain(self, plain: Mapping[str, Any] | None) -> None:
+        """Take it over. Who evaluates tells with the next step."""
+        self._cursor, self._sums, self._deal, self.mine = None, {}, (), []
+        if plain is not None:
+            self._cursor = DataCursor.from_plain(plain["cursor"])
+            self._sums = {str(name): (float(a), float(b)) for name, (a, b) in plain["sums"].items()}
+
+
+def average(evaluation: Evaluation, means: Means, outcome: StepOutcome) -> tuple[bool, Sums | None]:
+    """What scripts averaged: with a completed step, or over an evaluation once that is complete.
+
+    Returns: whether the step belongs to an evaluation, and the sums of that, if it has ended.
+    Raises: as `Evaluation.completed`.
+    """
+    total, was_under_way = outcome.commit.total, evaluation.under_way
+    sums = evaluation.completed(total, [name for name, _ in outcome.deal])
+    if not was_under_way:
+        means.came(total.metrics)
+    elif sums is not None:
+        means.came(sums)
+    return was_under_way or evaluation.under_way, sums

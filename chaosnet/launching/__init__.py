@@ -1,0 +1,1 @@
+"""`chaosnet launch`, and what is checked before a node starts."""

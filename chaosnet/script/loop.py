@@ -1,0 +1,203 @@
+"""The usual loop: `optimizer.step()` and `scheduler.step()` of a script lead to the cluster's step.
+
+    loss.backward(); optimizer.step(); scheduler.step(); optimizer.zero_grad()
+
+`step` of the optimizer's object is replaced, and not hooked: a pre-hook cannot leave out a step in which the cluster
+has nothing to apply. Whoever calls the class's own step past that meets the pre-hook of rules.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any
+
+import torch
+
+from ..protocols.errors import ConfigError
+from ..training.lr_schedule import step_counts
+from ..training.named_updates import NamedOptimizers, NamedSchedulers
+
+AMP = "_step_supports_amp_scaling"  # GradScaler then calls step() also where a gradient has overflowed.
+SCALING = ("grad_scale", "found_inf")  # What it leaves at the optimizer for that call.
+
+
+class ScriptLoop:
+    """Calls of step() by the script become calls of ours, until `remove`.
+
+    Args:
+        on_step: With the name of the update (None if updates have none), and whether a GradScaler has found a
+            gradient that is not finite.
+        on_schedule: With the name of the update ("" if none), and what step() was given.
+    Attributes:
+        is_ours: Are steps those of chaosnet just now?
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        scheduler: Any,
+        on_step: Callable[[str | None, bool], None],
+        on_schedule: Callable[[str, tuple[Any, ...]], None],
+    ) -> None:
+        self.is_ours = False
+        self._steps: list[_OptimizerStep] = []
+        self._schedules: list[_SchedulerStep] = []
+        optimizers: Mapping[Any, Any] = (
+            optimizer.parts if isinstance(optimizer, NamedOptimizers) else {None: optimizer}
+        )
+        schedulers = scheduler.parts if isinstance(scheduler, NamedSchedulers) else {"": scheduler}
+        try:
+            for name, part in optimizers.items():
+                told = functools.partial(on_step, name)
+                self._steps.append(_OptimizerStep(part, told, lambda: self.is_ours))
+            for name, part in schedulers.items():
+                called = functools.partial(on_schedule, name)
+                if hasattr(part, "step") and not self._replace_step(part, called):  # None has no step.
+                    _check_counted(part)
+        except BaseException:  # Of one among several, perhaps: then none of them is ours.
+            self.remove()
+            raise
+
+    def _replace_step(self, scheduler: Any, on_step: Callable[[tuple[Any, ...]], None]) -> bool:
+        """Returns: whether that can be; else the scheduler is left as it is."""
+        if not hasattr(type(scheduler), "step") or "step" in getattr(scheduler, "__dict__", {}):
+            return False  # It is the object's own, and not its class's.
+        try:
+            self._schedules.append(_SchedulerStep(scheduler, on_step, lambda: self.is_ours))
+        except Exception:  # Nobody may derive from its class, or that says no in its own way.
+            return False
+        return True
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """Within it, steps are those of chaosnet."""
+        self.is_ours = True
+        try:
+            yield
+        finally:
+            self.is_ours = False
+
+    def remove(self) -> None:
+        """The script's steps are its own again."""
+        for step in self._steps:
+            step.remove()
+        for schedule in reversed(self._schedules):  # One may be there under two names.
+            schedule.remove()
+
+
+class _OptimizerStep:
+    """One optimizer's."""
+
+    def __init__(self, optimizer: Any, on_step: Callable[[bool], None], ours: Callable[[], bool]) -> None:
+        self._optimizer, self._on_step, self._ours = optimizer, on_step, ours
+        self._before = {key: optimizer.__dict__[key] for key in ("step", AMP) if key in optimizer.__dict__}
+        self._active = True
+        original = optimizer.step
+        # In a function that is compiled, the step is no part of it.
+        called = torch.compiler.disable(self._called)
+
+        # As a method, with the attributes of the one before: LR schedulers wrap it, and look for their mark.
+        @functools.wraps(original)
+        def step(_: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._active or self._ours():
+                return original(*args, **kwargs)
+            return called(args, kwargs)
+
+        del step.__wrapped__  # Its signature, without `self` already, would be taken for that of `step`.
+        self._step = MethodType(step, optimizer)
+        optimizer.step = self._step
+        setattr(optimizer, AMP, True)
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns: what the closure did, if there is one; torch's optimizers call it before they do anything."""
+        closure = args[0] if args else kwargs.get("closure")
+        others = (*args[1:], *(value for name, value in kwargs.items() if name != "closure"))
+        if any(value is not None for value in others) or not (closure is None or callable(closure)):
+            raise ConfigError(
+                "optimizer.step() was called with an argument (expected none, or a closure, which is called once "
+                "before the step)"
+            )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        try:
+            scale, overflow = self._scaling()
+            if scale is not None and not overflow:
+                unscale(self._optimizer, scale)
+            self._on_step(overflow)
+            return loss
+        except BaseException:
+            for key in SCALING:  # The GradScaler does not come to that.
+                self._optimizer.__dict__.pop(key, None)
+            raise
+
+    def _scaling(self) -> tuple[float | None, bool]:
+        """What a GradScaler has left to us: its scale, if gradients have it still, and whether one overflowed.
+
+        It deletes the attributes after step(); a fused optimizer must not unscale once more.
+        """
+        scale, found = (getattr(self._optimizer, key, None) for key in SCALING)
+        for key in SCALING:
+            if hasattr(self._optimizer, key):
+                setattr(self._optimizer, key, None)
+        return None if scale is None else float(scale), found is not None and float(found) > 0
+
+    def remove(self) -> None:
+        self._active = False  # If somebody has wrapped ours, it stays, and passes on.
+        for key, ours in (("step", self._step), (AMP, True)):
+            if self._optimizer.__dict__.get(key) is ours:
+                del self._optimizer.__dict__[key]
+                if key in self._before:
+                    setattr(self._optimizer, key, self._before[key])
+
+
+class _SchedulerStep:
+    """One LR scheduler's. Its class is replaced by one derived from it: an attribute would be in its state_dict()."""
+
+    def __init__(
+        self, scheduler: Any, on_step: Callable[[tuple[Any, ...]], None], ours: Callable[[], bool]
+    ) -> None:
+        self._scheduler, self._class = scheduler, type(scheduler)
+        original: Any = self._class
+        called = torch.compiler.disable(on_step)
+
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if self is not scheduler or ours():  # A copy of it is the script's own.
+                return original.step(self, *args, **kwargs)
+            return called((*args, *kwargs.values()))
+
+        def reduce(self: Any, protocol: Any) -> Any:
+            _, _, *rest = original.__reduce_ex__(self, protocol)
+            return object.__new__, (original,), *rest  # What is pickled is of a class that others can find.
+
+        names = {"step": functools.wraps(original.step)(step), "__reduce_ex__": reduce}
+        names |= {"__module__": original.__module__, "__slots__": ()}  # Of the layout that it has.
+        scheduler.__class__ = type(original.__name__, (original,), names)
+
+    def remove(self) -> None:
+        self._scheduler.__class__ = self._class
+
+
+def _check_counted(scheduler: Any) -> None:
+    """Its step() cannot be ours: Trainer would have to see by `last_epoch` that the script has called it.
+
+    Raises: ConfigError if that cannot be seen either; each such call would be one step too many, in silence.
+    """
+    if all(count is None for _, count in step_counts(scheduler)):
+        name = type(scheduler).__name__
+        raise ConfigError(
+            f"lr_scheduler: {name}.step() cannot be watched, and it has no last_epoch that would tell of a step by "
+            "the script (expected a class that defines step() and may be derived from; or an attribute last_epoch "
+            "that counts its steps)"
+        )
+
+
+def unscale(optimizer: Any, scale: float) -> None:
+    """Divide the gradients by what the loss was multiplied with."""
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if grads:
+        torch._foreach_mul_(grads, 1 / scale)

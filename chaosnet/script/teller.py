@@ -1,0 +1,108 @@
+"""What a node tells its user: lines on stderr, for people or as JSON, and callbacks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from ..callbacks import Callbacks
+from ..protocols.errors import describe
+from ..protocols.messages import Notice
+from ..protocols.sentences import printable, sentence
+from .run_summary import BLOCKS, PLAIN_BLOCKS, RunRecord, RunSummary, lines
+
+SAID = "said"  # The event of a line that is no notice.
+CLEARED = "\r\x1b[K"  # The line of a terminal in which the cursor is.
+
+
+def log_line(text: str, log_format: str, node: str = "", event: str = SAID, **fields: Any) -> str:
+    """With its end. `node`: who tells it. As JSON: one object, whose `text` is what people read."""
+    if log_format != "json":
+        return f"[chaosnet] {printable(text)}\n"
+    at = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return json.dumps({"time": at, "node": node, "event": event, **fields, "text": text}) + "\n"
+
+
+class Teller:
+    """From any thread. `node`: whose it is; `log_format`: "text" or "json". `record`: of its run."""
+
+    def __init__(
+        self,
+        quiet: bool,
+        callbacks: Callbacks,
+        node: str = "",
+        log_format: str = "text",
+        sums_up: bool = True,
+    ) -> None:
+        self._quiet, self._callbacks = quiet, callbacks
+        self._node, self._log_format, self._sums_up = node, log_format, sums_up
+        self.record = RunRecord(node)
+
+    def say(self, text: str, event: str = SAID, **fields: Any) -> None:
+        """One line, unless the user wants none."""
+        if not self._quiet:
+            # In one piece, as other threads print, too.
+            line = log_line(text, self._log_format, self._node, event, **fields)
+            line = _behind_a_bar() + line
+            with contextlib.suppress(OSError, ValueError):  # Its reader may have gone: no reason to go, too.
+                print(line, end="", file=sys.stderr, flush=True)
+
+    def summary(self, summary: RunSummary) -> None:
+        """The node has left: what its run has come to, unless the user does not want to hear it."""
+        if not self._sums_up:
+            return
+        told = lines(summary, BLOCKS if _can_print(BLOCKS) else PLAIN_BLOCKS)
+        if self._log_format == "json":
+            self.say("\n".join(told), "summary", **summary.fields())
+            return
+        for line in told:
+            self.say(line)
+
+    def notice(self, notice: Notice) -> None:
+        """Something happened in the cluster."""
+        self.record.heard(notice)
+        told = sentence(notice)
+        if self._log_format != "json" and notice.step:  # Who joins does not know it yet.
+            told = f"step {notice.step}: {told}"
+        self.say(told, notice.kind, step=notice.step, subject=notice.node, detail=notice.detail)
+        self._call("on_notice", self._callbacks.on_notice, notice)
+
+    def parked(self, reason: str | None) -> None:
+        """Training waits, or goes on."""
+        self.record.parked(bool(reason), time.monotonic())
+        if reason:
+            self.say(f"waiting: {reason}", "waiting", detail=reason)
+        else:
+            self.say("going on", "going on")
+        self._call("on_parked", self._callbacks.on_parked, reason)
+
+    def _call(self, name: str, callback: Callable[[Any], None], event: object) -> None:
+        """On the thread that serves the links, which must not end by an error of the script's."""
+        try:
+            callback(event)
+        except Exception as error:
+            self.say(f"{name} of the script failed: {describe(error)}")
+
+
+def _behind_a_bar() -> str:
+    """On a terminal where tqdm draws: its bar has no end of line, and is drawn anew below ours."""
+    if "tqdm" not in sys.modules or sys.stderr is None or os.environ.get("TERM") == "dumb":
+        return ""
+    with contextlib.suppress(ValueError):  # It is closed.
+        return CLEARED if sys.stderr.isatty() else ""
+    return ""
+
+
+def _can_print(text: str) -> bool:
+    """On stderr, as it is encoded."""
+    try:
+        text.encode(getattr(sys.stderr, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

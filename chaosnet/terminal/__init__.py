@@ -1,0 +1,1 @@
+"""What people see in a terminal: tables, bars, and the screen of `chaosnet top`."""

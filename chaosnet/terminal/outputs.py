@@ -1,0 +1,70 @@
+"""Files that commands write when they end."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import click
+
+from ..extras import demand
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class OutputFile(click.Path):
+    """A file to be written in the end, perhaps after hours: whether it can be is looked at before anything begins.
+
+    Folders that lead to it are made.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not os.access(path.parent, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path.parent))
+        except OSError as error:
+            why = f"{error.filename}: {error.strerror}"
+            self.fail(
+                f"{str(path)!r} cannot be written: {why} (expected a file in a folder that is open to you)"
+            )
+        return path
+
+
+class PictureFile(OutputFile):
+    """Its ending says what kind of picture it is."""
+
+    ENDINGS: ClassVar = (".png", ".pdf", ".svg")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if Path(os.fsdecode(value)).suffix.lower() not in self.ENDINGS:
+            self.fail(f"{os.fsdecode(value)!r} (expected a file that ends with {', '.join(self.ENDINGS)})")
+        return super().convert(value, param, ctx)
+
+
+def plot_option(name: str, help: str) -> Callable[[Command], Command]:
+    """--plot FILE, which needs an extra: that is said before anything begins. `name`: of the argument."""
+
+    def look(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+        if value is not None:
+            demand("plot", "--plot")
+        return value
+
+    return click.option("--plot", name, type=PictureFile(), callback=look, help=help)
+
+
+json_option = click.option("--json", "json_file", type=OutputFile(), help="Write what was found.")
+
+
+def write_json(file: Path | None, found: Any) -> None:
+    """For people and programs; nothing without a file."""
+    if file is not None:
+        file.write_text(json.dumps(found, indent=2) + "\n")

@@ -1,0 +1,113 @@
+"""Copies of the training state between two steps: for a joining node, for a checkpoint, or one for both."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..node.session import Session
+from ..node.state.checkpoint_plan import Mark
+from ..node.state.flat_state import NO_MEMORY, Capture, Snapshot, StateChanged
+from ..node.state.training_state import TrainingState
+from ..protocols.effects import TakeSnapshot
+from ..protocols.errors import ConfigError
+from .checkpointing import Checkpointing
+
+POLL_S = 0.002
+
+
+class StateCopies:
+    """One node's, one at a time; the methods are for its training thread.
+
+        a step is complete --take--> most is copied beside the next forward --finish--> the optimizer may step
+
+    Who serves a blocking joiner does not begin the next step before the joiner has all of it: `serve`.
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        session: Session,
+        checkpointing: Checkpointing | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._state, self._session, self._checkpointing, self._say = state, session, checkpointing, say
+        self._capture: Capture | None = None
+        self._for_joiner = False  # The capture, and not only for a checkpoint.
+        self._blocked_on: int | None = None  # Step whose snapshot a blocking joiner still needs.
+
+    def take(
+        self, step: int, runtime: dict[str, Any], joiner: TakeSnapshot | None, mark: Mark | None
+    ) -> None:
+        """Copy the state after `step` steps, for `joiner`, the checkpoint `mark`, or both."""
+        self.finish()
+        # It gets little, at once; a checkpoint is another copy.
+        if joiner is not None and self._state.parted:
+            self._take(step, runtime, joiner, None)
+            self.finish()
+            joiner = None
+        if joiner is not None or mark is not None:
+            self._take(step, runtime, joiner, mark)
+
+    def _take(
+        self, step: int, runtime: dict[str, Any], joiner: TakeSnapshot | None, mark: Mark | None
+    ) -> None:
+        checkpointing = self._checkpointing
+        part = checkpointing.tensors_of(mark) if checkpointing and mark else None
+        only, for_joiner = (part, False) if joiner is None else (None, bool(self._state.parted))
+        try:
+            capture = self._state.begin_capture(step, runtime, only, for_joiner)
+        except (ConfigError, *NO_MEMORY) as error:  # What was in extra_state at the start was checked then.
+            self._say(f"the state cannot be copied for {'a joiner' if joiner else 'a checkpoint'}: {error}")
+            if joiner is not None:
+                self._session.serve_snapshot(joiner.step, None)
+            return
+        self._capture, self._for_joiner = capture, joiner is not None
+        if checkpointing is not None and mark is not None and part is not None:
+            checkpointing.begin(capture, mark, part)
+        if joiner is not None and joiner.blocking:
+            self._run(capture, joiner)
+            self._capture, self._blocked_on = None, joiner.step
+        else:
+            arguments = (capture, joiner)
+            threading.Thread(target=self._run, args=arguments, name="chaosnet-snapshot", daemon=True).start()
+
+    def _run(self, capture: Capture, joiner: TakeSnapshot | None) -> None:
+        capture.run()
+        if joiner is not None:
+            self._session.serve_snapshot(joiner.step, self._copied(capture))
+
+    def _copied(self, capture: Capture) -> Snapshot | None:
+        try:
+            return capture.wait()
+        except StateChanged as error:
+            self._say(f"no copy of the state for a joiner: {error}; from now on it is copied inside update()")
+        except NO_MEMORY as error:
+            self._say(f"no copy of the state for a joiner: {error}")
+        return None
+
+    def serve(self) -> bool:
+        """Wait until a blocking joiner has all of it. Returns: whether any joiner is being served."""
+        step = self._blocked_on
+        if step is None:
+            return self._capture is not None and self._for_joiner
+        while self._session.serves(step):
+            time.sleep(POLL_S)
+        self._blocked_on = None
+        return True
+
+    def serve_fellows(self, step: int | None) -> None:
+        """Those who join with us may fetch from what has arrived here: it must not change before they have it."""
+        self._blocked_on = step
+        self.serve()
+
+    def finish(self) -> None:
+        """The optimizer must not change what is still being copied."""
+        self.serve()
+        if self._capture is not None:
+            with contextlib.suppress(StateChanged, *NO_MEMORY):  # Whom it was for knows.
+                self._capture.wait()
+            self._capture = None

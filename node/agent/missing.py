@@ -1,0 +1,85 @@
+"""Members out of reach: this node dials them until it reaches all, and informs what waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from ...protocols.effects import Dial, Effect
+from ...protocols.messages import Member, View
+from .node import Node, Phase
+from .recovery import StepRecovery
+
+DECLARED_EVERY_S = 5.0  # Who is said to be dead is dialled so often, in case that it lives after all.
+REDIAL_EVERY_S = 1.0  # Members out of reach are tried directly, in case another way leads to them.
+
+
+class Missing:
+    """Of one node."""
+
+    def __init__(self, node: Node, recovery: StepRecovery) -> None:
+        self.node, self.recovery = node, recovery
+        self.wake_at_s: float | None = None
+        self.lost_at_s: dict[str, float] = {}  # Since when each of them is.
+        self.declared: dict[str, Member] = {}  # Who is dead, says a person, and in no view since.
+        self.doubted: Set[str] = frozenset()  # Who was out of reach when we dialled last.
+
+    def overlay_changed(self, now_s: float) -> list[Effect]:
+        """Somebody may have gone or come back."""
+        node, view = self.node, self.node.sync.view
+        assert view is not None
+        if node.phase is Phase.JOINING and not node.overlay.reachable & view.member_set:
+            # A joiner that asks already, or has a plan, ignores further news of the view that it has left.
+            was_in = node.joiner is not None and node.joiner.is_in_view
+            return self.recovery.orphaned("no member can be reached", now_s) if was_in else []
+        missing = view.member_set - node.overlay.reachable
+        self.lost_at_s = {each: self.lost_at_s.get(each, now_s) for each in sorted(missing)}
+        self.look(now_s)
+        if node.scheduler and node.phase is Phase.MEMBER:
+            return node.scheduler.overlay_changed(now_s)
+        return []
+
+    def look(self, now_s: float) -> None:
+        """Dial members that are out of reach, or cut off from us, until there are none."""
+        node, view = self.node, self.node.sync.view
+        assert view is not None
+        missing = view.member_set - node.overlay.reachable
+        if not node.parked:
+            missing -= node.overlay.crashed
+        if not missing and not self._cut_off:
+            self.wake_at_s = self.wake_at_s or now_s if self.declared else None
+        elif self.wake_at_s is None:
+            self.wake_at_s = now_s
+
+    @property
+    def _cut_off(self) -> Set[str]:
+        """Members that a flush waits for: until a way leads to them that is not through nodes it drops."""
+        node = self.node
+        return node.scheduler.cut_off - node.relay.peers if node.scheduler else frozenset()
+
+    def declare(self, member: Member) -> None:
+        """It is dead, says a person. Should it live, and have gone on, too, it or we must learn that."""
+        self.declared[member.id] = member
+
+    def entered(self, view: View) -> None:
+        """Who is in a view under that name, and is another process, has taken the place of the dead."""
+        declared = self.declared.items()
+        self.declared = {name: each for name, each in declared if view.find(name) in (None, each)}
+
+    def tick(self, now_s: float) -> list[Effect]:
+        if self.wake_at_s is None or now_s < self.wake_at_s:
+            return []
+        node, view = self.node, self.node.sync.view
+        assert view is not None
+        missing = (view.node_set - node.overlay.reachable) | self._cut_off
+        self.wake_at_s = now_s + (REDIAL_EVERY_S if missing else DECLARED_EVERY_S)
+        members = [view.find(name) for name in sorted(missing)]
+        members += [each for name, each in self.declared.items() if name not in node.relay.peers]
+        found = [member for member in members if member]
+        effects: list[Effect] = [Dial(way) for member in found for way in node.book.ways_to(member)]
+        # Of whom a later life was heard for so long, it may be an earlier one whose clock had been wrong.
+        doubted, self.doubted = self.doubted & missing & node.overlay.lives.reborn, missing
+        for member in found:
+            if member.id in doubted:
+                effects += node.reporter.tell_outlived(member.id, member.life)
+        waits = node.parked is not None and node.phase is Phase.MEMBER
+        return effects + (node.reporter.repeat(node.member_key) if waits else [])

@@ -1,0 +1,102 @@
+"""A node that waits because too few members can be reached: what it says, and what a person can do about it.
+
+Nobody goes on without a quorum (docs/design.md, "Quorums"). Only a person can know that who is out of reach
+is dead, and says so by `chaosnet go-on`; then it counts as dead for everybody.
+"""
+
+from __future__ import annotations
+
+from ...protocols.effects import AnswerStatus, Effect, Happened, Parked
+from ...protocols.events import Received
+from ...protocols.messages import EVERYONE, Answer, DeclaredDead, GoOnCommand, StatusRequest
+from .missing import Missing
+from .node import Node, Phase
+from .routes import Routes
+
+
+class Parking:
+    """Of one node."""
+
+    def __init__(self, node: Node, missing: Missing) -> None:
+        self.node, self.missing = node, missing
+
+    def routes(self) -> Routes:
+        return Routes(
+            routed={
+                GoOnCommand: self.on_go_on,
+                DeclaredDead: self.on_declared,
+                StatusRequest: self.on_status_request,
+            },
+            effects={Parked: self.on_parked},
+        )
+
+    def on_parked(self, effect: Parked, now_s: float) -> list[Effect]:
+        """It waits, or goes on."""
+        self.node.park(effect.reason)
+        if self.node.phase is Phase.MEMBER:
+            self.missing.look(now_s)
+        return []
+
+    def doubted(self) -> tuple[tuple[str, int], ...]:
+        """Voters out of reach, with their lives, of whom no person has spoken."""
+        node = self.node
+        if node.sync.view is None or node.me not in node.sync.view.voter_ids:
+            return ()  # It has no state to go on with.
+        voters = {voter for electorate in node.sync.electorates() for voter in electorate.members}
+        return node.overlay.missing_of(voters)
+
+    def why(self, now_s: float) -> str | None:
+        """It waits, and what a person can do about that, if anything. None: it does not wait."""
+        node = self.node
+        if node.parked is None or node.phase is not Phase.MEMBER or not (lives := self.doubted()):
+            return node.parked
+        lost_at_s, addresses = self.missing.lost_at_s, node.settings.addresses
+        lost = ", ".join(
+            f"{name} was lost {now_s - lost_at_s.get(name, now_s):.0f} s ago" for name, _ in lives
+        )
+        here = addresses[0].rpartition("@")[2] if addresses else "HOST:PORT"
+        gone = "it is" if len(lives) == 1 else "they are"
+        return f"{node.parked} ({lost}; if {gone} gone for good: chaosnet go-on {here})"
+
+    def on_go_on(self, event: Received, now_s: float) -> list[Effect]:
+        """Who cannot be reached is dead, says a person."""
+        assert isinstance(event.message, GoOnCommand)
+        node, asker = self.node, event.message.asker
+        told: list[Effect] = []
+        ok = False
+        if node.phase is not Phase.MEMBER or node.parked is None:
+            text = f"{node.me} does not wait for anybody who is out of reach"
+        elif node.overlay.left_behind:
+            text = f"the others went on without {node.me}: it joins them as soon as it reaches one"
+        elif lives := self.doubted():
+            names, ok = ", ".join(name for name, _ in lives), True
+            text = (
+                f"{node.me} goes on without {names}, which counts as dead; if it lives, it has to join anew"
+            )
+            told += [
+                Happened("declared dead", name, f"a person told {node.me} so", node.sync.step) for name, _ in lives
+            ]  # fmt: skip
+            told += node.relay.send(EVERYONE, DeclaredDead(lives=lives))
+        else:
+            text = f"{node.me} waits, but not for a member out of reach: {node.parked}"
+        return told + node.relay.send(asker, Answer(ok=ok, text=text[:2000]))
+
+    def on_declared(self, event: Received, now_s: float) -> list[Effect]:
+        """A person has said so to somebody."""
+        node, view, told = self.node, self.node.sync.view, event.message
+        assert isinstance(told, DeclaredDead)
+        if view is None:
+            return []
+        for name, life in told.lives:
+            member = view.find(name)
+            if name != node.me and member is not None and member.life == life:
+                self.missing.declare(member)
+            node.overlay.lives.declare(name, life)
+        return self.missing.overlay_changed(now_s)
+
+    def on_status_request(self, event: Received, now_s: float) -> list[Effect]:
+        """The scheduler answers, and whoever waits."""
+        request = event.message
+        assert isinstance(request, StatusRequest)
+        answers = self.node.scheduler is not None or bool(self.node.parked)
+        return [AnswerStatus(request.asker, request.history, request.since)] if answers else []

@@ -1,0 +1,354 @@
+"""Lanes: the flat vectors that gradients and buffers travel in, what lies where in them, and where chunks begin."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from ...protocols.errors import ConfigError
+from ..devices import accelerators, to_device, widened
+from ..state.flat_state import device_runs, dtype_name
+from ..state.training_state import BufferSlot, buffer_slots, check_buffer, check_parameter
+
+# As small as slow links need them, to be busy from the first to the last. Where links are fast, several travel as one
+# message (protocols/sums.py), for each message costs its handling.
+USUAL_CHUNKS, LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 256, 64 << 10, 2 << 20
+SMALL = 4096  # Elements.
+MAX_CHUNK_BYTES = 32 << 20  # One frame: half of what a peer takes (sockets.py).
+
+_KINDS = {torch.float32: "floats of 32 bits or less", torch.float64: "float64", torch.int64: "whole numbers"}
+
+
+def averaged(
+    model: nn.Module, trained: Collection[nn.Parameter] | None = None
+) -> list[tuple[str, nn.Parameter]]:
+    """The parameters whose gradients travel: not frozen, and of those that the optimizer has. Default: all."""
+    named = model.named_parameters()
+    return [(name, p) for name, p in named if p.requires_grad and (trained is None or p in trained)]
+
+
+def averaged_buffers(model: nn.Module) -> list[BufferSlot]:
+    """The buffers that travel. Raises: ConfigError for one that cannot be averaged, by name."""
+    slots = [slot for slot in buffer_slots(model) if slot.persistent and slot.tensor is not None]
+    kinds: dict[tuple[torch.dtype, torch.device], set[torch.dtype]] = defaultdict(set)
+    for slot in slots:
+        assert slot.tensor is not None
+        check_buffer(slot.name, slot.tensor)
+        if slot.tensor.numel():
+            kinds[_lane_dtype(slot.tensor), slot.tensor.device].add(_reals(slot.tensor).dtype)
+    for slot in slots:
+        assert slot.tensor is not None
+        lane, dtype = _lane_dtype(slot.tensor), _reals(slot.tensor).dtype
+        if len(kinds[lane, slot.tensor.device]) > 1 and not _promotes(dtype, lane):
+            raise ConfigError(
+                f"buffer {slot.name!r} is {dtype_name(slot.tensor)}, which torch does not convert beside other "
+                f"types, so it cannot be averaged (expected {str(lane).removeprefix('torch.')}, or persistent=False "
+                "if it is a constant)"
+            )
+    return slots
+
+
+def whole_numbers(model: nn.Module) -> dict[str, int]:
+    """Bytes that each buffer of whole numbers or bools is in every step, changed or not: 8 a number."""
+    tensors = [(slot.name, slot.tensor) for slot in averaged_buffers(model)]
+    return {name: 8 * t.numel() for name, t in tensors if t is not None and _lane_dtype(t) == torch.int64}
+
+
+def chunk_bytes_of(total: int) -> int:
+    """What the all-reduce of so many bytes of gradients moves as one, unless the user says otherwise."""
+    return min(max(-(-total // USUAL_CHUNKS), LEAST_CHUNK_BYTES), MOST_CHUNK_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The smallest piece that travels by itself: elements [start, stop) of lane number `lane`."""
+
+    index: int
+    lane: int
+    start: int
+    stop: int
+    is_gradient: bool  # Else it is of buffers.
+
+
+@dataclass(eq=False, slots=True)
+class Lane:
+    """One flat vector per element type.
+
+    Attributes:
+        op: How members' contributions combine: "mean" (sum, then divide by the total weight) or "max".
+        contribution: This node's part, times its weight under "mean"; on the CPU, [elements].
+    """
+
+    dtype: torch.dtype
+    op: Literal["mean", "max"]
+    contribution: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where a parameter or a buffer lies: elements [start, stop) of lane number `lane`. No other is equal to it."""
+
+    name: str
+    holder: nn.Parameter | BufferSlot
+    bit: int  # In `present`; -1 for a buffer of a "max" lane, which everybody always adopts.
+    lane: int
+    start: int
+    stop: int
+    dtype: torch.dtype  # Of the lane.
+
+    @property
+    def is_flat(self) -> bool:
+        """Has it one dimension, for as long as it lives?"""
+        return isinstance(self.holder, nn.Parameter) and self.holder.dim() == 1
+
+    def buffer(self) -> torch.Tensor:
+        """The numbers of the tensor there now; modules may put in another one at any forward."""
+        assert isinstance(self.holder, BufferSlot)
+        tensor = self.holder.writable
+        if tensor is None or _reals(tensor).numel() != self.stop - self.start:
+            now = "None" if tensor is None else f"of shape {list(tensor.shape)}"
+            raise ConfigError(
+                f"buffer {self.name!r} had {self.stop - self.start} numbers when training began and is "
+                f"now {now}, so it cannot be averaged; register it with persistent=False if it is a cache"
+            )
+        if _lane_dtype(tensor) != self.dtype:
+            raise ConfigError(
+                f"buffer {self.name!r} is now {dtype_name(tensor)}, so it cannot be averaged (expected "
+                f"{_KINDS[self.dtype]}, as when training began)"
+            )
+        return _reals(tensor)
+
+
+@dataclass(slots=True)
+class _Way:
+    """Elements [begin, stop) of a chunk are what targets [first, last) are to be; or part of one, from `at` on.
+
+    Attributes:
+        sizes: Of those targets.
+        is_flat: Have all of them one dimension?
+    """
+
+    chunk: int
+    device: torch.device
+    begin: int
+    stop: int
+    first: int
+    last: int
+    is_part: bool
+    at: int
+    sizes: list[int]
+    is_flat: bool
+
+
+class LaneLayout:
+    """What lies where; a function of the model alone.
+
+    Parameters lie in the reverse of their order in `model.parameters()`, as backward reaches the last layers
+    first, and buffers follow in chunks of their own. Up to 32 bits travel as float32, float64 as it is, integers
+    and bools as int64 under "max". Parameters with requires_grad=False at construction, those that are not in
+    `trained`, and buffers with persistent=False, which are caches, are left out.
+
+    Attributes:
+        devices: Accelerators that the model lies on; then lanes are in pinned memory.
+        bits: So many parameters and averaged buffers there are, each with a bit of its own in `present`.
+    Raises: ConfigError for a parameter or buffer that cannot be averaged, by name.
+    """
+
+    def __init__(
+        self, model: nn.Module, chunk_bytes: int, trained: Collection[nn.Parameter] | None = None
+    ) -> None:
+        self.lanes: list[Lane] = []
+        self.chunks: list[Chunk] = []
+        self.parameters: list[Place] = []  # In lane order, hence neighbors are neighbors in memory.
+        self.buffers: list[list[Place]] = []  # By lane.
+        parameters = averaged(model, trained)
+        buffers = averaged_buffers(model)
+        self.devices = accelerators(model.parameters())
+        for name, parameter in parameters:
+            check_parameter(name, parameter)
+        bit_by_name = {name: bit for bit, (name, _) in enumerate(parameters)}
+        for slot in buffers:
+            assert slot.tensor is not None
+            if _lane_dtype(slot.tensor) != torch.int64:
+                bit_by_name[slot.name] = len(bit_by_name)
+        self.bits = len(bit_by_name)
+
+        for dtype in (torch.float32, torch.float64, torch.int64):
+            mine: list[tuple[str, nn.Parameter | BufferSlot, int]] = [
+                (name, p, p.numel()) for name, p in reversed(parameters) if _lane_dtype(p) == dtype
+            ]
+            border = sum(elements for _, _, elements in mine)
+            for slot in buffers:
+                tensor = slot.tensor
+                if tensor is not None and tensor.numel() and _lane_dtype(tensor) == dtype:
+                    mine.append((slot.name, slot, _reals(tensor).numel()))
+            if not mine:
+                continue
+            lane, start = len(self.lanes), 0
+            self.buffers.append([])
+            for name, holder, elements in mine:
+                place = Place(name, holder, bit_by_name.get(name, -1), lane, start, start + elements, dtype)
+                (self.parameters if isinstance(holder, nn.Parameter) else self.buffers[lane]).append(place)
+                start += elements
+            self._add_lane(dtype, border, start, chunk_bytes // dtype.itemsize)
+        self._ways: list[_Way] = []  # Of the last `spread`.
+        self._ways_of: tuple[list[Place], list[torch.device]] = [], []
+        ends = [(chunk.lane, chunk.stop) for chunk in self.chunks]
+        places = itertools.chain(self.parameters, *self.buffers)
+        self._chunks_of = {place: _chunks_at(place, ends) for place in places}
+
+    def _add_lane(self, dtype: torch.dtype, border: int, stop: int, step: int) -> None:
+        op: Literal["mean", "max"] = "max" if dtype == torch.int64 else "mean"
+        for first, last in ((0, border), (border, stop)):
+            for start in range(first, last, step):
+                stop_here, of_gradients = min(start + step, last), last == border
+                self.chunks.append(Chunk(len(self.chunks), len(self.lanes), start, stop_here, of_gradients))
+        zeros = torch.zeros(stop, dtype=dtype, device="cpu", pin_memory=bool(self.devices))
+        self.lanes.append(Lane(dtype, op, zeros))
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """The chunks that are of another lane than the one before them, or of buffers after gradients."""
+        return tuple(
+            chunk.index
+            for before, chunk in itertools.pairwise(self.chunks)
+            if (before.lane, before.is_gradient) != (chunk.lane, chunk.is_gradient)
+        )
+
+    def chunks_at(self, place: Place) -> range:
+        """The chunks that a parameter or buffer lies in: one, or several in a row; none if it is empty."""
+        return self._chunks_of[place]
+
+    def gather_buffers(self, lane: int) -> torch.Tensor:
+        """The buffers of a lane as they are, in their place of its contribution."""
+        places, contribution = self.buffers[lane], self.lanes[lane].contribution
+        if not places:
+            return contribution[:0]
+        values = contribution[places[0].start : places[-1].stop]
+        stage(values, [place.buffer() for place in places], 1)
+        return values
+
+    def spread(
+        self, places: list[Place], targets: list[torch.Tensor], results: Sequence[torch.Tensor]
+    ) -> None:
+        """Copy results to `targets`, which lie at `places`. What goes to a device crosses chunk by chunk."""
+        wanted = ([*places], [target.device for target in targets])
+        if self._ways_of != wanted:  # Hardly ever: steps are alike, and there may be thousands of places.
+            self._ways_of, self._ways = wanted, self._plan(*wanted)
+        halves: dict[int, torch.Tensor] = {}  # What lies in several chunks, and is put together first.
+        crossed: tuple[int, torch.device | None] = -1, None  # Once for all that lies in it.
+        for way in self._ways:
+            if way.device.type == "cpu":
+                whole = results[way.chunk]
+            elif crossed != (way.chunk, way.device):
+                crossed, whole = (way.chunk, way.device), self._at(way.device, results[way.chunk])
+            result = whole[way.begin : way.stop]
+            if not way.is_part:
+                run = targets[way.first : way.last]
+                # Splitting takes a third of the time, and fits as long as all of them are flat.
+                values = result.split(way.sizes) if way.is_flat else _unflatten_dense_tensors(result, run)
+                torch._foreach_copy_(run, list(values))
+                continue
+            target = targets[way.first]
+            flat = halves.get(way.first)
+            if flat is None:
+                flat = target.view(-1) if target.is_contiguous() else target.new_empty(target.numel())
+                halves[way.first] = flat
+            flat[way.at : way.at + result.numel()] = result
+        for index, flat in halves.items():
+            if not targets[index].is_contiguous():
+                targets[index].copy_(flat.view(targets[index].shape))
+
+    def _at(self, device: torch.device, values: torch.Tensor) -> torch.Tensor:
+        return to_device(values, device) if device in self.devices else values.to(device)
+
+    def _plan(self, places: Sequence[Place], devices: Sequence[torch.device]) -> list[_Way]:
+        """How results get to these places: those one behind the other in a chunk, and on one device, together."""
+        ways: list[_Way] = []
+        for number, (place, device) in enumerate(zip(places, devices, strict=True)):
+            for index in self.chunks_at(place):
+                chunk, before = self.chunks[index], ways[-1] if ways else None
+                first, last = max(chunk.start, place.start), min(chunk.stop, place.stop)
+                is_part = last - first < place.stop - place.start
+                if (
+                    before is not None and not is_part and not before.is_part
+                    and (before.chunk, before.device, before.last) == (index, device, number)
+                    and before.stop == first - chunk.start
+                ):  # fmt: skip
+                    before.last, before.stop = number + 1, last - chunk.start
+                    before.sizes.append(last - first)
+                    before.is_flat &= place.is_flat
+                    continue
+                ways.append(
+                    _Way(
+                        index, device, first - chunk.start, last - chunk.start, number, number + 1, is_part,
+                        first - place.start, [last - first], place.is_flat,
+                    )
+                )  # fmt: skip
+        return ways
+
+
+@torch.no_grad()
+def stage(contribution: torch.Tensor, tensors: Sequence[torch.Tensor], weight: float) -> None:
+    """Write weight * tensor, one behind the other, to the beginning of `contribution`; waits for devices.
+
+    Widened before it is multiplied: float16 would overflow.
+    """
+    start, dtype = 0, contribution.dtype
+    for run in device_runs(tensors):
+        stop = start + sum(map(torch.Tensor.numel, run))
+        target = contribution[start:stop]
+        # A view of each small one would take longer than what it is for.
+        small = stop - start < SMALL * len(run)
+        if run[0].device.type != "cpu":
+            target.copy_(widened(run, dtype, weight))
+        elif len(run) == 1 or small:
+            joined = run[0].detach().reshape(-1) if len(run) == 1 else _flatten_dense_tensors(run)
+            if joined.dtype == dtype:
+                torch.mul(joined, weight, out=target)
+            else:
+                torch.mul(target.copy_(joined), weight, out=target)
+        else:  # In place, for fresh memory costs more than another pass.
+            torch.cat([tensor.detach().reshape(-1) for tensor in run], out=target)
+            if weight != 1:
+                target.mul_(weight)
+        start = stop
+
+
+def _lane_dtype(tensor: torch.Tensor) -> torch.dtype:
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return torch.int64
+    return torch.float64 if tensor.dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+def _promotes(dtype: torch.dtype, to: torch.dtype) -> bool:
+    try:
+        torch.promote_types(dtype, to)
+    except RuntimeError:
+        return False
+    return True
+
+
+def int_like(dtype: torch.dtype) -> torch.dtype:
+    """Of the same size, so that values can be compared to the bit: nan is nan then."""
+    return torch.int32 if dtype == torch.float32 else torch.int64
+
+
+def _reals(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _chunks_at(place: Place, ends: Sequence[tuple[int, int]]) -> range:
+    """`ends`: the lane of each chunk, and where it stops there."""
+    if place.start == place.stop:
+        return range(0)
+    first = bisect_left(ends, (place.lane, place.start + 1))
+    return range(first, bisect_left(ends, (place.lane, place.stop), first) + 1)

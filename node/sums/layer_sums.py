@@ -1,0 +1,394 @@
+"""Gradients of layers, added up over micro-batches, as chunks of the all-reduce.
+
+Which member computes which micro-batch changes with every plan, and floating-point sums hang on their order. So that
+training is the same to the bit whoever computes what, the gradient of each micro-batch is rounded to a grid that all
+members have agreed on, so coarse that float64 holds every sum of its points exactly: then no order can matter.
+
+    u = 2^(top + s - 52)     for gradients below 2^top in size, 2^s at least as many as are added
+
+That is finer than float32 for the largest gradients of a group, and as fine for those of a ten-thousandth. `top`
+follows the gradients of the last step. One that it does not fit makes the step count for nothing, and raises it.
+
+Each parameter lies with those that the same layers use: of a tied one both of its layers contribute a part.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import nn
+
+from ...protocols.errors import ConfigError
+from ..state.training_state import check_parameter, sparse_gradient, thawed
+from .compression import Encoding, Exact
+from .lanes import Chunk, Lane, chunk_bytes_of
+
+# Powers of two: at first, above the last gradients, and by so much more for one that does not fit.
+FIRST_TOP, ROOM, GROWS = 10, 6, 16
+MANTISSA = 52
+
+
+@dataclass(eq=False, slots=True)
+class _Place:
+    """A parameter, which lies at [start, stop) of its lane; bit number `bit` says that it has a gradient."""
+
+    parameter: nn.Parameter
+    bit: int
+    start: int
+    stop: int
+
+
+@dataclass(eq=False, slots=True)
+class _Group:
+    """Parameters that the same layers use, in these chunks. `top`: see the module. `due`: of these, who adds here."""
+
+    users: tuple[int, ...]
+    places: list[_Place]
+    chunks: range
+    top: int = FIRST_TOP
+    samples: float = 0.0  # Behind what was added here in this step, once for each layer.
+    due: set[int] = field(default_factory=set)
+    has_memory: bool = False
+
+
+Norms = dict[int, tuple[float, float]]
+"""By group, of its summed gradient: the largest value in size, and the sum of all squares."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """What a step has brought. `fits`: whether all gradients were within the grid; if not, they count for nothing.
+
+    `losses`: by micro-batch, each times its samples.
+    """
+
+    fits: bool
+    losses: list[float] = field(default_factory=list)
+
+
+class LayerSums:
+    """The store of an engine whose members compute different layers (ChunkStore).
+
+    Args:
+        layers: Of the model, in their order.
+        micro_batches: Of a step, at most.
+        exact: Sums in float64, on a grid. Else in float32, in the order of the trees.
+    Raises: ConfigError for a parameter that cannot be summed, by name.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], micro_batches: int, exact: bool = True) -> None:
+        self.exact, self.micro_batches = exact, micro_batches
+        dtype = torch.float64 if exact else torch.float32
+        users = _users(layers)
+        self._bit = {parameter: bit for bit, parameter in enumerate(users)}
+        self._place: dict[nn.Parameter, tuple[_Group, _Place]] = {}
+        self.groups: list[_Group] = []
+        self.chunks: list[Chunk] = []
+        self.borders: tuple[int, ...] = ()
+        elements = sum(parameter.numel() for parameter in users)
+        most = chunk_bytes_of(elements * dtype.itemsize) // dtype.itemsize
+        at = 0
+        # As backward comes to the last layers first, and what comes first is sent first.
+        for group in sorted(set(users.values()), key=lambda each: (-max(each), each)):
+            mine = [parameter for parameter, those in users.items() if those == group]
+            at = self._add_group(group, mine, at, most)
+        last = Chunk(len(self.chunks), 1, 0, micro_batches, True)
+        self.borders += (last.index,) if self.chunks else ()
+        self.chunks.append(last)
+        # Pages that nobody writes to take no memory, and pages no longer written to are given back.
+        size = max(at * dtype.itemsize, mmap.PAGESIZE)
+        self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.lanes = [
+            Lane(dtype, "mean", torch.frombuffer(self._memory, dtype=dtype)[:at]),
+            Lane(torch.float64, "mean", torch.zeros(micro_batches, dtype=torch.float64, device="cpu")),
+        ]
+        # A bit for each parameter that has a gradient here, then one for each group with one that does not fit.
+        self._present = np.zeros(len(users) + len(self.groups), dtype=bool)
+        self.loss_samples = 0.0
+
+    def _add_group(self, users: tuple[int, ...], parameters: list[nn.Parameter], at: int, most: int) -> int:
+        first, start = len(self.chunks), at
+        group = _Group(users, [], range(0))
+        for parameter in parameters:
+            place = _Place(parameter, self._bit[parameter], at, at + parameter.numel())
+            group.places.append(place)
+            self._place[parameter] = group, place
+            at = place.stop
+        for begin in range(start, at, most):
+            self.chunks.append(Chunk(len(self.chunks), 0, begin, min(begin + most, at), True))
+        group.chunks = range(first, len(self.chunks))
+        self.borders += (first,) if first and group.chunks else ()
+        self.groups.append(group)
+        return at
+
+    # --- what the all-reduce asks ---
+
+    stays = False  # What is added is zeros again before the next step.
+
+    def contribution(self, chunks: range) -> torch.Tensor:
+        """See ChunkStore."""
+        first, last = self.chunks[chunks[0]], self.chunks[chunks[-1]]
+        return self.lanes[first.lane].contribution[first.start : last.stop]
+
+    def encoding(self, chunk: int) -> Encoding:
+        """See ChunkStore."""
+        return Exact(self.lanes[self.chunks[chunk].lane].contribution.numpy().dtype)
+
+    @property
+    def total_bytes(self) -> int:
+        """Of what a step sums."""
+        return sum(lane.contribution.nbytes for lane in self.lanes)
+
+    # --- a step ---
+
+    def begin(self, layers: Collection[int]) -> list[range]:
+        """Nothing is added yet, and these layers will be. What was added before must have been sent.
+
+        Returns: the chunks that get nothing here.
+        """
+        for parameter in self._place:
+            parameter.grad = None  # The script may have gone back through the model by itself.
+        self._present[:] = False
+        self.loss_samples = 0.0
+        self.lanes[1].contribution.zero_()
+        for group in self.groups:
+            group.samples, group.due = 0.0, {*group.users} & {*layers}
+            if group.due and group.places:
+                self.lanes[0].contribution[group.places[0].start : group.places[-1].stop].zero_()
+                group.has_memory = True
+            elif group.has_memory:
+                self._let_go(group)
+        return [group.chunks for group in self.groups if group.chunks and not group.due]
+
+    def _let_go(self, group: _Group) -> None:
+        """Other members compute its layers now. Of pages, only those that it has alone."""
+        size = self.lanes[0].dtype.itemsize
+        start = -(-group.places[0].start * size // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = group.places[-1].stop * size // mmap.PAGESIZE * mmap.PAGESIZE - start
+        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._memory.madvise(mmap.MADV_DONTNEED, start, length)
+        group.has_memory = False
+
+    def finish(self, layers: Collection[int]) -> list[tuple[range, float]]:
+        """All has been added of these layers.
+
+        Returns: the chunks that are whole by that, and the samples behind them.
+        """
+        whole = []
+        for group in self.groups:
+            if group.chunks and group.due:
+                group.due -= {*layers}
+                if not group.due:
+                    whole.append((group.chunks, group.samples))
+        return whole
+
+    def abandon(self) -> list[range]:
+        """Nothing more will be added, and what was counts for nothing. Returns: the chunks that are not whole."""
+        left = [group.chunks for group in self.groups if group.chunks and group.due]
+        for group in self.groups:
+            group.due = set()
+        return left
+
+    @torch.no_grad()
+    def add(self, layer: nn.Module, samples: int) -> None:
+        """One micro-batch has gone back through `layer`: its mean gradients, times its samples, are added.
+
+        Takes them out of `.grad`. Raises: ConfigError for a gradient that cannot be added, by name.
+        """
+        groups = set[int]()
+        for name, parameter in layer.named_parameters():
+            if parameter not in self._place:
+                if parameter.requires_grad and parameter.grad is not None:
+                    raise thawed(f"{name!r} of a layer")
+                continue
+            group, place = self._place[parameter]
+            if id(group) not in groups:
+                groups.add(id(group))
+                group.samples += samples
+            grad, parameter.grad = parameter.grad, None
+            if grad is not None:
+                if grad.layout is not torch.strided:
+                    raise sparse_gradient(f"{name!r} of a layer")
+                self._present[place.bit] = True
+                self._add(group, place, grad.detach(), samples)
+
+    def has_strays(self) -> bool:
+        """Is there a gradient that `add` has not taken?"""
+        return any(parameter.grad is not None for parameter in self._place)
+
+    def _add(self, group: _Group, place: _Place, grad: torch.Tensor, samples: int) -> None:
+        total = self.lanes[0].contribution[place.start : place.stop]
+        here = grad.reshape(-1).cpu()
+        values = here.to(total.dtype)
+        if not self.exact:
+            total.add_(values, alpha=samples)
+            return
+        if samples * _largest(here) >= 2.0**group.top:
+            self._present[len(self._bit) + self.groups.index(group)] = True
+            return
+        if values.data_ptr() == grad.data_ptr():
+            values = values.clone()
+        unit = 2.0 ** (group.top + self._sum_bits(group) - MANTISSA)
+        # What is added to this, and taken off again, is a multiple of the unit.
+        turn = 1.5 * 2.0**MANTISSA * unit
+        total.add_(values.mul_(samples).add_(turn).sub_(turn))
+
+    def _sum_bits(self, group: _Group) -> int:
+        return math.ceil(math.log2(self.micro_batches * len(group.users))) + 2
+
+    def tell_loss(self, micro_batch: int, loss: float, samples: int) -> None:
+        """The mean loss of a micro-batch."""
+        self.lanes[1].contribution[micro_batch] = loss * samples
+        self.loss_samples += samples
+
+    def loss_sum(self) -> float:
+        """Of what `tell_loss` was told, each times its samples."""
+        return float(self.lanes[1].contribution.sum())
+
+    def loss_chunks(self) -> tuple[range, float]:
+        """Those of the losses."""
+        last = len(self.chunks) - 1
+        return range(last, last + 1), self.loss_samples
+
+    @property
+    def present(self) -> bytes:
+        """What this node says beside its sums, in bits: which parameters had a gradient, and what does not fit."""
+        return np.packbits(self._present, bitorder="little").tobytes()
+
+    # --- what has come ---
+
+    def norms(self, results: Sequence[torch.Tensor], groups: Iterable[int], squares: bool) -> Norms:
+        """Of the mean gradients of these groups, whose `results` are all here; none if nobody had samples.
+
+        `squares`: are they to be added up? Else they are 0.
+        """
+        found = {}
+        for number in groups if results else ():
+            users = len(self.groups[number].users)
+            values = [results[chunk] for chunk in self.groups[number].chunks]
+            total = sum(_squares(each) for each in values) if squares else 0.0
+            if values:
+                found[number] = users * max(map(_largest, values)), users**2 * total
+        return found
+
+    @torch.no_grad()
+    def adopt(
+        self,
+        present: bytes,
+        results: Sequence[torch.Tensor],
+        samples: float,
+        norms: Norms,
+        kept: Collection[int] | None = None,
+    ) -> Adopted:
+        """Write a step's sums to `.grad`, unless they do not fit the grid; then it is coarser from now on.
+
+        Args:
+            present: The bitwise or of all members' masks.
+            results: By chunk.
+            samples: Of the step.
+            norms: Of all groups.
+            kept: Groups whose parameters are here; those of others get no gradient. None: all.
+        """
+        bits = self._bits(present)
+        too_large = [group for group, over in zip(self.groups, bits[len(self._bit) :], strict=False) if over]
+        for group in too_large:
+            group.top += GROWS
+        if too_large:
+            return Adopted(False)
+        for number, group in enumerate(self.groups):
+            if kept is None or number in kept:
+                self._spread(group, results, bits)
+            else:
+                for place in group.places:
+                    place.parameter.grad = None
+            most, _ = norms.get(number, (0.0, 0.0))
+            if most:
+                group.top = math.frexp(most * samples)[1] + ROOM
+        losses = results[len(self.chunks) - 1]
+        return Adopted(True, [float(loss) * samples for loss in losses])
+
+    def with_gradient(self, present: bytes) -> list[nn.Parameter]:
+        """Parameters that had one, says that mask."""
+        bits = self._bits(present)
+        return [parameter for parameter, bit in self._bit.items() if bits[bit]]
+
+    def _bits(self, present: bytes) -> np.ndarray:
+        return np.unpackbits(np.frombuffer(present, dtype=np.uint8), bitorder="little").astype(bool)
+
+    def _spread(self, group: _Group, results: Sequence[torch.Tensor], bits: np.ndarray) -> None:
+        if not group.chunks:
+            return
+        values = torch.cat([results[chunk] for chunk in group.chunks])
+        if len(group.users) > 1:
+            values *= len(group.users)  # The mean was taken over the parts of each of its layers.
+        start = group.places[0].start
+        for place in group.places:
+            parameter = place.parameter
+            if not bits[place.bit]:
+                parameter.grad = None
+                continue
+            mine = values[place.start - start : place.stop - start].view(parameter.shape)
+            parameter.grad = mine.to(parameter.device, parameter.dtype)
+
+    # --- what all have alike ---
+
+    @property
+    def tops(self) -> list[int]:
+        """By group."""
+        return [group.top for group in self.groups]
+
+    def set_tops(self, tops: Sequence[int]) -> None:
+        """Those that the others have; not those of a checkpoint of which other layers were frozen."""
+        if len(tops) == len(self.groups):
+            for group, top in zip(self.groups, tops, strict=True):
+                group.top = top
+
+
+@torch.no_grad()
+def clip(parameters: Iterable[nn.Parameter], max_norm: float, norms: Norms) -> None:
+    """As torch's clip_grad_norm_, which looks at all gradients, of which some may not be here: `norms` are of all."""
+    norm = math.sqrt(sum(norms[group][1] for group in sorted(norms)))
+    scale = max_norm / (norm + 1e-6)
+    if scale >= 1.0:
+        return
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.mul_(scale)
+
+
+def _squares(values: torch.Tensor) -> float:
+    """Their sum, in double precision."""
+    doubles = values.double()
+    return float(doubles.dot(doubles))
+
+
+def _largest(values: torch.Tensor) -> float:
+    """The largest finite one in size; what is not finite goes into the sum as it is."""
+    if not values.numel():
+        return 0.0
+    least, most = map(float, torch.aminmax(values))
+    if math.isfinite(least) and math.isfinite(most):
+        return max(-least, most)
+    finite = values[values.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def _users(layers: Sequence[nn.Module]) -> dict[nn.Parameter, tuple[int, ...]]:
+    """Trained parameters, in the order of the layers, and which of these use each. Raises: ConfigError."""
+    users: dict[nn.Parameter, list[int]] = {}
+    for number, layer in enumerate(layers):
+        for name, parameter in layer.named_parameters():
+            check_parameter(f"{name} of layer {number}", parameter)
+            if not parameter.requires_grad:
+                continue
+            if parameter.dtype == torch.float64:
+                raise ConfigError(
+                    f"parameter {name!r} of layer {number} is float64 (expected 32 bits or less)"
+                )
+            users.setdefault(parameter, []).append(number)
+    return {parameter: tuple(numbers) for parameter, numbers in users.items()}

@@ -1,0 +1,1 @@
+"""Links to peers over ZeroMQ: how they open, carry and close."""
