@@ -39,6 +39,7 @@ from ..settings.resolved import CheckpointSettings
 from ..training.agreement import Agreement, judged
 from ..training.checkpointing import checkpointing_of
 from ..training.lr_schedule import LRSchedule
+from ..training.nan_watch import LossWatch
 from ..training.randomness import Randomness
 from ..training.state_copies import StateCopies
 from .global_batches import GlobalBatches
@@ -139,7 +140,7 @@ class Pipelines:
         self._tried, self._torn = -1, False  # The round that was last begun, and whether it was begun anew.
         self._attempt: tuple[ViewKey, int] | None = None  # The attempt that others have a part of.
         self._step_left = 0  # When the cluster went on without this node.
-        self.deal, self.calling = Deal(), Calling()
+        self.deal, self.calling, self._nan = Deal(), Calling(), LossWatch(session.say)
         self.last: StepDone | None = None
         self._laid: Laid | None = None  # Of the last step that was trained.
         self._planned: tuple[Any, Running] | None = None  # Of what it was made, and what came of it.
@@ -254,6 +255,7 @@ class Pipelines:
         elif self.keeping is not None:
             self.keeping.from_plain(runtime["keeping"])
         self.agreement.forget()
+        self._nan.forget()
         self._loaded = StateLoaded(self.round, self.step, arrival.manifest.total_bytes)
 
     def _counters(self) -> dict[str, Any]:
@@ -285,7 +287,7 @@ class Pipelines:
         final, mark = outcome.commit.total.leaving, None
         # What is fresh is on disk as it is, or was never trained.
         fresh = self.keeping is not None and self.keeping.made.fresh
-        if self.checkpointing is not None and (applied or final) and not fresh:
+        if self.checkpointing is not None and (applied or final) and not fresh and not self._nan.found:
             mark = self.checkpointing.due(self.step, self._run, outcome.commit)
         if outcome.snapshot is not None or mark is not None:
             self.copies.take(self.round, self._counters(), outcome.snapshot, mark)
@@ -554,6 +556,7 @@ class Pipelines:
         self._begun = True
         self.step += 1
         self.samples += weight
+        self._nan.look(loss, self.step, self.checkpointing is not None)
         self.schedule.stepped((loss * weight, weight))
 
     def _agree(self, total: Contribution) -> None:

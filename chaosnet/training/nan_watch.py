@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from .guard import Guard
 
 LOOK_EVERY = 16  # Steps: a look reads all parameters.
+NO_MORE = "; no more checkpoints are written, and those from before are kept: --resume goes back to them"
 
 
 class NanWatch:
@@ -24,9 +26,8 @@ class NanWatch:
 
     def __init__(self, model: nn.Module, guard: Guard | None, every: int, say: Callable[[str], None]) -> None:
         self._model, self._guard, self._every, self._say = model, guard, every, say
-        self._trained: dict[
-            str, torch.Tensor
-        ] = {}  # Those that had a gradient: what has none may hold anything.
+        # Those that had a gradient: what has none may hold anything.
+        self._trained: dict[str, torch.Tensor] = {}
         self.found = False
 
     def forget(self) -> None:
@@ -60,7 +61,31 @@ class NanWatch:
     def _told(self, name: str, step: int) -> str:
         told = f"the model has become NaN, on all nodes: {name!r}, seen after step {step}"
         if self._every:
-            told += "; no more checkpoints are written, and those from before are kept: --resume goes back to them"
+            told += NO_MORE
         if self._guard is None:
             told += '; Trainer(..., guard="skip") leaves out a gradient that is not finite'
         return told
+
+
+class LossWatch:
+    """One member's, of pipelines. All know the loss of a step: of a model that is NaN it is, too.
+
+    Attributes:
+        found: It is not finite.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self.found = False
+
+    def forget(self) -> None:
+        """The state has been replaced."""
+        self.found = False
+
+    def look(self, loss: float, step: int, is_saved: bool) -> None:
+        """`loss`: of that step. `is_saved`: checkpoints are written, as long as it is finite."""
+        if not self.found and not math.isfinite(loss):
+            self.found = True
+            self._say(
+                f"the loss of step {step} is {loss}, and the model with it{NO_MORE if is_saved else ''}"
+            )

@@ -1,6 +1,7 @@
 """`PipelineTrainer`, with one member: what is refused, and what it does beside computing."""
 
 import itertools
+import math
 import statistics
 import time
 
@@ -11,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from chaosnet import Callbacks, Checkpoints, Cluster, ConfigError, PipelineTrainer, Trainer
 from chaosnet.emulated import Emulated
+from chaosnet.node.state.checkpoint import scan
 from chaosnet.node.step_history import pace_s
 
 pytestmark = pytest.mark.realtime
@@ -110,6 +112,20 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_bit(tmp_path):
         assert t.step == 7  # The last that leaves writes one more.
         list(t.steps(make_data(), epochs=4))
         assert t.state_hash() == wanted
+
+
+def test_a_loss_that_becomes_nan_is_told_and_no_checkpoint_takes_the_place_of_those_from_before(
+    tmp_path, capfd
+):
+    inputs, targets = make_data().tensors
+    inputs[17] = float("nan")
+    with trainer(checkpoints=Checkpoints(tmp_path, every=1, kept=1), quiet=False) as t:
+        losses = [step.metrics["loss"] for step in t.steps(TensorDataset(inputs, targets), epochs=3)]
+    assert not math.isfinite(losses[-1])
+    first = next(number for number, loss in enumerate(losses, 1) if not math.isfinite(loss))
+    told = capfd.readouterr().err
+    assert told.count(f"the loss of step {first} is nan, and the model with it; no more checkpoints") == 1
+    assert all(checkpoint.step < first for checkpoint in scan(tmp_path))
 
 
 def test_gradients_larger_than_the_grid_cost_a_try_and_no_step():
