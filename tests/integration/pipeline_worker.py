@@ -163,7 +163,9 @@ def train(worker: Worker) -> None:
         worker.tell("notice", kind=notice.kind, node=notice.node, detail=notice.detail, step=notice.step)
 
     def on_epoch(event: EpochDone) -> None:
-        worker.tell("validated", epoch=event.epoch, step=event.step, found=trainer.validated)
+        found = {name: value for name, value in event.metrics.items() if name.startswith("val_")}
+        if found:
+            worker.tell("validated", epoch=event.epoch, found=found)
 
     def dies(module: nn.Module, inputs: object) -> None:
         """In the second forward of a validation."""
