@@ -94,9 +94,8 @@ def _run(
     except ChaosnetError as error:
         _note(error, error.__traceback__)
         endings.crash_all(error)
-        if (
-            isinstance(error, ConfigError) and endings.was_opened()
-        ):  # Else it is of an option, or of Trainer(...).
+        # Without a node it is of an option, or of Trainer(...).
+        if isinstance(error, ConfigError) and endings.was_opened():
             error.args = (f"{error}{_place_of(path, error.__traceback__)}",)
         raise
     except (SystemExit, KeyboardInterrupt) as error:
