@@ -63,9 +63,8 @@ def send(host: str, port: int, seconds: float) -> dict[str, Any]:
     with connection:
         connection.settimeout(PATIENCE_S)  # Without any progress.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(
-            socket, "TCP_NOTSENT_LOWAT"
-        ):  # What waits here at the end is sent, too: on a slow link for long.
+        # What waits here at the end is sent, too: on a slow link for long.
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         rtts_ms = []
         for _ in range(PINGS):

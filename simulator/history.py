@@ -32,9 +32,8 @@ class History(Network[SimNode]):
         self.persons = 0  # How often a person said that nodes are dead.
         self.history: dict[int, tuple[SimNode, Any]] = {}  # Step: who completed it first, and with what.
         self.dealt: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}  # To whom, in which step.
-        self.states: dict[
-            int, tuple[SimNode, int]
-        ] = {}  # After so many steps: who was there first, and its state.
+        # After so many steps: who was there first, and its state.
+        self.states: dict[int, tuple[SimNode, int]] = {}
         self.schedulers: dict[int, str] = {}
         self.views: dict[tuple[int, int], Any] = {}
         self.record = record  # Keep the whole story.

@@ -75,9 +75,8 @@ class SimNode(Machine):
         self.admitted = 0  # The first step that it contributes to as a member.
         self.step = 0
         self.taken_back = 0  # How often its part of that step has changed.
-        self.backlog: list[
-            tuple[fx.StepCompleted, frozenset[str]]
-        ] = []  # Results that came before the state did.
+        # Results that came before the state did.
+        self.backlog: list[tuple[fx.StepCompleted, frozenset[str]]] = []
         self.results: dict[int, dict[int, SimResult]] = {}  # Step: chunk: result.
         self.sums: dict[range, frozenset[str]] = {}
         self.contributed: set[tuple[int, int]] = set()  # Step and chunk, of the step under way.

@@ -149,9 +149,8 @@ def test_all_reduces_over_an_overlay_are_compared_with_its_bound(tmp_path):
     assert rows.keys() == {
         (policy, size) for policy in ("packed", "fapt", "single") for size in (262144, 65536)
     }
-    for row in (
-        rows.values()
-    ):  # That nodes have one and the same mean, and the right one, is the command's to check.
+    # That nodes have one and the same mean, and the right one, is the command's to check.
+    for row in rows.values():
         assert 0 < row["promised"] <= 1 + 1e-9
         assert len(row["rounds_s"]) == 2 and row["bound_s"] * 0.9 < row["median_s"]
         assert row["reached"] == pytest.approx(row["bound_s"] / row["median_s"])

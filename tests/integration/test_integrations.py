@@ -309,9 +309,8 @@ def test_a_run_goes_on_from_the_clusters_checkpoints(framework, tmp_path):
         assert [whole.exit_code(), second.exit_code()] == [0, 0], scripts.story()
         assert first.lines("valid") + second.lines("valid") == whole.lines("valid"), scripts.story()
         assert second.lines("weights") == whole.lines("weights"), scripts.story()
-        if (
-            framework == "transformers"
-        ):  # The loss is of the steps here, and not a sum of theirs by all steps.
+        # The loss is of the steps here, and not a sum of theirs by all steps.
+        if framework == "transformers":
             of_all, *of_halves = (float(run.lines("trained")[0][0]) for run in (whole, first, second))
             assert sum(of_halves) / 2 == pytest.approx(of_all), scripts.story()
 

@@ -156,10 +156,8 @@ def test_the_end_of_a_program_is_seen_at_the_other_end_of_the_link():
 
 
 def test_where_nobody_listens_a_connection_ends_at_once():
-    with (
-        up(ring(3)) as made,
-        pytest.raises(ConnectionResetError),
-    ):  # At its making already, where the relay is fast.
+    # At its making already, where the relay is fast.
+    with up(ring(3)) as made, pytest.raises(ConnectionResetError):
         socket.create_connection(address(at_of(made, "n0", "n1")), timeout=2.0).recv(1)
 
 
