@@ -3,9 +3,10 @@
 What comes is timed when a link is new (probing.py) and while state comes over it. What goes is timed all the while,
 and costs nothing: a link with more waiting for it carries what it can.
 
-On a busy machine that may be too low, as the node itself is late with the next. So the kernel is asked as well, where
-it counts for how long a connection had bytes on their way. That may be too low, too, as the last of a message is on
-its way for a round trip, whatever the rate. The higher of the two is taken.
+On a busy machine that may be too low, as the node itself is late with the next bytes; and over a short time too high,
+as buffers take some at once. So the kernel is asked as well, where it counts for how long a connection had bytes on
+their way. That may be too low, too, as the last of a message is on its way for a round trip, whatever the rate. So the
+queue's figure counts where there is no other, or if it is of long and higher.
 """
 
 from __future__ import annotations
@@ -53,6 +54,13 @@ class _Sent(NamedTuple):
         return 8 * self.total / self.total_s if is_enough or is_slow else 0.0
 
 
+def _bps(carried: _Sent, acknowledged: _Sent) -> float:
+    """What the link carries, by its queue and by the kernel; `carried` is enough."""
+    if acknowledged.bps and carried.total_s < LONG_S:
+        return acknowledged.bps
+    return max(carried.bps, acknowledged.bps)
+
+
 _UNKNOWN = _Rate(0.0, 0.0, "")
 
 
@@ -96,9 +104,7 @@ class Readings:
                 self.counted[peer] = _Sent(), _Sent()
                 new = now
             if new[0].bps:
-                self.sent[peer] = _Rate(
-                    self._usual_bps(peer, max(each.bps for each in new)), now_s, "traffic"
-                )
+                self.sent[peer] = _Rate(self._usual_bps(peer, _bps(*new)), now_s, "traffic")
                 self.counted[peer] = now
 
     def _usual_bps(self, peer: str, newest_bps: float) -> float:

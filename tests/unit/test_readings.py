@@ -57,8 +57,13 @@ def test_a_node_that_is_late_with_the_next_does_not_make_its_link_slow(readings)
     assert readings.samples["b"][-1] == 8 * 80 * MIB
 
 
-def test_of_two_rates_the_higher_counts(readings):
+def test_what_waits_for_round_trips_does_not_make_its_link_slow(readings):
     readings.carried({"b": (10 * MIB, 1.0)}, 5.0, {"b": (12 * MIB, 30.0)})
+    assert readings.of("b", 5.0).sent_bps == 80 * MIB
+
+
+def test_what_buffers_take_at_once_does_not_make_a_link_fast(readings):
+    readings.carried({"b": (2 * MIB, 0.1)}, 5.0, {"b": (4 * MIB, 0.4)})
     assert readings.of("b", 5.0).sent_bps == 80 * MIB
 
 
