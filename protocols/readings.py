@@ -5,8 +5,8 @@ and costs nothing: a link with more waiting for it carries what it can.
 
 On a busy machine that may be too low, as the node itself is late with the next bytes; and over a short time too high,
 as buffers take some at once. So the kernel is asked as well, where it counts for how long a connection had bytes on
-their way. That may be too low, too, as the last of a message is on its way for a round trip, whatever the rate. So the
-queue's figure counts where there is no other, or if it is of long and higher.
+their way. That may be too low, too, as the last of a message is on its way for a round trip, whatever the rate. So
+the queue's figure counts where there is no other, or if it is of a second or more, and higher.
 """
 
 from __future__ import annotations
