@@ -130,7 +130,12 @@ class History(Network[SimNode]):
         )
 
     def _check_weight(self, node: SimNode, step: int, who: frozenset[str], weight: float) -> None:
-        """A sum is divided by the number of its samples."""
+        """A sum is divided by the number of its samples.
+
+        In an earlier view than the newest it is of an attempt that counts for nothing, and samples were dealt anew.
+        """
+        if node.view.key != max(self.views):
+            return
         dealt = [each for name in whose(who) for each in self.dealt.get((step, name), ())]
         samples = sum(stop - start for start, stop in dealt)
         assert weight == samples, (
