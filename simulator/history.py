@@ -134,7 +134,7 @@ class History(Network[SimNode]):
 
         In an earlier view than the newest it is of an attempt that counts for nothing, and samples were dealt anew.
         """
-        if node.view.key != max(self.views):
+        if node.view.key != max(self.views, default=node.view.key):
             return
         dealt = [each for name in whose(who) for each in self.dealt.get((step, name), ())]
         samples = sum(stop - start for start, stop in dealt)
