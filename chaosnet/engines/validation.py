@@ -171,8 +171,10 @@ class Validating:
 
     # --- replication ---
 
-    def to_plain(self) -> dict[str, Any]:
-        """What is agreed."""
+    def to_plain(self) -> dict[str, Any] | None:
+        """What is agreed; None without a validation."""
+        if self._told is None:
+            return None
         return {
             "epoch": self._epoch,
             "at": self._at,
@@ -181,11 +183,12 @@ class Validating:
         }
 
     def from_plain(self, plain: Mapping[str, Any] | None, epoch: int) -> None:
-        """Take it over. Of a run that did not validate, or with other samples, none is under way."""
+        """Take it over. Of a run that did not validate, or otherwise, none is under way."""
         self._epoch, self._at, self._sums, self.last = epoch, 0, {}, {}
         if plain is not None and self._told is not None:
             self._epoch, self.last = plain["epoch"], dict(plain["last"])
-            if plain["at"] < self._length and not plain["at"] % self._batch:
+            is_same = not plain["at"] % self._batch and plain["sums"].keys() == {*self.names}
+            if is_same and plain["at"] < self._length:
                 self._at = plain["at"]
                 self._sums = {name: (value, weight) for name, (value, weight) in plain["sums"].items()}
 

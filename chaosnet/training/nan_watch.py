@@ -11,7 +11,6 @@ from torch import nn
 from .guard import Guard
 
 LOOK_EVERY = 16  # Steps: a look reads all parameters.
-NO_MORE = "; no more checkpoints are written, and those from before are kept: --resume goes back to them"
 
 
 class NanWatch:
@@ -61,31 +60,31 @@ class NanWatch:
     def _told(self, name: str, step: int) -> str:
         told = f"the model has become NaN, on all nodes: {name!r}, seen after step {step}"
         if self._every:
-            told += NO_MORE
+            told += "; no more checkpoints are written, and those from before are kept: --resume goes back to them"
         if self._guard is None:
             told += '; Trainer(..., guard="skip") leaves out a gradient that is not finite'
         return told
 
 
 class LossWatch:
-    """One member's, of pipelines. All know the loss of a step: of a model that is NaN it is, too.
+    """One member's, of pipelines. All know the loss of a step: of a model that is NaN it never is finite again.
 
     Attributes:
-        found: It is not finite.
+        found: It is not finite. It may be for one step, of a model that is none the worse.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+        self._say, self._has_said = say, False
         self.found = False
 
     def forget(self) -> None:
         """The state has been replaced."""
-        self.found = False
+        self.found = self._has_said = False
 
     def look(self, loss: float, step: int, is_saved: bool) -> None:
         """`loss`: of that step. `is_saved`: checkpoints are written, as long as it is finite."""
-        if not self.found and not math.isfinite(loss):
-            self.found = True
-            self._say(
-                f"the loss of step {step} is {loss}, and the model with it{NO_MORE if is_saved else ''}"
-            )
+        self.found = not math.isfinite(loss)
+        if self.found and not self._has_said:
+            self._has_said = True
+            saved = "; no checkpoint is written while it is not finite, and those from before are kept"
+            self._say(f"the loss of step {step} is {loss}{saved if is_saved else ''}")

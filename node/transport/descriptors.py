@@ -21,10 +21,8 @@ LEAST_UNSENT_BYTES, MOST_UNSENT_BYTES = 64 << 10, 4 << 20
 LAST_STANDARD = 2
 _NOTSENT_LOWAT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None
-_ACKED, _BUSY = (
-    struct.Struct("120xQ"),
-    struct.Struct("168xQ"),
-)  # In Linux's `struct tcp_info`, 4.10 and later.
+# In Linux's `struct tcp_info`, 4.10 and later.
+_ACKED, _BUSY = struct.Struct("120xQ"), struct.Struct("168xQ")
 
 
 @contextlib.contextmanager

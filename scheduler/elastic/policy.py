@@ -118,9 +118,8 @@ class RecoveryPolicy:
         self._place_of: dict[str, Place] = {
             worker: (i, s) for i, each in enumerate(state.pipelines) for s, worker in enumerate(each.workers)
         }
-        self._idle: dict[object, list[str]] = defaultdict(
-            list
-        )  # By what they are; those that are alike in one.
+        # By what they are; those that are alike in one.
+        self._idle: dict[object, list[str]] = defaultdict(list)
         for worker in sorted(state.idle):
             self._idle[self._likeness(worker)].append(worker)
         self._class_of = self._classes()

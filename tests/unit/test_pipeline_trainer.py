@@ -124,8 +124,24 @@ def test_a_loss_that_becomes_nan_is_told_and_no_checkpoint_takes_the_place_of_th
     assert not math.isfinite(losses[-1])
     first = next(number for number, loss in enumerate(losses, 1) if not math.isfinite(loss))
     told = capfd.readouterr().err
-    assert told.count(f"the loss of step {first} is nan, and the model with it; no more checkpoints") == 1
+    assert (
+        told.count(f"the loss of step {first} is nan; no checkpoint is written while it is not finite") == 1
+    )
     assert all(checkpoint.step < first for checkpoint in scan(tmp_path))
+
+
+def test_a_loss_that_was_infinite_for_a_step_does_not_end_checkpoints(tmp_path):
+    losses = iter([1.0, math.inf, 1.0])
+    scale = lambda out, y: nn.functional.cross_entropy(out, y) + next(losses)  # noqa: E731
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sizes = {"batch": 8, "micro_batch": 8}
+    with PipelineTrainer(
+        model, optimizer, scale, checkpoints=Checkpoints(tmp_path, every=1, kept=1), **sizes, **ONE
+    ) as t:
+        told = [step.metrics["loss"] for step in t.steps(make_data(24), epochs=1)]
+    assert [math.isfinite(loss) for loss in told] == [True, False, True]
+    assert [checkpoint.step for checkpoint in scan(tmp_path)] == [3]
 
 
 def test_gradients_larger_than_the_grid_cost_a_try_and_no_step():

@@ -125,5 +125,13 @@ def test_a_checkpoint_of_a_run_without_it_has_none_under_way():
     each = validating()
     each.from_plain(None, epoch=7)
     assert not each.is_due(7) and each.is_due(8)
+    without = Validating(None, nn.functional.cross_entropy, 4, 2)
+    each.from_plain(without.to_plain(), epoch=7)
+    assert not each.is_due(7), "that run did not validate"
     each.from_plain(validating(40).to_plain() | {"at": 36, "epoch": 6}, epoch=7)
     assert each.is_due(7) and each.to_plain()["at"] == 0, "it had other samples"
+    other = validating()
+    other.completed(told(4.0, 4.0), epoch=7)
+    measured = Validating(Validation(make_data(10), {"hits": hits}), nn.functional.cross_entropy, 4, 2)
+    measured.from_plain(other.to_plain() | {"epoch": 6}, epoch=7)
+    assert measured.is_due(7) and measured.to_plain()["at"] == 0, "it had other measures"
