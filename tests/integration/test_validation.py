@@ -52,7 +52,9 @@ def check(cluster: Cluster, alone: tuple[dict[int, dict[str, float]], dict[int, 
 
 def test_a_validation_changes_nothing_that_is_trained(alone, tmp_path):
     _, losses = run_alone(tmp_path)
-    assert losses == {step: loss for step, loss in alone[1].items() if step in losses}
+    both = losses.keys() & alone[1].keys()  # One of the two may have gone on for some steps before it left.
+    assert len(both) >= 5 * EPOCHS, "five steps an epoch"
+    assert {step: losses[step] for step in both} == {step: alone[1][step] for step in both}
 
 
 def test_members_that_die_and_join_validate_as_one_process_does(alone, tmp_path):
