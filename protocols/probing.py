@@ -31,7 +31,7 @@ Kind = Literal["in-band", "iperf3"]
 PROBE_BYTES = 1 << 20
 PROBES = 3
 # A probe that takes longer is the only one: it is long beside what disturbs it.
-SLOW_BPS = 8 * PROBE_BYTES / 0.01
+SLOW_BPS = 8 * PROBE_BYTES / 0.03
 HEAD = 3 / 8  # Of a probe, that says nothing.
 PATIENCE_S = {"in-band": 2.5, "iperf3": 10.0}
 MAX_SESSIONS = 64

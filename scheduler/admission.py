@@ -84,17 +84,19 @@ class Admission:
         """Until then others may still ask, or open their links; None if nobody waits for them."""
         if self.since_s is None:
             return None
-        bits = 8 * STATE_OF_RESULTS * self.costs()[0]
-        alone_s = max(
-            (bits / (_rate_bps(each, view) or math.inf) for each in self.wanting.values()), default=0.0
-        )
+        result_bytes, step_s = self.costs()
+        rates_bps = [_rate_bps(each, view) for each in self.wanting.values()]
+        alone_s = [8 * STATE_OF_RESULTS * result_bytes / rate_bps for rate_bps in rates_bps if rate_bps]
         if not self.is_complete(self.since_s):
             last_s = max(self.asked_s.values()) - self.since_s  # It has just begun to open its links.
-            waits_s = max(GATHER_SHARE * alone_s, GATHER_S[0], last_s + GATHER_S[0])
-        else:
+            waits_s = max(GATHER_SHARE * max(alone_s, default=0.0), GATHER_S[0], last_s + GATHER_S[0])
+        elif len(view.members) == 1:
             # All there are so far are there. At the beginning of a run others are about to ask: machines are started
-            # together, and who comes later waits until these have the state.
-            waits_s = alone_s if len(view.members) == 1 else 0.0
+            # together, and who comes later waits for the end of this join, a transfer and a step.
+            fetch_s = min(alone_s, default=0.0)
+            waits_s = fetch_s + min(step_s or 0.0, fetch_s)
+        else:
+            waits_s = 0.0
         return self.since_s + min(waits_s, GATHER_S[1])
 
     def admissible(self, view: View) -> tuple[Entrant, ...]:

@@ -16,7 +16,7 @@ from .notices import Notices
 from .repairs import Repairs
 from .replanning import Replanning
 from .tenure import MAX_QUEUE, REPEAT_EVERY_S, Proposal, Tenure
-from .views import AddJoiners, Change, Nothing, Remove, Repair, Replan
+from .views import AddJoiners, Change, Nothing, Promote, Remove, Repair, Replan
 
 # If no step carries the vote by then (everybody is paused), a flush lets the leaver go. While they train, this step
 # or the next one carries it: so the wait is at least so many seconds, and so many usual steps.
@@ -66,8 +66,14 @@ class Changes:
         queue = self.tenure.queue
         if self.is_queued(change) or len(queue) >= MAX_QUEUE:
             return []
-        queue.append(change)
+        queue.insert(self._place(change), change)
         return self.propose_next(now_s)
+
+    def _place(self, change: Change) -> int:
+        """At the end, but that joiners come before votes: their view gives a vote, too."""
+        queue, members = self.tenure.queue, self.tenure.view.member_set
+        votes = (at for at, each in enumerate(queue) if isinstance(each, Promote) and each.node in members)
+        return next(votes, len(queue)) if isinstance(change, AddJoiners) else len(queue)
 
     def admit(self, now_s: float) -> list[Effect]:
         """All have opened their links, or had the time to: those that can be are let in together."""
@@ -115,7 +121,8 @@ class Changes:
         """Which joiners, and which links, is known only when its turn has come."""
         tenure = self.tenure
         if isinstance(change, AddJoiners):
-            change = AddJoiners(joiners=tenure.admission.admissible(tenure.view))
+            voter = next(iter(views.without_vote(tenure.view)), "")
+            change = AddJoiners(joiners=tenure.admission.admissible(tenure.view), voter=voter)
             for each in change.joiners:
                 wanting = tenure.admission.wanting[each.node]
                 for peer, reading in wanting.links.items():

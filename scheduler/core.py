@@ -141,7 +141,7 @@ class Scheduler(Tenure):
         self.changes.replanning.entered(now_s)
         self.repairs.entered(view, {*view.node_ids, *self.requests})
         effects += self.changes.switched(view)
-        if self.admission.wanting and self.admission.since_s is None:
+        if self.admission.wanting and (self.admission.since_s is None or self.joins.is_due(now_s)):
             effects += self.changes.admit(now_s)  # Somebody may be there now through whom they can be let in.
         self.changes.repair(view)
         return effects + self.changes.propose_next(now_s)

@@ -30,7 +30,7 @@ from .changes import Changes
 from .flushes import Flushes
 from .repairs import Repairs
 from .tenure import MAX_QUEUE, Tenure
-from .views import Entrant, Promote
+from .views import Entrant, Promote, without_vote
 
 MAX_NEIGHBORS = 64  # Named in one NegotiationPlan.
 # A member that reports so long after a later process of its name has asked is another node; as RIVAL_S of the
@@ -60,9 +60,9 @@ class Joins:
         return tenure.admission.at_s(tenure.view) if tenure.sync.view is not None else None
 
     def tick(self, now_s: float) -> list[Effect]:
-        return self.changes.admit(now_s) if self._is_due(now_s) else []
+        return self.changes.admit(now_s) if self.is_due(now_s) else []
 
-    def _is_due(self, now_s: float) -> bool:
+    def is_due(self, now_s: float) -> bool:
         at_s = self.admit_at_s
         return at_s is not None and now_s >= at_s
 
@@ -252,10 +252,12 @@ class Joins:
         return tenure.send(node, Expelled(node=node, reason="it is not in the view any more", key=view.key))
 
     def stepped(self, now_s: float) -> list[Effect]:
-        """Who has taken part in a step, and has no vote yet, is to get one."""
+        """Who has taken part in a step, and has no vote yet, is to get one.
+
+        Who opens links just now will be in the same view: a step may take as long as a state does.
+        """
         self.stepped_s = now_s
-        view = self.tenure.view
-        lacking = [each.node for each in view.joining if each.node in view.member_set]
+        lacking = without_vote(self.tenure.view) if self.tenure.admission.is_complete(now_s) else []
         effects = self.changes.enqueue(Promote(node=lacking[0]), now_s) if lacking else []
         return effects + self._promote_early(now_s)
 

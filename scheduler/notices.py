@@ -29,11 +29,12 @@ class Notices:
         links = sum({*each} <= members for each in view.links)  # Not those of joiners.
         count = f"{counted(len(members), 'member')}, {counted(links, 'link')}"
         match change:
-            case AddJoiners(joiners=joiners):
-                return [
+            case AddJoiners(joiners=joiners, voter=voter):
+                told = [
                     Happened("replication", each.node, f"starts to pull the state ({mode(each)})", step)
                     for each in joiners
                 ]
+                return [*self.done(Promote(node=voter), view), *told] if voter else told
             case Promote(early=True):
                 return []  # It is told once it has a vote.
             case Promote(node=node):

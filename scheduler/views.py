@@ -41,9 +41,13 @@ class Entrant:
 
 @dataclass(frozen=True, slots=True)
 class AddJoiners(Change):
-    """Scale-out, first half, of all who want in and can be let in together."""
+    """Scale-out, first half, of all who want in and can be let in together.
+
+    `voter`: a member that gets its vote in the same view, "" for nobody.
+    """
 
     joiners: tuple[Entrant, ...] = ()
+    voter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ def apply_change(
     """
     match change:
         case AddJoiners():
-            return _add_joiners(view, change.joiners, key, step)
+            return _add_joiners(view, change, key, step)
         case Promote(node=node, early=early):
             return _promote(view, node, early, key, step)
         case Remove(node=node):
@@ -228,8 +232,8 @@ def admissible(view: View, wanting: Iterable[Entrant]) -> tuple[Entrant, ...]:
     )
 
 
-def _add_joiners(view: View, joiners: tuple[Entrant, ...], key: tuple[int, int], step: int) -> View:
-    new = admissible(view, joiners)
+def _add_joiners(view: View, change: AddJoiners, key: tuple[int, int], step: int) -> View:
+    new = admissible(view, change.joiners)
     if not new:
         raise Nothing("nobody who wants in has a link to a member any more")
     names = {each.node for each in new}
@@ -247,8 +251,13 @@ def _add_joiners(view: View, joiners: tuple[Entrant, ...], key: tuple[int, int],
         tuple(links),
         members=(*view.members, *(nodes[each.node] for each in new if each.blocking)),
         observers=(*observers, *(nodes[each.node] for each in new if not each.blocking)),
-        joining=(*_not_voting(view), *joining),
+        joining=(*_not_voting(view, change.voter), *joining),
     )
+
+
+def without_vote(view: View) -> list[str]:
+    """Members that have none yet, in the order in which they get it."""
+    return [each.node for each in view.joining if each.node in view.member_set]
 
 
 def _not_voting(view: View, away: str = "") -> tuple[Entering, ...]:
