@@ -10,6 +10,7 @@ Who joins in the same view fetches the same state, so they pass it on to each ot
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 
@@ -93,7 +94,7 @@ class Admission:
         elif len(view.members) == 1:
             # All there are so far are there. At the beginning of a run others are about to ask: machines are started
             # together, and who comes later waits for the end of this join, a transfer and a step.
-            fetch_s = min(alone_s, default=0.0)
+            fetch_s = statistics.median(alone_s) if alone_s else 0.0  # Rates of new links may be wrong.
             waits_s = fetch_s + min(step_s or 0.0, fetch_s)
         else:
             waits_s = 0.0
