@@ -44,6 +44,7 @@ BACKENDS: dict[str, type[Netns] | type[RelayTestbed] | type[Docker]] = {
 OWN = (Netns, RelayTestbed)  # Back ends that make the nodes as well.
 OWN_HELP = "netns: network namespaces (root); relay: a process that relays, without root"
 DRY_RUN = "dry-run"
+POLL_S = 0.05
 ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # Told to end, or the terminal is closed.
 LEAVE_S = 5.0  # After Ctrl+C; then is told how to end what stays.
 SHAPES: dict[str, Callable[..., Topology]] = {
@@ -335,13 +336,23 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
         if signal.getsignal(number) is not signal.SIG_IGN:  # As nohup wants it.
             signal.signal(number, hand_on)
     try:
-        return [process.wait() for process in processes]
+        return _codes(processes)
     except KeyboardInterrupt:
         deadline_s = time.monotonic() + LEAVE_S
         with suppress(subprocess.TimeoutExpired):
             return [process.wait(max(0.0, deadline_s - time.monotonic())) for process in processes]
         click.echo("not all programs have ended yet (Ctrl+C again: they are killed)", err=True)
-        return [process.wait() for process in processes]
+        return _codes(processes)
+
+
+def _codes(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+    """Once all have ended.
+
+    A signal that comes just before a call that waits for ever is heard at the end of that call: so none does.
+    """
+    while any(process.poll() is None for process in processes):
+        time.sleep(POLL_S)
+    return [process.returncode for process in processes]
 
 
 def _exit_code(codes: Sequence[int]) -> int:
