@@ -8,20 +8,22 @@ BIN := $(VENV)/bin
 demo: $(VENV)/installed
 	$(BIN)/chaosnet demo
 
-# Tests go on side by side. Those of real processes are timed: of these, what fails so is run once more, alone.
+# Tests go on side by side. Those of real processes wait more than they compute, so there are half as many more of them
+# as processors; and they are timed, so what fails is run once more, alone.
 SIDE_BY_SIDE := -n auto --dist loadscope
+WAITING = -n $$($(BIN)/python -c "import os; print(3 * os.cpu_count() // 2)") --dist loadscope
 ALONE := --last-failed --last-failed-no-failures none -rf
 # In a process of its own: where the sham device is loaded, torch.accelerator finds it ever after.
 SHAM := CHAOSNET_TEST_DEVICE=sham $(BIN)/python -m pytest tests/accelerator
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not realtime"
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and realtime" || $(BIN)/python -m pytest $(ALONE) -m realtime
+	$(BIN)/python -m pytest $(WAITING) -m "not slow and realtime" || $(BIN)/python -m pytest $(ALONE) -m realtime
 	$(SHAM)
 
 test-all: $(VENV)/installed
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not realtime"
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m realtime || $(BIN)/python -m pytest $(ALONE) -m realtime
+	$(BIN)/python -m pytest $(WAITING) -m realtime || $(BIN)/python -m pytest $(ALONE) -m realtime
 	$(SHAM)
 
 # On the device that torch.accelerator finds; `make test` has these tests run on one that only behaves like one.

@@ -174,9 +174,9 @@ def test_a_damaged_checkpoint_is_passed_over_when_layers_are_lost(alone, tmp_pat
         newest = choose(scan(tmp_path / "saved"))
         shard = max(newest.path.glob("*.safetensors"), key=lambda path: path.stat().st_size)
         shard.write_bytes(shard.read_bytes()[:-1] + b"?")
-        for node in cluster.nodes:
-            node.signal(signal.SIGCONT)
         left = kill_both_keepers(cluster, 3)
+        for node in left:
+            node.signal(signal.SIGCONT)
         again = {node.last("loaded again")["step"] for node in left}
         cluster.until(lambda: left[0].told("step")[-1]["step"] > newest.step + 10, "steps that follow")
         cluster.leave()
