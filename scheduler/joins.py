@@ -49,6 +49,7 @@ class Joins:
         self.digest, self.spec, self.strategy = digest, spec, strategy
         self.ready_at_s: dict[str, float] = {}  # Observers that are about to have the state: when they will.
         self.stepped_s = 0.0
+        self.stepped_in = (0, 0)  # The view after the last step.
         # Members whose name a later process has asked for: its life, and when it asked first.
         self.namesakes: dict[str, tuple[int, float]] = {}
         self.astray: set[str] = set()  # Members that have asked once to be let in.
@@ -254,10 +255,13 @@ class Joins:
     def stepped(self, now_s: float) -> list[Effect]:
         """Who has taken part in a step, and has no vote yet, is to get one.
 
-        Who opens links just now will be in the same view: a step may take as long as a state does.
+        Who opens links just now will be in the same view: a step may take as long as a state does. But they may be
+        stuck, so a vote waits for one step at most.
         """
         self.stepped_s = now_s
-        lacking = without_vote(self.tenure.view) if self.tenure.admission.is_complete(now_s) else []
+        view, complete = self.tenure.view, self.tenure.admission.is_complete(now_s)
+        lacking = without_vote(view) if complete or self.stepped_in == view.key else []
+        self.stepped_in = view.key
         effects = self.changes.enqueue(Promote(node=lacking[0]), now_s) if lacking else []
         return effects + self._promote_early(now_s)
 

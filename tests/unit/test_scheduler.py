@@ -1198,6 +1198,22 @@ def test_who_comes_next_does_not_wait_for_a_vote_which_its_view_gives_too(is_ope
     assert told == [("joined", "j"), ("replication", "k")]
 
 
+def test_who_opens_no_links_holds_up_a_vote_for_one_step_at_most():
+    bench = alone()
+    asks(bench, "j")
+    is_linked(bench, "j", 1e9, "a")
+    [prepare] = gathered(bench)
+    asks(bench, "stuck")
+    bench.enter(prepare.view, 11)
+    bench.take_sent()
+    bench.scheduler.stepped(bench.now_s)
+    assert bench.take_sent() == []
+    asks(bench, "stuck")
+    bench.take_sent()
+    bench.scheduler.stepped(bench.now_s)
+    assert bench.proposed().voter_ids == ("a", "j")
+
+
 def test_a_view_names_no_more_joiners_than_a_message_takes():
     base = make_view("a", [])
     crowd = [Entrant(f"j{index}", neighbors=("a",), blocking=True) for index in range(100)]
