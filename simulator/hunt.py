@@ -43,7 +43,7 @@ KNOWN_RESTARTS = ("rejoin/3/0/99/sender-before",)
 KNOWN_FAR = 5, 27  # The same, of lives with far links.
 KNOWN_WITH_TENSORS = 0, 2, 3, 15, 56, 61  # The same, of lives in which nodes need each other's tensors.
 # The same, of lives in which nodes keep parts of the state.
-KNOWN_WITH_PARTS = 1, 2, 5, 24, 52, 94, 134, 361, 602
+KNOWN_WITH_PARTS = 1, 2, 5, 24, 52, 94, 134, 361, 602, 626, 1177
 KNOWN_HARD = (900293,)  # The same, with many faults, and up to seven nodes at first.
 NODES = 2, 4  # Small clusters lose their quorum more often, and live faster.
 ACTIONS = 300_000  # A life of a minute takes some 30,000; a flood is to be noticed soon.
