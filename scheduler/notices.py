@@ -30,11 +30,12 @@ class Notices:
         count = f"{counted(len(members), 'member')}, {counted(links, 'link')}"
         match change:
             case AddJoiners(joiners=joiners, voter=voter):
-                told = [
+                votes = self.done(Promote(node=voter), view) if voter else []
+                pulls = [
                     Happened("replication", each.node, f"starts to pull the state ({mode(each)})", step)
                     for each in joiners
                 ]
-                return [*self.done(Promote(node=voter), view), *told] if voter else told
+                return [*votes, *pulls]
             case Promote(early=True):
                 return []  # It is told once it has a vote.
             case Promote(node=node):
