@@ -3,6 +3,8 @@
 That is other trees, or messages of another size. A change costs training nothing (it travels with a step), but it
 costs everybody a view, and rates are noisy.
 So the all-reduce has to become shorter by a share of its own time and of a whole step's, and twice in a row.
+Where rates change all the time, as between processes that share processors, no plan is right for long: a plan that
+did not last is followed by a longer pause.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from .trees import SpanningTree
 
 LOOK_EVERY_S = 2.0  # Rates are reported every second.
 SETTLE_S = 4.0  # After a change of view: what was measured before it says little of what it loads.
+MOST_SETTLE_S = 60.0  # After plans of which none lasted for so many times the pause before it.
+LASTING = 4.0
 GAIN = 0.15  # Of the all-reduce's time, at least.
 GAIN_OF_STEP = 0.03
 SAME = 0.1  # Rates that differ by less since the last look are not looked at again.
@@ -33,10 +37,18 @@ class Replanning:
     look_at_s: float = 0.0
     seen_bps: Mapping[Link, float] = field(default_factory=dict)  # When nothing better was found.
     worth: str = ""  # What the last look has found.
+    asked: bool = False  # For another plan, in this view.
+    planned_s: float = -math.inf  # When such a view was in force last, and the pause after it.
+    pause_s: float = SETTLE_S
 
     def entered(self, now_s: float) -> None:
         """Another view is in force, with trees of its own."""
-        self.look_at_s, self.seen_bps, self.worth = now_s + SETTLE_S, {}, ""
+        pause_s = SETTLE_S
+        if self.asked:
+            lasted = now_s - self.planned_s > LASTING * self.pause_s
+            pause_s = SETTLE_S if lasted else min(2 * self.pause_s, MOST_SETTLE_S)
+            self.planned_s, self.pause_s = now_s, pause_s
+        self.look_at_s, self.seen_bps, self.worth, self.asked = now_s + pause_s, {}, "", False
 
     def look(
         self, view: View, graph_now: Callable[[], nx.Graph], policy: SyncPolicy, result_bytes: int, step_s: float,
@@ -57,6 +69,7 @@ class Replanning:
             return ""
         before, self.worth = self.worth, _gain(view, graph, policy, result_bytes, step_s)
         self.seen_bps = {} if self.worth else rates_bps
+        self.asked |= bool(before and self.worth)
         return self.worth if before else ""
 
     def _is_like(self, rates_bps: Mapping[Link, float]) -> bool:

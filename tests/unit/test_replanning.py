@@ -1,5 +1,6 @@
 """`chaosnet.scheduler.replanning`: other trees when links carry something else, and not for noise."""
 
+import itertools
 import random
 
 import networkx as nx
@@ -7,7 +8,7 @@ import pytest
 
 from chaosnet.protocols.messages import Member, View
 from chaosnet.scheduler import views
-from chaosnet.scheduler.replanning import LOOK_EVERY_S, SETTLE_S, Replanning
+from chaosnet.scheduler.replanning import LASTING, LOOK_EVERY_S, MOST_SETTLE_S, SETTLE_S, Replanning
 from chaosnet.scheduler.sync_plan import packed
 
 MBIT = 1e6
@@ -96,6 +97,30 @@ def test_after_a_change_of_view_rates_have_time_to_settle():
     watch = Watch(planned(overlay()))
     watch.replanning.entered(watch.now_s)
     assert not any(watch.look(overlay(ab=20)) for _ in range(int(SETTLE_S / LOOK_EVERY_S) - 1))
+
+
+def test_where_no_plan_is_right_for_long_the_pauses_become_longer():
+    """Now one link is slow, now another; after a calm time a slow one is left as soon as at first."""
+    watch, changes = Watch(planned(overlay())), []
+    slow = itertools.cycle(LINKS)
+    while watch.now_s < 700.0:
+        graph = overlay(**{"".join(next(slow)): 20})
+        while not watch.look(graph):
+            pass
+        changes.append(watch.now_s)
+        watch.view = planned(graph)
+        watch.replanning.entered(watch.now_s)
+    pauses = [b - a for a, b in itertools.pairwise(changes)]
+    assert pauses == sorted(pauses) and pauses[0] < 2 * SETTLE_S + 2 * LOOK_EVERY_S
+    assert MOST_SETTLE_S <= pauses[-1] <= MOST_SETTLE_S + 2 * LOOK_EVERY_S
+    watch.now_s += LASTING * MOST_SETTLE_S
+    for each in ("ab", "cd"):
+        began_s, graph = watch.now_s, overlay(**{each: 20})
+        while not watch.look(graph):
+            pass
+        watch.view = planned(graph)
+        watch.replanning.entered(watch.now_s)
+        assert watch.now_s - began_s <= 2 * SETTLE_S + 2 * LOOK_EVERY_S
 
 
 @pytest.mark.parametrize("kind", ["observers", "joining"])
