@@ -163,12 +163,14 @@ class Changes:
             effects += self.flushes.leave(change.node, "no link can take its place", now_s)
         return effects + self.propose_next(now_s)
 
-    def switched(self, view: View) -> list[Effect]:
+    def switched(self, view: View, now_s: float) -> list[Effect]:
         """A new view is in force: if it is the one proposed, the change is done."""
         proposal = self.tenure.proposal
         self.tenure.propose(None)
-        if proposal is not None and proposal.view.key == view.key:
-            return self.notices.done(proposal.change, view)
+        done = proposal.change if proposal is not None and proposal.view.key == view.key else None
+        self.replanning.entered(now_s, isinstance(done, Replan))
+        if done is not None:
+            return self.notices.done(done, view)
         if proposal is not None:
             self.tenure.put_off(proposal.change)
         return []

@@ -138,9 +138,8 @@ class Scheduler(Tenure):
     def switched(self, view: View, now_s: float) -> list[Effect]:
         """The host entered a new view: finish what it was for, go on with the next change."""
         effects = self.joins.switched(view)
-        self.changes.replanning.entered(now_s)
         self.repairs.entered(view, {*view.node_ids, *self.requests})
-        effects += self.changes.switched(view)
+        effects += self.changes.switched(view, now_s)
         if self.admission.wanting and (self.admission.since_s is None or self.joins.is_due(now_s)):
             effects += self.changes.admit(now_s)  # Somebody may be there now through whom they can be let in.
         self.changes.repair(view)

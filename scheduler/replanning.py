@@ -23,8 +23,8 @@ from .trees import SpanningTree
 
 LOOK_EVERY_S = 2.0  # Rates are reported every second.
 SETTLE_S = 4.0  # After a change of view: what was measured before it says little of what it loads.
-MOST_SETTLE_S = 60.0  # After plans of which none lasted for so many times the pause before it.
-LASTING = 4.0
+# A plan that did not last for so many times the pause after it is followed by twice that pause, up to the longest.
+LASTING, MOST_SETTLE_S = 4.0, 60.0
 GAIN = 0.15  # Of the all-reduce's time, at least.
 GAIN_OF_STEP = 0.03
 SAME = 0.1  # Rates that differ by less since the last look are not looked at again.
@@ -37,18 +37,17 @@ class Replanning:
     look_at_s: float = 0.0
     seen_bps: Mapping[Link, float] = field(default_factory=dict)  # When nothing better was found.
     worth: str = ""  # What the last look has found.
-    asked: bool = False  # For another plan, in this view.
-    planned_s: float = -math.inf  # When such a view was in force last, and the pause after it.
+    planned_s: float = -math.inf  # When another plan was in force last, and the pause after it.
     pause_s: float = SETTLE_S
 
-    def entered(self, now_s: float) -> None:
-        """Another view is in force, with trees of its own."""
+    def entered(self, now_s: float, is_replanned: bool = False) -> None:
+        """Another view is in force, with trees of its own. `is_replanned`: for their sake alone."""
         pause_s = SETTLE_S
-        if self.asked:
+        if is_replanned:
             lasted = now_s - self.planned_s > LASTING * self.pause_s
             pause_s = SETTLE_S if lasted else min(2 * self.pause_s, MOST_SETTLE_S)
             self.planned_s, self.pause_s = now_s, pause_s
-        self.look_at_s, self.seen_bps, self.worth, self.asked = now_s + pause_s, {}, "", False
+        self.look_at_s, self.seen_bps, self.worth = now_s + pause_s, {}, ""
 
     def look(
         self, view: View, graph_now: Callable[[], nx.Graph], policy: SyncPolicy, result_bytes: int, step_s: float,
@@ -69,7 +68,6 @@ class Replanning:
             return ""
         before, self.worth = self.worth, _gain(view, graph, policy, result_bytes, step_s)
         self.seen_bps = {} if self.worth else rates_bps
-        self.asked |= bool(before and self.worth)
         return self.worth if before else ""
 
     def _is_like(self, rates_bps: Mapping[Link, float]) -> bool:

@@ -220,7 +220,7 @@ def admissible(view: View, wanting: Iterable[Entrant]) -> tuple[Entrant, ...]:
             if peer in around:
                 around[peer].add(name)
     inside, found = {*view.member_ids}, dict[str, Entrant]()
-    most = MAX_JOINING - len(_not_voting(view))
+    most = MAX_JOINING - len(without_vote(view))
     while fresh := [name for name in by_name if name not in found and around[name] & inside][
         : most - len(found)
     ]:
@@ -263,9 +263,7 @@ def without_vote(view: View) -> list[str]:
 def _not_voting(view: View, away: str = "") -> tuple[Entering, ...]:
     """Members who have no vote yet stay so in the next view: from one to the next one gets it at most."""
     return tuple(
-        Entering(node=each.node, sources=(), blocking=True)
-        for each in view.joining
-        if each.node in view.member_set and each.node != away
+        Entering(node=node, sources=(), blocking=True) for node in without_vote(view) if node != away
     )
 
 

@@ -109,7 +109,7 @@ def test_where_no_plan_is_right_for_long_the_pauses_become_longer():
             pass
         changes.append(watch.now_s)
         watch.view = planned(graph)
-        watch.replanning.entered(watch.now_s)
+        watch.replanning.entered(watch.now_s, is_replanned=True)
     pauses = [b - a for a, b in itertools.pairwise(changes)]
     assert pauses == sorted(pauses) and pauses[0] < 2 * SETTLE_S + 2 * LOOK_EVERY_S
     assert MOST_SETTLE_S <= pauses[-1] <= MOST_SETTLE_S + 2 * LOOK_EVERY_S
@@ -119,7 +119,7 @@ def test_where_no_plan_is_right_for_long_the_pauses_become_longer():
         while not watch.look(graph):
             pass
         watch.view = planned(graph)
-        watch.replanning.entered(watch.now_s)
+        watch.replanning.entered(watch.now_s, is_replanned=True)
         assert watch.now_s - began_s <= 2 * SETTLE_S + 2 * LOOK_EVERY_S
 
 
