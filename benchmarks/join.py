@@ -105,6 +105,7 @@ def _worker(
     return {
         "called_s": called_s,
         "member_s": member_s,
+        "phases_s": dict(trainer.join_phases),
         "times_s": times,
         "bytes": trainer.join_bytes,
         "bytes_by_source": trainer.join_bytes_by_source,
@@ -157,6 +158,7 @@ def _figures(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         "seconds": end_s - begin_s,
         "seconds_to_membership": joiner["member_s"] - begin_s,
+        "phases_s": joiner["phases_s"],
         "bytes": joiner["bytes"],
         "bytes_by_source": joiner["bytes_by_source"],
         "bound_seconds": bound_s,

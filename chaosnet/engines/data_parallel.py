@@ -207,7 +207,9 @@ class DataParallel:
     # --- the state ---
 
     def _load(self, arrival: Arrival) -> None:
-        runtime = self.state.load(arrival)
+        runtime, replaced = self.agreement.told_by_load(lambda: self.state.load(arrival))
+        if replaced and self._loaded is None:  # Later loads replace what an earlier one has brought.
+            self.session.say(replaced)
         self.gradients.rebase()
         self.round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
         self._run = runtime["run"]

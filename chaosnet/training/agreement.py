@@ -28,6 +28,8 @@ HEALS_COUNT_STEPS = 1000  # For so long; all of the state is compared several ti
 MAX_ITEMS, MAX_TEXT = 1024, 200
 MOST_LEAVES = 64  # Of extra_state, compared at every step; larger ones every so often.
 KINDS = SETTINGS, FLAGS, EXTRA, STATE = "settings", "requires_grad", "extra_state", "state"
+SCHEDULED = ("['lr']", "['momentum']", "['betas']")  # What torch's schedules change; not initial_lr.
+MOST_TOLD = 3  # Settings that loading has replaced.
 PLAIN = {int, float, bool, str, tuple, type(None)}
 ADVICE = {
     "optimizer.param_groups": (
@@ -103,6 +105,24 @@ class Agreement:
         self._accounted.clear()
         self._open.clear()
         self.window.forget()
+
+    def told_by_load(self, load: Callable[[], Any]) -> tuple[Any, str]:
+        """Load a state that replaces what the script has set.
+
+        Returns: what `load` returned; and which of the optimizer's numbers are others since, for people, "" if none.
+        """
+        before = self._chosen()
+        loaded = load()
+        others = [(name, text, before[name]) for name, text in self._chosen().items() if before.get(name, text) != text]
+        said = [f"{name} is {text} (this script: {own})" for name, text, own in others[:MOST_TOLD]]
+        if len(others) > MOST_TOLD:
+            said.append(f"and {len(others) - MOST_TOLD} more")
+        return loaded, f"settings of the state that was loaded are used: {', '.join(said)}" if said else ""
+
+    def _chosen(self) -> dict[str, str]:
+        """The optimizer's numbers, less those that a schedule changes."""
+        moving = () if self._state.lr_scheduler is None else SCHEDULED
+        return {name: text for name, text in self._settings()[1]() if not name.endswith((*moving, "last_epoch"))}
 
     # --- before a step ---
 

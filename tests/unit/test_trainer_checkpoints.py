@@ -40,13 +40,13 @@ def data():
 class Script:
     """A user's script: everything that a state can have, and what it saw on the way."""
 
-    def __init__(self, seed=0, width=16, patient=True, **settings):
+    def __init__(self, seed=0, width=16, patient=True, lr=0.01, **settings):
         self.patient = patient
         torch.manual_seed(0)
         self.model = nn.Sequential(
             nn.Linear(4, width), nn.BatchNorm1d(width), nn.Dropout(0.3), nn.Linear(width, 2)
         )
-        self.optimizer = torch.optim.Adam(self.model.parameters(), 0.01)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.9)
         self.extra = {"best": 0.0, "ema": torch.zeros(2)}
         self.trainer = Trainer(self.model, self.optimizer, self.scheduler, self.extra, seed=seed, **settings)
@@ -129,6 +129,36 @@ def test_twenty_steps_are_ten_and_ten_more_after_resuming_to_the_bit(start, tmp_
     assert second.extra == {**straight.extra, "ema": second.extra["ema"]}
     assert second.trainer.samples == straight.trainer.samples
     assert second.scheduler.state_dict() == straight.scheduler.state_dict()
+
+
+def test_a_learning_rate_that_the_checkpoint_replaces_is_told_and_one_that_only_its_schedule_changed_is_not(
+    start, tmp_path, capsys
+):
+    trained(start, tmp_path, 5)
+    start(checkpoints=Checkpoints(tmp_path, every=5, resume=True)).close()
+    told = "settings of the state that was loaded are used: "
+    assert told not in capsys.readouterr().err
+    start(checkpoints=Checkpoints(tmp_path, every=5, resume=True), lr=0.5)
+    assert f"{told}optimizer.param_groups[0]['initial_lr'] is 0.01 (this script: 0.5)" in capsys.readouterr().err
+
+
+def test_a_resumed_run_goes_on_at_the_rate_that_its_scripts_set_when_the_state_is_loaded(tmp_path):
+    def run(steps, resume=False):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.5)
+        callbacks = Callbacks(on_loaded=lambda event: optimizer.param_groups[0].update(lr=0.0)) if resume else None
+        checkpoints = Checkpoints(tmp_path, every=5, resume=resume)
+        with Trainer(model, optimizer, checkpoints=checkpoints, callbacks=callbacks) as trainer:
+            for batch in trainer.batches(data(), 8, epochs=100):
+                nn.functional.cross_entropy(model(batch.x), batch.y).backward()
+                trainer.update()
+                if trainer.step == steps:
+                    break
+            return model.weight.clone()
+
+    before = run(5)
+    assert torch.equal(run(10, resume=True), before)
 
 
 def test_the_step_at_which_a_node_came_in_is_one_of_the_model_whatever_was_evaluated(start, tmp_path, capsys):
