@@ -113,7 +113,11 @@ class Agreement:
         """
         before = self._chosen()
         loaded = load()
-        others = [(name, text, before[name]) for name, text in self._chosen().items() if before.get(name, text) != text]
+        others = [
+            (name, text, before[name])
+            for name, text in self._chosen().items()
+            if before.get(name, text) != text
+        ]
         said = [f"{name} is {text} (this script: {own})" for name, text, own in others[:MOST_TOLD]]
         if len(others) > MOST_TOLD:
             said.append(f"and {len(others) - MOST_TOLD} more")
@@ -122,7 +126,9 @@ class Agreement:
     def _chosen(self) -> dict[str, str]:
         """The optimizer's numbers, less those that a schedule changes."""
         moving = () if self._state.lr_scheduler is None else SCHEDULED
-        return {name: text for name, text in self._settings()[1]() if not name.endswith((*moving, "last_epoch"))}
+        return {
+            name: text for name, text in self._settings()[1]() if not name.endswith((*moving, "last_epoch"))
+        }
 
     # --- before a step ---
 

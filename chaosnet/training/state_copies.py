@@ -24,7 +24,8 @@ class StateCopies:
 
         a step is complete --take--> most is copied beside the next forward --finish--> the optimizer may step
 
-    Who serves a blocking joiner does not begin the next step before the joiner has all of it: `serve`.
+    Who serves a blocking joiner does not step the optimizer before the joiner has all of it (`serve`), so what is
+    large is not copied for it.
     """
 
     def __init__(
@@ -58,8 +59,9 @@ class StateCopies:
         checkpointing = self._checkpointing
         part = checkpointing.tensors_of(mark) if checkpointing and mark else None
         only, for_joiner = (part, False) if joiner is None else (None, bool(self._state.parted))
+        held = joiner is not None and joiner.blocking and mark is None
         try:
-            capture = self._state.begin_capture(step, runtime, only, for_joiner)
+            capture = self._state.begin_capture(step, runtime, only, for_joiner, held)
         except (ConfigError, *NO_MEMORY) as error:  # What was in extra_state at the start was checked then.
             self._say(f"the state cannot be copied for {'a joiner' if joiner else 'a checkpoint'}: {error}")
             if joiner is not None:

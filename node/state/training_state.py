@@ -27,6 +27,7 @@ from .flat_state import (
     Arrival,
     Capture,
     Entry,
+    Held,
     Manifest,
     Row,
     Snapshot,
@@ -44,6 +45,7 @@ from .plain import TensorTable
 
 Spec = tuple[Row, ...]
 
+HELD_BYTES = 64 << 10  # Smaller tensors are copied: a piece is then of few parts.
 MANY = 1000  # Small tensors: so many are copied at the boundary, as the calls take longer than the copying.
 
 
@@ -324,9 +326,7 @@ class TrainingState:
         self._still = {
             name: Still(name, parameter)
             for name, parameter in self._frozen.items()
-            if parameter.device.type == "cpu"
-            and parameter.is_contiguous()
-            and as_bytes(parameter).data_ptr() == parameter.data_ptr()  # Not so of one element of a slice.
+            if _lies_as_sent(parameter)
         }
 
     @held_off()
@@ -336,6 +336,7 @@ class TrainingState:
         runtime: dict[Any, Any],
         only: Callable[[Sequence[Entry], int], Collection[int]] | None = None,
         for_joiner: bool = False,
+        held: bool = False,
     ) -> Capture:
         """Start a snapshot of the state after `step` steps; call it between steps.
 
@@ -344,6 +345,7 @@ class TrainingState:
             only: Of the tensors, and how many of them (the first) are alike on all nodes: which (by index) to copy.
                 Default: all.
             for_joiner: Without parameters of which nodes keep parts.
+            held: Nothing steps the optimizer before all of it has been sent, so only what is small is copied.
         Returns: a Capture; someone has to call its `run`, and its `wait` before optimizer.step().
         Raises: ConfigError if the user's state holds what cannot be shipped.
         """
@@ -359,7 +361,7 @@ class TrainingState:
         every = range(len(table.tensors))
         sizes = [entry.stop - entry.start for entry in manifest.entries]
         wanted = every if only is None else sorted(only(manifest.entries, alike))
-        parts: dict[int, np.ndarray | Still] = {}
+        parts: dict[int, np.ndarray | Still | Held] = {}
         late, now = list[int](), list[int]()
         for index in wanted:
             name = table.names[index]
@@ -368,7 +370,11 @@ class TrainingState:
             if still := self._standing_still(name):
                 parts[manifest.entries[index].start] = still
             elif index < only_stepped and name not in self._frozen and not self._at_once:
-                late.append(index)
+                tensor = table.tensors[index]
+                if held and sizes[index] >= HELD_BYTES and _lies_as_sent(tensor):
+                    parts[manifest.entries[index].start] = Held(name, tensor, self._copy_at_once)
+                else:
+                    late.append(index)
             else:
                 now.append(index)
         if len(late) >= MANY and sum(sizes[index] for index in late) < SMALL_BYTES * len(late):
@@ -501,6 +507,13 @@ def _settings(state: dict[str, Any], without: Collection[str]) -> dict[str, Any]
     """An optimizer's state_dict without its tensors by parameter, and without these of its groups' settings."""
     groups = [{key: group[key] for key in group if key not in without} for group in state["param_groups"]]
     return {**{key: value for key, value in state.items() if key != "state"}, "param_groups": groups}
+
+
+def _lies_as_sent(tensor: torch.Tensor) -> bool:
+    """Are its bytes in this machine's memory, as they are sent? Not so of one element of a slice."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        return False
+    return as_bytes(tensor).data_ptr() == tensor.data_ptr()
 
 
 def _check_name(name: str) -> None:

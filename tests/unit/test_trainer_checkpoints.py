@@ -139,7 +139,9 @@ def test_a_learning_rate_that_the_checkpoint_replaces_is_told_and_one_that_only_
     told = "settings of the state that was loaded are used: "
     assert told not in capsys.readouterr().err
     start(checkpoints=Checkpoints(tmp_path, every=5, resume=True), lr=0.5)
-    assert f"{told}optimizer.param_groups[0]['initial_lr'] is 0.01 (this script: 0.5)" in capsys.readouterr().err
+    assert (
+        f"{told}optimizer.param_groups[0]['initial_lr'] is 0.01 (this script: 0.5)" in capsys.readouterr().err
+    )
 
 
 def test_a_resumed_run_goes_on_at_the_rate_that_its_scripts_set_when_the_state_is_loaded(tmp_path):
@@ -147,7 +149,9 @@ def test_a_resumed_run_goes_on_at_the_rate_that_its_scripts_set_when_the_state_i
         torch.manual_seed(0)
         model = nn.Linear(4, 2)
         optimizer = torch.optim.SGD(model.parameters(), 0.5)
-        callbacks = Callbacks(on_loaded=lambda event: optimizer.param_groups[0].update(lr=0.0)) if resume else None
+        callbacks = (
+            Callbacks(on_loaded=lambda event: optimizer.param_groups[0].update(lr=0.0)) if resume else None
+        )
         checkpoints = Checkpoints(tmp_path, every=5, resume=resume)
         with Trainer(model, optimizer, checkpoints=checkpoints, callbacks=callbacks) as trainer:
             for batch in trainer.batches(data(), 8, epochs=100):

@@ -405,6 +405,45 @@ def test_a_frozen_parameter_that_changes_all_the_same_is_not_sent_but_copied_fro
     assert joiner.state_hash() == expected
 
 
+def wide_run():
+    model = nn.Linear(256, 256)
+    state = TrainingState(model, torch.optim.Adam(model.parameters()))
+    model(torch.ones(1, 256)).sum().backward()
+    state.optimizer.step()
+    return model, state
+
+
+def test_of_a_script_that_waits_only_what_is_small_is_copied():
+    model, state = wide_run()
+    capture = state.begin_capture(1, {}, held=True)
+    capture.run()
+    snapshot = capture.wait()
+    start_by_name = {entry.name: entry.start for entry in snapshot.manifest.entries}
+    for name, parameter in model.named_parameters():
+        sent = np.frombuffer(snapshot.slice(start_by_name[name], start_by_name[name] + 4), np.float32)
+        assert np.shares_memory(sent, parameter.detach().numpy()) == (name == "weight")
+    twin = wide_run()[1]
+    twin.load(arrival_of(snapshot, pieces=7))
+    assert twin.state_hash() == state.state_hash()
+
+
+def test_what_a_script_changes_though_it_is_to_wait_is_not_sent_and_copied_from_then_on():
+    model, state = wide_run()
+    capture = state.begin_capture(1, {}, held=True)
+    capture.run()
+    with torch.no_grad():
+        model.weight.mul_(2)
+    with pytest.raises(StateChanged, match=r"the script has changed weight after update\(\)"):
+        capture.wait().slice(0, 4)
+    expected, capture = state.state_hash(), state.begin_capture(1, {}, held=True)
+    with torch.no_grad():
+        model.weight.mul_(2)
+    capture.run()
+    twin = wide_run()[1]
+    twin.load(arrival_of(capture.wait()))
+    assert twin.state_hash() == expected
+
+
 def test_a_frozen_parameter_of_one_element_of_a_slice_is_sent_as_it_is_now():
     model = nn.Linear(4, 4)
     model.scale = nn.Parameter(torch.zeros(4)[::4], requires_grad=False)
