@@ -13,6 +13,8 @@ from ..settings.table import SETTINGS, Setting
 
 Command = Callable[..., None]
 
+WITHOUT_KEY = "Ask without a key, even if `chaosnet keygen` has made one."  # A client opens no port.
+
 
 def help_of(setting: Setting) -> str:
     """What `--help` says. The default is said of options that take a value and are not repeated."""
@@ -32,8 +34,7 @@ def option_of(setting: Setting, **how: Any) -> Callable[[Command], Command]:
         is_flag=flag,
         multiple=several,
         metavar=setting.metavar,
-        help=help_of(setting),
-        **how,
+        **{"help": help_of(setting)} | how,
     )
 
 
@@ -48,8 +49,8 @@ def keyed(command: Command) -> Command:
     def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         into_environment({str(param.name): value})
 
-    both = (SETTINGS["key"], SETTINGS["insecure"])
-    return _with(command, (option_of(each, expose_value=False, callback=keep) for each in both))
+    both = (SETTINGS["key"], {}), (SETTINGS["insecure"], {"help": WITHOUT_KEY})
+    return _with(command, (option_of(each, expose_value=False, callback=keep, **how) for each, how in both))
 
 
 def node_options_but(*names: str) -> Callable[[Command], Command]:

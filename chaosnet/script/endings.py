@@ -52,11 +52,11 @@ def was_opened() -> bool:
 
 
 def check_alone() -> None:
-    """One thread drives one trainer. Raises: ConfigError if it has one that is open, or is a worker's that starts.
+    """Raises: ConfigError if this thread has an open trainer, or if this process is a worker that just starts.
 
-    The join of a second one would wait for steps of the others, who wait for an update() of the first.
-    A worker that is not forked runs the script's top level first: its Trainer would join the cluster. Those of a
-    DataLoader are not forked from Python 3.14 on.
+    With two trainers in one thread, the join of the second would wait for steps of the others, who wait for an
+    update() of the first. A worker that is not forked runs the script's top level first, so its Trainer would join
+    the cluster. From Python 3.14 on, workers of a DataLoader are not forked.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # It is not public.
         raise ConfigError(
@@ -74,7 +74,7 @@ def check_alone() -> None:
 
 
 def opened(trainer: OpenNode) -> None:
-    """From now on the end of the script is its end, too."""
+    """From now on `trainer` ends when the script does."""
     global _was_opened
     if not _was_opened:
         _was_opened = True
@@ -88,7 +88,7 @@ def opened(trainer: OpenNode) -> None:
 
 
 def closed(trainer: OpenNode) -> None:
-    """It is no node any more. After the last one errors are what they were before the first."""
+    """`trainer` has left or failed. After the last one, the error hooks are those from before the first."""
     if trainer in _open:
         _open.remove(trainer)
     if _open:
@@ -107,7 +107,7 @@ def rest_if_all_ends() -> None:
 
 
 def crash_all(error: BaseException) -> None:
-    """The main thread ends with `error`: so do all nodes, but those that a thread drives which goes on."""
+    """The main thread ends with `error`, and so do all nodes but those whose own thread goes on."""
     if _is_success(error):
         return
     for trainer in tuple(_open):
@@ -140,7 +140,10 @@ def _on_thread_error(args: threading.ExceptHookArgs) -> None:
 
 
 def _leave_all(threads_have_ended: bool = False) -> None:
-    """The script has ended. If another hook was there instead of ours, its error is not known here before now."""
+    """The script has ended: all its nodes leave, or crash with its error.
+
+    If the script has put another error hook in place of ours, only `sys.last_value` tells of the error.
+    """
     global _may_rest
     _may_rest = threads_have_ended
     _daemons.extend(trainer.driver for trainer in _open if trainer.driver.daemon)

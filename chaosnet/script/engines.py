@@ -13,7 +13,7 @@ Engine = TypeVar("Engine", DataParallel, Pipelines)
 
 
 class _OfEngine(Generic[Engine]):
-    """What is the same of both."""
+    """What both kinds of engines have in common."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine: Engine = engine
@@ -37,7 +37,7 @@ class _OfEngine(Generic[Engine]):
 
 
 class OfDataParallel(_OfEngine[DataParallel]):
-    """Whose optimizer and gradients are the script's objects."""
+    """Data parallelism: optimizer and gradients are the script's objects, and are given back to it."""
 
     @property
     def epoch(self) -> int:
@@ -58,7 +58,7 @@ class OfDataParallel(_OfEngine[DataParallel]):
 
 
 class OfPipelines(_OfEngine[Pipelines]):
-    """In which the script calls nothing of its own but callbacks."""
+    """Pipelines: of the script's functions only callbacks are called within a step."""
 
     @property
     def epoch(self) -> int:
@@ -72,7 +72,7 @@ class OfPipelines(_OfEngine[Pipelines]):
         return self._engine.batches.blamed(self._engine.runner.in_hand)
 
     def detach(self) -> None:
-        """It holds none."""
+        """Nothing to do: this engine does not hold the script's gradients."""
 
     def let_go(self) -> None:
-        """It changes nothing of theirs."""
+        """Nothing to do: this engine does not replace `step()`."""

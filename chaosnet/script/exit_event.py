@@ -55,12 +55,12 @@ def capture_exit_event() -> bool:
 
 
 def exit_wanted() -> bool:
-    """The same, for chaosnet itself."""
+    """As `capture_exit_event`, but does not count as a question of the script's."""
     return _wanted.is_set()
 
 
 def script_captures_exit() -> bool:
-    """Does the script ask for the exit event, and so decide itself when to leave?"""
+    """Has the script ever called `capture_exit_event`? Then it decides itself when to leave."""
     return _asked_for.is_set()
 
 
@@ -87,7 +87,7 @@ def install(on_exit: Callable[[], None]) -> None:
 
 
 def _caught_signals() -> tuple[signal.Signals, ...]:
-    """Who ignores SIGHUP, as nohup does, wants to outlive the terminal."""
+    """The signals to catch: not SIGHUP if it is ignored, as under nohup, to outlive the terminal."""
     if SIGHUP is None or signal.getsignal(SIGHUP) is signal.SIG_IGN:
         return (signal.SIGINT, signal.SIGTERM)
     _terminals[:] = [number for number in (1, 2) if _is_terminal(number)]
@@ -97,7 +97,7 @@ def _caught_signals() -> tuple[signal.Signals, ...]:
 
 
 class _Terminal(io.FileIO):
-    """A terminal whose end is no error: a print may fail a moment before the signal comes."""
+    """A terminal that may be closed: printing to it then is no error, as it may fail just before the signal comes."""
 
     def write(self, data: Any) -> int:
         try:
@@ -134,7 +134,7 @@ def _is_terminal(number: int) -> bool:
 
 
 def remove(on_exit: Callable[[], None]) -> None:
-    """That trainer is closed. After the last one the signals do again what they did before the first."""
+    """The trainer of `on_exit` is closed. After the last one, signals do what they did before the first."""
     if on_exit in _on_exit:
         _on_exit.remove(on_exit)
     if not _on_exit and threading.current_thread() is threading.main_thread():
@@ -170,12 +170,12 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 def speak(log_format: str, node: str) -> None:
-    """How this node tells that it leaves."""
+    """Set the format and the name for the line that tells of a signal."""
     _speaks[:] = log_format, node
 
 
 def _silence() -> None:
-    """The terminal has gone."""
+    """The terminal has gone: print nothing to it from now on."""
     with contextlib.suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for number in _terminals:
@@ -184,7 +184,7 @@ def _silence() -> None:
 
 
 def _tell(text: str) -> None:
-    """Past the buffer of stderr, which the signal may have interrupted. Ctrl+C may have ended its reader, too."""
+    """Print past the buffer of stderr, which the signal may have interrupted. Its reader may have ended by Ctrl+C."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         where = sys.stderr.fileno()
         start = "\n" if os.isatty(where) else ""  # After the terminal's ^C.
@@ -228,7 +228,7 @@ OURS = (_handle, _spare_once, _spare_while_parent_lives)
 
 
 def _before_fork() -> None:
-    """A SIGTERM that the child gets before its handler is put back would be lost, so it has to wait."""
+    """Block SIGTERM around a fork: one that the child gets before its handler is put back would be lost."""
     caught = bool(_on_exit) and signal.getsignal(signal.SIGTERM) is _handle
     _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}) if caught else None
 

@@ -62,7 +62,7 @@ class ScriptLoop:
             raise
 
     def _replace_step(self, scheduler: Any, on_step: Callable[[tuple[Any, ...]], None]) -> bool:
-        """Returns: whether that can be; else the scheduler is left as it is."""
+        """Have the scheduler's step() call `on_step`. Returns: False if that cannot be; then it is left as it is."""
         if not hasattr(type(scheduler), "step") or "step" in getattr(scheduler, "__dict__", {}):
             return False  # It is the object's own, and not its class's.
         try:
@@ -73,7 +73,7 @@ class ScriptLoop:
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """Within it, steps are those of chaosnet."""
+        """Inside, step() is the object's own."""
         self.is_ours = True
         try:
             yield
@@ -81,7 +81,7 @@ class ScriptLoop:
             self.is_ours = False
 
     def remove(self) -> None:
-        """The script's steps are its own again."""
+        """From now on step() is the object's own."""
         for step in self._steps:
             step.remove()
         for schedule in reversed(self._schedules):  # One may be there under two names.
@@ -89,7 +89,7 @@ class ScriptLoop:
 
 
 class _OptimizerStep:
-    """One optimizer's."""
+    """Replaces the step() of one optimizer."""
 
     def __init__(self, optimizer: Any, on_step: Callable[[bool], None], ours: Callable[[], bool]) -> None:
         self._optimizer, self._on_step, self._ours = optimizer, on_step, ours
@@ -112,7 +112,10 @@ class _OptimizerStep:
         setattr(optimizer, AMP, True)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Returns: what the closure did, if there is one; torch's optimizers call it before they do anything."""
+        """The script has called step().
+
+        Returns: the closure's result; torch's optimizers call it before anything else.
+        """
         closure = args[0] if args else kwargs.get("closure")
         others = (*args[1:], *(value for name, value in kwargs.items() if name != "closure"))
         if any(value is not None for value in others) or not (closure is None or callable(closure)):
@@ -136,7 +139,7 @@ class _OptimizerStep:
             raise
 
     def _scaling(self) -> tuple[float | None, bool]:
-        """What a GradScaler has left to us: its scale, if gradients have it still, and whether one overflowed.
+        """What a GradScaler has left at the optimizer: its scale, if gradients still have it; did one overflow?
 
         It deletes the attributes after step(); a fused optimizer must not unscale once more.
         """
@@ -156,7 +159,7 @@ class _OptimizerStep:
 
 
 class _SchedulerStep:
-    """One LR scheduler's. Its class is replaced by one derived from it: an attribute would be in its state_dict()."""
+    """Replaces the step() of one LR scheduler, by a derived class: an attribute would be in its state_dict()."""
 
     def __init__(
         self, scheduler: Any, on_step: Callable[[tuple[Any, ...]], None], ours: Callable[[], bool]
@@ -183,7 +186,7 @@ class _SchedulerStep:
 
 
 def _check_counted(scheduler: Any) -> None:
-    """Its step() cannot be ours: Trainer would have to see by `last_epoch` that the script has called it.
+    """For a scheduler whose step() cannot be replaced: Trainer sees by `last_epoch` that the script has called it.
 
     Raises: ConfigError if that cannot be seen either; each such call would be one step too many, in silence.
     """

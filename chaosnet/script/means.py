@@ -40,7 +40,7 @@ class ClusterMean:
 
 
 class Means:
-    """What this node adds to those of the step under way, and what the last completed one brought.
+    """The values of this node for the step under way, and the means of the last completed step.
 
     Sums travel as (value * weight, weight) by name.
     """
@@ -52,7 +52,7 @@ class Means:
         self._handles: list[ClusterMean] = []
 
     def add(self, name: str, value: Any, weight: float) -> ClusterMean:
-        """A number or a tensor of one, to the step under way. One on a device is read when the step takes it.
+        """Add a number, or a tensor of one, to the step under way. What lies on a device is read when the step takes it.
 
         Raises: ConfigError for what would not reach the others.
         """
@@ -73,7 +73,7 @@ class Means:
         return handle
 
     def hold(self) -> tuple[dict[str, list[tuple[float | torch.Tensor, float]]], list[ClusterMean]]:
-        """Keep back what was added. Returns: it, for `give_back`."""
+        """Take away what was added so far, to keep it out of an evaluation. Returns: what `give_back` puts back."""
         held = self._pending, self._handles
         self._pending, self._handles = {}, []
         return held
@@ -81,12 +81,12 @@ class Means:
     def give_back(
         self, held: tuple[dict[str, list[tuple[float | torch.Tensor, float]]], list[ClusterMean]]
     ) -> None:
-        """It belongs to the step under way."""
+        """Put back what `hold` took: it belongs to the step under way again."""
         self._pending, handles = held
         self._handles += handles
 
     def take(self) -> dict[str, tuple[float, float]]:
-        """What was added; from now on, what is added belongs to the next step."""
+        """The sums of what was added. What is added from now on belongs to the next step."""
         taken, self._pending = self._pending, {}
         return {
             name: (
@@ -102,13 +102,13 @@ class Means:
         self.settle()
 
     def settle(self) -> None:
-        """The handles get what there is, if only of an earlier step: theirs is lost."""
+        """Give the open handles the newest means. If their own step is lost, these are of an earlier one."""
         for handle in self._handles:
             handle.value, handle.is_known = self.last.get(handle.name, math.nan), True
         self._handles.clear()
 
     def _too_early(self, name: str) -> None:
-        """The script asks for a mean before the update that brings it. It is told once: nan looks like a bad loss."""
+        """Say once that the script reads a mean before the update that brings it: its nan looks like a bad loss."""
         if not self._has_said:
             self._has_said = True
             self._say(

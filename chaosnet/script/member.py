@@ -12,7 +12,7 @@ from .process import ScriptNode
 
 
 class ScriptMember:
-    """Of a script; as a context manager it leaves at the end."""
+    """What `Trainer` and `PipelineTrainer` tell of their node; as a context manager, either leaves at the end."""
 
     @property
     def _is_attached(self) -> bool:

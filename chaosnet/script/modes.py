@@ -15,7 +15,7 @@ import torch
 
 @contextmanager
 def no_modes(kinds: Collection[str]) -> Iterator[None]:
-    """Inside, the script is in none of them. `kinds`: of the devices that it computes on."""
+    """Inside, inference mode and autocast are off. `kinds`: the types of devices that the script computes on."""
     with ExitStack() as stack:
         if torch.is_inference_mode_enabled():  # Else gradients stay on or off, as the script has them.
             stack.enter_context(torch.inference_mode(False))

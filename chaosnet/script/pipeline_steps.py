@@ -49,7 +49,7 @@ class PipelineSteps:
         """See `NodeSteps`."""
 
     def next(self) -> StepDone | None:
-        """The script wants the step that is due. None: what this node had for it does not count."""
+        """Do the step that is due. Returns: None if what this node had for it does not count."""
         self._node.driver = threading.current_thread()
         self._await_first()
         with self._turn:
@@ -60,7 +60,7 @@ class PipelineSteps:
         return done
 
     def _await_first(self) -> None:
-        """Steps that only let others in need not come as fast as they can."""
+        """While members are lacking, say how many, and slow down: such steps only let others in."""
         lacking = self._engine.lacks_members
         if lacking and lacking != self._lacked:
             self._say(f"{self._session.name} waits for {lacking} more to train with")
@@ -78,7 +78,10 @@ class PipelineSteps:
         return nullcontext()
 
     def skip(self) -> bool:
-        """See `NodeSteps`. The others need what this node computes until they do without it."""
+        """See `NodeSteps`.
+
+        Computes this node's layers all the same: the others need them until it is out of their view.
+        """
         with self._turn, no_modes(()):  # Autocast may be what the script computes its layers with.
             if self._session.ended:
                 return False
@@ -112,7 +115,7 @@ class PipelineSteps:
         return engine.last
 
     def _record(self, outcome: StepOutcome, before: int, began_s: float, came_s: float) -> None:
-        """For status and summary: a step was adopted, `before` which there were so many updates."""
+        """Note an adopted step for status and summary. `before`: the model's updates before it."""
         session, engine, record = self._session, self._engine, self._node.record
         if engine.step < before:  # Layers were lost, and all have gone back.
             record.void(engine.step, computed=False)
@@ -126,7 +129,7 @@ class PipelineSteps:
         self.updates_here += engine.step > before and self._has_part()
 
     def _compute(self) -> Contribution | None:
-        """This node's part of the step. None: it is void, and something else is to be heard."""
+        """Compute this node's part of the step. Returns: None if the step is void, and the session is to be heard."""
         try:
             contribution = self._engine.compute()
         except Interrupted:
@@ -135,7 +138,7 @@ class PipelineSteps:
         return contribution
 
     def _tell_kept(self) -> None:
-        """What members keep of the training state; to people what this node does, if that is new."""
+        """Put what members keep of the state into the status; tell people what this node keeps, if that is new."""
         keeping, rates = self._engine.keeping, self._session.rates
         if keeping is None:
             return
@@ -153,7 +156,7 @@ class PipelineSteps:
         return running is not None and self._session.name in running.program.instructions
 
     def _tell_pipelines(self) -> None:
-        """Those of the step under way, if it trains and they are others."""
+        """Tell the pipelines of the step under way, if it trains and they have changed."""
         running, predicted = self._engine.running, self._engine.predicted
         if running is None or predicted is None or str(running.laid) == self.ran:
             return

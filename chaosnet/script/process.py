@@ -32,17 +32,17 @@ class ScriptEngine(Protocol):
 
     @property
     def joined_step(self) -> int:
-        """After which of them this node came in, the last time."""
+        """The value of `step` when this node last became a member."""
         ...
 
     @property
     def samples(self) -> float:
-        """Samples behind them."""
+        """Samples behind these updates."""
         ...
 
     @property
     def checkpointing(self) -> Checkpointing | None:
-        """What this node writes."""
+        """What writes this node's checkpoints; None if nothing does."""
         ...
 
     @property
@@ -52,21 +52,21 @@ class ScriptEngine(Protocol):
 
     @property
     def in_callback(self) -> bool:
-        """Has it called a function of the script's, which is under way?"""
+        """Is a function of the script's running that the engine has called (a callback, after_step)?"""
         ...
 
     def blamed(self) -> tuple[Range, ...]:
-        """Samples of the epoch that the script has in hand: why it ends with an error, perhaps."""
+        """Positions in the epoch of the samples that the script has in hand: suspects, if it ends with an error."""
         ...
 
     def detach(self) -> None:
-        """Gradients are the script's own again; more than once."""
+        """Give the gradients back to the script. May be called again."""
 
     def let_go(self) -> None:
-        """Its optimizer and its scheduler are, too; more than once."""
+        """Give the steps of optimizer and scheduler back to the script. May be called again."""
 
     def close(self, abandon: bool) -> None:
-        """End: with the checkpoint under way, or without it."""
+        """End the engine; with `abandon`, without finishing the checkpoint under way."""
 
 
 class NodeSteps(Protocol):
@@ -75,7 +75,7 @@ class NodeSteps(Protocol):
     updates_here: int
 
     def entered(self) -> None:
-        """It is a member."""
+        """This node has become a member."""
 
     def skip(self) -> bool:
         """Take part in a step that the script has not asked for. Returns: False if this node is out."""
@@ -83,7 +83,7 @@ class NodeSteps(Protocol):
 
 
 def hooks(teller: Teller, members: Remembered, ended: Callable[[Ended], None]) -> Hooks:
-    """Of the session of a script's node."""
+    """How the session of a script's node reaches the script."""
     return Hooks(
         say=teller.say,
         wants_exit=exit_event.exit_wanted,
@@ -95,12 +95,12 @@ def hooks(teller: Teller, members: Remembered, ended: Callable[[Ended], None]) -
 
 
 class ScriptNode:
-    """From its first step in a cluster to the last.
+    """The node of a script, from its first step in a cluster to its last.
 
     Attributes:
         driver: The thread that called attach or update last.
-        record: What the run has come to so far.
-        must_leave: A callback has asked for it; it is done when the script comes to its next step, or ends.
+        record: Figures of the run so far.
+        must_leave: A callback has asked to leave; that is done when the script comes to its next step, or ends.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class ScriptNode:
 
     @property
     def _in_callback(self) -> bool:
-        """Is it the script's function that calls, which chaosnet has called? Another thread's is no matter."""
+        """Does the call come from a function of the script's that chaosnet has called? Other threads do not count."""
         within = self._engine.in_callback and threading.current_thread() is self.driver
         return within or self.session.loop.is_here
 
@@ -214,7 +214,7 @@ class ScriptNode:
         session.say(f"{self.name} left after step {engine.step}: its script ended with {reason}")
 
     def ended(self, ended: Ended) -> None:
-        """The session is over, by whatever."""
+        """The session is over, for whatever reason."""
         self._engine.detach()
         if ended.how == "left":
             if not self.session.leaving:
@@ -224,7 +224,10 @@ class ScriptNode:
         self._engine.close(abandon=True)
 
     def leave_if_wanted(self) -> bool:
-        """Ctrl+C with a script that never asks for it: leave, and end the script. True if out already."""
+        """If Ctrl+C was pressed and the script never asks for it, leave and end the script.
+
+        Returns: is this node out?
+        """
         session = self.session
         if session.leaving:
             return True  # Another thread sees to that: what this one has is not counted.
@@ -236,7 +239,7 @@ class ScriptNode:
         return True
 
     def _stop(self) -> None:
-        """Nobody is left to leave: signals and the script's end mean what they meant without a trainer."""
+        """The node is over: signals and the end of the script mean again what they mean without a trainer."""
         self._engine.let_go()
         self.session.stop()
         self._page.stop()

@@ -75,7 +75,7 @@ class ScriptRules:
         self._hooks.append(register_optimizer_step_pre_hook(self._before_any_step))
 
     def remove(self) -> None:
-        """The script may do as it likes again."""
+        """Stop watching: the script may step whatever it likes again."""
         self._loop.remove()
         while self._hooks:
             self._hooks.pop().remove()
@@ -83,7 +83,7 @@ class ScriptRules:
     # Steps of the optimizer and of the scheduler are the cluster's.
 
     def our_step(self) -> AbstractContextManager[None]:
-        """Within it the optimizer and the scheduler may step."""
+        """Inside, the optimizer and the scheduler may step."""
         return self._loop.ours()
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -94,7 +94,10 @@ class ScriptRules:
             )
 
     def _before_any_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Of any optimizer in the process: of another model's, or in a forked child, it is no matter of ours."""
+        """Refuse another optimizer that has parameters of this model.
+
+        Other models, and forked children, are left alone.
+        """
         if self._loop.is_ours or any(optimizer is each for each in parts_of(self._optimizer).values()):
             return
         ids = (id(p) for group in optimizer.param_groups for p in group["params"])
@@ -109,7 +112,7 @@ class ScriptRules:
 
     @contextmanager
     def within(self, place: str) -> Iterator[None]:
-        """A function of the script's runs, in the middle of a step of the cluster: after_step, or a callback."""
+        """Inside, a function of the script's runs in the middle of a step: after_step, or a callback."""
         before, self.place = self.place, place
         try:
             yield
@@ -117,7 +120,10 @@ class ScriptRules:
             self.place = before
 
     def check_place(self, way: str) -> None:
-        """Raises: ConfigError within a function that is called in the middle of a step."""
+        """`way`: what the script has called.
+
+        Raises: ConfigError in a function that is called in the middle of a step.
+        """
         if self.place:
             raise ConfigError(
                 f"{self.place} called {way} (expected no step in it: Trainer has stepped the optimizer already, and "
@@ -125,7 +131,7 @@ class ScriptRules:
             )
 
     def check_way(self, way: str) -> None:
-        """The script asks for a step. Raises: ConfigError if it has done so already, by the other call."""
+        """The script asks for a step. Raises: ConfigError if it has just asked for this one by the other call."""
         before, self._way = self._way, way
         if before in ("", way) or self._gradients.had_backward or not self._gradients.is_zero():
             return
@@ -170,7 +176,7 @@ class ScriptRules:
             )
 
     def contributed(self) -> None:
-        """This node has brought samples to a step: does it bring a gradient, too?"""
+        """This node has brought samples to a step. Say so if it never brings a gradient, though it runs backward."""
         if self._empty is None or not self._gradients.had_backward:
             return
         self._empty = self._empty + 1 if self._gradients.is_zero() else None
@@ -181,11 +187,11 @@ class ScriptRules:
             )
 
     def _grouped(self) -> list[list[int]]:
-        """Which parameters are in each group."""
+        """The ids of the parameters in each group."""
         return [list(map(id, group["params"])) for group in self._optimizer.param_groups]
 
     def _find_entries(self) -> list[int]:
-        """Which parameters and modules the model is made of."""
+        """The ids of all parameters and modules of the model."""
         return [id(value) for entries in self._dicts for value in entries.values()]
 
     def _newcomers(self) -> str:
@@ -196,7 +202,7 @@ class ScriptRules:
 
 
 def _tell_constants(model: nn.Module, say: Callable[[str], None]) -> None:
-    """A mask that is a persistent buffer may take longer to travel than the gradient."""
+    """Say so if buffers of whole numbers (masks, say) take much of each step."""
     sizes = whole_numbers(model)
     if sum(sizes.values()) > MUCH_BYTES:
         largest = max(sizes, key=sizes.__getitem__)

@@ -27,7 +27,10 @@ class Run:
 
 
 class RunFacts(ScriptMember):
-    """Of the model and the cluster: 0 before there is a model. Of this node: ConfigError before."""
+    """Attributes of `Trainer`.
+
+    Before there is a model, those of the cluster are 0; those of this node raise ConfigError.
+    """
 
     _run: Run | None
     _share: DataShare

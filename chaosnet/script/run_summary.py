@@ -29,7 +29,7 @@ class Curve:
         self._each, self._pending = 1, [0.0, 0]
 
     def add(self, value: float) -> None:
-        """The newest. What is not finite counts as the last one only."""
+        """Add the newest value. One that is not finite counts as `last` only."""
         self.last = value
         if not math.isfinite(value):
             return
@@ -100,7 +100,7 @@ class RunSummary:
     checkpoint_step: int = 0
 
     def fields(self) -> dict[str, Any]:
-        """For programs: as JSON has no numbers that are not finite, they are None."""
+        """The figures for JSON, which has no numbers that are not finite: these are None."""
         told = asdict(self)
         del told["node"]
         told["metrics"] = {
@@ -112,7 +112,7 @@ class RunSummary:
 
 
 def lines(summary: RunSummary, blocks: str = BLOCKS) -> list[str]:
-    """For people: at most seven, none of more than 69 characters but that of a checkpoint with a long path."""
+    """The summary for people: at most seven lines of 69 characters; only a checkpoint's long path may exceed that."""
     s = summary
     told = [
         f"run: {counted(s.steps, 'step')}, {s.steps_here:,} with samples from here "
@@ -184,7 +184,8 @@ def _finite(value: float) -> float | None:
 
 
 class RunRecord:
-    """Gathers it. `heard` and `parked` are called on the thread that serves the links, all else on the training one.
+    """Gathers a run's figures. `heard` and `parked` are called on the thread that serves the links, all else on the
+    training thread.
 
     Attributes:
         began_s: When the node began to join, by the clock of `now_s`.
@@ -205,29 +206,35 @@ class RunRecord:
         self._waited_s, self._parked_at_s = 0.0, math.nan
 
     def entered(self, step: int, samples: float) -> None:
-        """The node is a member; so far is the model."""
+        """The node is a member; the model has had `step` updates, with `samples`."""
         self.is_member, self._step, self._samples_before = True, step, samples
 
     def stepped(self, step: int, members: Collection[str], deal: Mapping[str, float]) -> None:
-        """A step is complete; the model is at `step`, and `deal` is of the next."""
+        """A step is complete; the model has had `step` updates.
+
+        `deal`: who gets how many samples in the next step.
+        """
         self._steps += max(step - self._step, 0)
         self._step, self.members = step, tuple(sorted(members))
         self._shares |= deal
 
     def void(self, step: int, computed: bool) -> None:
-        """What this node had for a step does not count; the model is at `step`."""
+        """What this node had for a step does not count; the model has had `step` updates.
+
+        `computed`: had it anything?
+        """
         self.void_steps += computed
         self.lost_updates += max(self._step - step, 0)
         self._step = step
 
     def measured(self, metrics: Mapping[str, float]) -> None:
-        """A step's means over the cluster."""
+        """Add the cluster's means of a step to the curves."""
         for name, value in metrics.items():
             if name in self.curves or len(self.curves) < METRICS_KEPT:
                 self.curves.setdefault(name, Curve()).add(value)
 
     def heard(self, notice: Notice) -> None:
-        """Of other nodes, once this one is a member."""
+        """Note which other nodes joined, left or were lost, once this one is a member."""
         kind = "lost" if notice.kind in GONE else notice.kind
         if not self.is_member or kind not in self.names:
             return

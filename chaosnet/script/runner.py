@@ -23,7 +23,7 @@ MISPLACED = {"--join": "join", "--listen": "listen", "--cluster": "cluster_name"
 
 
 def run_script(script: Path, args: tuple[str, ...]) -> None:
-    """Returns when the script has ended well. If it has made no Trainer, it says so, unless Ctrl+C ended it.
+    """Run a script; returns when it has ended well. If it has made no Trainer, this is said, unless Ctrl+C ended it.
 
     The module stays `__main__`, as runpy's does not: worker processes and exit handlers look for it.
     Raises: ChaosnetError and SystemExit of the script; any other error is shown as Python shows it, without
@@ -35,7 +35,7 @@ def run_script(script: Path, args: tuple[str, ...]) -> None:
 
 
 def run_module(name: str, args: tuple[str, ...]) -> None:
-    """The same for a module, or the `__main__` of a package. Raises: ConfigError, too, if there is no such module."""
+    """As `run_script`, for a module or the `__main__` of a package. Raises: also ConfigError if there is none."""
     _look_first_in(os.getcwd())
     found = _found_module(name)
     loader = found.loader
@@ -50,7 +50,10 @@ def _look_first_in(folder: str) -> None:
 
 
 def _found_module(name: str) -> ModuleSpec:
-    """Its spec; of a package that of its `__main__`. An error of a package on the way is the user's to see."""
+    """The module's spec; for a package, that of its `__main__`.
+
+    Errors of packages on the way are shown to the user.
+    """
     wanted = name
     while True:
         found = _spec_of(wanted)
@@ -81,7 +84,7 @@ def _spec_of(name: str) -> ModuleSpec | None:
 def _run(
     path: str, shown: str, args: tuple[str, ...], code: Callable[[], CodeType], spec: ModuleSpec | None = None
 ) -> None:
-    """`path`: what is in the file's frames; `shown`: what people call it."""
+    """Run the code. `path`: the file's name in tracebacks; `shown`: its name for people."""
     sys.argv[:] = [path, *args]
     _tell_misplaced(shown, args)
     module = types.ModuleType("__main__")
@@ -117,7 +120,7 @@ def _tell_if_alone(script: str) -> None:
 
 
 def _tell_misplaced(script: str, args: tuple[str, ...]) -> None:
-    """A script that looks at no arguments would found a cluster of its own, and train alone."""
+    """Say so if options of `chaosnet run` stand behind the script: if it ignores them, it trains alone."""
     for option in (each.partition("=")[0] for each in args):
         setting = SETTINGS.get(MISPLACED.get(option, ""))
         if setting is not None and setting.variable not in os.environ:
@@ -141,11 +144,11 @@ def _frames_of(path: str, trace: TracebackType | None) -> TracebackType | None:
 
 
 def _place_of(path: str, trace: TracebackType | None) -> str:
-    """Where the script has called what has raised it; "" if it did not."""
+    """The script's line from which the error came; "" if it did not come from a line of the script."""
     calls = [each for each in traceback.extract_tb(trace) if each.filename == path]
     return f"\n  in {path}, line {calls[-1].lineno}: {calls[-1].line}" if calls else ""
 
 
 def _note(error: BaseException, trace: TracebackType | None) -> None:
-    """As the interpreter does for an error that ends it: so exit handlers know that one did."""
+    """Set `sys.last_value` and the like, as the interpreter does: so exit handlers know that an error ended it."""
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace

@@ -34,9 +34,9 @@ class ScriptSteps:
     """What this node does at each step of the cluster. For the thread that trains.
 
     Attributes:
-        turn: Held by whoever takes part in a step: the main thread may end beside the one that trains.
-        in_hand: Samples of the last batch handed out; None: it brings its own data.
-        calls: Steps that the script has asked for, and that the cluster has answered, if only by "you are out".
+        turn: Held while a thread takes part in a step: the main thread may end while another one trains.
+        in_hand: Samples of the last batch handed out; None: the script brings its own data.
+        calls: Steps in which this node has taken part and for which it has got an answer, if only "you are out".
         updates_here: Steps with samples from here.
     """
 
@@ -53,7 +53,7 @@ class ScriptSteps:
 
     @property
     def usual_weight(self) -> float:
-        """Samples of the last batch, or what the script said of its own."""
+        """Samples of the last batch; with the script's own data, the number that it last gave."""
         return self._engine.evaluation.in_hand or self.in_hand or self._engine.own_weight
 
     @property
@@ -62,12 +62,12 @@ class ScriptSteps:
         return True
 
     def entered(self) -> None:
-        """This node is a member."""
+        """See `NodeSteps`."""
         self.begin()
         self.await_round()
 
     def begin(self) -> None:
-        """Forward may begin. With our own data the weight is known when a batch is handed out."""
+        """Forward may begin. With `batches`, the weight is known only when a batch is handed out."""
         engine, share = self._engine, self._engine.share
         self._started_s = time.monotonic()
         engine.random.step_begins(engine.step)
@@ -77,10 +77,7 @@ class ScriptSteps:
         engine.gradients.arm(None if later else self._engine.own_weight)
 
     def await_round(self) -> None:
-        """Enter where the first update of a round is due; until then take part without samples.
-
-        Also while others evaluate something, as when this node has joined meanwhile.
-        """
+        """Take part without samples until the first update of a round is due, and nobody evaluates anything."""
         self.conclude()
         engine = self._engine
         while (not engine.named.is_settled or engine.evaluation.under_way) and not self._session.done:
@@ -89,7 +86,10 @@ class ScriptSteps:
     # --- what the script calls ---
 
     def by(self, way: str, samples: float | None, name: str | None, overflow: bool = False) -> None:
-        """The script asks for a step by that call. `overflow`: a GradScaler says so; the gradient is left out."""
+        """The script asks for a step.
+
+        `way`: by which call; `overflow`: a GradScaler found one, so the gradient is left out.
+        """
         if self._session.loop.is_here:
             raise ConfigError(
                 f"on_notice or on_parked called {way} (expected no step in it: links wait for it)"
@@ -108,11 +108,11 @@ class ScriptSteps:
         endings.rest_if_all_ends()
 
     def by_optimizer(self, name: str | None, overflow: bool) -> None:
-        """optimizer.step() in the script."""
+        """The script has called optimizer.step()."""
         self.by(STEP, None, name, overflow)
 
     def by_scheduler(self, name: str, arguments: tuple[Any, ...]) -> None:
-        """scheduler.step() in the script."""
+        """The script has called scheduler.step()."""
         self._engine.rules.check_place(SCHEDULE)
         if not self._session.done:
             self._engine.schedule.called(name, arguments)
@@ -120,7 +120,7 @@ class ScriptSteps:
     # --- a step ---
 
     def _asked(self, way: str, samples: float | None, name: str | None, overflow: bool) -> None:
-        """As `by`."""
+        """Take the step that the script asks for, without its gradient if that does not count."""
         if samples != 0:
             self._engine.rules.check_way(way)
         left_out = overflow or self._void or samples == 0
@@ -129,7 +129,7 @@ class ScriptSteps:
         self._update(0 if left_out else samples, name)
 
     def _update(self, samples: float | None, name: str | None) -> None:
-        """The script's step. Arguments and errors as of `Trainer.update`."""
+        """Contribute, and adopt the result. Arguments and errors as of `Trainer.update`."""
         engine, named = self._engine, self._engine.named
         self._updating = named.check(name)
         if named.void:
@@ -150,7 +150,7 @@ class ScriptSteps:
             self.await_round()
 
     def _weigh(self, samples: float | None) -> float:
-        """How many samples the step counts for."""
+        """The weight of the step: the given samples, else those of the batch, else the last number given."""
         weight = float(samples if samples is not None else self._engine.weight or self._engine.own_weight)
         if not 0 <= weight <= MAX_WEIGHT:
             raise ConfigError(f"update: samples is {samples} (expected a number from 0 to {MAX_WEIGHT:g})")
@@ -162,7 +162,7 @@ class ScriptSteps:
         return weight
 
     def _guarded(self, guard: Guard, weight: float) -> float:
-        """Judge our own gradient and buffers before anybody gets them. Returns: the weight that they are to have."""
+        """Have the guard judge this node's gradient and buffers before others get them. Returns: their weight."""
         engine, session = self._engine, self._session
         gradients = [p.grad for p in engine.model.parameters() if p.grad is not None]
         norm = float(nn.utils.get_total_norm(gradients))
@@ -194,10 +194,9 @@ class ScriptSteps:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Inside, this node takes part in an evaluation. What the script has in hand for its own step stays so.
+        """Inside, this node takes part in an evaluation; the batch that the script has in hand stays valid.
 
-        Unless the cluster has trained meanwhile, or deals these samples to others now, as a member is gone: then what
-        it has does not count.
+        That batch does not count if the cluster has trained meanwhile, or has dealt its samples to others.
         """
         engine, share, named = self._engine, self._engine.share, self._engine.named
         if named.mine:
@@ -222,7 +221,10 @@ class ScriptSteps:
                 share.ranges, share.in_hand = ranges, blamed
 
     def _basis(self) -> tuple[int, int, int, bool]:
-        """What the script's work for a step rests on; and is there no gradient yet?"""
+        """What the script's work for a step rests on, to see whether it has changed.
+
+        Last: is there no gradient yet?
+        """
         engine = self._engine
         return engine.step, self._session.rejoins, engine.share.epoch, engine.gradients.is_zero()
 
@@ -254,7 +256,7 @@ class ScriptSteps:
         return True
 
     def _hear(self, hear: Callable[[], StepOutcome | None]) -> bool:
-        """What becomes of the step under way. Returns: as `skip`."""
+        """Wait for the outcome of the step under way, and adopt it. Returns: as `skip`."""
         session, engine, record = self._session, self._engine, self._node.record
         weight, waited_s = self._contributed, time.monotonic()
         outcome = hear()

@@ -22,7 +22,7 @@ CLEARED = "\r\x1b[K"  # The line of a terminal in which the cursor is.
 
 
 def log_line(text: str, log_format: str, node: str = "", event: str = SAID, **fields: Any) -> str:
-    """With its end. `node`: who tells it. As JSON: one object, whose `text` is what people read."""
+    """A line of the log, with its line break. As JSON it is one object, whose `text` is what people read."""
     if log_format != "json":
         return f"[chaosnet] {printable(text)}\n"
     at = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -30,7 +30,7 @@ def log_line(text: str, log_format: str, node: str = "", event: str = SAID, **fi
 
 
 class Teller:
-    """From any thread. `node`: whose it is; `log_format`: "text" or "json". `record`: of its run."""
+    """Prints and calls back, from any thread. `log_format`: "text" or "json". `record`: figures of the node's run."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Teller:
         self.record = RunRecord(node)
 
     def say(self, text: str, event: str = SAID, **fields: Any) -> None:
-        """One line, unless the user wants none."""
+        """Print one line, unless the user wants none."""
         if not self._quiet:
             # In one piece, as other threads print, too.
             line = log_line(text, self._log_format, self._node, event, **fields)
@@ -54,7 +54,7 @@ class Teller:
                 print(line, end="", file=sys.stderr, flush=True)
 
     def summary(self, summary: RunSummary) -> None:
-        """The node has left: what its run has come to, unless the user does not want to hear it."""
+        """Print what the run has come to, unless the user does not want it."""
         if not self._sums_up:
             return
         told = lines(summary, BLOCKS if _can_print(BLOCKS) else PLAIN_BLOCKS)
@@ -65,7 +65,7 @@ class Teller:
             self.say(line)
 
     def notice(self, notice: Notice) -> None:
-        """Something happened in the cluster."""
+        """Tell of an event of the cluster."""
         self.record.heard(notice)
         told = sentence(notice)
         if self._log_format != "json" and notice.step:  # Who joins does not know it yet.
@@ -74,7 +74,7 @@ class Teller:
         self._call("on_notice", self._callbacks.on_notice, notice)
 
     def parked(self, reason: str | None) -> None:
-        """Training waits, or goes on."""
+        """Tell that training waits, for that reason, or (None) that it goes on."""
         self.record.parked(bool(reason), time.monotonic())
         if reason:
             self.say(f"waiting: {reason}", "waiting", detail=reason)
@@ -83,7 +83,7 @@ class Teller:
         self._call("on_parked", self._callbacks.on_parked, reason)
 
     def _call(self, name: str, callback: Callable[[Any], None], event: object) -> None:
-        """On the thread that serves the links, which must not end by an error of the script's."""
+        """Call the script's function. Its error is printed: the thread that serves the links must not end by it."""
         try:
             callback(event)
         except Exception as error:
@@ -91,7 +91,7 @@ class Teller:
 
 
 def _behind_a_bar() -> str:
-    """On a terminal where tqdm draws: its bar has no end of line, and is drawn anew below ours."""
+    """What clears a line in which tqdm draws a bar: the bar has no line break, and is drawn anew below ours."""
     if "tqdm" not in sys.modules or sys.stderr is None or os.environ.get("TERM") == "dumb":
         return ""
     with contextlib.suppress(ValueError):  # It is closed.
@@ -100,7 +100,7 @@ def _behind_a_bar() -> str:
 
 
 def _can_print(text: str) -> bool:
-    """On stderr, as it is encoded."""
+    """Has the encoding of stderr these characters?"""
     try:
         text.encode(getattr(sys.stderr, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):

@@ -17,6 +17,7 @@ import pytest
 from chaosnet import Checkpoints, Cluster, Trainer
 from chaosnet.commands.node_options import into_environment
 from chaosnet.commands.run import run
+from chaosnet.commands.status import status
 from chaosnet.errors import ConfigError
 from chaosnet.node.sums.compression import COMPRESSIONS as ENCODINGS
 from chaosnet.protocols.probing import Kind
@@ -276,3 +277,11 @@ def test_a_whole_number_may_be_of_numpys():
         told = step_settings(seed=number, lr_scheduler_every=number)
         assert (told.seed, told.lr_scheduler_every) == (3, 3) and type(told.lr_scheduler_every) is int
         assert node_settings(Cluster(neighbors=number)).neighbors == 3
+
+
+def test_a_command_that_only_asks_opens_no_port_and_does_not_say_that_it_does():
+    """The same option means another thing to a node."""
+    texts = [
+        next(each.help for each in command.params if each.name == "insecure") for command in (status, run)
+    ]
+    assert "Ask without a key" in texts[0] and "everybody who reaches the port can join" in texts[1]
