@@ -52,7 +52,7 @@ class Means:
         self._handles: list[ClusterMean] = []
 
     def add(self, name: str, value: Any, weight: float) -> ClusterMean:
-        """Add a number, or a tensor of one, to the step under way. What lies on a device is read when the step takes it.
+        """Add a number, or a tensor of one, to the step under way. On a device, it is read when the step takes it.
 
         Raises: ConfigError for what would not reach the others.
         """

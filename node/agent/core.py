@@ -96,7 +96,7 @@ class Agent(Node):
         return self._finish(asked, now_s)
 
     def end(self, reason: str, now_s: float) -> list[Effect]:
-        """Its process is about to end: say farewell, and act no more."""
+        """The process is about to end: say farewell, and act no more."""
         return self._finish([Left(reason)], now_s)
 
     @property
@@ -118,7 +118,7 @@ class Agent(Node):
     # --- events ---
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
-        """One event in, its effects out. What is a peer's mistake is `Misheard`."""
+        """One event in, its effects out. A peer's mistake becomes `Misheard`."""
         if self.phase is Phase.OUT:
             return []
         handler = self._events.get(type(event))
@@ -127,11 +127,11 @@ class Agent(Node):
         return self._finish(self._taken(handler, event, now_s), now_s)
 
     def note(self, message: Routed, now_s: float, target: str = EVERYONE) -> list[Effect]:
-        """Tell everybody; above all what happened here, once the loop has put time and cost to it."""
+        """Send a message to all, or to `target`: mostly what happened here, once the loop has added time and cost."""
         return self._finish(self.relay.send(target, message), now_s)
 
     def why_it_waits(self, now_s: float) -> str | None:
-        """And what a person can do about it, if anything. None: it does not wait."""
+        """See `Parking.why`."""
         return self.parking.why(now_s)
 
     @property
@@ -158,7 +158,7 @@ class Agent(Node):
         return [effect for tick in ticks for effect in tick(now_s)]
 
     def _on_received(self, event: Received, now_s: float) -> list[Effect]:
-        """Of a neighbour. What nobody handles is meant for a transport or a client."""
+        """A message of a neighbour. If no part handles its type, it is meant for the transport or for a client."""
         heard = self.neighbors.heard(event, now_s)
         handler = self._messages.get(type(event.message))
         return heard + self._taken(handler, event, now_s) if handler else heard
@@ -178,7 +178,7 @@ class Agent(Node):
         return self._taken(handler, Received(source, body), now_s) if handler else []
 
     def _taken(self, handler: Handler, event: Event, now_s: float) -> list[Effect]:
-        """What it leads to. What else the event has led to, as that others are told, does not hang on it."""
+        """The handler's effects. If it finds a peer's mistake, the event's other effects are still performed."""
         try:
             return handler(event, now_s)
         except RemoteProtocolError as error:

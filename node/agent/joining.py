@@ -51,7 +51,7 @@ OF_THE_STATE = (BacklogFull, CaughtUp, StateRejected, ManifestKnown, ManifestBad
 
 
 class Joining:
-    """Of one node."""
+    """What brings a node into a cluster: it founds one, or its joiner is let in."""
 
     def __init__(self, node: Node, role: Role, recovery: StepRecovery, reports: Reports) -> None:
         self.node, self.role, self.recovery, self.reports = node, role, recovery, reports
@@ -94,7 +94,7 @@ class Joining:
         return [*hang_up, *node.sync.begin(view, step), Joined(step, nothing_yet, view)]
 
     def on_founded(self, effect: Founded, now_s: float) -> list[Effect]:
-        """The joiner has found no cluster."""
+        """The joiner has found no cluster, and is to found one."""
         self.node.join_by(None)
         return self.found(None, now_s)
 
@@ -133,13 +133,16 @@ class Joining:
         return self.hear(SeedsFound(heard_of), now_s) + self.hear(Tick(), now_s)
 
     def on_seeds(self, event: SeedsFound, now_s: float) -> list[Effect]:
-        """It hears of others before it asks, or meanwhile. As a member it needs nobody."""
+        """Addresses of other nodes have become known, before this node asks or while it does.
+
+        A member ignores them.
+        """
         if self.node.phase is Phase.OUTSIDE:
             self.heard_of = tuple(dict.fromkeys((*self.heard_of, *event.addresses)))[:MAX_FOUND]
         return self.hear(event, now_s)
 
     def on_addresses(self, event: AddressesRead, now_s: float) -> list[Effect]:
-        """Its machine may have come into another network since it began to ask. What a view says of it stays."""
+        """Our addresses may have changed since we began to ask. Once a view has them, they stay."""
         node, now = self.node, event.addresses
         if now and node.asks_again and node.joiner is not None and now != node.settings.addresses:
             node.is_at(now)
@@ -147,7 +150,7 @@ class Joining:
         return []
 
     def hear(self, event: Event, now_s: float) -> list[Effect]:
-        """To the joiner's core, if this node is one."""
+        """Hand an event to the joiner's core, if this node is joining."""
         joiner = self.node.joiner
         if joiner is None or joiner.state in (JoinState.JOINED, JoinState.FAILED):
             return []
@@ -160,17 +163,18 @@ class Joining:
         return self.hear(Tick(), now_s)
 
     def on_readings(self, event: ReadingsTaken, now_s: float) -> list[Effect]:
-        """Once a second, or so: what is it doing, and how far is it?"""
+        """About once a second: say what the joiner is doing, and how much of the state it has."""
         return (self.news.tick(now_s) if self.news else []) + self.reports.of_pull(now_s)
 
     def on_state(self, event: Event, now_s: float) -> list[Effect]:
-        """News of the state that it pulls."""
+        """There is news of the state that this node pulls."""
         effects = self.hear(event, now_s)
         self._end_if_ready(now_s)
         return effects
 
     def on_discard_state(self, effect: DiscardState, now_s: float) -> list[Effect]:
-        """It asks anew. What it has of the state serves nobody; as a member it has none."""
+        """The joiner asks anew: what it has of the state is void. If it is a member already, it has no state to go on
+        with."""
         node = self.node
         void = node.joiner is not None and node.joiner.replication is None
         effects = node.serving.arrives(0, ()) if void else []
@@ -178,7 +182,7 @@ class Joining:
         return effects + (self.recovery.go_without_me(now_s) if lost else [])
 
     def on_outlived(self, event: Received, now_s: float) -> list[Effect]:
-        """Our clock was set back: what our earlier life has said has later numbers than ours. Exceed them."""
+        """Others know later numbers of this name, as our clock was set back: go on with a life that exceeds them."""
         node, told = self.node, event.message
         assert isinstance(told, Outlived)
         if told.life != node.life:
@@ -190,7 +194,10 @@ class Joining:
         return node.reporter.outlived(life) + node.joiner.outlived(life, now_s)
 
     def become_member(self, view: View, step: int, now_s: float) -> list[Effect]:
-        """`view`, which makes it one, is active. If results are on the way, it contributes after these."""
+        """`view`, which has this node as a member, is active.
+
+        If results are on the way, it contributes after these.
+        """
         self._begin(now_s)
         self._end_if_ready(now_s)
         first = self.node.sync.step + self.node.sync.sums.catching_up

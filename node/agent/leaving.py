@@ -25,7 +25,7 @@ from .views import Views
 
 
 class Leaving:
-    """Of one node."""
+    """What a node does to leave, and when others have left."""
 
     def __init__(
         self, node: Node, recovery: StepRecovery, missing: Missing, views: Views, strikes: Strikes
@@ -42,7 +42,7 @@ class Leaving:
         )
 
     def on_wanted(self, event: LeaveWanted, now_s: float) -> list[Effect]:
-        """Its user, or its script, wants it out."""
+        """The user, or the script, wants this node to leave."""
         node = self.node
         if node.phase is not Phase.MEMBER:
             return [Left("it was not a member yet")]
@@ -50,13 +50,13 @@ class Leaving:
         return node.leaver.handle(event, now_s)
 
     def on_command(self, event: Received, now_s: float) -> list[Effect]:
-        """The same, from elsewhere."""
+        """A client wants this node to leave (`chaosnet leave`)."""
         assert isinstance(event.message, LeaveCommand)
         answer = Answer(ok=True, text=f"{self.node.me} leaves")
         return self.node.relay.send(event.message.asker, answer) + self.on_wanted(LeaveWanted(), now_s)
 
     def on_crashed(self, event: Crashed, now_s: float) -> list[Effect]:
-        """Its script has ended with an error."""
+        """The script has ended with an error."""
         self.crash = event
         return [Left(event.reason)]
 
@@ -64,7 +64,7 @@ class Leaving:
         return self.node.leaver.handle(Tick(), now_s)
 
     def give_up(self, now_s: float) -> list[Effect]:
-        """Of too few members nobody can let us go."""
+        """Leave without being let go, if too few members can be reached for that, and we have waited for long."""
         if not self.node.parked or not self.node.leaver.overdue(now_s):
             return []
         return [Left(f"without asking the others ({self.node.parked})")]
@@ -84,18 +84,18 @@ class Leaving:
         return [Out(told.reason)] if node.phase is Phase.MEMBER else []
 
     def on_left(self, effect: Left, now_s: float) -> list[Effect]:
-        """It is out, and wanted to be."""
+        """This node has left, as it wanted."""
         self.node.leaver.left()
         return self.say_farewell()
 
     def on_out(self, effect: Out, now_s: float) -> list[Effect]:
-        """It is out."""
+        """This node is out, against its will. A joiner asks again instead."""
         if self.node.is_joining and not effect.final:
             return self.recovery.orphaned(effect.reason, now_s)
         return self.say_farewell()
 
     def say_farewell(self) -> list[Effect]:
-        """The last words."""
+        """Tell everybody that this node takes part in no view any more."""
         node, entered, crash = self.node, self.views.entered, self.crash
         node.enter(Phase.OUT)
         node.schedule_by(None)
@@ -105,7 +105,7 @@ class Leaving:
         return node.relay.send(EVERYONE, told)
 
     def on_farewell(self, event: Received, now_s: float) -> list[Effect]:
-        """A node acts no more. A view that we are in and have voted for waits for us, and counts as ours."""
+        """A node is out. A view that we have voted for waits for us, so it counts like the view that we act in."""
         node, told = self.node, event.message
         assert isinstance(told, Farewell)
         view, key = node.sync.view, told.key

@@ -14,17 +14,17 @@ REDIAL_EVERY_S = 1.0  # Members out of reach are tried directly, in case another
 
 
 class Missing:
-    """Of one node."""
+    """Members that this node cannot reach."""
 
     def __init__(self, node: Node, recovery: StepRecovery) -> None:
         self.node, self.recovery = node, recovery
         self.wake_at_s: float | None = None
-        self.lost_at_s: dict[str, float] = {}  # Since when each of them is.
-        self.declared: dict[str, Member] = {}  # Who is dead, says a person, and in no view since.
+        self.lost_at_s: dict[str, float] = {}  # By member out of reach.
+        self.declared: dict[str, Member] = {}  # Dead by a person's word, and in no view since.
         self.doubted: Set[str] = frozenset()  # Who was out of reach when we dialled last.
 
     def overlay_changed(self, now_s: float) -> list[Effect]:
-        """Somebody may have gone or come back."""
+        """Links were lost or found, so other members may be in reach now: tell the joiner, or the scheduler."""
         node, view = self.node, self.node.sync.view
         assert view is not None
         if node.phase is Phase.JOINING and not node.overlay.reachable & view.member_set:
@@ -39,7 +39,7 @@ class Missing:
         return []
 
     def look(self, now_s: float) -> None:
-        """Dial members that are out of reach, or cut off from us, until there are none."""
+        """Decide whether to dial: as long as members are out of reach or cut off from us."""
         node, view = self.node, self.node.sync.view
         assert view is not None
         missing = view.member_set - node.overlay.reachable
@@ -52,16 +52,16 @@ class Missing:
 
     @property
     def _cut_off(self) -> Set[str]:
-        """Members that a flush waits for: until a way leads to them that is not through nodes it drops."""
+        """Members that a flush waits for, as they can be reached only through nodes that it drops."""
         node = self.node
         return node.scheduler.cut_off - node.relay.peers if node.scheduler else frozenset()
 
     def declare(self, member: Member) -> None:
-        """It is dead, says a person. Should it live, and have gone on, too, it or we must learn that."""
+        """A person says that `member` is dead. It is dialled all the same: if it lives, one of us two must rejoin."""
         self.declared[member.id] = member
 
     def entered(self, view: View) -> None:
-        """Who is in a view under that name, and is another process, has taken the place of the dead."""
+        """Forget those declared dead whose name another process has in this view."""
         declared = self.declared.items()
         self.declared = {name: each for name, each in declared if view.find(name) in (None, each)}
 

@@ -52,7 +52,7 @@ OF_KEYS = (KeyringNews, KeyCommand, Introduction)
 
 
 class Neighbors:
-    """Of one node."""
+    """A node's connections, and what it tells and hears of links."""
 
     def __init__(
         self, node: Node, role: Role, recovery: StepRecovery, joining: Joining, missing: Missing
@@ -91,7 +91,7 @@ class Neighbors:
     # --- connections ---
 
     def heard(self, event: Received, now_s: float) -> list[Effect]:
-        """Whatever it is, its link carries."""
+        """Whatever the message is, the link that it came over works."""
         self.node.relay.heard(event.peer)
         return self.node.liveness.received(event.peer, event.message, now_s)
 
@@ -113,7 +113,7 @@ class Neighbors:
         return effects + node.opener.tick(now_s)
 
     def on_opened(self, event: PeerOpened, now_s: float) -> list[Effect]:
-        """A connection can be used."""
+        """A connection to a peer can be used."""
         node, peer = self.node, event.peer
         node.relay.opened(peer, event.client)
         node.liveness.opened(peer, now_s)
@@ -133,11 +133,14 @@ class Neighbors:
         return effects
 
     def on_closed(self, event: PeerClosed, now_s: float) -> list[Effect]:
-        """None is left to that peer. Who says Bye is alive, whatever it thinks of us."""
+        """No connection to that peer is left. A peer that said Bye is alive, so its connection did not break."""
         return self._lose(event.peer, now_s, broke=not event.clean)
 
     def _lose(self, peer: str, now_s: float, broke: bool) -> list[Effect]:
-        """`broke`: the connection did, and neither end had closed it."""
+        """The link to `peer` is lost: forget it, tear the step that needs it, and see whether the peer died.
+
+        `broke`: the connection broke; neither end had closed it.
+        """
         node, view = self.node, self.node.sync.view
         if peer not in node.relay.peers:
             return []
@@ -162,13 +165,13 @@ class Neighbors:
         return effects + ([] if peer in node.deaths.looking else self.tell(peer, LinkState.SILENT))
 
     def _proof_until_s(self, peer: str, now_s: float) -> float:
-        """Its connection breaks now, and its machine refuses another: until when does that prove it dead?"""
+        """Until when a new connection that its machine refuses proves the peer dead, as its connection breaks now."""
         liveness = self.node.liveness
         lately_s = now_s + PROOF_S if liveness.spoke_lately(peer, now_s) else float("-inf")
         return max(lately_s, liveness.proof_until_s(peer)) if self._are_two(peer) else lately_s
 
     def _are_two(self, peer: str) -> bool:
-        """Are we two the only voters of each view it may act in? Then nothing shortens its patience."""
+        """Are we two the only voters of each view in which the peer may act? Then nothing shortens its patience."""
         node = self.node
         if node.phase is not Phase.MEMBER or node.sync.view is None or node.follower.flush is not None:
             return False
@@ -177,12 +180,12 @@ class Neighbors:
         return all({*each} == {node.me, peer} for each in voters)
 
     def on_dial_failed(self, event: DialFailed, now_s: float) -> list[Effect]:
-        """Nobody answered there."""
+        """Nobody answered at an address."""
         self.node.opener.dial_failed(event.address, event.reason)
         return self.joining.hear(event, now_s)
 
     def on_reached(self, event: Reached | NotReached, now_s: float) -> list[Effect]:
-        """What was found at an address without opening a link."""
+        """An address was tried without opening a link: who is there, or nobody."""
         node = self.node
         effects = node.dial_backs.handle(event, node.relay.silent)
         # Who is no member does not know whether the dead one had gone on without those whom we tell.
@@ -204,13 +207,13 @@ class Neighbors:
         return self.node.dial_backs.asked(event.peer, event.message)
 
     def on_echo(self, event: Received, now_s: float) -> list[Effect]:
-        """Somebody hears nothing of us over our link: answer around it."""
+        """A peer hears nothing of us over our link: answer over other links."""
         assert isinstance(event.message, Echo)
         reply = EchoReply(node=self.node.me, asked_s=event.message.asked_s)
         return self.node.relay.around(event.message.node, reply)
 
     def on_echo_reply(self, event: Received, now_s: float) -> list[Effect]:
-        """A peer that has fallen silent lives."""
+        """A peer that was silent has answered over other links: it lives."""
         assert isinstance(event.message, EchoReply)
         self.node.liveness.vouched(event.message.node, event.message.asked_s, now_s)
         return []
@@ -235,11 +238,11 @@ class Neighbors:
     # --- news ---
 
     def tell(self, peer: str, state: LinkState, peer_life: int | None = None) -> list[Effect]:
-        """Tell everybody of our link to `peer`; `peer_life` as in LinkReporter."""
+        """Tell everybody the state of our link to `peer`. `peer_life`: as in LinkReporter."""
         return self.node.reporter.tell(peer, state, self.node.member_key, peer_life)
 
     def tell_missing(self, view: View) -> list[Effect]:
-        """What should be open but is not, the scheduler may believe in: tell it."""
+        """Tell of our links in `view` that are not open, in case the scheduler believes that they are."""
         node = self.node
         effects: list[Effect] = []
         for peer in view.neighbors(node.me):
@@ -249,12 +252,12 @@ class Neighbors:
         return effects
 
     def on_losses(self, event: Received, now_s: float) -> list[Effect]:
-        """What a peer knows of lost links that we may not know."""
+        """A peer tells of lost links that we may not know of."""
         assert isinstance(event.message, Losses)
         return self.node.reporter.on_losses(event.peer, event.message)
 
     def said_where(self, peer: str, news: LinkNews) -> list[Effect]:
-        """A neighbour tells of its own link; whoever repeats such news names no life."""
+        """A neighbour's own news of a link: where it is, and which life. News that is only repeated names no life."""
         node = self.node
         if not news.life or news.reporter != peer or peer in node.relay.leaves:
             return []
@@ -263,7 +266,7 @@ class Neighbors:
         return self.tell(peer, LinkState.OPEN, news.life) if lives else []
 
     def on_link_news(self, event: Received, now_s: float) -> list[Effect]:
-        """One end of a link tells of it."""
+        """One end of a link tells of its state."""
         node, news = self.node, event.message
         assert isinstance(news, LinkNews)
         if node.is_ahead(news.key):

@@ -104,23 +104,23 @@ class Node:
     # --- verbs ---
 
     def enter(self, phase: Phase) -> None:
-        """The next phase of its life begins."""
+        """The next phase of this node's life begins."""
         self.phase = phase
 
     def park(self, reason: str | None) -> None:
-        """Nothing moves here, for that reason; None: it moves again."""
+        """Nothing moves here, for that reason; None: it does again."""
         self.parked = reason
 
     def is_at(self, addresses: tuple[str, ...]) -> None:
-        """Where others may dial it has changed."""
+        """Others may dial this node at these addresses from now on."""
         self.settings.addresses = addresses
 
     def join_by(self, joiner: Joiner | None) -> None:
-        """That core brings it into a cluster; None: it needs none."""
+        """`joiner` brings this node into a cluster; None: it needs none any more."""
         self.joiner = joiner
 
     def schedule_by(self, scheduler: Scheduler | None) -> None:
-        """It has the role, in one term; None: it has lost it."""
+        """This node has the scheduler's role, in one term; None: it has lost it."""
         self.scheduler = scheduler
 
     # --- what several parts ask ---
@@ -132,12 +132,12 @@ class Node:
 
     @property
     def next_life(self) -> int:
-        """That of who comes back after this one: it exceeds whatever this one has told."""
+        """The life in which this node would come back: it exceeds all numbers that this life has told."""
         return max(self.reporter.life, self.reporter.version) + LIFE_STEP
 
     @property
     def was_last(self) -> bool:
-        """Of who has left: does nobody go on?"""
+        """This node has left: does nobody go on?"""
         view, commit = self.sync.view, self.sync.last_commit
         return (commit is not None and commit.total.leaving) or (
             view is not None and view.node_ids == (self.me,)
@@ -145,28 +145,28 @@ class Node:
 
     @property
     def is_joining(self) -> bool:
-        """Has it begun to join, and is not in yet with all of the state?"""
+        """Has this node begun to join, and is not yet in with all of the state?"""
         return self.joiner is not None and self.joiner.state is not JoinState.JOINED
 
     @property
     def asks_again(self) -> bool:
-        """Does its joiner look for a cluster, or for another plan?"""
+        """Is its joiner looking for a cluster, or for another plan?"""
         return self.joiner is not None and self.joiner.state in (JoinState.KNOCKING, JoinState.ASKED)
 
     @property
     def lacks_state(self) -> bool:
-        """Does its joiner still need the state? What the training thread brings is of one that is void by now."""
+        """Does its joiner still need the state? What the training thread brings then belongs to one that is void."""
         has_it = (JoinState.READY, JoinState.JOINED, JoinState.FAILED)  # Who has failed may found a cluster.
         return self.joiner is not None and self.joiner.state not in has_it
 
     @property
     def member_key(self) -> ViewKey:
-        """Of the view that we are a member of; (0, 0) if of none."""
+        """The key of the view of which this node is a member; (0, 0) if of none."""
         view = self.sync.view if self.phase is Phase.MEMBER else None
         return view.key if view is not None else (0, 0)
 
     def is_ahead(self, key: ViewKey) -> bool:
-        """Is that a newer view than ours that need not wait for us, as one does that we have voted for?"""
+        """Is that a newer view than ours that may be in force without us? One that we have voted for waits for us."""
         view, prepared = self.sync.view, self.sync.prepared.get(key)
         return view is not None and key > view.key and (prepared is None or prepared.find(self.me) is None)
 

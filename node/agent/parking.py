@@ -15,7 +15,7 @@ from .routes import Routes
 
 
 class Parking:
-    """Of one node."""
+    """What a node does while it waits for members out of reach."""
 
     def __init__(self, node: Node, missing: Missing) -> None:
         self.node, self.missing = node, missing
@@ -31,14 +31,14 @@ class Parking:
         )
 
     def on_parked(self, effect: Parked, now_s: float) -> list[Effect]:
-        """It waits, or goes on."""
+        """This node begins to wait, or goes on."""
         self.node.park(effect.reason)
         if self.node.phase is Phase.MEMBER:
             self.missing.look(now_s)
         return []
 
     def doubted(self) -> tuple[tuple[str, int], ...]:
-        """Voters out of reach, with their lives, of whom no person has spoken."""
+        """Voters out of reach, with their lives, that no person has declared dead."""
         node = self.node
         if node.sync.view is None or node.me not in node.sync.view.voter_ids:
             return ()  # It has no state to go on with.
@@ -46,7 +46,7 @@ class Parking:
         return node.overlay.missing_of(voters)
 
     def why(self, now_s: float) -> str | None:
-        """It waits, and what a person can do about that, if anything. None: it does not wait."""
+        """Why this node waits, and what a person can do about it, if anything. None: it does not wait."""
         node = self.node
         if node.parked is None or node.phase is not Phase.MEMBER or not (lives := self.doubted()):
             return node.parked
@@ -59,7 +59,7 @@ class Parking:
         return f"{node.parked} ({lost}; if {gone} gone for good: chaosnet go-on {here})"
 
     def on_go_on(self, event: Received, now_s: float) -> list[Effect]:
-        """Who cannot be reached is dead, says a person."""
+        """A person tells this node that all members out of reach are dead."""
         assert isinstance(event.message, GoOnCommand)
         node, asker = self.node, event.message.asker
         told: list[Effect] = []
@@ -82,7 +82,7 @@ class Parking:
         return told + node.relay.send(asker, Answer(ok=ok, text=text[:2000]))
 
     def on_declared(self, event: Received, now_s: float) -> list[Effect]:
-        """A person has said so to somebody."""
+        """A person has told some node that these are dead."""
         node, view, told = self.node, self.node.sync.view, event.message
         assert isinstance(told, DeclaredDead)
         if view is None:
@@ -95,7 +95,7 @@ class Parking:
         return self.missing.overlay_changed(now_s)
 
     def on_status_request(self, event: Received, now_s: float) -> list[Effect]:
-        """The scheduler answers, and whoever waits."""
+        """A client asks for the status. The scheduler answers, and so does a node that waits."""
         request = event.message
         assert isinstance(request, StatusRequest)
         answers = self.node.scheduler is not None or bool(self.node.parked)

@@ -18,7 +18,7 @@ ABORT_EVERY_S = 1.0
 
 
 class StepRecovery:
-    """Of one node."""
+    """Asks for another attempt of the step, or to be let in anew, when this node cannot go on."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -33,7 +33,7 @@ class StepRecovery:
         return self.ask_at_s if self.torn else None
 
     def tear(self, reason: str, now_s: float, without_me: bool = False) -> list[Effect]:
-        """Messages of the attempt under way may be lost for good, even if the link opens again."""
+        """Ask for a flush: messages of the attempt under way may be lost for good, even if the link opens again."""
         node = self.node
         if node.phase is Phase.JOINING and node.joiner is not None and not node.joiner.is_in_view:
             return self.orphaned(reason, now_s)
@@ -44,18 +44,18 @@ class StepRecovery:
         return node.relay.send(EVERYONE, self.torn)
 
     def go_without_me(self, now_s: float) -> list[Effect]:
-        """We are a member, and have no state to train on."""
+        """Ask to be dropped: this node is a member without a state to train on."""
         return self.tear(f"{self.node.me} could not get the state", now_s, without_me=True)
 
     def tear_if_cut_off(self, now_s: float) -> list[Effect]:
-        """A step begins: what it needs of us must not be lost for want of a link."""
+        """A step begins: tear it if there is no connection over which it needs something of us."""
         sync, peers = self.node.sync, self.node.relay.peers
         around = sync.view.neighbors(self.node.me) if sync.view is not None else ()
         torn = [peer for peer in around if peer not in peers and sync.depends_on(peer)]
         return self.tear(f"no link to {torn[0]}", now_s) if torn else []
 
     def tick(self, now_s: float) -> list[Effect]:
-        """Ask again, until a flush has come, or the step was completed after all."""
+        """Repeat the request, until a flush has come or the step was completed after all."""
         if self.torn is None or now_s < self.ask_at_s:
             return []
         torn, sync = self.torn, self.node.sync
@@ -66,7 +66,7 @@ class StepRecovery:
         return self.node.relay.send(EVERYONE, torn)
 
     def on_fell_behind(self, effect: FellBehind, now_s: float) -> list[Effect]:
-        """More has come that is ahead of us than can be kept."""
+        """A peer has sent more of later steps than can be kept."""
         node, reason = self.node, f"{self.node.me} fell behind {effect.peer}"
         if node.phase is Phase.JOINING and node.joiner:
             node.joiner.is_to_block()
@@ -74,7 +74,7 @@ class StepRecovery:
         return self.tear(reason, now_s) if node.phase is Phase.MEMBER else []
 
     def orphaned(self, reason: str, now_s: float, goes_on: bool = False) -> list[Effect]:
-        """Dropped while joining; who joins in blocking mode was a member before it had the state."""
+        """Dropped while joining (in blocking mode as a member without the state): ask to be let in anew."""
         node = self.node
         assert node.joiner is not None
         node.enter(Phase.JOINING)

@@ -17,7 +17,7 @@ MOST_ASKERS = 64  # Whose answers are kept.
 
 
 class Relayouts:
-    """Of one node."""
+    """Takes a client's wish to the training thread, and the answer back."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -30,7 +30,7 @@ class Relayouts:
         )
 
     def on_command(self, event: Received, now_s: float) -> list[Effect]:
-        """A client asks."""
+        """A client asks for other pipelines."""
         node, asked = self.node, event.message
         assert isinstance(asked, RelayoutCommand)
         if asked.asker in self.answers:

@@ -1,4 +1,4 @@
-"""What a node tells once a second: its readings to the scheduler; as the scheduler, whom all wait for."""
+"""What a node tells once a second: its readings, to the scheduler. The scheduler tells for whom all wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPORT_EVERY_S = 1.0
 
 
 class Reports:
-    """Of one node."""
+    """Sends a node's reports."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -26,17 +26,17 @@ class Reports:
         return Routes(events={ReadingsTaken: self.on_readings}, routed={Notice: self.on_notice})
 
     def begin(self, now_s: float) -> None:
-        """It has become a member: report from now on."""
+        """This node has become a member: report from now on."""
         self.wake_at_s = now_s
 
     def on_readings(self, event: ReadingsTaken, now_s: float) -> list[Effect]:
-        """Keep them for the next report."""
+        """Keep the readings for the next report."""
         self.taken = event
         self.node.readings.carried(event.carried, now_s, event.acknowledged)
         return []
 
     def on_notice(self, event: Received, now_s: float) -> list[Effect]:
-        """Something has happened to the cluster, says a node."""
+        """A node tells of an event of the cluster."""
         assert isinstance(event.message, Notice)
         self.node.monitor.notice(event.message)
         return []
@@ -73,7 +73,7 @@ class Reports:
         return node.relay.send(view.scheduler, report) if view.scheduler else []
 
     def of_pull(self, now_s: float) -> list[Effect]:
-        """A joiner that is no member yet says how far it is, once it knows how much there is to pull."""
+        """The report of a joiner that is no member yet: how far it is, once it knows how much there is to pull."""
         node, taken, pull = self.node, self.taken, self._pull()
         if node.phase is not Phase.JOINING or node.joiner is None or taken is None or not pull:
             return []
@@ -87,21 +87,21 @@ class Reports:
         return node.relay.send(scheduler, report) if scheduler else []
 
     def _pull(self) -> dict[str, Any]:
-        """Of the state, if this node pulls it: fields of a report."""
+        """The fields of a report that tell how much of the state this node has pulled; none if it pulls none."""
         pull = self.node.joiner.replication if self.node.joiner and self.node.is_joining else None
         if pull is None or pull.total_bytes is None:
             return {}
         return {"pulls_bytes": pull.total_bytes, "pulled": pull.bytes_by_source}
 
     def _tell_waits(self, now_s: float) -> list[Effect]:
-        """Whom all wait for, if anybody; who is parked has said so."""
+        """As the scheduler, tell for whom all wait, if for anybody. A parked node tells that by itself."""
         node, view = self.node, self.node.sync.view
         if node.scheduler is None or view is None or node.sync.frozen or node.parked:
             return []
         return node.waits.tick(view, node.sync.step, node.clock, node.monitor, now_s)
 
     def _measure_again(self, now_s: float) -> list[Effect]:
-        """Links that the trees leave out may carry more by now. Of its two ends one asks."""
+        """Have links measured that carried nothing for long: they may be faster by now. One of the two ends asks."""
         node, view = self.node, self.node.sync.view
         if view is None or node.phase is not Phase.MEMBER or node.sync.frozen:
             return []
@@ -112,7 +112,7 @@ class Reports:
 
 
 def _of_process(taken: ReadingsTaken) -> dict[str, Any]:
-    """What is read of the process and its machine, whatever the node does."""
+    """The fields of a report that are about the process and its machine."""
     names = (
         "state_bytes", "layer_bytes", "cpu_pct", "memory_bytes", "battery_pct", "nic_sent_bytes",
         "nic_received_bytes", "sent_bytes", "received_bytes", "page",

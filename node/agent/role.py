@@ -42,7 +42,7 @@ FOR_THE_SCHEDULER = (
 
 
 class Role:
-    """What one node does about it."""
+    """What one node does about the scheduler's role."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -54,7 +54,7 @@ class Role:
         return Routes(routed={VoteRequest: self.on_request, VoteReply: self.on_reply, **role})
 
     def to_scheduler(self, event: Received, now_s: float) -> list[Effect]:
-        """For whoever has the role."""
+        """A message for the scheduler: hand it on, if this node has the role."""
         scheduler = self.node.scheduler
         return scheduler.receive(event.peer, event.message, now_s) if scheduler else []  # type: ignore[arg-type]
 
@@ -64,14 +64,14 @@ class Role:
     # --- taking and losing it ---
 
     def found(self, view: View) -> None:
-        """A cluster begins with that view, which names its scheduler."""
+        """A cluster begins with `view`, which names its scheduler."""
         is_ours = view.scheduler == self.node.me
         self.node.election.begin(view.term, is_ours)
         if is_ours:
             self.node.schedule_by(self._new_scheduler(view.term))
 
     def entered(self, before: View | None, view: View) -> None:
-        """That view is in force, after the other one."""
+        """`view` is in force; `before` it, the other one was."""
         if view.scheduler:
             self.predecessor = ""
         elif before is not None and before.scheduler:
@@ -146,7 +146,7 @@ class Role:
             node.opener.done()
 
     def park_without_quorum(self) -> list[Effect]:
-        """Say why nothing moves, once."""
+        """If there is no quorum, or no election succeeds, park: say once why nothing moves."""
         node = self.node
         crashed, word = node.overlay.crashed, node.overlay.has_word
         voters = lacking(node.sync.electorates(), node.overlay.reachable, crashed, word)
@@ -194,7 +194,7 @@ class Role:
 
     @property
     def _named(self) -> tuple[str, int]:
-        """Who the scheduler is, and of which term, by the flush under way, or else the view."""
+        """The scheduler and its term, as the flush under way names them, or else the view."""
         said = self.node.follower.flush or self.node.sync.view
         return (said.scheduler, said.term) if said else ("", 0)
 
@@ -207,7 +207,7 @@ class Role:
     # --- those whose time is over ---
 
     def expel_stranger(self, name: str, key: ViewKey) -> list[Effect]:
-        """Somebody acts in a view that is history, and is not in ours: it must be told."""
+        """Tell a node that it is out, if it acts in an older view than ours, and ours does not have it."""
         view = self.node.sync.view
         if view is None or view.find(name) is not None or key >= view.key:
             return []
@@ -215,7 +215,7 @@ class Role:
         return self.node.relay.send(name, expelled)
 
     def tell_term(self, scheduler: str) -> list[Effect]:
-        """Its term is over: somebody stood for the next one, even if nobody was elected."""
+        """Tell a scheduler that its term is over: somebody stood for a later one, even if nobody was elected."""
         node = self.node
         refusal = VoteReply(term=node.election.term, voter=node.me, granted=False, trial=False)
         return node.relay.send(scheduler, refusal)

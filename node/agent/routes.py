@@ -38,7 +38,7 @@ class Part(Protocol):
 
 
 def all_to(handler: Handler, *kinds: type) -> dict[type, Handler]:
-    """All of these go to one handler."""
+    """A table in which all these types go to one handler."""
     return dict.fromkeys(kinds, handler)
 
 
@@ -53,7 +53,10 @@ def merged(tables: Iterable[Table]) -> dict[type, Handler]:
 
 @dataclass(frozen=True, slots=True)
 class _InTurn:
-    """No closure: a copy of an agent is to have handlers of its own parts."""
+    """Calls several handlers, one after the other.
+
+    It is no closure, so that a copy of an agent has handlers of its own parts.
+    """
 
     handlers: list[Handler]
 
@@ -62,5 +65,5 @@ class _InTurn:
 
 
 def ignored(what: object, now_s: float) -> list[Effect]:
-    """For what a core sees and nobody has to answer."""
+    """The handler of what needs no answer."""
     return []

@@ -19,7 +19,7 @@ from .strikes import Strikes
 
 
 class Steps:
-    """Of one node."""
+    """Hands what belongs to a step to the cores, and follows up on it."""
 
     def __init__(self, node: Node, recovery: StepRecovery, strikes: Strikes) -> None:
         self.node, self.recovery, self.strikes = node, recovery, strikes
@@ -38,15 +38,15 @@ class Steps:
         )
 
     def on_part(self, event: Event, now_s: float) -> list[Effect]:
-        """Of a sum, or of the vote."""
+        """A neighbour's part of a sum, or of the vote."""
         return self.node.sync.handle(event)
 
     def on_own(self, event: Event, now_s: float) -> list[Effect]:
-        """The training thread's. It may not have heard yet that its state is void."""
+        """The training thread's part. Ignored while it has not heard yet that its state is void."""
         return [] if self.node.lacks_state else self.node.sync.handle(event)
 
     def on_tensor(self, event: TensorMade | Received, now_s: float) -> list[Effect]:
-        """Of one holder of layers for the next."""
+        """A tensor from one holder of layers for the next."""
         return self.node.courier.handle(event, now_s)
 
     def on_ready(self, event: LocalReady, now_s: float) -> list[Effect]:
@@ -64,12 +64,15 @@ class Steps:
         return node.sync.handle(LocalReady(contribution, event.key))
 
     def on_retracted(self, event: Retracted, now_s: float) -> list[Effect]:
-        """What it had contributed has changed."""
+        """What the training thread had contributed has changed."""
         effects = self.on_own(event, now_s)
         return effects + (self.recovery.tear(event.reason, now_s) if self.node.sync.sums.tainted else [])
 
     def on_completed(self, effect: StepCompleted, now_s: float) -> list[Effect]:
-        """We do not wait any more. If every member acts in our view, what belongs to older ones can go."""
+        """A step is complete: nobody waits any more.
+
+        Once every member acts in our view, forget what older ones needed.
+        """
         node = self.node
         effects: list[Effect] = [] if node.parked is None else [Parked(None)]
         node.clock.complete(now_s)

@@ -15,14 +15,14 @@ MAX_STRIKES = 64  # Kept at once. More nodes that end with an error in one step 
 
 
 class Strikes:
-    """Those that one node has heard of."""
+    """The strikes that one node has heard of."""
 
     def __init__(self) -> None:
         self.open: dict[tuple[str, int], Strike] = {}  # By node and life, until a step has told of them.
-        self.told: deque[tuple[str, int]] = deque(maxlen=MAX_STRIKES)  # Of these one has: they count once.
+        self.told: deque[tuple[str, int]] = deque(maxlen=MAX_STRIKES)  # Told by a step: each counts once.
 
     def heard(self, told: Farewell) -> Strike | None:
-        """A life has ended with an error; None if that is no strike, or is known."""
+        """A life has ended with an error. Returns: its strike; None if it names no samples, or is known."""
         known, full = (told.node, told.life) in self.told, len(self.open) >= MAX_STRIKES
         if not told.ranges or known or full:
             return None
@@ -33,7 +33,7 @@ class Strikes:
         return strike
 
     def committed(self, strikes: Iterable[Strike]) -> None:
-        """A step has told all of these."""
+        """A commit has told all members of these strikes."""
         for each in strikes:
             self.open.pop((each.node, each.life), None)
             self.told.append((each.node, each.life))

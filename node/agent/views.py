@@ -23,7 +23,7 @@ from .routes import Routes
 
 
 class Views:
-    """Of one node."""
+    """Takes a node from one view to the next."""
 
     def __init__(
         self, node: Node, role: Role, recovery: StepRecovery, joining: Joining, neighbors: Neighbors, missing: Missing
@@ -74,7 +74,7 @@ class Views:
         return effects
 
     def on_opened(self, event: PeerOpened, now_s: float) -> list[Effect]:
-        """It may have been the last link that a proposed view needs of us."""
+        """A link has opened: it may be the last one that a proposed view needs of us."""
         self._vote_if_prepared()
         return []
 
@@ -86,11 +86,11 @@ class Views:
                 node.sync.prepare(view)
 
     def whole(self, told: View | ViewChange) -> View | None:
-        """The view that is told of; None if it is told against one that we do not know.
+        """The view that is told; None if it is told as a change of one that we do not know.
 
-        Then we have no vote in it: who has one acts in the view in force, or has voted for it. A joiner gets
-        its first view whole, and what was told against that may come first; whoever is elsewhere at a flush
-        gets what it installs whole.
+        In that case we have no vote in it: a node with a vote acts in the view in force, or has voted for it. A
+        joiner gets its first view whole, but a change of it may come before it. A node that is in another view at
+        a flush gets the installed view whole.
         """
         if isinstance(told, View):
             return told
@@ -118,7 +118,7 @@ class Views:
         return node.follower.follow(flush, now_s)
 
     def on_install(self, event: Received, now_s: float) -> list[Effect]:
-        """And to go on in this view."""
+        """The flush is over: go on in the view that the scheduler installs."""
         node, install = self.node, event.message
         assert isinstance(install, Install)
         if not node.follower.is_ended_by(install):
@@ -137,7 +137,7 @@ class Views:
     # --- entering ---
 
     def on_replication_plan(self, event: Received, now_s: float) -> list[Effect]:
-        """To a joiner: from here on listen in this view, and pull the state from these."""
+        """The scheduler tells a joiner to listen in a view from now on, and from whom to pull the state."""
         node, joiner, plan = self.node, self.node.joiner, event.message
         assert isinstance(plan, ReplicationPlan)
         view, here, mine = plan.view, plan.view.find(node.me), node.sync.view
@@ -176,7 +176,7 @@ class Views:
         return effects + self.neighbors.tell_missing(view) + self.recovery.tear_if_cut_off(now_s)
 
     def _follow(self, view: View) -> None:
-        """What says nothing when the view changes."""
+        """Bring all up to date that has no effects of its own when the view changes."""
         node = self.node
         before, self.entered = self.entered, view
         self.role.entered(before, view)

@@ -25,7 +25,7 @@ from .routes import Routes, all_to
 
 
 class Welcome:
-    """Of one node."""
+    """Answers joiners, and serves them the state."""
 
     def __init__(self, node: Node, joining: Joining, parking: Parking) -> None:
         self.node, self.joining, self.parking = node, joining, parking
@@ -42,7 +42,7 @@ class Welcome:
         )
 
     def on_newcomer(self, event: Received, now_s: float) -> list[Effect]:
-        """Somebody asks to be let in."""
+        """A joiner asks to be let in."""
         node, request = self.node, event.message
         assert isinstance(request, ScaleOutRequest)
         if node.sync.view is None:
@@ -58,42 +58,45 @@ class Welcome:
         return here + (node.scheduler.receive(event.peer, request, now_s) if node.scheduler else [])
 
     def on_unheard(self, event: Received, now_s: float) -> list[Effect]:
-        """A joiner has the state, and has said so before."""
+        """A joiner says once more that it has the state, as nobody has answered: tell it that the cluster goes on."""
         told = event.message
         assert isinstance(told, ScaleOutReady)
         speaks = told.unanswered and told.node in self.node.relay.peers
         return self._say_here(told.node) if speaks else []
 
     def _is_near(self, request: ScaleOutRequest) -> bool:
-        """Has it a link to us, or to no member at all? Not all members need answer."""
+        """Is it for us to answer? Only if the joiner has a link to us, or to no member at all."""
         node, view = self.node, self.node.sync.view
         return request.node in node.relay.peers or view is None or view.member_set.isdisjoint(request.linked)
 
     def _say_here(self, joiner: str) -> list[Effect]:
-        """The scheduler may not hear of it for long. Unless we wait ourselves, the cluster goes on, or will."""
+        """Tell a joiner that there is a cluster, as the scheduler may not hear of it for long.
+
+        Not while we wait ourselves.
+        """
         node = self.node
         goes_on = node.phase is Phase.MEMBER and not node.parked
         return node.relay.send(joiner, Answer(ok=True, text=HERE)) if goes_on else []
 
     def on_asked(self, event: Received, now_s: float) -> list[Effect]:
-        """A joiner asks for a part of the state, or has all of it."""
+        """A joiner asks for a part of the state, or says that it has all of it."""
         return self.node.serving.asked(event, self.node.sync.step)
 
     def on_have(self, event: Received, now_s: float) -> list[Effect]:
-        """Those who join at once pass on what has arrived; who has all of it serves as any source."""
+        """A fellow tells which pieces it has. While we fetch, they are pieces to pull; else it is one to serve."""
         joiner = self.node.joiner
         fetches = joiner is not None and joiner.state is JoinState.FETCHING
         return self.joining.hear(event, now_s) if fetches else self.on_asked(event, now_s)
 
     def on_ready(self, event: SnapshotReady | ManifestKnown, now_s: float) -> list[Effect]:
-        """A copy of the state is made; or what arrives is known, and serves those who join with us."""
+        """The state can be served: its copy is made, or the layout of what arrives here is known."""
         return self.node.serving.ready(event.step)
 
     def on_state_whole(self, effect: StateWhole, now_s: float) -> list[Effect]:
-        """All of what arrives is here."""
+        """All of the state that this joiner pulls is here."""
         self.node.serving.arrived(effect.step)
         return []
 
     def answer_early(self) -> list[Effect]:
-        """What was asked of a step that is reached by now."""
+        """Answer what joiners have asked about a step before this node had come to it."""
         return self.node.serving.asked_early(self.node.sync.step)
