@@ -52,12 +52,12 @@ class Admission:
         self.since_s: float | None = None  # When the first of those that are not let in yet was there.
 
     def asks(self, node: str, now_s: float) -> None:
-        """It wants in."""
+        """Joiner `node` asks to be let in."""
         self.asked_s.pop(node, None)
         self.asked_s[node] = now_s  # The last to ask comes last.
 
     def fresh(self, now_s: float) -> list[str]:
-        """Who has asked lately, the last first."""
+        """The joiners that have asked lately, the last one first."""
         return [node for node, at_s in reversed(self.asked_s.items()) if now_s - at_s <= FRESH_S]
 
     def is_complete(self, now_s: float) -> bool:
@@ -65,24 +65,24 @@ class Admission:
         return self.wanting.keys() >= {*self.fresh(now_s)}
 
     def opened(self, wanting: Wanting) -> None:
-        """The links of one more are open."""
+        """The links of one more joiner are open."""
         self.wanting[wanting.joiner.node] = wanting
         if self.since_s is None:
             self.since_s = wanting.measured_s
 
     def forget(self, nodes: Set[str]) -> None:
-        """They are in, or ask anew."""
+        """Forget joiners that are in, or that ask anew."""
         for node in nodes:
             self.wanting.pop(node, None)
             self.asked_s.pop(node, None)
 
     def knows(self, node: str, life: int, linked: Set[str]) -> bool:
-        """Has that life of it opened its links, and are they open still?"""
+        """Has this life of `node` opened its links, and are all of them still open (`linked`)?"""
         wanting = self.wanting.get(node)
         return wanting is not None and wanting.joiner.life == life and {*wanting.links} <= linked
 
     def at_s(self, view: View) -> float | None:
-        """Until then others may still ask, or open their links; None if nobody waits for them."""
+        """When to let in those that wait: until then others may ask, or open their links. None if nobody waits."""
         if self.since_s is None:
             return None
         result_bytes, step_s = self.costs()
@@ -101,9 +101,9 @@ class Admission:
         return self.since_s + min(waits_s, GATHER_S[1])
 
     def admissible(self, view: View) -> tuple[Entrant, ...]:
-        """Who can be let in now. If the cluster has to wait for one, it does for all.
+        """The joiners that can be let in now. If the cluster has to wait for one of them, it waits for all.
 
-        Who cannot be let in even so may be dead, and says nothing about the others.
+        A joiner that cannot be let in even if all wait may be dead, so it does not decide about the others.
         """
         if_all_wait = (replace(each.joiner, blocking=True) for each in self.wanting.values())
         near = [self.wanting[each.node] for each in views.admissible(view, if_all_wait)]
@@ -117,7 +117,7 @@ class Admission:
         return views.admissible(view, wanting)
 
     def _share_of_results(self, wanting: Wanting, view: View) -> float:
-        """G / (R T); before the first step nobody knows T."""
+        """G / (R T), see above; infinite before the first step, as nobody knows T."""
         result_bytes, step_s = self.costs()
         if not result_bytes:
             return 0.0
@@ -138,7 +138,7 @@ class Admission:
 
 
 def mode(joiner: Entrant) -> str:
-    """How it joins, and why so, for people."""
+    """In which mode it joins, and why, for people."""
     if not joiner.blocking:
         return "streaming"
     if not MAX_RESULTS_SHARE[1] < joiner.share < math.inf:
@@ -147,6 +147,6 @@ def mode(joiner: Entrant) -> str:
 
 
 def _rate_bps(wanting: Wanting, view: View) -> float:
-    """R."""
+    """R, see above: the rate of a joiner's links to members."""
     links = ((peer, reading) for peer, reading in wanting.links.items() if peer in view.member_set)
     return sum(reading.rate_bps or DEFAULT_RATE_BPS for _, reading in links)

@@ -24,14 +24,14 @@ LEAVE_PATIENCE_S, LEAVE_PATIENCE_STEPS = 5.0, 3.0
 
 
 class Changes:
-    """Of one scheduler."""
+    """The changes that one scheduler has yet to make."""
 
     def __init__(self, tenure: Tenure, repairs: Repairs, notices: Notices, flushes: Flushes) -> None:
         self.tenure, self.repairs, self.notices, self.flushes = tenure, repairs, notices, flushes
         self.replanning = Replanning()
 
     def tick(self, now_s: float) -> list[Effect]:
-        """Send PREPARE again; what no step decides, a flush does."""
+        """Send PREPARE again. If no step has decided for long, as nobody trains, a flush lets a leaver go."""
         proposal = self.tenure.proposal
         if proposal is None or now_s < proposal.repeat_at_s:
             return []
@@ -49,20 +49,20 @@ class Changes:
 
     @property
     def _vote_patience_s(self) -> float:
-        """Until then a step has carried the vote, if anybody trains."""
+        """How long a vote may take if anybody trains."""
         return max(LEAVE_PATIENCE_S, LEAVE_PATIENCE_STEPS * (self.tenure.admission.costs()[1] or 0.0))
 
     # --- the queue ---
 
     def is_queued(self, change: Change) -> bool:
-        """Is it on its way already?"""
+        """Is this change queued or proposed already?"""
         queue, proposal = self.tenure.queue, self.tenure.proposal
         if isinstance(change, AddJoiners):
             return any(isinstance(each, AddJoiners) for each in queue)
         return change in queue or (proposal is not None and proposal.change == change)
 
     def enqueue(self, change: Change, now_s: float) -> list[Effect]:
-        """Propose it, in its turn."""
+        """Queue a change; it is proposed in its turn."""
         queue = self.tenure.queue
         if self.is_queued(change) or len(queue) >= MAX_QUEUE:
             return []
@@ -70,13 +70,13 @@ class Changes:
         return self.propose_next(now_s)
 
     def _place(self, change: Change) -> int:
-        """At the end, but that joiners come before votes: their view gives a vote, too."""
+        """Its place in the queue: the end, but joiners come before votes, as their view gives a vote, too."""
         queue, members = self.tenure.queue, self.tenure.view.member_set
         votes = (at for at, each in enumerate(queue) if isinstance(each, Promote) and each.node in members)
         return next(votes, len(queue)) if isinstance(change, AddJoiners) else len(queue)
 
     def admit(self, now_s: float) -> list[Effect]:
-        """All have opened their links, or had the time to: those that can be are let in together."""
+        """Let in together the joiners that can be: all have opened their links, or had the time to."""
         admission = self.tenure.admission
         admission.since_s = None
         return self.enqueue(AddJoiners(), now_s) if admission.admissible(self.tenure.view) else []
@@ -89,7 +89,7 @@ class Changes:
             queue.append(Repair())
 
     def replan_if_worth_it(self, now_s: float) -> list[Effect]:
-        """Links may carry more or less than when the trees were planned."""
+        """Propose other trees if they are worth it: links may carry more or less than when these were planned."""
         tenure = self.tenure
         result_bytes, step_s = tenure.admission.costs()
         if tenure.busy or tenure.parked or tenure.sync.frozen or not result_bytes or step_s is None:
@@ -118,7 +118,7 @@ class Changes:
         return effects
 
     def _filled(self, change: Change) -> Change:
-        """Which joiners, and which links, is known only when its turn has come."""
+        """The change with its joiners, or its links: which they are is known only when its turn has come."""
         tenure = self.tenure
         if isinstance(change, AddJoiners):
             voter = next(iter(views.without_vote(tenure.view)), "")

@@ -123,7 +123,7 @@ class Scheduler(Tenure):
         return self.flushes.start(reason, now_s)
 
     def overlay_changed(self, now_s: float) -> list[Effect]:
-        """A link was lost or found. Whose step is torn by that says so itself (AbortRequest)."""
+        """A link was lost or found. A node whose step is torn by that says so itself (AbortRequest)."""
         if self.flush:
             return self.flushes.install_if_complete()
         if gone := sorted(self.view.member_set - self.overlay.reachable):
@@ -146,17 +146,17 @@ class Scheduler(Tenure):
         return effects + self.changes.propose_next(now_s)
 
     def succeeds(self, predecessor: str) -> list[Effect]:
-        """That one has left by a vote, and what it said at last may not have come: tell people."""
+        """Tell people that the scheduler before us has left by a vote: its own notice of that may be lost."""
         return self.notices.done(Remove(node=predecessor), self.view)
 
     def stepped(self, now_s: float) -> list[Effect]:
-        """A step is complete: who has taken part in it is to get a vote."""
+        """A step is complete."""
         return self.joins.stepped(now_s)
 
     # --- who asks for something else (Fig. 4b to d) ---
 
     def _on_abort(self, request: AbortRequest, now_s: float) -> list[Effect]:
-        """Somebody cannot go on with the step under way."""
+        """A node cannot go on with the step under way."""
         node, key, step = request.node, request.key, request.step
         if self.view.find(node) is None:
             return self.flushes.expel(node) if key < self.view.key else []

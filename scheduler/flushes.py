@@ -24,14 +24,14 @@ from .tenure import MAX_QUEUE, REPEAT_EVERY_S, FlushState, Tenure
 
 
 class Flushes:
-    """Of one scheduler, one after the other."""
+    """The flushes of one scheduler, one after the other."""
 
     def __init__(self, tenure: Tenure, notices: Notices) -> None:
         self.tenure, self.notices = tenure, notices
         self.last_flush = 0
         self.last_install: Install | None = None
-        self.leaving_at_flush = ""  # A node that wants out, and that no vote will let go soon.
-        self.stateless = ""  # The same, but it has nothing to go on with.
+        self.leaving_at_flush = ""  # A node that wants to leave, and that no vote will let go soon.
+        self.stateless = ""  # A member that has no state to go on with.
         self.cut_off: Set[str] = frozenset()  # Members in reach, but only through some who cannot go on.
 
     def start(self, reason: str, now_s: float) -> list[Effect]:
@@ -50,7 +50,7 @@ class Flushes:
         return tenure.send(EVERYONE, self._message())
 
     def tick(self, now_s: float) -> list[Effect]:
-        """Send FLUSH again, to who may not have heard it."""
+        """Send FLUSH again, as some may not have heard it."""
         flush = self.tenure.flush
         if flush is None or now_s < flush.repeat_at_s:
             return []
@@ -59,9 +59,10 @@ class Flushes:
         return [*self.tenure.send(EVERYONE, self._message()), *self.install_if_complete()]
 
     def leave(self, node: str, reason: str, now_s: float) -> list[Effect]:
-        """It wants out, and no vote will let it go soon. Who alone has a vote stays: others still need its state.
+        """Let a node leave by a flush, as no vote will let it go soon.
 
-        So does a member that keeps a part of the state: it has yet to hand that on, for which it takes a step.
+        The only node with a vote stays: others still need its state. So does a member that keeps a part of the state:
+        handing that on takes a step.
         """
         view = self.tenure.view
         keeps_a_part = self.tenure.sync.sums.parts and node in view.member_set
@@ -71,18 +72,18 @@ class Flushes:
         return self.start(f"{node} leaves and {reason}", now_s)
 
     def goes_without_state(self, node: str) -> None:
-        """It is a member, but has nothing to go on with."""
+        """The next flush is to drop this member: it has no state to go on with."""
         self.stateless = node
 
     @property
     def ended(self) -> int:
-        """The last flush that is over."""
+        """The number of the last flush that is over."""
         return self.last_flush - (self.tenure.flush is not None)
 
     def _message(self) -> Flush:
         tenure = self.tenure
         assert tenure.flush is not None
-        # Who began here may have to pass on the commit before.
+        # A node that began with this step may have to pass on the commit before it.
         return Flush(
             term=tenure.term,
             number=tenure.flush.number,
@@ -92,7 +93,7 @@ class Flushes:
         )
 
     def on_ok(self, answer: FlushOk) -> list[Effect]:
-        """Somebody has stopped, and says where it is."""
+        """A node has stopped, and says at which step of which view."""
         tenure, flush = self.tenure, self.tenure.flush
         if answer.key < tenure.view.key and tenure.view.find(answer.node) is None:
             return self.expel(answer.node)
@@ -111,24 +112,24 @@ class Flushes:
 
     @property
     def last_view(self) -> View | None:
-        """That the last INSTALL, which is kept whole, told of."""
+        """The view of the last INSTALL; the message is kept with the whole view in it."""
         view = self.last_install.view if self.last_install else None
         return view if isinstance(view, View) else None
 
     def _again(self, node: str) -> list[Effect]:
-        """The INSTALL may have been lost on its way to this node."""
+        """Send the last INSTALL again: it may have been lost on its way to this node."""
         assert self.last_install is not None and self.last_view is not None
         if self.last_view.find(node) is None:
             return self.expel(node)
         return self.tenure.send(node, self.last_install)
 
     def expel(self, node: str) -> list[Effect]:
-        """Tell it that the cluster goes on without it."""
+        """Tell a node that the cluster goes on without it."""
         key = max(self.tenure.view.key, self.last_view.key if self.last_view else (0, 0))
         return self.tenure.send(node, Expelled(node=node, reason="the cluster went on without it", key=key))
 
     def install_if_complete(self) -> list[Effect]:
-        """Once all that can answer have done so: go on with those that are a quorum, or wait for more."""
+        """Once all that can answer have done so, go on with those that are a quorum, or wait for more."""
         tenure, flush = self.tenure, self.tenure.flush
         assert flush is not None
         answers, reachable = flush.answers, tenure.overlay.reachable
@@ -165,7 +166,7 @@ class Flushes:
         return self._install(base, priors, {node: answers[node] for node in sorted(rest | late)}, late)
 
     def _able(self, answers: dict[str, FlushOk]) -> set[str]:
-        """Who has answered, and can be told the result of one step at most and then go on from there."""
+        """The nodes that have answered, and can go on once they have been told one step's result at most."""
         top = self._top(answers)
         able = {node for node, answer in answers.items() if top - 1 <= answer.step <= top}
         holders = {node for node in able if answers[node].step == top and not answers[node].began_here}
@@ -176,9 +177,9 @@ class Flushes:
     def _late(
         self, base: View, priors: tuple[Electorate, ...], answers: dict[str, FlushOk], rest: Set[str]
     ) -> set[str]:
-        """Who is further behind, as only joiners can be, and can be told all that it lacks by one of the `rest`.
+        """The joiners that are further behind, but can be told all the results that they lack by one of the `rest`.
 
-        The commits are from here, so they must be of the history that led to `base`.
+        Their commits come from this node, so this node's history must have led to `base`.
         """
         sync = self.tenure.sync
         top = self._furthest([answers[node] for node in self._able({node: answers[node] for node in rest})])
@@ -193,14 +194,14 @@ class Flushes:
     def _top(self, answers: dict[str, FlushOk]) -> int:
         """The step to go on with: the one after the last whose result somebody has.
 
-        Who was told to begin later heard of a step that only the dead have completed. If nobody has a result, all
-        were told, and the last step that one was told of is where its state begins.
+        A node that was told to begin at a later step knows of one that only dead nodes have completed; it does not
+        count. If nobody has a result, all were told at which step to begin, and the latest of these counts.
         """
         steps = [answer.step for answer in answers.values() if not answer.began_here]
         return max(steps or (answer.step for answer in answers.values()))
 
     def _priors(self, base: View, answers: dict[str, FlushOk]) -> tuple[Electorate, ...]:
-        """Older views that somebody may still be in: none, if anybody has completed a step in `base`."""
+        """Older views in which somebody may still act: none, if anybody has completed a step in `base`."""
         if any(answer.commit is not None and answer.commit.key == base.key for answer in answers.values()):
             return ()
         if base.key == self.tenure.view.key:
@@ -265,14 +266,14 @@ class Flushes:
         return effects + [effect for node in elsewhere for effect in tenure.send(node, install)]
 
     def _leap(self) -> int:
-        """By a person's word the majority may be gone, with views of its own: ours are numbered far from these."""
+        """How far to leap in numbering views: after a person's word, a majority may live on with its own numbers."""
         if not self.tenure.overlay.has_word:
             return 0
         chance = xxhash.xxh32_intdigest(f"{self.tenure.me} {self.tenure.view.key}".encode())
         return (LEAPS[0] + chance % (LEAPS[1] - LEAPS[0])) << LEAP_BIT
 
     def _furthest(self, answers: Sequence[FlushOk]) -> FlushOk:
-        """Of whom the others get what they lack: who has most of it, and of these this node."""
+        """The answer of the node that gives the others what they lack: it has most, and if possible is this node."""
         return max(
             answers,
             key=lambda answer: (
@@ -286,7 +287,7 @@ class Flushes:
         )
 
     def _gone(self, node: str, reason: str, step: int, asked_to: bool) -> Happened:
-        """Why it is in the view no more, for people."""
+        """Tell people why a node is not in the view any more."""
         error = self.tenure.monitor.ending(node)
         if error is not None:
             return Happened("left", node, f"its script ended with {error}", step)

@@ -39,7 +39,7 @@ NAMESAKE_S = 2.5
 
 
 class Joins:
-    """Of one scheduler. `digest` and `spec` are those of the model that the cluster trains."""
+    """The joins under way at one scheduler. `digest` and `spec` are those of the model that the cluster trains."""
 
     def __init__(
         self, tenure: Tenure, repairs: Repairs, changes: Changes, flushes: Flushes,
@@ -56,7 +56,7 @@ class Joins:
 
     @property
     def admit_at_s(self) -> float | None:
-        """When those that wait are let in; None if nobody waits for others."""
+        """When to let in the joiners that wait for others; None if none waits."""
         tenure = self.tenure
         return tenure.admission.at_s(tenure.view) if tenure.sync.view is not None else None
 
@@ -98,7 +98,7 @@ class Joins:
         return told + tenure.send(node, NegotiationPlan(neighbors=(*neighbors, *fellows)[:MAX_NEIGHBORS]))
 
     def _begin(self, request: ScaleOutRequest, now_s: float) -> list[Effect]:
-        """It opens its links from here on, whatever it had done before."""
+        """The joiner opens its links from now on; forget what it had done before."""
         tenure, node = self.tenure, request.node
         tenure.admission.forget({node})  # It may have links to other joiners by now.
         tenure.admission.asks(node, now_s)
@@ -116,7 +116,7 @@ class Joins:
         return told
 
     def _fellows_for(self, request: ScaleOutRequest, now_s: float) -> list[Member]:
-        """Others that want in, and will fetch the same: whom it has a link to, then those that asked just before."""
+        """Other joiners, which will fetch the same state: first those that it has a link to, then the last to ask."""
         tenure = self.tenure
         fresh = [tenure.requests[node] for node in tenure.admission.fresh(now_s) if node != request.node]
         others = [each for each in fresh if each.addresses]
@@ -127,9 +127,9 @@ class Joins:
         ]
 
     def _may_be_reborn(self, request: ScaleOutRequest, now_s: float) -> bool:
-        """Was the member started again? Not if the one that we know has reported a while after that.
+        """May a member's process have been started again? Not if the member has reported a while after this request.
 
-        If a flush is under way, only its end shows that.
+        While a flush is under way, this cannot be known yet.
         """
         life, asked_s = self.namesakes.get(request.node, (0, 0.0))
         if life != request.life or self.tenure.flush is not None:
@@ -139,10 +139,10 @@ class Joins:
         return record is None or record.reported_s < asked_s + NAMESAKE_S
 
     def _on_astray(self, request: ScaleOutRequest, now_s: float) -> list[Effect]:
-        """A member asks to be let in: it lost its way to us just before the view that made it one.
+        """A member asks to be let in. Has it lost touch just before the view that made it a member?
 
-        It cannot know of that view, so all would wait for it. But it may as well have asked before, and know
-        by now, or have said so itself (AbortRequest). If it asks once more, it does not know.
+        Then it does not know of that view, and all would wait for it. But the request may be an old one: the member
+        may know by now, or have said itself that it does not (AbortRequest). If it asks twice, it does not know.
         """
         node = request.node
         if not request.again or self.tenure.flush is not None:
@@ -155,7 +155,7 @@ class Joins:
         return self.flushes.start(f"{node} asks to be let in again", now_s)
 
     def _neighbors_for(self, request: ScaleOutRequest) -> tuple[list[Member], str]:
-        """The members that the joiner is to link to; or the wanted one that is none."""
+        """The members that the joiner is to link to; or the name of a wanted neighbour that is no member."""
         view = self.tenure.view
         found = {wanted: self.tenure.find(wanted) for wanted in request.neighbors}
         unknown = [wanted for wanted, member in found.items() if member is None]
@@ -187,7 +187,7 @@ class Joins:
         return self.tick(now_s)
 
     def switched(self, view: View) -> list[Effect]:
-        """The view with the joiner is active: here is who sends it what (Algorithms 1 and 2)."""
+        """A view is active: tell the joiners that are new in it who sends them what (Algorithms 1 and 2)."""
         tenure = self.tenure
         effects: list[Effect] = []
         new = [each.node for each in view.joining if each.sources and each.blocking]
@@ -213,7 +213,7 @@ class Joins:
         return effects
 
     def _forget_members(self, view: View) -> None:
-        """Who had asked anew while the view that makes it a member was on its way wants nothing any more."""
+        """Forget the requests of nodes that are members by now: they asked while that view was on its way."""
         requests = self.tenure.requests
         for node, request in [*requests.items()]:
             member = view.find(node) if node in view.member_set else None
@@ -222,7 +222,7 @@ class Joins:
                 self.tenure.admission.forget({node})
 
     def _shards(self, joiner: str, full: list[str]) -> dict[str, Any]:
-        """Who sends how much, of those who have all of the state (Algorithms 1 and 2)."""
+        """How much each source sends, of those that have all of the state (Algorithms 1 and 2)."""
         if not full:
             return {"shard_bytes": 1, "shards_by_source": {}}
         monitor = self.tenure.monitor
@@ -240,7 +240,7 @@ class Joins:
     # --- who has the state ---
 
     def on_ready(self, node: str, in_s: float, now_s: float) -> list[Effect]:
-        """It has the state, or will have it in so many seconds."""
+        """A joiner has the state, or will have it in so many seconds."""
         tenure, view = self.tenure, self.tenure.view
         if node in view.member_set:
             return []  # It is about to notice, and votes once it has taken part in a step.
@@ -253,10 +253,10 @@ class Joins:
         return tenure.send(node, Expelled(node=node, reason="it is not in the view any more", key=view.key))
 
     def stepped(self, now_s: float) -> list[Effect]:
-        """Who has taken part in a step, and has no vote yet, is to get one.
+        """A step is complete: members without a vote have taken part in it, and get one.
 
-        Who opens links just now will be in the same view: a step may take as long as a state does. But they may be
-        stuck, so a vote waits for one step at most.
+        Joiners that just open their links are to enter with the same view, as a step may take as long as a state
+        does. But they may be stuck, so a vote waits for them for one step at most.
         """
         self.stepped_s = now_s
         view, complete = self.tenure.view, self.tenure.admission.is_complete(now_s)
@@ -266,7 +266,7 @@ class Joins:
         return effects + self._promote_early(now_s)
 
     def _promote_early(self, now_s: float) -> list[Effect]:
-        """Who will have the state when the step under way ends takes part in the next one."""
+        """Promote the joiners that will have the state by the end of the step under way."""
         observers, usual_s = self.tenure.view.observer_set, self.tenure.admission.costs()[1]
         self.ready_at_s = {node: at_s for node, at_s in self.ready_at_s.items() if node in observers}
         near = [node for node, at_s in self.ready_at_s.items() if at_s <= self.stepped_s + (usual_s or 0.0)]

@@ -56,11 +56,11 @@ class LinkRecord:
 
     @property
     def rate_bps(self) -> float:
-        """Of the slower direction, as far as it is known: an all-reduce needs both. 0: not measured."""
+        """The rate of the slower direction, as far as it is known: an all-reduce needs both. 0: not measured."""
         return min((rate.bps for rate in self.rates.values()), default=0.0)
 
     def measured(self, receiver: str, rate: Rate) -> None:
-        """One end says so; the other may have measured it since."""
+        """One end tells a rate; an older one than the known rate is ignored."""
         known = self.rates.get(receiver)
         if known is None or known.at_s <= rate.at_s:
             self.rates[receiver] = rate
@@ -105,13 +105,13 @@ class ClusterMonitor:
             del self.endings[node]
 
     def ended(self, node: str, life: int, reason: str) -> None:
-        """The script of a node of the view has ended with an error, it says. `reason`: "", if others repeat it."""
+        """The script of a node has ended with an error. `reason`: "" if others only repeat that."""
         known = self.endings.get(node, (0, ""))[0] == life and not reason
         if self.view is not None and self.view.find(node) is not None and not known:
             self.endings[node] = life, reason
 
     def ending(self, node: str) -> str | None:
-        """With which error the script of this node has ended, as far as it said so."""
+        """The error with which the script of this node has ended, if it said so."""
         member = self.view.find(node) if self.view else None
         if member is None or node not in self.endings:
             return None
@@ -119,13 +119,13 @@ class ClusterMonitor:
         return reason if life == member.life else None
 
     def is_shut_out(self, node: str) -> bool:
-        """Was the key revoked that this node of the view has where it listens?"""
+        """Was the key revoked that is in this node's address?"""
         member = self.view.find(node) if self.view else None
         keys = {each.rpartition("@")[0] for each in member.addresses} if member else set()
         return bool(self.keyring and keys & self.keyring.revoked)
 
     def notice(self, notice: Notice) -> None:
-        """Something happened. Every node is told of it: the next scheduler knows who failed before its time."""
+        """Keep a notice. All nodes do, so that the next scheduler knows who failed before its time."""
         self.events.append(notice)
         record = self.nodes.get(notice.node)
         if record and notice.kind in FAILURES and record.joined_step <= notice.step:
@@ -163,7 +163,7 @@ class ClusterMonitor:
         return graph
 
     def rates_bps(self) -> dict[tuple[str, str], float]:
-        """What was measured, from the first to the second: `elastic.cluster.Cluster` wants it so."""
+        """The measured rates by (from, to), as `elastic.cluster.Cluster` wants them."""
         return {
             (sender, receiver): record.to(receiver)
             for (a, b), record in sorted(self.links.items())

@@ -12,18 +12,18 @@ from .views import AddJoiners, AddLink, Change, Promote, Remove, RemoveLink, Rep
 
 
 class Notices:
-    """Of one scheduler."""
+    """What one scheduler tells about its changes."""
 
     def __init__(self, tenure: Tenure, repairs: Repairs) -> None:
         self.tenure, self.repairs = tenure, repairs
         self.told_unplanned = False
 
     def answer(self, change: Change, ok: bool, text: str) -> list[Effect]:
-        """To who asked, if anybody did."""
+        """Answer the client that asked for the change, if one did."""
         return self.tenure.send(change.asker, Answer(ok=ok, text=text)) if change.asker else []
 
     def done(self, change: Change, view: View) -> list[Effect]:
-        """Tell people, and who asked, that the change is in force."""
+        """Tell people, and the client that asked, that the change is in force."""
         step = self.tenure.sync.step
         members = {*view.member_ids}
         links = sum({*each} <= members for each in view.links)  # Not those of joiners.
@@ -58,7 +58,7 @@ class Notices:
         return []
 
     def unplanned(self) -> list[Effect]:
-        """The policy finds no trees: people are told once, until it does again."""
+        """If the policy finds no trees, tell people once, until it finds some again."""
         why, is_told = self.tenure.unplanned, self.told_unplanned
         self.told_unplanned = bool(why)
         if not why or is_told:
@@ -67,6 +67,6 @@ class Notices:
         return [Happened("new-plan", self.tenure.me, detail[:2000], self.tenure.sync.step)]
 
     def done_meanwhile(self, proposed: Proposal) -> list[Effect]:
-        """Others have completed a step in the view proposed, and this node has not: nobody else would tell of it."""
+        """Tell of a change whose view others have entered with a step that this node lacks: nobody else would."""
         self.tenure.withdraw(proposed.change)
         return self.done(proposed.change, proposed.view)

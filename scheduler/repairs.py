@@ -15,10 +15,10 @@ MIN_DEGREE = 2  # Below it the overlay is repaired: any one node or link may fai
 
 @dataclass(frozen=True, slots=True)
 class Impossible:
-    """Links that no plan of ours may count on: the named ones, and those between two who can only dial."""
+    """The set of links that no plan may count on: the named ones, and those between two nodes that can only dial."""
 
     links: Set[Link]
-    silent: frozenset[str]
+    silent: frozenset[str]  # Nodes that nobody can dial.
 
     def __contains__(self, each: object) -> bool:
         return each in self.links or (isinstance(each, tuple) and self.silent.issuperset(each))
@@ -33,34 +33,37 @@ class Repairs:
         self.out_of_reach: set[Link] = set()  # Nodes that could not open one: no repair tries it again.
 
     def entered(self, view: View, known: set[str]) -> None:
-        """Nobody asks for links of others than those. One that a join has brought back is wanted."""
+        """A view is in force.
+
+        A link in it is wanted again; links of nodes that are not `known` any more are forgotten.
+        """
         self.unwanted -= view.link_set
         self.out_of_reach = {each for each in self.out_of_reach if known.issuperset(each)}
 
     def opened(self, opened: Link) -> None:
-        """It is in force, as somebody had wished."""
+        """A link is open, as somebody had asked."""
         self.unwanted.discard(opened)
         self.out_of_reach.discard(opened)
 
     def removed(self, removed: Link) -> None:
-        """It is gone, as somebody had wished."""
+        """A link is closed, as somebody had asked."""
         self.unwanted.add(removed)
 
     def failed(self, failed: Link) -> None:
-        """It cannot be opened."""
+        """A link cannot be opened."""
         self.out_of_reach.add(failed)
 
     def tried(self, node: str, failed: Iterable[Link]) -> None:
-        """A joiner has tried its links anew, and could not open these."""
+        """Joiner `node` has tried its links anew, and could not open these."""
         self.out_of_reach = {each for each in self.out_of_reach if node not in each} | {*failed}
 
     def missing(self, view: View) -> tuple[Link, ...]:
-        """Those that would make the overlay of that view thick enough."""
+        """Links that would make the overlay of `view` thick enough."""
         impossible = self.impossible(view)
         return tuple(views.missing_links(view.members, view.observers, view.links, MIN_DEGREE, impossible))
 
     def untried(self, repair: Repair) -> tuple[Link, ...]:
-        """Those of its links that may still be opened: not all wait for a node that can open none."""
+        """The links of `repair` that may still be opened: one node that can open none must not hold up the rest."""
         view, impossible = self.tenure.view, self.impossible(self.tenure.view)
         return tuple(
             each
@@ -69,6 +72,6 @@ class Repairs:
         )
 
     def impossible(self, view: View) -> Impossible:
-        """Links that somebody wanted away, that are dead or could not be opened, or whose ends can only dial."""
+        """Links that somebody has removed, that are dead or could not be opened, or whose ends can only dial."""
         silent = frozenset(member.id for member in view.members if not member.addresses)
         return Impossible(self.unwanted | self.out_of_reach | self.tenure.overlay.denials, silent)

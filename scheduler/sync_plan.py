@@ -136,7 +136,7 @@ def bundle(trees: Sequence[SpanningTree], graph: nx.Graph) -> int:
 
 
 def _both_ways(a: str, b: str) -> list[SpanningTree]:
-    """Each is the root of one half: with few messages, both directions of the link are busy from the start."""
+    """The two trees of two nodes, one rooted at each: both directions of the link are busy from the start."""
     return [SpanningTree(a, {b: a}, 0.5), SpanningTree(b, {a: b}, 0.5)]
 
 
@@ -372,7 +372,7 @@ def _ways_on(overlay: nx.Graph, path: list[str]) -> Iterator[str]:
 
 
 def _joining_link(overlay: nx.Graph, impossible: Container[tuple[str, str]]) -> tuple[str, str] | None:
-    """Between the two components whose nodes of lowest degree are lowest; None if there is one component."""
+    """The link that joins two components, between nodes of lowest degree; None if there is one component."""
     part = {node: number for number, nodes in enumerate(nx.connected_components(overlay)) for node in nodes}
     lowest = sorted(overlay, key=lambda node: (overlay.degree(node), node))
     for node in lowest if len(set(part.values())) > 1 else ():
@@ -385,7 +385,7 @@ def _joining_link(overlay: nx.Graph, impossible: Container[tuple[str, str]]) -> 
 def _degree_link(
     overlay: nx.Graph, min_degree: int, impossible: Container[tuple[str, str]]
 ) -> tuple[str, str] | None:
-    """From the node of lowest degree, if that is too low, to the lowest it can be linked with."""
+    """A link for the node of lowest degree, if that is too low, to the one of lowest degree that it can reach."""
     for degree, node in sorted((overlay.degree(node), node) for node in overlay):
         if degree >= min(min_degree, len(overlay) - 1):
             return None

@@ -22,7 +22,7 @@ MAX_BUNDLE_BYTES = 8 << 20
 
 
 class SyncTime:
-    """Of `trees` over `graph`, which all messages share by `chunk_trees`."""
+    """The time of sums over `trees` of `graph`. The trees share the messages by `chunk_trees`."""
 
     def __init__(self, trees: Sequence[SpanningTree], graph: nx.Graph) -> None:
         overlay = measured(graph)
@@ -48,7 +48,7 @@ class SyncTime:
         return busy_s * (1 - 1 / messages) + 2 * last_s + messages * MESSAGE_S
 
     def best_bundle(self, result_bytes: int, chunks: int) -> tuple[float, int]:
-        """How many of the chunks are best sent as one message: as many as cost hardly more time than the best.
+        """How many chunks to send as one message: the most that take hardly longer than the best number.
 
         Returns: (seconds that are expected then, how many chunks).
         """

@@ -75,16 +75,16 @@ class Tenure:
     # --- verbs ---
 
     def go_on_from(self, seq: int) -> None:
-        """Number the views of this term from here on."""
+        """The next view of this term gets the number after `seq`."""
         self.seq = seq
 
     def next_key(self) -> tuple[int, int]:
-        """Of the next view."""
+        """The key of the next view."""
         self.seq = max(self.seq, self.view.seq) + 1
         return (self.term, self.seq)
 
     def propose(self, proposal: Proposal | None) -> None:
-        """That view is asked for; None: no more."""
+        """This proposal is under way; None: none is any more."""
         self.proposal = proposal
 
     def flush_by(self, flush: FlushState | None) -> None:
@@ -92,16 +92,16 @@ class Tenure:
         self.flush = flush
 
     def park(self, reason: str) -> None:
-        """Nothing can be decided, for that reason; "": it can again."""
+        """Nothing can be decided, for this reason; "": it can again."""
         self.parked = reason
 
     def put_off(self, change: Change) -> None:
-        """Another view comes first, and its trees are planned for what links carry now."""
+        """Another view comes before this change. New trees need not be asked for again: that view has new ones."""
         if not isinstance(change, Replan):
             self.queue.appendleft(change)
 
     def withdraw(self, change: Change) -> None:
-        """Nobody waits for it any more."""
+        """Take a change out of the queue."""
         if change in self.queue:
             self.queue.remove(change)
 
@@ -123,7 +123,7 @@ class Tenure:
 
     @property
     def members_named(self) -> str:
-        """Who is there, for people: the first of them, if they are many."""
+        """The members with their addresses, for people: the first ones, if they are many."""
         named = self.view.members[:MEMBERS_NAMED]
         told = ", ".join(f"{member.id} ({', '.join(member.addresses) or 'dials only'})" for member in named)
         more = len(self.view.members) - len(named)

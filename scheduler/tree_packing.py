@@ -98,7 +98,7 @@ class _Packing:
             self.found |= new
 
     def trees(self) -> list[SpanningTree]:
-        """Those that carry most, from their centres."""
+        """The trees that carry most, each rooted at its centre."""
         carried, _ = self.solve()
         used = [
             tree
@@ -137,7 +137,7 @@ class _Packing:
         return _Found(parent, tuple(sorted(links)))
 
     def _from_centre(self, found: _Found, share: float) -> SpanningTree:
-        """Rooted where its farthest leaf is nearest."""
+        """The tree rooted at the node from which its farthest leaf is nearest."""
         graph = nx.Graph(found.parent.items())
         root = min(nx.center(graph))
         return SpanningTree(root, {child: above for above, child in nx.bfs_edges(graph, root)}, float(share))

@@ -26,7 +26,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """One that wants in. `neighbors`: to whom its links are open, members or others that want in.
+    """A joiner that can enter. `neighbors`: members or other joiners to which its links are open.
 
     It listens to results, or (blocking) is a member at once.
     """
@@ -41,7 +41,7 @@ class Entrant:
 
 @dataclass(frozen=True, slots=True)
 class AddJoiners(Change):
-    """Scale-out, first half, of all who want in and can be let in together.
+    """Scale-out, first half, of all joiners that can be let in together.
 
     `voter`: a member that gets its vote in the same view, "" for nobody.
     """
@@ -52,7 +52,7 @@ class AddJoiners(Change):
 
 @dataclass(frozen=True, slots=True)
 class Promote(Change):
-    """Scale-out, second half: the observer becomes a member; who is one already may vote.
+    """Scale-out, second half: an observer becomes a member, or a member gets its vote.
 
     `early`: its state is not whole yet, so it has no vote until it has taken part in a step.
     """
@@ -77,7 +77,7 @@ class AddLink(Change):
 
 @dataclass(frozen=True, slots=True)
 class Repair(Change):
-    """All links that an overlay which a loss has left thin lacks, as of when the change has its turn."""
+    """Add the links that the overlay lacks after a loss; which they are is decided when the change has its turn."""
 
     links: tuple[Link, ...] = ()
 
@@ -142,7 +142,7 @@ def apply_change(
 def survivors(
     base: View, alive: set[str], live_links: set[Link], key: tuple[int, int], scheduler: str
 ) -> View:
-    """What a flush installs: `base` without whom it lost, over links that live, connected if possible."""
+    """The view that a flush installs: `base` without the lost nodes, over live links, connected if possible."""
     members = tuple(member for member in base.members if member.id in alive)
     voters = {member.id for member in members}
     nodes = voters | {member.id for member in base.observers} & alive
@@ -197,7 +197,7 @@ def with_trees(
 
 
 def parts(nodes: Set[str], links: Iterable[Link]) -> list[set[str]]:
-    """`nodes` by who reaches whom over `links` and `nodes` alone, the largest first."""
+    """`nodes` in parts: the nodes of a part reach each other over `links` and `nodes` alone. The largest first."""
     graph = nx.Graph(each for each in links if nodes >= {*each})
     graph.add_nodes_from(nodes)
     return sorted(nx.connected_components(graph), key=lambda part: (-len(part), min(part)))
@@ -209,9 +209,10 @@ def is_connected(nodes: Iterable[str], links: Iterable[Link]) -> bool:
 
 
 def admissible(view: View, wanting: Iterable[Entrant]) -> tuple[Entrant, ...]:
-    """Those of `wanting` who can be let in together, each with the neighbours that it then has.
+    """The joiners that can be let in together, each with the neighbours that it then has.
 
-    Who is blocking may hang on others that are: they pass the state on. Who listens needs a member.
+    A blocking one may have links to other blocking ones only, which pass the state on. One that listens needs a
+    link to a member.
     """
     by_name = {each.node: each for each in wanting if each.node not in view.member_set}
     around = {name: {*each.neighbors} for name, each in by_name.items()}
@@ -256,12 +257,12 @@ def _add_joiners(view: View, change: AddJoiners, key: tuple[int, int], step: int
 
 
 def without_vote(view: View) -> list[str]:
-    """Members that have none yet, in the order in which they get it."""
+    """Members that have no vote yet, in the order in which they get it."""
     return [each.node for each in view.joining if each.node in view.member_set]
 
 
 def _not_voting(view: View, away: str = "") -> tuple[Entering, ...]:
-    """Members who have no vote yet stay so in the next view: from one to the next one gets it at most."""
+    """Members that have no vote in the next view either: from one view to the next, one at most gets its vote."""
     return tuple(
         Entering(node=node, sources=(), blocking=True) for node in without_vote(view) if node != away
     )
@@ -306,9 +307,9 @@ def _promote(view: View, node: str, early: bool, key: tuple[int, int], step: int
 
 
 def _remove(view: View, node: str, key: tuple[int, int], impossible: Container[Link]) -> View:
-    """Without the node; links that keep the rest connected come with it.
+    """The view without `node`, with new links that keep the rest connected.
 
-    Possible ones if there are enough of them; else it is worth a try.
+    If possible they are none of the `impossible` ones; else those are worth a try.
     """
     if node not in view.node_ids:
         raise Nothing(f"{node} is not in the cluster")

@@ -35,7 +35,7 @@ class Wait:
 
 
 class Waits:
-    """Of the scheduler. Silent as long as steps take what they take."""
+    """The scheduler's view of what holds a step up; it tells nothing while steps take their usual time."""
 
     def __init__(self) -> None:
         self.now: Wait | None = None
@@ -45,7 +45,7 @@ class Waits:
     def tick(
         self, view: View, step: int, clock: StepClock, monitor: ClusterMonitor, now_s: float
     ) -> list[Effect]:
-        """To be called about once a second, while a step is under way."""
+        """Look whether somebody holds the step up; to be called about once a second."""
         heard = [
             (record.report, now_s - record.reported_s)
             for node in view.member_ids
@@ -69,7 +69,7 @@ class Waits:
         return [Happened("waits for", self.now.names, f"{waited_s:.0f} s so far: {self.now.why}", step)]
 
     def completed(self, step: int, now_s: float) -> list[Effect]:
-        """The step is complete."""
+        """The step is complete: if a wait was told, tell that it is over."""
         told, self._told, self.now, self._again_s = self._told, None, None, LEAST_S
         return (
             [Happened("waited for", told.names, f"{now_s - told.since_s:.0f} s; going on", step)]
