@@ -63,14 +63,14 @@ class JoinState(enum.Enum):
 
 
 class Standing:
-    """How far a join has come, and when whoever has its turn wants a Tick."""
+    """How far a join has come, and when it next wants a Tick."""
 
     def __init__(self, now_s: float) -> None:
         self.state = JoinState.KNOCKING
         self.wake_at_s: float | None = now_s
 
     def go(self, state: JoinState, wake_at_s: float | None = None) -> None:
-        """Stand there, until something happens or that time has come."""
+        """Go to `state`, and wait there until something happens or that time has come."""
         self.state, self.wake_at_s = state, wake_at_s
 
     def is_due(self, now_s: float) -> bool:
@@ -89,16 +89,16 @@ class Vain:
         self.forget()
 
     def forget(self) -> None:
-        """Count anew."""
+        """Begin to count anew."""
         self.empty, self.alike, self.planless = 0, 0, 0
 
     def no_plan(self) -> bool:
-        """Links were reported, or could not be, and no plan came. Returns: whether that was too often."""
+        """Links were reported, or could not be opened, and no plan came. Returns: whether that was too often."""
         self.planless += 1
         return self.planless >= MAX_PLANLESS
 
     def pull_ended(self, reason: str, stored_bytes: int, is_unusable: bool = False) -> str:
-        """One has ended so. Returns: what to fail with if there have been too many; else ""."""
+        """An attempt to pull the state has ended. Returns: what to fail with if that was too often, else ""."""
         self.empty = 0 if stored_bytes else self.empty + 1
         self.alike = self.alike + 1 if reason == self.last_end else 1
         self.last_end, self.planless = reason, 0
@@ -117,10 +117,10 @@ class Asking:
         mine: Those of them that are this node's own.
         refusals: Why each did not answer.
         scheduler: Who has planned for us; "" as long as nobody has.
-        waits: Why the cluster cannot let us in, says one of its members.
-        cluster_said: What whoever answered has to say of it.
-        unanswered: So often it was asked since it last showed that it goes on.
-        vain: What was planned and has come to nothing.
+        waits: Why the cluster cannot let us in, as a member has told.
+        cluster_said: The last answer of a member, with its name.
+        unanswered: How often we have asked since the cluster last showed that it goes on.
+        vain: Attempts that were planned and came to nothing.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Asking:
         return []
 
     def _forgive_stall(self, now_s: float) -> None:
-        """A process that was stopped, or a machine that slept, has not knocked meanwhile."""
+        """Time in which this process was stopped, or its machine slept, does not count: it has not knocked then."""
         late_s = now_s - (now_s if self.standing.wake_at_s is None else self.standing.wake_at_s)
         if late_s > STALL_S and self.give_up_at_s is not None:
             self.give_up_at_s += late_s
@@ -191,7 +191,7 @@ class Asking:
     # --- what others have to say ---
 
     def answered(self, member: str, answer: Answer) -> list[Effect]:
-        """The cluster goes on, or a member that is no scheduler says why none answers."""
+        """A member answers that the cluster goes on, or why no scheduler does."""
         self.found_member, self.waits = member, "" if answer.ok else f"{member}: {answer.text}"
         if answer.ok:
             self.unanswered = 0
@@ -202,12 +202,12 @@ class Asking:
         return [Progress(f"the cluster answers: {said}")]
 
     def waits_for(self, now_s: float) -> str:
-        """Who is to found before us, if anybody is."""
+        """The node that is to found before us; "" if none is."""
         heard = self.heard_earlier_s.items()
         return min((node for node, at_s in heard if now_s < at_s + EARLIER_HEARD_S), default="")
 
     def planned_by(self, scheduler: str) -> None:
-        """It has an answer for us."""
+        """The scheduler has answered."""
         self.scheduler = scheduler
         self.unanswered = 0
 
@@ -216,12 +216,12 @@ class Asking:
         self.unanswered = 0
 
     def is_unanswered_again(self) -> bool:
-        """Once more nobody has answered. Returns: whether that was too often."""
+        """Nobody has answered once more. Returns: whether that was too often."""
         self.unanswered += 1
         return self.unanswered > MAX_UNANSWERED
 
     def learn(self, ways: Iterable[str]) -> tuple[str, ...]:
-        """More addresses of members. If the cluster drops us, they lead back, also where the seeds are gone.
+        """Keep addresses of members. If the cluster drops us, they lead back, even if the first seeds are gone.
 
         Returns: those that were not known.
         """
@@ -238,7 +238,7 @@ class Asking:
         return self._give_up_if_late(now_s) or self._dial_seeds()
 
     def _dial_seeds(self) -> list[Effect]:
-        """All of them, or the next few of many."""
+        """Dial all seeds, or the next few of many."""
         if not self.seeds:
             return []  # They are yet to be heard of.
         count = min(len(self.seeds), MAX_KNOCKS)
@@ -248,7 +248,7 @@ class Asking:
         return [Dial(seed) for seed in dialled]
 
     def _knock_again(self, now_s: float) -> list[Effect]:
-        """Whom we have reached may have had no way to a member when we asked, and have one now."""
+        """Dial missed seeds, and ask once more: nodes that had no way to a member may have one now."""
         self.standing.wake_at_s = self._soon(now_s)
         knocks: list[Effect] = [Dial(seed) for seed in self.seeds if seed in self.missed]
         self.missed.clear()
@@ -264,7 +264,7 @@ class Asking:
         return min(self.ask_again_at_s, now_s + KNOCK_EVERY_S) if quick else self.ask_again_at_s
 
     def _refused_at(self, address: str, reason: str, final: bool) -> list[Effect]:
-        """One seed that will not have us may be another cluster's; all of them are the end."""
+        """A seed has refused us. It may be another cluster's; if all refuse us for good, the join has failed."""
         self.refusals[address] = reason
         self.missed.add(address)
         (self.final.add if final else self.final.discard)(address)
@@ -278,7 +278,7 @@ class Asking:
         return self.final >= others and (bool(others) or self.otherwise is not Otherwise.FOUND)
 
     def _found_itself_at(self, address: str) -> list[Effect]:
-        """One list may be for all nodes. Who shall found is told by its order."""
+        """One of the seeds is this node itself, as all may have one list. Its place there tells who is to found."""
         known, self.mine = self.mine, self.mine | {address}
         self.say(place=min(self.seeds.index(each) for each in self.mine) + 1)
         if self._unwanted:
@@ -289,7 +289,7 @@ class Asking:
         return self.relay.send(EVERYONE, self.request) if news else []
 
     def _hung_up_on(self, now_s: float) -> list[Effect]:
-        """It may have founded a cluster: then it wants to be greeted anew."""
+        """A node has hung up on us: it may have founded a cluster, and then it wants to be greeted anew."""
         if self.relay.peers - self.relay.leaves:
             return self._dial_seeds()
         self.standing.go(JoinState.KNOCKING, now_s + KNOCK_EVERY_S)
@@ -305,11 +305,11 @@ class Asking:
     # --- asking ---
 
     def say(self, **fields: Any) -> None:
-        """Ask for this from now on: fields of `ScaleOutRequest`."""
+        """Change fields of the `ScaleOutRequest` that is sent from now on."""
         self.request = msgspec.structs.replace(self.request, **fields)
 
     def ask(self, now_s: float) -> list[Effect]:
-        """Everybody we reach."""
+        """Send the request to all in reach."""
         at_s = now_s + ASK_EVERY_S
         if self.otherwise is Otherwise.FOUND and self.give_up_at_s is not None:
             at_s = min(at_s, max(self.give_up_at_s, now_s + HEAR_OUT_S))
@@ -323,7 +323,7 @@ class Asking:
         return self.relay.send(EVERYONE, self.request)
 
     def again(self, reason: str, now_s: float) -> list[Effect]:
-        """It has led to nothing, for this reason: ask anew, unless that was in vain too often."""
+        """An attempt has led to nothing: ask anew, unless that was in vain too often."""
         unanswered = self.is_unanswered_again()
         late = self.give_up_at_s is None or now_s >= self.give_up_at_s
         if late and self.may_found:
@@ -345,14 +345,14 @@ class Asking:
         return [DiscardState(), *knocks, *self.ask(now_s)]
 
     def rest(self, until_s: float) -> None:
-        """Ask again then."""
+        """Ask again at that time."""
         self.ask_again_at_s = until_s
         self.standing.go(JoinState.ASKED, until_s)
 
     # --- the end ---
 
     def give_up(self, reason: str, now_s: float, rest_s: float = 0.0) -> list[Effect]:
-        """Nobody lets us in, so far. `rest_s`: before who keeps trying asks again."""
+        """Nobody lets us in: found a cluster, fail, or keep trying (after `rest_s`), as the user wants."""
         if self.may_found:
             return self._found()
         if self.otherwise is not Otherwise.KEEP_TRYING or self._unwanted:
@@ -374,16 +374,16 @@ class Asking:
         return [Founded()]
 
     def joined(self) -> None:
-        """We are in a cluster."""
+        """This node is in a cluster."""
         self.standing.go(JoinState.JOINED)
         self.give_up_at_s = None
 
     def fail(self, reason: str, spec: bytes = b"", lasting: bool = False) -> list[Effect]:
-        """For good. `spec`: as of ScaleOutRefused; `lasting`: who is started again is refused again."""
+        """Fail for good. `spec`: as of ScaleOutRefused; `lasting`: a node that is started again is refused again."""
         self.standing.go(JoinState.FAILED)
         return [JoinFailed(reason, spec, lasting)]
 
 
 def _rank(request: ScaleOutRequest) -> tuple[bool, int, str]:
-    """Of all who would found a cluster, the least does."""
+    """Of all nodes that would found a cluster, the one with the least rank does."""
     return (request.place == 0, request.place, request.node)

@@ -70,9 +70,9 @@ class Deaths:
         hold_until_s: float = 0.0,
         is_its_own: bool = True,
     ) -> list[Effect]:
-        """If its connection broke, look where it has answered. Unless it is in `looking` then, its link is lost.
+        """A connection is gone. If it broke, look for the peer where it had answered (it is in `looking` then).
 
-        `is_its_own`: the peer listens there itself.
+        Otherwise the link is lost. `is_its_own`: the peer listens at that address itself.
         """
         address, life = self.book.answered.get(peer, ""), self.placed.pop(peer, None)
         proof_until_s = now_s + PROOF_S if proof_until_s is None else proof_until_s
@@ -90,15 +90,18 @@ class Deaths:
         return [CheckReach(look.address)] if look.address else []
 
     def opened(self, peer: str) -> None:
-        """It is back."""
+        """A connection to the peer is open again."""
         self.looking.pop(peer, None)
 
     def said_where(self, peer: str, life: int) -> None:
-        """It has told us by itself of a link, and so of the view that it acts in."""
+        """The peer itself has told us of a link, and so of the view that it acts in."""
         self.placed[peer] = life
 
     def handle(self, event: Reached | NotReached, now_s: float) -> dict[str, int | None]:
-        """Peers about whom that decides: the life that has died; None if it may not have."""
+        """An address was tried.
+
+        Returns: by peer that this decides about, the life that has died; None: it may live.
+        """
         found: dict[str, int | None] = {}
         for peer, look in self.looking.items():
             if look.address != event.address:
@@ -113,7 +116,7 @@ class Deaths:
         return found
 
     def look_again(self, now_s: float) -> list[Effect]:
-        """Where peers may have died since, or be ready for another connection."""
+        """Try addresses again: peers there may have died since, or be ready for another connection."""
         effects: list[Effect] = []
         for look in self.looking.values():
             if now_s >= look.again_at_s:
@@ -124,7 +127,7 @@ class Deaths:
         return effects
 
     def overdue(self, now_s: float) -> list[str]:
-        """Peers of whom nothing was heard in time: they may live."""
+        """Peers about which nothing was found out in time: they may live."""
         found = [peer for peer, look in self.looking.items() if now_s >= look.until_s]
         for peer in found:
             del self.looking[peer]

@@ -19,7 +19,7 @@ EARLY_RESULTS_BYTES = 1 << 30
 
 
 class Early:
-    """Those of steps with so many chunks, and results of so many bytes (0 if that is not known)."""
+    """Messages of later steps, with `chunks` chunks each and results of `result_bytes` (0 if that is not known)."""
 
     def __init__(self, chunks: int, result_bytes: int) -> None:
         self.most_bulk = EARLY_STEPS * 2 * chunks
@@ -29,20 +29,20 @@ class Early:
 
     @property
     def most_commits(self) -> int:
-        """So many are kept."""
+        """How many commits are kept."""
         least, most = EARLY_COMMITS
         return max(min(EARLY_RESULTS_BYTES // max(self.result_bytes, 1), most), least)
 
     @property
     def steps(self) -> int:
-        """So many have been committed since, as far as it has come through."""
+        """How many later steps are known to be committed."""
         return len({event.message.step for event in self.events if isinstance(event.message, Commit)})
 
     def keep(self, event: Received) -> bool:
-        """Until `take`. Returns whether it was: if its sender is too far ahead, those of a view are dropped.
+        """Keep a message until `take`. Returns: False if its sender is too far ahead, so that some are dropped.
 
-        Of the oldest that waits for more. A joiner that asks anew still hears of the view it was in, and must not
-        lose what it hears of its next one.
+        The sender's messages of the oldest view are dropped: a joiner that asks anew still hears of the view it was
+        in, and must not lose what it hears of its next one.
         """
         self.events.append(event)
         self.count[_kind(event)] += 1

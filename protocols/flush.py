@@ -17,7 +17,7 @@ FROZEN_PATIENCE_S = 1.0  # Without an install.
 
 
 class FlushFollower:
-    """Of node `me`."""
+    """What node `me` does in a flush."""
 
     def __init__(self, me: str, sync: StepSync, relay: Relay) -> None:
         self.me, self.sync, self.relay = me, sync, relay
@@ -30,27 +30,27 @@ class FlushFollower:
         return self.answered_at_s + FROZEN_PATIENCE_S if self.flush else None
 
     def is_over(self, flush: Flush) -> bool:
-        """Has it ended, or a later one begun?"""
+        """Has this flush ended, or a later one begun?"""
         number = (flush.term, flush.number)
         newest = max(self.ended, (self.flush.term, self.flush.number) if self.flush else (0, 0))
         return number < newest or number == self.ended
 
     def follow(self, flush: Flush, now_s: float) -> list[Effect]:
-        """Freeze, and say where we are. One that is repeated is answered again."""
+        """Freeze, and say where this node is. A repeated FLUSH is answered again."""
         if self.flush != flush:
             self.flush, self.answered_at_s = flush, now_s
         return self.sync.freeze() + self._answer(flush)
 
     def stop(self) -> None:
-        """Nothing will be installed for us any more: another view is active, or the cluster has dropped us."""
+        """Follow no flush any more: another view is active, or the cluster has dropped this node."""
         self.flush = None
 
-    def has_ended(self, flushed: tuple[int, int]) -> None:
-        """Flushes up to this one, by term and number, were over before we came."""
+    def note_ended(self, flushed: tuple[int, int]) -> None:
+        """Note that flushes up to this one, by term and number, were over before this node came."""
         self.ended = max(self.ended, flushed)
 
     def is_due(self, now_s: float) -> bool:
-        """Was nothing installed for long? The answer, or the install, may be lost."""
+        """Has nothing been installed for long? The answer, or the INSTALL, may be lost."""
         return self.wake_at_s is not None and now_s >= self.wake_at_s
 
     def repeat(self, now_s: float) -> list[Effect]:
@@ -79,11 +79,11 @@ class FlushFollower:
         return self.relay.send(flush.scheduler, answer)
 
     def is_ended_by(self, install: Install) -> bool:
-        """Is that the end of the flush under way?"""
+        """Does this INSTALL end the flush under way?"""
         flush = self.flush
         return flush is not None and (install.term, install.number) == (flush.term, flush.number)
 
     def end(self, install: Install, view: View) -> list[Effect]:
-        """Go on in `view`, which `install` told."""
+        """Go on in `view`, the one that `install` tells."""
         self.flush, self.ended = None, (install.term, install.number)
         return self.sync.start_installed(install, view)

@@ -20,7 +20,10 @@ OVERTAKEN = 1 << 20  # News of one life that overtake each other differ by less;
 
 
 class LinkReporter:
-    """Of node `me`, which lives in `life`: later than any before under its name, if its clock is right."""
+    """Tells what node `me` knows of its links.
+
+    `life`: later than any before under its name, if its clock is right.
+    """
 
     def __init__(self, me: str, life: int, relay: Relay, overlay: Overlay) -> None:
         self.me, self.life, self.relay, self.overlay = me, life, relay, overlay
@@ -30,7 +33,7 @@ class LinkReporter:
         self.echo_till_s = 0.0  # Of those who hear of a later life.
 
     def tell(self, peer: str, state: LinkState, key: ViewKey, peer_life: int | None = None) -> list[Effect]:
-        """Tell everybody of our link to `peer`; `key`: of the view that we are a member of, or (0, 0).
+        """Tell everybody the state of our link to `peer`. `key`: of the view that we are a member of, or (0, 0).
 
         `peer_life`: which life of `peer` it is about. Default: the latest that was heard of; none, if we saw that one
         dying: whoever answers in its place has not told yet which it lives.
@@ -51,7 +54,7 @@ class LinkReporter:
         return self.relay.send(EVERYONE, news)
 
     def repeat(self, key: ViewKey) -> list[Effect]:
-        """To our neighbours: who has become a member of a newer view since our link opened tells us so."""
+        """Tell our neighbours of our links again: one that is in a newer view by now answers so."""
         effects: list[Effect] = []
         for peer in sorted(self.relay.peers - self.relay.leaves):
             if known := self.overlay.known(self.me, peer):
@@ -65,14 +68,14 @@ class LinkReporter:
         return self._tell_open((0, 0))
 
     def outdo(self, later: int, key: ViewKey, now_s: float) -> list[Effect]:
-        """The same, but others know us by this life already: what it tells from now on exceeds `later`."""
+        """As `outlived`, but others know us by this life already: number our news beyond `later` from now on."""
         if self.version > later and now_s < self.echo_till_s:
             return []
         self.version, self.echo_till_s = max(self.version, later), now_s + ECHO_S
         return self._tell_open(key)
 
     def tell_outlived(self, node: str, life: int) -> list[Effect]:
-        """Whoever lives in `life` under that name is to know that a later one was heard of."""
+        """Tell the node in `life` that a later life of its name was heard of."""
         return self.relay.send(node, Outlived(life=life, later=self.overlay.lives.greatest(node)))
 
     def _tell_open(self, key: ViewKey) -> list[Effect]:
@@ -80,7 +83,7 @@ class LinkReporter:
         return [effect for peer in neighbors for effect in self.tell(peer, LinkState.OPEN, key)]
 
     def correct(self, news: LinkNews, key: ViewKey, now_s: float) -> list[Effect] | None:
-        """The answer to news of an earlier life, which a later one has outdone, or must; None: it is none such."""
+        """The answer to news of an earlier life, which a later one has outdone, or has to; None for other news."""
         known = self.overlay.news.get((news.reporter, news.peer))
         if news.reporter == self.me and news.life != self.life:
             if known is None or news.version > known.version:
@@ -94,7 +97,7 @@ class LinkReporter:
         return None
 
     def _outdo(self, past: LinkNews, mine: News | None, key: ViewKey, now_s: float) -> list[Effect]:
-        """An earlier life of ours is still quoted: what we say counts from now on."""
+        """Others still quote an earlier life of ours: tell the link anew, with a number that exceeds it."""
         self.version = max(self.version, past.version)
         self.outdone = (past.peer, past.version, now_s + ECHO_S)
         is_open = past.peer in self.relay.peers

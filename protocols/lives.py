@@ -19,12 +19,12 @@ class Lives:
         self.latest: dict[str, tuple[int, int]] = {}  # Of each node heard of: its newest news, and the life.
         self.left: dict[str, tuple[int, ViewKey]] = {}  # Who said farewell: the life, and its last view.
         self.failed: dict[str, int] = {}  # Of these, whose script had ended with an error: the life.
-        self.declared: dict[str, int] = {}  # Who is dead, says a person: the life.
+        self.declared: dict[str, int] = {}  # Declared dead by a person: the life.
         self.reborn: set[str] = set()  # Nodes of the view, or an earlier one, whose name a later process has.
         self.departed: set[str] = set()  # Nodes of earlier views.
 
     def enter(self, view: View) -> None:
-        """Names mean those who live in this view."""
+        """A view is in force: names mean the lives in it."""
         before, self.view = self.view, view
         self.departed = (self.departed | (before.node_set - view.node_set)) - view.node_set
         for node, life in before.lives - view.lives:
@@ -34,7 +34,7 @@ class Lives:
             self._compare(node)
 
     def listens(self, view: View) -> None:
-        """We begin to listen in a view: who lives in it does, whatever we have heard.
+        """This node begins to listen in a view: the lives in it live, whatever we have heard.
 
         A process whose clock was set back lives in an earlier life than the one before it, if all others have
         forgotten that.
@@ -47,9 +47,9 @@ class Lives:
             self.failed.pop(node, None)
 
     def heard(self, node: str, version: int, life: int) -> bool:
-        """It has told something, numbered `version`, in this life (0: it does not say).
+        """A node has told something, numbered `version`, in this life (0: it does not say).
 
-        Returns: whether a later process has its name, and that is new; or no longer, and one had.
+        Returns: does a later process have its name now, which it had not before, or the other way round?
         """
         if not life or version <= self.newest(node)[0]:
             return False
@@ -57,18 +57,21 @@ class Lives:
         return self._compare(node)
 
     def farewell(self, node: str, life: int, key: ViewKey, error: bool = False) -> None:
-        """It has left for good; `key`: of the last view that it acted in. `error`: its script ended with one."""
+        """A node has left for good.
+
+        `key`: of the last view that it acted in; `error`: did its script end with one?
+        """
         if error:
             self.failed[node] = life
         told = [(life, key), self.left.pop(node, (0, (0, 0)))]
         self.left[node] = max(told, key=lambda each: (each[0] == self.of(node), each))
 
     def declare(self, node: str, life: int) -> None:
-        """A person says that this life of it is over."""
+        """A person says that this life is over."""
         self.declared[node] = life
 
     def settled(self) -> set[str]:
-        """Forget who has departed, and does not live again. Returns: who that was."""
+        """Forget nodes that have departed and do not live again. Returns: these nodes."""
         gone, self.departed = self.departed - self.reborn, self.departed & self.reborn
         for node in gone:
             for known in (self.left, self.failed, self.past, self.latest, self.declared):
@@ -76,36 +79,36 @@ class Lives:
         return gone
 
     def forget_strangers(self, most: int) -> None:
-        """But for so many of those who were in no view, those last heard of."""
+        """Of nodes that were in no view, keep the `most` last heard of."""
         for known in (self.left, self.failed, self.latest):
             if len(known) > 2 * most + len(self.view.node_set) + len(self.past):
                 for node in [name for name in known if not self.was_in_view(name)][:-most]:
                     del known[node]
 
     def was_in_view(self, node: str) -> bool:
-        """Is it in the view, or was it in an earlier one?"""
+        """Is the node in the view, or was it in an earlier one?"""
         return node in self.view.node_set or node in self.past
 
     def of(self, node: str) -> int:
-        """The life of it that is meant: in the view, or the last one that it was in. 0 if there is none."""
+        """The node's life in the view, or in the last view that it was in; 0 if there is none."""
         member = self.view.find(node)
         return member.life if member is not None else self.past.get(node, 0)
 
     def newest(self, node: str) -> tuple[int, int]:
-        """The number of its newest news, and the life that told it; zeros if there is none."""
+        """The number of the node's newest news, and the life that told it; zeros if there is none."""
         return self.latest.get(node, (0, 0))
 
     def is_outlived(self, node: str, life: int) -> bool:
-        """Has another life a greater number than that one, or told something under one, as far as it counts here?"""
+        """Is this life over, as a later one of the same name was heard of, or news of one with a greater number?"""
         newest, latest = self.newest(node)
         return life < max(self._left_in(node), self.of(node), newest if latest != life else 0)
 
     def greatest(self, node: str) -> int:
-        """A number that no life of that name, nor what one itself has told us, exceeds; 0 if none was heard of."""
+        """The greatest number that any life of that name has, or has told us; 0 if none was heard of."""
         return max(self._left_in(node), self.of(node), *self.newest(node))
 
     def left_by(self, key: ViewKey) -> set[str]:
-        """Who has said farewell in this life, in that view or an older one."""
+        """Nodes that have said farewell in their present life, in that view or an older one."""
         return {node for node, (life, last) in self.left.items() if life == self.of(node) and last <= key}
 
     def farewells(self) -> tuple[tuple[str, int, ViewKey, bool], ...]:
@@ -126,11 +129,11 @@ class Lives:
 
     @property
     def declared_dead(self) -> set[str]:
-        """Those of whom a person has said that the life that is meant is over."""
+        """Nodes whose present life a person has declared dead."""
         return {node for node, life in self.declared.items() if life == self.of(node)}
 
     def _left_in(self, node: str) -> int:
-        """In which life it said farewell."""
+        """The life in which the node said farewell."""
         return self.left.get(node, (0, (0, 0)))[0]
 
     def _compare(self, node: str) -> bool:

@@ -11,7 +11,7 @@ from .messages import DialBackReply, LinkReading
 
 
 class NewLinks:
-    """Of one plan. `ways`: at which addresses each neighbour may be dialled. `peers`: to whom a link is open."""
+    """A joiner's links of one plan. `ways`: each neighbour's addresses; `peers`: to whom a link is open already."""
 
     def __init__(self, ways: Mapping[str, tuple[str, ...]], peers: Set[str]) -> None:
         # Why each failed; "": not yet.
@@ -21,11 +21,11 @@ class NewLinks:
         self.dialled_back: dict[str, DialBackReply] = {}
 
     def opened(self, peer: str) -> None:
-        """Its link is open."""
+        """The link to `peer` is open."""
         self.open[peer] = True
 
     def closed(self, peer: str) -> list[str]:
-        """Its link has closed. Returns: where to dial it again."""
+        """The link to `peer` has closed. Returns: where to dial it again."""
         self.open[peer] = False
         self.measured.pop(peer, None)
         self.dialled_back.pop(peer, None)
@@ -33,27 +33,27 @@ class NewLinks:
         return [*self.ways[peer]]
 
     def dial_failed(self, address: str, reason: str) -> None:
-        """Nobody answers there."""
+        """Nobody answers at `address`."""
         for tries in self.ways.values():
             if address in tries:
                 tries[address] = reason
 
     def measure(self, peer: str, reading: LinkReading) -> None:
-        """So fast is its link."""
+        """The rate of the link to `peer` is known."""
         self.measured[peer] = reading
 
     def reply(self, peer: str, reply: DialBackReply) -> None:
-        """It has tried to dial us."""
+        """`peer` has tried to dial us."""
         self.dialled_back[peer] = reply
 
     def failed(self, peer: str) -> str:
-        """Why there is no link to it, if there will be none."""
+        """Why there will be no link to `peer`; "" if there is one, or may yet be."""
         tries = self.ways[peer]
         return "; ".join(f"{way}: {why}" for way, why in tries.items())[:2000] if all(tries.values()) else ""
 
     @property
     def are_settled(self) -> bool:
-        """Is all known of them that can be?"""
+        """Is everything known of the links that can be?"""
         return all(self._is_settled(peer) for peer in self.open)
 
     def _is_settled(self, peer: str) -> bool:
@@ -73,12 +73,12 @@ class NewLinks:
 
     @property
     def readings(self) -> dict[str, LinkReading]:
-        """Of those that are open."""
+        """What is known of the open links."""
         return {
             peer: self.measured.get(peer, LinkReading()) for peer, is_open in self.open.items() if is_open
         }
 
     @property
     def failures(self) -> dict[str, str]:
-        """Of those that are not."""
+        """Why the others are not open."""
         return {peer: self.failed(peer) or "no answer" for peer, is_open in self.open.items() if not is_open}

@@ -110,16 +110,16 @@ class Overlay:
         self._explore()
 
     def listens(self, view: View) -> None:
-        """We begin to listen in a view. It knows better who lives in it than we, who may have been away for long."""
+        """This node begins to listen in a view, which tells who lives in it: what we heard before may be old."""
         self.lives.listens(view)
         self.closed = {ends: lives for ends, lives in self.closed.items() if ends[1] not in view.node_set}
 
-    def is_left_behind(self) -> None:
-        """Somebody acts in a newer view, and need not wait for us."""
+    def note_newer_view(self) -> None:
+        """Note that somebody acts in a newer view, and need not wait for us: no death proves anything any more."""
         self.left_behind = True
 
     def settled(self) -> None:
-        """Nobody acts in an older view any more: what is known of nodes that have gone can go."""
+        """Nobody acts in an older view any more: forget nodes that have gone."""
         for node in self.lives.settled():
             for peer in sorted(self.told.get(node, ())):
                 for ends in ((node, peer), (peer, node)):
@@ -146,7 +146,7 @@ class Overlay:
         return changed or crashed != self.crashed
 
     def _witness(self, ends: tuple[str, str], told: LinkNews) -> None:
-        """Whose death was seen is dead, whoever answers in its place; unless that end says that this life goes on."""
+        """Note that one end has seen a life die; it is dead, whoever answers in its place, until that end takes it back."""
         seen = self.closed.pop(ends, frozenset[int]())
         if told.state == LinkState.CLOSED.value:
             seen = frozenset((*(seen & {self.lives.of(told.peer)}), told.peer_life))
@@ -160,17 +160,20 @@ class Overlay:
         return life in self.closed.get((by, peer), ())
 
     def farewell(self, node: str, life: int, key: ViewKey, error: bool = False) -> None:
-        """A node has left for good; `key`: of the last view that it acted in. `error`: its script ended with one."""
+        """A node has left for good.
+
+        `key`: of the last view that it acted in; `error`: did its script end with one?
+        """
         self.lives.farewell(node, life, key, error)
         self._forget_strangers()
 
     def missing_of(self, members: Set[str]) -> tuple[tuple[str, int], ...]:
-        """Those of `members` that are out of reach, of whom no person has spoken, with the life that is meant."""
+        """Those of `members` that are out of reach and that no person has declared dead, each with its life."""
         missing = members - self.reachable - self.lives.declared_dead
         return tuple((node, self.lives.of(node)) for node in sorted(missing))
 
     def _forget_strangers(self) -> None:
-        """Who is in no view, and may never be, was heard of by others; there is no end to names."""
+        """Bound what is kept about nodes that are in no view, as there is no end to names."""
         most = 2 * MAX_STRANGERS
         if len(self.news) > most + 2 * len(self.view.links):
             odd = [ends for ends in self.news if not all(map(self.lives.was_in_view, ends))]
@@ -179,7 +182,7 @@ class Overlay:
         self.lives.forget_strangers(MAX_STRANGERS)
 
     def _forget(self, ends: tuple[str, str]) -> None:
-        """What one end said of a link."""
+        """Forget what one end said of a link."""
         a, b = ends
         del self.news[ends]
         self.closed.pop(ends, None)
@@ -209,7 +212,7 @@ class Overlay:
         return tuple(news for ends in lost if (news := self.known(*ends))) + self._rebirths()
 
     def _rebirths(self) -> tuple[LinkNews, ...]:
-        """Of each node that lives again, its newest news: it names the life."""
+        """The newest news of each node that lives again, with its life."""
         found = []
         for node in sorted(self.lives.reborn):
             version, life = self.lives.newest(node)
@@ -238,7 +241,7 @@ class Overlay:
 
     @property
     def has_word(self) -> bool:
-        """Has a person said of some that are out of reach that they are dead?"""
+        """Has a person declared some of those out of reach dead?"""
         return bool(self.lives.declared_dead - self.reachable)
 
     def live_links(self) -> set[Link]:
@@ -254,7 +257,7 @@ class Overlay:
         (self.extra.add if extra else self.extra.discard)(each)
 
     def _settle(self, each: Link) -> bool:
-        """After news of this link: True if it has become live, or is no more."""
+        """Take in news of a link. Returns: has it become live, or stopped being so?"""
         was_live = each in self.found or (each in self.view.link_set and each not in self.lost)
         self._sort(each)
         if not self.view.node_set.issuperset(each):
@@ -278,7 +281,7 @@ class Overlay:
         return around + [a if b == node else b for a, b in self.found if node in (a, b)]
 
     def _explore(self) -> None:
-        """Who is in reach. Observers are at the edge: no path leads through them."""
+        """Find out who is in reach. Observers are at the edge: no path leads through them."""
         if self.view.is_whole and not self.lost and not self.lives.reborn and self.me in self.view.node_set:
             self.reachable = self.view.node_set
         else:

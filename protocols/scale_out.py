@@ -166,10 +166,10 @@ class Joiner:
             case _, StateRejected(reason):
                 return self._ask_again(f"the state was unusable ({reason})", now_s, is_unusable=True)
             case _, BacklogFull():
-                self.is_to_block()
+                self.want_blocking()
                 return self._ask_again("results come faster than the state", now_s)
             case JoinState.LOADING, CaughtUp() if self._lags:
-                self.is_to_block()
+                self.want_blocking()
                 return self._ask_again("the results that wait for it are more than the state", now_s)
             case JoinState.LOADING, CaughtUp():
                 return self._say_ready(now_s)
@@ -182,7 +182,7 @@ class Joiner:
         return []
 
     def overtaken(self, scheduler: str, plan: ReplicationPlan, now_s: float) -> list[Effect]:
-        """As an observer of before we are in the plan's view already, and may have results that begin with it."""
+        """A plan has come for a view in which we listen already, as an earlier attempt of ours is in it."""
         if self.state not in (JoinState.ASKED, JoinState.LINKING, JoinState.WAITING):
             return []
         self.asking.planned_by(scheduler)
@@ -199,28 +199,28 @@ class Joiner:
             self.asking.goes_on()
             self.dropped += 1
         if self.dropped >= MAX_DROPPED:
-            self.is_to_block()
+            self.want_blocking()
         return self._ask_again(reason, now_s) if self.state is not JoinState.KNOCKING else []
 
     def goes_on(self) -> None:
         """The cluster has completed a step, or proposes a view."""
         self.asking.goes_on()
 
-    def is_to_block(self) -> None:
-        """The cluster is to wait for us the next time: results come faster than we can take them."""
+    def want_blocking(self) -> None:
+        """Ask for blocking mode the next time: results come faster than this joiner can take them."""
         self.asking.say(blocking=True)
 
-    def is_at(self, addresses: tuple[str, ...]) -> None:
-        """Others may dial it there, and no longer where it was."""
+    def moved_to(self, addresses: tuple[str, ...]) -> None:
+        """From now on others may dial this node at these addresses."""
         self.asking.say(addresses=addresses)
 
     @property
     def is_in_view(self) -> bool:
-        """The plan that names our life in a view has come."""
+        """Has a plan come whose view has this life of ours?"""
         return self.state in (JoinState.FETCHING, JoinState.LOADING, JoinState.READY, JoinState.JOINED)
 
     def outlived(self, life: int, now_s: float) -> list[Effect]:
-        """We live in a later life than we thought: ask again, as that."""
+        """This node lives in a later life than it thought: ask again under that."""
         self.asking.say(life=life)
         asks = self.state in (JoinState.ASKED, JoinState.LINKING, JoinState.WAITING)
         return self.asking.ask(now_s) if asks else []
@@ -258,7 +258,7 @@ class Joiner:
         ]
 
     def _examine(self, peer: str) -> list[Effect]:
-        """How fast is the link, and could the other end have opened it?"""
+        """Find out how fast the link is, and whether the other end could have opened it."""
         return [MeasureLink(peer), Transmit(peer, DialBack(addresses=self.asking.request.addresses))]
 
     def _report_links(self, now_s: float, complete: bool = True) -> list[Effect]:
@@ -290,7 +290,7 @@ class Joiner:
         return [Happened("unreachable", self.asking.request.node, told[:2000], 0)]
 
     def _ask_for_others(self, now_s: float) -> list[Effect]:
-        """They may just have died, and the scheduler is about to learn it; or no way leads there from here."""
+        """No planned neighbour can be reached: ask for others. These may just have died, unknown to the scheduler."""
         if self.asking.vain.no_plan():
             links = self.links
             reasons = "; ".join(f"{peer}: {links.failed(peer) or 'no answer'}" for peer in sorted(links.ways))
@@ -303,7 +303,7 @@ class Joiner:
     # --- state ---
 
     def _fetch(self, plan: ReplicationPlan, now_s: float) -> list[Effect]:
-        """Of those to whom the link has not closed since it was reported: nobody would tell us of that again."""
+        """Pull the state, from those to whom a link is still open: nobody would tell us again that one has closed."""
         shares = {peer: count for peer, count in plan.shards_by_source.items() if peer in self.relay.peers}
         fellows = [peer for peer in plan.fellows if peer in self.relay.peers]
         if not shares and not fellows:
@@ -330,7 +330,7 @@ class Joiner:
 
     @property
     def _lags(self) -> bool:
-        """Would a cluster that lets us in wait for results, longer than it would for the state?"""
+        """Do more bytes of results wait for us than the state has? Then the cluster would wait longer for these."""
         total = self.replication.total_bytes if self.replication else None
         return total is not None and self.is_far_behind(total)
 

@@ -122,7 +122,7 @@ class StepSync:
 
     @property
     def last_commit(self) -> Commit | None:
-        """Of step - 1."""
+        """The commit of step - 1."""
         return self.kept[-1] if self.kept else None
 
     # --- entering views -----------------------------------------------------------------------------
@@ -143,9 +143,9 @@ class StepSync:
         return [*self.enter(view, step), *self._replay_early()]
 
     def observe(self, view: View, step: int) -> list[Effect]:
-        """A joiner listens from `step` on; what came before the plan did is taken now.
+        """A joiner listens in `view` from `step` on. Messages that came before the plan are handled now.
 
-        What it contributed as a member before that is void.
+        What this node contributed as a member before is void.
         """
         self.sums.observe()
         self.local, self.kept, self.began_here = None, (), True
@@ -161,9 +161,9 @@ class StepSync:
         return [ResetAttempt(but_sums=self.sums.has_all)]
 
     def start_installed(self, install: Install, view: View) -> list[Effect]:
-        """INSTALL: go on in `view`, which it told; adopt, serve or pass on the results of the step before it.
+        """INSTALL: go on in `view`, the one that it tells; adopt, serve or pass on the last step's results.
 
-        And of the steps before that, of which it brings the commits.
+        Also those of the steps before that whose commits it brings.
         """
         behind, lacked = install.step - self.step, 1 + len(install.earlier)
         if behind not in range(lacked + 1):
@@ -215,7 +215,7 @@ class StepSync:
         raise LocalProtocolError(f"{self.me}: {type(event).__name__} is not for the all-reduce")
 
     def _is_void(self, key: ViewKey | None) -> bool:
-        """Was it computed in a view that this node has left, or is about to leave?"""
+        """Was this contribution computed in a view that this node has left, or is about to leave?"""
         return self.recomputes and (self.frozen or self.view is None or key != self.view.key)
 
     def _received(self, event: Received) -> list[Effect]:
@@ -244,7 +244,7 @@ class StepSync:
     # --- ready and commit -----------------------------------------------------------------------------------
 
     def _forward_ready(self) -> list[Effect]:
-        """If our subtree is ready: tell the parent, or commit."""
+        """If our subtree is ready, tell the parent; at the root, commit."""
         if self.frozen or not self.sums.may_go_out or self.local is None or self.attempt.ready_sent:
             return []
         place, readies = self.sums.places[0], self.attempt.readies
@@ -262,7 +262,7 @@ class StepSync:
         return self._on_commit(None, Commit(key=key, step=step, switch=switch, total=total))
 
     def _own_vote(self) -> tuple[int, int] | None:
-        """A member that is to go votes for that only once others keep all that it kept."""
+        """The vote. A member votes for a view without itself only once others keep all that it kept."""
         if self.vote is not None and self.sums.kept.any_here and self.vote in self.prepared:
             return self.vote if self.me in self.prepared[self.vote].member_set else None
         return self.vote
@@ -292,7 +292,7 @@ class StepSync:
         return self._complete(commit, following)
 
     def _tell_summed(self) -> list[Effect]:
-        """The training thread, once: all that this node keeps is here."""
+        """Tell the training thread, once, that all is here that this node keeps."""
         if not self.sums.kept.is_told or self.sums.is_lacking or self.attempt.summed_told:
             return []
         assert self.view is not None
@@ -322,7 +322,10 @@ class StepSync:
         return effects + self._replay_early()
 
     def _keeps(self, before: View, following: View) -> int:
-        """The results of so many steps. Who has just become a member may lack some until the first step with it."""
+        """How many steps' results to keep.
+
+        A node that has just become a member may lack some until its first step.
+        """
         somebody_joins = any(view.observers or view.joining for view in (before, following))
         return RESULTS_KEPT if somebody_joins and not self.sums.parts else 1
 
@@ -335,7 +338,7 @@ class StepSync:
         return [*_void(before, following), *self.enter(following, self.step, (before.electorate,), self.deal)]
 
     def is_far_behind(self, state_bytes: int) -> bool:
-        """Do more results wait for us, say the commits that have come, than a new copy of the state would be?"""
+        """By the commits that have come, do more bytes of results wait for us than a new copy of the state has?"""
         steps = 1 + self.early.steps
         return steps > EARLY_COMMITS[0] and steps * self.result_bytes > state_bytes
 
@@ -371,7 +374,7 @@ class StepSync:
         return self.view is not None and peer in self.view.observer_set - self.view.member_set
 
     def told_of(self, strike: Strike) -> None:
-        """A member has ended over its samples. It is part of the step under way, which is done over without it."""
+        """A member has ended over its samples: add the strike to our part of the step, which is repeated without it."""
         if self.local is not None:
             strikes = merge_strikes([self.local.strikes, (strike,)])
             self.local = msgspec.structs.replace(self.local, strikes=strikes)
@@ -384,7 +387,7 @@ class StepSync:
         self.vote = None
 
     def electorates(self) -> list[Electorate]:
-        """All whose quorum a decision needs: of our view and of those that others may be in."""
+        """The electorates of which a decision needs a quorum: of our view, and of views that others may be in."""
         assert self.view is not None
         return [self.view.electorate, *self.priors, *self.without_us()]
 

@@ -79,9 +79,9 @@ class _Bundle:
 
 
 class Kept:
-    """Who keeps the results of a step: node `me` asks. Those of chunks from `common` on are for everybody.
+    """Who keeps the results of a step, as node `me` knows. Those of chunks from `common` on are for everybody.
 
-    `by_chunk`: of each chunk before that; {}: not told.
+    `by_chunk`: the keepers of each chunk before that; {}: not told.
     """
 
     def __init__(self, me: str, common: int) -> None:
@@ -90,7 +90,7 @@ class Kept:
 
     @property
     def is_told(self) -> bool:
-        """Who keeps what?"""
+        """Has this node been told who keeps what?"""
         return bool(self.by_chunk)
 
     @property
@@ -99,20 +99,20 @@ class Kept:
         return any(self.me in keepers for keepers in self.by_chunk.values())
 
     def by_all(self, chunk: int) -> bool:
-        """Is its result for everybody?"""
+        """Is the chunk's result for everybody?"""
         return chunk >= self.common
 
     def here(self, chunk: int) -> bool:
-        """Does this node keep its result?"""
+        """Does this node keep the chunk's result?"""
         return self.by_all(chunk) or self.me in self.by_chunk.get(chunk, ())
 
     def among(self, nodes: frozenset[str], chunk: int) -> bool:
-        """Does any of `nodes` keep its result?"""
+        """Does any of `nodes` keep the chunk's result?"""
         return self.by_all(chunk) or not nodes.isdisjoint(self.by_chunk.get(chunk, ()))
 
 
 class Sums:
-    """Of one node, attempt after attempt.
+    """The sums of one node, attempt after attempt.
 
     `chunks` is the same on all nodes of one model, and so are `borders`, over which no bundle goes, and `parts`: see
     the module.
@@ -141,7 +141,7 @@ class Sums:
 
     @property
     def may_go_out(self) -> bool:
-        """Of what is ours: parts, and that we are ready."""
+        """May our own parts, and our Ready, be sent?"""
         return not (self.tainted or self.catching_up)
 
     @property
@@ -151,11 +151,11 @@ class Sums:
 
     @property
     def is_lacking(self) -> bool:
-        """Is something not here that this node keeps, where it may not say that it is ready before?"""
+        """Does this node lack a result that it keeps, so that it may not say yet that it is ready?"""
         return self.kept.is_told and not self.complete
 
     def keep(self, keepers: Mapping[int, frozenset[str]]) -> None:
-        """Who keeps the result of each chunk, in the attempt that begins here; {}: not told any more."""
+        """Set who keeps the result of each chunk in the attempt that begins; {}: not told any more."""
         self.kept.by_chunk = keepers
         self.wanted = [self.kept.here(chunks.start) for chunks in self.bundles]
 
@@ -219,7 +219,7 @@ class Sums:
         return self.send_up(range(len(self.bundles)))
 
     def serve_result(self, step: int, weight: float) -> list[Effect]:
-        """To all around, who pass it on: some lack it."""
+        """Send a step's results to all around, who pass them on, as some lack them."""
         return [
             self._send_down(index, step, self.places[tree].neighbors, weight, None)
             for index, tree in enumerate(self.tree_of)
@@ -229,19 +229,19 @@ class Sums:
     # --- parts and results --------------------------------------------------------------------------------
 
     def contributed(self, chunks: Sequence[int], weight: float) -> Iterable[int]:
-        """Our own part of these is here. Returns the bundles that they belong to."""
+        """Our own part of these chunks is here. Returns: the bundles that they belong to."""
         self.own_weight |= dict.fromkeys(chunks, weight)
         return dict.fromkeys(self.bundle_of[chunk] for chunk in chunks if chunk in self.bundle_of)
 
     def retracted(self, weight: float, frozen: bool) -> list[Effect]:
-        """Our own part is another now: nothing may go out until the flush, as it would mix old and new."""
+        """Our own part has changed: until the flush nothing may go out, as that would mix old and new."""
         self.own_weight = dict.fromkeys(range(self.chunk_count), weight)
         # Frozen, or catching up: nothing of ours is in this attempt.
         self.tainted = not (frozen or self.catching_up)
         return [ResetAttempt()] if self.tainted else []
 
     def send_up(self, indices: Iterable[int]) -> list[Effect]:
-        """Those of these bundles that are whole."""
+        """Send those of these bundles up that are whole."""
         return [effect for index in indices for effect in self._forward_up(index)]
 
     def on_up(self, peer: str, up: Up, payload: Any) -> list[Effect]:
@@ -256,7 +256,7 @@ class Sums:
         return effects + self._forward_up(index)
 
     def _forward_up(self, index: int) -> list[Effect]:
-        """If the sum of our subtree is whole: up with it, or it is the result."""
+        """If the sum of our subtree is whole, send it up; at the root, it is the result."""
         if not self.may_go_out:
             return []
         bundle, chunks = self.progress[index], self.bundles[index]
@@ -305,7 +305,7 @@ class Sums:
         return SendDown(self.view.key, step, self.bundles[index], peers, weight, payload)
 
     def _index(self, message: Up | Down) -> int:
-        """Of the bundle that a message of this view brings."""
+        """The index of the bundle that a message of this view brings."""
         first, count = message.chunk, message.count
         index = self.bundle_of.get(first)
         if index is None or self.bundles[index] != range(first, first + count):
@@ -319,7 +319,7 @@ class Sums:
         return any(peer in place.neighbors for place in self.places)
 
     def _is_due(self, index: int, place: _Place) -> bool:
-        """Is the result of that bundle to come here, to be kept or to be passed on?"""
+        """Is the bundle's result to come here, to be kept or passed on?"""
         first = self.bundles[index].start
         return self.wanted[index] or any(self.kept.among(nodes, first) for nodes in place.reached.values())
 

@@ -110,7 +110,7 @@ class SimCluster(History):
         if node.ways:
             self._join(node, neighbors, degree, blocking, otherwise)
         else:
-            self._has_all([node])
+            self._give_state([node])
             self._perform_all(node, node.agent.found(node.clock.reads(self.now_s)))
         return node
 
@@ -123,12 +123,12 @@ class SimCluster(History):
         view = with_trees(alone, graph, POLICIES[self.policy])
         for pair in view.links:
             self._open_first(pair)
-        self._has_all(nodes)
+        self._give_state(nodes)
         for node in nodes:
             self._perform_all(node, node.agent.found(node.clock.reads(self.now_s), view))
 
-    def _has_all(self, nodes: list[SimNode]) -> None:
-        """Those who begin a cluster have its state."""
+    def _give_state(self, nodes: list[SimNode]) -> None:
+        """The founders of a cluster have its state."""
         for node in nodes:
             node.loaded = True
         if self.kept is not None:
@@ -348,7 +348,7 @@ class SimCluster(History):
             case fx.ViewEntered(view, step):
                 self._check_view(node, view)
             case fx.Founded():
-                self._has_all([node])
+                self._give_state([node])
             case fx.Joined(step, deal, view):
                 node.training = True
                 if self.rates is not None and self.now_s - node.was_away_s > 100 * self.compute_s:

@@ -552,4 +552,4 @@ def _control_waits_behind_bulk(patch: Patch) -> None:
 @mutant("Whoever has too many results for a state it has not got begins anew, and nobody waits for it.")
 def _nobody_waits_for_joiners(patch: Patch) -> None:
     patch(admission, "MAX_RESULTS_SHARE", (math.inf, math.inf))
-    patch(scale_out.Joiner, "is_to_block", lambda self: None)
+    patch(scale_out.Joiner, "want_blocking", lambda self: None)

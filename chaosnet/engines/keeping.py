@@ -255,7 +255,7 @@ class Keeping:
         self._asked = WHOLE in total.metrics
         if applied:
             self.made.trained()
-            self.parts.was_stepped(stepped)
+            self.parts.note_stepped(stepped)
         if self.me not in self.whole:
             anew = [group for group in self.made.layers if self.made.fresh and self.parts.has(group)]
             self.parts.keep({*kept, *anew}, self._computes)

@@ -204,8 +204,8 @@ class StateParts:
         """Of these, among all that are kept in parts."""
         return [self._numbers[parameter] for parameter in parameters]
 
-    def was_stepped(self, numbers: Collection[int]) -> None:
-        """The optimizer has stepped these parameters, where they are kept."""
+    def note_stepped(self, numbers: Collection[int]) -> None:
+        """Note that the optimizer has stepped these parameters, wherever they are kept."""
         for number in {*numbers} - self.stepped:
             self.stepped.add(number)
             self._known_bytes = None

@@ -145,8 +145,8 @@ class Joining:
         """Our addresses may have changed since we began to ask. Once a view has them, they stay."""
         node, now = self.node, event.addresses
         if now and node.asks_again and node.joiner is not None and now != node.settings.addresses:
-            node.is_at(now)
-            node.joiner.is_at(now)
+            node.moved_to(now)
+            node.joiner.moved_to(now)
         return []
 
     def hear(self, event: Event, now_s: float) -> list[Effect]:

@@ -110,7 +110,7 @@ class Leaving:
         assert isinstance(told, Farewell)
         view, key = node.sync.view, told.key
         if node.is_ahead(key):
-            node.overlay.is_left_behind()
+            node.overlay.note_newer_view()
         elif view is not None and told.error:
             key = min(key, view.key)
         node.overlay.farewell(told.node, told.life, key, told.error)

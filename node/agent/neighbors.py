@@ -270,7 +270,7 @@ class Neighbors:
         node, news = self.node, event.message
         assert isinstance(news, LinkNews)
         if node.is_ahead(news.key):
-            node.overlay.is_left_behind()
+            node.overlay.note_newer_view()
         answer = node.reporter.correct(news, node.member_key, now_s)
         if answer is not None:
             return answer

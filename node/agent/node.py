@@ -111,8 +111,8 @@ class Node:
         """Nothing moves here, for that reason; None: it does again."""
         self.parked = reason
 
-    def is_at(self, addresses: tuple[str, ...]) -> None:
-        """Others may dial this node at these addresses from now on."""
+    def moved_to(self, addresses: tuple[str, ...]) -> None:
+        """From now on others may dial this node at these addresses, and no longer at those of before."""
         self.settings.addresses = addresses
 
     def join_by(self, joiner: Joiner | None) -> None:

@@ -69,7 +69,7 @@ class StepRecovery:
         """A peer has sent more of later steps than can be kept."""
         node, reason = self.node, f"{self.node.me} fell behind {effect.peer}"
         if node.phase is Phase.JOINING and node.joiner:
-            node.joiner.is_to_block()
+            node.joiner.want_blocking()
             return self.orphaned(reason, now_s, goes_on=True)
         return self.tear(reason, now_s) if node.phase is Phase.MEMBER else []
 

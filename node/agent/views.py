@@ -143,7 +143,7 @@ class Views:
         view, here, mine = plan.view, plan.view.find(node.me), node.sync.view
         if joiner is None or here is None or here.life != node.life:
             return []  # If we live in a later life than the scheduler knows, we ask again.
-        node.follower.has_ended(plan.flushed)
+        node.follower.note_ended(plan.flushed)
         if mine is not None and view.key == mine.key:
             return joiner.overtaken(event.peer, plan, now_s)
         if mine is not None and view.key < mine.key:

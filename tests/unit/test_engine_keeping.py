@@ -27,7 +27,7 @@ def keeper(name):
     optimizer.step()
     parts = StateParts(model, [list(model.parameters())], optimizer)
     parts.check_optimizer()
-    parts.was_stepped(range(2))
+    parts.note_stepped(range(2))
     sent = []
     made = Keeping(
         name, parts, [{0}], 2, Evaluation(name), lambda message, payload: sent.append((message, payload)),

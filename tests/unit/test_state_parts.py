@@ -50,7 +50,7 @@ class Member:
                 grad = torch.randn(parameter.shape, generator=generator)
                 parameter.grad = grad if number in self.parts.held else None
         self.optimizer.step()
-        self.parts.was_stepped(range(len(self.parts.parameters)))
+        self.parts.note_stepped(range(len(self.parts.parameters)))
 
     def digests(self):
         return {group: self.parts.digest(group) for group in self.parts.held}
@@ -72,7 +72,7 @@ def test_parts_that_move_are_stepped_as_if_they_had_never_moved(name):
     b.parts.start_over(())
     for member in (alone, a):
         member.step(1)
-    b.parts.was_stepped(range(6))
+    b.parts.note_stepped(range(6))
     hand_over(a, b, 0)
     hand_over(a, b, 2)
     a.parts.keep({1, 2})
