@@ -104,22 +104,22 @@ class Engine(Protocol):
         ...
 
     def founded(self) -> None:
-        """The state is the cluster's from here."""
+        """This node has founded the cluster: its state is the cluster's."""
 
     def load(self, arrival: Arrival) -> None:
         """Replace the agreed state, and `round`. Raises: ChaosnetError if it cannot be: it is pulled again."""
 
     def loaded(self) -> None:
-        """It was replaced, and counts: outcomes are adopted from here on."""
+        """The loaded state counts: outcomes are adopted from here on."""
 
     def admitted(self, deal: Deal) -> None:
         """This node is a member from the next step on."""
 
     def acts_in(self, view: View) -> None:
-        """The step that is due is done in `view`. Told whenever it may be another; an older one may be told late."""
+        """The step that is due is done in `view`. Told whenever that may be a new one; an old one may come late."""
 
     def entered(self, fetched: int | None) -> None:
-        """It is one, with its state complete. `fetched`: the step whose state came, which others may ask for."""
+        """This node is a member and has the state. `fetched`: the step of that state, for which fellows may ask."""
 
     def adopt(self, outcome: StepOutcome) -> None:
         """Do what all members do with a completed step. Raises: ReplicasDiffer if they have been found to differ."""
@@ -128,7 +128,7 @@ class Engine(Protocol):
         """The cluster went on without this node: nothing of the step under way counts."""
 
     def rejoined(self) -> None:
-        """The state is the cluster's again."""
+        """This node is a member again, with the cluster's state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +138,9 @@ class Hooks:
     Attributes:
         say: A line for the user; from several threads.
         wants_exit: Has the user asked this node to leave?
-        ended: It is out for good, before anybody hears of it by an error. Not after a join that failed, or a crash.
-        notice, parked, view: On the session's own thread: of an event in the cluster, of a wait that begins (with its
-            reason) or ends (None), of a new view.
+        ended: The session is over, told before any error is raised. Not after a join that failed, or a crash.
+        notice, parked, view: Called on the loop's thread: with an event of the cluster; when a wait begins (with its
+            reason) or ends (None); with a new view.
     """
 
     say: Callable[[str], None]
@@ -192,7 +192,6 @@ class Session:
         self.leaving = self.is_waiting = False
         self.rejoins = 0
         self._entry: _Entry | None = None  # While it comes back.
-        self.joined_step = 0
         self.join_seconds = 0.0
         self.join_phases: dict[str, float] = {}  # Seconds in each state of a joiner (protocols/scale_out.py).
         self.join_bytes = 0  # Of the state that this node received, and by whom they were sent.
@@ -255,7 +254,7 @@ class Session:
             self.loop.found()
         else:
             self._ask_to_join()
-        if ended := self._become_member(loaded=founds):
+        if ended := self._become_member(_Entry(loaded=founds)):
             self._fail_to_join(ended)
         self.join_seconds = time.monotonic() - self._opened_s
 
@@ -305,12 +304,11 @@ class Session:
         places = self.engine.places()
         self.loop.join(s.seeds, s.links, s.neighbors, s.blocking, patience_s, places, otherwise)
 
-    def _become_member(self, loaded: bool, entry: _Entry | None = None) -> Ended | None:
+    def _become_member(self, own: _Entry) -> Ended | None:
         """Wait for the state and for membership; adopt what the others trained meanwhile.
 
-        `entry`: how far it is already. Returns: why there is none; None if all is well.
+        `own`: how far this node is already. Returns: why it is no member; None if it is one.
         """
-        own = entry or _Entry(loaded)
         while not (own.loaded and own.admitted is not None and self.engine.round >= own.admitted):
             again = own.heard is not None
             own.heard = own.heard or self.loop.outcomes.get()
@@ -338,7 +336,7 @@ class Session:
                     else:
                         own.waiting.append(outcome)
                 case Admitted(step, deal, view):
-                    own.admitted = self.joined_step = step
+                    own.admitted = step
                     self.engine.admitted(deal)
                     self.engine.acts_in(view)
                 case Redo(view):
@@ -361,10 +359,10 @@ class Session:
         return True
 
     def _come_back(self) -> None:
-        """Become a member once more, with the state that the cluster has now; or go on with that."""
+        """Become a member once more, with the state that the cluster has now; an interrupted return is continued."""
         self._entry = self._entry or _Entry(loaded=False)
         self.is_waiting = True
-        ended = self._become_member(False, self._entry)
+        ended = self._become_member(self._entry)
         self._entry, self.is_waiting = None, False
         if ended:
             self.end(ended)
@@ -438,7 +436,7 @@ class Session:
         return None
 
     def adopt(self, outcome: StepOutcome) -> None:
-        """Have the engine adopt it.
+        """Have the engine adopt the outcome of a step.
 
         Raises: ReplicasDiffer or LayersLost, after those who are about to join have been told.
         """
@@ -454,9 +452,9 @@ class Session:
             self.end(Ended("left" if leaving else "broken", str(error), error=None if leaving else error))
 
     def withdraw(self, contributions: Callable[[], Contribution]) -> Ended:
-        """Leave, to come back: take part with `contributions`, which count for nothing, until the others go on alone.
+        """Leave, to come back: take part with `contributions`, which count for nothing, until this node is let go.
 
-        Returns: how it went; `ended` is as before.
+        Returns: how the life ended; `Session.ended` stays None.
         """
         self.post(LeaveWanted())
         while True:
@@ -495,7 +493,7 @@ class Session:
     # --- the end ---
 
     def end(self, ended: Ended) -> None:
-        """It is out for good. Raises: the error of it, else NodeExpelled; nothing if it has left."""
+        """This node is out for good. Raises: the error that ended it, else NodeExpelled; nothing if it has left."""
         self.ended = ended
         self.hooks.ended(ended)
         if ended.how == "left":
@@ -506,7 +504,7 @@ class Session:
         raise NodeExpelled(f"{self.name} is out of the cluster{again}: {_reason(ended, self._offer)}")
 
     def leave(self) -> None:
-        """Go, with the next steps, until `ended`. What this node contributes to them counts for nothing."""
+        """Begin to leave: take part in steps until `ended`; what this node contributes to them counts for nothing."""
         self.leaving = True
         self.want_out()
 

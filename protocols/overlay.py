@@ -146,7 +146,7 @@ class Overlay:
         return changed or crashed != self.crashed
 
     def _witness(self, ends: tuple[str, str], told: LinkNews) -> None:
-        """Note that one end has seen a life die; it is dead, whoever answers in its place, until that end takes it back."""
+        """One end has seen a life die: it is dead, whoever answers instead, until that end takes it back."""
         seen = self.closed.pop(ends, frozenset[int]())
         if told.state == LinkState.CLOSED.value:
             seen = frozenset((*(seen & {self.lives.of(told.peer)}), told.peer_life))

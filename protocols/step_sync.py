@@ -374,7 +374,7 @@ class StepSync:
         return self.view is not None and peer in self.view.observer_set - self.view.member_set
 
     def told_of(self, strike: Strike) -> None:
-        """A member has ended over its samples: add the strike to our part of the step, which is repeated without it."""
+        """A member has ended over its samples: add the strike to our part of the step, which is done over."""
         if self.local is not None:
             strikes = merge_strikes([self.local.strikes, (strike,)])
             self.local = msgspec.structs.replace(self.local, strikes=strikes)

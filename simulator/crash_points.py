@@ -144,15 +144,12 @@ class Played:
     violations: dict[str, str] = field(default_factory=dict)  # Point: which rule broke, and the story.
 
 
-def enumerate_points(
-    nodes: Iterable[int], seeds: Iterable[int], names: Iterable[str] = (), restart: bool = False
-) -> list[Point]:
-    """All points of clusters of these sizes; `names` of negotiations, default: all."""
-    chosen = [NEGOTIATIONS[name] for name in names or NEGOTIATIONS]
+def enumerate_points(nodes: Iterable[int], seeds: Iterable[int], restart: bool = False) -> list[Point]:
+    """All points of all negotiations, in clusters of these sizes."""
     seeds = list(seeds)
     return [
         point
-        for negotiation in chosen
+        for negotiation in NEGOTIATIONS.values()
         for size in nodes
         if size >= negotiation.least
         for seed in seeds

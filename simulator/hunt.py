@@ -108,9 +108,9 @@ def _grounds(seeds: Iterable[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"seed {seed} --rates", functools.partial(run, seed, nodes=NODES, rates=True)
 
 
-def hunt_all(names: Iterable[str] = (), processes: int | None = None) -> Iterator[Hunt]:
-    """Hunt these mutants, default: all, over several processes."""
-    return iter(in_processes(hunt, list(names or MUTANTS), processes))
+def hunt_all() -> Iterator[Hunt]:
+    """Hunt all mutants, over several processes."""
+    return in_processes(hunt, list(MUTANTS))
 
 
 def _first_line(error: Exception) -> str:

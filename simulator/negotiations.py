@@ -105,8 +105,8 @@ class PlayedNegotiation(SimCluster):
         for index in range(2, nodes + 1):
             name = f"n{index}"
             self.add(name, seeds=["n1"], degree=2)
-            self.until(lambda name=name: self.rests() and name in self.view_of("n1").member_ids)  # type: ignore[misc]
-        self.until(lambda: len(self.view_of("n1").links) >= (nodes if nodes > 2 else nodes - 1))
+            self.until(lambda name=name: self.rests() and name in self.view.member_ids)  # type: ignore[misc]
+        self.until(lambda: len(self.view.links) >= (nodes if nodes > 2 else nodes - 1))
         self.until(self.rests)
         self.founders = tuple(sorted(self.nodes))
 
@@ -114,8 +114,10 @@ class PlayedNegotiation(SimCluster):
         """The negotiation begins: from here on messages count."""
         self.watching, self.subject = True, subject
 
-    def view_of(self, name: str) -> Any:
-        return self.nodes[name].view
+    @property
+    def view(self) -> Any:
+        """The view in which the first founder acts."""
+        return self.nodes["n1"].view
 
     def until(self, condition: Callable[[], bool], within_s: float = LONGEST_WINDOW_S) -> None:
         """Run until `condition` holds."""
@@ -245,7 +247,7 @@ def _join(blocking: bool) -> Callable[[PlayedNegotiation], Callable[[], bool]]:
         stage.expected.add("j")
         stage.begin("j")
         stage.add("j", seeds=stage.founders, degree=2, blocking=blocking)
-        return lambda: "j" in stage.view_of("n1").member_ids and stage.nodes["j"].loaded
+        return lambda: "j" in stage.view.member_ids and stage.nodes["j"].loaded
 
     return play
 
@@ -256,14 +258,12 @@ def _join_together(stage: PlayedNegotiation) -> Callable[[], bool]:
     stage.begin("j")
     stage.add("j", seeds=stage.founders, degree=2, blocking=True)
     stage.add("k", seeds=stage.founders, degree=2, blocking=True)
-    return lambda: all(
-        name in stage.view_of("n1").member_ids and stage.nodes[name].loaded for name in ("j", "k")
-    )
+    return lambda: all(name in stage.view.member_ids and stage.nodes[name].loaded for name in ("j", "k"))
 
 
 def _leave(name: str) -> Callable[[PlayedNegotiation], Callable[[], bool]]:
     def play(stage: PlayedNegotiation) -> Callable[[], bool]:
-        leaver = stage.founders[-1] if name == "last" else stage.view_of("n1").scheduler
+        leaver = stage.founders[-1] if name == "last" else stage.view.scheduler
         stage.begin(leaver)
         stage.tell(leaver, ev.LeaveWanted())
         return lambda: stage.nodes[leaver].done == "Left"
@@ -274,18 +274,18 @@ def _leave(name: str) -> Callable[[PlayedNegotiation], Callable[[], bool]]:
 def _connect_link(stage: PlayedNegotiation) -> Callable[[], bool]:
     ends = _a_link(stage)
     stage.ask(ends[0], DisconnectLinkRequest(a=ends[0], b=ends[1], asker=ends[0]))
-    stage.until(lambda: ends not in stage.view_of("n1").links and stage.rests())
+    stage.until(lambda: ends not in stage.view.links and stage.rests())
     stage.run(stage.now_s + QUIET_S)
     stage.begin(ends[1])
     stage.ask(ends[1], ConnectLinkRequest(a=ends[0], b=ends[1], asker=ends[1]))
-    return lambda: ends in stage.view_of("n1").links
+    return lambda: ends in stage.view.links
 
 
 def _disconnect_link(stage: PlayedNegotiation) -> Callable[[], bool]:
     ends = _a_link(stage)
     stage.begin(ends[1])
     stage.ask(ends[1], DisconnectLinkRequest(a=ends[0], b=ends[1], asker=ends[1]))
-    return lambda: ends not in stage.view_of("n1").links
+    return lambda: ends not in stage.view.links
 
 
 def _lose_link(stage: PlayedNegotiation) -> Callable[[], bool]:
@@ -296,7 +296,7 @@ def _lose_link(stage: PlayedNegotiation) -> Callable[[], bool]:
     stage.later(HEAL_AFTER_S, lambda: stage.heal(*ends))
 
     def over() -> bool:
-        present = ends in stage.view_of("n1").links
+        present = ends in stage.view.links
         gone[0] = gone[0] or not present
         return gone[0] and present
 
@@ -305,7 +305,7 @@ def _lose_link(stage: PlayedNegotiation) -> Callable[[], bool]:
 
 def _replan(stage: PlayedNegotiation) -> Callable[[], bool]:
     """A link that the trees use has become slow; the scheduler has seen so once, and waits until it is sure."""
-    before = stage.view_of("n1")
+    before = stage.view
     slow = {*next(iter(before.trees[0].parent.items()))}
     for node in stage.living():
         node.agent.settings.result_bytes = RESULT_BYTES
@@ -314,7 +314,7 @@ def _replan(stage: PlayedNegotiation) -> Callable[[], bool]:
     schedulers = [node.agent.scheduler for node in stage.living() if node.agent.scheduler]
     stage.until(lambda: any(each.changes.replanning.worth for each in schedulers))
     stage.begin()
-    return lambda: stage.view_of("n1").key > before.key
+    return lambda: stage.view.key > before.key
 
 
 def _switch_twice(stage: PlayedNegotiation) -> Callable[[], bool]:
@@ -324,11 +324,11 @@ def _switch_twice(stage: PlayedNegotiation) -> Callable[[], bool]:
     stage.begin(leaver)
     stage.add("j", seeds=stage.founders[:1], degree=2)
     stage.tell(leaver, ev.LeaveWanted())
-    return lambda: "j" in stage.view_of("n1").member_ids and stage.nodes[leaver].done == "Left"
+    return lambda: "j" in stage.view.member_ids and stage.nodes[leaver].done == "Left"
 
 
 def _election(stage: PlayedNegotiation) -> Callable[[], bool]:
-    scheduler = stage.view_of("n1").scheduler
+    scheduler = stage.view.scheduler
     stage.begin()
     stage.crash(scheduler)
     return lambda: all(node.view.scheduler not in ("", scheduler) for node in stage.living())
@@ -340,12 +340,12 @@ def _rejoin(stage: PlayedNegotiation) -> Callable[[], bool]:
     ways = [link(away, other) for other in stage.founders[:-1]]
     for each in ways:
         stage.cut(*each)
-    stage.until(lambda: away not in stage.view_of("n1").member_ids)
+    stage.until(lambda: away not in stage.view.member_ids)
     stage.expected.add(away)
     stage.begin(away)
     for each in ways:
         stage.heal(*each)
-    return lambda: away in stage.view_of("n1").member_ids and stage.nodes[away].loaded
+    return lambda: away in stage.view.member_ids and stage.nodes[away].loaded
 
 
 def _lose_member(stage: PlayedNegotiation) -> Callable[[], bool]:
@@ -369,7 +369,7 @@ def _take_back(stage: PlayedNegotiation) -> Callable[[], bool]:
 
 def _a_link(stage: PlayedNegotiation) -> Link:
     """One whose loss leaves the overlay connected, not the scheduler's if there is another."""
-    scheduler, links = stage.view_of("n1").scheduler, stage.view_of("n1").links
+    scheduler, links = stage.view.scheduler, stage.view.links
     ends = [each for each in links if scheduler not in each] or links
     return link(*ends[-1])
 

@@ -49,8 +49,9 @@ def keyed(command: Command) -> Command:
     def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         into_environment({str(param.name): value})
 
-    both = (SETTINGS["key"], {}), (SETTINGS["insecure"], {"help": WITHOUT_KEY})
-    return _with(command, (option_of(each, expose_value=False, callback=keep, **how) for each, how in both))
+    how: dict[str, Any] = {"expose_value": False, "callback": keep}
+    both = option_of(SETTINGS["key"], **how), option_of(SETTINGS["insecure"], help=WITHOUT_KEY, **how)
+    return _with(command, both)
 
 
 def node_options_but(*names: str) -> Callable[[Command], Command]:

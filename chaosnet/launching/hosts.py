@@ -93,8 +93,8 @@ def _host(words: Sequence[str], where: str) -> LaunchHost:
     name = login.rpartition("@")[2]
     if "=" in login or "," in login or login.startswith("-") or not 0 < len(name) <= MAX_NAME:
         _refuse(where, f"{login!r} is no host", "[USER@]HOST, as ssh takes it")
-    slots = _number(given, "slots", 1, 1, MAX_SLOTS, where)
-    port = _number(given, "port", PORT, 1, 65536 - slots, where)
+    slots = _number(given, "slots", 1, MAX_SLOTS, where)
+    port = _number(given, "port", PORT, 65536 - slots, where)
     return LaunchHost(login, _bare(given.get("address", ""), where), port, slots)
 
 
@@ -106,10 +106,10 @@ def _bare(address: str, where: str) -> str:
     return bare
 
 
-def _number(given: dict[str, str], name: str, default: int, least: int, most: int, where: str) -> int:
+def _number(given: dict[str, str], name: str, default: int, most: int, where: str) -> int:
     text = given.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) < 9 and least <= int(text) <= most):
-        _refuse(where, f"{name}={text} is no number of that kind", f"{least} to {most}")
+    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= most):
+        _refuse(where, f"{name}={text} is no number of that kind", f"1 to {most}")
     return int(text)
 
 

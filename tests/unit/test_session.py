@@ -4,7 +4,7 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 
 from chaosnet.node.outcomes import Admitted, StepOutcome
-from chaosnet.node.session import Session
+from chaosnet.node.session import Session, _Entry
 from chaosnet.protocols.messages import Commit, Contribution, Member, View
 
 
@@ -36,5 +36,5 @@ def test_a_member_adopts_what_the_others_have_completed_before_its_script_begins
         outcomes=outcomes, ask=lambda question: {}, backlog_applied=lambda size: None
     )
     session.adopt = adopt
-    assert session._become_member(loaded=True) is None
-    assert (adopted, outcomes.empty(), session.joined_step) == ([7], True, 8)
+    assert session._become_member(_Entry(loaded=True)) is None
+    assert (adopted, outcomes.empty(), engine.round) == ([7], True, 8)

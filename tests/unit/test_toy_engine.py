@@ -64,13 +64,14 @@ class Drift:
 
 
 def live(name, join, push, entered):
-    """One member's life. Returns: where it came in, and the vector at its end."""
+    """One member's life. Returns: its first step, and the vector at its end."""
     where = {"join": join} if join else {"new": True}
     cluster = Cluster(name=name, listen="127.0.0.1:0", **where)
     session = Session(node_settings(cluster), Hooks(say=lambda text: None))
     engine = Drift(session, push)
     session.open(engine)
     session.enter()
+    joined = engine.round
     entered.put(session.loop.transport.address)
     while session.ended is None:
         if engine.of_two == STEPS:
@@ -80,7 +81,7 @@ def live(name, join, push, entered):
             session.adopt(outcome)
         time.sleep(0.001)  # Work.
     session.stop()
-    return session.joined_step, engine.vector
+    return joined, engine.vector
 
 
 def test_two_sessions_in_a_process_train_with_an_engine_that_is_none_of_ours():
