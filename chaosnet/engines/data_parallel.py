@@ -40,7 +40,7 @@ class DataParallel:
     """A model, its optimizer and all that belongs to them, in one cluster's life.
 
         contribute   this node's gradient, and what it says beside it
-        adopt        the cluster's: the optimizer steps, and all that counts steps goes on
+        adopt        the cluster's gradient: the optimizer steps, and all counters of steps go on
         capture      a copy of the agreed state, for a joiner or a checkpoint
         load         the agreed state of others
 
@@ -52,12 +52,12 @@ class DataParallel:
         on_step, on_schedule: See `ScriptLoop`.
     Attributes:
         round: Steps of the all-reduce, also those in which nobody had samples.
-        step: Updates of the model, by anybody, since the cluster began; `samples`: behind them; `joined_step`:
-            after which this node came in.
+        step: Updates of the model, by anybody, since the cluster began; `samples`: the samples behind them;
+            `joined_step`: the value of `step` when this node last became a member.
         weight: Samples behind this node's gradients in the step; None: nobody has said, so they are `own_weight`,
             what the script said last.
         healing: This node differs from the others, and is to pull the state anew.
-        kinds: Of the devices that it computes on.
+        kinds: The types of devices that it computes on.
     Raises: ConfigError for what cannot be trained so, CheckpointError if it cannot be resumed.
     """
 
@@ -224,7 +224,7 @@ class DataParallel:
         self._loaded = StateLoaded(self.round, self.step, arrival.manifest.total_bytes)
 
     def _counters(self) -> dict[str, Any]:
-        """Our part of the training state."""
+        """The plain values of the training state that are neither the model's nor the optimizer's."""
         cursor = self.share.cursor
         return {
             "run": self._run,
@@ -239,7 +239,7 @@ class DataParallel:
         }
 
     def _capture(self, outcome: StepOutcome, applied: bool) -> None:
-        """For a joiner, a checkpoint or both: the state as it is now."""
+        """Copy the state as it is now, if a joiner or a checkpoint is to have it."""
         joiner, mark, final = outcome.snapshot, None, outcome.commit.total.leaving
         if self.healing is not None:  # What we hold is not what the others do.
             if joiner is not None:
@@ -262,11 +262,11 @@ class DataParallel:
     # --- this node's part of a step ---
 
     def _chunks_ready(self, chunks: range) -> None:
-        """Backward has done with them: they may leave."""
+        """Backward has finished these chunks: they may leave."""
         self.session.contribute(chunks, self.weight if self.weight is not None else self.own_weight)
 
     def contribute(self, weight: float) -> bytes:
-        """The gradients leave, those that have not during backward. Returns: which parameters had one, as bits.
+        """Send the gradients that have not left during backward. Returns: which parameters had a gradient, as bits.
 
         Raises: ConfigError, before they leave, if updates take turns.
         """
@@ -290,7 +290,7 @@ class DataParallel:
         return finished.present
 
     def contribution(self, weight: float, present: bytes, update: str, leaving: bool) -> Contribution:
-        """What this node says beside its gradients: of its samples, numbers to average, and its state."""
+        """What this node contributes beside its gradients: on its samples, numbers to average, and its state."""
         metrics, share = self.means.take(), self.share
         if self.checkpointing is not None:
             self.checkpointing.contribute(metrics)
@@ -314,17 +314,17 @@ class DataParallel:
         )
 
     def withdrawal(self) -> Contribution:
-        """The part of a node that leaves to come back. No share: the others' checkpoints are whole without ours."""
+        """The contribution of a node that leaves to come back. It has no share, so checkpoints need no part of it."""
         present = self.gradients.empty().present
         self.session.contribute(range(len(self.gradients.chunks)), 0.0)
         return self._dealt(present=present, leaving=True)
 
     def _dealt(self, **parts: Any) -> Contribution:
-        """`parts`, and how the data set is dealt out."""
+        """A contribution of these `parts`, and of how the data set is dealt out."""
         return Contribution(dataset=self.share.length, **self.share.rules._asdict(), **parts)
 
     def drop_gradient(self) -> None:
-        """What this node has for the step is not counted."""
+        """Drop what this node has for the step: gradients, changes of buffers, values to average."""
         self.optimizer.zero_grad(set_to_none=True)
         self.gradients.revert_buffers()
         self.means.take()
@@ -366,7 +366,7 @@ class DataParallel:
         was_last: bool,
         evaluated: Mapping[str, tuple[float, float]] | None,
     ) -> None:
-        """All that counts steps goes on. Raises: ReplicasDiffer."""
+        """All counters of steps go on. Raises: ReplicasDiffer."""
         total = outcome.commit.total
         if applied:
             self.step += 1
@@ -418,7 +418,7 @@ class DataParallel:
         return False
 
     def _judge(self, outcome: StepOutcome) -> None:
-        """Do all nodes hold the same?"""
+        """Judge whether all nodes hold the same; if not, do what `on_divergence` says."""
         verdict = judged(self.agreement, outcome, self.step - 1, self.session)
         if verdict is None:
             return

@@ -21,14 +21,14 @@ STEPS = "PipelineTrainer.steps"
 
 
 class GlobalBatches:
-    """Of one node; `length`, and what `share` has consumed, are agreed.
+    """The samples of each step, on one node. `length`, and what `share` has consumed, are agreed.
 
     A sample over which the scripts of two members have ended with an error is set aside. In between, samples with one
     strike are taken a few at a time (protocols/data_cursor.py).
 
     Args:
         batch: Samples of a step, of all members together; `micro_batch`: those that go through the layers at once.
-        seed: Of the order.
+        seed: Of the order of samples.
     Raises: ConfigError for sizes that cannot be.
     """
 
@@ -51,7 +51,7 @@ class GlobalBatches:
 
     @property
     def micro_batches(self) -> int:
-        """Of a step."""
+        """How many a step has."""
         return self.batch // self.micro_batch
 
     @property
@@ -60,7 +60,7 @@ class GlobalBatches:
         return 0 if self._dataset is None else len(self._dataset)
 
     def give(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None) -> None:
-        """What there is to train on, the same on all members. Raises: ConfigError if it cannot be."""
+        """Set the data set, the same on all members. Raises: ConfigError if it cannot be used."""
         check_dataset(dataset, collate_fn, STEPS)
         if not len(dataset):
             raise ConfigError(f"{STEPS}: a data set of 0 samples (expected at least 1)")
@@ -71,7 +71,7 @@ class GlobalBatches:
         self._dataset, self._collate, self._order = dataset, collate_fn or default_collate, None
 
     def agree(self, length: int) -> None:
-        """The members have data sets of so many samples. Raises: ConfigError if ours is another."""
+        """Members have data sets of `length` samples. Raises: ConfigError if ours has another length."""
         if length and self.own_length not in (0, length):
             raise ConfigError(
                 f"{STEPS}: a data set of {self.own_length} samples (expected {length}, as another member has)"
@@ -82,16 +82,16 @@ class GlobalBatches:
 
     @property
     def epoch(self) -> int:
-        """How many are complete."""
+        """How many epochs are complete."""
         return self.share.epoch
 
     def samples(self) -> list[int]:
-        """How many each micro-batch of the step has: fewer, or none, at the end of an epoch."""
+        """How many samples each micro-batch of the step has: at the end of an epoch fewer, or none."""
         left = len(self._positions())
         return [min(max(left - at, 0), self.micro_batch) for at in range(0, self.batch, self.micro_batch)]
 
     def _positions(self, number: int | None = None) -> list[int]:
-        """Of the epoch, those that the step takes; or a micro-batch of it."""
+        """Positions in the epoch that the step takes; with `number`, those of one of its micro-batches."""
         if self._taken is None:
             cursor = self.share.cursor
             dealt = cursor.deal((("", self.batch),))[""] if cursor is not None else []
@@ -101,23 +101,23 @@ class GlobalBatches:
         return self._taken[number * self.micro_batch :][: self.micro_batch]
 
     def blamed(self, number: int | None) -> tuple[Range, ...]:
-        """What the script had in hand when it failed: the sample that could not be had, else that micro-batch."""
+        """The suspects when a script fails: the sample that could not be fetched, else micro-batch `number`."""
         if self._bad is not None:
             return ((self._bad, self._bad + 1),)
         return () if number is None else tuple(joined(self._positions(number)))
 
     def step(self, device: torch.device, key: int) -> MicroBatches:
-        """Those of the step that is due. Raises: ConfigError if this node has no data set.
+        """The micro-batches of the step that is due. Raises: ConfigError if this node has no data set.
 
-        `key`: of what the data set draws: the same for a micro-batch, on whatever member, however often. Generators
-        are left as that leaves them.
+        `key`: seeds what the data set draws, so that a micro-batch is the same on any member, however often it is
+        fetched. Generators stay as fetching leaves them.
         """
         if self._dataset is None:
             raise ConfigError("PipelineTrainer: this node has a part of the model, and no data (call steps)")
         return MicroBatches(self.samples(), lambda number: moved(self._pair(number, key), device))
 
     def completed(self, total: Contribution, applied: bool) -> list[str]:
-        """A step is complete: was what it took trained on? Returns: what was set aside, for people to read."""
+        """A step is complete. `applied`: were its samples trained on? Returns: sentences on samples set aside."""
         self.agree(total.dataset)
         if self.share.cursor is None:
             return []

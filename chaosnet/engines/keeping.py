@@ -43,18 +43,18 @@ from .state_parts import StateParts
 
 
 class Keeping:
-    """Of node `me`.
+    """Which groups of parameters node `me` keeps, and what it sends and gets before a step.
 
     Args:
         users: By group, the layers that use it.
-        copies: Members that keep each.
-        evaluation: Of the whole model.
-        send: A tensor to its target.
-        made: Layers that anybody can make.
+        copies: How many members keep each group.
+        evaluation: The evaluations of the script, for which all members get the whole model.
+        send: Sends a tensor to its target.
+        made: Layers that any member can make by itself.
     Attributes:
-        table: Who keeps what. Agreed.
+        table: The members that keep each group. Agreed.
         whole: Members that have the parameters of all layers, as of the last update. Agreed.
-        wants_whole: Is this member to be one of them?
+        wants_whole: Does this member want the whole model?
     """
 
     def __init__(
@@ -72,18 +72,20 @@ class Keeping:
         self.table: Table = ((me,),) * len(users)
         self.whole: frozenset[str] = frozenset()
         self.wants_whole = False
-        self._leaving: frozenset[str] = frozenset()  # Agreed, as is the next.
-        self._asked = False
-        self.after: Table = self.table  # Of the attempt under way, as are the next.
-        self._computes: frozenset[int] = frozenset()
-        self._due: dict[int, bool] = {}  # Groups that come here: with all of their state?
+        self._leaving: frozenset[str] = frozenset()  # Members that leave. Agreed, as is the next.
+        self._asked = False  # Has a member asked for the whole model?
+        self.after: Table = (
+            self.table
+        )  # The table after the attempt under way. The next are of that attempt, too.
+        self._computes: frozenset[int] = frozenset()  # Groups that this member computes with.
+        self._due: dict[int, bool] = {}  # Groups that others send here: with the optimizer's state, too?
         self._came: dict[int, int] = {}  # Of these, how many of their slots are here.
         self._to_make: dict[int, bool] = {}  # Groups to be made here: is this member to keep them?
         self._mailbox: Mailbox | None = None
 
     @property
     def gathers(self) -> bool:
-        """Do all members get the parameters of all layers, with the step that is due? Nothing is trained in it."""
+        """Do all members get all parameters with the step that is due? Nothing is trained in such a step."""
         return self._asked or self._evaluation.under_way
 
     @property
@@ -92,7 +94,7 @@ class Keeping:
         return self.me in self.whole
 
     def lost_in(self, members: Collection[str]) -> str:
-        """Of whom none has some layers any more: which, for people; "" if all are there."""
+        """If none of `members` has some layers any more, a sentence that names these; else ""."""
         gone = lost_groups(self.made.present(self.table, members), members)
         layers = sorted({layer for group in gone for layer in self._users[group]})
         who = ", ".join(sorted({name for group in gone for name in self.table[group]}))
@@ -103,7 +105,10 @@ class Keeping:
     def begin(
         self, view: View, key: ViewKey, round: int, running: Running | None, mailbox: Mailbox, rate: Rate
     ) -> None:
-        """An attempt. What nobody has any more (`lost_in`) is not sent, and nothing is computed in it."""
+        """An attempt begins: work out who keeps what after it, and send what others need of this member.
+
+        If layers are lost (`lost_in`), these are not sent, and nothing is computed in the attempt.
+        """
         members = view.member_ids
         computing = None
         if running is not None:
@@ -125,7 +130,7 @@ class Keeping:
                 self._tell(each, key, round)
 
     def _find_to_make(self, needing: Sequence[Collection[str]], trains: bool) -> None:
-        """What this member needs of layers that anybody can make."""
+        """Note which groups this member has to make by itself for the attempt."""
         self._to_make = {}
         for group in self.made.layers if self.made.fresh else ():
             keeps = trains and self.me in self.after[group] and group not in self.parts.held
@@ -133,7 +138,7 @@ class Keeping:
                 self._to_make[group] = keeps
 
     def keepers(self, chunks: Iterable[Collection[int]]) -> dict[int, frozenset[str]]:
-        """Of each chunk, whose numbers these are by group, in the attempt under way."""
+        """The keepers of each chunk in the attempt under way. `chunks`: the numbers of each group's chunks."""
         return {
             chunk: frozenset(names)
             for numbers, names in zip(chunks, self.after, strict=True)
@@ -141,7 +146,7 @@ class Keeping:
         }
 
     def facts(self, members: Sequence[str]) -> PartsKept:
-        """What plans are made of."""
+        """What planners have to know of who keeps what."""
         users = tuple(tuple(sorted(layers)) for layers in self._users)
         before = self.made.present(self.table, members)
         return PartsKept(
@@ -157,7 +162,7 @@ class Keeping:
         return tuple(name for name in members if name not in self._leaving) or tuple(members)
 
     def _tell(self, move: Move, key: ViewKey, round: int) -> None:
-        """Our share, as it lies: nothing of it changes before the step is committed, and then its target has it."""
+        """Send our share of a group, without a copy: it does not change before the step is committed."""
         slots = self.parts.slots(move.group, move.whole)
         cuts = [tensor_bytes.cut(self.parts.content(slot)) for slot in slots]
         size, at = sum(len(each) for _, data in cuts for each in data), 0
@@ -173,14 +178,14 @@ class Keeping:
                 self._send(message, payload)
 
     def await_layer(self, layer: int) -> None:
-        """It is about to be computed: what comes of it must be here. Raises: Interrupted."""
+        """Wait until all parameters of `layer` are here, as it is about to be computed. Raises: Interrupted."""
         if self._to_make:
             self._make([group for group in self._to_make if layer in self._users[group]])
         if self._due:
             self._await([group for group in self._due if layer in self._users[group]])
 
     def await_all(self) -> None:
-        """Raises: Interrupted."""
+        """Wait until all is here that is to come in this attempt. Raises: Interrupted."""
         self._make(list(self._to_make))
         self._await(list(self._due))
 
@@ -210,11 +215,14 @@ class Keeping:
     # --- this member's part of a step ---
 
     def first_of(self) -> list[int]:
-        """Groups of whose sums this member tells the others."""
+        """The groups of which this member is the first keeper: it tells the others of their sums."""
         return [group for group, names in enumerate(self.after) if names[0] == self.me]
 
     def contribution(self, metrics: dict[str, tuple[float, float]]) -> bytes:
-        """What it says of who keeps what, if that is new; beside it, in `metrics`, that it wants the whole model."""
+        """The table after this attempt, encoded, if it is new.
+
+        Adds to `metrics` that this member wants the whole model.
+        """
         if self.wants_whole and not self.gathers:
             metrics[WHOLE] = (1.0, 0.0)
         return encode(self.after, "keepers") if self.after != self.table else b""
@@ -241,7 +249,7 @@ class Keeping:
     def committed(
         self, total: Contribution, kept: set[int], applied: bool, gathered: bool, stepped: Collection[int]
     ) -> None:
-        """This member has stepped what it keeps: it lets go of the rest.
+        """The step is complete, and this member has stepped what it keeps: let go of the rest.
 
         Args:
             kept: What `agree` gave.
@@ -274,7 +282,7 @@ class Keeping:
         }
 
     def from_plain(self, plain: Mapping[str, Any]) -> None:
-        """Take it over: nothing is here yet. Raises: CheckpointError."""
+        """Take over what is agreed; no group is here yet. Raises: CheckpointError."""
         self.table = tuple(map(tuple, plain["table"]))
         self.whole, self._leaving = frozenset(plain["whole"]), frozenset(plain["leaving"])
         self._asked = plain["asked"]
@@ -282,7 +290,7 @@ class Keeping:
         self.made.from_plain(plain["made"])
 
     def begin_anew(self, members: Sequence[str]) -> None:
-        """These members found a cluster, or go back to a checkpoint; each has all that is not made when needed."""
+        """`members` found a cluster, or go back to a checkpoint: each has all groups but those made when needed."""
         self.table = self.after = (tuple(members),) * len(self.table)
         self.whole = frozenset() if self.made.fresh else frozenset(members)
         self._leaving, self._asked = frozenset(), False
@@ -290,32 +298,32 @@ class Keeping:
             self.parts.keep(())
 
     def tensors(self) -> dict[str, str]:
-        """The first keeper of each tensor of the state that is kept in parts, by its name."""
+        """By name of a tensor that is kept in parts, its first keeper."""
         return {name: self.table[group][0] for name, group in self.parts.owners().items()}
 
     @property
     def layers(self) -> str:
-        """Of which this member keeps parameters: "0-2, 5"."""
+        """The layers of which this member keeps parameters: "0-2, 5"."""
         return self.layers_of(self.me)
 
     def layers_of(self, member: str) -> str:
-        """Of which it keeps parameters."""
+        """As `layers`, of any member."""
         there = [group for group, names in enumerate(self.table) if member in names]
         return ranges_of(sorted({layer for group in there for layer in self._users[group]}))
 
     @property
     def kept(self) -> dict[str, str]:
-        """The layers of each member that keeps any, by its name."""
+        """By name of a member that keeps any, its layers."""
         return {name: self.layers_of(name) for name in sorted({*chain(*self.table)})}
 
     @property
     def fewest(self) -> int:
-        """Members that keep the part which the fewest do."""
+        """How many members keep the group that the fewest keep."""
         return min(map(len, self.table))
 
 
 def ranges_of(numbers: Sequence[int]) -> str:
-    """Of numbers in order: "0-2, 5"."""
+    """Numbers in ascending order as text: "0-2, 5"."""
     found: list[list[int]] = []
     for number in numbers:
         if found and number == found[-1][1] + 1:
@@ -329,7 +337,7 @@ def keeping_of(
     state: TrainingState, sums: LayerSums, copies: int, evaluation: Evaluation,
     send: Callable[[Tensor, Any], None], builds: LayerBuilds, checkpointing: Checkpointing | None,
 ) -> Keeping:  # fmt: skip
-    """For `state`, of which so many members are to keep each part. Raises: ConfigError if it cannot be divided."""
+    """The Keeping of `state`, each group at `copies` members. Raises: ConfigError if it cannot be divided."""
     if not sums.groups:
         raise ConfigError(
             "keepers: no layer has a parameter that is trained (expected one, of which parts can be kept)"

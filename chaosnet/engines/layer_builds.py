@@ -31,9 +31,9 @@ class LayerBuilds:
     """The functions, by number of the layer.
 
     Args:
-        others: Layers that are there: functions do not use their parameters.
+        others: Layers given as modules, whose parameters functions must not use.
     Attributes:
-        shapes: How a parameter lies in memory once it is built; it has no values. By the one that stands for it.
+        shapes: By the parameter that stands for another until it is built: a meta tensor of the other's layout.
     """
 
     def __init__(self, functions: Mapping[int, Build], seed: int, others: Sequence[nn.Module] = ()) -> None:
@@ -46,7 +46,7 @@ class LayerBuilds:
             self._made[parameter] = None, parameter
 
     def empty(self, number: int) -> nn.Module:
-        """That layer without parameters: in their place is one NaN, shown in their shape. Raises: ConfigError."""
+        """The layer without values: each parameter is one NaN, expanded to its shape. Raises: ConfigError."""
         devices: dict[int, torch.device] = {}
         with self._seeded(number), self._without_parameters(number, devices):
             layer = self._call(number, "; it is built without values of its parameters first")
@@ -71,7 +71,7 @@ class LayerBuilds:
         return layer
 
     def full(self, number: int) -> nn.Module:
-        """That layer, with its first values. Raises: ConfigError."""
+        """The layer with its first values. Raises: ConfigError."""
         with self._seeded(number):
             return self._call(number)
 
@@ -92,7 +92,7 @@ class LayerBuilds:
 
     @contextmanager
     def _seeded(self, number: int) -> Iterator[None]:
-        """Inside, what is drawn hangs on the layer alone; afterwards generators go on as if nothing had been."""
+        """Inside, draws depend on `seed` and the layer alone; afterwards generators are as before."""
         devices = accelerators(self.shapes) or _current()
         own = get_generators(devices)
         seed_generators(seed_from("initial weights", self._seed, number))
@@ -149,7 +149,7 @@ class LayerBuilds:
 
 
 def nothing_like(like: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Of the same type and shape, in the memory of one number."""
+    """A tensor of NaN (or 0) with the same type and shape, in the memory of one number."""
     value = float("nan") if like.dtype.is_floating_point else 0
     return torch.full((1,) * like.dim(), value, dtype=like.dtype, device=device).expand(like.shape)
 
@@ -161,7 +161,7 @@ def _current() -> tuple[torch.device, ...]:
 
 
 def _hashes(layer: nn.Module) -> dict[str, str]:
-    """Of its buffers, by name."""
+    """Hashes of the layer's buffers, by name."""
     return {
         name: xxhash.xxh3_64_hexdigest(as_bytes(buffer).cpu().numpy().data)
         for name, buffer in layer.named_buffers()

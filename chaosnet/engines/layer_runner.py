@@ -37,9 +37,9 @@ LEAF_CHANGED = "leaf Variable"  # Says torch where a layer changes its input in 
 
 @dataclass(slots=True)
 class MicroBatches:
-    """Of one step. `fetch`: inputs and targets of a micro-batch, on the model's device.
+    """The micro-batches of one step. `fetch`: gives inputs and targets of one, on the model's device.
 
-    `samples`: how many each has; those of the end of an epoch may have none, and are left out.
+    `samples`: how many each has; at the end of an epoch some may have none, and are left out.
     """
 
     samples: Sequence[int]
@@ -50,7 +50,7 @@ class MicroBatches:
 class Done:
     """What a member has computed: by layer, seconds of forwards and of backwards, and how many of each there were.
 
-    `void`: it counts for nothing. `out_bytes`: by layer, of what it gives to the next for one micro-batch.
+    `void`: it counts for nothing. `out_bytes`: by layer, the size of its output for one micro-batch.
     """
 
     void: bool = False
@@ -62,22 +62,22 @@ class Done:
 
 
 def needs_nothing(layer: int) -> None:
-    """All parameters are here."""
+    """For members that have all parameters."""
 
 
 class _Void(Exception):
-    """Who was to send a tensor computes nothing of this attempt."""
+    """This attempt is to be left: it counts for nothing here, or at a member that was to send us a tensor."""
 
 
 class LayerRunner:
-    """Of one node.
+    """Computes the layers of one node.
 
-    An attempt may count for nothing: then a tensor without rows goes to all who wait, and they pass that on.
+    If an attempt counts for nothing, a tensor without rows goes to all members that wait, and they pass that on.
 
     Args:
         loss: Of the last layer's output and the targets: the mean over the samples of a micro-batch.
-        send: A tensor to its target; its bytes stay as they are.
-        layer_done: The last backward of these layers is over: what was added to their sums is whole.
+        send: Sends a tensor to its target; its bytes stay as they are.
+        layer_done: Is told of layers whose last backward is over: this node's part of their sums is whole.
         computed: Is told of each forward and backward of a micro-batch.
         needs: Is told of each layer before a forward through it; it may wait for its parameters.
         device: What the layers lie on.
@@ -127,13 +127,14 @@ class LayerRunner:
         again: bool = False,
         measure: Measure | None = None,
     ) -> Done:
-        """One attempt at a step, in the view of that `key`: what `due` has left.
+        """One attempt at a step, in the view of that `key`. `lines`: the instructions that `due` has left.
 
-        `seed`: of what layers draw in it. `void`: it is to count for nothing. `timed`: seconds are to be those of the
-        device. An accelerator is waited for after each layer then; else they are those of asking it.
-        `again`: the same attempt has been broken off. What is left of it is to be void.
-        `measure`: nothing is trained. It is given outputs of the last layer, targets, and how many samples they are.
-        Raises: Interrupted when something else is to be heard.
+        `seed`: of what layers draw in the step. `void`: the attempt is to count for nothing.
+        `timed`: an accelerator is waited for after each layer, so that seconds are those of computing; else they are
+        those of asking for it.
+        `again`: the same attempt was broken off, and what is left of it is void.
+        `measure`: nothing is trained; called with outputs of the last layer, targets, and the number of samples.
+        Raises: Interrupted when the session has something else to tell.
         """
         own = get_generators(self.accelerators)
         try:
@@ -144,7 +145,7 @@ class LayerRunner:
             set_generators(own, self.accelerators)
 
     def check_strays(self, layer: int) -> None:
-        """At first: has the backward of that layer reached parameters of others? Raises: ConfigError."""
+        """Once for each layer. Raises: ConfigError if its backward has reached parameters of other layers."""
         if layer in self._checked:
             return
         self._checked.add(layer)
@@ -155,12 +156,12 @@ class LayerRunner:
             )
 
     def now_in(self, layer: int) -> list[tuple[Any, int]]:
-        """Its buffers, and how often each was written to."""
+        """The layer's buffers, and how often each was written to, for `check_buffers`."""
         each = [module._buffers.get(name) for _, module, name in self.buffers[layer]]
         return [(buffer, -1 if buffer is None else buffer._version) for buffer in each]
 
     def check_buffers(self, layer: int, before: list[tuple[Any, int]]) -> None:
-        """Has the forward left them as they were? Raises: ConfigError."""
+        """Raises: ConfigError if the forward has changed the layer's buffers."""
         pairs = zip(self.buffers[layer], before, self.now_in(layer), strict=True)
         for (name, *_), (was, version), (now, written) in pairs:
             if was is not now or version != written:
@@ -171,24 +172,24 @@ class LayerRunner:
 
 
 def due(lines: Sequence[Instruction], samples: Sequence[int]) -> list[Instruction]:
-    """Without the micro-batches that have no samples."""
+    """The instructions without those of micro-batches that have no samples."""
     return [line for line in lines if all(samples[number] for number in line.micro_batches)]
 
 
 def forward_only(lines: Sequence[Instruction]) -> list[Instruction]:
-    """Those on the way forward, in their order: what a step does in which nothing is trained."""
+    """The instructions of the way forward, in their order: for a step in which nothing is trained."""
     return [
         line for line in lines if line.op is Op.FORWARD or (line.tag is not None and line.tag.kind == "a")
     ]
 
 
 def layers_in(lines: Sequence[Instruction]) -> Counter[int]:
-    """How many micro-batches go back through each layer."""
+    """How many backwards each layer has."""
     return Counter(layer for line in lines if line.op is Op.BACKWARD for layer in range(*line.layers))
 
 
 class _Attempt:
-    """One step of one member, in one view."""
+    """One attempt at a step, of one member in one view."""
 
     def __init__(
         self,
@@ -205,7 +206,7 @@ class _Attempt:
         self.runner, self.batches, self.mailbox, self.timed = runner, batches, mailbox, timed
         self.measure = measure
         self.key, self.step, self.seed, self.lines = key, step, seed, lines
-        self.done, self.over = Done(), 0  # Instructions.
+        self.done, self.over = Done(), 0  # What is computed, and how many instructions that was.
         # By micro-batch and layer: what went in, and out.
         self.kept: dict[tuple[int, int], tuple[Value, Value]] = {}
         self.here: dict[tuple[str, int, int], Value] = {}  # By way, micro-batch and layer that it enters.
@@ -279,11 +280,14 @@ class _Attempt:
     # --- layers ---
 
     def _takes(self, number: int) -> None:
-        """What goes wrong now, that micro-batch is the reason of. Only samples of the training can be set aside."""
+        """If something goes wrong now, this micro-batch is the suspect.
+
+        Only samples of the training can be set aside.
+        """
         self.runner.in_hand = number if self.measure is None else None
 
     def _fetch(self, number: int) -> None:
-        """The samples of a micro-batch, as far as they are needed here."""
+        """Fetch the samples of a micro-batch, as far as they are needed here."""
         del self.unfetched[number]
         self._takes(number)
         inputs, targets = self.batches.fetch(number)
@@ -303,7 +307,7 @@ class _Attempt:
         )
 
     def _now_s(self) -> float:
-        """When what a layer was asked for is done."""
+        """The time; if `timed`, once the device has done what it was asked for."""
         if self.timed:
             for device in self.runner.accelerators:
                 torch.accelerator.synchronize(device)
@@ -337,7 +341,7 @@ class _Attempt:
 
     @torch.no_grad()
     def _validate(self, number: int, start: int, stop: int) -> None:
-        """Forward, as an evaluation: nothing is kept for the way back."""
+        """Forward, in evaluation mode: nothing is kept for a backward."""
         assert self.measure is not None
         if number in self.unfetched:
             self._fetch(number)
@@ -353,7 +357,10 @@ class _Attempt:
             self.measure(value, self.targets.pop(number), self.batches.samples[number])
 
     def _out(self, layer: int, number: int, value: Value) -> Value:
-        """Of a layer. What the modules in it do not tell (`x += ...`), torch does: from then on it gets a copy."""
+        """The layer's output. A layer that changes its input in place gets a copy.
+
+        Its modules may not tell that they do so (`x += ...`); then torch's error does, once.
+        """
         runner = self.runner
         while True:
             seed_devices(seed_from("layer", *self.seed, number, layer), runner.accelerators)
@@ -388,7 +395,7 @@ class _Attempt:
 
 @contextlib.contextmanager
 def _in_evaluation(layer: nn.Module) -> Iterator[None]:
-    """As after `layer.eval()`; then each of its modules is again as it was."""
+    """Inside, the layer is as after `eval()`; afterwards each of its modules is in its own mode again."""
     were = [(module, module.training) for module in layer.modules()]
     layer.eval()
     try:
@@ -407,9 +414,9 @@ def _like(value: Value, each: Sequence[Any]) -> Value:
 
 
 def _leaves(value: Value, wants_gradient: bool) -> Value:
-    """The same numbers, cut off from what made them, and laid out as they are when they come over a link.
+    """The same numbers, detached, and laid out in memory as if they had come over a link.
 
-    Kernels add in another order where strides, or the place in a cache line, are others.
+    With other strides, or another place in a cache line, kernels may add in another order.
     """
     return _like(value, [_leaf(each, wants_gradient) for each in _each(value)])
 
@@ -430,7 +437,7 @@ def _detached(value: Value) -> Value:
 
 
 def _backward(out: Value, gradient: Value) -> None:
-    """Gradients of what goes out become gradients of what went in. None: `out` is the loss."""
+    """Run autograd from the gradients of `out` to those of its inputs. None: `out` is the loss."""
     gradients = _each(gradient) if gradient is not None else (None,)
     pairs = [(o, g) for o, g in zip(_each(out), gradients, strict=True) if o.requires_grad]
     if pairs:
@@ -438,7 +445,7 @@ def _backward(out: Value, gradient: Value) -> None:
 
 
 def _gradients(value: Value) -> Value:
-    """Of what a layer was given; zeros where it was not used."""
+    """The gradients of a layer's inputs; zeros where an input was not used."""
     return _like(value, [torch.zeros_like(each) if each.grad is None else each.grad for each in _each(value)])
 
 

@@ -15,9 +15,9 @@ Model = nn.Module | Sequence[nn.Module | Build]
 
 
 def built(model: Model, seed: int, in_parts: bool) -> tuple[Model, LayerBuilds]:
-    """The same with a module for each function that it holds: one without parameters if members keep parts.
+    """The model with a module in place of each function; without values of its parameters if members keep parts.
 
-    `seed`: of their first values. Raises: ConfigError.
+    `seed`: of first values. Raises: ConfigError.
     """
     layers = list(model) if isinstance(model, list | tuple) else []
     functions = {
@@ -32,7 +32,7 @@ def built(model: Model, seed: int, in_parts: bool) -> tuple[Model, LayerBuilds]:
 
 
 def made_for(given: Any, what: Any) -> Any:
-    """What a function gives that a script has in the place of an optimizer, or of an LR scheduler."""
+    """An optimizer, or an LR scheduler: `given`, or if that is a function, what it makes for `what`."""
     is_function = callable(given) and not isinstance(given, type) and not hasattr(given, "state_dict")
     return given(what) if is_function else given
 
@@ -67,7 +67,7 @@ def layers_of(model: Model) -> tuple[nn.Module, list[nn.Module]]:
 
 
 def _what_is_no_layer(model: object) -> str:
-    """The first of a list that is no module, by its place in it; of anything else its type."""
+    """For an error: the first entry of a list that is no module; of anything else its type."""
     if isinstance(model, list | tuple):
         for place, each in enumerate(model):
             if not isinstance(each, nn.Module):
@@ -76,7 +76,7 @@ def _what_is_no_layer(model: object) -> str:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where its parameters are. Raises: ConfigError if that is not one place."""
+    """The device of the model's parameters. Raises: ConfigError if they are on several."""
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) > 1:
         named = ", ".join(sorted(map(str, devices)))

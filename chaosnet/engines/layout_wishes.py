@@ -15,7 +15,7 @@ from .step_costs import Predicted
 
 
 def check_told(stages: int, layout: str, layers: int, micro_batches: int) -> None:
-    """Raises: ConfigError for what a script asks for, and what no number of members could run."""
+    """Raises: ConfigError for stages, or a layout, that no number of members could run."""
     if stages > layers:
         raise ConfigError(f"stages: {stages} (expected at most {layers}, as the model has {layers} layers)")
     if layout:
@@ -23,14 +23,14 @@ def check_told(stages: int, layout: str, layers: int, micro_batches: int) -> Non
 
 
 class LayoutWishes:
-    """Of one node; `agreed` is equal on all members.
+    """The wishes that one node has heard. `agreed` is equal on all members.
 
     Args:
-        layout: Which the script was written with.
+        layout: The layout that the script gives.
         layers, micro_batches: Of the model, and of a step.
     Attributes:
         own: What this node asks for with its next part of a step; "": nothing.
-        agreed: What holds; "": nobody has asked for anything yet.
+        agreed: The wish that holds; "": nobody has asked for anything yet.
     """
 
     def __init__(self, session: Session, layout: str, layers: int, micro_batches: int) -> None:
@@ -41,12 +41,12 @@ class LayoutWishes:
 
     @property
     def holds(self) -> str:
-        """What the pipelines are to be like; "": the fastest."""
+        """The layout to run; "": the fastest."""
         wish = self.agreed or self.layout
         return "" if wish == FASTEST else wish
 
     def ask(self, layout: str, members: int) -> None:
-        """From the next step but one on. Raises: ConfigError for what cannot run with so many."""
+        """Ask for a layout, from the next step but one on. Raises: ConfigError if so many members cannot run it."""
         check_wish(layout, self._layers, self._micro_batches, members)
         self.own = layout
         for asker, other in list(self._asking.items()):
@@ -55,7 +55,7 @@ class LayoutWishes:
                 self._answer(asker, False, f"{layout} was asked for meanwhile")
 
     def hear(self, members: int) -> None:
-        """What clients have asked for meanwhile; so many members there are."""
+        """Take in what clients have asked for. `members`: how many there are."""
         asked = self._session.loop.asked
         while not asked.empty():
             each = asked.get()
@@ -66,13 +66,13 @@ class LayoutWishes:
                 self._answer(each.asker, False, str(error))
 
     def heard(self, wish: str) -> None:
-        """A step was committed, with this wish; "": none."""
+        """A step was committed, with this wish ("": none)."""
         if wish:
             self.agreed = wish
             self.own = "" if self.own == wish else self.own
 
     def answer(self, running: Running | None, predicted: Predicted | None, step: int) -> None:
-        """That step is about to be computed, so: None, if nobody wants it to train."""
+        """Answer the clients, as step `step` is about to be computed by these pipelines (None: it trains nothing)."""
         if self.own:
             return  # It has yet to be agreed on.
         for asker, layout in self._asking.items():

@@ -24,7 +24,7 @@ class StoredParts:
     """Groups of parameters in one checkpoint, in the folder that all members share.
 
     Attributes:
-        folder: Its name there.
+        folder: The checkpoint's name there.
         stepped: Parameters of which the optimizer knows something in it, by number.
     """
 
@@ -35,7 +35,7 @@ class StoredParts:
         self.stepped = set(parts.numbers(slot.parameter for slot in self._slots if slot and slot.key))
 
     def values(self, group: int, whole: bool) -> Iterator[tuple[Slot, torch.Tensor]]:
-        """Its parameters, with what the optimizer knows of them if `whole`. Raises: CheckpointError."""
+        """The group's parameters, if `whole` with what the optimizer knows of them. Raises: CheckpointError."""
         wanted = {
             position: slot
             for position, slot in enumerate(self._slots)
@@ -49,7 +49,7 @@ class StoredParts:
 
 
 class MadeLayers:
-    """Of one member.
+    """The layers that one member can make by itself.
 
     Args:
         users: By group of parameters, the layers that use it.
@@ -79,24 +79,24 @@ class MadeLayers:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Theirs: not loaded from a checkpoint with the rest, but made when they are needed."""
+        """The parameters of these layers: not loaded from a checkpoint with the rest, but made when needed."""
         return [parameter for group in self.layers for parameter in self._parts.groups[group]]
 
     def positions(self, names: Sequence[str]) -> list[int]:
-        """Of the tensors of a checkpoint that are called so, those of these layers."""
+        """Which of a checkpoint's tensors, called `names`, are of these layers."""
         slots = self._parts.slots_named(names)
         return [
             n for n, slot in enumerate(slots) if slot and self._parts.group_of[slot.parameter] in self.layers
         ]
 
     def present(self, table: Table, members: Collection[str]) -> Table:
-        """Who has each group: of what anybody can make, all."""
+        """`table`, but with all members for the groups that any of them can make."""
         if not self.fresh:
             return table
         return tuple(tuple(members) if group in self.layers else names for group, names in enumerate(table))
 
     def values(self, group: int, whole: bool) -> Iterator[tuple[Slot, torch.Tensor]]:
-        """Of its parameters, and if `whole` of what the optimizer knows of them.
+        """The values of the group's parameters; if `whole`, also of what the optimizer knows of them.
 
         Raises: ConfigError, CheckpointError.
         """
@@ -107,13 +107,13 @@ class MadeLayers:
             yield Slot(parameter, ""), value
 
     def loaded(self, folder: str) -> None:
-        """That checkpoint has been loaded, but for these layers. Raises: CheckpointError."""
+        """The checkpoint in `folder` has been loaded, but for these layers. Raises: CheckpointError."""
         self.fresh = bool(self.layers)
         self.stored = self._open(folder) if self.fresh else None
         self._parts.loaded(self.layers, self.stored.stepped if self.stored is not None else ())
 
     def trained(self) -> None:
-        """The model was updated: from now on its keepers have what they keep, and nobody else."""
+        """The model was updated: from now on only keepers have these layers, and nobody can make them."""
         self.fresh, self.stored = False, None
 
     def to_plain(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ STEPS_OF_SPEED = 16.0  # Speeds are told apart by a sixteenth.
 
 
 class Pace:
-    """Of a cluster; equal on all members."""
+    """What layers cost, and how fast members are; equal on all members."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         # Before anything was measured: in proportion to parameters.
@@ -37,15 +37,15 @@ class Pace:
 
     @property
     def is_measured(self) -> bool:
-        """Has anybody told what a layer takes?"""
+        """Is the cost of layers measured, rather than guessed?"""
         return self.costs_us != self._guess
 
     def tells(self, round: int) -> bool:
-        """Is that a step in which all tell what they measure?"""
+        """Do all members tell in this round what they have measured?"""
         return round < AT_FIRST or round % EVERY == 0
 
     def told(self, me: str, done: Done, running: Running) -> dict[str, tuple[float, float]]:
-        """What this node says of a step: (sum, number) by name."""
+        """What this node has measured in a step: (sum, number) by name."""
         said: dict[str, tuple[float, float]] = {}
         expected_us = 0.0
         for layer, count in sorted(done.micro_batches.items()):
@@ -59,7 +59,7 @@ class Pace:
         return said
 
     def heard(self, timings: Mapping[str, tuple[float, float]], members: Sequence[str]) -> None:
-        """What all have said."""
+        """Take over what all have told."""
         self.speeds = {name: speed for name, speed in self.speeds.items() if name in members}
         self._seen = {name: speed for name, speed in self._seen.items() if name in members}
         if self._take_costs(timings):
@@ -77,14 +77,14 @@ class Pace:
                 self._take_speed(name, usual / pace)
 
     def _forget_idle(self, paces: Collection[str]) -> None:
-        """Who has had nothing to compute for long, as it was slow, may have become faster: it is tried again."""
+        """Forget the speed of slow members that have had nothing to compute for long: they may be faster by now."""
         self._idle = {name: self._idle.get(name, 0) + 1 for name in self.speeds if name not in paces}
         for name, times in self._idle.items():
             if times >= TRIED_AGAIN:
                 del self.speeds[name]
 
     def _take_costs(self, timings: Mapping[str, tuple[float, float]]) -> bool:
-        """Returns: whether they were others."""
+        """Take over costs that have changed. Returns: whether any has."""
         costs = [
             (_us(timings.get(f"{layer} forward"), f), _us(timings.get(f"{layer} backward"), b))
             for layer, (f, b) in enumerate(self.costs_us)
@@ -107,11 +107,11 @@ class Pace:
             self.speeds.pop(name, None)
 
     def to_plain(self) -> list[Any]:
-        """In plain data."""
+        """All of it as plain data."""
         return [[list(each) for each in self.costs_us], dict(self.speeds), dict(self._seen), dict(self._idle)]
 
     def from_plain(self, plain: Any) -> None:
-        """What `to_plain` gave."""
+        """Take over what `to_plain` gave."""
         costs, speeds, seen, idle = plain
         if len(costs) == len(self.costs_us):  # A checkpoint may be of the same parameters in other layers.
             self.costs_us = tuple((f, b) for f, b in costs)
@@ -119,12 +119,12 @@ class Pace:
 
 
 def differ(old: float, new: float) -> bool:
-    """By more than noise would."""
+    """Do they differ by more than noise would make them?"""
     return not old / NOTABLE < new < old * NOTABLE
 
 
 def _us(timed: tuple[float, float] | None, before: int) -> int:
-    """Microseconds of one, whole; as before if nobody has measured it."""
+    """The mean as whole microseconds; the value before if nobody has measured it."""
     if timed is None or not timed[1] or not math.isfinite(timed[0]):
         return before
     return max(round(1e6 * timed[0] / timed[1]), 1)

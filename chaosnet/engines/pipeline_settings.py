@@ -21,14 +21,14 @@ class PipelineSettings:
     """How the model is trained; all of it the same on all members, but `callbacks`.
 
     Attributes:
-        loss: Of the last layer's output and the targets: the mean over the samples that it is given.
+        loss: A function of the last layer's output and the targets: the mean over the given samples.
         batch, micro_batch: Samples of a step, and those that go through the layers at once.
-        stages: No pipeline is shorter, if there are members enough.
-        layout: Pipelines that are wanted, as long as there are members enough ("2+2"); "": the fastest.
-        exact: The same to the bit, whoever computes what (node/sums/layer_sums.py).
-        keepers: Members that keep each part of the state; None: all keep all.
-        first_members: So many must be there before the first update.
-        validation: What the model is validated with after each epoch, if with anything.
+        stages: The least stages of a pipeline, if there are members enough.
+        layout: The pipelines to run as long as there are members enough ("2+2"); "": the fastest.
+        exact: Results are the same to the bit, whoever computes what (node/sums/layer_sums.py).
+        keepers: How many members keep each part of the state; None: all keep all.
+        first_members: How many members must be there before the first update.
+        validation: What the model is validated with after each epoch; None: with nothing.
     """
 
     loss: Callable[[Any, Any], torch.Tensor]
@@ -65,7 +65,7 @@ def terms_of(told: PipelineSettings, device: torch.device, builds: LayerBuilds) 
 
 
 def _machine(device: torch.device) -> str:
-    """What numbers may hang on: the kind of processor that torch has kernels for, or of accelerator."""
+    """What numbers may depend on: the kind of processor that torch has kernels for, or of accelerator."""
     if device.type != "cpu":
         return name_of(device)
     return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

@@ -80,8 +80,8 @@ class Pipelines:
 
     Attributes:
         round: Steps of the all-reduce, also those in which nothing was trained.
-        step: Updates of the model since the cluster began; `samples`: behind them; `joined_step`:
-            after which this node came in.
+        step: Updates of the model since the cluster began; `samples`: the samples behind them; `joined_step`: the
+            value of `step` when this node last became a member.
         running: The pipelines of the step under way; None before the first, and while nobody wants to train.
         predicted: What a step of them should take.
         wants: Epochs that this node wants to see trained in all; 0: none any more.
@@ -227,7 +227,7 @@ class Pipelines:
     # --- the state ---
 
     def _load(self, arrival: Arrival) -> None:
-        """That of others, or of a checkpoint: also one of `Trainer`, which knows nothing of pipelines."""
+        """Load the state of others, or of a checkpoint, even one of `Trainer`, which knows nothing of pipelines."""
         whole = self.keeping is not None and self.keeping.parts.are_in(arrival.manifest)  # A checkpoint.
         left_out = self.keeping.made.parameters if self.keeping is not None and whole else ()
         if self.keeping is not None and whole:
@@ -261,7 +261,7 @@ class Pipelines:
         self._loaded = StateLoaded(self.round, self.step, arrival.manifest.total_bytes)
 
     def _counters(self) -> dict[str, Any]:
-        """Our part of the training state."""
+        """The plain values of the training state that are neither the model's nor the optimizer's."""
         return {
             "run": self._run,
             "round": self.round,
@@ -285,7 +285,7 @@ class Pipelines:
         }
 
     def _capture(self, outcome: StepOutcome, applied: bool) -> None:
-        """For a joiner, a checkpoint or both: the state as it is now."""
+        """Copy the state as it is now, if a joiner or a checkpoint is to have it."""
         final, mark = outcome.commit.total.leaving, None
         # What is fresh is on disk as it is, or was never trained.
         fresh = self.keeping is not None and self.keeping.made.fresh
@@ -300,7 +300,10 @@ class Pipelines:
 
     @property
     def is_wanted(self) -> bool:
-        """Does any member want the step that is due to train, as they said with the last one, and none evaluate?"""
+        """Is the step that is due to train?
+
+        Yes if any member wants that, as told with the last step, and none evaluates.
+        """
         others = self.evaluation.under_way if self.keeping is None else self.keeping.gathers
         is_due = self._goal > self.batches.epoch and not self.validation.is_due(self.batches.epoch)
         return is_due and not others and not self.lacks_members
@@ -313,15 +316,16 @@ class Pipelines:
 
     @property
     def lacks_members(self) -> int:
-        """So many more must be there before anything is trained."""
+        """How many more members must be there before anything is trained."""
         there = len(self.view.member_ids) if self.view is not None else 0
         return 0 if self._begun else max(self._told.first_members - there, 0)
 
     def compute(self) -> Contribution:
-        """Of the step that is due, in the view of now. Raises: Interrupted when that is void.
+        """Compute this member's part of the step that is due, in the present view.
 
-        What the script has broken off, by an error that it has caught or an interrupt, counts for nothing: what came
-        for it may be gone. So all do that step again.
+        If the script has broken off this attempt, by an error that it has caught or an interrupt, it counts for
+        nothing, as tensors that came for it may be gone: all do that step again.
+        Raises: Interrupted when the attempt is void.
         """
         assert self.view is not None
         mailbox, key = self.session.loop.mailbox, self.view.key
@@ -390,8 +394,8 @@ class Pipelines:
     def _is_void(self) -> bool:
         """Is the step to count for nothing, so that all hear of something first?
 
-        That is an evaluation which begins here, of the model as it is; or a strike, before its samples are taken
-        again. Whoever has a strike computed in a step that is done over.
+        Of an evaluation that begins here, and is of the model as it is; or of a strike, before its samples are taken
+        again. A member that knows of a strike was in the step that is now done over.
         """
         if self.evaluation.size and not self.evaluation.under_way:
             return True
@@ -407,9 +411,9 @@ class Pipelines:
             self.session.contribute(chunks, weight, self.key)
 
     def _contribution(self, done: Done, norms: Norms, lost: bool) -> Contribution:
-        """What this node says beside its gradients.
+        """What this node contributes beside its gradients.
 
-        `norms`: of the sums of which it tells the others. `lost`: layers are.
+        `norms`: of the sums of which it tells the others. `lost`: are layers lost?
         """
         session, running = self.session, self.running
         gathers = self.keeping is not None and self.keeping.wants_whole  # First.
@@ -511,7 +515,7 @@ class Pipelines:
             self.costs.ended(outcome.step, ran, time.monotonic(), adopted_s, self._torn)
 
     def _tell(self, done: StepDone, of_step: bool, of_epoch: bool) -> None:
-        """The script's functions."""
+        """Call the script's functions."""
         if of_step:
             self.calling.tell(self._callbacks.on_step, done)
         if of_epoch:
@@ -562,7 +566,7 @@ class Pipelines:
         self.schedule.stepped((loss * weight, weight))
 
     def _agree(self, total: Contribution) -> None:
-        """On whether to train, and what the next pipelines are made of."""
+        """Take over from a commit whether to train, and what the next pipelines are chosen by."""
         self._goal = max(max(total.shares.values(), default=0) - 1, 0)
         if total.pipelines:
             self._laid = Laid.from_plain(decode(total.pipelines))
@@ -580,5 +584,5 @@ class Pipelines:
 
 
 def _sender(session: Session) -> Callable[[Tensor, Any], None]:
-    """Of tensors to their targets."""
+    """What sends tensors to their targets."""
     return lambda message, payload: session.post(TensorMade(message, payload))

@@ -35,14 +35,14 @@ class Slot(NamedTuple):
 
 
 class StateParts:
-    """Of one node. Parameters come in groups, which are kept whole.
+    """The parts of the state that one node has. Parameters come in groups, which are kept whole.
 
     Args:
-        names: Of the groups, for people. `arithmetic`: of what kind the numbers are (`arithmetic_of`).
-        unbuilt: Parameters that are not here yet, and how they lie once they are (`LayerBuilds.shapes`).
+        names: The groups' names, for people. `arithmetic`: the kind of the numbers (`arithmetic_of`).
+        unbuilt: Parameters that are not here yet, and their layout once they are (`LayerBuilds.shapes`).
     Attributes:
         held: Groups of which all is here, as of the last step.
-        sizes: Of each group's parameters, in bytes.
+        sizes: The bytes of each group's parameters.
         stepped: Parameters that the optimizer knows something of, by number. Agreed.
     Raises: ConfigError if the optimizer's state cannot be divided.
     """
@@ -76,12 +76,12 @@ class StateParts:
 
     @property
     def held_bytes(self) -> int:
-        """Of the parameters and the optimizer's state that are here, and are as of the last step."""
+        """Bytes of the parameters and of the optimizer's state that are here, as of the last step."""
         state = (each for group in self.held for p in self.groups[group] for each in self._state(p).values())
         return sum(p.nbytes for p in self._here) + sum(each.nbytes for each in state)
 
     def known_bytes(self) -> tuple[int, ...]:
-        """By group, of what the optimizer knows of its parameters, here or elsewhere."""
+        """By group, bytes of what the optimizer knows of its parameters, here or elsewhere."""
         if self._known_bytes is None:
             self._known_bytes = tuple(
                 sum(
@@ -95,7 +95,7 @@ class StateParts:
         return self._known_bytes
 
     def slots(self, group: int, whole: bool) -> list[Slot]:
-        """What is sent of it, in order: its parameters, each with what the optimizer knows of it if `whole`."""
+        """What is sent of a group, in order: its parameters; if `whole`, each with what the optimizer knows of it."""
         found: list[Slot] = []
         for parameter in self.groups[group]:
             known = whole and self._numbers[parameter] in self.stepped
@@ -105,7 +105,7 @@ class StateParts:
         return found
 
     def content(self, slot: Slot) -> torch.Tensor:
-        """Of one that is held here, where it lies."""
+        """The tensor of a slot that is held here, not copied."""
         held: torch.Tensor = self.optimizer.state[slot.parameter][slot.key] if slot.key else slot.parameter
         return held.detach()
 
@@ -114,7 +114,7 @@ class StateParts:
         return {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
 
     def are_in(self, manifest: Manifest) -> bool:
-        """Has that state these parameters, too?"""
+        """Has the state of `manifest` parameters that are kept in parts?"""
         return not self._named.keys().isdisjoint(entry.name for entry in manifest.entries)
 
     def owners(self) -> dict[str, int]:
@@ -126,7 +126,7 @@ class StateParts:
         return found
 
     def slots_named(self, names: Sequence[str]) -> list[Slot | None]:
-        """What TrainingState calls so; None for what is not kept in parts."""
+        """The slots of tensors that TrainingState calls so; None for one that is not kept in parts."""
         numbered = dict(enumerate(self._in_order()))
 
         def find(name: str) -> Slot | None:
@@ -139,14 +139,14 @@ class StateParts:
         return list(map(find, names))
 
     def _in_order(self) -> Iterator[nn.Parameter]:
-        """As the optimizer's state_dict() counts them."""
+        """The parameters in the order in which the optimizer's state_dict() counts them."""
         return (parameter for settings in self.optimizer.param_groups for parameter in settings["params"])
 
     # --- it comes and goes ---
 
     @torch.no_grad()
     def bring(self, slot: Slot, tensor: torch.Tensor) -> None:
-        """It has come from another member."""
+        """The tensor of a slot has come from another member, or was made here: put it in its place."""
         parameter, key = slot
         if not key:
             if parameter not in self._here:
@@ -162,17 +162,17 @@ class StateParts:
         self.optimizer.state[parameter][key] = torch.empty_like(known[key], device=device).copy_(tensor)
 
     def has(self, group: int) -> bool:
-        """Are its parameters here, as of the last step?"""
+        """Are the group's parameters here, as of the last step?"""
         return self._here.issuperset(self.groups[group])
 
     def brought(self, group: int) -> None:
-        """All of its slots are here."""
+        """All slots of the group are here."""
         self.held.add(group)
         self._has_state.add(group)
 
     @torch.no_grad()
     def keep(self, groups: Collection[int], needed: Collection[int] = ()) -> None:
-        """Let go of all but these groups; but of the memory for parameters of those that are `needed` again."""
+        """Let go of all but these groups. Memory for parameters of groups that are `needed` again is not freed."""
         for number, group in enumerate(self.groups):
             if number in groups:
                 continue
@@ -193,7 +193,7 @@ class StateParts:
         return torch.empty_like(self._meta[parameter], device=parameter.device) if room is None else room
 
     def _forget(self, parameter: nn.Parameter) -> None:
-        """What the optimizer knows of it is not here, but its names and shapes are."""
+        """Replace what the optimizer knows of a parameter by empty tensors of the same names and shapes."""
         if self._numbers[parameter] in self.stepped:
             known = self._probed(parameter)
             self.optimizer.state[parameter] = {
@@ -201,7 +201,7 @@ class StateParts:
             }
 
     def numbers(self, parameters: Iterable[nn.Parameter]) -> list[int]:
-        """Of these, among all that are kept in parts."""
+        """The numbers of these parameters among all that are kept in parts."""
         return [self._numbers[parameter] for parameter in parameters]
 
     def note_stepped(self, numbers: Collection[int]) -> None:
@@ -214,7 +214,7 @@ class StateParts:
                 self._forget(parameter)
 
     def start_over(self, stepped: Collection[int]) -> None:
-        """Nothing is here, of a state in which these parameters have been stepped."""
+        """Forget all that is here. `stepped`: the parameters that have been stepped in the state that is to come."""
         self._known.clear()  # Settings of the optimizer may have come with the rest.
         self.stepped, self._has_state = {*stepped}, set(range(len(self.groups)))
         self._known_bytes = None
@@ -222,12 +222,12 @@ class StateParts:
 
     @torch.no_grad()
     def make_room(self, without: Collection[nn.Parameter] = ()) -> None:
-        """For all parameters but these: they are about to be loaded."""
+        """Make memory for all parameters but these, as they are about to be loaded."""
         for parameter in {*self.parameters} - self._here - {*without}:
             parameter.data = self._room_for(parameter)
 
     def loaded(self, without: Collection[int] = (), stepped: Collection[int] = ()) -> None:
-        """All has been loaded but these groups, of whose parameters these have been stepped."""
+        """All has been loaded but these groups. `stepped`: their parameters that have been stepped."""
         self.held, self._here = set(range(len(self.groups))), set(self.parameters)
         self._has_state = set(self.held)
         self._known.clear()
@@ -241,7 +241,7 @@ class StateParts:
     # --- what the optimizer keeps of a parameter ---
 
     def _probed(self, parameter: nn.Parameter) -> Held:
-        """Names, types and shapes, found by stepping one like it, of zeros.
+        """Names, types and shapes of what the optimizer keeps of a parameter, found by stepping zeros of its shape.
 
         Raises: ConfigError for what would not be known where the parameter is not.
         """
@@ -294,14 +294,14 @@ class StateParts:
     # --- comparing it ---
 
     def digest(self, group: int) -> str:
-        """Of all of the state of a group that is held here: the same on all who hold it."""
+        """A hash of the whole state of a group that is held here: the same on all its keepers."""
         digest = xxhash.xxh3_64()
         for slot in self.slots(group, whole=True):
             digest.update(as_bytes(self.content(slot)).cpu().numpy().data)
         return digest.hexdigest()
 
     def read(self, round: int) -> Reading | None:
-        """A group in turn, if it is kept here: to be compared with what its other keepers have."""
+        """The reading of the group whose turn it is, if it is kept here, to be compared with its other keepers'."""
         group = round % max(EVERY, len(self.groups))
         if group not in self.held:
             return None

@@ -27,7 +27,7 @@ from .layer_runner import Done
 from .pace import Pace, differ
 
 NOTABLE_US = 200  # A delay that has changed by less is as it was.
-JUMP = 1.5  # A rate or a delay that changes by so much makes another link of it.
+JUMP = 1.5  # A link whose rate or delay changes by this factor counts as another link.
 LAST = 3  # Steps.
 
 Told = dict[str, tuple[float, float]]
@@ -35,10 +35,10 @@ Told = dict[str, tuple[float, float]]
 
 
 class Predicted(NamedTuple):
-    """Of a step, in microseconds.
+    """What a step should take, in microseconds.
 
-    `parameters_us`: what waiting for them adds; `sums_us`: after all computing; `moving_us`: in this step alone, for
-    state that goes to other members.
+    `parameters_us`: what waiting for parameters adds; `sums_us`: from the last computation on; `moving_us`: in this
+    step alone, for state that goes to other members.
     """
 
     computing_us: float
@@ -50,12 +50,12 @@ class Predicted(NamedTuple):
 
     @property
     def usual_us(self) -> float:
-        """Where nothing moves. A step takes no less than computing."""
+        """The time of a step in which no state moves; at least the time of computing."""
         return max(self.computing_us, sum(self[:5]))
 
     @property
     def total_us(self) -> float:
-        """Of this one."""
+        """The time of this step."""
         return self.usual_us + self.moving_us
 
     def __str__(self) -> str:
@@ -70,33 +70,33 @@ class Predicted(NamedTuple):
 
 
 class StepCosts:
-    """Of a cluster; equal on all members but for `_ended` and what is yet to be told."""
+    """Costs of steps beyond computing; equal on all members but for `_ended` and what is yet to be told."""
 
     def __init__(self, layers: int) -> None:
         self.layers = layers
         self.out_bytes = [0] * layers
         self.rates_mbit: dict[Pair, int] = {}
-        # Of these, what was timed as it was sent: that tells more than a probe.
+        # Pairs whose rate was measured by what was sent: that tells more than a probe.
         self._timed: set[Pair] = set()
         self.delays_us: dict[Pair, int] = {}
         self._steps_us: list[int] = []
         self._rests_us: list[int] = []
         self._ended: tuple[int, object, float] | None = None  # A round, its pipelines, and when it was over.
         self._untold: Told = {}
-        self._seen: dict[str, int] = {}  # Of links, in the step before.
+        self._seen: dict[str, int] = {}  # What was told of links in the step before.
 
     @property
     def step_us(self) -> int:
-        """Of adopting the sums."""
+        """The time of adopting the sums."""
         return _middle(self._steps_us)
 
     @property
     def rest_us(self) -> int:
-        """0 before anything was measured; less than nothing if a step takes less than it should."""
+        """The time that a step takes beyond all else. 0 before it is measured; negative if a step takes less."""
         return _middle(self._rests_us)
 
     def predicted(self, running: Running) -> Predicted:
-        """Of a step of these pipelines."""
+        """What a step of these pipelines should take."""
         sums_us = running.predicted_us - running.computing_us - running.parameters_us
         return Predicted(
             running.computing_us,
@@ -112,7 +112,7 @@ class StepCosts:
     def ended(
         self, round: int, running: Running | None, now_s: float, adopted_s: float, torn: bool = False
     ) -> None:
-        """A round is over. `running`: None if it counts for nothing. `torn`: it was begun anew."""
+        """A round is over. `running`: its pipelines; None if it counts for nothing. `torn`: was it begun anew?"""
         before, self._ended = self._ended, (round, running and running.laid, now_s)
         if running is None:
             return
@@ -125,7 +125,7 @@ class StepCosts:
     def told(
         self, out_bytes: Mapping[int, int], me: str, members: Iterable[str], links: Mapping[str, LinkReading]
     ) -> Told:
-        """What this node says with its next step: of links what is news.
+        """What this node tells with its next step; of links only what is news.
 
         Members are numbered, as names are long.
         """
@@ -147,7 +147,7 @@ class StepCosts:
         return said
 
     def _is_news(self, kind: str, pair: Pair, value: float) -> bool:
-        """Does it say more than what is known?"""
+        """Does the value differ enough from what is known to be told?"""
         new = max(round(value), 1)
         if kind == "delay":
             old = self.delays_us.get(pair)
@@ -160,7 +160,7 @@ class StepCosts:
     # --- what is agreed ---
 
     def heard(self, timings: Mapping[str, tuple[float, float]], members: Sequence[str]) -> None:
-        """What all have said."""
+        """Take over what all have told."""
         means = {
             name: total / weight
             for name, (total, weight) in timings.items()
@@ -185,7 +185,7 @@ class StepCosts:
                 self._take(kind, pair, value, seen.get(" ".join((kind, *pair))))
 
     def _take(self, kind: str, pair: Pair, value: float, last: int | None) -> None:
-        """`last`: told in the step before. What is known changes when two in a row agree."""
+        """Take over a link's value. `last`: what was told in the step before; a known value changes if both agree."""
         if not self._is_news(kind, pair, value):
             return
         known = self.delays_us if kind == "delay" else self.rates_mbit
@@ -201,7 +201,7 @@ class StepCosts:
             self._ended = None  # and so would that of the step be which is about to end.
 
     def traffic(self, view: View, sums: LayerSums) -> Traffic:
-        """What plans are made of, in a view."""
+        """What planners have to know of bytes, links and trees in a view."""
         inside = view.member_set
         trees = tuple(
             (tuple((c, p) for c, p in sorted(tree.parent.items()) if {c, p} <= inside), tree.share)
@@ -220,7 +220,7 @@ class StepCosts:
         )
 
     def to_plain(self) -> list[Any]:
-        """In plain data."""
+        """All that is agreed, as plain data."""
         links = [
             [[*pair, each] for pair, each in sorted(known.items())]
             for known in (self.rates_mbit, self.delays_us)
@@ -229,7 +229,7 @@ class StepCosts:
         return [[*self.out_bytes], *links, timed, [*self._steps_us], [*self._rests_us], dict(self._seen)]
 
     def from_plain(self, plain: Any) -> None:
-        """What `to_plain` gave; of another number of layers, bytes are measured anew."""
+        """Take over what `to_plain` gave. If the number of layers differs, their bytes are measured anew."""
         out_bytes, rates, delays, timed, steps_us, rests_us, seen = plain
         self.out_bytes = [*out_bytes] if len(out_bytes) == self.layers else [0] * self.layers
         self.rates_mbit = {(a, b): each for a, b, each in rates}
@@ -242,7 +242,7 @@ class StepCosts:
 def told(
     costs: StepCosts, pace: Pace, done: Done, running: Running, round: int, session: Session, view: View
 ) -> Told:
-    """What this node says of its part of a step: of layers in some steps, of links and the last step in each."""
+    """What this node tells with its part of a step: of layers in some steps, of links and the last step in all."""
     is_timed = pace.tells(round)
     links = read_links(session.loop, view.member_ids, is_timed)
     said = costs.told(done.out_bytes if is_timed else {}, session.name, view.member_ids, links)
@@ -250,7 +250,7 @@ def told(
 
 
 def read_links(loop: NodeLoop, members: Iterable[str], all_of_it: bool) -> dict[str, LinkReading]:
-    """What this node knows of its links to members: rates, or all of it. Nothing once it has left."""
+    """What this node knows of its links to members: rates, or all. Nothing once it has left."""
     readings = loop.agent.readings
 
     def read() -> dict[str, LinkReading]:
@@ -271,6 +271,6 @@ def _middle(values: Sequence[int]) -> int:
 
 
 def _bytes(sums: LayerSums, chunks: range) -> int:
-    """Of these, as they travel."""
+    """The bytes of these chunks on the wire."""
     each = (sums.chunks[chunk] for chunk in chunks)
     return sum((chunk.stop - chunk.start) * sums.lanes[chunk.lane].contribution.itemsize for chunk in each)

@@ -48,17 +48,17 @@ class Validation:
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """How many samples the data set has."""
         return len(cast(Sized, self.dataset))
 
 
 class Validating:
-    """Of one member. What is under way, and how far, is agreed.
+    """The validations of one member. What is under way, and how far, is agreed.
 
     Args:
         loss: As of `PipelineSettings`.
     Attributes:
-        last: What the last one came to, by name: {"loss": 0.3}; empty before the first.
+        last: The results of the last validation, by name: {"loss": 0.3}; empty before the first.
     Raises: ConfigError for what cannot be validated with.
     """
 
@@ -99,22 +99,22 @@ class Validating:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all that is measured, as among metrics."""
+        """Names of all that is measured, as among metrics."""
         return () if self._told is None else tuple(f"{PREFIX}{each}" for each in (LOSS, *self._told.measures))
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What the last one came to, by names as among metrics; beside those of the epoch that it followed."""
+        """The results of the last validation, named as among metrics, and the metrics of the epoch before it."""
         return {**self._followed, **{f"{PREFIX}{name}": value for name, value in self.last.items()}}
 
     def is_due(self, epoch: int) -> bool:
-        """Has it yet to be done for the model that so many epochs have trained?"""
+        """Has the model still to be validated after so many epochs?"""
         return self._epoch < epoch and self._told is not None
 
     # --- this member's part of a step ---
 
     def begin(self, device: torch.device, key: int) -> MicroBatches:
-        """A step. `key`: as of `GlobalBatches.step`. Returns: the samples that are due."""
+        """Begin a step of the validation. `key`: as in `GlobalBatches.step`. Returns: the samples that are due."""
         self._own = {}
         starts = range(self._at, self._at + self._batch, self._micro_batch)
         samples = [min(max(self._length - start, 0), self._micro_batch) for start in starts]
@@ -129,7 +129,7 @@ class Validating:
         return as_pair((self._told.collate_fn or default_collate)(items), WHERE)
 
     def measure(self, out: Any, targets: Any, samples: int) -> None:
-        """The last layer has given this for a micro-batch. Raises: ConfigError for what is no number."""
+        """Measure outputs of the last layer for a micro-batch. Raises: ConfigError for a result that is no number."""
         assert self._told is not None
         for name, function in {LOSS: self._loss, **self._told.measures}.items():
             found = function(out, targets)
@@ -183,7 +183,7 @@ class Validating:
         }
 
     def from_plain(self, plain: Mapping[str, Any] | None, epoch: int) -> None:
-        """Take it over. Of a run that did not validate, or otherwise, none is under way."""
+        """Take over what is agreed. If the run before validated otherwise, or not at all, none is under way."""
         self._epoch, self._at, self._sums, self.last = epoch, 0, {}, {}
         if plain is not None and self._told is not None:
             self._epoch, self.last = plain["epoch"], dict(plain["last"])
