@@ -88,7 +88,7 @@ class SimCluster(History):
 
     @property
     def kept(self) -> KeptTensors | None:
-        """Of lives in which nodes keep parts of the state."""
+        """What nodes keep, in lives in which they keep parts of the state; else None."""
         return self.tensors if isinstance(self.tensors, KeptTensors) else None
 
     # --- building ---
@@ -171,7 +171,7 @@ class SimCluster(History):
         self._perform_all(node, effects)
 
     def _return(self, out: SimNode) -> None:
-        """A process that was told that it is out comes back by itself, as a later life."""
+        """A process that was put out comes back by itself, as a later life."""
         if not out.alive or self.nodes[out.name] is not out:
             return
         if out.paused:
@@ -214,7 +214,7 @@ class SimCluster(History):
             self._perform(node, effect)
 
     def go_on(self, name: str) -> None:
-        """A person tells a node that waits that those it cannot reach are dead."""
+        """A person tells a waiting node that those it cannot reach are dead."""
         node = self.nodes[name]
         self._say(name, "is told by a person to GO ON")
         self.persons += 1
@@ -224,13 +224,13 @@ class SimCluster(History):
     # --- faults ---
 
     def says_goodbye(self, name: str) -> None:
-        """Its script ends with an error: it says so in its last words."""
+        """A node's script ends with an error: its farewell says so."""
         node = self.nodes[name]
         self._say(name, "ENDS with an error")
         self._perform_all(node, node.agent.end("its script has failed", node.clock.reads(self.now_s)))
 
     def fall_silent(self, name: str, seconds: float) -> None:
-        """It is stopped, or hangs in its last words, and dies after that."""
+        """A node stops answering, and dies after `seconds`."""
         node = self.nodes[name]
         node.paused = True
         self._say(name, f"falls SILENT for {seconds:.2f} s")
@@ -484,7 +484,7 @@ class SimCluster(History):
                 raise TypeError(f"nobody performs {effect!r}")
 
     def _state_of(self, node: SimNode, step: int, peer: str) -> tuple[list[Any], Any, Any]:
-        """A copy, or what has arrived and must not have changed before `peer` has it."""
+        """The state that a node serves: a copy, or what has arrived, which must not change before `peer` has it."""
         if step in node.snapshots:
             return node.snapshots[step]
         assert node.arrived[0] == step, "the state of another step"

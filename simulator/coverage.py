@@ -113,7 +113,7 @@ def _stands_for(value: Any, word: str) -> str:
 
 
 def _words(following: str) -> list[str]:
-    """States separated by spaces; one of several words stands alone."""
+    """The states in a list of words; a state of several words stands alone."""
     return [following] if following.startswith(("not ", "asked for")) else following.split()
 
 
@@ -163,9 +163,9 @@ TRANSITIONS = frozenset(
 
 
 def expected(aims: Iterable[str], tensors: bool = False) -> set[str]:
-    """All there is to come by in random lives that aim crashes at these kinds of messages.
+    """All that random lives should come by if crashes are aimed at these kinds of messages.
 
-    `tensors`: in lives in which nodes need each other's.
+    `tensors`: in lives in which nodes need each other's tensors.
     """
     of_tensors = {"Tensor"} if tensors else set[str]()
     ends = {crashed(end, kind) for kind in {*aims} | of_tensors for end in ("sender", "receiver")}

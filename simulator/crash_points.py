@@ -28,7 +28,7 @@ PARKED_S = 6.0  # Who is parked dials once a second, and waits for as long.
 
 
 def record(negotiation: Negotiation, nodes: int, seed: int) -> tuple[list[Sent], str]:
-    """The messages of the negotiation when nobody crashes, and whom it is about."""
+    """The messages of the negotiation when nobody crashes, and the node that it is about."""
     stage = PlayedNegotiation(seed)
     stage.grow(nodes - negotiation.joiners, negotiation.tensors, negotiation.parts)
     over = negotiation.play(stage)
@@ -93,7 +93,7 @@ def _play(stage: PlayedNegotiation, negotiation: Negotiation, nodes: int) -> Non
 
 
 def _rest(stage: PlayedNegotiation, settled_by_s: float) -> None:
-    """Until nothing but training has gone on for a while, or all have been parked for longer."""
+    """Run until nothing but training has gone on for a while, or all have been parked for longer."""
     restless_s = parked_s = stage.now_s
     while stage.now_s < settled_by_s:
         stage.run(stage.now_s + QUIET_S / 4)
@@ -115,9 +115,9 @@ def _check(stage: PlayedNegotiation) -> None:
 
 
 def _too_few_live(stage: PlayedNegotiation, node: SimNode) -> bool:
-    """Of the members of its view, or of one that others may still be in (docs/design.md, "Quorums").
+    """Do too few members live of the node's view, or of one in which others may still act, to go on?
 
-    Half is enough: nobody is silent, so all deaths are seen.
+    Half is enough (docs/design.md, "Quorums"): nobody is silent, so all deaths are seen.
     """
     live = {member.id for member in node.view.members if stage.lives(member)}
     return any(

@@ -23,7 +23,7 @@ STORY_LINES = 60
 
 
 class History(Network[SimNode]):
-    """Of a whole cluster. Checks raise AssertionError as soon as a rule is broken."""
+    """What a whole cluster has done. Its checks raise AssertionError as soon as a rule is broken."""
 
     def __init__(self, seed: int, record: bool) -> None:
         super().__init__(seed)
@@ -50,7 +50,7 @@ class History(Network[SimNode]):
             assert first == node.name, f"{first} and {node.name} are schedulers of term {scheduler.term}"
 
     def _check_sent(self, sender: str, event: ev.Received) -> None:
-        """What an attempt that is over would have sent keeps no other bytes from their link."""
+        """Check that no chunk is sent of an attempt that a flush has ended: it would hold up others."""
         message, installed = event.message, self.nodes[sender].installed
         if isinstance(message, (Up, Down)):
             assert message.key >= installed, (
@@ -58,7 +58,7 @@ class History(Network[SimNode]):
             )
 
     def _check_gives_up(self, node: SimNode, reason: str) -> None:
-        """Nobody who was not refused may end while a cluster that it knows, and reaches, goes on."""
+        """Check that a node that gives up was refused, or reaches no member that it knows and that goes on."""
         since_s = max(self.now_s - PATIENT_S, node.was_away_s)
         joiner = node.agent.joiner
         known = {*node.ways, *(joiner.asking.seeds if joiner else ())}
@@ -79,7 +79,7 @@ class History(Network[SimNode]):
         assert known == view, f"two views are called {view.key}"
 
     def _check_history(self, node: SimNode, step: int, what: Any) -> None:
-        """All who complete a step complete the same. Who is dead, or left behind, may have had another.
+        """Check that all nodes that complete a step complete the same. Dead nodes, and those left behind, may differ.
 
         A node that was stopped or cut off while the others went on may still complete the step that was
         under way (all it needs may be in its queues); it is out of the newest view and will be told so.
@@ -103,7 +103,7 @@ class History(Network[SimNode]):
             self.history[step] = (node, what)
 
     def _check_state(self, node: SimNode) -> None:
-        """After as many steps, all have the same state: as `_check_history`, but of all that was ever applied."""
+        """As `_check_history`, for the state: after equally many steps all nodes have applied the same."""
         step, state = len(node.log), node.log[-1].state if node.log else 0
         holder, known = self.states.get(step, (node, state))
         if self._left_behind(node):
@@ -116,9 +116,9 @@ class History(Network[SimNode]):
             self.states[step] = (node, state)
 
     def _check_samples(self, node: SimNode, step: int, what: tuple[frozenset[str], Any]) -> None:
-        """The samples that a step consumes are those that its contributors were dealt, all of them.
+        """Check that a step consumes exactly the samples that its contributors were dealt.
 
-        And no part has been taken back since.
+        Also that none of the parts has been taken back since.
         """
         who, ranges = what
         now = {each.part for each in self.nodes.values() if each.alive and each.step == step}
@@ -130,9 +130,9 @@ class History(Network[SimNode]):
         )
 
     def _check_weight(self, node: SimNode, step: int, who: frozenset[str], weight: float) -> None:
-        """A sum is divided by the number of its samples.
+        """Check that a sum is divided by the number of its samples.
 
-        In an earlier view than the newest it is of an attempt that counts for nothing, and samples were dealt anew.
+        A sum of an earlier view than the newest is of a void attempt, whose samples were dealt anew.
         """
         if node.view.key != max(self.views, default=node.view.key):
             return
@@ -173,7 +173,7 @@ class History(Network[SimNode]):
         return complaints
 
     def _finds_nobody(self, node: SimNode) -> bool:
-        """Is it on its way in, or was it, and is nobody that it knows in a cluster that goes on?"""
+        """Is the node joining, or has it tried to, while no node that it knows is in a cluster that goes on?"""
         known = [n for n in self.active() if f"{n.name}:1" in node.ways]
         wants_in = node.agent.phase is Phase.JOINING or node.done == "JoinFailed"
         return wants_in and all(self._must_park(n) for n in known)
@@ -194,7 +194,7 @@ class History(Network[SimNode]):
         return lacking(node.agent.sync.electorates(), {n.name for n in known}, set()) is not None
 
     def is_quiet(self, since_s: float) -> bool:
-        """Has everybody come to rest: all members in one view, nobody on the way in or out, all making steps?"""
+        """Have all come to rest: all members in one view, nobody on the way in or out, all making steps?"""
         alive = [n for n in self.nodes.values() if n.alive and not n.done]
         alive = [n for n in alive if not (n.agent.parked and self._must_park(n))]
         views = {n.agent.sync.view.key for n in alive if n.agent.sync.view}

@@ -22,9 +22,9 @@ from .tensors import Attempt, Attempted, Tensors
 
 
 class AllCopiesLost(Exception):
-    """Nobody has some group any more, so the cluster cannot go on.
+    """No member has some group any more, so the cluster cannot go on.
 
-    `keepers`: who had it, as far as `node` knows. `last`: by the newest commit, of which `node` may not have heard.
+    `keepers`: those that had it, as far as `node` knows; `last`: by the newest commit, which `node` may not know.
     """
 
     def __init__(self, node: str, group: int, keepers: tuple[str, ...], last: tuple[str, ...]) -> None:
@@ -34,7 +34,7 @@ class AllCopiesLost(Exception):
 
 @dataclass(slots=True)
 class _Plan:
-    """Of one attempt of a node. `due`: by group that it waits for, the shares that have yet to come."""
+    """A node's plan of one attempt. `due`: by group that the node waits for, the shares that have yet to come."""
 
     attempt: Attempt
     after: Table
@@ -43,7 +43,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """Of a group that somebody sends. `version`: the steps that went into it."""
+    """A share of a group, as it is sent. `version`: how many steps went into it."""
 
     group: int
     number: int
@@ -57,10 +57,10 @@ def _rate(source: str, to: str) -> int:
 
 @dataclass(slots=True)
 class KeptTensors(Tensors):
-    """Of all nodes of a life, who keep so many groups, each with so many copies.
+    """What all nodes of a life keep: `groups` groups of parameters, with `copies` copies of each.
 
-    `tables`: who keeps what, as each node knows it; `newest`: the step of the newest commit, and its table;
-    `leaving`: who is about to go; `held`: by group, the steps that went into what it has.
+    `tables`: the table of keepers, as each node knows it; `newest`: the step of the newest commit, and its table;
+    `leaving`: nodes that are about to go, as each node knows; `held`: by node and group, the version that it has.
     """
 
     groups: int = 1
@@ -81,11 +81,11 @@ class KeptTensors(Tensors):
             self.held[node] = dict.fromkeys(range(self.groups), 0)
 
     def agreed(self, node: SimNode) -> tuple[Table, set[str]]:
-        """What all know."""
+        """What is agreed, as `node` knows it."""
         return self.tables[node], self.leaving[node]
 
     def loaded(self, node: SimNode, agreed: tuple[Table, set[str]]) -> None:
-        """A joiner has what all know, and nothing of any group."""
+        """A joiner has what is agreed, and no group."""
         (self.tables[node], self.leaving[node]), self.held[node] = agreed, {}
 
     # --- a step ---
@@ -93,7 +93,7 @@ class KeptTensors(Tensors):
     def compute(
         self, node: SimNode, view: View, step: int, chunks: int, contribution: Contribution, took_s: float
     ) -> None:
-        """See `Tensors`. First who has it sends what others need for this step."""
+        """See `Tensors`. First, nodes send what others need of their groups for this step."""
         attempt, members = (view.key, step), view.member_ids
         before = self.tables[node]
         if gone := lost_groups(before, members):
@@ -160,14 +160,14 @@ class KeptTensors(Tensors):
         return bool(self.plans[node].due)
 
     def _hand_over(self, node: SimNode, work: Attempted) -> None:
-        """Its part; that it is ready follows when all that it keeps is summed."""
+        """Hand over the node's part. Its Ready follows once all is summed that it keeps."""
         key, keepers = work.attempt[0], enumerate(map(frozenset, self.plans[node].after))
         if self.work[node] is work:
             self.tell(node, ev.KeepersChosen(dict(keepers), key))
             self.tell(node, ev.Contributed(tuple(range(work.chunks)), work.contribution.weight, key))
 
     def summed(self, node: SimNode, attempt: Attempt) -> None:
-        """All that it keeps is here."""
+        """All that the node keeps of an attempt is summed: it may say that it is ready."""
         work = self.work[node]
         if work.attempt == attempt:
             self._do(node, 0.001, lambda: self._ready(node, attempt))
@@ -178,7 +178,7 @@ class KeptTensors(Tensors):
             self.tell(node, ev.LocalReady(work.contribution, attempt[0]))
 
     def _check_keepers(self, node: SimNode, names: Sequence[str], shares: Mapping[str, int]) -> None:
-        """With every commit there are copies enough, all of them at members."""
+        """Check that a commit has copies enough of a group, all of them at members."""
         enough = min(self.copies, sum(name not in self.leaving[node] for name in shares) or len(shares))
         assert {*names} <= shares.keys() and len(names) >= enough, f"{names} of {sorted(shares)} are keepers"
 

@@ -84,7 +84,7 @@ def play(lost: Lost, cluster: SimCluster | None = None) -> SimCluster:
 
 
 def _found_with_a_joiner() -> tuple[SimCluster, SimNode]:
-    """It is a member, and has no state yet."""
+    """A cluster with a joiner that is a member, but has no state yet."""
     cluster = SimCluster(1, record=True)
     _found(cluster, next(iter(LOSSES.values())))
     joiner = cluster.add(JOINER, seeds=MEMBERS[:1], degree=len(MEMBERS), blocking=True)
@@ -133,7 +133,7 @@ MEMBERSHIPS = {"a script that is behind": play_script, "parts of an earlier memb
 
 
 def _found(cluster: SimCluster, lost: Lost) -> None:
-    """Members that are done with joining, and have seen how long steps take."""
+    """Members that have joined long ago, and know how long steps take."""
     cluster.max_delay_s = cluster.max_bulk_delay_s = 0.002
     cluster.chunks, cluster.compute_s, cluster.retract_odds = 12, COMPUTE_S, 0.0
     cluster.state_bytes, cluster.result_bytes = STATE_BYTES, lost.result_bytes

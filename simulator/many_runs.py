@@ -53,11 +53,11 @@ class Summary:
         self.digest = hashlib.sha256(f"{self.digest} {result.digest}".encode()).hexdigest()
 
     def unreached(self) -> list[str]:
-        """What no run has come by, by name."""
+        """Names of what no run has come by."""
         return sorted(expected(AIMS, self.options.tensors or self.options.parts) - self.coverage.keys())
 
     def describe(self, most: int = 3) -> str:
-        """How many broke a rule; the stories of the first of them, and how to see them again."""
+        """How many runs broke a rule, with the stories of the first of them and the commands that replay them."""
         told = [self.violations[seed] for seed in sorted(self.violations)[:most]]
         where = "" if self.options == LifeOptions() else self.options.given
         again = [

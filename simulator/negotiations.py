@@ -39,7 +39,7 @@ RESTART_AFTER_S = 0.5
 
 
 class When(enum.Enum):
-    """Who crashes at a message, and when."""
+    """Which end of a message crashes, and when."""
 
     SENDER_BEFORE = "sender-before"
     SENDER_AFTER = "sender-after"
@@ -130,7 +130,7 @@ class PlayedNegotiation(SimCluster):
         return [node for node in self.nodes.values() if node.alive and not node.done]
 
     def lives(self, member: Member) -> bool:
-        """Does it act still, and not a later process of its name?"""
+        """Does this very process still act, and not a later one of its name?"""
         node = self.nodes[member.id]
         return node.alive and node.done != "Left" and node.agent.life == member.life
 
@@ -190,7 +190,7 @@ class PlayedNegotiation(SimCluster):
             self.strike(receiver)
 
     def strike(self, name: str) -> None:
-        """It crashes. On even seeds all that it had sent arrives, on odd ones what chance lets through."""
+        """Crash a node. On even seeds all that it had sent arrives, on odd ones what chance lets through."""
         node = self.nodes[name]
         if not node.alive or node.done:
             return
@@ -289,7 +289,7 @@ def _disconnect_link(stage: PlayedNegotiation) -> Callable[[], bool]:
 
 
 def _lose_link(stage: PlayedNegotiation) -> Callable[[], bool]:
-    """It dies without a word, is asked around, dropped, heals, and is taken up again."""
+    """A link dies silently, is asked around and dropped, heals, and is used again."""
     ends, gone = _a_link(stage), [False]
     stage.begin(ends[1])
     stage.cut(*ends)
@@ -368,7 +368,7 @@ def _take_back(stage: PlayedNegotiation) -> Callable[[], bool]:
 
 
 def _a_link(stage: PlayedNegotiation) -> Link:
-    """One whose loss leaves the overlay connected, not the scheduler's if there is another."""
+    """A link whose loss leaves the overlay connected; if possible none of the scheduler's."""
     scheduler, links = stage.view.scheduler, stage.view.links
     ends = [each for each in links if scheduler not in each] or links
     return link(*ends[-1])

@@ -52,7 +52,7 @@ class Connection:
 
 
 class Machine:
-    """What the network knows of a machine: who answers there, if anybody does."""
+    """What the network knows of a machine: which process answers there, if any does."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -60,7 +60,7 @@ class Machine:
 
     @property
     def life(self) -> int:
-        """Which of the processes of that name runs there."""
+        """The life of the process that runs there."""
         raise NotImplementedError
 
 
@@ -93,11 +93,11 @@ class Network(Generic[M]):
         self.on_message: Callable[[str, str, Message], None] | None = None
 
     def take(self, longest_s: float) -> None:
-        """Messages take so long at most."""
+        """Set the longest time that a message takes."""
         self.max_delay_s, self.max_bulk_delay_s = longest_s, max(longest_s, self.max_bulk_delay_s)
 
     def _event(self, node: M, event: ev.Event) -> None:
-        """Something happens to a machine."""
+        """Hand an event to a machine."""
         raise NotImplementedError
 
     def _say(self, node: str, what: str | ev.Event) -> None:
@@ -107,7 +107,7 @@ class Network(Generic[M]):
     # --- time ---
 
     def run(self, until_s: float) -> None:
-        """Let all happen that is due up to a time."""
+        """Let everything happen that is due up to `until_s`."""
         while self.queue and self.queue[0][0] <= until_s:
             assert self.count < self.max_actions, "it runs hot: far more happens than should in that time"
             self.now_s, _, action = heapq.heappop(self.queue)
@@ -115,7 +115,7 @@ class Network(Generic[M]):
         self.now_s = until_s
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Have something happen at its time."""
+        """Have `action` happen after a delay."""
         self.count += 1
         heapq.heappush(self.queue, (self.now_s + delay_s, self.count, action))
 
@@ -137,8 +137,8 @@ class Network(Generic[M]):
     def heal(self, a: str, b: str) -> None:
         """The cable is back.
 
-        What was held up arrives. If an end has given up meanwhile, so does its Bye behind that, or nothing
-        but the reset of a connection that it does not know any more.
+        What was held up arrives. If an end has given up meanwhile, its Bye arrives behind that; or nothing but the
+        reset of a connection that this end does not know any more.
         """
         pair = link(a, b)
         self.cuts -= {(a, b), (b, a)}
@@ -255,7 +255,7 @@ class Network(Generic[M]):
         return self.nodes[pair[0]].life, self.nodes[pair[1]].life
 
     def _is_cut(self, a: str, b: str) -> bool:
-        """Can they not talk, or at least one not to the other?"""
+        """Is the link cut, in one direction at least?"""
         return (a, b) in self.cuts or (b, a) in self.cuts
 
     def _send(self, sender: str, receiver: str, message: Message, payload: Any) -> None:
@@ -306,7 +306,7 @@ class Network(Generic[M]):
     # --- links with rates ---
 
     def _held_up_s(self, connection: Connection, sender: str, receiver: str) -> float:
-        """A control message passes all bulk but what the kernel has; that it takes time, too, delays the rest."""
+        """How long a control message is held up: it passes all bulk but what the kernel has, and delays the rest."""
         assert self.rates is not None
         takes_s = CONTROL_BYTES / self.rates.of(sender, receiver)
         lane = connection.lanes.get(sender)
@@ -316,7 +316,7 @@ class Network(Generic[M]):
         return takes_s + min(lane.free_at_s - self.now_s, self.rates.shows_s)
 
     def _pump(self, connection: Connection, lane: BulkQueue, sender: str, receiver: str) -> None:
-        """The kernel takes of the bulk that waits what it has room for."""
+        """Hand the kernel as much of the waiting bulk as it has room for."""
         assert self.rates is not None
         if sender not in connection.open_at or receiver not in connection.open_at:
             lane.waiting.clear()
@@ -359,13 +359,13 @@ class Network(Generic[M]):
         """Bulk leaves a queue for good."""
 
     def _go_on(self, connection: Connection) -> None:
-        """What waited because of a cut is sent."""
+        """Send what waited because of a cut."""
         for sender, lane in connection.lanes.items():
             receiver = connection.ends[0] if connection.ends[1] == sender else connection.ends[1]
             self._pump(connection, lane, sender, receiver)
 
     def forget_bulk(self, sender: str, before: ViewKey, peers: Collection[str] | None = None) -> None:
-        """As transport.py does: chunks of earlier views are not sent any more, but for what the kernel has."""
+        """As transport.py does: drop chunks of earlier views, but for what the kernel has."""
         for pair, connection in self.connections.items():
             if peers is not None and pair[pair[0] == sender] not in peers:
                 continue
@@ -411,7 +411,7 @@ class Network(Generic[M]):
         self._pump(connection, lane, sender, receiver)
 
     def _drain(self, connection: Connection, sender: str, receiver: str) -> None:
-        """Its sender says Bye behind what waits."""
+        """The sender says Bye behind all bulk that waits."""
         lane = connection.lanes.get(sender)
         if self.rates is None or lane is None:
             return
@@ -433,7 +433,7 @@ class Network(Generic[M]):
             self.later(self._after_last(connection, peer), self._close_end(connection, peer, clean=True))
 
     def _after_last(self, connection: Connection, receiver: str) -> float:
-        """How long it takes until something sent now, behind all that is under way, arrives."""
+        """The time until something sent now arrives, behind all that is under way."""
         last_s = max((t for (to, _), t in connection.last_arrival_s.items() if to == receiver), default=0.0)
         return max(last_s - self.now_s, 0.0) + self._delay()
 

@@ -19,9 +19,9 @@ DATASET = 997  # Samples of an epoch; prime, so that the last step of an epoch i
 
 @dataclass(frozen=True, slots=True)
 class SimResult:
-    """The mean of a chunk: whose contributions, of which step.
+    """The mean of a chunk: the contributions in it, and its step.
 
-    `in_place`: it is this node's own alone, and nobody has asked for it: the optimizer steps with it where it lies.
+    `in_place`: it is this node's own part, and nobody has asked for it: the optimizer uses it where it lies.
     """
 
     step: int
@@ -42,11 +42,11 @@ class Clock:
     rate: float = 1.0
 
     def reads(self, now_s: float) -> float:
-        """What it shows at that time."""
+        """What the clock shows at that time."""
         return self.offset_s + self.rate * now_s
 
     def at(self, reading_s: float) -> float:
-        """When it shows that."""
+        """The time at which the clock shows `reading_s`."""
         return (reading_s - self.offset_s) / self.rate
 
 
@@ -96,11 +96,11 @@ class SimNode(Machine):
         self.ways: tuple[str, ...] = ()  # Where it asks to be let in.
 
     def store(self, chunks: range, result: SimResult) -> None:
-        """A result is here."""
+        """Keep the result of these chunks."""
         self.results.setdefault(result.step, {}).update(dict.fromkeys(chunks, result))
 
     def kept(self, step: int, chunks: range) -> SimResult:
-        """The result of these chunks, for others."""
+        """The kept result of these chunks, to be sent to others."""
         kept = {self.results[step][chunk] for chunk in chunks}
         assert len(kept) == 1, f"chunks of one message differ in who contributed: {kept}"
         result = replace(kept.pop(), in_place=False)
@@ -108,7 +108,7 @@ class SimNode(Machine):
         return result
 
     def adopts(self, step: int, kept: int) -> None:
-        """As AllReduce.completed: what is in place is nobody else's any more, unless it may be asked for."""
+        """As AllReduce.completed: a result in place cannot be sent any more, unless it is among those kept."""
         results = self.results[step]
         if kept == 1 and all(result.in_place for result in results.values()):
             del self.results[step]
@@ -116,17 +116,17 @@ class SimNode(Machine):
             self.results[step] = {chunk: replace(each, in_place=False) for chunk, each in results.items()}
 
     def let_results_go(self) -> None:
-        """Those of a step that is not complete, or that was long ago."""
+        """Forget results of a step that is not complete, or that was long ago."""
         self.results = {step: each for step, each in self.results.items() if step in self.completed}
 
     @property
     def part(self) -> str:
-        """What it contributes to a step, as it is by now."""
+        """The node's contribution to a step, as it is by now."""
         return self.name + TAKEN_BACK * self.taken_back
 
     @property
     def was_let_go(self) -> bool:
-        """By a vote. Whoever wanted to leave, and is told that it was put out, goes as well."""
+        """Has the node left by a vote, or was it put out when it wanted to leave anyway?"""
         view = self.agent.sync.view
         return self.done == "Left" and view is not None and view.find(self.name) is None
 
@@ -136,6 +136,6 @@ class SimNode(Machine):
 
     @property
     def view(self) -> View:
-        """The view that it acts in; only members have one for sure."""
+        """The view in which the node acts; only members are sure to have one."""
         assert self.agent.sync.view is not None
         return self.agent.sync.view

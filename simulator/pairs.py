@@ -61,7 +61,7 @@ def _wait(stage: PlayedNegotiation, seconds: float) -> None:
 
 
 def _until_reached(stage: PlayedNegotiation) -> None:
-    """Up to the event in which a node finds the machine of another there, and not one further."""
+    """Run up to the event in which one node finds that the other's machine is there, and no further."""
     since_s = stage.now_s
     while not any(at_s > since_s and isinstance(what, ev.Reached) for at_s, _, what in stage.told):
         stage.run(stage.queue[0][0])

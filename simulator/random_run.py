@@ -70,7 +70,7 @@ class LifeOutcome:
 
 @dataclass(frozen=True, slots=True)
 class LifeOptions:
-    """What all lives of a search have; else some have it, or none."""
+    """What all lives of a search have; without an option, some lives have it, or none."""
 
     nodes: tuple[int, int] = NODES  # The least and the most that it may begin with.
     hard: bool = False  # 12 to 24 faults.
@@ -81,7 +81,7 @@ class LifeOptions:
 
     @property
     def given(self) -> str:
-        """As options of `chaosnet simulate`."""
+        """The options of `chaosnet simulate` that say the same."""
         kinds = ("hard", "rates", "far", "tensors", "parts")
         return " --nodes {}..{}".format(*self.nodes) + "".join(f" --{k}" for k in kinds if getattr(self, k))
 
@@ -151,18 +151,18 @@ class RandomRun:
 
     @property
     def quiet_s(self) -> float:
-        """No step takes longer, unless the cluster waits for a joiner."""
+        """The longest time of a step, unless the cluster waits for a joiner."""
         return self.plain_s + self._sums_s()
 
     def _sums_s(self) -> float:
-        """What all parts and then all results take, one tree after the other, in the slowest view."""
+        """The time of all parts and then all results, one tree after the other, in the slowest view."""
         if self.rates is None:
             return 0.0
         views = {node.view.key: node.view for node in self.sim.active()}
         return max((sum(self._tree_s(tree) for tree in view.trees) for view in views.values()), default=0.0)
 
     def _tree_s(self, tree: Tree) -> float:
-        """Up the longest branch, and down the longest."""
+        """The time of a tree's sum: up its slowest branch, and down its slowest."""
         assert self.rates is not None
         up_s, down_s = 0.0, 0.0
         for node in tree.parent:
@@ -176,18 +176,21 @@ class RandomRun:
         return self.sim.result_bytes * (up_s + down_s)
 
     def _longest_s(self) -> float:
-        """So long at most a cluster that goes on makes no step: while it waits for a joiner on the slowest link."""
+        """The longest time without a step in a cluster that goes on: while a joiner pulls over the slowest link."""
         if self.rates is None:
             return 0.0
         return 2 * (self.rates.state_bytes + 2 * self.rates.result_bytes) / self.rates.slowest
 
     @property
     def patience_s(self) -> float:
-        """Until all must have come to rest. Some things wait for one step after another, and joiners for bytes."""
+        """Time until all must have come to rest.
+
+        Some things wait for one step after another, and joiners for bytes.
+        """
         return PATIENCE_S + 30 * self.quiet_s + JOIN_TIMES * self._states_s()
 
     def _states_s(self) -> float:
-        """All states that are still to be fetched, one after the other, each over the joiner's fastest link."""
+        """The time to fetch all states that are lacking, one after the other, over each joiner's fastest link."""
         if self.rates is None:
             return 0.0
         sim, members = self.sim, [node.name for node in self.sim.active()]
@@ -240,7 +243,7 @@ class RandomRun:
         )
 
     def _check_lost(self, error: AllCopiesLost) -> None:
-        """Only faults may lose so much: whoever is let go has handed on what it kept."""
+        """Check that faults explain a loss of all copies: a node that was let go has handed on what it kept."""
         gone = [self.sim.nodes[name] for name in error.last]
         self.lost = True
         if any(node.was_let_go for node in gone):
@@ -296,7 +299,7 @@ class RandomRun:
         self.sim.run(self.sim.now_s + 2.0)
 
     def _found(self) -> None:
-        """Any connected overlay: a random tree, and some links more."""
+        """Found a cluster with a random connected overlay: a random tree, and some more links."""
         names = [f"n{index}" for index in range(self.size)]
         links = {link(name, self.rng.choice(names[:index])) for index, name in enumerate(names) if index}
         for _ in range(self.rng.randint(0, self.size)):
@@ -305,7 +308,7 @@ class RandomRun:
         self.sim.run(self.rng.uniform(0.2, 1.0))
 
     def _rest(self) -> None:
-        """Until nothing but training goes on any more; at the latest for `patience_s`."""
+        """Run until nothing but training goes on any more, for `patience_s` at most."""
         sim = self.sim
         calm_s = max(sim.now_s, self.awake_at_s)
         bound_s = self.patience_s
@@ -322,7 +325,7 @@ class RandomRun:
                 return  # All the others wait, and must.
 
     def _join_again(self) -> bool:
-        """Whoever could not join while there were faults is started again, once: now it must get in."""
+        """Start nodes again that could not join while there were faults, once: now they must get in."""
         nodes = self.sim.nodes.values()
         failed = sorted(node.name for node in nodes if node.alive and node.done == "JoinFailed")
         failed = [name for name in failed if name not in self.tried_again]
@@ -408,7 +411,7 @@ class RandomRun:
             self.sim.pause(name, seconds)
 
     def _two_sides(self) -> list[tuple[str, ...]]:
-        """All pairs of nodes of which one is on either side of a line that is drawn anywhere."""
+        """Divide the nodes at random. Returns: all pairs with a node on each side."""
         names = sorted(self.sim.nodes)
         side = set(self.rng.sample(names, self.rng.randint(1, len(names) - 1)))
         return [(a, b) for a in sorted(side) for b in names if b not in side]
@@ -465,7 +468,7 @@ class RandomRun:
             self._join(self.rng.choice(dead), clock_s=clock_s)
 
     def _crash(self, name: str) -> bool:
-        """Only as many as the rest can bear: a majority of what was, or the last two."""
+        """Crash a node, if the rest can bear it: a majority is left, or the last two were."""
         if self.crashes >= self.max_crashes or len(self.sim.active()) < 2:
             return False
         self.crashes += 1
@@ -478,7 +481,7 @@ class RandomRun:
             self.awake_at_s = max(self.awake_at_s, self.sim.now_s + silent_s)
             self.sim.fall_silent(name, silent_s)
             return False  # It is not dead yet.
-        if self.silent_odds <= draw < self.silent_odds + self.goodbye_odds and not self.calm_now(name):
+        if self.silent_odds <= draw < self.silent_odds + self.goodbye_odds and not self._cannot_speak(name):
             self.how[name] = "said goodbye"
             self.sim.later(0.0, lambda: self._say_goodbye(name))
             return False
@@ -496,18 +499,18 @@ class RandomRun:
     def _is_cut_off(self, name: str) -> bool:
         return any(name in pair for pair in self.sim.cuts)
 
-    def calm_now(self, name: str) -> bool:
-        """Is it no member that could say goodbye?"""
+    def _cannot_speak(self, name: str) -> bool:
+        """Is the node no member that could say goodbye?"""
         return self.sim.nodes[name] not in self.sim.active() or self.sim.nodes[name].paused
 
     def _say_goodbye(self, name: str) -> None:
-        if not self.calm_now(name):
+        if not self._cannot_speak(name):
             self.sim.says_goodbye(name)
 
     # --- who waits, and the person ---
 
     def _waits_for(self, node: SimNode) -> list[str]:
-        """Voters whom a node that waits does not reach."""
+        """The voters that a waiting node does not reach."""
         agent = node.agent
         if not agent.parked or node.done:
             return []
@@ -531,13 +534,13 @@ class RandomRun:
         return False
 
     def _person_could_help(self, node: SimNode) -> bool:
-        """Does it still wait, for nobody but those who were declared dead?"""
+        """Does the node still wait, though only for nodes that were declared dead?"""
         waits = self._waits_for(node)
         votes = node.name in node.view.voter_ids  # Else it has no state.
         return votes and bool(waits) and all(name in node.agent.overlay.lives.declared for name in waits)
 
     def _note_pairs(self) -> None:
-        """Which pairs wait for a person, and why."""
+        """Note which pairs wait for a person, and why."""
         why = set()
         for node in self.sim.active():
             if node.agent.parked and len(node.view.voter_ids) == 2:
@@ -561,7 +564,7 @@ class RandomRun:
 
 
 def _clocks(rng: random.Random) -> Callable[[], Clock]:
-    """Monotonic clocks begin anywhere; of some clusters they drift, more than quartzes do."""
+    """The clocks of machines: they begin anywhere, and in some clusters they drift, more than real ones do."""
     drift = rng.choice([0.0, 1e-4, 0.01])
     return lambda: Clock(rng.uniform(0.0, 1e6), 1.0 + rng.uniform(-drift, drift))
 

@@ -40,12 +40,12 @@ _CHUNKS = Up, Down
 
 
 def rank_of(message: Message) -> Rank:
-    """As node/sums/all_reduce.py and node/state/replica.py give it."""
+    """The rank of a message in the queue, as node/sums/all_reduce.py and node/state/replica.py give it."""
     return Rank.CHUNK if isinstance(message, _CHUNKS) else Rank.STATE
 
 
 def turn_of(message: Message) -> tuple[int, int]:
-    """As node/sums/all_reduce.py gives it."""
+    """The turn of a message within its rank, as node/sums/all_reduce.py gives it."""
     return (message.step, message.chunk) if isinstance(message, _CHUNKS) else (0, 0)
 
 
@@ -62,14 +62,14 @@ class BulkQueue:
     carried: tuple[int, float] = 0, 0.0  # As Outgoing.
 
     def push(self, event: Received, size: int) -> None:
-        """One more waits."""
+        """Add a message to the queue."""
         message = event.message
         self.count += 1
         item = (int(rank_of(message)), turn_of(message), self.count, size, event)
         heapq.heappush(self.waiting, item)
 
     def take(self, now_s: float) -> tuple[int, Received]:
-        """The kernel takes what is next: bytes, event."""
+        """Take out what the kernel sends next. Returns: bytes, event."""
         _, _, _, size, event = heapq.heappop(self.waiting)
         if self.full_s is not None:
             total, took_s = self.carried
@@ -110,12 +110,12 @@ class LinkRates:
         self.by_way: dict[tuple[str, str], float] = {}
 
     def class_of(self) -> str:
-        """Which share of a usual link the results of steps take, G / (R T) of the docs."""
+        """The class of this life by G / (R T), the share of a usual link that results of steps take."""
         share = self.result_bytes / (self.usual * self.compute_s)
         return "results below 0.1 of them" if share < 0.1 else "0.1 to 2" if share < 2 else "above 2"
 
     def of(self, sender: str, receiver: str) -> float:
-        """Of this direction of the link between two machines."""
+        """The rate of this direction of the link between two machines."""
         way = sender, receiver
         if way not in self.by_way:
             back = self.by_way.get((receiver, sender))
@@ -127,13 +127,13 @@ class LinkRates:
         return max(self.usual * self.spread ** self.rng.uniform(-0.5, 0.5), self.slowest)
 
     def change(self, sender: str, receiver: str, factor: float) -> float:
-        """Returns: by how much it has really changed, within bounds."""
+        """Change a rate by `factor`, within bounds. Returns: the factor by which it has really changed."""
         before = self.of(sender, receiver)
         self.by_way[sender, receiver] = max(before * factor, self.slowest)
         return self.by_way[sender, receiver] / before
 
     def bytes_of(self, message: Message, payload: object, chunks: int) -> int:
-        """Of one message of bulk."""
+        """The bytes of one message of bulk."""
         if isinstance(message, Shard):
             return message.stop - message.start
         if isinstance(message, Probe):

@@ -58,7 +58,7 @@ class EventCost:
 
 @dataclass(slots=True)
 class Findings:
-    """Of one size."""
+    """What was found for one size of the cluster."""
 
     nodes: int
     links: int
@@ -81,7 +81,7 @@ class Findings:
 
 
 def _p90(ordered: list[float]) -> float | None:
-    """The least that nine of ten do not exceed; None of none."""
+    """The value that nine of ten do not exceed; None for an empty list."""
     return ordered[math.ceil(0.9 * len(ordered)) - 1] if ordered else None
 
 
@@ -127,7 +127,7 @@ class ScaleRun:
         return self.found
 
     def _rest(self) -> None:
-        """What a step, and a second, cost when nothing happens."""
+        """Measure what a step, and a second, cost when nothing happens."""
         sim, found = self.sim, self.found
         sim.run(sim.now_s + 2 * (found.step_s + 1.0))
         steps, before = len(sim.history), sim.cost.copy(sim.now_s)
@@ -217,7 +217,7 @@ class ScaleRun:
         return happening
 
     def _members(self) -> list[SimNode]:
-        """Who may seed a joiner, leave or crash: not those on their way in or out."""
+        """The nodes that a joiner may ask, and that may leave or crash: none on their way in or out."""
         going = {each.node for each in self.sim.pending}
         return [node for node in self.sim.active() if node.name not in going]
 

@@ -44,7 +44,7 @@ class Cost:
     others_s: float = 0.0
 
     def since(self, before: Cost) -> Cost:
-        """What was added after `before`."""
+        """What has been added since `before`."""
         return Cost(
             self.at_s - before.at_s,
             self.messages - before.messages,
@@ -55,7 +55,7 @@ class Cost:
         )
 
     def copy(self, now_s: float) -> Cost:
-        """As it stands."""
+        """A copy of the cost so far."""
         counts = Counter(self.messages), Counter(self.bytes), Counter(self.sent_by)
         return Cost(now_s, *counts, self.scheduler_s, self.others_s)
 
@@ -114,7 +114,7 @@ class ScaleCluster(SimCluster):
     # --- building ---
 
     def _open_first(self, pair: Link) -> None:
-        """As if it had been open for long: no core is told that it opens, so none says anything of it."""
+        """Open a link of the first view without telling cores: they would send news of it."""
         self.connections[pair] = Connection(pair, self._lives(pair), {*pair})
         for end, other in (pair, pair[::-1]):
             self.nodes[end].agent.relay.opened(other, client=False)
@@ -152,13 +152,13 @@ class ScaleCluster(SimCluster):
     # --- what happens ---
 
     def happens(self, kind: str, node: str, link: Link | None = None) -> Happening:
-        """From now on, until all act in a view that shows it."""
+        """Something happens: it is pending until all act in a view that shows it."""
         happening = Happening(kind, node, self.now_s, link)
         self.pending.append(happening)
         return happening
 
     def crash(self, name: str, arrives: float | None = None) -> None:
-        """As every crash, and the node counts no more."""
+        """Crash a node, which does not count any more."""
         super().crash(name, arrives)
         self._forget(name)
 
@@ -183,7 +183,7 @@ class ScaleCluster(SimCluster):
             self._settle()
 
     def _settle(self) -> None:
-        """Which of the pending are done in the view that nobody is behind of?"""
+        """Note which pending events are done in the view that all have reached."""
         if not self.pending or not self.nodes_at:
             return
         view = self.views.get(min(self.nodes_at))

@@ -49,7 +49,7 @@ SYSTEMS = ("fault-free", *FAMILIES_OF)
 
 
 class FaultFree:
-    """What nothing happens to."""
+    """A system to which nothing happens."""
 
     name = "fault-free"
 
@@ -65,7 +65,7 @@ class FaultFree:
 
 @dataclass
 class Memory:
-    """What proposes recoveries, and all that it has proposed, by `canonical` state."""
+    """Proposes recoveries, and remembers all that it has proposed, by `canonical` state."""
 
     recoveries: Recoveries
     proposed: dict[object, list[Recovery | Refusal]] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Choosing:
         return Decision(self.state.batch / recovery.step_s, transition_s, recovery.family)
 
     def _chosen(self) -> Recovery:
-        """States that differ in names only are looked into once."""
+        """Choose a recovery; states that differ in names only are looked into once."""
         names, key = canonical(self.state, self.speeds)
         back = {new: old for old, new in names.items()}
         proposed = self.memory.proposed.get(key)

@@ -21,7 +21,7 @@ Tell = Callable[[SimNode, ev.Event], None]
 
 @dataclass(slots=True)
 class Attempted:
-    """One attempt of a node: what it waits for, and what it says once nothing is missing."""
+    """One attempt of a node: what it waits for, and what it contributes once nothing is missing."""
 
     attempt: Attempt
     chunks: int
@@ -32,7 +32,7 @@ class Attempted:
 
 @dataclass(slots=True)
 class Tensors:
-    """Of all nodes of a life. `later`, `tell`: of the cluster."""
+    """The tensors of all nodes of a life. `later`, `tell`: functions of the cluster."""
 
     later: Later
     tell: Tell
@@ -63,7 +63,7 @@ class Tensors:
             self._contribute(node, work)
 
     def check_part(self, node: SimNode, step: int, key: ViewKey | None) -> None:
-        """A part of `node` goes into a sum: it was computed for that step, and in that view (None: not known)."""
+        """Check a part of `node` that goes into a sum: computed for this step, in this view (None: not known)."""
         attempt = self.work[node].attempt
         assert attempt == (key or attempt[0], step), (
             f"{node.name} adds what it computed in {attempt} to a sum of step {step} in view {key}"
@@ -82,7 +82,7 @@ class Tensors:
         self._do(node, 0.001, lambda: self._hand_over(node, work))
 
     def _lacks_parts(self, node: SimNode) -> bool:
-        """Does it wait for parts of the state? Here all have all of it."""
+        """Does the node wait for parts of the state? Not here, where all have all of it."""
         return False
 
     def _hand_over(self, node: SimNode, work: Attempted) -> None:
@@ -91,7 +91,7 @@ class Tensors:
         self.tell(node, ev.LocalReady(work.contribution, key))
 
     def _do(self, node: SimNode, delay_s: float, what: Callable[[], None]) -> None:
-        """By the training thread of `node`, which stands still while the node is paused."""
+        """Do something on the training thread of `node`, which stands still while the node is paused."""
 
         def when_awake() -> None:
             if node.paused:

@@ -45,14 +45,14 @@ class System(Protocol):
     name: str
 
     def began(self) -> Decision:
-        """Before anything has happened."""
+        """The decision before anything has happened."""
 
     def met(self, event: Incident) -> Decision:
-        """After an event."""
+        """The decision after an event."""
 
 
 class Span(NamedTuple):
-    """Of one speed, until the next one: 0 while it stands still."""
+    """A time of one speed (0 while training stands still), until the next one begins."""
 
     from_s: float
     samples_per_s: float

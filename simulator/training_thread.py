@@ -14,7 +14,7 @@ Tell = Callable[[SimNode, ev.Event], None]
 
 
 class Around(Protocol):
-    """What it has to know of the cluster."""
+    """What a training thread has to know of the cluster."""
 
     rng: random.Random
     chunks: int
@@ -22,7 +22,7 @@ class Around(Protocol):
     now_s: float
 
     def later(self, delay_s: float, action: Callable[[], None]) -> object:
-        """Do that then."""
+        """Have `action` happen after a delay."""
 
 
 def train(
