@@ -17,7 +17,7 @@ AT_MOST_S = 30.0
 
 
 class _Switch:
-    """Off as long as anybody holds it; then as it was before."""
+    """Switches the collector off as long as anybody holds it; then it is as it was before."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,7 +32,7 @@ class _Switch:
             self._holders.add(holder)
 
     def let_go(self, holder: object) -> None:
-        """Of one that holds it no more, nothing."""
+        """`holder` does not hold it any more. Does nothing if it did not."""
         with self._lock:
             held, self._holders = self._holders, self._holders - {holder}
             if held and not self._holders and self._was_on:

@@ -22,7 +22,7 @@ ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def accelerators(tensors: Iterable[torch.Tensor]) -> tuple[torch.device, ...]:
-    """The devices of torch's accelerator that they lie on, each once, in the order of their numbers."""
+    """The accelerators on which these tensors lie, each once, in the order of their numbers."""
     if not torch.accelerator.is_available():
         return ()
     kind = torch.accelerator.current_accelerator()
@@ -32,13 +32,13 @@ def accelerators(tensors: Iterable[torch.Tensor]) -> tuple[torch.device, ...]:
 
 
 def name_of(device: torch.device) -> str:
-    """What it is, as its maker says ("NVIDIA-H100-80GB-HBM3"), without spaces; its kind if nobody says."""
+    """The device's model, as its maker calls it ("NVIDIA-H100-80GB-HBM3"), without spaces; else its kind."""
     told = getattr(torch.get_device_module(device.type), "get_device_name", None)
     return device.type if told is None else str(told(device)).replace(" ", "-")
 
 
 def wait_for_device() -> None:
-    """Until the accelerator of now, if there is any, has done what it was asked to."""
+    """Wait until the current accelerator, if there is any, has done what it was asked to."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
 
@@ -97,7 +97,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """What was under way in this step: the tensors, and what they were when they left."""
+    """Tensors that were sent in this step, and fingerprints of what they were then."""
 
     tensors: Sequence[torch.Tensor]
     dtype: torch.dtype
@@ -144,7 +144,7 @@ class Crossing:
         self._calls.append(self._arrivals.submit(_after, self._marks(), call))
 
     def wait(self) -> None:
-        """Until all has arrived, and all calls have been made. Raises: what one of them did, or a copy."""
+        """Wait until all has arrived, and all calls have been made. Raises: what a call, or a copy, has raised."""
         calls, self._calls = self._calls, []
         for each in calls:
             each.result()
@@ -152,7 +152,7 @@ class Crossing:
             mark.synchronize()
 
     def changed(self, weight: float) -> bool:
-        """Is anything that was sent and is watched not what it was? Waits for the devices."""
+        """Has anything changed that was sent and is watched? Waits for the devices."""
         differ: dict[torch.device, list[torch.Tensor]] = {}
         for each in self._sent:
             now = _fingerprint(widened(each.tensors, each.dtype, weight))
@@ -160,7 +160,7 @@ class Crossing:
         return any(bool(torch.stack(those).any()) for those in differ.values())
 
     def forget(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching."""
         self._sent.clear()
 
     def close(self) -> None:

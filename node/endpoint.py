@@ -17,7 +17,7 @@ SECRET = re.compile(r"[\w-]{80,}")  # No address or key has so many characters i
 
 
 def shown(text: str) -> str:
-    """As an error may repeat it: whoever reads an invite, or most of it, can join."""
+    """The text as an error may repeat it: what may be an invite is left out, as anybody can join with it."""
     return repr(SECRET.sub("...", text))
 
 
@@ -31,7 +31,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, text: str) -> Endpoint:
-        """Raises: ConfigError for what is no address."""
+        """The endpoint that `text` names. Raises: ConfigError for what is no address."""
         key, at, place = text.rpartition("@")
         host, colon, port = place.rpartition(":")
         bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
@@ -58,21 +58,21 @@ class Endpoint:
         return f"{self.key}@{self.place}" if self.key else self.place
 
     def at(self, host: str) -> Endpoint:
-        """The same on another host."""
+        """The same port on another host."""
         return replace(self, host=host)
 
     def of(self, key: str) -> Endpoint:
-        """The same, held by `key`."""
+        """The same address, held by `key`."""
         return replace(self, key=key)
 
     @property
     def dialable(self) -> bool:
-        """Can somebody be reached there?"""
+        """Can this address be dialled?"""
         return bool(self.host and self.port)
 
 
 def is_numeric(host: str) -> bool:
-    """Is it an address, and no name that has to be looked up?"""
+    """Is the host an address, and no name that has to be looked up?"""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -81,7 +81,7 @@ def is_numeric(host: str) -> bool:
 
 
 async def refuses(address: str, patience_s: float) -> bool:
-    """Is the machine there, and nothing listens at `address`? libzmq does not tell why it could not connect."""
+    """Is the machine there, but refuses at `address`? libzmq does not tell why it could not connect."""
     try:
         end = Endpoint.parse(address)
         _, writer = await asyncio.wait_for(asyncio.open_connection(end.host, end.port), patience_s)

@@ -44,7 +44,7 @@ class Incoming:
         self._tests: LinkTests
 
     def begin_life(self, agent: Agent, all_reduce: AllReduce, tests: LinkTests) -> None:
-        """Of whom the others hear from now on."""
+        """From now on events are for this agent."""
         self._agent, self._all_reduce, self._tests = agent, all_reduce, tests
 
     def opened(self, peer: str, address: str, dialled: bool, client: bool, at: str) -> None:
@@ -91,7 +91,10 @@ class Incoming:
         self._handle(ev.Received(peer, message, payload))
 
     def _overhear(self, envelope: Envelope) -> None:
-        """Notices to all are for people here, too. Who has left takes nothing in: each copy would pass for new."""
+        """Show notices to all to people here, too.
+
+        Not after leaving: then each copy of a notice would pass for new.
+        """
         notice, agent = envelope.body, self._agent
         if not isinstance(notice, Notice) or envelope.target != EVERYONE or agent.phase is Phase.OUT:
             return

@@ -20,7 +20,7 @@ def advertised(listen: str) -> tuple[str, ...]:
 
 
 def reached_at(listen: str) -> tuple[str, ...]:
-    """The same; none as long as there is no network, if it means all interfaces."""
+    """As `advertised`; but none if it means all interfaces and there is no network."""
     if not listen:
         return ()
     here = Endpoint.parse(listen)
@@ -66,7 +66,7 @@ class Traffic:
 
 
 def traffic() -> Traffic:
-    """Of all interfaces but loopback; none where it cannot be read."""
+    """The traffic of all interfaces but loopback; zero where it cannot be read."""
     try:
         by_name = psutil.net_io_counters(pernic=True)
     except Exception:  # As below.

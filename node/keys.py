@@ -40,7 +40,7 @@ class KeyPair:
 
 
 def key_text(raw: bytes) -> str:
-    """32 bytes as people see them."""
+    """A key's 32 bytes as text for people."""
     return base64.b32encode(raw).decode().rstrip("=").lower()
 
 
@@ -60,7 +60,7 @@ def save(pair: KeyPair, path: Path, force: bool = False) -> None:
 
 
 def is_there(path: Path) -> bool:
-    """True also where nobody can say, as a folder on the way is closed to us: who opens it hears why."""
+    """Is there a file? Also True if a folder on the way is closed to us: opening it then tells why."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -71,7 +71,7 @@ def is_there(path: Path) -> bool:
 
 
 def _is_key(path: Path) -> bool:
-    """Does it begin as ours do? It may be too open, or damaged."""
+    """Does the file begin as our key files do? It may still be damaged, or readable by others."""
     try:
         with path.open("rb") as lines:
             return lines.read(len(HEADER)) == HEADER.encode()
@@ -80,13 +80,13 @@ def _is_key(path: Path) -> bool:
 
 
 def make(path: Path) -> None:
-    """See that there is a key: a new one, or that of who was quicker, on a machine that sees the same folder."""
+    """Make a key file, unless there is one: another machine that sees the same folder may have been quicker."""
     if not is_there(path):
         _kept(KeyPair.new(), path)
 
 
 def _kept(pair: KeyPair, path: Path, force: bool = False) -> bool:
-    """False if there is one. Nobody ever sees half a file. Raises: ConfigError if it cannot be written."""
+    """Write the file in one piece. Returns: False if there is one. Raises: ConfigError if it cannot be written."""
     draft = path.with_name(f".{path.name}-{secrets.token_hex(6)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -101,7 +101,7 @@ def _kept(pair: KeyPair, path: Path, force: bool = False) -> bool:
 
 
 def _named(draft: Path, path: Path, force: bool) -> bool:
-    """False if there is one of that name."""
+    """Give the draft its name. Returns: False if there is a file of that name."""
     try:
         if not force:
             path.hardlink_to(draft)

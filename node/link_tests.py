@@ -25,7 +25,7 @@ class LinkTests:
     """
     Args:
         post: Hands an event to the core, from any thread.
-        at_once: The same, on the loop's thread, and before it returns.
+        at_once: As `post`, but on the loop's thread, and before it returns.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LinkTests:
         _in_thread(run)
 
     def look(self, address: str, reason: str) -> None:
-        """Nobody could be reached there, for this reason: does its machine refuse? Ends in NotReached."""
+        """Nobody could be reached at `address`: find out whether its machine refuses. Ends in NotReached."""
         self._looks = {task for task in self._looks if not task.done()}
         self._looks.add(asyncio.get_running_loop().create_task(self._look(address, reason)))
 
@@ -66,5 +66,5 @@ class LinkTests:
 
 
 def _in_thread(work: Callable[[], None]) -> None:
-    """For it waits for a process."""
+    """Run `work` in a thread, as it waits for a process."""
     threading.Thread(target=work, name="chaosnet-iperf3", daemon=True).start()

@@ -62,11 +62,11 @@ ASK_PARTS = 10
 
 
 class NodeLoop:
-    """Runs an Agent, and after it, if that is out, another. Methods for the training thread: from any thread.
+    """Runs an Agent; if that is out, and rejoins, the next one. Methods for the training thread work on any thread.
 
     Args:
         make_agent: From this node's addresses, and the least life that it may live.
-        guarded: Whether parts of others are looked at, in every life (docs/guard.md).
+        guarded: Whether the contributions of others are checked, in every life (docs/guard.md).
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class NodeLoop:
         self._call(begin)
 
     def rejoin(self, degree: int, blocking: bool, patience_s: float) -> tuple[str, ...]:
-        """Come back as a process would that was started again. Admitted or Ended follows.
+        """Come back, as if the process had been started again. Admitted or Ended follows.
 
         The state is not received in place: what is there now stays whole until all of the new one has come.
         Returns: the addresses at which it asks; if none, nothing follows.
@@ -165,7 +165,7 @@ class NodeLoop:
         self._call(lambda: self._event(event))
 
     def serve_snapshot(self, step: int, snapshot: Snapshot | None) -> None:
-        """The copy asked for by a StepOutcome is ready; None: it cannot be had, and who asks for it is told so."""
+        """The copy that a StepOutcome asked for is ready; None: there is none, and joiners that ask are told so."""
 
         def keep() -> None:
             self.replica.snapshots[step] = snapshot
@@ -267,7 +267,7 @@ class NodeLoop:
             self.transport.close(0)
 
     def _begin_life(self, least: int) -> None:
-        """Nothing of an earlier life is left but the transport and its address."""
+        """Begin a life with new cores: of an earlier one only the transport and its address stay."""
         self._telling.forget()
         self.agent = self._make_agent(self._addresses, least)
         self.all_reduce = AllReduce(self._store, self.transport.send_bulk, self._guards, self.counters)
@@ -297,7 +297,10 @@ class NodeLoop:
         finish()
 
     def _catching(self, action: Callable[[], None]) -> None:
-        """A bug of ours ends the loop, and the training thread hears of it; a peer's mistake does not."""
+        """Call `action`.
+
+        A bug of ours ends the loop, and the training thread hears of it; a peer's mistake is counted.
+        """
         try:
             action()
         except RemoteProtocolError as error:
@@ -311,7 +314,7 @@ class NodeLoop:
         self._catching(lambda: self._event(event))
 
     def _soon(self, event: ev.Event) -> None:
-        """After the event under way, before what has come since."""
+        """Handle an event after the one under way, before what has come since."""
         self._loop.call_soon(self._at_once, event)
 
     def _event(self, event: ev.Event) -> None:
@@ -350,7 +353,7 @@ class _Alarm:
         self._at_s: float | None = None
 
     def set(self, at_s: float | None) -> None:
-        """For this time, and no other; None: for none."""
+        """Ring at this time, and at no other; None: at none."""
         if self._timer is not None:
             if at_s == self._at_s:
                 return

@@ -13,7 +13,7 @@ from ..protocols.messages import Tensor, ViewKey
 
 
 class TensorName(NamedTuple):
-    """Of what travels within a step: as in the message."""
+    """What names a tensor within a step, as in its message."""
 
     way: str
     micro_batch: int
@@ -25,9 +25,9 @@ class Interrupted(Exception):
 
 
 class Mailbox:
-    """Of one node. `put` and `wake` are for the loop's thread, `begin` and `take` for the training thread.
+    """The tensors that have come to one node. `put` and `wake` are for the loop's thread, the rest for training.
 
-    `is_called`: Does the training thread have something else to hear?
+    `is_called`: has the training thread something else to hear?
     """
 
     def __init__(self, is_called: Callable[[], bool]) -> None:
@@ -38,7 +38,7 @@ class Mailbox:
         self._summed: tuple[ViewKey, int, list[torch.Tensor]] | None = None
 
     def begin(self, key: ViewKey, step: int) -> None:
-        """From now on that attempt is computed: what belongs to an earlier one is void."""
+        """Begin an attempt: what belongs to an earlier one is void."""
         with self._changed:
             self._at = key, step
             if self._summed is not None and self._summed[:2] < self._at:
@@ -60,7 +60,7 @@ class Mailbox:
             self._changed.notify()
 
     def take_sums(self) -> list[torch.Tensor]:
-        """Those of the attempt under way, by chunk, once they are here; also again. Raises: Interrupted."""
+        """Wait for the sums of the attempt under way, by chunk. May be called again. Raises: Interrupted."""
         with self._changed:
             while True:
                 self.check()
@@ -74,13 +74,13 @@ class Mailbox:
             self._changed.notify()
 
     def check(self) -> None:
-        """Raises: Interrupted if it has."""
+        """Raises: Interrupted if the training thread has something else to hear."""
         if self._is_called():
             raise Interrupted
 
     @contextmanager
     def taken(self, name: TensorName) -> Iterator[list[tuple[Tensor, Any]]]:
-        """The same as `take`, but they stay if what is done with them inside fails."""
+        """As `take`, but the parts stay if what is done with them inside fails."""
         yield self.take(name, keep=True)
         with self._changed:
             self._parts.pop((*self._at, name), None)
@@ -103,6 +103,6 @@ class Mailbox:
             return bool(self._whole(name))
 
     def _whole(self, name: TensorName) -> dict[int, tuple[Tensor, Any]]:
-        """The parts of that tensor once all have come; before that, none."""
+        """The parts of a tensor if all have come, else none."""
         parts = self._parts.get((*self._at, name), {})
         return parts if parts and len(parts) == next(iter(parts.values()))[0].parts else {}

@@ -53,20 +53,20 @@ class NodeSettings:
 
     @property
     def seeds(self) -> tuple[str, ...]:
-        """Whom to ask for a cluster."""
+        """The addresses at which to ask for a cluster."""
         return self.join or self.remembered
 
     @property
     def founds(self) -> bool:
-        """Begin a cluster at once: there is nobody to ask, nor may anybody be found."""
+        """Does this node found a cluster at once, as there is nobody to ask or to look for?"""
         return not self.seeds and (self.new or not self.cluster_name)
 
     @property
     def may_found(self) -> bool:
-        """Could this node begin a cluster, perhaps after nobody has answered?"""
+        """May this node found a cluster, perhaps after nobody has answered?"""
         return self.found or not self.join
 
     def keyring(self) -> Keyring | None:
-        """What this node knows of keys at its start."""
+        """The keyring with which this node starts."""
         named = (Endpoint.parse(address).key for address in (*self.seeds, *self.peers_at.values()) if address)
         return Keyring(self.keys.public, self.allowed_keys, filter(None, named)) if self.keys else None

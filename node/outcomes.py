@@ -16,8 +16,8 @@ class StepOutcome:
     """A step is complete.
 
     Attributes:
-        results: Its values by chunk, to be read only; [] if nobody had samples; None: those of this node, in place.
-        view: Of the next.
+        results: The means by chunk, only to be read; [] if nobody had samples; None: this node's own, in place.
+        view: The view of the next step.
     """
 
     step: int
@@ -29,7 +29,7 @@ class StepOutcome:
 
     @property
     def nbytes(self) -> int:
-        """Of its results, beside what this node has anyway."""
+        """Bytes of the results, beside what this node has anyway."""
         return sum(result.nbytes for result in self.results or ())
 
 
@@ -44,12 +44,15 @@ class StateArrived:
 
 @dataclass(slots=True)
 class StateDiscarded:
-    """What arrived, and what was set aside for it, is void, and so is an admission without it."""
+    """The state that arrived is void, with the results that waited for it, and so is an admission without it."""
 
 
 @dataclass(slots=True)
 class FoundedAt:
-    """Nobody was there to join: the state is what this node began with. `addresses`: where others join it."""
+    """This node founds a cluster, as nobody was there to join; its own state counts.
+
+    `addresses`: where others join.
+    """
 
     addresses: tuple[str, ...]
 

@@ -44,20 +44,22 @@ BACKLOG_SHARE = 0.25  # Of available memory, for results that a joiner cannot ap
 
 
 def backlog_limit() -> int:
-    """Bytes, as things are now."""
+    """Bytes of results that may wait at a joiner, by the memory that is free now."""
     return int(BACKLOG_SHARE * psutil.virtual_memory().available)
 
 
 @dataclass(eq=False)
 class Performer:
-    """Of one life. Nothing blocks: what takes time ends in an event.
+    """Performs the effects of one life. Nothing blocks: what takes time ends in an event.
 
     Attributes:
         backlog_limit: Bytes of results that may wait at a joiner, see BACKLOG_SHARE.
         soon: Hands the agent an event, after the one under way.
-        status: As of NodeLoop.
+        soon: Hands the agent an event, after the one under way.
+        status: See NodeLoop.
         member: The training thread has been told that it is one; else what it is told waits there.
-        backlog_bytes: Of results that wait there.
+        member: Has the training thread been told that this node is a member? Before that, results wait there.
+        backlog_bytes: The bytes of results that wait there.
     """
 
     agent: Agent
@@ -79,9 +81,9 @@ class Performer:
     _pending: list[Outcome] = field(default_factory=list)  # Of the event under way.
 
     def perform(self, effects: list[fx.Effect], took_ms: float) -> bool:
-        """Do what an event leads to, and then tell the training thread: of a step it hears all at once.
+        """Do what an event leads to; then tell the training thread all of it at once.
 
-        Returns: whether there were any, and they were of chunks only, which move no deadline.
+        Returns: whether all effects (at least one) were about chunks, which move no deadline.
         """
         only_chunks = self._perform_each(effects, took_ms)
         for outcome in self._pending:
@@ -220,7 +222,7 @@ class Performer:
         self.transport.send_bulk(peer, encode(message), payload, rank=Rank.TENSOR, turn=turn, tag=message)
 
     def _step_completed(self, effect: fx.StepCompleted) -> None:
-        """To the training thread; what a joiner is told waits there until it has the state."""
+        """Tell the training thread that a step is complete. At a joiner, that waits there until it has the state."""
         results = self.all_reduce.completed(effect.step, effect.kept)
         self.steps.completed(effect.step, effect.commit.total, clock.now_s(), time.time())
         outcome = StepOutcome(effect.step, effect.commit, effect.deal, results, effect.view)

@@ -18,7 +18,7 @@ VALUES_KEPT = 8000  # Metrics of all these steps together: so many fit into one 
 
 
 class StepHistory:
-    """Of one life of a node. Times are its own; what the steps brought is the same on every node."""
+    """The steps that one life of a node has seen. Times are its own; what steps brought is the same on all nodes."""
 
     def __init__(self) -> None:
         self.rows: deque[StepRow] = deque()
@@ -26,7 +26,7 @@ class StepHistory:
         self._last_s: float | None = None
 
     def completed(self, step: int, total: Contribution, now_s: float, time_s: float) -> None:
-        """Just now, by the loop's clock and the wall clock."""
+        """A step is complete. `now_s`: by the loop's clock; `time_s`: by the wall clock."""
         seconds = None if self._last_s is None else round(now_s - self._last_s, 6)
         self._last_s = now_s
         metrics = {
@@ -40,7 +40,7 @@ class StepHistory:
             self._values -= len(self.rows.popleft().metrics)
 
     def since(self, step: int) -> tuple[StepRow, ...]:
-        """Those of this step and later."""
+        """The steps from this one on."""
         newer = takewhile(lambda row: row.step >= step, reversed(self.rows))
         return tuple(newer)[::-1]
 
@@ -51,11 +51,11 @@ class StepHistory:
 
     @property
     def metrics(self) -> Mapping[str, float | None]:
-        """Of the last step; {} before the first."""
+        """The metrics of the last step; {} before the first."""
         return self.rows[-1].metrics if self.rows else {}
 
 
 def pace_s(steps: Reversible[StepRow]) -> float | None:
-    """What a step takes of late: the median of the last STEPS_OF_PACE. None before two were seen."""
+    """What a step has taken of late: the median of the last STEPS_OF_PACE. None before two were seen."""
     took = [row.seconds for row in islice(reversed(steps), STEPS_OF_PACE) if row.seconds is not None]
     return statistics.median(took) if took else None

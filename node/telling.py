@@ -29,7 +29,7 @@ class Telling:
     _told_parked: bool = field(default=False, init=False)
 
     def parked(self, reason: str | None) -> None:
-        """A wait that is over in a moment, as while others leave, is not told."""
+        """Tell of a wait, or that it is over. A wait that is over in a moment, as while others leave, is not told."""
         self.forget()
         if reason is not None:
             self._later = asyncio.get_running_loop().call_later(WAIT_TOLD_S, self._tell_parked, reason)
@@ -38,7 +38,7 @@ class Telling:
             self.on_parked(None)
 
     def forget(self) -> None:
-        """The life is over in which it waited: what is not told yet has no meaning any more."""
+        """A life is over: a wait that is not told yet has no meaning any more."""
         if self._later is not None:
             self._later.cancel()
             self._later = None

@@ -29,14 +29,14 @@ TIMED = (ScaleInRequest, ConnectLinkRequest, DisconnectLinkRequest)
 
 
 class Vitals:
-    """Of all of a node's lives."""
+    """Figures that go on over all of a node's lives."""
 
     def __init__(self) -> None:
         self.handling_ms: dict[str, deque[float]] = {}
         self._process = psutil.Process()
 
     def handled(self, event: Event, took_ms: float) -> None:
-        """How long the scheduler took for it, if it is one that the paper times (Table I)."""
+        """Note how long the scheduler took for an event, if it is one that the paper times (Table I)."""
         if not isinstance(event, Received) or not isinstance(event.message, Envelope):
             return
         body = event.message.body
@@ -45,7 +45,7 @@ class Vitals:
             times.append(took_ms)
 
     def readings(self, rates: Rates, counters: Mapping[str, int], transport: Transport) -> ReadingsTaken:
-        """As they are now. `counters`: all that went wrong here so far, by its name; but for refused strangers."""
+        """The readings of now. `counters`: what went wrong here so far, by name, without refused strangers."""
         traffic = interfaces.traffic()
         sent_bytes, received_bytes = transport.moved_bytes
         refused = {f"{REFUSED}{reason}": count for reason, count in transport.refused.items()}
@@ -102,7 +102,7 @@ class Vitals:
 
 
 def lately(events: tuple[EventRow, ...]) -> tuple[EventRow, ...]:
-    """The newest; of new trees, which may come often, the last only."""
+    """The newest events; of those about new trees, which may come often, only the last."""
     told: list[EventRow] = []
     for event in reversed(events):
         if event.kind != NEW_TREES or all(each.kind != NEW_TREES for each in told):
@@ -113,7 +113,7 @@ def lately(events: tuple[EventRow, ...]) -> tuple[EventRow, ...]:
 
 
 def _with_kept(rows: tuple[MemberRow, ...], kept: Mapping[str, str]) -> tuple[MemberRow, ...]:
-    """Members with what they keep of the training state, as all have agreed."""
+    """The rows of members, with what each keeps of the training state, as agreed."""
     return tuple(
         msgspec.structs.replace(row, keeps=kept[row.node])
         if row.node in kept and row.state == "active"
@@ -123,11 +123,11 @@ def _with_kept(rows: tuple[MemberRow, ...], kept: Mapping[str, str]) -> tuple[Me
 
 
 def _first(events: tuple[EventRow, ...], since: int) -> int:
-    """Place of the first one at that step or later."""
+    """The place of the first event at step `since` or later."""
     return next((place for place, each in enumerate(events) if each.step >= since), len(events))
 
 
 def _samples_per_s(agent: Agent) -> float:
-    """Of the whole cluster."""
+    """Samples a second of the whole cluster."""
     records = agent.monitor.nodes.values()
     return sum(r.report.samples_per_s for r in records if r.report and r.state == "active")

@@ -21,7 +21,7 @@ MOST_EARLY = 4096
 
 
 class Courier:
-    """Of node `me`."""
+    """Passes tensors on at node `me`."""
 
     def __init__(self, me: str) -> None:
         self.me = me
@@ -31,7 +31,7 @@ class Courier:
 
     @property
     def key(self) -> ViewKey:
-        """Of the view that this node acts in."""
+        """The key of the view in which this node acts."""
         return self.view.key if self.view else (0, 0)
 
     def enter(self, view: View) -> list[Effect]:
@@ -45,7 +45,7 @@ class Courier:
         ]
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
-        """One of ours, or one that has come."""
+        """Send a tensor of this node's, or pass on or hand over one that has come."""
         assert isinstance(event, TensorMade | Received) and isinstance(event.message, Tensor)
         peer = event.peer if isinstance(event, Received) else self.me
         return self._forward(peer, event.message, event.payload)

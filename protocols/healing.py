@@ -29,7 +29,7 @@ class _LostLink:
 
 
 class LostLinks:
-    """Of node `me`."""
+    """The lost links of node `me`, which it tries again."""
 
     def __init__(self, me: str, relay: Relay, book: AddressBook) -> None:
         self.me, self.relay, self.book = me, relay, book
@@ -41,7 +41,7 @@ class LostLinks:
         self.wake_at_s = min((time for time in times if time is not None), default=None)
 
     def lost(self, peer: str, now_s: float) -> None:
-        """The link to `peer`, one of the view, is closed."""
+        """The link to `peer` was lost, though the view has it."""
         before = self.by_peer.get(peer)
         again = before is not None and now_s - before.lost_at_s < CALM_S
         wait_s = min(2 * before.wait_s, MAX_WAIT_S) if before and again else FIRST_WAIT_S
@@ -49,7 +49,7 @@ class LostLinks:
         self._plan()
 
     def entered(self, view: View) -> None:
-        """Links that are back need no more tries, nor do those to nodes that have gone."""
+        """Forget links that are back, and links to nodes that have gone."""
         for peer in list(self.by_peer):
             if view.find(peer) is None or view.find(self.me) is None:
                 del self.by_peer[peer]
@@ -58,7 +58,7 @@ class LostLinks:
         self._plan()
 
     def tick(self, view: View, now_s: float) -> list[Effect]:
-        """Look whether the peers whose time has come answer."""
+        """Try the links whose time has come: does the peer answer?"""
         effects: list[Effect] = []
         for peer, link in sorted(self.by_peer.items()):
             if link.try_at_s is None or now_s < link.try_at_s:
@@ -72,7 +72,7 @@ class LostLinks:
         return effects
 
     def reached(self, peer: str, view: View) -> list[Effect]:
-        """It answers: the link can be had again."""
+        """`peer` answers: ask for the link again."""
         link = self.by_peer.get(peer)
         if link is None or link.try_at_s is None or link.requested or peer in view.neighbors(self.me):
             return []

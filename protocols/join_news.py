@@ -13,7 +13,7 @@ MOST_APART_S = 300.0  # ... but at least so often.
 
 
 class JoinNews:
-    """Of one join, which begins now. `tick` may be called as seldom as once a second.
+    """The progress of one join, which begins now. `tick` may be called as seldom as once a second.
 
     Attributes:
         took_s: How long it has been in each state of protocols/scale_out.py that it has left, by name.

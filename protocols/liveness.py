@@ -59,7 +59,7 @@ class _Peer:
 
     @property
     def dead_at_s(self) -> float | None:
-        """When the link is dead, for its other end has answered around it since it fell silent."""
+        """When the silent link counts as dead, if its other end has answered over other links; else None."""
         asked_s, answered_s = self.vouched_s
         if self.paired or asked_s < self.heard_s + ECHO_AFTER_S:
             return None
@@ -86,11 +86,11 @@ class Liveness:
         self.wake_at_s: float | None = None
 
     def _plan(self) -> None:
-        """What is heard meanwhile may put a deadline off: then the Tick comes early, and finds nothing to do."""
+        """Set the time of the next Tick. If a deadline is put off meanwhile, the Tick finds nothing to do."""
         self.wake_at_s = min((peer.wake_at_s for peer in self.peers.values()), default=None)
 
     def pairs_with(self, peer: str) -> None:
-        """We are in a view with two voters: the other is `peer`. "": we are not."""
+        """`peer` is the other voter of a view with two; "": the view has more."""
         self.pair = peer
         for name, state in self.peers.items():
             state.paired = name == peer
@@ -104,7 +104,7 @@ class Liveness:
         self._plan()
 
     def closed(self, peer: str) -> None:
-        """Watch it no longer."""
+        """Watch the connection no longer."""
         self.peers.pop(peer, None)
         self._plan()
 
@@ -132,20 +132,20 @@ class Liveness:
 
     @property
     def slowest_rtt_s(self) -> float:
-        """Of the link with the longest median; 0 before the first."""
+        """The longest of the links' median round trips; 0 before the first."""
         return max((self.rtt_s(peer)[1] for peer in self.peers), default=0.0)
 
     def vouched(self, peer: str, asked_s: float, now_s: float) -> None:
-        """It has answered around the link: its process lives. `asked_s`: when we asked, as it says."""
+        """`peer` has answered over other links, so its process lives. `asked_s`: when we had asked, as it says."""
         state = self.peers.get(peer)
         if state is not None and asked_s <= state.asked_s:  # Else we have not asked yet.
             state.vouched_s = (asked_s, now_s)
             self._plan()
 
     def spoke_lately(self, peer: str, now_s: float) -> bool:
-        """If its connection closes now, has its process died?
+        """Would a break of the connection now mean that the peer's process has died?
 
-        After a long silence, or if we were away for long, the other end may have given us up, and the network
+        Not after a long silence, or if we were away for long: the other end may have given us up, and the network
         just delivers that news.
         """
         state = self.peers.get(peer)
@@ -175,7 +175,7 @@ class Liveness:
         return [Transmit(peer, Ping(sent_s=now_s, stall_s=self._stall(now_s)))]
 
     def tick(self, now_s: float) -> tuple[list[str], list[str], list[Effect]]:
-        """The peers whose links are lost, those to be asked around their links, and the pings that are due."""
+        """Returns: peers whose links are lost, peers to be asked over other links, and the pings that are due."""
         self._notice_own_stall(now_s)
         lost: list[str] = []
         silent: list[str] = []
@@ -226,7 +226,7 @@ class Liveness:
             self.stall_s, self.stalled_at_s = min(late_s, MAX_STALL_S), now_s
 
     def _stall(self, now_s: float) -> float:
-        """What we tell of it."""
+        """How long our loop was held up, as we tell others."""
         age_s = now_s - self.stalled_at_s
         if age_s > STALL_MEMORY_S + STALL_USED_S:
             self.stall_s = 0.0

@@ -55,7 +55,7 @@ class _Session:
 
 
 def enough(rates_bps: list[float]) -> bool:
-    """Of one direction. Both ends see the same rates, so both know when it has been measured."""
+    """Are these rates of one direction enough? Both ends see the same rates, so both know when it is measured."""
     return len(rates_bps) >= PROBES or any(rate < SLOW_BPS for rate in rates_bps)
 
 
@@ -124,12 +124,12 @@ class Prober:
         return []
 
     def closed(self, peer: str, now_s: float) -> list[Effect]:
-        """No connection is left."""
+        """No connection to `peer` is left: the measurement is over."""
         session = self.sessions.get(peer)
         return self._end(session, now_s) if session else []
 
     def _begin(self, peer: str, asker: bool, kind: Kind, now_s: float) -> None:
-        """iperf3 may take the longer, the more links are measured; of probes, what has come by then counts."""
+        """Begin to measure. iperf3 gets more time for more links; of probes, what has come in time counts."""
         others = len(self.sessions) - (peer in self.sessions) if kind == "iperf3" else 0
         deadline_s = now_s + PATIENCE_S[kind] * (1 + others)
         self.sessions[peer] = _Session(peer, asker, kind, now_s, deadline_s, sends=not asker)
@@ -146,7 +146,7 @@ class Prober:
         return [SendProbe(peer) if kind == "in-band" else ServeIperf3(peer)]
 
     def _send_too(self, session: _Session) -> list[Effect]:
-        """Not with the request: probes go another way than words, and might come first."""
+        """Send our probes once one has come: sent with the request, on another connection, they might overtake it."""
         if session.sends:
             return []
         session.sends = True
@@ -183,12 +183,15 @@ class Prober:
         return [Transmit(session.peer, ProbeRequest(kind="in-band"))]
 
     def _on_late(self, session: _Session, now_s: float) -> list[Effect]:
-        """By iperf3: they may refuse it without a word. In-band: what has come by then counts."""
+        """Time is up.
+
+        With iperf3, ask for probes instead, as it may have been refused; with probes, take what has come.
+        """
         asks = session.asker and session.kind == "iperf3"
         return self._ask_in_band(session, now_s) if asks else self._end(session, now_s)
 
     def _end_if_done(self, session: _Session, now_s: float) -> list[Effect]:
-        """Both directions are measured."""
+        """End the measurement, if both directions are measured."""
         return self._end(session, now_s) if enough(session.rates_in) and enough(session.rates_out) else []
 
     def _end(self, session: _Session, now_s: float) -> list[Effect]:

@@ -65,7 +65,7 @@ _UNKNOWN = _Rate(0.0, 0.0, "")
 
 
 class Readings:
-    """Of the open links of one node."""
+    """What one node knows of its open links."""
 
     def __init__(self, liveness: Liveness) -> None:
         self.liveness = liveness
@@ -83,7 +83,7 @@ class Readings:
             self.rates[peer] = _Rate(rate_bps, now_s, source)
 
     def closed(self, peer: str) -> None:
-        """Another link to it may be another way."""
+        """Forget what is known of the link to `peer`: another one may take another way."""
         for known in (self.rates, self.sent, self.samples, self.counted, self.asked_s, self.asked):
             known.pop(peer, None)
 
@@ -93,7 +93,7 @@ class Readings:
         now_s: float,
         acknowledged: Mapping[str, tuple[int, float]] | None = None,
     ) -> None:
-        """As `events.ReadingsTaken`."""
+        """Take in what links have carried. Arguments: as in `events.ReadingsTaken`."""
         for peer, total in totals.items():
             if peer not in self.liveness.peers:
                 continue
@@ -119,11 +119,11 @@ class Readings:
         return {peer: rate.bps for peer, rate in self.sent.items()}
 
     def rates_bps(self, peer: str) -> tuple[float, float]:
-        """Of what comes from `peer` and of what goes there; 0: unknown. Any thread may ask."""
+        """The rates from `peer` and to it; 0: unknown. Any thread may ask."""
         return self.rates.get(peer, _UNKNOWN).bps, self.sent.get(peer, _UNKNOWN).bps
 
     def take_stale(self, peers: Iterable[str], now_s: float) -> list[str]:
-        """Those of whose links nothing was measured for long: they are now, if that works."""
+        """The peers whose links were not measured for long. They are to be measured now."""
         stale = [peer for peer in peers if now_s > self._known_s(peer, now_s) + self._stale_s(peer)]
         self.asked_s |= dict.fromkeys(stale, now_s)
         self.asked.update(stale)
@@ -133,7 +133,7 @@ class Readings:
         return min(SOON_STALE_S * 3 ** min(self.asked[peer], 3), STALE_S)
 
     def _known_s(self, peer: str, now_s: float) -> float:
-        """When it was measured, or was to be."""
+        """When the link was last measured, or was to be."""
         rates_s = [known[peer].at_s for known in (self.rates, self.sent) if peer in known]
         return max([*rates_s, self.asked_s.get(peer, rates_s[0])]) if rates_s else now_s
 

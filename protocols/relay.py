@@ -32,7 +32,7 @@ class _Seen:
         self.windows: list[tuple[int, int]] = [(serial, 1)]  # The last used comes first.
 
     def note(self, serial: int) -> bool:
-        """False if it was here before."""
+        """Note a serial. Returns: False if it was here before."""
         place = self._place(serial)
         if place is None:
             self.windows = [(serial, 1), *self.windows[: LIVES_KEPT - 1]]
@@ -46,7 +46,7 @@ class _Seen:
         return not bits >> -ahead & 1
 
     def has(self, serial: int) -> bool:
-        """Was it here?"""
+        """Was this serial here?"""
         place = self._place(serial)
         if place is None:
             return False
@@ -54,7 +54,7 @@ class _Seen:
         return serial <= newest and bool(bits >> newest - serial & 1)
 
     def _place(self, serial: int) -> int | None:
-        """Which window it belongs to."""
+        """The window that a serial belongs to."""
         for place, (newest, _) in enumerate(self.windows):
             if -SEEN_PER_SOURCE < serial - newest < SEEN_PER_SOURCE:
                 return place
@@ -89,15 +89,15 @@ class Relay:
         self.way = {source: via for source, via in self.way.items() if via != peer}
 
     def heard(self, peer: str) -> None:
-        """The link to `peer` carries."""
+        """Something was heard over the link to `peer`: it works."""
         self.silent.discard(peer)
 
     def doubt(self, peer: str) -> None:
-        """Nothing was heard over that link of late: nothing is sent by it alone until something is."""
+        """Nothing was heard over the link to `peer` of late: until something is, nothing is sent over it alone."""
         self.silent.add(peer)
 
     def start_from(self, serial: int) -> None:
-        """An earlier life under this name has got further than we: go on from here."""
+        """Number messages from `serial` on, as an earlier life of this name has got further."""
         self.serial = serial
 
     def takes(self, scheduler: str, via: str) -> None:

@@ -56,7 +56,7 @@ class _Source:
     rates_bps: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES[1]))
 
     def can_send(self, piece: int) -> bool:
-        """Has it that piece?"""
+        """Does the source have that piece?"""
         return self.has is None or bool(self.has >> piece & 1)
 
 
@@ -138,7 +138,7 @@ class Replication:
         return []
 
     def rest_s(self, now_s: float) -> float:
-        """Until all is here, if it goes on coming as it has so far, and loaded."""
+        """Seconds until all is here, at the rate so far, and loaded."""
         if self.total_bytes is None or not self.stored_bytes:
             return math.inf
         comes_s = (self.total_bytes - self.stored_bytes) * (now_s - self._began_s) / self.stored_bytes
@@ -146,13 +146,13 @@ class Replication:
 
     @property
     def bytes_by_source(self) -> dict[str, int]:
-        """What is here, by who has sent it; of all that may send something."""
+        """Bytes that are here, by source, of all present sources."""
         return {name: source.bytes for name, source in self.sources.items()}
 
     # --- the manifest ---
 
     def _ask_manifest(self, now_s: float) -> list[Effect]:
-        """Of who has all first; a fellow answers as soon as it can."""
+        """Ask the next source for the manifest: those with all of the state first; a fellow answers when it can."""
         order = sorted(self.sources, key=lambda name: name in self.fellows)
         waiting = [name for name in order if name not in self._asked]
         if not waiting:
@@ -163,7 +163,7 @@ class Replication:
         return [Transmit(waiting[0], ManifestRequest(step=self.step))]
 
     def _lay_out(self, total_bytes: int) -> None:
-        """Consecutive pieces in proportion to the planned shards, from our own first piece on, and round."""
+        """Give each source consecutive pieces in proportion to its planned shards, from this joiner's place on."""
         self.piece_bytes = min(max(total_bytes // PIECES, MIN_PIECE_BYTES), MAX_PIECE_BYTES)
         count = -(-total_bytes // self.piece_bytes)
         first = self.turn[0] * count // self.turn[1]
@@ -195,7 +195,7 @@ class Replication:
         return [StoreShard(peer, shard.start, shard.stop, shard.digest, payload, self.attempt)]
 
     def _sample(self, peer: str, shard: Shard, now_s: float) -> list[Effect]:
-        """While a source has more to send than its link takes, the time between two pieces is the link's."""
+        """Measure the link's rate by the time between two pieces, while the source had more to send."""
         source = self.sources.get(peer)
         if source is None:
             return []
@@ -241,7 +241,7 @@ class Replication:
         return self._fill_all(now_s)
 
     def _is_due(self, piece: int) -> bool:
-        """Is it asked for, or about to be?"""
+        """Is the piece asked for, or about to be?"""
         return piece in self._nobodys or any(
             piece in source.rest or piece in source.under_way for source in self.sources.values()
         )
@@ -273,7 +273,7 @@ class Replication:
 
     @property
     def _hangs_on_fellows(self) -> bool:
-        """Has none of its sources all of the state?"""
+        """Does no source have all of the state?"""
         return all(source.has is not None for source in self.sources.values())
 
     def _give_up_on_fellows(self) -> list[Effect]:
@@ -302,7 +302,7 @@ class Replication:
         return effects
 
     def _next_piece(self, name: str) -> int | None:
-        """Of its own share first; then what another source would send last; of a fellow, what it has of that."""
+        """The next piece for a source: of its own share, else what another source would send last, if it has that."""
         source = self.sources[name]
         if source.rest:
             return source.rest.popleft()
@@ -316,7 +316,7 @@ class Replication:
         return self._repeat(source) if self.steals else None
 
     def _repeat(self, source: _Source) -> int | None:
-        """The oldest piece that somebody else owes, if this source has it, and nothing to do at all."""
+        """For a source without work: the oldest piece that only one other source has been asked for."""
         if source.under_way:
             return None
         owed = [piece for each in self.sources.values() for piece in each.under_way]

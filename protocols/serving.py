@@ -59,7 +59,7 @@ class Serving:
         return effects
 
     def arrives(self, step: int, fellows: Iterable[str]) -> list[Effect]:
-        """We begin to fetch the state at `step`, as do those who join with us; what arrived before is void."""
+        """This node begins to fetch the state at `step`, as do its fellows; what arrived before is void."""
         effects: list[Effect] = []
         for at in [at for at, each in self.snapshots.items() if each.arriving]:
             del self.snapshots[at]
@@ -69,7 +69,7 @@ class Serving:
         return effects
 
     def arrived(self, step: int) -> None:
-        """All of it is here."""
+        """All of the state that this node fetches is here."""
         if step in self.snapshots:
             self.snapshots[step].whole = True
 
@@ -83,7 +83,7 @@ class Serving:
         return [effect for event in waiting for effect in self.asked(event, step)]
 
     def asked(self, event: Received, now_at: int) -> list[Effect]:
-        """A joiner asks, or has all it needs. `now_at`: the step that this node is at."""
+        """A joiner asks for something, or has all it needs. `now_at`: the step of this node."""
         message = event.message
         assert isinstance(message, ManifestRequest | ShardRequest | ReplicationDone | Have)
         snapshot = self.snapshots.get(message.step)
@@ -108,7 +108,10 @@ class Serving:
         return [ServeShard(event.peer, message.step, message.start, message.stop)]
 
     def asked_early(self, now_at: int) -> list[Effect]:
-        """Answer what came early, if its step is reached: by now there is a copy, or will not be one."""
+        """Answer requests that came before this node had reached their step.
+
+        By now there is a copy, or never will be.
+        """
         if not self.early:
             return []
         early, self.early = self.early, []
@@ -120,7 +123,7 @@ class Serving:
         assert all(len(each.waiting) <= MAX_EARLY for each in self.snapshots.values())
 
     def drop(self, joiner: str, before: float = math.inf) -> list[Effect]:
-        """It has all it needs, or is gone: a copy that nobody else waits for goes. `before`: of steps before that."""
+        """`joiner` has all it needs, or is gone: drop copies (of steps below `before`) that nobody else needs."""
         effects: list[Effect] = []
         for step, snapshot in [each for each in self.snapshots.items() if each[0] < before]:
             snapshot.joiners.discard(joiner)
