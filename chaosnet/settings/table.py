@@ -314,7 +314,7 @@ NODE = (  # `Cluster(...)`.
         option_help="Neighbours wait until they have sent the state, whatever suits the links.",
         help="Join as in the Chaos paper: neighbours wait until they have sent the state. Else they train on "
         "meanwhile, unless the results of their steps would take more than half of this node's links.",
-        more="They also wait once this node falls too far behind",
+        more="A tenth, if several nodes join at once. They also wait once this node falls too far behind",
     ),
     Setting(
         name="sync_policy", annotation="str | SyncPolicy | None", check=OneOfOrCallable(POLICIES),
