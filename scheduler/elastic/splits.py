@@ -65,7 +65,12 @@ class PipelineTimes:
         return float(self.column(stages, micro_batches)[micro_batches - 1])
 
     def split(self, stages: int, micro_batches: int) -> tuple[int, ...]:
-        """Layers of each stage. Raises: PlanInfeasible if nothing fits memory."""
+        """Layers of each stage (Chameleon, Sec. IV-A, "Layer Distribution"): even, the remainder where it costs least.
+
+        All ways to give the remainder away are tried, up to MAX_SPLITS; what does not fit memory (Eq. 14) is left out;
+        the paper ends here. Uneven splits are tried, too, if layers are unequal, or if no even one fits.
+        Raises: PlanInfeasible if none fits.
+        """
         if not math.isfinite(self.time_s(stages, micro_batches)):
             raise PlanInfeasible(self._too_large((stages,), micro_batches))
         chosen = self._tables[stages][1][micro_batches - 1]
@@ -284,15 +289,3 @@ def _firsts(rows: Ints) -> Ints:
     keys = np.ascontiguousarray(rows, dtype=">u2").view(as_bytes)
     _, index = np.unique(keys[:, 0], return_index=True)
     return index
-
-
-def split_layers(
-    profile: Profile, stages: int, micro_batches: int, samples: int = 1, memory_bytes: float = math.inf
-) -> tuple[int, ...]:
-    """Layers of each stage (Chameleon, Sec. IV-A, "Layer Distribution"): even, the remainder where it costs least.
-
-    All ways to give it away are tried, up to MAX_SPLITS; what does not fit memory (Eq. 14) is left out; the paper
-    ends here. If layers are unequal, splits that are uneven are tried, too, and so they are where no even one fits.
-    Raises: PlanInfeasible if none fits.
-    """
-    return PipelineTimes(profile, samples, memory_bytes).split(stages, micro_batches)

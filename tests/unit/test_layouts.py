@@ -13,7 +13,7 @@ from chaosnet.scheduler.elastic.layouts import Layout, _choose, _first, _most, b
 from chaosnet.scheduler.elastic.pipeline_time import one_f_one_b, peak_bytes
 from chaosnet.scheduler.elastic.plan import of_pipelines
 from chaosnet.scheduler.elastic.profile import Layer, Profile, uniform
-from chaosnet.scheduler.elastic.splits import PipelineTimes, split_layers
+from chaosnet.scheduler.elastic.splits import PipelineTimes
 
 
 class TableOfTimes(PipelineTimes):
@@ -330,11 +330,11 @@ def test_each_split_is_kept_once_in_the_order_of_sizes():
 def test_where_no_even_split_fits_an_uneven_one_is_found():
     profile = uniform(8, 1.0, 2.0, static_bytes=1.0, activation_bytes=10.0)
     # Even: 2 layers on the first of four stages keep 80 bytes of activations.
-    sizes = split_layers(profile, 4, 8, memory_bytes=65.0)
+    sizes = PipelineTimes(profile, memory_bytes=65.0).split(4, 8)
     assert peak_bytes(profile, sizes, 1, 8).max() <= 65.0
     assert sum(sizes) == 8
     with pytest.raises(PlanInfeasible, match=r"memory: 44 bytes at least .* 4 stages and 8 micro-batches"):
-        split_layers(profile, 4, 8, memory_bytes=40.0)  # (1, 1, 2, 4) needs 44.
+        PipelineTimes(profile, memory_bytes=40.0).split(4, 8)  # (1, 1, 2, 4) needs 44.
 
 
 # --- growth ---

@@ -20,7 +20,7 @@ from chaosnet.scheduler.elastic.pipeline_time import (
     symmetric_step_s,
 )
 from chaosnet.scheduler.elastic.profile import uniform
-from chaosnet.scheduler.elastic.splits import PipelineTimes, split_layers
+from chaosnet.scheduler.elastic.splits import PipelineTimes
 
 
 @pytest.mark.parametrize("stages", [1, 2, 5, 8])
@@ -94,9 +94,9 @@ def test_distribute_batch_fills_who_has_none_from_who_has_most():
         distribute_batch(2, [2, 2, 2])
 
 
-def test_split_layers_gives_nine_layers_to_four_stages_as_in_figure_3():
+def test_split_gives_nine_layers_to_four_stages_as_in_figure_3():
     # "DP = 2 and PP = 4, with the model layers distributed as (2,2,2,3)": one of the ways that are tried.
-    sizes = split_layers(uniform(9, 1.0, 2.0), 4, 8)
+    sizes = PipelineTimes(uniform(9, 1.0, 2.0)).split(4, 8)
     assert sorted(sizes) == [2, 2, 2, 3]
     by_hand = {
         way: float(one_f_one_b(np.array(way), 2.0 * np.array(way), 8))
@@ -105,10 +105,10 @@ def test_split_layers_gives_nine_layers_to_four_stages_as_in_figure_3():
     assert by_hand[sizes] == min(by_hand.values())
 
 
-def test_split_layers_leaves_out_what_does_not_fit():
+def test_split_leaves_out_what_does_not_fit():
     # The first stage keeps activations of three micro-batches, the last of one.
     profile = uniform(4, 1.0, 2.0, static_bytes=1.0, activation_bytes=10.0)
-    assert split_layers(profile, 3, 8, memory_bytes=32.0) == (1, 1, 2)
+    assert PipelineTimes(profile, memory_bytes=32.0).split(3, 8) == (1, 1, 2)
 
 
 def test_algorithm_1_finds_the_pipelines_of_figure_12_after_a_failure():
