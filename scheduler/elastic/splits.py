@@ -65,9 +65,9 @@ class PipelineTimes:
         return float(self.column(stages, micro_batches)[micro_batches - 1])
 
     def split(self, stages: int, micro_batches: int) -> tuple[int, ...]:
-        """Layers of each stage (Chameleon, Sec. IV-A, "Layer Distribution"): even, the remainder where it costs least.
+        """Layers of each stage (Chameleon, Sec. IV-A, "Layer Distribution"): even, the rest where it costs least.
 
-        All ways to give the remainder away are tried, up to MAX_SPLITS; what does not fit memory (Eq. 14) is left out;
+        All ways to give the rest away are tried, up to MAX_SPLITS; what does not fit memory (Eq. 14) is left out;
         the paper ends here. Uneven splits are tried, too, if layers are unequal, or if no even one fits.
         Raises: PlanInfeasible if none fits.
         """
