@@ -17,7 +17,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
     id: Id
     addresses: Addresses = ()  # Where it may be dialled: one a network it is in; none if it cannot be.
-    joined_step: Count = 0
+    joined_step: Count = 0  # The step of the cluster from which on it is in the view.
     life: Count = 0  # Grows from one start of the process to the next.
 
 
